@@ -1,0 +1,1 @@
+"""Types, target limits, errors and settings: what every other room stands on."""

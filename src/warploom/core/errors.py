@@ -1,0 +1,48 @@
+"""Every error warploom raises on purpose. Each message says what is wrong and what to do."""
+
+from __future__ import annotations
+
+
+class WarploomError(Exception):
+    """Base of all errors that warploom raises on purpose."""
+
+
+class LayoutError(WarploomError, ValueError):
+    """A layout cannot be built, inverted or derived as asked."""
+
+
+class TraceError(WarploomError, TypeError):
+    """A kernel function cannot be traced; the message names the author's line and the fix."""
+
+
+class VerifyError(WarploomError, ValueError):
+    """A Program breaks a rule that can be checked before it runs."""
+
+
+class ConfigError(WarploomError, ValueError):
+    """A kernel's configuration does not fit the problem or the target; every reason is listed."""
+
+
+class ProblemError(WarploomError, ValueError):
+    """The arrays or options of a call are not something the operation takes."""
+
+
+class UnsupportedDeviceError(WarploomError, RuntimeError):
+    """No GPU, no driver, or a GPU or driver too old for what was asked."""
+
+
+class CompileError(WarploomError, RuntimeError):
+    """NVRTC or ptxas refused a generated kernel; carries the log and the source."""
+
+    def __init__(self, message: str, *, log: str = "", source: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+        self.source = source
+
+
+class EmulationError(WarploomError, RuntimeError):
+    """The emulator found a defect and was asked to stop; carries the findings."""
+
+    def __init__(self, message: str, findings: tuple[object, ...] = ()) -> None:
+        super().__init__(message)
+        self.findings = findings

@@ -1,0 +1,1 @@
+"""The emulate room."""
