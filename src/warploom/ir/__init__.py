@@ -1,1 +1,1 @@
-"""The ir room."""
+"""Programs: structured, frozen, printable, hashable; and the checks that need no run."""

@@ -1,1 +1,1 @@
-"""The isa room."""
+"""The instructions: each defined once, with its PTX, fragment maps, NumPy meaning and effects side by side."""

@@ -1,0 +1,72 @@
+"""Programs as text: one line per statement, names numbered in order of appearance, no source lines."""
+
+from __future__ import annotations
+
+from warploom.ir.program import Const, Loop, Op, Operand, Program, Register, Roles, Statement, Value, When
+
+
+class _Names:
+    """Stable numbers for values: the first to appear is %0."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Value, int] = {}
+
+    def __call__(self, operand: Operand) -> str:
+        if isinstance(operand, Const):
+            value = operand.value
+            text = value.hex() if isinstance(value, float) else str(value)
+            return f"{operand.dtype.name}({text})"
+        number = self._numbers.setdefault(operand, len(self._numbers))
+        label = f".{operand.name}" if operand.name else ""
+        return f"{'$' if isinstance(operand, Register) else '%'}{number}{label}"
+
+
+def program_text(program: Program) -> str:
+    """The whole Program as text."""
+    names = _Names()
+    lines = [f"kernel {program.name}: {program.threads} threads, min_ctas {program.min_ctas}, "
+             f"{program.shared_bytes} bytes shared, opt_level {program.opt_level}, "
+             f"max_registers {program.max_registers}, requires {program.requires}"]  # fmt: skip
+    lines += [f"  parameter {names(p.value)} {p.kind} {p.dtype.name}" for p in program.parameters]
+    lines += [f"  shared {r.name}: {r.bytes} bytes at {r.offset}" for r in program.shared]
+    _block(program.body, 1, names, lines)
+    return "\n".join(lines) + "\n"
+
+
+def _block(body: tuple[Statement, ...], depth: int, names: _Names, lines: list[str]) -> None:
+    pad = "  " * depth
+    for s in body:
+        if isinstance(s, Op):
+            results = ", ".join(f"{names(r)}" for r in s.results)
+            operands = ", ".join(names(x) for x in s.operands)
+            lines.append(f"{pad}{results + ' = ' if results else ''}{instruction_text(s)} {operands}".rstrip())
+        elif isinstance(s, Loop):
+            bounds = f"{names(s.start)} .. {names(s.stop)} step {names(s.step)}"
+            lines.append(f"{pad}loop {names(s.index)} in {bounds}:")
+            _block(s.body, depth + 1, names, lines)
+        elif isinstance(s, When):
+            lines.append(f"{pad}when{' uniform' if s.uniform else ''} {names(s.condition)}:")
+            _block(s.body, depth + 1, names, lines)
+            if s.otherwise:
+                lines.append(f"{pad}otherwise:")
+                _block(s.otherwise, depth + 1, names, lines)
+        else:
+            _roles(s, depth, names, lines)
+
+
+def _roles(roles: Roles, depth: int, names: _Names, lines: list[str]) -> None:
+    for role in roles.branches:
+        budget = f", {role.registers} registers" if role.registers else ""
+        lines.append(f"{'  ' * depth}warps {role.first}..{role.last}{budget}:")
+        _block(role.body, depth + 1, names, lines)
+
+
+def instruction_text(op: Op) -> str:
+    """The instruction's mnemonic and the fields that the mnemonic leaves out."""
+    instruction = op.instruction
+    extra = [
+        f"{name}={value}"
+        for name in getattr(instruction, "__dataclass_fields__", {})
+        if name.endswith(("offset", "threads", "pending")) and (value := getattr(instruction, name)) not in (0, None)
+    ]
+    return " ".join([instruction.mnemonic, *extra])

@@ -1,0 +1,145 @@
+"""Asynchronous copies: ``cp.async`` (sm_80) and bulk tensor copies (sm_90, the TMA).
+
+Sources: PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy" (``cp.async``, commit and wait groups,
+``cp.async.bulk.tensor``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from warploom.core.dtypes import DType, pred, s32, u32, u64
+from warploom.isa.base import Instruction, address, inline_ptx
+from warploom.isa.effects import AsyncCopy, BulkTensorCopy, CommitGroup, Effect, WaitGroup
+from warploom.isa.sync import guarded
+
+Queue = Literal["cp.async", "bulk"]
+
+
+@dataclass(frozen=True, slots=True)
+class CpAsync(Instruction):
+    """``cp.async.{ca,cg}.shared.global``: 4, 8 or 16 bytes a thread (``cg`` 16 only), bypassing registers.
+
+    Operands: shared address, global address and, with ``zero_fill``, the count of bytes to read (the rest is zero).
+    ``prefetch`` is the L2 prefetch size in bytes (64, 128, 256) or 0.
+    """
+
+    bytes: Literal[4, 8, 16]
+    cache: Literal["ca", "cg"] = "cg"
+    zero_fill: bool = False
+    prefetch: int = 0
+    shared_offset: int = 0
+    global_offset: int = 0
+
+    @property
+    def mnemonic(self) -> str:
+        hint = f".L2::{self.prefetch}B" if self.prefetch else ""
+        return f"cp.async.{self.cache}.shared.global{hint}.{self.bytes}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (u32, u64, u32) if self.zero_fill else (u32, u64)
+
+    def effects(self) -> tuple[Effect, ...]:
+        valid = 2 if self.zero_fill else None
+        return (AsyncCopy(0, 1, self.bytes, self.shared_offset, self.global_offset, valid),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        name = self.mnemonic.rsplit(".", 1)[0]
+        valid = ", %2" if self.zero_fill else ""
+        places = f"{address(0, self.shared_offset)}, {address(1, self.global_offset)}"
+        ins = list(zip("rlr", operands, strict=False))
+        return inline_ptx(f"{name} {places}, {self.bytes}{valid};", (), ins, memory=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCopies(Instruction):
+    """``cp.async[.bulk].commit_group``: closes the group of copies this thread has issued."""
+
+    queue: Queue = "cp.async"
+
+    @property
+    def mnemonic(self) -> str:
+        return f"cp.async{'.bulk' if self.queue == 'bulk' else ''}.commit_group"
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (CommitGroup(self.queue),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        return inline_ptx(f"{self.mnemonic};", memory=True)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitCopies(Instruction):
+    """``cp.async[.bulk].wait_group[.read] n``: at most ``pending`` of this thread's newest groups stay unfinished."""
+
+    pending: int
+    queue: Queue = "cp.async"
+    reads_only: bool = False
+
+    @property
+    def mnemonic(self) -> str:
+        bulk, read = (".bulk" if self.queue == "bulk" else ""), (".read" if self.reads_only else "")
+        return f"cp.async{bulk}.wait_group{read}"
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WaitGroup(self.queue, self.pending, self.reads_only),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        return inline_ptx(f"{self.mnemonic} {self.pending};", memory=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCopy(Instruction):
+    """``cp.async.bulk.tensor.{1..5}d``: one box of a tensor map, between global and shared memory.
+
+    Operands of a load: shared address, tensor map, mbarrier address, predicate, coordinates (innermost first); of a
+    store: shared address, tensor map, predicate, coordinates. The threads whose predicate holds issue it (one should).
+    """
+
+    direction: Literal["load", "store"]
+    rank: int
+    shared_offset: int = 0
+    barrier_offset: int = 0
+
+    @property
+    def mnemonic(self) -> str:
+        return f"cp.async.bulk.tensor.{self.rank}d.{self.direction}"
+
+    @property
+    def _first_coordinate(self) -> int:
+        return 4 if self.direction == "load" else 3
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        head = (u32, u64, u32, pred) if self.direction == "load" else (u32, u64, pred)
+        return (*head, *(s32,) * self.rank)
+
+    def effects(self) -> tuple[Effect, ...]:
+        first = self._first_coordinate
+        coordinates = tuple(range(first, first + self.rank))
+        barrier = 2 if self.direction == "load" else None
+        return (
+            BulkTensorCopy(
+                self.direction, 1, 0, self.shared_offset, coordinates, barrier, self.barrier_offset, guard=first - 1
+            ),
+        )
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        first = self._first_coordinate
+        guard, coordinates = operands[first - 1], operands[first:]
+        listed = ", ".join(f"%{i + first - 1}" for i in range(self.rank))
+        ins = list(zip("rlr", operands[: first - 1], strict=False)) + [("r", c) for c in coordinates]
+        shared = address(0, self.shared_offset)
+        if self.direction == "load":
+            text = (
+                f"cp.async.bulk.tensor.{self.rank}d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                f"{shared}, [%1, {{{listed}}}], {address(2, self.barrier_offset)};"
+            )
+        else:
+            text = (
+                f"cp.async.bulk.tensor.{self.rank}d.global.shared::cta.bulk_group [%1, {{{listed}}}], {shared};"
+            )
+        return guarded(text, first - 1 + self.rank, ins, guard)

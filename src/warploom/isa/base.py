@@ -1,0 +1,110 @@
+"""The form every instruction has: types, CUDA text, NumPy meaning and effects, side by side.
+
+An instruction is a frozen dataclass; its fields are what the encoding fixes (shape, width, cache hint, immediate
+offset), its operands what a thread holds in registers. Arrays in ``meaning`` have the shape (warps, 32): one row per
+warp, one column per lane; lanewise instructions may also get arrays that broadcast to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.dtypes import DType
+from warploom.isa.effects import Effect
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """Base class. Subclasses give types, text, meaning and effects; see the module's docstring."""
+
+    # Pure instructions may be shared, dropped when unused, and have no effects.
+    pure: ClassVar[bool] = False
+    # Lanewise: every lane's results depend on that lane's operands alone.
+    lanewise: ClassVar[bool] = False
+    # Moves bits without computing: the shadow of a result is the meaning applied to the operands' shadows.
+    moves_bits: ClassVar[bool] = False
+
+    @property
+    def mnemonic(self) -> str:
+        """PTX's (or, for plain arithmetic, the language's) name of the instruction, with its qualifiers."""
+        raise TypeError(f"{type(self).__name__} has no mnemonic")
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """Register types of the operands, in order."""
+        return ()
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """Register types of the results, in order."""
+        return ()
+
+    def effects(self) -> tuple[Effect, ...]:
+        """What the instruction does beyond its registers."""
+        return ()
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """The CUDA C++ statement; results are declared names, operands C++ expressions."""
+        return f"{results[0]} = {self.expression(operands)};"
+
+    def expression(self, operands: Sequence[str]) -> str:
+        """The CUDA C++ expression of a one-result instruction that needs no inline PTX."""
+        raise TypeError(f"{self.mnemonic} has no expression form")
+
+    @property
+    def has_expression(self) -> bool:
+        """Whether :meth:`expression` gives its text (else :meth:`cuda` is inline PTX)."""
+        return type(self).expression is not Instruction.expression
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """Results as a pure function of operands.
+
+        For a load, the operands are the words read, shape (warps, lanes, words); for a store, the result is the words
+        to write in that shape.
+        """
+        raise TypeError(f"{self.mnemonic} has no register meaning")
+
+
+def inline_ptx(
+    template: str,
+    outputs: Sequence[tuple[str, str]] = (),
+    inputs: Sequence[tuple[str, str]] = (),
+    *,
+    volatile: bool = True,
+    memory: bool = False,
+) -> str:
+    """An ``asm`` statement. Outputs and inputs are (constraint, C++ expression); ``%0`` … number them in that order."""
+
+    def operands(pairs: Sequence[tuple[str, str]]) -> str:
+        return ", ".join(f'"{constraint}"({text})' for constraint, text in pairs)
+
+    parts = [f'"{template}"']
+    if outputs or inputs or memory:
+        parts.append(operands(outputs))
+    if inputs or memory:
+        parts.append(operands(inputs))
+    if memory:
+        parts.append('"memory"')
+    return f"asm{' volatile' if volatile else ''}({' : '.join(parts)});"
+
+
+def address(position: int, offset: int) -> str:
+    """``[%position+offset]``: an address operand with an immediate."""
+    return f"[%{position}{offset:+d}]" if offset else f"[%{position}]"
+
+
+def braces(first: int, count: int) -> str:
+    """``{%first, …}``: a vector of asm operands."""
+    return "{" + ", ".join(f"%{i}" for i in range(first, first + count)) + "}"
+
+
+def as_words(values: Sequence[Array], word: np.dtype[Any]) -> Array:
+    """Stack registers of shape (warps, 32) into memory words of shape (warps, 32, len(values))."""
+    return np.stack([np.ascontiguousarray(v).view(word) for v in values], axis=-1)

@@ -1,0 +1,191 @@
+"""What an instruction does beyond its lanes' registers: the vocabulary the emulator keeps time and order by.
+
+An instruction lists its effects; it does not carry them out. One effect has one implementation in the emulator, so an
+instruction that reads or writes memory, arrives at a barrier or starts an asynchronous copy needs no emulator code of
+its own. Operand positions are indices into the instruction's operands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Space = Literal["shared", "global"]
+Scope = Literal["cta", "gpu", "sys"]
+Order = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Base of all effects."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpecial(Effect):
+    """Reads a special register; the emulator knows its value per thread (``tid.x``, ``ctaid.y``, ``clock64`` …)."""
+
+    register: str
+
+
+@dataclass(frozen=True, slots=True)
+class Access(Effect):
+    """A synchronous access through the generic proxy: ``bytes`` per lane at ``operand[address] + offset``.
+
+    The first ``lanes`` lanes give addresses. ``collective`` means that the data belongs to other lanes than those that
+    give the addresses (``ldmatrix``), so that the access conflicts with every unordered access of the warp itself.
+    ``words`` is the count of parts the instruction's meaning sees, each ``bytes // words`` wide.
+    """
+
+    space: Space
+    mode: Literal["load", "store", "atomic"]
+    address: int
+    bytes: int
+    offset: int = 0
+    lanes: int = 32
+    collective: bool = False
+    order: Order = "weak"
+    scope: Scope = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncCopy(Effect):
+    """``cp.async``: ``bytes`` per lane, global to shared, unordered until the thread waits for its group.
+
+    ``valid_bytes`` is the operand that gives how many bytes are read; the rest is zero-filled.
+    """
+
+    shared: int
+    source: int
+    bytes: int
+    shared_offset: int
+    source_offset: int
+    valid_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitGroup(Effect):
+    """Closes the current group of asynchronous operations of the executing threads (``queue`` names the kind)."""
+
+    queue: Literal["cp.async", "bulk", "wgmma"]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGroup(Effect):
+    """Waits until at most ``pending`` of the newest groups are unfinished.
+
+    ``reads_only``: for bulk stores, waits until the sources have been read, not until the writes are visible.
+    """
+
+    queue: Literal["cp.async", "bulk", "wgmma"]
+    pending: int
+    reads_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WarpSync(Effect):
+    """All threads in the member mask meet here. ``mask`` is the operand of the mask, None for a full ``.aligned`` warp.
+
+    ``orders_memory``: memory accesses before it are visible to the members after it (``__syncwarp``).
+    ``aligned``: every thread of the warp must execute it together (``mma.sync.aligned`` and its like).
+    """
+
+    mask: int | None = None
+    orders_memory: bool = False
+    aligned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier(Effect):
+    """``bar.sync`` / ``bar.arrive``: operand ``barrier`` is its number; ``threads`` the count that completes it.
+
+    ``threads`` None means all threads of the CTA.
+    """
+
+    barrier: int
+    threads: int | None
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fence(Effect):
+    """A memory fence of a scope (``fence.acq_rel``)."""
+
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyFence(Effect):
+    """Orders the thread's generic-proxy accesses to shared memory before later async-proxy ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class MbarrierInit(Effect):
+    """Makes the 8 bytes at ``operand[address] + offset`` an mbarrier that expects ``count`` arrivals a phase."""
+
+    address: int
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MbarrierFence(Effect):
+    """Makes initialised mbarriers visible to the async proxy (``fence.mbarrier_init``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MbarrierArrive(Effect):
+    """One arrival per executing thread; ``expected_bytes`` raises the phase's transaction count first.
+
+    ``guard`` is the operand of a predicate that selects the threads that arrive.
+    """
+
+    address: int
+    offset: int
+    expected_bytes: int | None = None
+    guard: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MbarrierWait(Effect):
+    """Blocks until the phase with the parity in operand ``parity`` has completed."""
+
+    address: int
+    offset: int
+    parity: int
+
+
+@dataclass(frozen=True, slots=True)
+class BulkTensorCopy(Effect):
+    """A TMA box between global and shared memory, through the async proxy.
+
+    Loads complete on the mbarrier in operand ``barrier`` by their bytes (out-of-bounds elements are zero and count);
+    stores belong to the thread's bulk group. ``coordinates`` are operand positions, innermost dimension first.
+    ``guard`` selects the thread that issues it.
+    """
+
+    direction: Literal["load", "store"]
+    tensor_map: int
+    shared: int
+    shared_offset: int
+    coordinates: tuple[int, ...]
+    barrier: int | None = None
+    barrier_offset: int = 0
+    guard: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WarpgroupFence(Effect):
+    """``wgmma.fence``: orders register accesses of the warpgroup before its next ``wgmma``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncMatrix(Effect):
+    """``wgmma.mma_async``: reads its operands and writes its accumulators at any time until its group is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterBudget(Effect):
+    """``setmaxnreg``: changes the per-thread register budget of the executing warpgroup."""
+
+    registers: int
+    direction: Literal["inc", "dec"]

@@ -1,0 +1,156 @@
+"""``mma.sync``: the warp-wide matrix multiply-accumulate of sm_80.
+
+Sources: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions" (``mma.sync.aligned.m16n8k*``). The fragment maps
+come from the layout room's catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from warploom.core.dtypes import DType, bf16, f16, f32, tf32, u32
+from warploom.core.errors import VerifyError
+from warploom.isa.alu import half_to_f32
+from warploom.isa.base import Array, Instruction, braces, inline_ptx
+from warploom.isa.effects import Effect, WarpSync
+from warploom.layout.fragments import FragmentLayout, mma_fragment
+
+
+@dataclass(frozen=True)
+class FragmentSlot:
+    """A matrix operand in registers: its layout, element type, and which registers of the operand list hold it."""
+
+    layout: FragmentLayout
+    dtype: DType
+    first: int
+    count: int
+
+    @cached_property
+    def _element_index(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """For each matrix element (row-major) the position lane·elements + i of a register element that holds it."""
+        rows, columns = self.layout.shape
+        flat = np.asarray(self.layout.gather_index()).reshape(-1)
+        where = np.zeros(rows * columns, np.int64)
+        where[flat] = np.arange(flat.size)
+        return where
+
+    def elements(self, registers: Sequence[Array]) -> Array:
+        """Exact element values per lane, shape (warps, 32, elements); ``registers`` have the shape (warps, 32)."""
+        stacked = np.ascontiguousarray(np.stack(registers, axis=-1))
+        if self.dtype in (f16, bf16):
+            return half_to_f32(stacked.view(np.uint16), self.dtype)
+        if self.dtype is tf32:  # the hardware ignores the 13 low bits of the fraction
+            return (stacked & np.uint32(0xFFFFE000)).view(np.float32)
+        return stacked.view(self.dtype.numpy)
+
+    def matrix(self, registers: Sequence[Array]) -> Array:
+        """The matrix per warp, shape (warps, rows, columns), as float32 (exact for every input type)."""
+        elements = self.elements(registers)
+        flat = elements.reshape(elements.shape[0], -1).take(self._element_index, axis=1)
+        return flat.reshape(elements.shape[0], *self.layout.shape)
+
+    def registers(self, matrix: Array) -> tuple[Array, ...]:
+        """The registers of each lane, shape (warps, 32) each, that hold ``matrix`` (warps, rows, columns)."""
+        index = np.asarray(self.layout.gather_index())
+        values = matrix.reshape(matrix.shape[0], -1).take(index.reshape(-1), axis=1)
+        values = values.reshape(matrix.shape[0], *index.shape)
+        if self.dtype is f16:
+            with np.errstate(over="ignore"):
+                words = np.ascontiguousarray(values.astype(np.float16)).view(np.uint32)
+        else:
+            words = values.astype(np.float32, copy=False)
+        return tuple(np.ascontiguousarray(words[..., i]) for i in range(self.count))
+
+
+_SHAPES: dict[str, tuple[str, ...]] = {
+    "m16n8k16": ("f16", "bf16"),
+    "m16n8k8": ("f16", "bf16", "tf32"),
+}
+
+
+@lru_cache(maxsize=64)
+def _slots(shape: str, inputs: DType, accumulator: DType) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
+    a, b = (mma_fragment(shape, which, bits=inputs.bits) for which in "AB")
+    c = mma_fragment(shape, "C", bits=inputs.bits)
+    n_a, n_b = (x.elements_per_thread * inputs.bits // 32 for x in (a, b))
+    n_c = c.elements_per_thread * accumulator.bits // 32
+    return (
+        FragmentSlot(a, inputs, 0, n_a),
+        FragmentSlot(b, inputs, n_a, n_b),
+        FragmentSlot(c, accumulator, n_a + n_b, n_c),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MmaSync(Instruction):
+    """``mma.sync.aligned.{shape}.row.col``: D = A·B + C for one warp.
+
+    Operands: A's registers, B's, C's; results: D's, laid out as C. Products are exact and summed in float32 by the
+    emulator and then rounded to the accumulator's type. The hardware's internal order and rounding of the sum are not
+    documented (it truncates more than float32 does); allow a relative error of k · 2^-22 of Σ|a·b| between the two.
+    """
+
+    shape: str
+    inputs: DType
+    accumulator: DType = f32
+    moves_bits: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.inputs.name not in _SHAPES.get(self.shape, ()):
+            known = "; ".join(f"{s} takes {', '.join(t)}" for s, t in _SHAPES.items())
+            raise VerifyError(f"mma.sync has no {self.shape} for {self.inputs.name} here: {known}")
+        if self.accumulator is not f32 and not (self.accumulator is f16 and self.inputs is f16):
+            raise VerifyError(f"mma.sync of {self.inputs.name} accumulates in f32 (f16 also in f16)")
+
+    @property
+    def mnemonic(self) -> str:
+        ab, c = self.inputs.name, self.accumulator.name
+        return f"mma.sync.aligned.{self.shape}.row.col.{c}.{ab}.{ab}.{c}"
+
+    @property
+    def slots(self) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
+        """A, B and C as fragments."""
+        return _slots(self.shape, self.inputs, self.accumulator)
+
+    @property
+    def _c_register(self) -> DType:
+        return f32 if self.accumulator is f32 else u32
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        a, b, c = self.slots
+        return (u32,) * (a.count + b.count) + (self._c_register,) * c.count
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (self._c_register,) * self.slots[2].count
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WarpSync(aligned=True),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        a, b, c = self.slots
+        letter, n = self._c_register.constraint, c.count
+        ab_in = [("r", x) for x in operands[: a.count + b.count]]
+        c_names = list(operands[c.first :])
+        in_place = c_names == list(results)
+        ab = f"{braces(n, a.count)}, {braces(n + a.count, b.count)}"
+        c_text = braces(0, n) if in_place else braces(n + a.count + b.count, n)
+        outs = [(f"{'+' if in_place else '='}{letter}", r) for r in results]
+        ins = ab_in if in_place else ab_in + [(letter, x) for x in c_names]
+        # Not volatile: ptxas orders mma by its registers alone, and may move it between memory instructions.
+        return inline_ptx(f"{self.mnemonic} {braces(0, n)}, {ab}, {c_text};", outs, ins, volatile=False)
+
+    def multiply(self, a: Array, b: Array, c: Array) -> Array:
+        """D of matrices A (warps, m, k), B (warps, k, n), C (warps, m, n), all float32."""
+        with np.errstate(all="ignore"):
+            return np.matmul(a, b) + c
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
+        return self.slots[2].registers(self.multiply(a, b, c))

@@ -1,0 +1,279 @@
+"""Synchronous memory instructions: loads, stores, atomics, fences, ``ldmatrix`` and ``stmatrix``.
+
+Sources: PTX ISA, "Data Movement and Conversion Instructions" (``ld``, ``st``, cache operators and eviction hints),
+"Warp-level matrix load/store instructions", ``atom``, ``fence``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from warploom.core.dtypes import DType, u32, u64
+from warploom.isa.base import Array, Instruction, address, as_words, braces, inline_ptx
+from warploom.isa.effects import Access, Effect, Fence, Order, Scope, Space, WarpSync
+
+CACHE_HINTS = {
+    "": "", "ca": ".ca", "cg": ".cg", "cs": ".cs", "lu": ".lu", "cv": ".cv", "nc": ".nc", "wb": ".wb", "wt": ".wt",
+    "no_allocate": ".L1::no_allocate", "evict_first": ".L1::evict_first", "evict_last": ".L1::evict_last",
+    "nc.no_allocate": ".nc.L1::no_allocate",
+}  # fmt: skip
+"""Names of cache operators and L1 eviction hints → PTX qualifiers (``ld``: ca cg cs lu cv nc; ``st``: wb cg cs wt)."""
+
+
+def register_type(element: DType) -> DType:
+    """The register type a loaded element of ``element`` arrives in: sub-word elements zero-extend into u32."""
+    return u32 if element.bits < 32 else element
+
+
+def _address_type(space: Space) -> DType:
+    return u32 if space == "shared" else u64
+
+
+def _constraint(space: Space) -> str:
+    return _address_type(space).constraint
+
+
+def _ordering(order: Order, scope: Scope) -> str:
+    return "" if order == "weak" else f".{order}.{scope}"
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Instruction):
+    """``ld.{shared,global}``: ``count`` consecutive elements at an address (1, 2, 4, 8 or 16 bytes in all).
+
+    Elements narrower than 32 bits load one at a time, zero-extended. ``order`` acquire/relaxed give ``ld.acquire``.
+    """
+
+    space: Space
+    dtype: DType
+    count: int = 1
+    offset: int = 0
+    cache: str = ""
+    order: Order = "weak"
+    scope: Scope = "gpu"
+    moves_bits: ClassVar[bool] = True
+
+    @property
+    def mnemonic(self) -> str:
+        vector = f".v{self.count}" if self.count > 1 else ""
+        kind = f"b{self.dtype.bits}" if self.dtype.bits >= 32 else f"u{self.dtype.bits}"
+        return f"ld{_ordering(self.order, self.scope)}.{self.space}{CACHE_HINTS[self.cache]}{vector}.{kind}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (_address_type(self.space),)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (register_type(self.dtype),) * self.count
+
+    def effects(self) -> tuple[Effect, ...]:
+        size = self.count * self.dtype.bytes
+        return (Access(self.space, "load", 0, size, self.offset, order=self.order, scope=self.scope),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        constraint = register_type(self.dtype).constraint
+        outs = [(f"={constraint}", r) for r in results]
+        target = braces(0, self.count) if self.count > 1 else "%0"
+        template = f"{self.mnemonic} {target}, {address(self.count, self.offset)};"
+        return inline_ptx(template, outs, [(_constraint(self.space), operands[0])], memory=True)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """``operands[0]``: words of ``dtype``'s width, shape (warps, lanes, count)."""
+        words, kind = operands[0], register_type(self.dtype).numpy
+        parts = [np.ascontiguousarray(words[..., i]) for i in range(self.count)]
+        return tuple(p.astype(np.uint32) if self.dtype.bits < 32 else p.view(kind) for p in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Store(Instruction):
+    """``st.{shared,global}``: operands address, then ``count`` registers of ``dtype`` (sub-word: the low bits)."""
+
+    space: Space
+    dtype: DType
+    count: int = 1
+    offset: int = 0
+    cache: str = ""
+    order: Order = "weak"
+    scope: Scope = "gpu"
+    moves_bits: ClassVar[bool] = True
+
+    @property
+    def mnemonic(self) -> str:
+        vector = f".v{self.count}" if self.count > 1 else ""
+        kind = f"{'b' if self.dtype.bits >= 32 else 'u'}{self.dtype.bits}"
+        return f"st{_ordering(self.order, self.scope)}.{self.space}{CACHE_HINTS[self.cache]}{vector}.{kind}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (_address_type(self.space), *(register_type(self.dtype),) * self.count)
+
+    def effects(self) -> tuple[Effect, ...]:
+        size = self.count * self.dtype.bytes
+        return (Access(self.space, "store", 0, size, self.offset, order=self.order, scope=self.scope),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        constraint = register_type(self.dtype).constraint
+        source = braces(1, self.count) if self.count > 1 else "%1"
+        ins = [(_constraint(self.space), operands[0]), *((constraint, x) for x in operands[1:])]
+        return inline_ptx(f"{self.mnemonic} {address(0, self.offset)}, {source};", (), ins, memory=True)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The words to write, shape (warps, 32, count); operands are the values without the address."""
+        word = np.dtype(f"u{self.dtype.bytes}")
+        if self.dtype.bits < 32:
+            return (np.stack([v.astype(word) for v in operands], axis=-1),)
+        return (as_words(operands, word),)
+
+
+
+@dataclass(frozen=True, slots=True)
+class Atomic(Instruction):
+    """``atom.{op}``: returns the old value. Operands address, value (``cas``: address, compare, value).
+
+    The order in which lanes and warps apply is not defined; the emulator applies lanes in ascending order.
+    """
+
+    space: Space
+    op: str
+    dtype: DType
+    offset: int = 0
+    order: Order = "relaxed"
+    scope: Scope = "gpu"
+
+    @property
+    def mnemonic(self) -> str:
+        bits_only = self.op in ("exch", "cas", "and", "or", "xor")
+        kind = f"b{self.dtype.bits}" if bits_only else self.dtype.name
+        return f"atom.{self.order}.{self.scope}.{self.space}.{self.op}.{kind}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (_address_type(self.space), *(self.dtype,) * (2 if self.op == "cas" else 1))
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (self.dtype,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Access(self.space, "atomic", 0, self.dtype.bytes, self.offset, order=self.order, scope=self.scope),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        letter = self.dtype.constraint
+        ins = [(_constraint(self.space), operands[0]), *((letter, x) for x in operands[1:])]
+        values = ", ".join(f"%{i + 2}" for i in range(len(operands) - 1))
+        template = f"{self.mnemonic} %0, {address(1, self.offset)}, {values};"
+        return inline_ptx(template, [(f"={letter}", results[0])], ins, memory=True)
+
+    def combine(self, old: Array, *values: Array) -> Array:
+        """The new memory value from the old one, elementwise."""
+        if self.op == "cas":
+            return np.where(old == values[0], values[1], old)
+        table = {"add": np.add, "min": np.minimum, "max": np.maximum}
+        table |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+        return values[0] if self.op == "exch" else table[self.op](old, values[0])
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFence(Instruction):
+    """``fence.acq_rel``: orders this thread's accesses for the scope (``__threadfence`` is scope gpu)."""
+
+    scope: Scope
+
+    @property
+    def mnemonic(self) -> str:
+        return f"fence.acq_rel.{self.scope}"
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (Fence(self.scope),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        return inline_ptx(f"{self.mnemonic};", memory=True)
+
+
+def _transpose_8x8(rows: Array) -> Array:
+    """(warps, matrices, 8 rows, 8 halves) → the same with rows and halves exchanged."""
+    return np.ascontiguousarray(rows.transpose(0, 1, 3, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class LdMatrix(Instruction):
+    """``ldmatrix.sync.aligned.m8n8.x{1,2,4}[.trans].shared.b16``: ``count`` 8×8 matrices of 16-bit elements.
+
+    Lane 8·i + r gives the address of row r of matrix i (16 bytes, 16-byte aligned). Result i holds, in lane l, elements
+    2·(l mod 4) and 2·(l mod 4)+1 of row l/4 of matrix i; with ``.trans`` of column l/4.
+    """
+
+    count: Literal[1, 2, 4]
+    transposed: bool = False
+    offset: int = 0
+    moves_bits: ClassVar[bool] = True
+
+    @property
+    def mnemonic(self) -> str:
+        return f"ldmatrix.sync.aligned.m8n8.x{self.count}{'.trans' if self.transposed else ''}.shared.b16"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (u32,)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (u32,) * self.count
+
+    def effects(self) -> tuple[Effect, ...]:
+        read = Access("shared", "load", 0, 16, self.offset, lanes=8 * self.count, collective=True)
+        return (WarpSync(aligned=True), read)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        template = f"{self.mnemonic} {braces(0, self.count)}, {address(self.count, self.offset)};"
+        return inline_ptx(template, [("=r", r) for r in results], [("r", operands[0])], memory=True)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """``operands[0]``: the rows as u32 words, shape (warps, 8·count, 4)."""
+        rows = np.ascontiguousarray(operands[0])
+        matrices = rows.view(np.uint16).reshape(rows.shape[0], self.count, 8, 8)
+        if self.transposed:
+            matrices = _transpose_8x8(matrices)
+        words = matrices.view(np.uint32).reshape(rows.shape[0], self.count, 32)
+        return tuple(words[:, i] for i in range(self.count))
+
+
+@dataclass(frozen=True, slots=True)
+class StMatrix(Instruction):
+    """``stmatrix`` (sm_90): the inverse of :class:`LdMatrix`. Operands address, then ``count`` registers."""
+
+    count: Literal[1, 2, 4]
+    transposed: bool = False
+    offset: int = 0
+    moves_bits: ClassVar[bool] = True
+
+    @property
+    def mnemonic(self) -> str:
+        return f"stmatrix.sync.aligned.m8n8.x{self.count}{'.trans' if self.transposed else ''}.shared.b16"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (u32,) * (1 + self.count)
+
+    def effects(self) -> tuple[Effect, ...]:
+        write = Access("shared", "store", 0, 16, self.offset, lanes=8 * self.count, collective=True)
+        return (WarpSync(aligned=True), write)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        template = f"{self.mnemonic} {address(0, self.offset)}, {braces(1, self.count)};"
+        return inline_ptx(template, (), [("r", x) for x in operands], memory=True)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The rows to write as u32 words, shape (warps, 8·count, 4); operands are the registers alone."""
+        words = np.ascontiguousarray(np.stack(operands, axis=1))
+        matrices = words.view(np.uint16).reshape(words.shape[0], self.count, 8, 8)
+        if self.transposed:
+            matrices = _transpose_8x8(matrices)
+        return (matrices.view(np.uint32).reshape(words.shape[0], 8 * self.count, 4),)
+
+

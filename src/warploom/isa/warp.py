@@ -1,0 +1,197 @@
+"""Instructions among the lanes of one warp: shuffles, votes, ``__syncwarp``; and the special registers.
+
+Sources: PTX ISA, "Parallel Synchronization and Communication Instructions" (``shfl.sync``, ``vote.sync``,
+``bar.warp.sync``, ``elect.sync``) and "Special Registers".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from warploom.core.dtypes import DType, pred, u32, u64
+from warploom.isa.base import Array, Instruction, inline_ptx
+from warploom.isa.effects import Effect, ReadSpecial, WarpSync
+
+FULL_MASK = 0xFFFFFFFF
+_LANES = np.arange(32, dtype=np.uint32)
+_CALL = {"xor": "__shfl_xor_sync", "idx": "__shfl_sync", "up": "__shfl_up_sync", "down": "__shfl_down_sync"}
+
+SPECIAL_REGISTERS: dict[str, tuple[DType, str]] = {
+    "tid.x": (u32, "threadIdx.x"),
+    "ctaid.x": (u32, "blockIdx.x"),
+    "ctaid.y": (u32, "blockIdx.y"),
+    "ctaid.z": (u32, "blockIdx.z"),
+    "nctaid.x": (u32, "gridDim.x"),
+    "nctaid.y": (u32, "gridDim.y"),
+    "nctaid.z": (u32, "gridDim.z"),
+    "shared_base": (u32, "(unsigned)__cvta_generic_to_shared(shared_memory)"),
+    "clock64": (u64, "(unsigned long long)clock64()"),
+}
+"""Name → (type, CUDA C++): what :class:`Special` can read. ``shared_base`` is the address of dynamic shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Special(Instruction):
+    """Reads a special register (a key of :data:`SPECIAL_REGISTERS`)."""
+
+    register: str
+    pure: ClassVar[bool] = True
+    lanewise: ClassVar[bool] = True
+
+    @property
+    def mnemonic(self) -> str:
+        return f"special.{self.register}"
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (SPECIAL_REGISTERS[self.register][0],)
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (ReadSpecial(self.register),)
+
+    def expression(self, operands: Sequence[str]) -> str:
+        return SPECIAL_REGISTERS[self.register][1]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadClock(Instruction):
+    """``clock64()``: the SM's cycle counter; never shared or dropped, so that it stays where it is written."""
+
+    @property
+    def mnemonic(self) -> str:
+        return "mov.u64.clock64"
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (u64,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (ReadSpecial("clock64"),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        return inline_ptx("mov.u64 %0, %%clock64;", [("=l", results[0])], memory=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle(Instruction):
+    """``shfl.sync.{bfly,idx,up,down}.b32``: operands value, lane argument, member mask.
+
+    ``up`` and ``down`` keep the lane's own value where the source lies outside the warp.
+    """
+
+    mode: Literal["xor", "idx", "up", "down"]
+    dtype: DType
+    moves_bits: ClassVar[bool] = True
+
+    @property
+    def mnemonic(self) -> str:
+        return f"shfl.sync.{'bfly' if self.mode == 'xor' else self.mode}.{self.dtype.name}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (self.dtype, u32, u32)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (self.dtype,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WarpSync(mask=2),)
+
+    def expression(self, operands: Sequence[str]) -> str:
+        value, lane, mask = operands
+        return f"{_CALL[self.mode]}({mask}, {value}, {lane})"
+
+    def source_lanes(self, argument: Array) -> Array:
+        """The lane each lane reads from, shape (warps, 32); ``argument`` is the lane operand of that shape."""
+        lane = np.broadcast_to(_LANES, argument.shape).astype(np.int64)
+        n = argument.astype(np.int64)
+        if self.mode == "xor":
+            return lane ^ (n & 31)
+        if self.mode == "idx":
+            return n & 31
+        source = lane - n if self.mode == "up" else lane + n
+        return np.where((source < 0) | (source > 31), lane, source)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        return (np.take_along_axis(operands[0], self.source_lanes(operands[1]), axis=1),)
+
+
+@dataclass(frozen=True, slots=True)
+class Vote(Instruction):
+    """``vote.sync.{any,all,ballot}``: operands predicate, member mask. Only members count."""
+
+    mode: Literal["any", "all", "ballot"]
+
+    @property
+    def mnemonic(self) -> str:
+        return f"vote.sync.{self.mode}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (pred, u32)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (u32 if self.mode == "ballot" else pred,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WarpSync(mask=1),)
+
+    def expression(self, operands: Sequence[str]) -> str:
+        return f"__{self.mode}_sync({operands[1]}, {operands[0]})"
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        holds, mask = operands
+        member = ((mask[:, :, None] >> _LANES) & 1).astype(bool)  # (warps, lane, member)
+        votes = np.broadcast_to(holds[:, None, :], member.shape)
+        if self.mode == "ballot":
+            bits = (member & votes).astype(np.uint64) << np.arange(32, dtype=np.uint64)
+            return (bits.sum(axis=2).astype(np.uint32),)
+        return ((member & votes).any(axis=2) if self.mode == "any" else (~member | votes).all(axis=2),)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncWarp(Instruction):
+    """``bar.warp.sync``: the members meet, and see each other's memory accesses from before it. Operand: the mask."""
+
+    @property
+    def mnemonic(self) -> str:
+        return "bar.warp.sync"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (u32,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WarpSync(mask=0, orders_memory=True),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        return f"__syncwarp({operands[0]});"
+
+
+@dataclass(frozen=True, slots=True)
+class Elect(Instruction):
+    """``elect.sync`` (sm_90): true in one lane of a full warp; the emulator elects lane 0."""
+
+    @property
+    def mnemonic(self) -> str:
+        return "elect.sync"
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (pred,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WarpSync(aligned=True),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        body = "{ .reg .pred p; .reg .b32 d; elect.sync d|p, 0xffffffff; selp.u32 %0, 1, 0, p; }"
+        return f"{{ unsigned elected; {inline_ptx(body, [('=r', 'elected')])} {results[0]} = elected != 0; }}"
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        return ((_LANES == 0)[None, :],)
