@@ -1,0 +1,127 @@
+"""The catalogue of fragments: one linear atom per operand of each instruction, from the PTX ISA.
+
+All of them share the pattern PTX words as ``groupID = lane >> 2`` and ``threadID_in_group = lane & 3``. Row and col are
+those of the operand as the PTX ISA draws it: A is (m, k), B is (k, n), C and D are (m, n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from warploom.core.errors import LayoutError
+from warploom.layout.fragments import FragmentLayout
+from warploom.layout.linear import Coordinate, LinearMap
+
+# Lanes of an operand whose rows are groups: pairs of columns (16-bit), or single columns (32-bit), within a row.
+_ROW_PAIRS: tuple[Coordinate, ...] = ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0))
+_ROW_SINGLES: tuple[Coordinate, ...] = ((0, 1), (0, 2), (1, 0), (2, 0), (4, 0))
+_PAIR: Coordinate = (0, 1)
+
+
+def _turned(vectors: Sequence[Coordinate]) -> tuple[Coordinate, ...]:
+    return tuple((col, row) for row, col in vectors)
+
+
+def _atom(
+    shape: tuple[int, int], register: Sequence[Coordinate], lane: Sequence[Coordinate], warps: bool = False
+) -> LinearMap:
+    bases = {"register": register, "lane": lane}
+    if warps:
+        bases["warp"] = ((16, 0), (32, 0))
+    return LinearMap(bases, {"row": shape[0], "col": shape[1]})
+
+
+_A16_K16 = _atom((16, 16), [_PAIR, (8, 0), (0, 8)], _ROW_PAIRS)
+_ACCUMULATOR = _atom((16, 8), [_PAIR, (8, 0)], _ROW_PAIRS)
+
+# (shape, operand, bits) -> atom; comments name the subsection of the PTX ISA's chapter on mma that draws it
+_MMA: dict[tuple[str, str, int], LinearMap] = {
+    # mma.m16n8k16, .f16/.bf16: "Matrix Fragments for mma.m16n8k16 with floating point type"
+    ("m16n8k16", "A", 16): _A16_K16,
+    ("m16n8k16", "B", 16): _atom((16, 8), [(1, 0), (8, 0)], _turned(_ROW_PAIRS)),
+    # mma.m16n8k8, .f16/.bf16/.tf32: "Matrix Fragments for mma.m16n8k8"
+    ("m16n8k8", "A", 16): _atom((16, 8), [_PAIR, (8, 0)], _ROW_PAIRS),
+    ("m16n8k8", "B", 16): _atom((8, 8), [(1, 0)], _turned(_ROW_PAIRS)),
+    ("m16n8k8", "A", 32): _atom((16, 8), [(8, 0), (0, 4)], _ROW_SINGLES),
+    ("m16n8k8", "B", 32): _atom((8, 8), [(4, 0)], _turned(_ROW_SINGLES)),
+    # mma.m16n8k4, .tf32: "Matrix Fragments for mma.m16n8k4"
+    ("m16n8k4", "A", 32): _atom((16, 4), [(8, 0)], _ROW_SINGLES),
+    ("m16n8k4", "B", 32): _atom((4, 8), [], _turned(_ROW_SINGLES)),
+    # Every m16n8 accumulator, 32-bit or packed 16-bit, has one map.
+    **{(shape, "C", bits): _ACCUMULATOR for shape in ("m16n8k16", "m16n8k8") for bits in (16, 32)},
+    ("m16n8k4", "C", 32): _ACCUMULATOR,
+}
+
+
+def mma_fragment(shape: str, operand: str, bits: int | None = None) -> FragmentLayout:
+    """The fragment of ``operand`` ("A", "B", "C" or "D") of ``mma.sync.<shape>`` with elements of ``bits``.
+
+    ``bits`` defaults to 16 for A and B and to 32 for the accumulators C and D, which share one map. Source: PTX ISA,
+    "Warp Level Matrix Multiply-Accumulate Instructions", the section on fragments of each ``mma`` shape. Raises
+    LayoutError for a combination the catalogue does not hold.
+    """
+    role = "C" if operand == "D" else operand
+    width = bits if bits is not None else (32 if role == "C" else 16)
+    atom = _MMA.get((shape, role, width))
+    if atom is None:
+        known = ", ".join(f"{s}.{o}.b{b}" for s, o, b in _MMA)
+        raise LayoutError(f"no fragment for operand {operand} of mma {shape} with {width}-bit elements; known: {known}")
+    return FragmentLayout(f"mma.{shape}.{operand}.b{width}", atom, width)
+
+
+def ldmatrix_fragment(count: int, transposed: bool = False) -> FragmentLayout:
+    """What ``ldmatrix.m8n8.x<count>[.trans].b16`` (and ``stmatrix``) puts where.
+
+    The 8×8 matrices are stacked: row *r* of the fragment is the 16 bytes that lane *r* points to, col the 16-bit
+    element within them. Source: PTX ISA, ``ldmatrix`` and ``stmatrix``.
+    """
+    if count not in (1, 2, 4):
+        raise LayoutError(f"ldmatrix and stmatrix move 1, 2 or 4 matrices, not {count}")
+    stacked = [(8, 0), (16, 0)][: count.bit_length() - 1]
+    pair, lanes = ((1, 0), _turned(_ROW_PAIRS)) if transposed else (_PAIR, _ROW_PAIRS)
+    name = f"ldmatrix.x{count}{'.trans' if transposed else ''}.b16"
+    return FragmentLayout(name, _atom((8 * count, 8), [pair, *stacked], lanes), 16)
+
+
+def wmma_accumulator(bits: int = 32) -> FragmentLayout:
+    """The 16×16 accumulator of ``wmma.m16n16k16``: two m16n8 accumulators side by side.
+
+    The PTX ISA leaves this map open; it is what the hardware of compute capability 8.0 to 9.0 was observed to use:
+    ``row = lane/4 + 8·(i>>1 & 1)``, ``col = 2·(lane%4) + i%2 + 8·(i>>2 & 1)`` for element *i*.
+    """
+    return FragmentLayout(f"wmma.m16n16k16.C.b{bits}", _ACCUMULATOR, bits, (1, 2))
+
+
+def wgmma_accumulator(n: int, bits: int = 32) -> FragmentLayout:
+    """The accumulator D of ``wgmma.mma_async.m64n<n>k*``: a 64×8 atom over four warps, n/8 times.
+
+    Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate", register fragments, matrix D.
+    ``n`` is a multiple of 8 from 8 to 256; LayoutError otherwise.
+    """
+    if n % 8 or not 8 <= n <= 256:
+        raise LayoutError(f"wgmma takes n = 8, 16, … 256, not {n}")
+    atom = _atom((64, 8), [_PAIR, (8, 0)], _ROW_PAIRS, warps=True)
+    return FragmentLayout(f"wgmma.m64n{n}.D.b{bits}", atom, bits, (1, n // 8))
+
+
+def wgmma_operand(bits: int = 16) -> FragmentLayout:
+    """The register operand A of ``wgmma.mma_async.m64n*k16`` with 16-bit elements: 64×16 over four warps.
+
+    Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate", register fragments, matrix A.
+    """
+    if bits != 16:
+        raise LayoutError(f"the catalogue holds wgmma's register operand A for 16-bit elements, not {bits}")
+    atom = _atom((64, 16), [_PAIR, (8, 0), (0, 8)], _ROW_PAIRS, warps=True)
+    return FragmentLayout("wgmma.m64k16.A.b16", atom, 16)
+
+
+def _catalogue() -> dict[str, FragmentLayout]:
+    found = [mma_fragment(shape, operand, bits) for shape, operand, bits in _MMA]
+    for count in (1, 2, 4):
+        found += [ldmatrix_fragment(count), ldmatrix_fragment(count, transposed=True)]
+    found += [wmma_accumulator(), wgmma_accumulator(8), wgmma_operand()]
+    return {layout.name: layout for layout in found}
+
+
+FRAGMENTS: dict[str, FragmentLayout] = _catalogue()
+"""Every atom by name: ``mma.m16n8k16.A.b16``, ``ldmatrix.x4.trans.b16``, ``wgmma.m64n8.D.b32`` …"""

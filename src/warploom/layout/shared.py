@@ -1,0 +1,188 @@
+"""Row-major tiles in shared memory: stacks of power-of-two panels, swizzled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from warploom.core.errors import LayoutError
+from warploom.layout.linear import INTEGER_TYPES, LinearMap, log2_exact
+from warploom.layout.swizzle import BANK_CYCLE_BYTES, NO_SWIZZLE, Swizzle
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Columns ``first_col … first_col + cols - 1`` of a tile, stored row-major from ``byte_offset``."""
+
+    first_col: int
+    cols: int
+    byte_offset: int
+
+
+@dataclass(frozen=True)
+class SharedLayout:
+    """Where element (row, col) of a ``rows × cols`` tile lies in shared memory, as a byte offset from its start.
+
+    A tile is one or more panels, one after another, each row-major with a power-of-two number of columns; the swizzle
+    acts on the offset within a panel. A power-of-two row is one panel unless ``panel_cols`` asks for narrower ones;
+    any other width is split into panels of at most 128 bytes (96 columns of 2 bytes: 64 + 32). ``rows`` is any count:
+    rows beyond the swizzle's period only add a stride. Raises LayoutError for sizes that cannot be laid out.
+    """
+
+    rows: int
+    cols: int
+    element_bytes: int
+    swizzle: Swizzle = NO_SWIZZLE
+    panel_cols: int | None = None
+
+    def __post_init__(self) -> None:
+        log2_exact(self.element_bytes, "the element in bytes")
+        if self.rows < 1 or self.cols < 1:
+            raise LayoutError(f"a shared tile needs rows and columns, not {self.rows}×{self.cols}")
+        if self.panel_cols is not None:
+            log2_exact(self.panel_cols, "the panel in columns")
+
+    @cached_property
+    def panels(self) -> tuple[Panel, ...]:
+        """The panels, left to right."""
+        width = self.panel_cols
+        if width is None:
+            is_power = self.cols & (self.cols - 1) == 0
+            width = self.cols if is_power else max(1, BANK_CYCLE_BYTES // self.element_bytes)
+        found: list[Panel] = []
+        col = offset = 0
+        while col < self.cols:
+            width = min(width, 1 << ((self.cols - col).bit_length() - 1))
+            found.append(Panel(col, width, offset))
+            col += width
+            offset = _round_up(offset + self._panel_bytes(width), self.swizzle.period)
+        return tuple(found)
+
+    @cached_property
+    def bytes(self) -> int:
+        """Size of the tile in bytes."""
+        last = self.panels[-1]
+        return last.byte_offset + self._panel_bytes(last.cols)
+
+    def _panel_bytes(self, cols: int) -> int:
+        # A swizzle that moves bits above the row (64-byte rows under <3,4,3>) permutes whole rows among each other, so
+        # the last of them may land beyond rows × row bytes.
+        moved = 1 << (self.swizzle.base + self.swizzle.bits) if self.swizzle.bits else 1
+        size = self.rows * cols * self.element_bytes
+        return _round_up(size, moved) if moved > cols * self.element_bytes and self.rows > 1 else size
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from one row to the next within the first (widest) panel."""
+        return self.panels[0].cols * self.element_bytes
+
+    @property
+    def alignment(self) -> int:
+        """Alignment of the tile, in bytes, that makes the swizzle one of absolute addresses (TMA, wgmma) as well."""
+        return max(16, self.swizzle.period)
+
+    def panel_layout(self, index: int) -> SharedLayout:
+        """Panel ``index`` as a tile of its own; add its ``byte_offset``."""
+        return SharedLayout(self.rows, self.panels[index].cols, self.element_bytes, self.swizzle)
+
+    @cached_property
+    def map(self) -> LinearMap:
+        """The map ``(row, col) → byte``, over the next power of two of ``rows``.
+
+        Exists for one panel, and for equal panels whose stride is a power of two. Raises LayoutError otherwise: use
+        :meth:`panel_layout`.
+        """
+        first = self.panels[0]
+        row_bytes = self.row_bytes
+        row_bits = (self.rows - 1).bit_length()
+        col_bits = first.cols.bit_length() - 1
+        byte_bits = row_bits + row_bytes.bit_length() - 1
+        stored = self.swizzle.map(max(byte_bits, self.swizzle.base + self.swizzle.bits))
+        rows = [stored.apply(byte=row_bytes << bit)["byte"] for bit in range(row_bits)]
+        cols = [stored.apply(byte=self.element_bytes << bit)["byte"] for bit in range(col_bits)]
+        size = 1 << byte_bits
+        if len(self.panels) > 1:
+            stride = self.panels[1].byte_offset
+            even = all(p.cols == first.cols for p in self.panels)
+            if not even or stride != size:
+                raise LayoutError(
+                    f"a tile of panels {'+'.join(str(p.cols) for p in self.panels)} × {self.rows} rows is not one "
+                    "linear map; address each panel by panel_layout(index) and its byte_offset"
+                )
+            extra = (len(self.panels) - 1).bit_length()
+            cols += [stride << bit for bit in range(extra)]
+            size = stride << extra
+        bases = {"row": [(byte,) for byte in rows], "col": [(byte,) for byte in cols]}
+        return LinearMap(bases, {"byte": size})
+
+    def offset(self, row: Any, col: Any) -> Any:
+        """The byte offset of element (row, col): integers, integer arrays, or traced values.
+
+        Traced columns need panels of one width; for others, address :meth:`panel_layout` with the column within it.
+        """
+        concrete = all(isinstance(value, (*INTEGER_TYPES, np.ndarray)) for value in (row, col))
+        if len(self.panels) == 1:
+            return self._within(row, col, self.cols)
+        if isinstance(col, INTEGER_TYPES):
+            panel = self._panel_of(int(col))
+            return self._within(row, int(col) - panel.first_col, panel.cols) + panel.byte_offset
+        if concrete:
+            return self._offset_of_arrays(np.asarray(row), np.asarray(col))
+        first = self.panels[0]
+        if any(panel.cols != first.cols for panel in self.panels):
+            raise LayoutError(
+                f"the column is not known when tracing, and the panels {'+'.join(str(p.cols) for p in self.panels)} "
+                "have different strides; address panel_layout(index) and add its byte_offset"
+            )
+        index = col >> (first.cols.bit_length() - 1)
+        return self._within(row, col & (first.cols - 1), first.cols) + index * self.panels[1].byte_offset
+
+    def _panel_of(self, col: int) -> Panel:
+        for panel in self.panels:
+            if panel.first_col <= col < panel.first_col + panel.cols:
+                return panel
+        raise LayoutError(f"column {col} is outside the tile's {self.cols}")
+
+    def _within(self, row: Any, col: Any, cols: int) -> Any:
+        row_shift = (cols * self.element_bytes).bit_length() - 1
+        col_shift = self.element_bytes.bit_length() - 1
+        row_part = row << row_shift if row_shift else row
+        col_part = col << col_shift if col_shift else col
+        # Constants go last, so that tracing keeps them as immediates, and nothing is added for a zero.
+        first, second = (col_part, row_part) if isinstance(row, INTEGER_TYPES) else (row_part, col_part)
+        is_zero = isinstance(second, INTEGER_TYPES) and second == 0
+        return self.swizzle.apply(first if is_zero else first + second)
+
+    def _offset_of_arrays(self, row: Any, col: Any) -> Any:
+        row, col = np.broadcast_arrays(row.astype(np.int64), col.astype(np.int64))
+        total = np.full(row.shape, -1, dtype=np.int64)
+        for panel in self.panels:
+            inside = (col >= panel.first_col) & (col < panel.first_col + panel.cols)
+            total[inside] = self._within(row[inside], col[inside] - panel.first_col, panel.cols) + panel.byte_offset
+        if (total < 0).any():
+            raise LayoutError(f"a column is outside the tile's {self.cols}")
+        return total
+
+
+def copy_positions(threads: int, cols: int, elements_per_access: int) -> LinearMap:
+    """The map ``thread → (row, col)`` of a cooperative row-major copy: neighbouring threads take neighbouring chunks.
+
+    Each thread takes ``elements_per_access`` consecutive elements of rows of ``cols``; the threads together cover
+    ``threads · elements_per_access / cols`` rows at a time. All three are powers of two, and one pass covers at least a
+    row; LayoutError otherwise.
+    """
+    thread_bits = log2_exact(threads, "the number of threads")
+    chunk_bits = log2_exact(elements_per_access, "the elements per access")
+    col_bits = log2_exact(cols, "the number of columns")
+    row_bits = thread_bits + chunk_bits - col_bits
+    if row_bits < 0 or col_bits < chunk_bits:
+        raise LayoutError(f"{threads} threads × {elements_per_access} elements do not cover whole rows of {cols}")
+    bases = [(0, 1 << bit) for bit in range(chunk_bits, col_bits)] + [(1 << bit, 0) for bit in range(row_bits)]
+    return LinearMap({"thread": bases}, {"row": 1 << row_bits, "col": cols})
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
