@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from warploom.core.errors import LayoutError
-from warploom.layout.linear import INTEGER_TYPES, LinearMap
+from warploom.layout.formula import is_integer
+from warploom.layout.linear import LinearMap
 from warploom.layout.shared import SharedLayout
 
 
@@ -63,7 +64,7 @@ def split_displacement(memory: SharedLayout, lanes: LinearMap, row: int, col: in
 def signed_strides(
     varying: int, base: Any, select: Callable[[Any, Any, Any], Any] | None = None
 ) -> tuple[tuple[int, Any], ...]:
-    """Per bit 2^b of ``varying``, lowest first, ``(2^b, stride)``: +2^b where ``base`` has the bit clear, −2^b where set.
+    """``(2^b, stride)`` per bit of ``varying``, lowest first: +2^b where ``base`` has the bit clear, −2^b where set.
 
     ``base`` is the lanes' byte offset: an integer, an array (strides are then int64 arrays) or a traced value. For
     those, ``select(bit_of_base, if_set, if_clear)`` must choose by whether its first argument, 0 or 2^b, is non-zero.
@@ -75,7 +76,7 @@ def signed_strides(
 
 
 def _select(condition: Any, if_set: int, if_clear: int) -> Any:
-    if isinstance(condition, INTEGER_TYPES):
+    if is_integer(condition):
         return if_set if condition else if_clear
     if isinstance(condition, np.ndarray):
         return np.where(condition != 0, np.int64(if_set), np.int64(if_clear))

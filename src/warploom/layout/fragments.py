@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import LayoutError
-from warploom.layout.linear import INTEGER_TYPES, LinearMap
+from warploom.layout.formula import is_integer
+from warploom.layout.linear import LinearMap
 
 WARP_SIZE = 32
 
@@ -128,7 +129,7 @@ class FragmentLayout:
         ``register`` is an integer or an integer array; ``lane`` and ``warp`` may be traced values as well.
         """
         count = self.atom_elements_per_thread
-        if isinstance(register, INTEGER_TYPES) and not 0 <= register < self.elements_per_thread:
+        if is_integer(register) and not 0 <= register < self.elements_per_thread:
             raise LayoutError(f"{self.name}: element {register} is outside 0..{self.elements_per_thread - 1}")
         index = register // count
         rows, cols = self.tiles
@@ -160,7 +161,7 @@ class FragmentLayout:
 
 def _moved(coordinate: Any, offset: Any) -> Any:
     # A traced coordinate should not get an instruction for the zero offset of the first atom.
-    return coordinate if isinstance(offset, INTEGER_TYPES) and offset == 0 else coordinate + offset
+    return coordinate if is_integer(offset) and offset == 0 else coordinate + offset
 
 
 def _frozen(array: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from operator import or_
+from functools import cached_property
 from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import LayoutError
+from warploom.layout.formula import Term, evaluate, is_integer, wide_array
 from warploom.layout.gf2 import Span, rank
-
-INTEGER_TYPES: tuple[type[int], type[np.integer[Any]]] = (int, np.integer)
 
 Coordinate = tuple[int, ...]
 
@@ -29,29 +27,6 @@ def log2_exact(size: int, what: str) -> int:
     if size < 1 or size & (size - 1):
         raise LayoutError(f"{what} is {size}; linear maps act on bits, so it must be a power of two (tile an atom)")
     return size.bit_length() - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One ``(x & mask) << shift`` (or ``>> -shift``) of an output's formula."""
-
-    dim: str
-    mask: int
-    shift: int
-    full: int  # mask of all bits the input has
-
-    @property
-    def out_mask(self) -> int:
-        return self.mask << self.shift if self.shift >= 0 else self.mask >> -self.shift
-
-    def of(self, value: Any) -> Any:
-        """The term's value with as few operations as it takes."""
-        if self.shift < 0:
-            kept = self.full >> -self.shift << -self.shift  # the shift itself drops the bits below
-            shifted: Any = (value if self.mask == kept else value & self.mask) >> -self.shift
-            return shifted
-        masked: Any = value if self.mask == self.full else value & self.mask
-        return masked << self.shift if self.shift else masked
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -154,7 +129,10 @@ class LinearMap:
     def out_mask(self, dim: str) -> int:
         """The bits of output ``dim`` that some input can set."""
         self.out_size(dim)  # names the dimensions there are, if this is none of them
-        return reduce(or_, (term.out_mask for term in self._terms[dim]), 0)
+        mask = 0
+        for term in self._terms[dim]:
+            mask |= term.out_mask
+        return mask
 
     def packed(self, dim: str) -> list[int]:
         """The basis vectors of input ``dim`` with all outputs packed into one int, first output lowest."""
@@ -229,41 +207,21 @@ class LinearMap:
         arrays: list[NDArray[Any]] = []
         for dim, value in inputs.items():
             size = self.in_size(dim)
-            if isinstance(value, INTEGER_TYPES):
+            if is_integer(value):
                 constants[dim] = int(value)
                 if not 0 <= value < size:
                     raise LayoutError(f"{dim}={value} is outside 0..{size - 1}")
             elif isinstance(value, np.ndarray):
-                array = _wide(dim, cast("NDArray[Any]", value))
+                array = wide_array(dim, cast("NDArray[Any]", value))
                 arrays.append(array)
                 values[dim] = array
             else:
                 values[dim] = value
-        found = {out: self._evaluate(terms, constants, values) for out, terms in self._terms.items()}
+        found = {out: evaluate(terms, constants, values) for out, terms in self._terms.items()}
         if arrays:
             shape = np.broadcast_shapes(*(array.shape for array in arrays))
             found = {out: np.broadcast_to(np.asarray(value), shape) for out, value in found.items()}
         return found
-
-    @staticmethod
-    def _evaluate(terms: tuple[Term, ...], constants: Mapping[str, int], values: Mapping[str, Any]) -> Any:
-        constant = used = 0
-        total: Any = None
-        for term in terms:
-            if term.dim in constants:
-                constant ^= term.of(constants[term.dim])
-            elif term.dim in values:
-                value = term.of(values[term.dim])
-                # Disjoint bits may be added, which adders and address immediates can absorb; only overlaps need XOR.
-                overlaps = used & term.out_mask
-                total = value if total is None else (total ^ value if overlaps else total + value)
-                used |= term.out_mask
-        if total is None:
-            return constant
-        if constant:
-            # A constant on bits nothing else sets stays an addend, which an address can carry as its immediate.
-            return total ^ constant if used & constant else total + constant
-        return total
 
     # ---------------------------------------------------------------- algebra
 
@@ -401,10 +359,3 @@ class LinearMap:
         outs = ", ".join(f"{dim}:{size}" for dim, size in self.outs)
         lines = [f"{dim} → {' '.join(map(str, vectors)) or '—'}" for dim, vectors in self.ins]
         return f"({outs})\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def _wide(dim: str, array: NDArray[Any]) -> NDArray[Any]:
-    """``array`` in a type wide enough for shifted coordinates; raises LayoutError if it does not hold integers."""
-    if array.dtype.kind not in "iu":
-        raise LayoutError(f"{dim} is an array of {array.dtype}; a linear map takes integers")
-    return array if array.dtype.itemsize >= 4 else array.astype(np.int64)

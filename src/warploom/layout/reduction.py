@@ -8,9 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from warploom.core.errors import LayoutError
+from warploom.layout.formula import is_integer
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.gf2 import Span, combine, kernel, span_elements
-from warploom.layout.linear import INTEGER_TYPES, LinearMap
+from warploom.layout.linear import LinearMap
 
 FULL_MASK = 0xFFFFFFFF
 """Member mask of a shuffle in which all 32 lanes take part."""
@@ -60,7 +61,7 @@ class ReductionPlan:
         shuffle :data:`FULL_MASK` is as correct. Raises LayoutError for a traced lane when the groups of lanes are no
         shifted copies of one pattern.
         """
-        if isinstance(lane, INTEGER_TYPES):
+        if is_integer(lane):
             return sum(1 << (int(lane) ^ step) for step in span_elements(self.lane_masks))
         if any(mask & (mask - 1) for mask in self.lane_masks):
             raise LayoutError(f"lanes exchanged over {self.lane_masks} have no common mask pattern; use FULL_MASK")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from warploom.core.errors import LayoutError
-from warploom.layout.linear import INTEGER_TYPES, LinearMap, log2_exact
+from warploom.layout.formula import is_integer
+from warploom.layout.linear import LinearMap, log2_exact
 from warploom.layout.swizzle import BANK_CYCLE_BYTES, NO_SWIZZLE, Swizzle
 
 
@@ -123,10 +124,10 @@ class SharedLayout:
 
         Traced columns need panels of one width; for others, address :meth:`panel_layout` with the column within it.
         """
-        concrete = all(isinstance(value, (*INTEGER_TYPES, np.ndarray)) for value in (row, col))
+        concrete = all(is_integer(value) or isinstance(value, np.ndarray) for value in (row, col))
         if len(self.panels) == 1:
             return self._within(row, col, self.cols)
-        if isinstance(col, INTEGER_TYPES):
+        if is_integer(col):
             panel = self._panel_of(int(col))
             return self._within(row, int(col) - panel.first_col, panel.cols) + panel.byte_offset
         if concrete:
@@ -152,8 +153,8 @@ class SharedLayout:
         row_part = row << row_shift if row_shift else row
         col_part = col << col_shift if col_shift else col
         # Constants go last, so that tracing keeps them as immediates, and nothing is added for a zero.
-        first, second = (col_part, row_part) if isinstance(row, INTEGER_TYPES) else (row_part, col_part)
-        is_zero = isinstance(second, INTEGER_TYPES) and second == 0
+        first, second = (col_part, row_part) if is_integer(row) else (row_part, col_part)
+        is_zero = is_integer(second) and second == 0
         return self.swizzle.apply(first if is_zero else first + second)
 
     def _offset_of_arrays(self, row: Any, col: Any) -> Any:

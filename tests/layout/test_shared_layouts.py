@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from layout_cases import Traced
+
+from warploom.core.errors import LayoutError
+from warploom.layout import NO_SWIZZLE, LinearMap, Panel, SharedLayout, Swizzle, copy_positions
+
+SWIZZLES = [NO_SWIZZLE, Swizzle(1, 4, 3), Swizzle(2, 4, 3), Swizzle(3, 4, 3), Swizzle(3, 4, 4)]
+
+
+@given(st.integers(1, 70), st.integers(1, 200), st.sampled_from([1, 2, 4]), st.sampled_from(SWIZZLES), st.booleans())
+def test_every_element_has_bytes_of_its_own(
+    rows: int, cols: int, element_bytes: int, swizzle: Swizzle, narrow: bool
+) -> None:
+    memory = SharedLayout(rows, cols * 8, element_bytes, swizzle, 32 if narrow else None)
+    row, col = np.ix_(np.arange(rows), np.arange(cols * 8))
+    offsets = memory.offset(row, col)
+    assert offsets.shape == (rows, cols * 8)
+    assert (offsets % element_bytes == 0).all()
+    assert np.unique(offsets).size == offsets.size
+    assert offsets.min() >= 0
+    assert offsets.max() + element_bytes <= memory.bytes
+    assert memory.offset(rows - 1, cols * 8 - 1) == offsets[-1, -1]
+
+
+@given(st.integers(1, 70), st.sampled_from([8, 64, 128]), st.sampled_from([1, 2, 4]), st.sampled_from(SWIZZLES))
+def test_map_is_the_offset(rows: int, cols: int, element_bytes: int, swizzle: Swizzle) -> None:
+    memory = SharedLayout(rows, cols, element_bytes, swizzle)
+    row, col = np.ix_(np.arange(rows), np.arange(cols))
+    assert (memory.map.apply(row=row, col=col)["byte"] == memory.offset(row, col)).all()
+
+
+def test_row_major_within_a_panel() -> None:
+    memory = SharedLayout(48, 64, 2, Swizzle(3, 4, 3))
+    assert memory.bytes == 48 * 128
+    assert memory.offset(5, 8) == Swizzle(3, 4, 3).apply(5 * 128 + 16) == 5 * 128 + ((1 ^ 5) << 4)
+    assert memory.alignment == 1024
+
+
+def test_panels() -> None:
+    memory = SharedLayout(64, 96, 2, Swizzle(3, 4, 3))
+    assert memory.panels == (Panel(0, 64, 0), Panel(64, 32, 8192))
+    assert memory.bytes == 8192 + 64 * 64
+    assert memory.offset(3, 70) == 8192 + memory.panel_layout(1).offset(3, 6)
+    assert [panel.cols for panel in SharedLayout(8, 80, 2).panels] == [64, 16]
+    assert [panel.cols for panel in SharedLayout(8, 192, 2).panels] == [64, 64, 64]
+    assert [panel.cols for panel in SharedLayout(8, 96, 4).panels] == [32, 32, 32]
+    with pytest.raises(LayoutError, match=r"64\+32"):
+        _ = memory.map
+    with pytest.raises(LayoutError, match="different strides"):
+        memory.offset(Traced("r"), Traced("c"))
+    with pytest.raises(LayoutError, match="outside"):
+        memory.offset(0, 96)
+
+
+def test_panels_start_where_the_swizzle_starts_anew() -> None:
+    memory = SharedLayout(12, 128, 2, Swizzle(3, 4, 3), panel_cols=64)
+    assert memory.panels[1].byte_offset == 2048  # 12 rows of 128 bytes, rounded up to 1024
+
+
+def test_equal_panels_are_one_map() -> None:
+    memory = SharedLayout(64, 128, 2, Swizzle(3, 4, 3), panel_cols=64)
+    row, col = np.ix_(np.arange(64), np.arange(128))
+    assert (memory.map.apply(row=row, col=col)["byte"] == memory.offset(row, col)).all()
+
+
+def test_traced_offsets() -> None:
+    memory = SharedLayout(64, 64, 2, Swizzle(3, 4, 3))
+    assert str(memory.offset(Traced("r"), 0)) == "((r << 7) ^ (((r << 7) & 896) >> 3))"
+    panels = SharedLayout(64, 128, 2, NO_SWIZZLE, panel_cols=64)
+    assert str(SharedLayout(64, 64, 2).offset(4, Traced("c"))) == "((c << 1) + 512)"
+    assert str(panels.offset(Traced("r"), 72)) == "(((r << 7) + 16) + 8192)"
+
+
+def test_cooperative_copy() -> None:
+    positions = copy_positions(128, 64, 8)
+    assert positions == LinearMap(
+        {"thread": [(0, 8), (0, 16), (0, 32), (1, 0), (2, 0), (4, 0), (8, 0)]}, {"row": 16, "col": 64}
+    )
+    at = positions.apply(thread=np.arange(128))
+    assert (at["row"] * 64 + at["col"] == np.arange(128) * 8).all()
+    with pytest.raises(LayoutError, match="whole rows"):
+        copy_positions(32, 512, 8)
+
+
+def test_wrong_tiles_are_refused() -> None:
+    with pytest.raises(LayoutError, match="needs rows and columns"):
+        SharedLayout(0, 64, 2)
+    with pytest.raises(LayoutError, match="power of two"):
+        SharedLayout(8, 64, 3)
+    with pytest.raises(LayoutError, match="the panel"):
+        SharedLayout(8, 64, 2, NO_SWIZZLE, 48)
