@@ -16,8 +16,8 @@ from warploom.core.dtypes import DType, bf16, f32, pred, s32, s64, u32, u64
 from warploom.isa.base import Array, Instruction, inline_ptx
 
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%", "and": "&", "or": "|", "xor": "^"} | COMPARISONS
-_INFIX |= {"shl": "<<", "shr": ">>"}
+_ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%", "shl": "<<", "shr": ">>"}
+_INFIX = _ARITHMETIC | {"and": "&", "or": "|", "xor": "^"} | COMPARISONS
 
 
 def _shift(kind: str, value: Array, count: Array) -> Array:
@@ -33,7 +33,9 @@ def _divide(value: Array, by: Array) -> Array:
     if value.dtype.kind == "f":
         return value / by
     safe = np.where(by == 0, by.dtype.type(1), by)
-    quotient = np.abs(value) // np.abs(safe) * np.sign(value) * np.sign(safe) if value.dtype.kind == "i" else value // safe
+    quotient = (
+        np.abs(value) // np.abs(safe) * np.sign(value) * np.sign(safe) if value.dtype.kind == "i" else value // safe
+    )
     return np.where(by == 0, ~by.dtype.type(0), quotient.astype(value.dtype))
 
 
@@ -148,8 +150,14 @@ _UNARY_PTX = {
     "tanh": "tanh.approx.f32",
     "tf32": "cvt.rna.tf32.f32",
 }
-_UNARY_CALL = {"popc": "__popc({})", "clz": "__clz({})", "brev": "__brev({})", "abs": "fabsf({})"}
-_UNARY_CALL |= {"neg": "-{}", "not": "~{}"}
+_UNARY_CALL = {
+    "popc": "__popc({})",
+    "clz": "__clz({})",
+    "brev": "__brev({})",
+    "abs": "fabsf({})",
+    "neg": "-{}",
+    "not": "~{}",
+}
 
 
 @dataclass(frozen=True, slots=True)

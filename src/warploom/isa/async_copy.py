@@ -139,7 +139,5 @@ class TensorCopy(Instruction):
                 f"{shared}, [%1, {{{listed}}}], {address(2, self.barrier_offset)};"
             )
         else:
-            text = (
-                f"cp.async.bulk.tensor.{self.rank}d.global.shared::cta.bulk_group [%1, {{{listed}}}], {shared};"
-            )
+            text = f"cp.async.bulk.tensor.{self.rank}d.global.shared::cta.bulk_group [%1, {{{listed}}}], {shared};"
         return guarded(text, first - 1 + self.rank, ins, guard)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from warploom.core.errors import VerifyError
 from warploom.isa.alu import half_to_f32
 from warploom.isa.base import Array, Instruction, braces, inline_ptx
 from warploom.isa.effects import Effect, WarpSync
-from warploom.layout.fragments import FragmentLayout, mma_fragment
+from warploom.layout.catalogue import mma_fragment
+from warploom.layout.fragments import FragmentLayout
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,6 @@ class FragmentSlot:
     dtype: DType
     first: int
     count: int
-
-    @cached_property
-    def _element_index(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """For each matrix element (row-major) the position lane·elements + i of a register element that holds it."""
-        rows, columns = self.layout.shape
-        flat = np.asarray(self.layout.gather_index()).reshape(-1)
-        where = np.zeros(rows * columns, np.int64)
-        where[flat] = np.arange(flat.size)
-        return where
 
     def elements(self, registers: Sequence[Array]) -> Array:
         """Exact element values per lane, shape (warps, 32, elements); ``registers`` have the shape (warps, 32)."""
@@ -51,12 +43,12 @@ class FragmentSlot:
     def matrix(self, registers: Sequence[Array]) -> Array:
         """The matrix per warp, shape (warps, rows, columns), as float32 (exact for every input type)."""
         elements = self.elements(registers)
-        flat = elements.reshape(elements.shape[0], -1).take(self._element_index, axis=1)
+        flat = elements.reshape(elements.shape[0], -1).take(self.layout.owner_index(), axis=1)
         return flat.reshape(elements.shape[0], *self.layout.shape)
 
     def registers(self, matrix: Array) -> tuple[Array, ...]:
         """The registers of each lane, shape (warps, 32) each, that hold ``matrix`` (warps, rows, columns)."""
-        index = np.asarray(self.layout.gather_index())
+        index = self.layout.gather_index()
         values = matrix.reshape(matrix.shape[0], -1).take(index.reshape(-1), axis=1)
         values = values.reshape(matrix.shape[0], *index.shape)
         if self.dtype is f16:
@@ -75,14 +67,12 @@ _SHAPES: dict[str, tuple[str, ...]] = {
 
 @lru_cache(maxsize=64)
 def _slots(shape: str, inputs: DType, accumulator: DType) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
-    a, b = (mma_fragment(shape, which, bits=inputs.bits) for which in "AB")
-    c = mma_fragment(shape, "C", bits=inputs.bits)
-    n_a, n_b = (x.elements_per_thread * inputs.bits // 32 for x in (a, b))
-    n_c = c.elements_per_thread * accumulator.bits // 32
+    a, b = (mma_fragment(shape, which, inputs.bits) for which in "AB")
+    c = mma_fragment(shape, "C", accumulator.bits)
     return (
-        FragmentSlot(a, inputs, 0, n_a),
-        FragmentSlot(b, inputs, n_a, n_b),
-        FragmentSlot(c, accumulator, n_a + n_b, n_c),
+        FragmentSlot(a, inputs, 0, a.registers),
+        FragmentSlot(b, inputs, a.registers, b.registers),
+        FragmentSlot(c, accumulator, a.registers + b.registers, c.registers),
     )
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
 from warploom.core.dtypes import DType, u32, u64
+from warploom.core.errors import VerifyError
 from warploom.isa.base import Array, Instruction, address, as_words, braces, inline_ptx
 from warploom.isa.effects import Access, Effect, Fence, Order, Scope, Space, WarpSync
 
@@ -130,7 +131,6 @@ class Store(Instruction):
         return (as_words(operands, word),)
 
 
-
 @dataclass(frozen=True, slots=True)
 class Atomic(Instruction):
     """``atom.{op}``: returns the old value. Operands address, value (``cas``: address, compare, value).
@@ -200,6 +200,11 @@ def _transpose_8x8(rows: Array) -> Array:
     return np.ascontiguousarray(rows.transpose(0, 1, 3, 2))
 
 
+def _check_count(count: int) -> None:
+    if count not in (1, 2, 4):
+        raise VerifyError(f"ldmatrix and stmatrix move 1, 2 or 4 matrices, not {count}")
+
+
 @dataclass(frozen=True, slots=True)
 class LdMatrix(Instruction):
     """``ldmatrix.sync.aligned.m8n8.x{1,2,4}[.trans].shared.b16``: ``count`` 8×8 matrices of 16-bit elements.
@@ -208,10 +213,13 @@ class LdMatrix(Instruction):
     2·(l mod 4) and 2·(l mod 4)+1 of row l/4 of matrix i; with ``.trans`` of column l/4.
     """
 
-    count: Literal[1, 2, 4]
+    count: int
     transposed: bool = False
     offset: int = 0
     moves_bits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_count(self.count)
 
     @property
     def mnemonic(self) -> str:
@@ -247,10 +255,13 @@ class LdMatrix(Instruction):
 class StMatrix(Instruction):
     """``stmatrix`` (sm_90): the inverse of :class:`LdMatrix`. Operands address, then ``count`` registers."""
 
-    count: Literal[1, 2, 4]
+    count: int
     transposed: bool = False
     offset: int = 0
     moves_bits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_count(self.count)
 
     @property
     def mnemonic(self) -> str:
@@ -275,5 +286,3 @@ class StMatrix(Instruction):
         if self.transposed:
             matrices = _transpose_8x8(matrices)
         return (matrices.view(np.uint32).reshape(words.shape[0], 8 * self.count, 4),)
-
-

@@ -152,7 +152,8 @@ class Vote(Instruction):
         if self.mode == "ballot":
             bits = (member & votes).astype(np.uint64) << np.arange(32, dtype=np.uint64)
             return (bits.sum(axis=2).astype(np.uint32),)
-        return ((member & votes).any(axis=2) if self.mode == "any" else (~member | votes).all(axis=2),)
+        holds_for: Array = (member & votes).any(axis=2) if self.mode == "any" else (~member | votes).all(axis=2)
+        return (holds_for,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,157 @@
+"""Words of ``k`` for arithmetic: conversions, float functions, selection, packed pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from warploom.core.dtypes import DType, bf16, f16, f32, pred, u32, u64
+from warploom.core.errors import TraceError
+from warploom.isa.alu import Bitcast, Convert, Fma, MultiplyWide, PackPair, PairArithmetic, Permute, Select, UnpackHalf
+from warploom.lang.builder import Builder
+from warploom.lang.values import Mutable, Number, Traced
+
+
+class Arithmetic(Builder):
+    """Lanewise computation."""
+
+    def value(self, x: Number, dtype: DType) -> Traced:
+        """``x`` as a traced value of ``dtype``: an immediate, or the value itself after a type check."""
+        return self.operand(x, dtype)
+
+    def convert(self, x: Number, dtype: DType) -> Traced:
+        """``x`` converted by value: integers widen, narrow or become floats, floats truncate toward zero."""
+        if isinstance(x, Mutable):
+            x = x.get()
+        if not isinstance(x, Traced):
+            return self.constant(int(x) if dtype.is_integer else float(x), dtype)
+        if x.dtype is dtype:
+            return x
+        if x.constant is not None and dtype.is_integer and x.dtype.is_integer:
+            return self.constant(int(x.constant) & ((1 << x.dtype.bits) - 1) if dtype.bits > x.dtype.bits
+                                 and x.dtype.kind == "unsigned" else int(x.constant), dtype)  # fmt: skip
+        return self.emit(Convert(x.dtype, dtype), (x,))[0]
+
+    def bitcast(self, x: Traced, dtype: DType) -> Traced:
+        """The same bits as another type of the same width."""
+        if isinstance(x, Mutable):
+            x = x.get()
+        if x.dtype is dtype:
+            return x
+        if x.dtype.bits != dtype.bits:
+            raise TraceError(f"bitcast from {x.dtype} to {dtype} changes the width ({self.here()}); use k.convert")
+        return self.emit(Bitcast(x.dtype, dtype), (x,))[0]
+
+    def fma(self, a: Number, b: Number, c: Number) -> Traced:
+        """a·b + c in f32 with one rounding."""
+        return self.emit(Fma(), tuple(self.operand(x, f32) for x in (a, b, c)))[0]
+
+    def mul_wide(self, a: Number, b: Number) -> Traced:
+        """The 64-bit product of two u32 values."""
+        x, y = (self.operand(v, u32) for v in (a, b))
+        if x.constant is not None and y.constant is not None:
+            mask = (1 << 32) - 1
+            return self.constant((int(x.constant) & mask) * (int(y.constant) & mask), u64)
+        return self.emit(MultiplyWide(u32), (x, y))[0]
+
+    def maximum(self, a: Number, b: Number) -> Traced:
+        """The larger; of floats the one that is not NaN."""
+        return self.binary("max", a, b)
+
+    def minimum(self, a: Number, b: Number) -> Traced:
+        """The smaller; of floats the one that is not NaN."""
+        return self.binary("min", a, b)
+
+    def exp2(self, x: Number) -> Traced:
+        """2 to the x (``ex2.approx.ftz.f32``, at most 2 ulp)."""
+        return self.unary("ex2", x)
+
+    def log2(self, x: Number) -> Traced:
+        """Binary logarithm (``lg2.approx.ftz.f32``)."""
+        return self.unary("lg2", x)
+
+    def reciprocal(self, x: Number) -> Traced:
+        """1/x (``rcp.approx.ftz.f32``, at most 1 ulp)."""
+        return self.unary("rcp", x)
+
+    def rsqrt(self, x: Number) -> Traced:
+        """1/sqrt(x) (``rsqrt.approx.ftz.f32``)."""
+        return self.unary("rsqrt", x)
+
+    def sqrt(self, x: Number) -> Traced:
+        """Square root, correctly rounded."""
+        return self.unary("sqrt", x)
+
+    def tanh(self, x: Number) -> Traced:
+        """Hyperbolic tangent (``tanh.approx.f32``)."""
+        return self.unary("tanh", x)
+
+    def absolute(self, x: Number) -> Traced:
+        """|x| of an f32."""
+        return self.unary("abs", x)
+
+    def popc(self, x: Traced) -> Traced:
+        """Count of set bits of a u32."""
+        return self.unary("popc", x)
+
+    def clz(self, x: Traced) -> Traced:
+        """Count of leading zero bits of a u32."""
+        return self.unary("clz", x)
+
+    def brev(self, x: Traced) -> Traced:
+        """The bits of a u32 in reverse order."""
+        return self.unary("brev", x)
+
+    def prmt(self, a: Traced, b: Traced, selector: int) -> Traced:
+        """Four bytes of the pair (a low, b high), picked by the nibbles of ``selector``."""
+        return self.emit(Permute(selector), (self.operand(a, u32), self.operand(b, u32)))[0]
+
+    def select(self, condition: Number, a: Number, b: Number) -> Traced:
+        """``a`` in the lanes where the predicate holds, else ``b``."""
+        known = condition.constant if isinstance(condition, Traced) else condition
+        dtype = self._common_type("select", a, b)
+        if known is not None:
+            return self.operand(a if known else b, dtype)
+        operands = (self.operand(condition, pred), self.operand(a, dtype), self.operand(b, dtype))
+        return self.emit(Select(dtype), operands)[0]
+
+    def to_tf32(self, x: Number) -> Traced:
+        """An f32 rounded to tf32, as the u32 register that ``mma`` takes."""
+        return self.unary("tf32", x)
+
+    def pack(self, low: Number, high: Number, half: DType) -> Traced:
+        """Two f32 values rounded to f16 or bf16, in one u32 (low in the low bits)."""
+        self._check_half(half)
+        return self.emit(PackPair(half), (self.operand(low, f32), self.operand(high, f32)))[0]
+
+    def unpack(self, pair: Traced, half: DType) -> tuple[Traced, Traced]:
+        """The (low, high) halves of a packed pair as f32, exactly."""
+        self._check_half(half)
+        x = self.operand(pair, u32)
+        return self.emit(UnpackHalf(half, 0), (x,))[0], self.emit(UnpackHalf(half, 1), (x,))[0]
+
+    def pair(self, op: str, half: DType, *operands: Traced) -> Traced:
+        """Packed 16-bit arithmetic: ``fma add mul min max`` on both halves at once."""
+        self._check_half(half)
+        return self.emit(PairArithmetic(op, half), tuple(self.operand(x, u32) for x in operands))[0]
+
+    def _check_half(self, half: DType) -> None:
+        if half not in (f16, bf16):
+            raise TraceError(f"a packed pair holds f16 or bf16, not {half} ({self.here()})")
+
+    def register(self, dtype: DType, value: Number | None = None, name: str = "") -> Mutable:
+        """A mutable register, uninitialised unless ``value`` is given. It outlives loops and is what they carry."""
+        register = Mutable(self, self.new_register(dtype, name))
+        if value is not None:
+            register.set(value)
+        return register
+
+    def registers(self, dtype: DType, count: int, value: Number | None = None, name: str = "") -> list[Mutable]:
+        """``count`` mutable registers."""
+        return [self.register(dtype, value, f"{name}{i}" if name else "") for i in range(count)]
+
+    def reduce_values(self, op: str, values: Sequence[Traced]) -> Traced:
+        """``op`` over values a thread holds, from the first to the last."""
+        total = values[0]
+        for x in values[1:]:
+            total = self.binary(op, total, x)
+        return total

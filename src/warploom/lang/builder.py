@@ -1,0 +1,235 @@
+"""The builder behind ``k``: turns calls and operators of a traced kernel function into statements of a Program.
+
+Written order is printed order. Pure integer values are shared within the blocks that dominate them; nothing else is
+moved, merged or scheduled.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from warploom.core.dtypes import DType, f32, pred, s32, u32
+from warploom.core.errors import TraceError
+from warploom.ir.program import Const, Loop, Op, Operand, Register, Role, Roles, SourceLine, Statement, Value, When
+from warploom.isa.alu import COMPARISONS, Binary, Move, Unary
+from warploom.isa.base import Instruction
+from warploom.lang.fold import fold_binary, is_commutative
+from warploom.lang.values import Mutable, Number, Traced
+
+# Rooms whose frames are the language itself, never the author's.
+_OWN_ROOMS = tuple(str(Path(__file__).parent.parent / room) for room in ("lang", "layout"))
+_CONTEXTLIB = contextmanager.__code__.co_filename
+_Key = tuple[Instruction, tuple[object, ...]]
+
+
+class Builder:
+    """Blocks under construction, sharing of pure values, source lines. :class:`warploom.lang.Kernel` adds the words."""
+
+    def __init__(self, *, share: bool = True) -> None:
+        self._numbers = 0
+        self._blocks: list[list[Statement]] = [[]]
+        self._shared: list[dict[_Key, tuple[Traced, ...]]] = [{}]
+        self._share = share
+        self._lines: dict[tuple[str, int], SourceLine] = {}
+
+    # -- source lines
+    def here(self) -> SourceLine:
+        """The author's line: the innermost frame outside the language and layout rooms."""
+        frame: FrameType | None = inspect.currentframe()
+        while frame is not None and frame.f_code.co_filename.startswith((*_OWN_ROOMS, "<", _CONTEXTLIB)):
+            frame = frame.f_back
+        if frame is None:
+            return SourceLine("", 0)
+        key = (frame.f_code.co_filename, frame.f_lineno)
+        found = self._lines.get(key)
+        if found is None:
+            found = self._lines[key] = SourceLine(*key, frame.f_code.co_name)
+        return found
+
+    # -- values
+    def constant(self, value: int | float | bool, dtype: DType) -> Traced:
+        """An immediate of a type. Floats given for an integer type are an error."""
+        if dtype.is_integer and not isinstance(value, int):
+            raise TraceError(f"{value!r} is not an integer, but the other operand is {dtype} ({self.here()})")
+        if dtype.is_float:
+            value = float(value)
+        return Traced(self, Const(dtype, value))
+
+    def operand(self, value: Number, dtype: DType) -> Traced:
+        """``value`` as an operand of type ``dtype``: numbers become immediates, registers are read."""
+        if isinstance(value, Mutable):
+            value = value.get()
+        if not isinstance(value, Traced):
+            return self.constant(value, dtype)
+        if value.dtype is not dtype:
+            if value.constant is not None and dtype.is_integer and value.dtype.is_integer:
+                return self.constant(int(value.constant), dtype)
+            raise TraceError(
+                f"expected {dtype}, got {value!r} ({self.here()}); convert it with k.convert(x, {dtype}) "
+                f"(by value) or k.bitcast(x, {dtype}) (the same bits)"
+            )
+        return value
+
+    def new_value(self, dtype: DType, name: str = "") -> Value:
+        """A fresh single-assignment value."""
+        self._numbers += 1
+        return Value(self._numbers, dtype, name)
+
+    def new_register(self, dtype: DType, name: str = "") -> Register:
+        """A fresh mutable register."""
+        self._numbers += 1
+        return Register(self._numbers, dtype, name)
+
+    # -- emission
+    def append(self, statement: Statement) -> None:
+        """Add a statement to the innermost open block."""
+        self._blocks[-1].append(statement)
+
+    def emit(self, instruction: Instruction, operands: Sequence[Traced]) -> tuple[Traced, ...]:
+        """Emit an instruction; returns its results. Pure integer instructions are shared."""
+        key = self._key(instruction, operands)
+        if key is not None:
+            for known in self._shared:
+                if key in known:
+                    return known[key]
+        values = tuple(self.new_value(t) for t in instruction.result_types)
+        op = Op(instruction, tuple(x.ir for x in operands), values, self.here())
+        self.append(op)
+        results = tuple(Traced(self, v, op, tuple(operands)) for v in values)
+        if key is not None:
+            self._shared[-1][key] = results
+        return results
+
+    def emit_into(self, instruction: Instruction, operands: Sequence[Traced], targets: Sequence[Mutable]) -> None:
+        """Emit an instruction that overwrites mutable registers (accumulators in place)."""
+        results = tuple(t.register for t in targets)
+        self.append(Op(instruction, tuple(x.ir for x in operands), results, self.here()))
+
+    def _key(self, instruction: Instruction, operands: Sequence[Traced]) -> _Key | None:
+        if not (self._share and instruction.pure and all(not t.is_float for t in instruction.result_types)):
+            return None
+        parts: list[object] = []
+        for x in operands:
+            if isinstance(x.ir, Register):
+                return None
+            parts.append(x.ir)
+        return instruction, tuple(parts)
+
+    def result_type(self, op: str, dtype: DType) -> DType:
+        """The result type of a binary operator."""
+        return pred if op in COMPARISONS else dtype
+
+    def binary(self, op: str, a: Number, b: Number) -> Traced:
+        """``a op b`` with one common type; folded where nothing needs to run."""
+        dtype = self._common_type(op, a, b)
+        x = self.operand(a, dtype)
+        y = self.operand(b, u32 if op in ("shl", "shr") else dtype)
+        if is_commutative(op) and x.constant is not None:
+            x, y = y, x
+        folded = fold_binary(self, op, x, y)
+        return folded if folded is not None else self.emit(Binary(op, dtype), (x, y))[0]
+
+    def _common_type(self, op: str, a: Number, b: Number) -> DType:
+        for value in (a,) if op in ("shl", "shr") and isinstance(a, Traced) else (a, b):
+            if isinstance(value, Traced) and value.constant is None:
+                return value.dtype
+        for value in (a, b):
+            if isinstance(value, Traced):
+                return value.dtype
+        return f32 if isinstance(a, float) or isinstance(b, float) else s32
+
+    def unary(self, op: str, a: Number) -> Traced:
+        """``op a``."""
+        dtype = a.dtype if isinstance(a, Traced) else f32
+        x = self.operand(a, dtype)
+        return self.emit(Unary(op, dtype), (x,))[0]
+
+    def divide(self, a: Number, b: Number) -> Traced:
+        """``a / b`` of floats, rounded to nearest."""
+        dtype = self._common_type("div", a, b)
+        if not dtype.is_float:
+            raise TraceError(f"`/` divides floats; integers take `//` ({self.here()})")
+        return self.binary("div", a, b)
+
+    def floor_divide(self, op: str, a: Number, b: Number) -> Traced:
+        """``//`` and ``%`` of unsigned integers (signed ones truncate toward zero in hardware, so they are refused)."""
+        dtype = self._common_type(op, a, b)
+        if dtype.kind != "unsigned":
+            raise TraceError(f"`//` and `%` take unsigned integers, not {dtype} ({self.here()})")
+        return self.binary(op, a, b)
+
+    # -- mutable registers
+    def read(self, source: Mutable) -> Traced:
+        """A snapshot of a mutable register."""
+        return self.emit(Move(source.dtype), (Traced(self, source.register),))[0]
+
+    def write(self, target: Mutable, value: Number) -> None:
+        """Overwrite a mutable register."""
+        x = self.operand(value, target.dtype)
+        self.append(Op(Move(target.dtype), (x.ir,), (target.register,), self.here()))
+
+    # -- blocks
+    @contextmanager
+    def block(self) -> Generator[list[Statement], None, None]:
+        """A nested block; values shared inside it stay inside."""
+        body: list[Statement] = []
+        self._blocks.append(body)
+        self._shared.append({})
+        try:
+            yield body
+        finally:
+            self._blocks.pop()
+            self._shared.pop()
+
+    @contextmanager
+    def loop_block(self, start: Operand, stop: Operand, step: Operand, dtype: DType) -> Generator[Traced, None, None]:
+        """A dynamic loop's body."""
+        where = self.here()
+        index = self.new_value(dtype)
+        with self.block() as body:
+            yield Traced(self, index)
+        self.append(Loop(index, start, stop, step, tuple(body), where))
+
+    @contextmanager
+    def when_block(self, condition: Operand, uniform: bool) -> Generator[None, None, None]:
+        """The body of a condition."""
+        where = self.here()
+        with self.block() as body:
+            yield
+        self.append(When(condition, tuple(body), (), uniform, where))
+
+    @contextmanager
+    def otherwise_block(self) -> Generator[None, None, None]:
+        """The other branch of the ``when`` just closed."""
+        previous = self._blocks[-1][-1] if self._blocks[-1] else None
+        if not isinstance(previous, When) or previous.otherwise:
+            raise TraceError(f"`k.otherwise()` follows directly after a `with k.when(…):` ({self.here()})")
+        with self.block() as body:
+            yield
+        last = self._blocks[-1][-1]
+        if last is not previous:
+            raise TraceError(f"statements stand between `k.when` and `k.otherwise` ({self.here()})")
+        self._blocks[-1][-1] = When(previous.condition, previous.body, tuple(body), previous.uniform, previous.where)
+
+    @contextmanager
+    def role_block(self, first: int, last: int, registers: int | None) -> Generator[None, None, None]:
+        """One warp role; roles written one after another form one if/else chain."""
+        where = self.here()
+        with self.block() as body:
+            yield
+        role = Role(first, last, tuple(body), registers, where)
+        previous = self._blocks[-1][-1] if self._blocks[-1] else None
+        if isinstance(previous, Roles) and all(r.last <= first or last <= r.first for r in previous.branches):
+            self._blocks[-1][-1] = Roles((*previous.branches, role), previous.where)
+        else:
+            self.append(Roles((role,), where))
+
+    def finished_body(self) -> tuple[Statement, ...]:
+        """The outermost block."""
+        if len(self._blocks) != 1:
+            raise TraceError("a block is still open at the end of the kernel")
+        return tuple(self._blocks[0])

@@ -1,0 +1,118 @@
+"""Simplifications while tracing: constants fold, identities vanish, immediates stay outermost in sums.
+
+Addresses end as ``base + immediate`` this way, with the base shared: the form ``ldmatrix`` and ``cp.async`` take.
+Floating-point arithmetic is never reordered or simplified.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from warploom.core.dtypes import DType
+from warploom.isa.alu import COMPARISONS, Binary
+from warploom.lang.values import Traced, defining_op
+
+if TYPE_CHECKING:
+    from warploom.lang.builder import Builder
+
+_COMMUTATIVE = {"add", "mul", "and", "or", "xor", "min", "max"}
+
+
+def wrap(dtype: DType, value: int) -> int:
+    """``value`` modulo the type's range; unsigned values in the upper half stay negative, so that offsets read well."""
+    bits = dtype.bits
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def fold_constants(op: str, dtype: DType, a: int | float | bool, b: int | float | bool) -> int | float | bool:
+    """The value of ``op`` on two immediates, computed by the instruction's own meaning."""
+    unsigned = (1 << dtype.bits) - 1
+    as_array = [
+        np.array([[int(x) & unsigned]], np.uint64).astype(f"u{dtype.bytes}").view(dtype.numpy)
+        if dtype.is_integer
+        else np.array([[x]], dtype.numpy)
+        for x in (a, b)
+    ]
+    result = Binary(op, dtype).meaning(*as_array)[0].reshape(-1)[0].item()
+    if dtype.is_integer and op not in COMPARISONS and not isinstance(result, bool):
+        return wrap(dtype, int(result))
+    return result
+
+
+def split_sum(value: Traced) -> tuple[Traced, int]:
+    """``(base, constant)`` with value = base + constant: the constant is 0 when nothing is known."""
+    definition = defining_op(value)
+    if definition is not None and definition.instruction == Binary("add", value.dtype):
+        constant = value.sources[1].constant
+        if constant is not None:
+            return value.sources[0], int(constant)
+    return value, 0
+
+
+def fold_binary(builder: Builder, op: str, a: Traced, b: Traced) -> Traced | None:
+    """A simpler equal value, or None. Swaps are the caller's: a constant operand of a commutative op comes second."""
+    dtype = a.dtype
+    ca, cb = a.constant, b.constant
+    if ca is not None and cb is not None:
+        return builder.constant(fold_constants(op, dtype, ca, cb), builder.result_type(op, dtype))
+    if not dtype.is_integer:
+        return None
+    if cb is not None:
+        found = _identity(builder, op, a, int(cb))
+        if found is not None:
+            return found
+    if op == "sub" and cb is not None:
+        return builder.binary("add", a, wrap(dtype, -int(cb)))
+    if op == "add":
+        return _fold_add(builder, a, b)
+    if op in ("mul", "shl") and cb is not None and dtype.kind == "unsigned":
+        base, constant = split_sum(a)
+        if constant:
+            scaled = constant << int(cb) if op == "shl" else constant * int(cb)
+            return builder.binary("add", builder.binary(op, base, int(cb)), wrap(dtype, scaled))
+    return None
+
+
+def _identity(builder: Builder, op: str, a: Traced, c: int) -> Traced | None:
+    """``a op c`` where the constant decides the result."""
+    all_ones = c == -1 or c == (1 << a.dtype.bits) - 1
+    if c == 0:
+        if op in ("add", "sub", "or", "xor", "shl", "shr"):
+            return a
+        if op in ("mul", "and"):
+            return builder.constant(0, a.dtype)
+    if c == 1 and op in ("mul", "div"):
+        return a
+    if all_ones and op == "and":
+        return a
+    if op == "mul" and c > 0 and c & (c - 1) == 0 and a.dtype.kind == "unsigned":
+        return builder.binary("shl", a, c.bit_length() - 1)
+    if a.dtype.kind == "unsigned" and c > 0 and c & (c - 1) == 0:
+        if op == "div":
+            return builder.binary("shr", a, c.bit_length() - 1)
+        if op == "rem":
+            return builder.binary("and", a, c - 1)
+    return None
+
+
+def _fold_add(builder: Builder, a: Traced, b: Traced) -> Traced | None:
+    """Constants move outward: (x + c) + d, x + (y + c), (x + c) + y."""
+    dtype = a.dtype
+    base_a, constant_a = split_sum(a)
+    if b.constant is not None:
+        if constant_a:
+            return builder.binary("add", base_a, wrap(dtype, constant_a + int(b.constant)))
+        return None
+    base_b, constant_b = split_sum(b)
+    total = wrap(dtype, constant_a + constant_b)
+    if constant_a or constant_b:
+        return builder.binary("add", builder.binary("add", base_a, base_b), total)
+    return None
+
+
+def is_commutative(op: str) -> bool:
+    """Whether the operands of ``op`` may be exchanged."""
+    return op in _COMMUTATIVE

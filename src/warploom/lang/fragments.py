@@ -1,0 +1,246 @@
+"""Words of ``k`` for fragments: registers that carry their map, and what is derived from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from warploom.core.dtypes import DType, bf16, f16, f32, u32
+from warploom.core.errors import TraceError
+from warploom.isa.matrix import MmaSync
+from warploom.isa.warp import FULL_MASK
+from warploom.lang.memory import GlobalPointer, SharedTile
+from warploom.lang.values import Mutable, Number, Traced
+from warploom.lang.warp import WarpWords
+from warploom.layout.conversion import operand_registers
+from warploom.layout.displacement import lane_addresses, signed_strides, split_displacement
+from warploom.layout.fragments import FragmentLayout
+from warploom.layout.matrix_access import MatrixPlan, ldmatrix_plan
+from warploom.layout.reduction import reduction_plan
+
+Combine: TypeAlias = Callable[[Traced, Traced], Traced]
+Addressing: TypeAlias = Literal["recomputed", "strided"]
+"""How a swizzled address with a constant displacement is formed: by applying the swizzle anew, or from the lane's base
+and its signed strides (the seeds' kernel 8)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fragment:
+    """A matrix in the registers of a warp: ``registers`` in the order of ``layout``, elements of type ``dtype``.
+
+    16-bit elements are packed in pairs; accumulators are mutable registers.
+    """
+
+    words: FragmentWords
+    layout: FragmentLayout
+    dtype: DType
+    registers: tuple[Traced, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.registers) != self.layout.registers:
+            raise TraceError(
+                f"{self.layout.name} has {self.layout.registers} registers a thread, got {len(self.registers)}"
+            )
+
+    def atom(self, i: int, j: int) -> tuple[Traced, ...]:
+        """The registers of atom (i, j)."""
+        return self.registers[self.layout.atom_registers(i, j)]
+
+    def mutable_atom(self, i: int, j: int) -> tuple[Mutable, ...]:
+        """The registers of atom (i, j) of an accumulator."""
+        found = tuple(r for r in self.atom(i, j) if isinstance(r, Mutable))
+        if len(found) != len(self.atom(i, j)):
+            raise TraceError("only an accumulator (k.accumulator) can be written in place")
+        return found
+
+    def map(self, function: Callable[[Traced], Traced]) -> Fragment:
+        """``function`` of every f32 element."""
+        self._need_f32("map")
+        return replace(self, registers=tuple(function(x) for x in self.registers))
+
+    def reduce(self, combine: Combine | str, axis: int | str, *, member_mask: Number = FULL_MASK) -> list[Traced]:
+        """Reduce along ``axis`` (1 or "col": one result per row): the paper's Algorithm 3, derived from the map.
+
+        ``combine`` is an associative function of two traced values, or "max", "min", "add", "mul". Every lane gets
+        the results of the rows (columns) it holds, in the order of the plan's groups.
+        """
+        self._need_f32("reduce")
+        op = combine
+        fold: Combine = (lambda a, b: self.words.binary(op, a, b)) if isinstance(op, str) else op
+        plan = reduction_plan(self.layout, axis)
+        if plan.warp_masks:
+            raise TraceError(f"{self.layout.name} spreads an axis over warps: combine those through shared memory")
+        results: list[Traced] = []
+        for group in plan.groups:
+            values = [self._read(element) for element in group]
+            total = values[0]
+            for x in values[1:]:
+                total = fold(total, x)
+            for mask in plan.lane_masks:
+                total = fold(total, self.words.shfl_xor(total, mask, member_mask))
+            results.append(total)
+        return results
+
+    def as_operand(self, operand: FragmentLayout, dtype: DType) -> Fragment:
+        """These f32 elements, rounded to ``dtype``, as the operand of the next ``mma``: no data moves between lanes.
+
+        Raises LayoutError when the two maps are not equal up to a renaming of registers.
+        """
+        self._need_f32("as_operand")
+        source = operand_registers(self.layout, operand)
+        values = [self._read(e) for e in source]
+        return replace(self, layout=operand, dtype=dtype, registers=tuple(self.words.pack_all(values, dtype)))
+
+    def packed(self, dtype: DType) -> Fragment:
+        """These f32 elements rounded to ``dtype`` and packed, in the same map."""
+        self._need_f32("packed")
+        layout = replace(self.layout, element_bits=16)
+        values = [self._read(e) for e in range(self.layout.elements_per_thread)]
+        return replace(self, layout=layout, dtype=dtype, registers=tuple(self.words.pack_all(values, dtype)))
+
+    def store_global(self, pointer: GlobalPointer, row_stride: Number, *, cache: str = "") -> None:
+        """Store an f32 fragment to a row-major matrix through its forward map (the paper's Algorithm 2)."""
+        self._need_f32("store_global")
+        lane = self.words.lane
+        for element in range(self.layout.elements_per_thread):
+            row, col = self.layout.coordinates(lane, element)
+            pointer.store(self._read(element), row * row_stride + col, cache=cache)
+
+    def _read(self, element: int) -> Traced:
+        register = self.registers[element]
+        return register.get() if isinstance(register, Mutable) else register
+
+    def _need_f32(self, what: str) -> None:
+        if self.dtype is not f32:
+            raise TraceError(f"{what} works on f32 elements; this fragment holds {self.dtype}: unpack it first")
+
+
+class TileReader:
+    """``ldmatrix`` of one shape from a shared tile, at constant displacements.
+
+    The plan says which row each lane points to; ``row`` is a warp's first row (a multiple of the swizzle's period).
+    ``addressing`` says how displacements are formed; without a swizzle both give ``base + immediate``.
+    """
+
+    def __init__(
+        self, words: FragmentWords, tile: SharedTile, plan: MatrixPlan, row: Number, addressing: Addressing
+    ) -> None:
+        self._words, self._tile, self._plan, self._row = words, tile, plan, row
+        self._addressing = addressing
+        at = plan.address.apply(lane=words.lane)
+        self._lane_row, self._lane_col = at["row"], at["col"]
+        self._bases: dict[int, Traced] = {}
+
+    def address(self, row: int, col: int) -> Traced:
+        """The address this lane points to for the fragment at (row, col) of the tile."""
+        if self._addressing == "recomputed":
+            return self._tile.address(self._lane_row + self._row + row, self._lane_col + col)
+        immediate, varying = split_displacement(self._tile.layout, self._plan.address, row, col)
+        return self._tile.at(self._base(varying)) + immediate
+
+    def _base(self, varying: int) -> Traced:
+        """The lane's offset displaced by the varying bits: its base plus its own signed strides."""
+        if varying not in self._bases:
+            layout = self._tile.layout
+            lane_offset: Traced = lane_addresses(layout, self._plan.address).apply(lane=self._words.lane)["byte"]
+            total = lane_offset + self._row * layout.row_bytes
+            for _, stride in signed_strides(varying, lane_offset, self._select_stride):
+                total = total + stride
+            self._bases[varying] = total
+        return self._bases[varying]
+
+    def _select_stride(self, bit: Traced, if_set: int, if_clear: int) -> Traced:
+        return self._words.select(bit != 0, self._words.value(if_set, u32), self._words.value(if_clear, u32))
+
+    def load(self, row: int, col: int) -> tuple[Traced, ...]:
+        """The fragment's registers, in the fragment's order."""
+        loaded = self._words.ldmatrix(self.address(row, col), self._plan.count, transposed=self._plan.transposed)
+        ordered: list[Traced] = list(loaded)
+        for position, register in enumerate(self._plan.register_order):
+            ordered[register] = loaded[position]
+        return tuple(ordered)
+
+    def staged(self, stage: Number) -> TileReader:
+        """The same reader on another pipeline stage of its tile; the lane's bases are shared."""
+        other = TileReader.__new__(TileReader)
+        other.__dict__.update(self.__dict__)
+        other._tile = self._tile.stage(stage)
+        return other
+
+
+def _plan(target: FragmentLayout, bit_order: Sequence[int] | None) -> MatrixPlan:
+    """The ``ldmatrix`` for ``target``; ``.trans`` where a register pairs two rows instead of two columns."""
+    pairs_rows = target.atom.bases("register")[0] != (0, 1)
+    return ldmatrix_plan(target, pairs_rows, bit_order)
+
+
+class FragmentWords(WarpWords):
+    """Tensor-core words."""
+
+    def accumulator(self, layout: FragmentLayout, value: Number | None = 0.0, name: str = "") -> Fragment:
+        """A mutable f32 (or packed f16) fragment, initialised unless ``value`` is None."""
+        if layout.element_bits == 16:
+            packed = self.registers(u32, layout.registers, None if value is None else 0, name)
+            return Fragment(self, layout, f16, tuple(packed))
+        return Fragment(self, layout, f32, tuple(self.registers(f32, layout.registers, value, name)))
+
+    def fragment(self, layout: FragmentLayout, dtype: DType, registers: Sequence[Traced]) -> Fragment:
+        """Registers as a fragment of ``layout``."""
+        return Fragment(self, layout, dtype, tuple(registers))
+
+    def pack_all(self, values: Sequence[Traced], dtype: DType) -> list[Traced]:
+        """f32 values rounded to f16 or bf16 and packed in pairs; f32 stays as it is."""
+        if dtype is f32:
+            return list(values)
+        return [self.pack(low, high, dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
+
+    def reader(
+        self,
+        tile: SharedTile,
+        target: FragmentLayout,
+        *,
+        row: Number = 0,
+        bit_order: Sequence[int] | None = None,
+        addressing: Addressing = "strided",
+    ) -> TileReader:
+        """A reader of fragments ``target``, given in the tile's own rows and columns; see :class:`TileReader`.
+
+        An operand of which the tile stores the transpose (B from an n×k tile) is passed as ``layout.transposed()``.
+        """
+        return TileReader(self, tile, _plan(target, bit_order), row, addressing)
+
+    def load_fragment(
+        self, tile: SharedTile, target: FragmentLayout, row: int = 0, col: int = 0, *, transposed: bool = False
+    ) -> Fragment:
+        """One fragment from a shared tile by ``ldmatrix``; ``transposed``: the tile stores the operand's transpose."""
+        plan = _plan(target.transposed() if transposed else target, None)
+        registers = TileReader(self, tile, plan, 0, "strided").load(row, col)
+        return Fragment(self, target, tile.dtype, registers)
+
+    def mma(
+        self,
+        a: Sequence[Traced],
+        b: Sequence[Traced],
+        c: Sequence[Number],
+        *,
+        inputs: DType = bf16,
+        accumulate: DType = f32,
+        shape: str = "m16n8k16",
+        into: Sequence[Mutable] | None = None,
+    ) -> tuple[Traced, ...]:
+        """``mma.sync``: the registers of D = A·B + C. ``into`` writes D to mutable registers (in place if it is C)."""
+        instruction = MmaSync(shape, inputs, accumulate)
+        kinds = instruction.operand_types[len(a) + len(b) :]
+        operands: list[Traced] = [self.operand(x, u32) for x in (*a, *b)]
+        operands += [Traced(self, x.register) if isinstance(x, Mutable) else self.operand(x, t)
+                     for x, t in zip(c, kinds, strict=True)]  # fmt: skip
+        if len(operands) != len(instruction.operand_types):
+            raise TraceError(
+                f"{instruction.mnemonic} takes {len(instruction.operand_types)} registers, got {len(operands)} "
+                f"({self.here()})"
+            )
+        if into is None:
+            return self.emit(instruction, operands)
+        self.emit_into(instruction, operands, into)
+        return tuple(into)

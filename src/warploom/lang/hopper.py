@@ -1,0 +1,205 @@
+"""Words of ``k`` for sm_90: mbarriers, TMA copies, wgmma, rings, elected threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
+from warploom.core.errors import TraceError
+from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.sync import (
+    AsyncProxyFence,
+    MbarrierArrival,
+    MbarrierInitFence,
+    MbarrierInitialise,
+    MbarrierTryWait,
+)
+from warploom.isa.warp import Elect
+from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
+from warploom.lang.fold import split_sum
+from warploom.lang.fragments import Fragment, FragmentWords
+from warploom.lang.memory import SharedTile
+from warploom.lang.values import Mutable, Number, Traced
+from warploom.layout.catalogue import wgmma_accumulator
+from warploom.layout.wgmma import MatrixDescriptor
+
+
+@dataclass(frozen=True, eq=False)
+class TensorMapHandle:
+    """A TMA descriptor parameter; its address, for ``k.tma_load`` and ``k.tma_store``."""
+
+    address: Traced
+
+
+@dataclass(frozen=True, eq=False)
+class Mbarriers:
+    """An array of mbarriers in shared memory."""
+
+    words: HopperWords
+    tile: SharedTile
+    count: int
+
+    def address(self, index: Number = 0) -> Traced:
+        """The shared address of one of them."""
+        if isinstance(index, int) and not 0 <= index < self.count:
+            raise TraceError(f"{self.tile.name} has {self.count} mbarriers; there is no number {index}")
+        return self.tile.base + index * 8
+
+    def init(self, arrivals: int, index: int | None = None) -> None:
+        """Initialise one or all, by one thread; ``arrivals`` complete a phase. Then fence and meet."""
+        for i in range(self.count) if index is None else (index,):
+            base, offset = split_sum(self.address(i))
+            self.words.emit(MbarrierInitialise(arrivals, offset), (base,))
+
+    def arrive(self, index: Number = 0, *, when: Number = True) -> None:
+        """Arrive once for each thread whose predicate holds."""
+        self._arrive(index, None, when)
+
+    def expect(self, transaction_bytes: int, index: Number = 0, *, when: Number = True) -> None:
+        """Arrive and expect so many bytes of bulk copies in this phase (``arrive.expect_tx``)."""
+        self._arrive(index, transaction_bytes, when)
+
+    def _arrive(self, index: Number, transaction_bytes: int | None, when: Number) -> None:
+        base, offset = split_sum(self.address(index))
+        guard = self.words.operand(when, pred)
+        self.words.emit(MbarrierArrival(transaction_bytes, offset), (base, guard))
+
+    def wait(self, parity: Number, index: Number = 0) -> None:
+        """Block until the phase of that parity has completed (0 the first, then alternating)."""
+        base, offset = split_sum(self.address(index))
+        self.words.emit(MbarrierTryWait(offset), (base, self.words.operand(parity, u32)))
+
+
+@dataclass(eq=False)
+class Ring:
+    """A position in a ring of ``stages``: the stage index and the parity of its phase, carried in two registers."""
+
+    words: HopperWords
+    stages: int
+    stage: Mutable
+    phase: Mutable
+
+    def advance(self) -> None:
+        """To the next stage; the parity flips on wrapping."""
+        k = self.words
+        following = self.stage.get() + 1
+        wraps = following == self.stages
+        self.stage.set(k.select(wraps, k.value(0, u32), following))
+        self.phase.set(k.select(wraps, self.phase.get() ^ 1, self.phase.get()))
+
+
+class HopperWords(FragmentWords):
+    """Asynchronous words."""
+
+    def mbarriers(self, count: int, name: str = "") -> Mbarriers:
+        """Room for ``count`` mbarriers in shared memory."""
+        return Mbarriers(self, self.shared(u64, count, name=name or "mbarriers"), count)
+
+    def mbarrier_fence(self) -> None:
+        """Make initialised mbarriers visible to the async proxy."""
+        self.emit(MbarrierInitFence(), ())
+
+    def ring(self, stages: int, name: str = "ring", *, phase: int = 0) -> Ring:
+        """A fresh position in a ring, at stage 0; a producer that waits for free stages starts with ``phase=1``."""
+        stage = self.register(u32, 0, f"{name}_stage")
+        return Ring(self, stages, stage, self.register(u32, phase, f"{name}_phase"))
+
+    def elect(self) -> Traced:
+        """A predicate that holds in one lane of the warp (``elect.sync``)."""
+        return self.emit(Elect(), ())[0]
+
+    def fence_async(self) -> None:
+        """``fence.proxy.async``: this thread's ordinary shared accesses come before later TMA and wgmma ones."""
+        self.emit(AsyncProxyFence(), ())
+
+    # -- TMA
+    def tma_load(
+        self,
+        tile: SharedTile,
+        tensor_map: TensorMapHandle,
+        coordinates: Sequence[Number],
+        barriers: Mbarriers,
+        index: Number = 0,
+        *,
+        when: Number = True,
+        offset: int = 0,
+    ) -> None:
+        """Copy a box into a tile; completes its bytes on the mbarrier. One thread (``when``) issues it."""
+        shared, shared_offset = split_sum(tile.at(offset))
+        barrier, barrier_offset = split_sum(barriers.address(index))
+        copy = TensorCopy("load", len(coordinates), shared_offset, barrier_offset)
+        places = [self._coordinate(c) for c in coordinates]
+        self.emit(copy, (shared, tensor_map.address, barrier, self.operand(when, pred), *places))
+
+    def tma_store(
+        self,
+        tensor_map: TensorMapHandle,
+        coordinates: Sequence[Number],
+        tile: SharedTile,
+        *,
+        when: Number = True,
+        offset: int = 0,
+    ) -> None:
+        """Copy a tile out to a box; belongs to the thread's bulk group."""
+        shared, shared_offset = split_sum(tile.at(offset))
+        places = [self._coordinate(c) for c in coordinates]
+        copy = TensorCopy("store", len(coordinates), shared_offset)
+        self.emit(copy, (shared, tensor_map.address, self.operand(when, pred), *places))
+
+    def _coordinate(self, x: Number) -> Traced:
+        if isinstance(x, Mutable):
+            x = x.get()
+        return self.bitcast(x, s32) if isinstance(x, Traced) and x.dtype is u32 else self.operand(x, s32)
+
+    def commit_bulk(self) -> None:
+        """Close the thread's group of bulk stores."""
+        self.emit(CommitCopies("bulk"), ())
+
+    def wait_bulk(self, pending: int = 0, *, reads_only: bool = False) -> None:
+        """Wait for bulk-store groups; ``reads_only``: until their shared memory may be overwritten."""
+        self.emit(WaitCopies(pending, "bulk", reads_only), ())
+
+    # -- wgmma
+    def descriptor(self, address: Traced, shape: MatrixDescriptor) -> Traced:
+        """The 64-bit matrix descriptor of an operand that starts at a shared address."""
+        low = self.convert(shape.low_word(address), u64)
+        return low + (shape.high_word << 32)
+
+    def warpgroup_accumulator(self, n: int, name: str = "") -> Fragment:
+        """An uninitialised m64n{n} f32 accumulator of a warpgroup."""
+        return self.accumulator(wgmma_accumulator(n), None, name)
+
+    def wgmma_fence(self) -> None:
+        """``wgmma.fence``: before the first wgmma, and whenever its registers were written by other instructions."""
+        self.emit(WgmmaFence(), ())
+
+    def wgmma(
+        self,
+        accumulator: Fragment,
+        a: Traced | Sequence[Traced],
+        b: Traced,
+        *,
+        inputs: DType = bf16,
+        accumulate: Number = True,
+        transposed_b: bool = False,
+    ) -> None:
+        """Issue one m64nNk16 step: A a descriptor or four registers, B a descriptor."""
+        n = accumulator.layout.shape[1]
+        registers = [r for r in accumulator.registers if isinstance(r, Mutable)]
+        instruction = Wgmma(n, inputs, "shared" if isinstance(a, Traced) else "registers", transposed_b)
+        head = [a] if isinstance(a, Traced) else list(a)
+        operands = [*head, b, self.operand(accumulate, pred), *(Traced(self, r.register) for r in registers)]
+        self.emit_into(instruction, operands, registers)
+
+    def wgmma_commit(self) -> None:
+        """``wgmma.commit_group``."""
+        self.emit(WgmmaCommit(), ())
+
+    def wgmma_wait(self, pending: int, *complete: Fragment) -> None:
+        """``wgmma.wait_group``; ``complete`` are the accumulators that may be read from here on."""
+        registers = [r for f in complete for r in f.registers if isinstance(r, Mutable)]
+        if any(r.dtype is not f32 for r in registers):
+            raise TraceError(f"wgmma accumulators are f32 ({self.here()})")
+        operands = [Traced(self, r.register) for r in registers]
+        self.emit_into(WgmmaWait(pending, len(registers)), operands, registers)

@@ -1,0 +1,146 @@
+"""Kernels: Python functions that are traced once per configuration into a Program."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from warploom.core.dtypes import DType, u64
+from warploom.core.errors import TraceError
+from warploom.ir.program import Parameter, Program, SourceLine
+from warploom.ir.simplify import simplify
+from warploom.ir.verify import verify
+from warploom.lang.hopper import HopperWords, TensorMapHandle
+from warploom.lang.memory import GlobalPointer
+from warploom.lang.naming import name_at
+from warploom.lang.values import Traced
+
+T = TypeVar("T")
+
+
+class Global(Generic[T]):
+    """Annotation of a pointer parameter: ``a: Global[bf16]``."""
+
+    def __class_getitem__(cls, dtype: DType) -> PointerType:  # type: ignore[override]
+        return PointerType(dtype)
+
+
+@dataclass(frozen=True)
+class PointerType:
+    """A pointer parameter to elements of ``dtype``."""
+
+    dtype: DType
+
+
+class TensorMap:
+    """Annotation of a TMA descriptor parameter."""
+
+
+class Kernel(HopperWords):
+    """``k``: the first argument of every kernel function. Its methods are the language; see the base classes."""
+
+
+Parameterised = PointerType | DType | type[TensorMap]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to run a kernel once: grid (CTAs along x, y, z), arguments in parameter order, and what must come out.
+
+    ``expect`` maps a parameter's name to (expected array, absolute tolerance per element).
+    """
+
+    grid: int | tuple[int, ...]
+    arguments: Sequence[Any]
+    expect: Mapping[str, tuple[Any, float]] = field(default_factory=dict[str, tuple[Any, float]])
+
+
+@dataclass(eq=False)
+class KernelFunction:
+    """A kernel before tracing. :meth:`trace` gives the Program of one configuration."""
+
+    function: Callable[..., None]
+    name: str
+    threads: int | Callable[..., int]
+    min_ctas: int = 1
+    opt_level: int = 3
+    requires: str = "sm_80"
+    share: bool = True
+    example_launch: Callable[..., Launch] | None = None
+
+    def trace(self, *, threads: int | None = None, name: str | None = None, **configuration: Any) -> Program:
+        """Run the function once with traced arguments and the given keyword-only configuration."""
+        k = Kernel(share=self.share)
+        parameters, arguments = self._parameters(k)
+        self.function(k, *arguments, **configuration)
+        count = threads or (self.threads if isinstance(self.threads, int) else self.threads(**configuration))
+        code = self.function.__code__
+        program = Program(
+            name=name or self.name,
+            parameters=tuple(parameters),
+            threads=count,
+            body=simplify(k.finished_body(), lambda where: name_at(where.file, where.line)),
+            shared=tuple(k.regions),
+            shared_bytes=k.shared_bytes,
+            min_ctas=self.min_ctas,
+            opt_level=self.opt_level,
+            requires=self.requires,
+            where=SourceLine(code.co_filename, code.co_firstlineno, code.co_name),
+        )
+        verify(program)
+        return program
+
+    def _parameters(self, k: Kernel) -> tuple[list[Parameter], list[Any]]:
+        hints = get_type_hints(self.function)
+        parameters: list[Parameter] = []
+        arguments: list[Any] = []
+        positional = [p for p in inspect.signature(self.function).parameters.values() if p.kind != p.KEYWORD_ONLY][1:]
+        for p in positional:
+            kind = hints.get(p.name)
+            if isinstance(kind, PointerType):
+                value = k.new_value(u64, p.name)
+                parameters.append(Parameter(p.name, "pointer", kind.dtype, value))
+                arguments.append(GlobalPointer(k, Traced(k, value), kind.dtype))
+            elif isinstance(kind, DType):
+                value = k.new_value(kind, p.name)
+                parameters.append(Parameter(p.name, "scalar", kind, value))
+                arguments.append(Traced(k, value))
+            elif kind is TensorMap:
+                value = k.new_value(u64, p.name)
+                parameters.append(Parameter(p.name, "tensor_map", u64, value))
+                arguments.append(TensorMapHandle(Traced(k, value)))
+            else:
+                raise TraceError(
+                    f"parameter {p.name!r} of {self.name} needs a type: Global[bf16], u32, f32 … or TensorMap; "
+                    "trace-time configuration goes into keyword-only parameters (after *)"
+                )
+        return parameters, arguments
+
+    def example(self, function: Callable[..., Launch]) -> Callable[..., Launch]:
+        """Decorator: a function of a NumPy random generator that returns a :class:`Launch`, for ``warploom check``."""
+        self.example_launch = function
+        return function
+
+
+def kernel(
+    *,
+    threads: int | Callable[..., int],
+    min_ctas: int = 1,
+    opt_level: int = 3,
+    requires: str = "sm_80",
+    share: bool = True,
+    name: str | None = None,
+) -> Callable[[Callable[..., None]], KernelFunction]:
+    """Decorator that makes a function a kernel.
+
+    The function's first parameter is ``k`` (:class:`Kernel`); annotated positional parameters are the launch's
+    arguments; keyword-only parameters are trace-time configuration. ``threads`` per CTA is a multiple of 32 or a
+    function of the configuration, ``min_ctas`` the CTAs per SM asked of ptxas, ``opt_level`` ptxas's.
+    """
+
+    def wrap(function: Callable[..., None]) -> KernelFunction:
+        return KernelFunction(function, name or function.__name__, threads, min_ctas, opt_level, requires, share)
+
+    return wrap

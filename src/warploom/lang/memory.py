@@ -1,0 +1,257 @@
+"""Words of ``k`` for memory: typed global pointers, shared tiles, cp.async, ldmatrix, atomics, fences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from warploom.core.dtypes import DType, u32, u64
+from warploom.core.errors import TraceError
+from warploom.ir.program import SharedRegion
+from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
+from warploom.isa.effects import Order, Scope, Space
+from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
+from warploom.isa.warp import Special
+from warploom.lang.arithmetic import Arithmetic
+from warploom.lang.fold import split_sum
+from warploom.lang.values import Mutable, Number, Traced
+from warploom.layout.shared import SharedLayout
+from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalPointer:
+    """A typed pointer into global memory; offsets and indices count elements."""
+
+    words: MemoryWords
+    address: Traced
+    dtype: DType
+
+    def __add__(self, elements: Number) -> GlobalPointer:
+        """The pointer ``elements`` further on (u32, s32, u64 or a Python int)."""
+        return replace(self, address=self.words.advance(self.address, elements, self.dtype.bytes))
+
+    def bytes(self, offset: Number) -> GlobalPointer:
+        """The pointer ``offset`` bytes further on."""
+        return replace(self, address=self.words.advance(self.address, offset, 1))
+
+    def load(
+        self, index: Number = 0, count: int = 1, *, cache: str = "", order: Order = "weak", dtype: DType | None = None
+    ) -> list[Traced]:
+        """``count`` consecutive elements from ``index`` on, in one access. ``dtype`` reads the memory as another type.
+
+        Elements narrower than 32 bits arrive one at a time, zero-extended in u32; read pairs of 16-bit elements with
+        ``dtype=u32``.
+        """
+        return self.words.load("global", (self + index).address, dtype or self.dtype, count, cache, order)
+
+    def store(
+        self,
+        values: Number | Sequence[Number],
+        index: Number = 0,
+        *,
+        cache: str = "",
+        order: Order = "weak",
+        dtype: DType | None = None,
+    ) -> None:
+        """Store one value, or several consecutive ones in one access, from ``index`` on."""
+        listed = list(values) if isinstance(values, Sequence) else [values]
+        self.words.store("global", (self + index).address, dtype or self.dtype, listed, cache, order)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedTile:
+    """A tile in shared memory: where it lies, and where its elements lie in it (its :class:`SharedLayout`).
+
+    ``offset`` is its byte offset from the start of shared memory; ``shift`` a run-time part of it (a pipeline stage).
+    """
+
+    words: MemoryWords
+    name: str
+    dtype: DType
+    layout: SharedLayout
+    offset: int
+    stages: int = 1
+    stage_bytes: int = 0
+    shift: Traced | None = None
+
+    def stage(self, index: Number) -> SharedTile:
+        """The tile of one pipeline stage; ``index`` is an int or a u32 below ``stages``."""
+        if isinstance(index, int):
+            if not 0 <= index < self.stages:
+                raise TraceError(f"{self.name} has {self.stages} stages; there is no stage {index}")
+            return replace(self, offset=self.offset + index * self.stage_bytes)
+        return replace(self, shift=self.words.operand(index, u32) * self.stage_bytes)
+
+    @property
+    def base(self) -> Traced:
+        """The tile's address in shared memory (u32, bytes)."""
+        start = self.words.shared_base
+        if self.shift is not None:
+            start = start + self.shift
+        return start + self.offset
+
+    def address(self, row: Number, col: Number = 0) -> Traced:
+        """The shared address of element (row, col), swizzled as the tile is."""
+        return self.at(self.layout.offset(row, col))
+
+    def at(self, offset: Number) -> Traced:
+        """The shared address ``offset`` bytes into the tile."""
+        return self.base + offset
+
+    def load(self, row: Number, col: Number = 0, count: int = 1, *, dtype: DType | None = None) -> list[Traced]:
+        """``count`` consecutive elements of a row, in one access (keep it within a swizzle's 16 bytes)."""
+        return self.words.load("shared", self.address(row, col), dtype or self.dtype, count, "", "weak")
+
+    def store(
+        self, values: Number | Sequence[Number], row: Number, col: Number = 0, *, dtype: DType | None = None
+    ) -> None:
+        """Store one value, or several consecutive ones of a row in one access."""
+        listed = list(values) if isinstance(values, Sequence) else [values]
+        self.words.store("shared", self.address(row, col), dtype or self.dtype, listed, "", "weak")
+
+
+class MemoryWords(Arithmetic):
+    """Loads, stores, copies and the shared-memory plan."""
+
+    def __init__(self, *, share: bool = True) -> None:
+        super().__init__(share=share)
+        self.regions: list[SharedRegion] = []
+        self.shared_bytes = 0
+
+    # -- addresses
+    @property
+    def shared_base(self) -> Traced:
+        """The address of the CTA's dynamic shared memory (u32)."""
+        return self.emit(Special("shared_base"), ())[0]
+
+    def advance(self, address: Traced, elements: Number, size: int) -> Traced:
+        """``address`` + elements · size, widened to 64 bits."""
+        if not isinstance(elements, Traced):
+            return address + elements * size
+        if isinstance(elements, Mutable):
+            elements = elements.get()
+        if elements.dtype is u32:
+            return address + self._wide_bytes(elements, size)
+        return address + self.convert(elements, u64) * size
+
+    def _wide_bytes(self, elements: Traced, size: int) -> Traced:
+        base, constant = split_sum(elements)
+        if constant >= 0:  # element counts do not wrap, so a constant may leave the widening
+            return self.mul_wide(base, size) + constant * size
+        return self.mul_wide(elements, size)
+
+    def shared(
+        self,
+        dtype: DType,
+        shape: int | tuple[int, int],
+        *,
+        name: str = "",
+        swizzle: Swizzle | Literal["auto"] | None = None,
+        stages: int = 1,
+        panel_cols: int | None = None,
+        alias: SharedTile | None = None,
+    ) -> SharedTile:
+        """Allocate a tile of ``shape`` (rows, cols) elements, ``stages`` times.
+
+        ``swizzle="auto"`` takes the conflict-free one for the row's width. ``alias`` places the tile over another one:
+        the author then orders the accesses to both.
+        """
+        rows, cols = (1, shape) if isinstance(shape, int) else shape
+        if swizzle == "auto":
+            first = SharedLayout(rows, cols, dtype.bytes, NO_SWIZZLE, panel_cols)
+            swizzle = Swizzle.for_row_bytes(first.row_bytes)
+        layout = SharedLayout(rows, cols, dtype.bytes, swizzle or NO_SWIZZLE, panel_cols)
+        alignment = max(16, layout.alignment, 128 if layout.bytes >= 128 else 16)
+        stage_bytes = -(-layout.bytes // alignment) * alignment
+        total = stage_bytes * (stages - 1) + layout.bytes
+        offset = alias.offset if alias is not None else -(-self.shared_bytes // alignment) * alignment
+        name = name or f"tile{len(self.regions)}"
+        self.regions.append(SharedRegion(name, offset, total))
+        self.shared_bytes = max(self.shared_bytes, offset + total)
+        return SharedTile(self, name, dtype, layout, offset, stages, stage_bytes)
+
+    # -- synchronous accesses
+    def load(self, space: Space, address: Traced, dtype: DType, count: int, cache: str, order: Order) -> list[Traced]:
+        """Loads by address; see :meth:`GlobalPointer.load` and :meth:`SharedTile.load`."""
+        base, offset = split_sum(address)
+        return list(self.emit(Load(space, dtype, count, offset, cache, order), (base,)))
+
+    def store(
+        self, space: Space, address: Traced, dtype: DType, values: Sequence[Number], cache: str, order: Order
+    ) -> None:
+        """Stores by address; see :meth:`GlobalPointer.store` and :meth:`SharedTile.store`."""
+        kind = register_type(dtype)
+        base, offset = split_sum(address)
+        operands = (base, *(self.operand(v, kind) for v in values))
+        self.emit(Store(space, dtype, len(values), offset, cache, order), operands)
+
+    def atomic(
+        self,
+        op: str,
+        pointer: GlobalPointer,
+        value: Number,
+        index: Number = 0,
+        *,
+        order: Order = "relaxed",
+        scope: Scope = "gpu",
+    ) -> Traced:
+        """``atom.global.{add,min,max,and,or,xor,exch}`` on one element; returns the old value."""
+        base, offset = split_sum((pointer + index).address)
+        operands = (base, self.operand(value, pointer.dtype))
+        return self.emit(Atomic("global", op, pointer.dtype, offset, order, scope), operands)[0]
+
+    def atomic_cas(self, pointer: GlobalPointer, compare: Number, value: Number, index: Number = 0) -> Traced:
+        """``atom.global.cas``: stores ``value`` where the element equals ``compare``; returns the old value."""
+        base, offset = split_sum((pointer + index).address)
+        operands = (base, *(self.operand(v, pointer.dtype) for v in (compare, value)))
+        return self.emit(Atomic("global", "cas", pointer.dtype, offset), operands)[0]
+
+    def fence(self, scope: Scope = "gpu") -> None:
+        """``fence.acq_rel``: orders this thread's accesses for the CTA, the GPU or the system."""
+        self.emit(MemoryFence(scope), ())
+
+    # -- matrices
+    def ldmatrix(self, address: Traced, count: int = 4, *, transposed: bool = False) -> list[Traced]:
+        """``ldmatrix``: lanes 8·i … 8·i+7 address the rows of matrix i; returns one u32 per matrix."""
+        base, offset = split_sum(address)
+        return list(self.emit(LdMatrix(count, transposed, offset), (base,)))
+
+    def stmatrix(self, address: Traced, values: Sequence[Traced], *, transposed: bool = False) -> None:
+        """``stmatrix`` (sm_90) of 1, 2 or 4 matrices."""
+        base, offset = split_sum(address)
+        self.emit(StMatrix(len(values), transposed, offset), (base, *(self.operand(v, u32) for v in values)))
+
+    # -- asynchronous copies
+    def cp_async(
+        self,
+        shared: Traced,
+        source: GlobalPointer,
+        size: Literal[4, 8, 16] = 16,
+        *,
+        cache: Literal["ca", "cg"] | None = None,
+        valid_bytes: Number | None = None,
+        prefetch: int = 0,
+    ) -> None:
+        """``cp.async`` of ``size`` bytes per thread; the data may be read after commit, wait and a barrier.
+
+        ``cache`` defaults to ``cg`` (past L1) for 16 bytes and ``ca`` otherwise. ``valid_bytes`` reads only so many
+        bytes and fills the rest with zeros.
+        """
+        to, shared_offset = split_sum(shared)
+        origin, global_offset = split_sum(source.address)
+        how = cache or ("cg" if size == 16 else "ca")
+        operands = [to, origin]
+        if valid_bytes is not None:
+            operands.append(self.operand(valid_bytes, u32))
+        copy = CpAsync(size, how, valid_bytes is not None, prefetch, shared_offset, global_offset)
+        self.emit(copy, operands)
+
+    def commit_group(self) -> None:
+        """``cp.async.commit_group``: closes the group of copies this thread issued since the last commit."""
+        self.emit(CommitCopies(), ())
+
+    def wait_group(self, pending: int = 0) -> None:
+        """``cp.async.wait_group``: this thread's groups but the newest ``pending`` have arrived, for this thread."""
+        self.emit(WaitCopies(pending), ())

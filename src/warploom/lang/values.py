@@ -1,0 +1,201 @@
+"""Traced values: what a kernel function computes with. Each stands for one register of every thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
+
+from warploom.core.dtypes import DType, pred
+from warploom.core.errors import TraceError
+from warploom.ir.program import Const, Op, Operand, Register, Value
+
+if TYPE_CHECKING:
+    from warploom.lang.builder import Builder
+
+
+class Traced:
+    """A value of every thread. Operators build instructions; Python numbers become immediates of its type.
+
+    Both operands of an operator must have one type: convert explicitly with ``k.convert(x, f32)``. Comparisons give a
+    predicate for ``k.when``, ``k.select`` and ``&``, ``|``. A traced value has no truth value.
+    """
+
+    __slots__ = ("builder", "definition", "ir", "sources")
+
+    def __init__(
+        self, builder: Builder, ir: Operand, definition: Op | None = None, sources: tuple[Traced, ...] = ()
+    ) -> None:
+        self.builder = builder
+        self.ir = ir
+        self.definition = definition
+        self.sources = sources  # the traced operands of the definition, for folding
+
+    @property
+    def dtype(self) -> DType:
+        """The register type."""
+        return self.ir.dtype
+
+    @property
+    def constant(self) -> int | float | bool | None:
+        """The value, if it is known while tracing."""
+        return self.ir.value if isinstance(self.ir, Const) else None
+
+    def __repr__(self) -> str:
+        if isinstance(self.ir, Const):
+            return f"{self.dtype}({self.ir.value})"
+        return f"<{self.dtype} {self.ir.name or '%' + str(self.ir.number)}>"
+
+    def __bool__(self) -> NoReturn:
+        raise TraceError(
+            f"{self!r} is a value of the running kernel: it has no truth value while the kernel is traced "
+            f"({self.builder.here()}). Use `with k.when(condition):` for control flow or "
+            "`k.select(condition, a, b)` for a value; `and`/`or` are `&`/`|`."
+        )
+
+    def __index__(self) -> NoReturn:
+        raise TraceError(
+            f"{self!r} cannot be a Python index ({self.builder.here()}): a loop over it is "
+            "`with k.loop(stop) as i:`, and register arrays are indexed by trace-time integers only"
+        )
+
+    def __iter__(self) -> NoReturn:
+        raise TraceError(f"{self!r} is one value, not a sequence ({self.builder.here()})")
+
+    # -- arithmetic
+    def __add__(self, other: Number) -> Traced:
+        return self.builder.binary("add", self, other)
+
+    def __radd__(self, other: Number) -> Traced:
+        return self.builder.binary("add", self, other)
+
+    def __sub__(self, other: Number) -> Traced:
+        return self.builder.binary("sub", self, other)
+
+    def __rsub__(self, other: Number) -> Traced:
+        return self.builder.binary("sub", other, self)
+
+    def __mul__(self, other: Number) -> Traced:
+        return self.builder.binary("mul", self, other)
+
+    def __rmul__(self, other: Number) -> Traced:
+        return self.builder.binary("mul", self, other)
+
+    def __truediv__(self, other: Number) -> Traced:
+        return self.builder.divide(self, other)
+
+    def __rtruediv__(self, other: Number) -> Traced:
+        return self.builder.divide(other, self)
+
+    def __floordiv__(self, other: Number) -> Traced:
+        return self.builder.floor_divide("div", self, other)
+
+    def __mod__(self, other: Number) -> Traced:
+        return self.builder.floor_divide("rem", self, other)
+
+    def __neg__(self) -> Traced:
+        return self.builder.unary("neg", self) if self.dtype.is_float else self.builder.binary("sub", 0, self)
+
+    # -- bits and predicates
+    def __and__(self, other: Number) -> Traced:
+        return self.builder.binary("and", self, other)
+
+    def __rand__(self, other: Number) -> Traced:
+        return self.builder.binary("and", self, other)
+
+    def __or__(self, other: Number) -> Traced:
+        return self.builder.binary("or", self, other)
+
+    def __ror__(self, other: Number) -> Traced:
+        return self.builder.binary("or", self, other)
+
+    def __xor__(self, other: Number) -> Traced:
+        return self.builder.binary("xor", self, other)
+
+    def __rxor__(self, other: Number) -> Traced:
+        return self.builder.binary("xor", self, other)
+
+    def __lshift__(self, other: Number) -> Traced:
+        return self.builder.binary("shl", self, other)
+
+    def __rlshift__(self, other: Number) -> Traced:
+        return self.builder.binary("shl", other, self)
+
+    def __rshift__(self, other: Number) -> Traced:
+        return self.builder.binary("shr", self, other)
+
+    def __rrshift__(self, other: Number) -> Traced:
+        return self.builder.binary("shr", other, self)
+
+    def __invert__(self) -> Traced:
+        return self.builder.unary("not", self)
+
+    # -- comparisons
+    def __lt__(self, other: Number) -> Traced:
+        return self.builder.binary("lt", self, other)
+
+    def __le__(self, other: Number) -> Traced:
+        return self.builder.binary("le", self, other)
+
+    def __gt__(self, other: Number) -> Traced:
+        return self.builder.binary("gt", self, other)
+
+    def __ge__(self, other: Number) -> Traced:
+        return self.builder.binary("ge", self, other)
+
+    def __eq__(self, other: object) -> Traced:  # type: ignore[override]
+        return self.builder.binary("eq", self, other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> Traced:  # type: ignore[override]
+        return self.builder.binary("ne", self, other)  # type: ignore[arg-type]
+
+    __hash__ = object.__hash__
+
+
+class Mutable(Traced):
+    """A mutable register: read it like a value (each read is a snapshot), write it with :meth:`set` or ``+=``."""
+
+    __slots__ = ("register",)
+
+    def __init__(self, builder: Builder, register: Register) -> None:
+        super().__init__(builder, register)
+        self.register = register
+
+    def __repr__(self) -> str:
+        return f"<mutable {self.dtype} {self.register.name or self.register.number}>"
+
+    def get(self) -> Traced:
+        """The value it holds now; later writes do not change what was read."""
+        return self.builder.read(self)
+
+    def set(self, value: Number) -> None:
+        """Overwrite it (in the active lanes)."""
+        self.builder.write(self, value)
+
+    def __iadd__(self, other: Number) -> Mutable:
+        self.set(self.get() + other)
+        return self
+
+    def __isub__(self, other: Number) -> Mutable:
+        self.set(self.get() - other)
+        return self
+
+    def __imul__(self, other: Number) -> Mutable:
+        self.set(self.get() * other)
+        return self
+
+    def __ixor__(self, other: Number) -> Mutable:
+        self.set(self.get() ^ other)
+        return self
+
+
+Number: TypeAlias = Traced | int | float | bool
+"""What arithmetic takes: a traced value or a Python number, which becomes an immediate."""
+
+
+def is_predicate(value: Number) -> bool:
+    """Whether ``value`` is a predicate (a comparison's result or a Python bool)."""
+    return value.dtype is pred if isinstance(value, Traced) else isinstance(value, bool)
+
+
+def defining_op(value: Traced) -> Op | None:
+    """The instruction that defined a single-assignment value, if it is known."""
+    return value.definition if isinstance(value.ir, Value) and not isinstance(value.ir, Register) else None

@@ -1,0 +1,139 @@
+"""Words of ``k`` for the warp and the CTA: indices, shuffles, votes, barriers, control flow."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from warploom.core.dtypes import pred, u32
+from warploom.core.errors import TraceError
+from warploom.isa.sync import BarArrive, BarSync
+from warploom.isa.warp import FULL_MASK, ReadClock, Shuffle, Special, SyncWarp, Vote
+from warploom.lang.memory import MemoryWords
+from warploom.lang.values import Mutable, Number, Traced
+
+
+class WarpWords(MemoryWords):
+    """Who a thread is, and how threads meet."""
+
+    def special(self, register: str) -> Traced:
+        """A special register by PTX's name: ``tid.x``, ``ctaid.y``, ``nctaid.z`` …"""
+        return self.emit(Special(register), ())[0]
+
+    @property
+    def thread(self) -> Traced:
+        """The thread's index in its CTA (u32)."""
+        return self.special("tid.x")
+
+    @property
+    def lane(self) -> Traced:
+        """The thread's lane in its warp, 0 … 31."""
+        return self.thread & 31
+
+    @property
+    def warp(self) -> Traced:
+        """The warp's index in its CTA."""
+        return self.thread >> 5
+
+    @property
+    def cta_x(self) -> Traced:
+        """The CTA's x index in the grid."""
+        return self.special("ctaid.x")
+
+    @property
+    def cta_y(self) -> Traced:
+        """The CTA's y index in the grid."""
+        return self.special("ctaid.y")
+
+    @property
+    def cta_z(self) -> Traced:
+        """The CTA's z index in the grid."""
+        return self.special("ctaid.z")
+
+    @property
+    def grid_x(self) -> Traced:
+        """CTAs in the grid along x."""
+        return self.special("nctaid.x")
+
+    def clock(self) -> Traced:
+        """The SM's cycle counter (u64), read where it is written."""
+        return self.emit(ReadClock(), ())[0]
+
+    # -- shuffles and votes
+    def shfl_xor(self, x: Traced, lane_mask: Number, member_mask: Number = FULL_MASK) -> Traced:
+        """The value of lane ``lane ^ lane_mask``."""
+        return self._shuffle("xor", x, lane_mask, member_mask)
+
+    def shfl_idx(self, x: Traced, lane: Number, member_mask: Number = FULL_MASK) -> Traced:
+        """The value of lane ``lane``."""
+        return self._shuffle("idx", x, lane, member_mask)
+
+    def shfl_up(self, x: Traced, delta: Number, member_mask: Number = FULL_MASK) -> Traced:
+        """The value of the lane ``delta`` below; the lane's own where there is none."""
+        return self._shuffle("up", x, delta, member_mask)
+
+    def shfl_down(self, x: Traced, delta: Number, member_mask: Number = FULL_MASK) -> Traced:
+        """The value of the lane ``delta`` above; the lane's own where there is none."""
+        return self._shuffle("down", x, delta, member_mask)
+
+    def _shuffle(self, mode: str, x: Traced, lane: Number, member_mask: Number) -> Traced:
+        if isinstance(x, Mutable):
+            x = x.get()
+        if x.dtype.bits != 32:
+            raise TraceError(f"shfl moves 32-bit values, not {x.dtype} ({self.here()})")
+        instruction = Shuffle(mode, x.dtype)  # type: ignore[arg-type]
+        return self.emit(instruction, (x, self.operand(lane, u32), self.operand(member_mask, u32)))[0]
+
+    def vote_any(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
+        """Whether the predicate holds in any member lane; the same in all of them."""
+        return self.emit(Vote("any"), (self.operand(condition, pred), self.operand(member_mask, u32)))[0]
+
+    def vote_all(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
+        """Whether the predicate holds in every member lane."""
+        return self.emit(Vote("all"), (self.operand(condition, pred), self.operand(member_mask, u32)))[0]
+
+    def ballot(self, condition: Traced, member_mask: Number = FULL_MASK) -> Traced:
+        """One bit per member lane in which the predicate holds (u32)."""
+        return self.emit(Vote("ballot"), (self.operand(condition, pred), self.operand(member_mask, u32)))[0]
+
+    # -- meeting points
+    def syncwarp(self, member_mask: Number = FULL_MASK) -> None:
+        """``__syncwarp``: the member lanes meet and see each other's memory accesses."""
+        self.emit(SyncWarp(), (self.operand(member_mask, u32),))
+
+    def syncthreads(self) -> None:
+        """``__syncthreads`` (``bar.sync 0``): all threads of the CTA meet and see each other's memory accesses."""
+        self.emit(BarSync(), (self.constant(0, u32),))
+
+    def bar_sync(self, barrier: Number, threads: int | None = None) -> None:
+        """``bar.sync``: ``threads`` (a multiple of 32) threads meet at a numbered barrier, 0 … 15."""
+        self.emit(BarSync(threads), (self.operand(barrier, u32),))
+
+    def bar_arrive(self, barrier: Number, threads: int) -> None:
+        """``bar.arrive``: counts toward the barrier without waiting for it."""
+        self.emit(BarArrive(threads), (self.operand(barrier, u32),))
+
+    # -- control flow
+    def loop(self, stop: Number, start: Number = 0, step: Number = 1) -> AbstractContextManager[Traced]:
+        """``with k.loop(stop) as i:``: a dynamic loop over u32 ``i`` = start, start + step … below stop."""
+        bounds = [self.operand(x, u32) for x in (start, stop, step)]
+        return self.loop_block(bounds[0].ir, bounds[1].ir, bounds[2].ir, u32)
+
+    def when(self, condition: Traced, *, uniform: bool = False) -> AbstractContextManager[None]:
+        """``with k.when(condition):``: the body runs in the lanes where the predicate holds.
+
+        ``uniform=True`` claims that the lanes of a warp agree; the emulator checks it.
+        """
+        return self.when_block(self.operand(condition, pred).ir, uniform)
+
+    def otherwise(self) -> AbstractContextManager[None]:
+        """The other branch, directly after a ``with k.when(…):``."""
+        return self.otherwise_block()
+
+    def warps(self, first: int, last: int, *, registers: int | None = None) -> AbstractContextManager[None]:
+        """``with k.warps(0, 4):``: what warps first ≤ w < last do; ``registers`` is their budget (``setmaxnreg``).
+
+        Roles written one after another are one if/else chain.
+        """
+        if not 0 <= first < last:
+            raise TraceError(f"k.warps({first}, {last}) is an empty range of warps ({self.here()})")
+        return self.role_block(first, last, registers)
