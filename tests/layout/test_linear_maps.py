@@ -124,6 +124,7 @@ def test_product_is_associative_and_tiles(a: LinearMap, b: LinearMap, c: LinearM
 def test_register_permutation_finds_renamings_and_nothing_else() -> None:
     other = A.permute_bits("register", (0, 2, 1))
     order = A.register_permutation(other)
+    assert order is not None
     assert order == (0, 1, 4, 5, 2, 3, 6, 7)
     for lane, register in itertools.product(range(32), range(8)):
         assert A.apply(lane=lane, register=order[register]) == other.apply(lane=lane, register=register)

@@ -103,14 +103,21 @@ def test_lanes_moved_by_an_xor_of_bits() -> None:
         plan.member_mask(Traced("lane"))
 
 
+def is_reducible(layout: LinearMap) -> bool:
+    """Whether the positions of row 0 are a full rectangle of registers and lanes (so then is every other row)."""
+    register, lane = np.ix_(np.arange(layout.in_size("register")), np.arange(layout.in_size("lane")))
+    held = layout.apply(register=register, lane=lane)["row"] == 0
+    return bool((held == np.outer(held[:, 0], held[0])).all())
+
+
 @given(bijections())
 def test_any_plan_is_right_or_refused(layout: LinearMap) -> None:
-    try:
-        plan = reduction_plan(layout, "col")
-    except LayoutError as error:
-        assert "not reducible" in str(error)
-        return
     registers, lanes = layout.in_size("register"), layout.in_size("lane")
+    if not is_reducible(layout):
+        with pytest.raises(LayoutError, match="not reducible"):
+            reduction_plan(layout, "col")
+        return
+    plan = reduction_plan(layout, "col")
     at = layout.apply(register=np.arange(registers)[None, :], lane=np.arange(lanes)[:, None])
     matrix = np.arange(layout.out_size("row") * layout.out_size("col")).reshape(layout.out_size("row"), -1) ** 2
     values = run(plan, matrix[at["row"], at["col"]])
