@@ -180,6 +180,7 @@ def _run_nvrtc(job: CompileJob, options: Any) -> tuple[bytes, str]:
     """(cubin, log). Raises CompileError."""
     core = cuda_core()
     log = io.StringIO()
+    program = None
     try:
         program = core.Program(job.source, "c++", options)
         cubin = bytes(program.compile("cubin", logs=log).code)
@@ -187,6 +188,8 @@ def _run_nvrtc(job: CompileJob, options: Any) -> tuple[bytes, str]:
         if type(error).__name__ not in ("NVRTCError", "CUDAError"):
             raise
         raise diagnostics.compile_error(str(error), job.source, job.name, job.arch) from error
+    finally:
+        del program  # not left to the traceback's cycle: cuda.core's destructor complains when collected there
     text = log.getvalue().replace("\0", "").strip()
     diagnostics.refuse_serialised_wgmma(text, job.source, job.name, job.arch)
     return cubin, text

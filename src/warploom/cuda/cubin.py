@@ -130,9 +130,12 @@ def _sections(cubin: bytes) -> Iterator[_Section]:
     if len(cubin) < 64 or cubin[:4] != b"\x7fELF" or cubin[4:6] != b"\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF cubin")
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
-    entry_size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    (segments,) = struct.unpack_from("<Q", cubin, 0x20)
+    segment_size, segment_count, entry_size, count, names_index = struct.unpack_from("<HHHHH", cubin, 0x36)
     if entry_size != 64 or names_index >= count or table + entry_size * count > len(cubin):
         raise ValueError("the cubin's section table is damaged or cut off")
+    if segments + segment_size * segment_count > len(cubin):  # the last part of a file that ptxas writes
+        raise ValueError("the cubin's segment table is cut off")
     headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + i * entry_size) for i in range(count)]
     names = headers[names_index]
     for name_offset, kind, flags, _, offset, size, _, info, _, _ in headers:

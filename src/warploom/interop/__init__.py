@@ -1,1 +1,1 @@
-"""The interop room."""
+"""Arrays of other frameworks: described in place, and made in their kind."""

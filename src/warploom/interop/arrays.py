@@ -1,0 +1,354 @@
+"""Arrays of any framework in, arrays of the same kind out, without copying and without importing a framework.
+
+A framework is only touched through an array it made: whoever passes a torch tensor has imported torch. Descriptions are
+made on every call, so the frequent kinds have short paths (torch and NumPy); everything else goes through DLPack.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from warploom.core.dtypes import DTYPES, DType
+from warploom.core.errors import ProblemError
+from warploom.interop import dlpack
+
+Device = tuple[str, int]
+CPU: Device = ("cpu", 0)
+
+#: Kinds whose results must be complete before they are handed back: JAX runs on streams of its own and takes an array
+#: it is given as ready, so the caller of a kernel waits for its stream first.
+SYNCHRONOUS_KINDS = frozenset({"jax"})
+
+
+class ArrayView(NamedTuple):
+    """What a kernel needs to know of an array.
+
+    ``pointer`` is the address of element (0, …, 0); ``shape`` and ``strides`` count elements; ``device`` is ("cpu", 0)
+    or ("cuda", index); ``kind`` is "torch", "numpy", "cupy", "jax" or "dlpack"; ``owner`` keeps the memory alive.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    device: Device
+    kind: str
+    owner: Any
+    readonly: bool = False
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie in row-major order without gaps."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return 0 in self.shape
+            expected *= size
+        return True
+
+
+def describe(array: Any) -> ArrayView:
+    """The :class:`ArrayView` of a torch tensor, NumPy, CuPy or JAX array, or of anything with ``__dlpack__``.
+
+    Raises ProblemError for anything else, for a type warploom does not know, for a tensor whose gradient is wanted, and
+    for arrays without memory of their own (sparse, traced or sharded ones).
+    """
+    if isinstance(array, ArrayView):
+        return array
+    reader = _readers.get(array.__class__)
+    if reader is None:
+        reader = _readers[array.__class__] = _reader_for(array)
+    return reader(array)
+
+
+def kind_of(array: Any) -> str:
+    """The framework of ``array``: "torch", "numpy", "cupy", "jax", or "dlpack" for others that speak the protocol."""
+    for base in type(array).__mro__:
+        root = base.__module__.partition(".")[0]
+        if root in ("torch", "numpy", "cupy"):
+            return root
+        if root in ("jax", "jaxlib"):
+            return "jax"
+    return "dlpack"
+
+
+def same_device(views: Sequence[ArrayView], names: Sequence[str] = ()) -> Device:
+    """The device all ``views`` lie on. Raises ProblemError that lists them (by ``names``) where they differ."""
+    first = views[0].device
+    for view in views:
+        if view.device != first:
+            labels = names or [f"argument {i}" for i in range(len(views))]
+            where = ", ".join(f"{label} on {_device_name(v.device)}" for label, v in zip(labels, views, strict=False))
+            raise ProblemError(f"all arrays must be on one device, but {where}: move them to the same one")
+    return first
+
+
+def require_dtype(view: ArrayView, name: str, allowed: Sequence[DType]) -> DType:
+    """The type of ``view``. Raises ProblemError if it is not among ``allowed``."""
+    if view.dtype not in allowed:
+        names = " or ".join(t.name for t in allowed)
+        raise ProblemError(f"{name} is {view.dtype}, which this operation does not take: convert it to {names}")
+    return view.dtype
+
+
+def memory_span(view: ArrayView) -> tuple[int, int]:
+    """(lowest address, number of bytes) of the memory that the elements of ``view`` lie in, gaps included."""
+    if 0 in view.shape:
+        return view.pointer, 0
+    reach = [(size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True)]
+    below = sum(r for r in reach if r < 0)
+    above = sum(r for r in reach if r > 0)
+    return view.pointer + below * view.dtype.bytes, (above - below + 1) * view.dtype.bytes
+
+
+def as_bytes(view: ArrayView) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The memory of :func:`memory_span` as a one-dimensional uint8 array, zero-copy, read-only if ``view`` is.
+
+    The result keeps the array alive. Raises ProblemError for GPU memory.
+    """
+    if view.device[0] != "cpu":
+        raise ProblemError(f"the emulator reads memory of the CPU, this array is on {_device_name(view.device)}")
+    address, size = memory_span(view)
+    if size == 0:
+        return np.empty(0, np.uint8)
+    raw: Any = (ctypes.c_uint8 * size).from_address(address)
+    raw.owner = view.owner  # lives as long as NumPy holds this buffer
+    memory = np.frombuffer(raw, np.uint8)
+    if view.readonly:
+        memory.flags.writeable = False
+    return memory
+
+
+def as_numpy(view: ArrayView) -> np.ndarray[Any, Any]:
+    """The array as NumPy sees it (bfloat16 through ml_dtypes), zero-copy. Raises ProblemError for GPU memory."""
+    if view.kind == "numpy":
+        return view.owner
+    memory = as_bytes(view)
+    if memory.size == 0:
+        return np.empty(view.shape, view.dtype.numpy)
+    offset = view.pointer - memory_span(view)[0]
+    strides = tuple(stride * view.dtype.bytes for stride in view.strides)
+    array = np.ndarray(view.shape, view.dtype.numpy, buffer=memory.data, offset=offset, strides=strides)
+    array.flags.writeable = not view.readonly
+    return array
+
+
+def empty(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Any:
+    """A new row-major array of a framework; its contents are whatever the memory held.
+
+    JAX arrays are immutable to their users: write to one only before it is handed out, and wait for the kernel first
+    (:data:`SYNCHRONOUS_KINDS`). CuPy has bfloat16 since 14.0. For "dlpack", an object of an unknown framework, the
+    result is of the framework at hand that can hold it: NumPy on the CPU, else torch, CuPy or JAX.
+    """
+    if kind == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty(tuple(shape), dtype=_torch_dtype(torch, dtype), device=_torch_device(torch, device))
+    if kind == "numpy" or (kind == "dlpack" and device[0] == "cpu"):
+        return np.empty(tuple(shape), dtype.numpy)
+    if kind == "cupy":
+        return _empty_cupy(tuple(shape), dtype, device)
+    if kind == "jax":
+        return _empty_jax(tuple(shape), dtype, device)
+    for framework in ("torch", "cupy", "jax"):
+        if framework in sys.modules:
+            return empty(framework, shape, dtype, device)
+    raise ProblemError("a result on the GPU needs torch, CuPy or JAX to hold it: import one of them, or pass an output")
+
+
+def empty_like(view: ArrayView, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Any:
+    """:func:`empty` of the kind and on the device of ``view``, of its shape and type unless others are given."""
+    return empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype, view.device)
+
+
+def current_stream(kind: str, device: int) -> int:
+    """The handle of the stream the caller's framework works on, on GPU ``device``; 0 is the legacy default stream.
+
+    Frameworks without a notion of a current stream (JAX, DLPack, NumPy) get the legacy default stream; their arrays are
+    made ready on it when they are described.
+    """
+    if kind == "torch" and "torch" in sys.modules:
+        return _torch_stream(device)
+    if kind == "cupy" and "cupy" in sys.modules:
+        cupy: Any = sys.modules["cupy"]
+        with cupy.cuda.Device(device):
+            return int(cupy.cuda.get_current_stream().ptr)
+    return 0
+
+
+def _device_name(device: Device) -> str:
+    return "the CPU" if device[0] == "cpu" else f"GPU {device[1]}"
+
+
+def _unknown_type(name: object) -> ProblemError:
+    return ProblemError(f"arrays of {name} are not something warploom knows; it knows {', '.join(DTYPES)}")
+
+
+# --- readers: one per kind, chosen once per Python type --------------------------------------------------------------
+
+
+def _reader_for(array: Any) -> Callable[[Any], ArrayView]:
+    kind = kind_of(array)
+    if kind == "torch" and hasattr(array, "data_ptr"):
+        return _read_torch
+    if isinstance(array, np.ma.MaskedArray):
+        raise ProblemError("masked arrays are not supported: fill the masked elements first")
+    if isinstance(array, np.ndarray):
+        return _read_numpy
+    if kind == "cupy" and hasattr(array, "data"):
+        return _read_cupy
+    if kind == "jax":
+        return _read_jax
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _read_dlpack
+    raise ProblemError(
+        f"{type(array).__name__} is not an array warploom can read: pass a torch tensor, a NumPy, CuPy or JAX array, "
+        "or an object with __dlpack__"
+    )
+
+
+_readers: dict[type, Callable[[Any], ArrayView]] = {}
+_torch_to_dtype: dict[Any, DType] = {}
+_dtype_to_torch: dict[str, Any] = {}
+_torch_devices: dict[Device, Any] = {}
+_cuda_devices: dict[int, Device] = {}
+_TORCH_NAMES = {
+    "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int8": "s8", "uint8": "u8",
+    "uint16": "u16", "int32": "s32", "uint32": "u32", "int64": "s64", "uint64": "u64", "bool": "pred",
+}  # fmt: skip
+
+
+def _learn_torch(torch: Any) -> None:
+    for name, ours in _TORCH_NAMES.items():
+        if hasattr(torch, name):
+            _torch_to_dtype[getattr(torch, name)] = DTYPES[ours]
+            _dtype_to_torch[ours] = getattr(torch, name)
+
+
+def _read_torch(tensor: Any) -> ArrayView:
+    dtype = _torch_to_dtype.get(tensor.dtype)
+    if dtype is None:
+        _learn_torch(sys.modules["torch"])
+        dtype = _torch_to_dtype.get(tensor.dtype)
+        if dtype is None:
+            raise _unknown_type(tensor.dtype)
+    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise ProblemError(
+            "this tensor requires a gradient, and warploom has no backward pass yet: call under torch.no_grad(), or "
+            "pass tensor.detach()"
+        )
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    try:
+        pointer, strides = tensor.data_ptr(), tensor.stride()
+    except RuntimeError as error:
+        raise ProblemError(f"a torch tensor without plain memory cannot be passed to a kernel: {error}") from error
+    if tensor.is_cuda:
+        index = tensor.get_device()
+        device = _cuda_devices.get(index) or _cuda_devices.setdefault(index, ("cuda", index))
+    elif tensor.device.type == "cpu":
+        device = CPU
+    else:
+        raise ProblemError(f"torch tensors on {tensor.device} are not something warploom runs on; use cuda or cpu")
+    return ArrayView(pointer, tensor.shape, strides, dtype, device, "torch", tensor)
+
+
+_numpy_to_dtype: dict[np.dtype[Any], DType] = {t.numpy: t for t in DTYPES.values() if t.name != "tf32"}
+
+
+def _read_strided(array: Any, pointer: int, device: Device, kind: str, readonly: bool) -> ArrayView:
+    """Arrays of NumPy's making: byte strides and a NumPy dtype."""
+    dtype = _numpy_to_dtype.get(array.dtype)
+    if dtype is None:
+        raise _unknown_type(array.dtype)
+    size = dtype.bytes
+    if any(stride % size for stride in array.strides):
+        raise ProblemError(
+            f"the strides {array.strides} (bytes) do not fall on whole elements of {size} bytes: copy it"
+        )
+    strides = tuple(stride // size for stride in array.strides)
+    return ArrayView(pointer, array.shape, strides, dtype, device, kind, array, readonly)
+
+
+def _read_numpy(array: Any) -> ArrayView:
+    pointer, readonly = array.__array_interface__["data"]
+    return _read_strided(array, pointer, CPU, "numpy", readonly)
+
+
+def _read_cupy(array: Any) -> ArrayView:
+    index = int(array.device.id)
+    return _read_strided(array, int(array.data.ptr), ("cuda", index), "cupy", False)
+
+
+def _read_jax(array: Any) -> ArrayView:
+    if not hasattr(array, "unsafe_buffer_pointer"):
+        raise ProblemError(
+            "a traced JAX value has no memory yet: call warploom outside jax.jit, or through jax.pure_callback"
+        )
+    if len(array.devices()) != 1:
+        raise ProblemError("a JAX array sharded over several devices cannot be passed to one kernel: gather it first")
+    return _through_dlpack(array, "jax", readonly=True)
+
+
+def _read_dlpack(array: Any) -> ArrayView:
+    return _through_dlpack(array, "dlpack", readonly=False)
+
+
+def _through_dlpack(array: Any, kind: str, *, readonly: bool) -> ArrayView:
+    found, capsule = dlpack.read(array, lambda index: current_stream(kind, index))
+    owner = (array, capsule)
+    return ArrayView(
+        found.pointer, found.shape, found.strides, found.dtype, found.device, kind, owner, readonly or found.readonly
+    )
+
+
+# --- makers -----------------------------------------------------------------------------------------------------------
+
+
+def _torch_dtype(torch: Any, dtype: DType) -> Any:
+    if dtype.name not in _dtype_to_torch:
+        _learn_torch(torch)
+    try:
+        return _dtype_to_torch[dtype.name]
+    except KeyError:
+        raise ProblemError(f"torch {torch.__version__} has no type for {dtype}") from None
+
+
+def _torch_device(torch: Any, device: Device) -> Any:
+    found = _torch_devices.get(device)
+    if found is None:
+        found = torch.device("cpu") if device[0] == "cpu" else torch.device("cuda", device[1])
+        _torch_devices[device] = found
+    return found
+
+
+def _torch_stream(device: int) -> int:
+    torch: Any = sys.modules["torch"]
+    # The raw accessor costs 0.1 µs, the public one builds a Stream object for 1–2 µs.
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw(device) if raw else int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _empty_cupy(shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+    cupy: Any = sys.modules["cupy"]
+    with cupy.cuda.Device(device[1]):
+        try:
+            return cupy.empty(shape, dtype=dtype.numpy)
+        except (TypeError, ValueError) as error:
+            raise ProblemError(f"CuPy {cupy.__version__} cannot hold {dtype} (bfloat16 needs 14.0): {error}") from error
+
+
+def _empty_jax(shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+    jax: Any = sys.modules["jax"]
+    platform = "cpu" if device[0] == "cpu" else "cuda"
+    chosen = next((d for d in jax.devices(platform) if d.id == device[1] or platform == "cpu"), None)
+    if chosen is None:
+        raise ProblemError(f"JAX does not see {_device_name(device)}")
+    array = jax.numpy.empty(shape, dtype=dtype.numpy, device=chosen)
+    if _numpy_to_dtype.get(np.dtype(array.dtype)) is not dtype:
+        raise ProblemError(f"JAX gave {array.dtype} for {dtype}: set jax_enable_x64 for 64-bit types")
+    return array.block_until_ready()

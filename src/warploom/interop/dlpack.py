@@ -1,0 +1,125 @@
+"""Read a DLPack capsule: pointer, shape, strides, type and device of any array that speaks the protocol.
+
+NumPy's own ``from_dlpack`` takes neither GPU arrays nor bfloat16, so the structure is read directly. Source: DLPack 0.x
+``DLManagedTensor`` and 1.x ``DLManagedTensorVersioned`` (dlpack.h).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s8, s32, s64, u8, u16, u32, u64
+from warploom.core.errors import ProblemError
+
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
+_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+_INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6  # DLDataTypeCode
+_TYPES: dict[tuple[int, int], DType] = {
+    (_INT, 8): s8, (_INT, 32): s32, (_INT, 64): s64, (_UINT, 8): u8, (_UINT, 16): u16, (_UINT, 32): u32,
+    (_UINT, 64): u64, (_FLOAT, 16): f16, (_FLOAT, 32): f32, (_FLOAT, 64): f64, (_BFLOAT, 16): bf16, (_BOOL, 8): pred,
+}  # fmt: skip
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+class DLPackArray(NamedTuple):
+    """What a capsule says. ``strides`` count elements; ``device`` is ("cpu", 0) or ("cuda", index)."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    device: tuple[str, int]
+    readonly: bool
+
+
+_api: Any = ctypes.pythonapi
+_api.PyCapsule_IsValid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_api.PyCapsule_IsValid.restype = ctypes.c_int
+_api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+
+
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Element strides of a contiguous array of ``shape``, last dimension fastest."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+def read(array: Any, current_stream: Callable[[int], int]) -> tuple[DLPackArray, Any]:
+    """(description, capsule) of ``array``. Keep the capsule, or the array, alive while the pointer is used.
+
+    For a GPU array the producer is asked to make its data ready on ``current_stream(device index)``. The capsule is not
+    consumed, so whoever drops it last releases the producer's memory. Raises ProblemError for a type or device that
+    warploom does not know.
+    """
+    device_type, device_id = (int(part) for part in array.__dlpack_device__())
+    if device_type in (CUDA, CUDA_MANAGED):
+        # The protocol's numbers: 1 is the legacy default stream, 0 is not allowed.
+        capsule = _export(array, stream=current_stream(device_id) or 1)
+    elif device_type in (CPU, CUDA_HOST):
+        capsule = _export(array)
+    else:
+        raise ProblemError(
+            f"{type(array).__name__} lies on DLPack device type {device_type}; warploom reads CPU and CUDA"
+        )
+    tensor, readonly = _tensor_of(capsule)
+    dtype = _TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if dtype is None:
+        raise ProblemError(
+            f"{type(array).__name__} has DLPack type code {tensor.code} with {tensor.bits} bits × {tensor.lanes}; "
+            f"warploom knows {', '.join(t.name for t in _TYPES.values())}"
+        )
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else row_major_strides(shape)
+    device = ("cuda", device_id) if device_type in (CUDA, CUDA_MANAGED) else ("cpu", 0)
+    return DLPackArray((tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, device, readonly), capsule
+
+
+def _export(array: Any, **stream: int) -> Any:
+    try:
+        return array.__dlpack__(max_version=(1, 0), **stream)
+    except TypeError:  # a producer from before DLPack 1.0
+        return array.__dlpack__(**stream)
+
+
+def _tensor_of(capsule: Any) -> tuple[_Tensor, bool]:
+    if _api.PyCapsule_IsValid(capsule, b"dltensor_versioned"):
+        address = _api.PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+        versioned = _Versioned.from_address(address)
+        if versioned.major != 1:
+            raise ProblemError(
+                f"the array speaks DLPack {versioned.major}.{versioned.minor}; warploom reads 0.x and 1.x"
+            )
+        return versioned.tensor, bool(versioned.flags & _READ_ONLY)
+    if _api.PyCapsule_IsValid(capsule, b"dltensor"):
+        return _Tensor.from_address(_api.PyCapsule_GetPointer(capsule, b"dltensor")), False
+    raise ProblemError("__dlpack__ returned no DLPack capsule that can be read")

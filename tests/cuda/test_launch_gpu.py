@@ -1,0 +1,210 @@
+"""Launching on a GPU: streams, devices, graphs, large shared memory, and what a call costs on the host."""
+
+import threading
+import time
+
+import pytest
+
+from warploom.core.dtypes import f32, f64, s32, u32
+from warploom.core.errors import ConfigError, ProblemError
+from warploom.cuda import device
+from warploom.cuda.compile import compile_source
+from warploom.cuda.launch import LoadedKernel, load, scalar, synchronize
+from warploom.interop.arrays import current_stream, describe, empty_like
+
+pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+
+SCALE = """
+extern "C" __global__ void __launch_bounds__(128) scale(float* out, const float* in, float factor, int n) {
+  extern __shared__ float staged[];
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  staged[threadIdx.x] = i < n ? in[i] : 0.0f;
+  __syncthreads();
+  if (i < n) out[i] = staged[threadIdx.x] * factor;
+}
+"""
+COPY_TILE = """
+struct __align__(64) TensorMap { char bytes[128]; };
+extern "C" __global__ void __launch_bounds__(32) copy_tile(float* out, const __grid_constant__ TensorMap map) {
+  __shared__ __align__(128) float tile[8 * 16];
+  __shared__ __align__(8) unsigned long long arrived;
+  unsigned bar = (unsigned)__cvta_generic_to_shared(&arrived), dst = (unsigned)__cvta_generic_to_shared(tile);
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(bar) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 512;" :: "r"(bar) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %3}], [%4];"
+                 :: "r"(dst), "l"(&map), "r"(16), "r"(8), "r"(bar) : "memory");
+  }
+  __syncwarp();
+  asm volatile("{.reg .pred p; L: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra L;}"
+               :: "r"(bar) : "memory");
+  for (int i = threadIdx.x; i < 128; i += 32) out[i] = tile[i];
+}
+"""
+
+
+@pytest.fixture
+def kernel() -> LoadedKernel:
+    index = torch.cuda.current_device()
+    return load(compile_source(SCALE, "scale", arch=device.target_of(index).name), index)
+
+
+def run(kernel: LoadedKernel, source, factor: float, stream: int | None = None, shared: int = 512):
+    out = torch.zeros_like(source)
+    config = kernel.configure(-(-source.numel() // 128), 128, shared_bytes=shared)
+    arguments = (out.data_ptr(), source.data_ptr(), scalar(f32, factor), scalar(s32, source.numel()))
+    kernel.launch(current_stream("torch", kernel.device) if stream is None else stream, config, arguments)
+    return out
+
+
+def test_it_runs(kernel):
+    source = torch.randn(1000, device="cuda")
+    torch.testing.assert_close(run(kernel, source, 3.0), source * 3)
+    torch.testing.assert_close(run(kernel, source, 3.0, stream=0), source * 3)
+
+
+def test_shared_memory_up_to_the_targets_limit(kernel):
+    source = torch.randn(1000, device="cuda")
+    most = kernel.target.shared_per_block
+    torch.testing.assert_close(run(kernel, source, 2.0, shared=most), source * 2)
+    torch.testing.assert_close(run(kernel, source, 2.0, shared=512), source * 2)
+    with pytest.raises(ConfigError, match="shared memory"):
+        run(kernel, source, 2.0, shared=most + 1)
+    assert kernel.occupancy(128, most) == 1
+    assert kernel.occupancy(128, 512) > 4
+
+
+def test_the_callers_stream_is_used(kernel):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        source = torch.randn(1 << 20, device="cuda")
+        torch.cuda._sleep(20_000_000)
+        source.fill_(5.0)
+        out = run(kernel, source, 2.0)
+        assert not stream.query(), "the launch must not wait for the stream"
+    stream.synchronize()
+    assert torch.equal(out, torch.full_like(out, 10.0))
+    synchronize(stream.cuda_stream, kernel.device)
+
+
+def test_stream_objects_of_frameworks(kernel):
+    source = torch.randn(64, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    out = torch.zeros_like(source)
+    arguments = (out.data_ptr(), source.data_ptr(), scalar(f32, 2.0), scalar(s32, 64))
+    kernel.launch(stream, kernel.configure(1, 128, shared_bytes=512), arguments)
+    stream.synchronize()
+    torch.testing.assert_close(out, source * 2)
+
+
+def test_graph_capture(kernel):
+    source = torch.randn(1000, device="cuda")
+    out = torch.zeros_like(source)
+    arguments = (out.data_ptr(), source.data_ptr(), scalar(f32, 4.0), scalar(s32, 1000))
+    config = kernel.configure(8, 128, shared_bytes=512)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel.launch(current_stream("torch", kernel.device), config, arguments)
+    assert not out.any()
+    source.copy_(torch.arange(1000.0))
+    graph.replay()
+    torch.testing.assert_close(out, source * 4)
+
+
+def test_a_fresh_thread_has_no_context(kernel):
+    source = torch.randn(100, device="cuda")
+    out = torch.zeros_like(source)
+    torch.cuda.synchronize()
+    arguments = (out.data_ptr(), source.data_ptr(), scalar(f32, 2.0), scalar(s32, 100))
+    config = kernel.configure(1, 128, shared_bytes=512)
+    thread = threading.Thread(target=lambda: kernel.launch(0, config, arguments))
+    thread.start()
+    thread.join()
+    synchronize(0, kernel.device)
+    torch.testing.assert_close(out, source * 2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_device_than_the_current_one():
+    compiled = compile_source(SCALE, "scale", arch=device.target_of(1).name)
+    source = torch.randn(100, device="cuda:1")
+    torch.cuda.set_device(0)
+    out = run(load(compiled, 1), source, 2.0)
+    assert torch.cuda.current_device() == 0
+    torch.testing.assert_close(out, source * 2)
+
+
+def test_arguments_that_do_not_fit(kernel):
+    fresh = LoadedKernel(kernel.compiled, kernel.device)
+    config = fresh.configure(1, 128, shared_bytes=512)
+    with pytest.raises(ProblemError, match="takes 4 arguments, not 2"):
+        fresh.launch(0, config, (0, 0))
+    with pytest.raises(ProblemError, match=r"argument 3 .* has 8 bytes, its parameter 4"):
+        fresh.launch(0, config, (0, 0, scalar(f32, 1.0), 7))
+
+
+def test_code_for_another_architecture(kernel):
+    other = "sm_120a" if kernel.target.name != "sm_120a" else "sm_100a"
+    with pytest.raises(ConfigError, match="cannot run"):
+        load(compile_source(SCALE, "scale", arch=other), kernel.device)
+
+
+def test_a_kernel_is_loaded_once(kernel):
+    assert load(kernel.compiled, kernel.device) is kernel
+    assert kernel.configure((4, 1), 128) is kernel.configure((4, 1), 128)
+
+
+def test_a_tensor_map_is_an_argument():
+    index = torch.cuda.current_device()
+    if not device.target_of(index).has_tma:
+        pytest.skip("needs bulk tensor copies")
+    from cuda.core.utils import StridedMemoryView
+
+    source = torch.randn(32, 64, device="cuda")
+    out = torch.zeros(8, 16, device="cuda")
+    tensor_map = StridedMemoryView.from_any_interface(source, stream_ptr=-1).as_tensor_map(box_dim=(8, 16))
+    kernel = load(compile_source(COPY_TILE, "copy_tile", arch=device.target_of(index).name), index)
+    kernel.launch(current_stream("torch", index), kernel.configure(1, 32), (out.data_ptr(), tensor_map))
+    torch.testing.assert_close(out, source[8:16, 16:32])
+
+
+def test_the_host_cost_of_a_call(kernel, record_property):
+    source = torch.randn(4096, device="cuda")
+    numbers = (scalar(f32, 2.0), scalar(s32, 4096))
+
+    def call() -> None:
+        view = describe(source)
+        second, third = describe(source), describe(source)
+        out = empty_like(view)
+        config = kernel.configure((32, 1, 1), 128, shared_bytes=512)
+        stream = current_stream("torch", view.device[1])
+        kernel.launch(stream, config, (describe(out).pointer, second.pointer, *numbers))
+        assert third.pointer
+
+    call()
+    best = min(_seconds_per_call(call) for _ in range(15))
+    record_property("microseconds", round(best * 1e6, 2))
+    print(f"\nhost cost of a call: {best * 1e6:.2f} µs")
+    assert best < 15e-6
+
+
+def _seconds_per_call(call) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(200):
+        call()
+    return (time.perf_counter() - start) / 200
+
+
+def test_unsigned_scalars_arrive():
+    index = torch.cuda.current_device()
+    source = 'extern "C" __global__ void put(unsigned long long* out, unsigned x, double y) { out[0] = x; out[1] = y; }'
+    kernel = load(compile_source(source, "put", arch=device.target_of(index).name), index)
+    out = torch.zeros(2, dtype=torch.int64, device="cuda")
+    arguments = (out.data_ptr(), scalar(u32, 2**32 - 1), scalar(f64, 7.0))
+    kernel.launch(current_stream("torch", index), kernel.configure(1, 1), arguments)
+    assert out.tolist() == [2**32 - 1, 7]

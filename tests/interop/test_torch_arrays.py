@@ -1,0 +1,112 @@
+"""Torch tensors: the short path of every call."""
+
+import gc
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from warploom.core.dtypes import bf16, f16
+from warploom.core.errors import ProblemError
+from warploom.interop.arrays import as_bytes, as_numpy, current_stream, describe, empty, empty_like
+
+torch = pytest.importorskip("torch")
+
+
+def test_a_tensor_is_seen_in_place():
+    tensor = torch.arange(24, dtype=torch.float16).reshape(2, 3, 4).transpose(1, 2)[:, 1:]
+    view = describe(tensor)
+    assert view.pointer == tensor.data_ptr()
+    assert view.shape == (2, 3, 3)
+    assert view.strides == (12, 1, 4)
+    assert (view.dtype, view.kind, view.device, view.owner) == (f16, "torch", ("cpu", 0), tensor)
+    np.testing.assert_array_equal(as_numpy(view), tensor.numpy())
+
+
+def test_bfloat16_is_zero_copy():
+    tensor = torch.randn(4, 8).to(torch.bfloat16)
+    array = as_numpy(describe(tensor))
+    assert array.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(array.astype(np.float32), tensor.float().numpy())
+    array[1, 2] = 3.0
+    assert tensor[1, 2] == 3.0
+    del tensor
+    gc.collect()
+    assert array[1, 2] == 3.0
+
+
+def test_zero_strides_of_expand():
+    view = describe(torch.ones(1, 4).expand(3, 4))
+    assert view.strides == (0, 1)
+    assert as_bytes(view).size == 16
+    assert as_numpy(view).shape == (3, 4)
+
+
+def test_empty_tensors():
+    view = describe(torch.empty(0, 4, dtype=torch.bfloat16))
+    assert as_numpy(view).shape == (0, 4)
+
+
+def test_gradients_are_refused_unless_switched_off():
+    tensor = torch.zeros(2, requires_grad=True)
+    with pytest.raises(ProblemError, match="no_grad"):
+        describe(tensor)
+    with torch.no_grad():
+        assert describe(tensor).shape == (2,)
+    assert describe(tensor.detach()).shape == (2,)
+
+
+def test_negated_views_are_resolved():
+    tensor = torch.complex(torch.ones(2), torch.ones(2)).conj().imag
+    assert tensor.is_neg()
+    np.testing.assert_array_equal(as_numpy(describe(tensor)), [-1, -1])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: torch.zeros(2, dtype=torch.complex64), "complex64"),
+        (lambda: torch.zeros(2, 2).to_sparse(), "plain memory"),
+        (lambda: torch.zeros(2, device="meta"), "meta"),
+    ],
+)
+def test_tensors_without_a_use_are_refused(make, says):
+    with pytest.raises(ProblemError, match=says):
+        describe(make())
+
+
+def test_results_are_tensors():
+    view = describe(torch.zeros(2, 3, dtype=torch.bfloat16))
+    out = empty_like(view, shape=(4, 5))
+    assert isinstance(out, torch.Tensor)
+    assert out.dtype is torch.bfloat16
+    assert out.shape == (4, 5)
+    assert empty("torch", (2,), bf16, ("cpu", 0)).device.type == "cpu"
+
+
+def test_describing_takes_microseconds():
+    tensors = [torch.zeros(2, 8, 16, 64, dtype=torch.bfloat16) for _ in range(3)]
+    describe(tensors[0])
+    best = min(_time_of(tensors) for _ in range(20))
+    assert best < 25e-6, f"describing three tensors took {best * 1e6:.1f} µs"
+
+
+def _time_of(tensors: list) -> float:
+    start = time.perf_counter()
+    for _ in range(100):
+        for tensor in tensors:
+            describe(tensor)
+    return (time.perf_counter() - start) / 100
+
+
+@pytest.mark.gpu
+def test_tensors_and_streams_of_the_gpu():
+    tensor = torch.zeros(4, 8, dtype=torch.bfloat16, device="cuda")
+    view = describe(tensor)
+    assert view.device == ("cuda", tensor.get_device())
+    out = empty_like(view)
+    assert out.device == tensor.device
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        assert current_stream("torch", tensor.get_device()) == stream.cuda_stream
