@@ -192,7 +192,8 @@ class Unary(Instruction):
     def expression(self, operands: Sequence[str]) -> str:
         if self.dtype is pred and self.op == "not":
             return f"!{operands[0]}"
-        return _UNARY_CALL[self.op].format(operands[0])
+        call = _ABS_CALL[self.dtype.name] if self.op == "abs" else _UNARY_CALL[self.op]
+        return call.format(operands[0])
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         if self.has_expression:

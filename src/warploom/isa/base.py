@@ -46,6 +46,11 @@ class Instruction:
         """Register types of the results, in order."""
         return ()
 
+    @property
+    def optional_operands(self) -> range:
+        """Positions of operands that may be left unread, as another operand says (``wgmma`` without accumulation)."""
+        return range(0)
+
     def effects(self) -> tuple[Effect, ...]:
         """What the instruction does beyond its registers."""
         return ()
@@ -96,8 +101,8 @@ def inline_ptx(
 
 
 def address(position: int, offset: int) -> str:
-    """``[%position+offset]``: an address operand with an immediate."""
-    return f"[%{position}{offset:+d}]" if offset else f"[%{position}]"
+    """``[%position+offset]``: an address operand with an immediate (PTX has no ``-``: a negative one is ``+-4``)."""
+    return f"[%{position}+{offset}]" if offset else f"[%{position}]"
 
 
 def braces(first: int, count: int) -> str:

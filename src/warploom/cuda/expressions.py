@@ -1,0 +1,165 @@
+"""C++ text of constants and pure expressions, with only the parentheses that a compiler or a reader needs."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from warploom.core.dtypes import DType, f64, pred
+from warploom.ir.program import Const, Op, Operand, Register, Value
+from warploom.isa.alu import Binary, Bitcast, Convert, Fma, Move, MultiplyWide, Permute, Select, Unary, UnpackHalf
+from warploom.isa.base import Instruction
+from warploom.isa.warp import Shuffle, Special, Vote
+
+# How tightly an expression binds, as in C++'s operator table; higher binds tighter.
+ANY, TERNARY, OR, XOR, AND, EQUALITY, RELATION, SHIFT, SUM, PRODUCT, PREFIX, PRIMARY = range(12)
+
+_INFIX = {"add": SUM, "sub": SUM, "mul": PRODUCT, "div": PRODUCT, "rem": PRODUCT, "shl": SHIFT, "shr": SHIFT,
+          "and": AND, "xor": XOR, "or": OR, "eq": EQUALITY, "ne": EQUALITY, "lt": RELATION, "le": RELATION,
+          "gt": RELATION, "ge": RELATION}  # fmt: skip
+_INTEGER_SUFFIX = {"u16": "u", "u32": "u", "s32": "", "u64": "ull", "s64": "ll"}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """An expression and how tightly it binds."""
+
+    text: str
+    binds: int = PRIMARY
+
+    def within(self, needed: int) -> str:
+        """The text, in parentheses when something that needs ``needed`` stands around it."""
+        return self.text if self.binds >= needed else f"({self.text})"
+
+
+def _float_text(value: float, dtype: DType) -> str:
+    if dtype is f64:
+        if math.isfinite(value):
+            return repr(value)
+        return f"__longlong_as_double({struct.unpack('<Q', struct.pack('<d', value))[0]:#x}ll)"
+    with np.errstate(over="ignore"):
+        rounded = np.float32(value)
+    bits = struct.unpack("<I", struct.pack("<f", rounded))[0]
+    if not math.isfinite(rounded):
+        return f"__int_as_float({bits:#x})"
+    shortest = repr(rounded.item()) if rounded.item() == value else str(rounded)
+    if len(shortest) > 12:
+        shortest = str(rounded)
+    if "." not in shortest and "e" not in shortest:
+        shortest += ".0"
+    # Some compilers read decimals as double first: take the decimal only when both ways give the same bits.
+    return f"{shortest}f" if np.float32(float(shortest)) == rounded else f"{rounded.item().hex()}f"
+
+
+def _integer_text(value: int, dtype: DType) -> str:
+    suffix = _INTEGER_SUFFIX[dtype.name]
+    if dtype.kind == "unsigned":
+        value %= 1 << dtype.bits
+        digits = f"{value:#x}" if value >= 1 << 31 else str(value)
+        return f"(unsigned short){digits}{suffix}" if dtype.bits == 16 else f"{digits}{suffix}"
+    value = (value + (1 << dtype.bits - 1)) % (1 << dtype.bits) - (1 << dtype.bits - 1)
+    if value == -(1 << dtype.bits - 1):  # C++ has no literal for the lowest value
+        return f"(-{-value - 1}{suffix} - 1)"
+    return f"{value}{suffix}"
+
+
+def constant(const: Const) -> Text:
+    """An immediate, exactly: floats in decimal when that reads back to the same bits, else in hexadecimal."""
+    if const.dtype is pred:
+        return Text("true" if const.value else "false")
+    if const.dtype.is_float:
+        text = _float_text(float(const.value), const.dtype)
+    else:
+        text = _integer_text(int(const.value), const.dtype)
+    prefixed = text.startswith(("-", "(unsigned short)"))
+    return Text(text, PREFIX if prefixed else PRIMARY)
+
+
+def _binary(instruction: Binary) -> tuple[int, tuple[int, int]]:
+    own = _INFIX.get(instruction.op)
+    if own is None:  # min, max: calls
+        return PRIMARY, (ANY, ANY)
+    if own >= SUM:
+        return own, (own, own + 1)
+    if own in (EQUALITY, RELATION):
+        return own, (SUM, SUM)
+    return own, (PREFIX, PREFIX)  # bits and shifts: nobody knows their precedence, so always parentheses
+
+
+def binding(instruction: Instruction) -> tuple[int, tuple[int, ...]]:
+    """How tightly the expression of ``instruction`` binds, and how tightly its operands must."""
+    count = len(instruction.operand_types)
+    if isinstance(instruction, Binary):
+        return _binary(instruction)
+    if isinstance(instruction, Unary):
+        prefixed = instruction.op in ("neg", "not")
+        return (PREFIX, (PREFIX,)) if prefixed else (PRIMARY, (ANY,))
+    if isinstance(instruction, MultiplyWide):
+        return PRODUCT, (PREFIX, PREFIX)
+    if isinstance(instruction, Select):
+        return TERNARY, (OR, OR, OR)
+    if isinstance(instruction, Convert):
+        return (EQUALITY, (SUM,)) if instruction.dtype is pred else (PREFIX, (PREFIX,))
+    if isinstance(instruction, Bitcast):
+        return PREFIX, (PREFIX,)
+    if isinstance(instruction, UnpackHalf):
+        return PRIMARY, (PREFIX,)
+    if isinstance(instruction, Special):
+        return PREFIX, ()
+    if isinstance(instruction, (Fma, Permute, Shuffle, Vote)):
+        return PRIMARY, (ANY,) * count
+    return ANY, (PRIMARY,) * count
+
+
+def _as_subtraction(op: Op) -> Op:
+    """``x + (-64)`` as ``x - 64``, also where the constant has already wrapped to an unsigned value."""
+    instruction = op.instruction
+    if not (isinstance(instruction, Binary) and instruction.op == "add" and instruction.dtype.is_integer):
+        return op
+    x, y = op.operands
+    if not isinstance(y, Const):
+        return op
+    value = int(y.value)
+    if instruction.dtype.kind == "unsigned" and value >= (1 << instruction.dtype.bits) - (1 << 20):
+        value -= 1 << instruction.dtype.bits
+    if value >= 0 or value == -(1 << instruction.dtype.bits - 1):
+        return op
+    return Op(Binary("sub", instruction.dtype), (x, Const(y.dtype, -value)), op.results, op.where)
+
+
+def expression(op: Op, operand: Callable[[Operand], Text], inner: Callable[[Operand], Op | None]) -> Text:
+    """The expression of ``op``. ``operand`` gives operands' texts, ``inner`` the operation inlined as an operand."""
+    if isinstance(op.instruction, Move):
+        return operand(op.operands[0])
+    op = _as_subtraction(op)
+    own, needed = binding(op.instruction)
+    texts: list[str] = []
+    for position, (x, least) in enumerate(zip(op.operands, needed, strict=True)):
+        nested = inner(x)
+        same = nested is not None and position == 0 and nested.instruction == op.instruction
+        chained = same and isinstance(op.instruction, Binary) and op.instruction.op in ("and", "or", "xor")
+        text = operand(x).within(ANY if chained else least)
+        texts.append(f"({text})" if text.startswith("-") and own == PREFIX else text)
+    return Text(op.instruction.expression(texts), own)
+
+
+def inlinable(op: Op) -> bool:
+    """Whether ``op`` may be printed inside the statement that uses it: a pure, unnamed integer or predicate.
+
+    16-bit integers would promote to int; ``popc`` and ``clz`` return int where the register is unsigned.
+    """
+    if len(op.results) != 1 or not op.instruction.pure or not op.instruction.has_expression:
+        return False
+    result = op.results[0]
+    if isinstance(result, Register) or result.name or result.dtype.is_float or result.dtype.bits == 16:
+        return False
+    return not (isinstance(op.instruction, Unary) and op.instruction.op in ("popc", "clz"))
+
+
+def registers_read(operands: tuple[Operand, ...]) -> frozenset[Value]:
+    """The mutable registers among ``operands``."""
+    return frozenset(x for x in operands if isinstance(x, Register))

@@ -1,0 +1,352 @@
+"""Checks of a Program that need no run: types, scopes, shared memory, roles, barriers, copy groups, architecture.
+
+Each rule is a generator of messages that name the author's line; :func:`verify` runs them all and reports everything at
+once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from warploom.core.dtypes import DType, bf16
+from warploom.core.errors import VerifyError
+from warploom.core.targets import Target
+from warploom.ir.program import (
+    NOWHERE,
+    Const,
+    Loop,
+    Op,
+    Operand,
+    Program,
+    Register,
+    Role,
+    Roles,
+    SourceLine,
+    Statement,
+    Value,
+    When,
+    blocks,
+    operands_of,
+    results_of,
+    walk,
+)
+from warploom.isa.alu import PairArithmetic
+from warploom.isa.base import Instruction
+from warploom.isa.effects import (
+    AsyncMatrix,
+    Barrier,
+    BulkTensorCopy,
+    CommitGroup,
+    Effect,
+    MbarrierArrive,
+    MbarrierFence,
+    MbarrierWait,
+    ProxyFence,
+    RegisterBudget,
+    WaitGroup,
+    WarpgroupFence,
+)
+from warploom.isa.memory import StMatrix
+from warploom.isa.warp import Elect
+
+_EFFECT_NEEDS: dict[type[Effect], str] = {
+    BulkTensorCopy: "sm_90", MbarrierWait: "sm_90", MbarrierFence: "sm_90", ProxyFence: "sm_90",
+    RegisterBudget: "sm_90a", AsyncMatrix: "sm_90a", WarpgroupFence: "sm_90a",
+}  # fmt: skip
+_INSTRUCTION_NEEDS: dict[type[Instruction], str] = {StMatrix: "sm_90", Elect: "sm_90"}
+_QUEUE_NEEDS = {"bulk": "sm_90", "wgmma": "sm_90a"}
+_ARCHITECTURE = re.compile(r"sm_(\d+)(\d)(a?)")
+_BARRIERS = 16
+_REGISTERS_PER_SM = 65536
+
+
+def verify(program: Program, target: Target | None = None) -> None:
+    """Checks ``program``, for ``target`` if given. Raises VerifyError that lists every violation with its line."""
+    violations = [message for rule in _RULES for message in rule(program, target)]
+    if violations:
+        count = f"{len(violations)} rule{'s' if len(violations) > 1 else ''}"
+        listed = "\n".join(f"  {message}" for message in dict.fromkeys(violations))
+        raise VerifyError(f"kernel {program.name} breaks {count}:\n{listed}")
+
+
+def least_architecture(instruction: Instruction) -> str:
+    """The first architecture that has ``instruction``: ``"sm_80"``, ``"sm_90"`` or, there alone, ``"sm_90a"``."""
+    needs = ["sm_80", _INSTRUCTION_NEEDS.get(type(instruction), "sm_80")]
+    for effect in instruction.effects():
+        needs.append(_EFFECT_NEEDS.get(type(effect), "sm_80"))
+        if isinstance(effect, (CommitGroup, WaitGroup)):
+            needs.append(_QUEUE_NEEDS.get(effect.queue, "sm_80"))
+        if isinstance(effect, MbarrierArrive) and effect.expected_bytes is not None:
+            needs.append("sm_90")
+    if isinstance(instruction, PairArithmetic) and instruction.half is bf16 and instruction.op in ("add", "mul"):
+        needs.append("sm_90")
+    return max(needs, key=_generation)
+
+
+def _generation(architecture: str) -> tuple[int, bool]:
+    """Orders architectures: ``sm_90`` < ``sm_90a`` < ``sm_100a``."""
+    return int(architecture[3:].rstrip("a")), architecture.endswith("a")
+
+
+def _at(where: SourceLine) -> str:
+    return f"{where}: " if where != NOWHERE else ""
+
+
+def _label(operand: Operand) -> str:
+    if isinstance(operand, Const):
+        return f"the constant {operand.value}"
+    return f"'{operand.name}'" if operand.name else f"value {operand.number}"
+
+
+# Types
+
+
+def _types(program: Program, _: Target | None) -> Iterator[str]:
+    for op in program.ops():
+        name = op.instruction.mnemonic
+        pairs = (("operand", op.operands, op.instruction.operand_types),
+                 ("result", op.results, op.instruction.result_types))  # fmt: skip
+        for kind, given, expected in pairs:
+            if len(given) != len(expected):
+                yield f"{_at(op.where)}{name} has {len(expected)} {kind}s, not {len(given)}"
+                continue
+            for position, (x, dtype) in enumerate(zip(given, expected, strict=True)):
+                if x.dtype is not dtype:
+                    what = f"{kind} {position} of {name}"
+                    yield f"{_at(op.where)}{what} is {_label(x)} of type {x.dtype}, it must be {dtype}"
+    for s in program.statements():
+        yield from _statement_types(s)
+        for x in operands_of(s):
+            if isinstance(x, Const) and not _representable(x):
+                yield f"{_at(s.where)}{_label(x)} does not fit into {x.dtype}"
+
+
+def _statement_types(s: Statement) -> Iterator[str]:
+    if isinstance(s, When) and s.condition.dtype.name != "pred":
+        yield f"{_at(s.where)}the condition is {_label(s.condition)} of type {s.condition.dtype}, it must be pred"
+    if isinstance(s, Loop):
+        if not s.index.dtype.is_integer or isinstance(s.index, Register):
+            yield f"{_at(s.where)}a loop's index is a single-assignment integer, not {_label(s.index)}"
+        for what, x in (("start", s.start), ("stop", s.stop), ("step", s.step)):
+            if x.dtype is not s.index.dtype:
+                yield f"{_at(s.where)}the loop's {what} is {x.dtype}, its index {s.index.dtype}: they must agree"
+        if isinstance(s.step, Const) and s.step.value <= 0:
+            yield f"{_at(s.where)}the loop's step is {s.step.value}: it must be positive, or the loop never ends"
+
+
+def _representable(const: Const) -> bool:
+    """Unsigned constants may be written negative: they wrap."""
+    dtype: DType = const.dtype
+    if not dtype.is_integer:
+        return True
+    return isinstance(const.value, int) and -(1 << dtype.bits - 1) <= const.value < 1 << (
+        dtype.bits - (dtype.kind == "signed")
+    )
+
+
+# Definitions
+
+
+@dataclass
+class _Scopes:
+    """Walks in program order with the values in scope and the registers written so far."""
+
+    messages: list[str] = field(default_factory=lambda: list[str]())
+    ever: set[Value] = field(default_factory=lambda: set[Value]())
+
+    def block(self, body: tuple[Statement, ...], scope: set[Value], written: set[Value]) -> None:
+        """Adds to ``written``; ``scope`` is the caller's and is not changed beyond this block."""
+        scope = set(scope)
+        for s in body:
+            optional = s.instruction.optional_operands if isinstance(s, Op) else range(0)
+            for position, x in enumerate(operands_of(s)):
+                # Whether an optional operand is read is known when it runs: the emulator's to judge.
+                if position in optional and isinstance(x, Register):
+                    continue
+                self._read(x, s, scope, written)
+            if isinstance(s, Loop):
+                self._bounds_stay(s)
+                self._define(s.index, s, inner := set(scope))
+                self.block(s.body, inner, written)
+            elif isinstance(s, Roles):
+                self._roles(s, scope, written)
+            else:
+                for block in blocks(s):
+                    self.block(block, scope, written)
+                for r in results_of(s):
+                    if isinstance(r, Register):
+                        written.add(r)
+                    else:
+                        self._define(r, s, scope)
+
+    def _roles(self, roles: Roles, scope: set[Value], written: set[Value]) -> None:
+        """What one role writes, another does not see."""
+        after = [set(written) for _ in roles.branches]
+        for role, seen in zip(roles.branches, after, strict=True):
+            self.block(role.body, scope, seen)
+        written.update(*after)
+
+    def _read(self, x: Operand, s: Statement, scope: set[Value], written: set[Value]) -> None:
+        if isinstance(x, Const):
+            return
+        if isinstance(x, Register):
+            if x not in written:
+                self.messages.append(f"{_at(s.where)}register {_label(x)} is read before anything is written to it")
+        elif x not in scope:
+            why = (
+                "was defined inside a loop, condition or role that has ended: keep it in a register to use it outside"
+                if x in self.ever
+                else "is used before it is defined"
+            )
+            self.messages.append(f"{_at(s.where)}{_label(x)} {why}")
+
+    def _define(self, value: Value, s: Statement, scope: set[Value]) -> None:
+        if value in self.ever:
+            self.messages.append(f"{_at(s.where)}{_label(value)} is assigned twice: only registers can be")
+        self.ever.add(value)
+        scope.add(value)
+
+    def _bounds_stay(self, loop: Loop) -> None:
+        changed = {r for s in walk(loop.body) for r in results_of(s)}
+        for x in (loop.stop, loop.step):
+            if isinstance(x, Register) and x in changed:
+                self.messages.append(f"{_at(loop.where)}the loop changes its own bound {_label(x)}: copy it before")
+
+
+def _definitions(program: Program, _: Target | None) -> Iterator[str]:
+    scopes = _Scopes(ever={p.value for p in program.parameters})
+    scopes.block(program.body, set(scopes.ever), set())
+    yield from scopes.messages
+
+
+# Launch, shared memory, architecture
+
+
+def _launch(program: Program, target: Target | None) -> Iterator[str]:
+    if program.threads % 32 or not 32 <= program.threads <= 1024:
+        yield f"{_at(program.where)}{program.threads} threads: a CTA has a multiple of 32, from 32 to 1024"
+    if program.min_ctas < 1:
+        yield f"{_at(program.where)}min_ctas is {program.min_ctas}: it must be at least 1"
+    if target is not None and program.threads * program.min_ctas > target.threads_per_sm:
+        yield (
+            f"{_at(program.where)}{program.min_ctas} CTAs of {program.threads} threads do not fit an SM of "
+            f"{target.name}, which has {target.threads_per_sm} threads"
+        )
+
+
+def _shared(program: Program, target: Target | None) -> Iterator[str]:
+    for region in program.shared:
+        if region.offset < 0 or region.bytes < 0 or region.offset + region.bytes > program.shared_bytes:
+            yield (
+                f"{_at(program.where)}shared region '{region.name}' takes bytes {region.offset} to "
+                f"{region.offset + region.bytes}, the kernel has {program.shared_bytes}"
+            )
+    if target is not None and program.shared_bytes > target.shared_per_block:
+        yield (
+            f"{_at(program.where)}the kernel needs {program.shared_bytes} bytes of shared memory, {target.name} has "
+            f"{target.shared_per_block} per CTA: use smaller tiles or fewer stages"
+        )
+
+
+def _architecture(program: Program, target: Target | None) -> Iterator[str]:
+    required = _ARCHITECTURE.fullmatch(program.requires)
+    if required is None:
+        yield f"{_at(program.where)}requires {program.requires!r}: write an architecture, such as 'sm_80' or 'sm_90a'"
+        return
+    least = (int(required[1]), int(required[2]))
+    if target is not None:
+        if required[3] and target.name != program.requires:
+            yield f"{_at(program.where)}the kernel runs on {program.requires} alone, not on {target.name}"
+        elif target.compute_capability < least:
+            yield f"{_at(program.where)}the kernel requires {program.requires}, the target is {target.name}"
+    for op in program.ops():
+        needs = least_architecture(op.instruction)
+        if _generation(needs) > _generation(program.requires):
+            yield f"{_at(op.where)}{op.instruction.mnemonic} needs {needs}, the kernel requires only {program.requires}"
+
+
+# Roles
+
+
+def _roles(program: Program, _: Target | None) -> Iterator[str]:
+    top = {id(s) for s in program.body}
+    for s in program.statements():
+        if isinstance(s, Roles):
+            if id(s) not in top:
+                yield f"{_at(s.where)}warp roles stand at the top of a kernel, not inside a loop, condition or role"
+            for role in s.branches:
+                yield from _role(role, program)
+            ordered = sorted(s.branches, key=lambda role: role.first)
+            for one, other in pairwise(ordered):
+                if other.first < one.last:
+                    yield (
+                        f"{_at(other.where)}warps {other.first}..{other.last} overlap the role of warps "
+                        f"{one.first}..{one.last}"
+                    )
+            budget = sum((r.last - r.first) * 32 * r.registers for r in s.branches if r.registers)
+            if budget > _REGISTERS_PER_SM:
+                yield f"{_at(s.where)}the roles ask for {budget} registers, an SM has {_REGISTERS_PER_SM}"
+
+
+def _role(role: Role, program: Program) -> Iterator[str]:
+    who = f"{_at(role.where)}the role of warps {role.first}..{role.last}"
+    if not 0 <= role.first < role.last <= program.warps:
+        yield f"{who} is not a range of the CTA's {program.warps} warps"
+    if role.registers is None:
+        return
+    if role.first % 4 or role.last % 4:
+        yield f"{who} has a register budget, which only whole warpgroups (multiples of 4 warps) can have"
+    if role.registers % 8 or not 24 <= role.registers <= 256:
+        yield f"{who} asks for {role.registers} registers: setmaxnreg takes a multiple of 8, from 24 to 256"
+    if _ARCHITECTURE.fullmatch(program.requires) and _generation(program.requires) < _generation("sm_90a"):
+        yield f"{who} has a register budget: setmaxnreg needs sm_90a, the kernel requires only {program.requires}"
+
+
+# Synchronisation
+
+
+def _barriers(program: Program, _: Target | None) -> Iterator[str]:
+    for op in program.ops():
+        for effect in op.instruction.effects():
+            if not isinstance(effect, Barrier) or effect.barrier >= len(op.operands):
+                continue
+            number = op.operands[effect.barrier]
+            if not isinstance(number, Const) or not 0 <= number.value < _BARRIERS:
+                yield f"{_at(op.where)}the barrier is {_label(number)}: it must be a constant from 0 to {_BARRIERS - 1}"
+            if effect.threads is None:
+                continue
+            if effect.threads % 32 or not 0 < effect.threads <= program.threads:
+                yield (
+                    f"{_at(op.where)}a barrier of {effect.threads} threads: it must be a multiple of 32, at most the "
+                    f"CTA's {program.threads}"
+                )
+
+
+def _copy_groups(program: Program, _: Target | None) -> Iterator[str]:
+    yield from _groups(program.body, set())
+
+
+def _groups(body: tuple[Statement, ...], committed: set[str]) -> Iterator[str]:
+    """In program order; ``committed`` grows. A role does not see the groups of another."""
+    for s in body:
+        if isinstance(s, Roles):
+            after = [set(committed) for _ in s.branches]
+            for role, seen in zip(s.branches, after, strict=True):
+                yield from _groups(role.body, seen)
+            committed.update(*after)
+            continue
+        for effect in s.instruction.effects() if isinstance(s, Op) else ():
+            if isinstance(effect, CommitGroup):
+                committed.add(effect.queue)
+            elif isinstance(effect, WaitGroup) and effect.queue not in committed:
+                yield f"{_at(s.where)}waits for a {effect.queue} group that was never committed: commit it before"
+        for block in blocks(s):
+            yield from _groups(block, committed)
+
+
+_RULES: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (
+    _types, _definitions, _launch, _shared, _architecture, _roles, _barriers, _copy_groups,
+)  # fmt: skip

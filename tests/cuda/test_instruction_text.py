@@ -1,0 +1,191 @@
+"""NVRTC accepts the CUDA text of every instruction: one tiny kernel each."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, tf32, u8, u16, u32, u64
+from warploom.cuda.printer import print_cuda
+from warploom.ir.program import Const, Op, Operand, Parameter, Program, Value
+from warploom.ir.verify import least_architecture, verify
+from warploom.isa.alu import (
+    Binary,
+    Bitcast,
+    Convert,
+    Fma,
+    Move,
+    MultiplyWide,
+    PackPair,
+    PairArithmetic,
+    Permute,
+    Select,
+    Unary,
+    UnpackHalf,
+)
+from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.base import Instruction
+from warploom.isa.matrix import MmaSync
+from warploom.isa.memory import CACHE_HINTS, Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store
+from warploom.isa.sync import (
+    AsyncProxyFence,
+    BarArrive,
+    BarSync,
+    MbarrierArrival,
+    MbarrierInitFence,
+    MbarrierInitialise,
+    MbarrierTryWait,
+    SetMaxRegisters,
+)
+from warploom.isa.warp import SPECIAL_REGISTERS, Elect, ReadClock, Shuffle, Special, SyncWarp, Vote
+
+core = pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
+
+_INTEGERS = (u32, s32, u64, s64)
+_FLOATS = (f32, f64)
+_ARITHMETIC = ("add", "sub", "mul", "div", "min", "max", "lt", "le", "gt", "ge", "eq", "ne")
+_BITS = ("rem", "and", "or", "xor", "shl", "shr")
+
+ALU: list[Instruction] = [
+    *(Binary(op, t) for op in _ARITHMETIC for t in (*_INTEGERS, *_FLOATS)),
+    *(Binary(op, t) for op in _BITS for t in _INTEGERS),
+    *(Binary(op, pred) for op in ("and", "or", "xor", "eq", "ne")),
+    *(Unary(op, f32) for op in ("neg", "abs", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
+    *(Unary(op, t) for op in ("neg", "not", "abs") for t in (s32, s64)),
+    *(Unary(op, u32) for op in ("not", "popc", "clz", "brev")),
+    *(Unary(op, f64) for op in ("neg", "abs")),
+    Unary("not", pred),
+    *(Fma(t) for t in _FLOATS),
+    *(MultiplyWide(t) for t in (u32, s32)),
+    *(Select(t) for t in (*_INTEGERS, *_FLOATS)),
+    *(Bitcast(a, b) for a, b in itertools.permutations((u32, s32, f32), 2)),
+    *(Bitcast(a, b) for a, b in itertools.permutations((u64, s64, f64), 2)),
+    *(Convert(a, b) for a, b in itertools.permutations((*_INTEGERS, *_FLOATS), 2)),
+    *(Convert(t, pred) for t in _INTEGERS),
+    *(Convert(pred, t) for t in _INTEGERS),
+    *(PackPair(t) for t in (f16, bf16)),
+    *(UnpackHalf(t, which) for t in (f16, bf16) for which in (0, 1)),
+    *(PairArithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),
+    Permute(0x5410),
+    *(Move(t) for t in (pred, *_INTEGERS, *_FLOATS)),
+]
+WARP: list[Instruction] = [
+    *(Special(register) for register in SPECIAL_REGISTERS),
+    ReadClock(),
+    *(Shuffle(mode, t) for mode in ("xor", "idx", "up", "down") for t in (u32, s32, f32, u64)),
+    *(Vote(mode) for mode in ("any", "all", "ballot")),
+    SyncWarp(),
+    Elect(),
+]
+_LOADS = ("", "ca", "cg", "cs", "lu", "cv", "nc", "no_allocate", "evict_first", "evict_last", "nc.no_allocate")
+_STORES = ("", "wb", "cg", "cs", "wt", "no_allocate", "evict_first", "evict_last")
+MEMORY: list[Instruction] = [
+    *(Load("global", t, n, 16) for t, n in ((u8, 1), (u16, 1), (u32, 1), (u32, 4), (f32, 2), (u64, 2), (f64, 1))),
+    *(Load("shared", t, n, 16) for t, n in ((u8, 1), (bf16, 1), (u32, 2), (f32, 4), (s32, 1), (s64, 1))),
+    *(Load("global", u32, 4, cache=hint) for hint in _LOADS),
+    *(Load("global", u32, order=order, scope=scope) for order in ("relaxed", "acquire") for scope in ("cta", "gpu")),
+    *(Store("global", t, n, 16) for t, n in ((u8, 1), (u16, 1), (u32, 1), (u32, 4), (f32, 2), (u64, 2), (f64, 1))),
+    *(Store("shared", t, n, 16) for t, n in ((u8, 1), (bf16, 1), (u32, 2), (f32, 4), (s32, 1), (s64, 1))),
+    *(Store("global", u32, 4, cache=hint) for hint in _STORES),
+    *(Store("global", u32, order=order, scope=scope) for order in ("relaxed", "release") for scope in ("gpu", "sys")),
+    *(Atomic("global", op, u32, 4) for op in ("add", "min", "max", "and", "or", "xor", "exch", "cas")),
+    *(Atomic("shared", op, s32) for op in ("min", "max", "exch", "cas", "add")),
+    *(Atomic("global", "add", t) for t in (f32, u64, f64)),
+    *(Atomic("global", "add", u32, order=order) for order in ("acquire", "release", "acq_rel")),
+    *(MemoryFence(scope) for scope in ("cta", "gpu", "sys")),
+    *(LdMatrix(n, transposed, 32) for n in (1, 2, 4) for transposed in (False, True)),
+    *(StMatrix(n, transposed, 32) for n in (1, 2, 4) for transposed in (False, True)),
+]
+ASYNC: list[Instruction] = [
+    *(CpAsync(n, "ca", zero_fill) for n in (4, 8, 16) for zero_fill in (False, True)),
+    *(CpAsync(16, "cg", True, prefetch, 64, -128) for prefetch in (0, 64, 128, 256)),
+    *(CommitCopies(queue) for queue in ("cp.async", "bulk")),
+    WaitCopies(2),
+    WaitCopies(0, "bulk"),
+    WaitCopies(0, "bulk", reads_only=True),
+    *(TensorCopy(direction, rank, 128, 8) for direction in ("load", "store") for rank in (1, 2, 3, 4, 5)),
+]
+SYNC: list[Instruction] = [
+    BarSync(),
+    BarSync(64),
+    BarArrive(64),
+    MbarrierInitialise(1, 8),
+    MbarrierInitFence(),
+    MbarrierArrival(),
+    MbarrierArrival(4096, 8),
+    MbarrierTryWait(8),
+    AsyncProxyFence(),
+    SetMaxRegisters(240, "inc"),
+    SetMaxRegisters(24, "dec"),
+]
+MATRIX: list[Instruction] = [
+    *(MmaSync(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (f16, bf16)),
+    MmaSync("m16n8k8", tf32),
+    *(MmaSync(shape, f16, f16) for shape in ("m16n8k16", "m16n8k8")),
+]
+GROUPS = {"alu": ALU, "warp": WARP, "memory": MEMORY, "async": ASYNC, "sync": SYNC, "matrix": MATRIX}
+
+
+def _operand(instruction: Instruction, position: int, dtype: DType, of_parameter: dict[DType, Value]) -> Operand:
+    immediate = {BarSync: 1, BarArrive: 1}.get(type(instruction))
+    if immediate is not None:
+        return Const(dtype, immediate)
+    return of_parameter[dtype]
+
+
+def program_of(instructions: list[Instruction], requires: str) -> Program:
+    """Each instruction once, its operands scalar parameters, its results stored so that nothing is dropped."""
+    types = dict.fromkeys(t for i in instructions for t in i.operand_types)
+    types[u64] = None
+    numbers = itertools.count()
+    values = {t: Value(next(numbers), t, f"x_{t.name}") for t in types}
+    body: list[Op] = []
+    for instruction in instructions:
+        if isinstance(instruction, WaitCopies):
+            body.append(Op(CommitCopies(instruction.queue), (), ()))
+        operands = [_operand(instruction, i, t, values) for i, t in enumerate(instruction.operand_types)]
+        results = [Value(next(numbers), t) for t in instruction.result_types]
+        body.append(Op(instruction, tuple(operands), tuple(results)))
+        for result in results:
+            kept: Value = result
+            if kept.dtype is pred:
+                kept = Value(next(numbers), u32)
+                body.append(Op(Convert(pred, u32), (result,), (kept,)))
+            body.append(Op(Store("global", kept.dtype), (values[u64], kept), ()))
+    parameters = tuple(Parameter(v.name, "scalar", t, v) for t, v in values.items())
+    return Program("kernel", parameters, 128, tuple(body), shared_bytes=1024, requires=requires)
+
+
+def _cubin(program: Program) -> bytes:
+    options = core.ProgramOptions(arch=program.requires, fma=False)
+    return core.Program(print_cuda(program), "c++", options).compile("cubin").code
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_nvrtc_accepts_every_instruction(group: str, architecture: str) -> None:
+    """All of a group in one kernel (fast); on failure, one by one to name those that are refused."""
+    wanted = [i for i in GROUPS[group] if (least_architecture(i) == "sm_80") == (architecture == "sm_80")]
+    if not wanted:
+        pytest.skip(f"no instruction of {group} starts at {architecture}")
+    program = program_of(wanted, architecture)
+    verify(program)
+    try:
+        assert _cubin(program)
+    except Exception:
+        refused: list[str] = []
+        for instruction in wanted:
+            try:
+                _cubin(program_of([instruction], architecture))
+            except Exception as error:
+                refused.append(f"{instruction}\n{error}")
+        pytest.fail("\n".join(refused) or "refused together, though accepted one by one")
+
+
+def test_every_instruction_of_the_isa_is_tried() -> None:
+    tried = {type(i).__name__ for group in GROUPS.values() for i in group}
+    known = {c.__name__ for c in Instruction.__subclasses__() if c.__module__.startswith("warploom.isa.")}
+    assert known - tried == set()
+    hints = {i.cache for i in MEMORY if isinstance(i, (Load, Store))}
+    assert hints == set(CACHE_HINTS)
