@@ -43,6 +43,7 @@ class Access(Effect):
     offset: int = 0
     lanes: int = 32
     collective: bool = False
+    words: int = 1
     order: Order = "weak"
     scope: Scope = "gpu"
 

@@ -74,7 +74,7 @@ class Load(Instruction):
 
     def effects(self) -> tuple[Effect, ...]:
         size = self.count * self.dtype.bytes
-        return (Access(self.space, "load", 0, size, self.offset, order=self.order, scope=self.scope),)
+        return (Access(self.space, "load", 0, size, self.offset, words=self.count, order=self.order, scope=self.scope),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         constraint = register_type(self.dtype).constraint
@@ -115,7 +115,7 @@ class Store(Instruction):
 
     def effects(self) -> tuple[Effect, ...]:
         size = self.count * self.dtype.bytes
-        return (Access(self.space, "store", 0, size, self.offset, order=self.order, scope=self.scope),)
+        return (Access(self.space, "store", 0, size, self.offset, words=self.count, order=self.order, scope=self.scope),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         constraint = register_type(self.dtype).constraint
@@ -234,7 +234,7 @@ class LdMatrix(Instruction):
         return (u32,) * self.count
 
     def effects(self) -> tuple[Effect, ...]:
-        read = Access("shared", "load", 0, 16, self.offset, lanes=8 * self.count, collective=True)
+        read = Access("shared", "load", 0, 16, self.offset, lanes=8 * self.count, collective=True, words=4)
         return (WarpSync(aligned=True), read)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
@@ -272,7 +272,7 @@ class StMatrix(Instruction):
         return (u32,) * (1 + self.count)
 
     def effects(self) -> tuple[Effect, ...]:
-        write = Access("shared", "store", 0, 16, self.offset, lanes=8 * self.count, collective=True)
+        write = Access("shared", "store", 0, 16, self.offset, lanes=8 * self.count, collective=True, words=4)
         return (WarpSync(aligned=True), write)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
