@@ -182,7 +182,7 @@ def test_the_host_cost_of_a_call(kernel, record_property):
         out = empty_like(view)
         config = kernel.configure((32, 1, 1), 128, shared_bytes=512)
         stream = current_stream("torch", view.device[1])
-        kernel.launch(stream, config, (describe(out).pointer, second.pointer, *numbers))
+        kernel.launch(stream, config, (out.data_ptr(), second.pointer, *numbers))
         assert third.pointer
 
     call()

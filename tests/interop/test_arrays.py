@@ -21,7 +21,7 @@ class Exporter:
         self.array = array
         self.versioned = versioned
 
-    def __dlpack_device__(self):
+    def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()
 
     def __dlpack__(self, **options):
@@ -131,15 +131,13 @@ def test_jax_arrays_go_through_dlpack_and_are_read_only():
         describe(type("ArrayImpl", (), members)())
 
 
-def test_cupy_is_read_by_its_own_attributes(monkeypatch):
+def test_cupy_is_read_by_its_own_attributes():
     array = np.zeros((3, 5), np.float16)
-    cls = type("ndarray", (), {"__module__": "cupy"})
-    fake = cls()
-    fake.__dict__.update(
-        shape=array.shape, strides=array.strides, dtype=array.dtype,
-        data=types.SimpleNamespace(ptr=4096), device=types.SimpleNamespace(id=1),
-    )  # fmt: skip
-    view = describe(fake)
+    members = {
+        "__module__": "cupy", "shape": array.shape, "strides": array.strides, "dtype": array.dtype,
+        "data": types.SimpleNamespace(ptr=4096), "device": types.SimpleNamespace(id=1),
+    }  # fmt: skip
+    view = describe(type("ndarray", (), members)())
     assert (view.pointer, view.strides, view.device, view.kind) == (4096, (5, 1), ("cuda", 1), "cupy")
 
 

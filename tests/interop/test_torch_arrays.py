@@ -85,6 +85,15 @@ def test_results_are_tensors():
     assert empty("torch", (2,), bf16, ("cpu", 0)).device.type == "cpu"
 
 
+def test_a_result_like_a_view_is_row_major():
+    base = torch.zeros(2, 3, 4)
+    for tensor in (base, base.transpose(0, 2), base[:, ::2], base.to(torch.bfloat16)):
+        out = empty_like(describe(tensor))
+        assert out.is_contiguous()
+        assert (out.shape, out.dtype, out.requires_grad) == (tensor.shape, tensor.dtype, False)
+        assert out.data_ptr() != tensor.data_ptr()
+
+
 def test_describing_takes_microseconds():
     tensors = [torch.zeros(2, 8, 16, 64, dtype=torch.bfloat16) for _ in range(3)]
     describe(tensors[0])

@@ -110,8 +110,9 @@ class LoadedKernel:
         if not self._arguments_checked:
             self._check_arguments(arguments)
             self._arguments_checked = True
-        if stream.__class__ is int:
-            stream = _streams.get(stream) or _stream(stream)
+        if stream.__class__ is not int:
+            stream = stream.__cuda_stream__()[1]
+        stream = _streams.get(stream) or _stream(stream)
         status, current = self._driver.cuCtxGetDevice()
         if int(status) == 0 and int(current) == self.device:
             self._launch(stream, config, self.kernel, *arguments)
