@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import pkgutil
 
 import pytest
 
+from warploom import isa
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, tf32, u8, u16, u32, u64
 from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Const, Op, Operand, Parameter, Program, Value
@@ -185,6 +188,8 @@ def test_nvrtc_accepts_every_instruction(group: str, architecture: str) -> None:
 
 def test_every_instruction_of_the_isa_is_tried() -> None:
     tried = {type(i).__name__ for group in GROUPS.values() for i in group}
+    for module in pkgutil.iter_modules(isa.__path__, "warploom.isa."):
+        importlib.import_module(module.name)
     known = {c.__name__ for c in Instruction.__subclasses__() if c.__module__.startswith("warploom.isa.")}
     assert known - tried == set()
     hints = {i.cache for i in MEMORY if isinstance(i, (Load, Store))}

@@ -137,12 +137,15 @@ def expression(op: Op, operand: Callable[[Operand], Text], inner: Callable[[Oper
         return operand(op.operands[0])
     op = _as_subtraction(op)
     own, needed = binding(op.instruction)
+    shifts = isinstance(op.instruction, Binary) and op.instruction.op in ("shl", "shr")
     texts: list[str] = []
     for position, (x, least) in enumerate(zip(op.operands, needed, strict=True)):
         nested = inner(x)
         same = nested is not None and position == 0 and nested.instruction == op.instruction
         chained = same and isinstance(op.instruction, Binary) and op.instruction.op in ("and", "or", "xor")
         text = operand(x).within(ANY if chained else least)
+        if shifts and position == 1 and isinstance(x, Const):
+            text = text.removesuffix("u")
         texts.append(f"({text})" if text.startswith("-") and own == PREFIX else text)
     return Text(op.instruction.expression(texts), own)
 

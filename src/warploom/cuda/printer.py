@@ -117,7 +117,7 @@ class _Printer:
     def _head(self) -> None:
         program = self._program
         if self._comments:
-            self._add(0, f"// {program.name}: {program.threads} threads, at least {program.min_ctas} CTA per SM, "
+            self._add(0, f"// {program.name}: {program.threads} threads, {_residency(program)}, "
                          f"{program.requires}{f'; {program.where}' if program.where.line else ''}")  # fmt: skip
             if program.shared_bytes:
                 self._add(0, f"// Shared memory, {program.shared_bytes} bytes:")
@@ -269,6 +269,10 @@ def _shorten_one(printer: _Printer, statement: Statement, depth: int) -> None:
         _shorten_one(printer, printer.keep_apart(value), depth)
 
 
+def _residency(program: Program) -> str:
+    return f"at least {program.min_ctas} CTA{'s' if program.min_ctas > 1 else ''} per SM"
+
+
 def _parameter_type(parameter: Parameter) -> str:
     if parameter.kind == "tensor_map":
         return "const __grid_constant__ TensorMap"
@@ -294,40 +298,30 @@ def _registers_of_one_role(program: Program) -> set[Register]:
 
 
 def _wrapped(text: str, room: int) -> Iterator[str]:
-    """``text`` over several lines: at the parts of an asm statement first, else at commas, never inside a string."""
+    """``text`` over several lines: at the parts of an asm statement, and at commas, never inside a string."""
     if len(text) <= room:
         yield text
         return
-    pieces = _split(text, " : ") if text.startswith("asm") else [text]
-    for i, piece in enumerate(pieces):
-        lead = "    " if i else ""
-        line = f": {piece}" if i else piece
-        first = True
-        for part in _filled(line, room - len(lead) - 4):
-            yield lead + ("" if first else "    " if not i else "  ") + part
-            first = False
+    parts = _split(text, (" ::: ", " :: ", " : ")) if text.startswith("asm") else [text]
+    for i, part in enumerate(parts):
+        line = ""
+        for piece in _split(part, (", ",)):
+            if line and len(line) + len(piece) > room - 1:
+                yield line.rstrip()
+                line = "      "
+            line += piece if line else f"{'    ' if i else ''}{piece.lstrip()}"
+        yield line.rstrip()
 
 
-def _filled(text: str, room: int) -> Iterator[str]:
-    line = ""
-    for piece in _split(text, ", "):
-        if line and len(line) + len(piece) + 2 > room:
-            yield line + ","
-            line = piece
-        else:
-            line = f"{line}, {piece}" if line else piece
-    yield line
-
-
-def _split(text: str, separator: str) -> list[str]:
-    """``text`` at ``separator``, except inside string literals."""
-    pieces, start, quoted, i = [], 0, False, 0
-    while i < len(text):
-        if text[i] == '"':
-            quoted = not quoted
-        elif not quoted and text.startswith(separator, i):
-            pieces.append(text[start:i])
-            start = i = i + len(separator)
-            continue
-        i += 1
+def _split(text: str, separators: tuple[str, ...]) -> list[str]:
+    """``text`` in pieces, cut before ``:`` and after ``,``, except inside string literals."""
+    pieces: list[str] = []
+    start, quoted = 0, False
+    for i, letter in enumerate(text):
+        quoted ^= letter == '"'
+        found = None if quoted else next((x for x in separators if text.startswith(x, i)), None)
+        if found is not None:
+            cut = i + len(found) if found == ", " else i
+            pieces.append(text[start:cut])
+            start = cut
     return [*pieces, text[start:]]

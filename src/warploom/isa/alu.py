@@ -154,10 +154,10 @@ _UNARY_CALL = {
     "popc": "__popc({})",
     "clz": "__clz({})",
     "brev": "__brev({})",
-    "abs": "fabsf({})",
     "neg": "-{}",
     "not": "~{}",
 }
+_ABS_CALL = {"f32": "fabsf({})", "f64": "fabs({})", "s32": "abs({})", "s64": "llabs({})"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class MultiplyWide(Instruction):
 
     def expression(self, operands: Sequence[str]) -> str:
         wide = self.result_types[0].cuda
-        return f"({wide}){operands[0]} * ({wide}){operands[1]}"
+        return f"({wide}){operands[0]} * {operands[1]}"  # the second operand widens by itself
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         wide = self.result_types[0].numpy

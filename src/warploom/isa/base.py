@@ -97,7 +97,8 @@ def inline_ptx(
         parts.append(operands(inputs))
     if memory:
         parts.append('"memory"')
-    return f"asm{' volatile' if volatile else ''}({' : '.join(parts)});"
+    listed = " : ".join(parts).replace(" :  :  : ", " ::: ").replace(" :  : ", " :: ")
+    return f"asm{' volatile' if volatile else ''}({listed});"
 
 
 def address(position: int, offset: int) -> str:

@@ -1,0 +1,342 @@
+"""The printed CUDA: its text, its constants, what is inlined, and where each line comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warploom.core.dtypes import DType, bf16, f32, f64, pred, s32, s64, u16, u32, u64
+from warploom.cuda.expressions import constant
+from warploom.cuda.names import identifier
+from warploom.cuda.printer import COLUMNS, launch_registers, print_cuda, source_map
+from warploom.ir.program import (
+    Const,
+    Loop,
+    Op,
+    Operand,
+    Parameter,
+    Program,
+    Register,
+    Role,
+    Roles,
+    SharedRegion,
+    SourceLine,
+    Statement,
+    Value,
+    When,
+)
+from warploom.ir.verify import verify
+from warploom.isa.alu import Binary, Convert, Move, MultiplyWide, PackPair, Select, Unary
+from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.base import Instruction
+from warploom.isa.matrix import MmaSync
+from warploom.isa.memory import LdMatrix, Load, Store
+from warploom.isa.sync import BarSync
+from warploom.isa.warp import FULL_MASK, Shuffle, Special
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class Writer:
+    """Appends statements to a block; values are numbered as they come."""
+
+    def __init__(self) -> None:
+        self.body: list[Statement] = []
+        self.count = 0
+        self.line = 10
+
+    def value(self, dtype: DType, name: str = "") -> Value:
+        self.count += 1
+        return Value(self.count, dtype, name)
+
+    def register(self, dtype: DType, name: str) -> Register:
+        self.count += 1
+        return Register(self.count, dtype, name)
+
+    def do(self, instruction: Instruction, *operands: Operand, name: str = "", into: tuple[Value, ...] = ()) -> Value:
+        results = into or tuple(self.value(t, name) for t in instruction.result_types)
+        self.body.append(Op(instruction, operands, results, SourceLine("/somewhere/dots.py", self.line)))
+        return results[0] if results else Value(-1, u32)
+
+    def block(self) -> tuple[Statement, ...]:
+        taken, self.body = tuple(self.body), []
+        return taken
+
+
+def _n(value: int) -> Const:
+    return Const(u32, value)
+
+
+def dots() -> Program:
+    """Row maxima of tiles of A·B: a copy, a barrier, ldmatrix, mma, a loop, a shuffle and a guarded store."""
+    w = Writer()
+    a, out, tiles = (w.value(t, n) for t, n in ((u64, "a"), (u64, "out"), (u32, "tiles")))
+    thread = w.do(Special("tid.x"), name="thread")
+    base = w.do(Special("shared_base"), name="base")
+    row = w.do(Binary("shr", u32), thread, _n(2))
+    column = w.do(Binary("and", u32), thread, _n(3))
+    swizzled = w.do(Binary("xor", u32), row, column)
+    place = w.do(Binary("add", u32), base, w.do(Binary("shl", u32), swizzled, _n(4)), name="place")
+    w.line = 14
+    best = w.register(f32, "best")
+    c = tuple(w.register(f32, f"c{i}") for i in range(4))
+    w.do(Move(f32), Const(f32, float("-inf")), into=(best,))
+    before = w.block()
+
+    index = w.value(u32, "tile")
+    w.line = 16
+    wide = w.do(MultiplyWide(u32), w.do(Binary("add", u32), w.do(Binary("shl", u32), index, _n(7)), thread), _n(16))
+    w.do(CpAsync(16), place, w.do(Binary("add", u64), a, wide))
+    w.do(CommitCopies())
+    w.line = 17
+    w.do(WaitCopies(0))
+    w.do(BarSync(), _n(0))
+    w.line = 18
+    fragment = tuple(w.value(u32, f"a{i}") for i in range(4))
+    w.do(LdMatrix(4, offset=64), place, into=fragment)
+    for r in c:
+        w.do(Move(f32), Const(f32, 0.0), into=(r,))
+    w.do(MmaSync("m16n8k16", bf16), *fragment, fragment[0], fragment[1], *c, into=c)
+    w.line = 19
+    scaled = w.do(Binary("mul", f32), c[0], Const(f32, 0.1), name="scaled")
+    w.do(Binary("max", f32), best, scaled, into=(best,))
+    w.do(BarSync(), _n(0))
+    loop = Loop(index, _n(0), tiles, _n(1), w.block(), SourceLine("/somewhere/dots.py", 15))
+
+    w.line = 21
+    other = w.do(Shuffle("xor", f32), best, _n(16), _n(FULL_MASK), name="other")
+    power = w.do(Unary("ex2", f32), w.do(Binary("max", f32), best, other))
+    after = w.block()
+    w.line = 22
+    lane = w.do(Binary("and", u32), thread, _n(31))
+    first = w.do(Binary("lt", u32), lane, _n(16))
+    guard = w.block()
+    packed = w.do(PackPair(bf16), power, Const(f32, -1.5))
+    w.do(Store("global", u32), out, packed)
+    when = When(first, w.block(), (), False, SourceLine("/somewhere/dots.py", 22))
+    return Program(
+        "dots",
+        (Parameter("a", "pointer", bf16, a), Parameter("out", "pointer", bf16, out),
+         Parameter("tiles", "scalar", u32, tiles)),
+        128,
+        (*before, loop, *after, *guard, when),
+        (SharedRegion("a_tile", 0, 2048),),
+        2048,
+        min_ctas=2,
+        where=SourceLine("/somewhere/dots.py", 8),
+    )  # fmt: skip
+
+
+def roles() -> Program:
+    """A producer warpgroup that copies by TMA and two consumer warpgroups, with register budgets."""
+    w = Writer()
+    source = w.value(u64, "source")
+    base = w.do(Special("shared_base"), name="base")
+    head = w.block()
+    total = w.register(u32, "total")
+    w.do(TensorCopy("load", 2), base, source, base, Const(pred, True), Const(s32, -8), Const(s32, 0))
+    producer = w.block()
+    w.do(Move(u32), _n(-1), into=(total,))
+    w.do(Binary("sub", u32), total, _n(1), into=(total,))
+    consumer = w.block()
+    chain = Roles(
+        (Role(0, 4, producer, 24, SourceLine("/somewhere/roles.py", 5)),
+         Role(4, 12, consumer, 240, SourceLine("/somewhere/roles.py", 7))),
+        SourceLine("/somewhere/roles.py", 5),
+    )  # fmt: skip
+    parameters = (Parameter("source", "tensor_map", u64, source),)
+    return Program("roles", parameters, 384, (*head, chain), shared_bytes=4096, requires="sm_90a")
+
+
+def _compile(program: Program) -> bytes:
+    core = pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
+    options = core.ProgramOptions(arch=program.requires, fma=False)
+    return core.Program(print_cuda(program), "c++", options).compile("cubin").code
+
+
+@pytest.mark.parametrize("program", [dots(), roles()], ids=lambda p: p.name)
+def test_golden_text(program: Program) -> None:
+    """Set WARPLOOM_UPDATE_GOLDEN to write the files anew, then read the difference."""
+    verify(program)
+    text, path = print_cuda(program), GOLDEN / f"{program.name}.cu"
+    if os.environ.get("WARPLOOM_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+    assert _compile(program)
+
+
+@pytest.mark.parametrize("program", [dots(), roles()], ids=lambda p: p.name)
+def test_source_map_covers_every_statement_line(program: Program) -> None:
+    lines = print_cuda(program).splitlines()
+    mapped = source_map(program)
+    roles_of = [role.where for s in program.body if isinstance(s, Roles) for role in s.branches]
+    assert set(mapped.values()) <= {s.where for s in program.statements()} | set(roles_of)
+    for number, text in enumerate(lines, 1):
+        if "asm" in text:
+            assert number in mapped
+
+
+def test_source_text_is_shown_and_can_be_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "author.py"
+    file.write_text("first\nsecond = x + 1  \\\n")
+    x = Value(0, u32, "x")
+    op = Op(Store("global", u32), (Const(u64, 0), x), (), SourceLine(str(file), 2))
+    program = Program("k", (Parameter("x", "scalar", u32, x),), 32, (op,))
+    assert "  // author.py:2  second = x + 1\n" in print_cuda(program)
+    assert "//" not in print_cuda(program, comments=False)
+
+
+def test_text_without_comments_ignores_source_lines() -> None:
+    def program(line: int) -> Program:
+        x = Value(0, u32, "x")
+        op = Op(Store("global", u32), (Const(u64, 0), x), (), SourceLine("f.py", line))
+        return Program("k", (Parameter("x", "scalar", u32, x),), 32, (op,))
+
+    assert print_cuda(program(1), comments=False) == print_cuda(program(2), comments=False)
+    assert print_cuda(program(1)) != print_cuda(program(2))
+
+
+# Constants
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "text"),
+    [
+        (f32, 0.125, "0.125f"), (f32, 1.0, "1.0f"), (f32, 0.1, "0.1f"), (f32, -0.0, "-0.0f"), (f32, 1e30, "1e+30f"),
+        (f32, float("inf"), "__int_as_float(0x7f800000)"), (f32, float("-inf"), "__int_as_float(0xff800000)"),
+        (f32, float("nan"), "__int_as_float(0x7fc00000)"), (f64, 0.1, "0.1"), (u32, 7, "7u"), (u32, -1, "0xffffffffu"),
+        (u64, -1, "0xffffffffffffffffull"), (s32, -5, "-5"), (s32, -(2**31), "(-2147483647 - 1)"), (s64, 3, "3ll"),
+        (pred, True, "true"), (pred, False, "false"), (u16, 3, "(unsigned short)3u"),
+    ],
+)  # fmt: skip
+def test_constants(dtype: DType, value: float, text: str) -> None:
+    assert constant(Const(dtype, value)).text == text
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_float_constants_are_exact(value: float) -> None:
+    text = constant(Const(f32, value)).text.removesuffix("f")
+    back = float.fromhex(text) if "0x" in text else float(text)
+    assert np.float32(back).tobytes() == np.float32(value).tobytes()
+
+
+# Expressions
+
+
+def _expression(build: object, **types: DType) -> str:
+    """The right-hand side printed for a value stored at the end."""
+    w = Writer()
+    inputs = {name: w.value(dtype, name) for name, dtype in types.items()}
+    result = build(w, **inputs)  # type: ignore[operator]
+    w.do(Store("global", result.dtype), Const(u64, 0), result)
+    parameters = tuple(Parameter(v.name, "scalar", v.dtype, v) for v in inputs.values())
+    text = print_cuda(Program("k", parameters, 32, w.block()), comments=False)
+    found = re.search(r'"[rlf]"\(((?:(?!"[rlf]"\().)*)\) : "memory"\);', text)
+    assert found is not None, text
+    return found[1]
+
+
+def _u(op: str) -> Binary:
+    return Binary(op, u32)
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda w, x, y: w.do(_u("mul"), w.do(_u("add"), x, y), y), "(x + y) * y"),
+        (lambda w, x, y: w.do(_u("add"), w.do(_u("mul"), x, y), y), "x * y + y"),
+        (lambda w, x, y: w.do(_u("sub"), x, w.do(_u("sub"), x, y)), "x - (x - y)"),
+        (lambda w, x, y: w.do(_u("sub"), w.do(_u("sub"), x, y), y), "x - y - y"),
+        (lambda w, x, y: w.do(_u("xor"), w.do(_u("xor"), x, y), y), "x ^ y ^ y"),
+        (lambda w, x, y: w.do(_u("xor"), w.do(_u("and"), x, y), y), "(x & y) ^ y"),
+        (lambda w, x, y: w.do(_u("add"), w.do(_u("shl"), x, _n(3)), y), "(x << 3) + y"),
+        (lambda w, x, y: w.do(_u("add"), x, _n(-64)), "x - 64u"),
+        (lambda w, x, y: w.do(_u("add"), x, _n(2**32 - 64)), "x - 64u"),
+        (lambda w, x, y: w.do(_u("min"), w.do(_u("add"), x, y), y), "min(x + y, y)"),
+        (lambda w, x, y: w.do(Unary("not", u32), w.do(_u("or"), x, y)), "~(x | y)"),
+        (lambda w, x, y: w.do(Unary("neg", s32), w.do(Convert(u32, s32), x)), "-(int)x"),
+        (lambda w, x, y: w.do(Select(u32), w.do(_u("lt"), w.do(_u("add"), x, y), y), x, y), "x + y < y ? x : y"),
+        (lambda w, x, y: w.do(MultiplyWide(u32), w.do(_u("add"), x, y), _n(4)), "(unsigned long long)(x + y) * 4u"),
+        (lambda w, x, y: w.do(Unary("neg", s32), Const(s32, -3)), "-(-3)"),
+        (lambda w, x, y: w.do(Move(u32), w.do(_u("add"), x, y)), "x + y"),
+    ],
+)  # fmt: skip
+def test_expressions_have_the_parentheses_they_need(build: object, text: str) -> None:
+    assert _expression(build, x=u32, y=u32) == text
+
+
+def test_a_register_written_in_between_keeps_a_value_apart() -> None:
+    w = Writer()
+    r = w.register(u32, "r")
+    w.do(Move(u32), _n(0), into=(r,))
+    early = w.do(_u("add"), r, _n(1))
+    late = w.do(_u("add"), early, _n(2))
+    w.do(Move(u32), _n(9), into=(r,))
+    w.do(Store("global", u32), Const(u64, 0), late)
+    text = print_cuda(Program("k", (), 32, w.block()), comments=False)
+    assert "const unsigned t0 = r + 1u + 2u;\n  r = 9u;" in text
+
+
+def test_a_value_used_twice_or_elsewhere_or_named_is_a_statement() -> None:
+    w = Writer()
+    x = w.value(u32, "x")
+    twice = w.do(_u("add"), x, _n(1))
+    outside = w.do(_u("add"), x, _n(2))
+    named = w.do(_u("add"), x, _n(3), name="named")
+    w.do(Store("global", u32, 2), Const(u64, 0), twice, twice)
+    w.do(Store("global", u32), Const(u64, 0), named)
+    before = w.block()
+    w.do(Store("global", u32), Const(u64, 0), outside)
+    loop = Loop(w.value(u32, "i"), _n(0), x, _n(2), w.block())
+    text = print_cuda(Program("k", (Parameter("x", "scalar", u32, x),), 32, (*before, loop)), comments=False)
+    for statement in ("= x + 1u;", "= x + 2u;", "named = x + 3u;", "for (unsigned i = 0u; i < x; i += 2u) {"):
+        assert statement in text
+
+
+def test_long_expressions_get_lines_of_their_own() -> None:
+    w = Writer()
+    x = w.value(u32, "a_rather_long_name_of_a_value")
+    total: Value = x
+    for i in range(40):
+        total = w.do(_u("add"), w.do(_u("mul"), total, x), w.do(_u("xor"), x, _n(i)))
+    w.do(Store("global", u32), Const(u64, 0), total)
+    text = print_cuda(Program("k", (Parameter("x", "scalar", u32, x),), 32, w.block()), comments=False)
+    assert max(map(len, text.splitlines())) <= COLUMNS
+
+
+# Names, roles
+
+
+def test_names_are_valid_and_unique() -> None:
+    assert identifier("α_2") == "alpha_2"
+    assert identifier("float") == "float_"
+    assert identifier("2x") == "v2x"
+    assert identifier("fmaxf") == "fmaxf_"
+    w = Writer()
+    values = [w.do(Load("global", u32), Const(u64, 0), name=name) for name in ("s", "s", "k", "while", "t0", "")]
+    w.do(Store("global", u32, 2), Const(u64, 0), *values[:2])
+    text = print_cuda(Program("k", (), 32, w.block()), comments=False)
+    assert re.findall(r"unsigned (\w+);", text) == ["s", "s_1", "k_1", "while_", "t0", "t0_1"]
+
+
+def test_registers_known_at_launch() -> None:
+    assert launch_registers(Program("k", (), 384, ())) == 168
+    assert launch_registers(Program("k", (), 128, ())) == 255
+    assert launch_registers(Program("k", (), 128, (), min_ctas=4)) == 128
+
+
+def test_warps_between_roles() -> None:
+    stop = Op(BarSync(32), (_n(1),), ())
+    chain = Roles((Role(1, 2, (stop,)), Role(4, 8, (stop,))))
+    text = print_cuda(Program("k", (), 256, (chain,)), comments=False)
+    assert "if (warp == 1u) {" in text
+    assert "} else if (warp >= 4u) {" in text
+    rest = Roles((Role(0, 4, (stop,)), Role(4, 8, (stop,))))
+    assert "if (warp < 4u) {" in print_cuda(Program("k", (), 256, (rest,)), comments=False)
+    assert "} else {" in print_cuda(Program("k", (), 256, (rest,)), comments=False)
