@@ -11,7 +11,7 @@ import pytest
 from warploom import isa
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, tf32, u8, u16, u32, u64
 from warploom.cuda.printer import print_cuda
-from warploom.ir.program import Const, Op, Operand, Parameter, Program, Value
+from warploom.ir.program import Const, Op, Operand, Parameter, Program, Register, Value
 from warploom.ir.verify import least_architecture, verify
 from warploom.isa.alu import (
     Binary,
@@ -42,6 +42,7 @@ from warploom.isa.sync import (
     SetMaxRegisters,
 )
 from warploom.isa.warp import SPECIAL_REGISTERS, Elect, ReadClock, Shuffle, Special, SyncWarp, Vote
+from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 
 core = pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
 
@@ -127,7 +128,16 @@ MATRIX: list[Instruction] = [
     MmaSync("m16n8k8", tf32),
     *(MmaSync(shape, f16, f16) for shape in ("m16n8k16", "m16n8k8")),
 ]
-GROUPS = {"alu": ALU, "warp": WARP, "memory": MEMORY, "async": ASYNC, "sync": SYNC, "matrix": MATRIX}
+WGMMA: list[Instruction] = [
+    WgmmaFence(),
+    *(Wgmma(n, bf16, source, transposed) for n in (8, 176) for source in ("shared", "registers")
+      for transposed in (False, True)),
+    Wgmma(256, f16),
+    WgmmaCommit(),
+    WgmmaWait(1, 4),
+    WgmmaWait(0, 128),
+]  # fmt: skip
+GROUPS = {"alu": ALU, "warp": WARP, "memory": MEMORY, "async": ASYNC, "sync": SYNC, "matrix": MATRIX, "wgmma": WGMMA}
 
 
 def _operand(instruction: Instruction, position: int, dtype: DType, of_parameter: dict[DType, Value]) -> Operand:
@@ -145,13 +155,19 @@ def program_of(instructions: list[Instruction], requires: str) -> Program:
     values = {t: Value(next(numbers), t, f"x_{t.name}") for t in types}
     body: list[Op] = []
     for instruction in instructions:
+        if isinstance(instruction, WgmmaWait):
+            body.append(Op(WgmmaCommit(), (), ()))
         if isinstance(instruction, WaitCopies):
             body.append(Op(CommitCopies(instruction.queue), (), ()))
-        operands = [_operand(instruction, i, t, values) for i, t in enumerate(instruction.operand_types)]
-        results = [Value(next(numbers), t) for t in instruction.result_types]
+        operands: list[Operand] = [_operand(instruction, i, t, values) for i, t in enumerate(instruction.operand_types)]
+        results: list[Value] = [Value(next(numbers), t) for t in instruction.result_types]
+        if isinstance(instruction, (Wgmma, WgmmaWait)):  # accumulates in place
+            results = [Register(next(numbers), t) for t in instruction.result_types]
+            body += [Op(Move(f32), (Const(f32, 0.0),), (r,)) for r in results]
+            operands[-len(results) :] = results
         body.append(Op(instruction, tuple(operands), tuple(results)))
         for result in results:
-            kept: Value = result
+            kept = result
             if kept.dtype is pred:
                 kept = Value(next(numbers), u32)
                 body.append(Op(Convert(pred, u32), (result,), (kept,)))

@@ -32,6 +32,7 @@ from warploom.isa.base import Instruction
 from warploom.isa.memory import StMatrix, Store
 from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, SetMaxRegisters
 from warploom.isa.warp import Elect
+from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaWait
 
 AT = SourceLine("/somewhere/kernel.py", 88)
 X = Value(0, u32, "x")
@@ -101,6 +102,8 @@ BROKEN: dict[str, tuple[Program, str]] = {
     "barrier variable": (program(op(BarSync(), X)), "the barrier is 'x': it must be a constant from 0 to 15"),
     "barrier threads": (program(op(BarArrive(40), Const(u32, 1))), "a barrier of 40 threads"),
     "barrier of more": (program(op(BarSync(512), Const(u32, 1))), "a barrier of 512 threads"),
+    "accumulator copied": (program(op(WgmmaCommit()), op(WgmmaWait(0, 1), Const(f32, 0.0), into=(Value(9, f32),)),
+                                   requires="sm_90a"), "must overwrite its accumulator registers in place"),
     "wait alone": (program(op(WaitCopies(0))), "waits for a cp.async group that was never committed"),
     "wait of another queue": (program(op(CommitCopies()), op(WaitCopies(0, "bulk")), requires="sm_90"),
                               "waits for a bulk group that was never committed"),
@@ -133,6 +136,15 @@ def test_a_sound_program_passes() -> None:
     verify(sound())
     for name in ("sm_80", "sm_86", "sm_90a", "sm_120a"):
         verify(sound(), target(name))
+
+
+def test_an_accumulator_that_a_product_overwrites_needs_no_value_before() -> None:
+    d = tuple(Register(20 + i, f32, f"d{i}") for i in range(4))
+    descriptor, first = Const(u64, 0), op(Wgmma(8, bf16), *(Const(u64, 0),) * 2, Const(pred, False), *d, into=d)
+    verify(program(first, requires="sm_90a"))
+    copied = op(Wgmma(8, bf16), descriptor, descriptor, Const(pred, False), *reversed(d), into=d)
+    with pytest.raises(VerifyError, match="in place"):
+        verify(program(copied, requires="sm_90a"))
 
 
 def test_all_violations_are_listed() -> None:

@@ -124,6 +124,20 @@ def _types(program: Program, _: Target | None) -> Iterator[str]:
                 yield f"{_at(s.where)}{_label(x)} does not fit into {x.dtype}"
 
 
+def _in_place(program: Program, _: Target | None) -> Iterator[str]:
+    """The hardware writes the accumulators of ``wgmma`` while the program goes on: they cannot be copies."""
+    for op in program.ops():
+        for effect in op.instruction.effects():
+            late = isinstance(effect, AsyncMatrix) or (isinstance(effect, WaitGroup) and effect.queue == "wgmma")
+            count = len(op.results)
+            if late and (op.results != op.operands[len(op.operands) - count :] or not _all_registers(op)):
+                yield f"{_at(op.where)}{op.instruction.mnemonic} must overwrite its accumulator registers in place"
+
+
+def _all_registers(op: Op) -> bool:
+    return all(isinstance(r, Register) for r in op.results)
+
+
 def _statement_types(s: Statement) -> Iterator[str]:
     if isinstance(s, When) and s.condition.dtype.name != "pred":
         yield f"{_at(s.where)}the condition is {_label(s.condition)} of type {s.condition.dtype}, it must be pred"
@@ -348,5 +362,5 @@ def _groups(body: tuple[Statement, ...], committed: set[str]) -> Iterator[str]:
 
 
 _RULES: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (
-    _types, _definitions, _launch, _shared, _architecture, _roles, _barriers, _copy_groups,
+    _types, _in_place, _definitions, _launch, _shared, _architecture, _roles, _barriers, _copy_groups,
 )  # fmt: skip
