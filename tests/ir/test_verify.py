@@ -48,8 +48,8 @@ def add(into: Value, a: Operand, b: Operand) -> Op:
     return op(Binary("add", u32), a, b, into=(into,))
 
 
-def program(*body: Statement, threads: int = 256, requires: str = "sm_80", **rest: int) -> Program:
-    return Program("tested", PARAMETERS, threads, body, requires=requires, where=AT, **rest)
+def program(*body: Statement, threads: int = 256, requires: str = "sm_80") -> Program:
+    return Program("tested", PARAMETERS, threads, body, requires=requires, where=AT)
 
 
 def store(x: Operand) -> Op:
