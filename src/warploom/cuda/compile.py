@@ -173,6 +173,8 @@ def _options(job: CompileJob) -> Any:
         max_register_count=job.max_registers,
         lineinfo=job.line_info or None,
         fma=False,
+        # NVRTC's own cache (since 12.9) returns an empty log, and with it no spills and no wgmma advisories.
+        no_cache=True if nvrtc_version() >= (12, 9) else None,
     )
 
 
