@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -16,6 +17,7 @@ from warploom.lang.warp import WarpWords
 from warploom.layout.conversion import operand_registers
 from warploom.layout.displacement import lane_addresses, signed_strides, split_displacement
 from warploom.layout.fragments import FragmentLayout
+from warploom.layout.linear import LinearMap
 from warploom.layout.matrix_access import MatrixPlan, ldmatrix_plan
 from warploom.layout.reduction import reduction_plan
 
@@ -59,6 +61,13 @@ class Fragment:
         self._need_f32("map")
         return replace(self, registers=tuple(function(x) for x in self.registers))
 
+    def scale(self, element: int, factor: Number) -> None:
+        """Multiply one element of an accumulator in place."""
+        register = self.registers[element]
+        if not isinstance(register, Mutable):
+            raise TraceError("only an accumulator (k.accumulator) can be scaled in place")
+        register.set(register * factor)
+
     def reduce(self, combine: Combine | str, axis: int | str, *, member_mask: Number = FULL_MASK) -> list[Traced]:
         """Reduce along ``axis`` (1 or "col": one result per row): the paper's Algorithm 3, derived from the map.
 
@@ -99,12 +108,15 @@ class Fragment:
         values = [self._read(e) for e in range(self.layout.elements_per_thread)]
         return replace(self, layout=layout, dtype=dtype, registers=tuple(self.words.pack_all(values, dtype)))
 
-    def store_global(self, pointer: GlobalPointer, row_stride: Number, *, cache: str = "") -> None:
-        """Store an f32 fragment to a row-major matrix through its forward map (the paper's Algorithm 2)."""
+    def store_global(self, pointer: GlobalPointer, row_stride: Number, *, warp: Number = 0, cache: str = "") -> None:
+        """Store an f32 fragment to a row-major matrix through its forward map (the paper's Algorithm 2).
+
+        ``warp`` is the warp's index among those that share the fragment (``wgmma``: 0 … 3).
+        """
         self._need_f32("store_global")
         lane = self.words.lane
         for element in range(self.layout.elements_per_thread):
-            row, col = self.layout.coordinates(lane, element)
+            row, col = self.layout.coordinates(lane, element, warp)
             pointer.store(self._read(element), row * row_stride + col, cache=cache)
 
     def _read(self, element: int) -> Traced:
@@ -116,34 +128,40 @@ class Fragment:
             raise TraceError(f"{what} works on f32 elements; this fragment holds {self.dtype}: unpack it first")
 
 
-class TileReader:
-    """``ldmatrix`` of one shape from a shared tile, at constant displacements.
+class TileAddresses:
+    """Addresses of a set of positions in a shared tile, displaced by constants.
 
-    The plan says which row each lane points to; ``row`` is a warp's first row (a multiple of the swizzle's period).
+    ``lanes`` maps ``lane`` (the bits of the traced index ``who``: a lane or a thread) to the (row, col) of the tile
+    where that lane starts; ``row`` is added to it (a warp's first row, a multiple of the swizzle's period).
     ``addressing`` says how displacements are formed; without a swizzle both give ``base + immediate``.
     """
 
     def __init__(
-        self, words: FragmentWords, tile: SharedTile, plan: MatrixPlan, row: Number, addressing: Addressing
+        self, words: FragmentWords, tile: SharedTile, lanes: LinearMap, who: Traced, row: Number, addressing: Addressing
     ) -> None:
-        self._words, self._tile, self._plan, self._row = words, tile, plan, row
+        self._words, self.tile, self._lanes, self._who, self._row = words, tile, lanes, who, row
         self._addressing = addressing
-        at = plan.address.apply(lane=words.lane)
-        self._lane_row, self._lane_col = at["row"], at["col"]
         self._bases: dict[int, Traced] = {}
 
     def address(self, row: int, col: int) -> Traced:
-        """The address this lane points to for the fragment at (row, col) of the tile."""
+        """The shared address of each lane's position displaced by (row, col)."""
         if self._addressing == "recomputed":
-            return self._tile.address(self._lane_row + self._row + row, self._lane_col + col)
-        immediate, varying = split_displacement(self._tile.layout, self._plan.address, row, col)
-        return self._tile.at(self._base(varying)) + immediate
+            at = self._lanes.apply(lane=self._who)
+            return self.tile.address(at["row"] + self._row + row, at["col"] + col)
+        immediate, varying = split_displacement(self.tile.layout, self._lanes, row, col)
+        return self.tile.at(self._base(varying)) + immediate
+
+    def prepare(self, displacements: Iterable[tuple[int, int]]) -> None:
+        """Form the bases that the displacements need here, so that a loop that follows shares them."""
+        if self._addressing == "strided":
+            for row, col in displacements:
+                self._base(split_displacement(self.tile.layout, self._lanes, row, col)[1])
 
     def _base(self, varying: int) -> Traced:
         """The lane's offset displaced by the varying bits: its base plus its own signed strides."""
         if varying not in self._bases:
-            layout = self._tile.layout
-            lane_offset: Traced = lane_addresses(layout, self._plan.address).apply(lane=self._words.lane)["byte"]
+            layout = self.tile.layout
+            lane_offset: Traced = lane_addresses(layout, self._lanes).apply(lane=self._who)["byte"]
             total = lane_offset + self._row * layout.row_bytes
             for _, stride in signed_strides(varying, lane_offset, self._select_stride):
                 total = total + stride
@@ -153,20 +171,35 @@ class TileReader:
     def _select_stride(self, bit: Traced, if_set: int, if_clear: int) -> Traced:
         return self._words.select(bit != 0, self._words.value(if_set, u32), self._words.value(if_clear, u32))
 
+    def staged(self, stage: Number) -> TileAddresses:
+        """The same positions in another pipeline stage of the tile; the lanes' bases are shared."""
+        other = copy(self)
+        other.tile = self.tile.stage(stage)
+        return other
+
+
+class TileReader:
+    """``ldmatrix`` of one shape from a shared tile, at constant displacements."""
+
+    def __init__(self, words: FragmentWords, plan: MatrixPlan, addresses: TileAddresses) -> None:
+        self._words, self._plan, self._addresses = words, plan, addresses
+
     def load(self, row: int, col: int) -> tuple[Traced, ...]:
-        """The fragment's registers, in the fragment's order."""
-        loaded = self._words.ldmatrix(self.address(row, col), self._plan.count, transposed=self._plan.transposed)
+        """The registers of the fragment at (row, col) of the tile, in the fragment's order."""
+        address = self._addresses.address(row, col)
+        loaded = self._words.ldmatrix(address, self._plan.count, transposed=self._plan.transposed)
         ordered: list[Traced] = list(loaded)
         for position, register in enumerate(self._plan.register_order):
             ordered[register] = loaded[position]
         return tuple(ordered)
 
+    def prepare(self, displacements: Iterable[tuple[int, int]]) -> None:
+        """Form the lanes' bases before a loop; see :meth:`TileAddresses.prepare`."""
+        self._addresses.prepare(displacements)
+
     def staged(self, stage: Number) -> TileReader:
-        """The same reader on another pipeline stage of its tile; the lane's bases are shared."""
-        other = TileReader.__new__(TileReader)
-        other.__dict__.update(self.__dict__)
-        other._tile = self._tile.stage(stage)
-        return other
+        """The same reader on another pipeline stage of its tile."""
+        return TileReader(self._words, self._plan, self._addresses.staged(stage))
 
 
 def _plan(target: FragmentLayout, bit_order: Sequence[int] | None) -> MatrixPlan:
@@ -208,14 +241,16 @@ class FragmentWords(WarpWords):
 
         An operand of which the tile stores the transpose (B from an n×k tile) is passed as ``layout.transposed()``.
         """
-        return TileReader(self, tile, _plan(target, bit_order), row, addressing)
+        plan = _plan(target, bit_order)
+        return TileReader(self, plan, TileAddresses(self, tile, plan.address, self.lane, row, addressing))
 
     def load_fragment(
         self, tile: SharedTile, target: FragmentLayout, row: int = 0, col: int = 0, *, transposed: bool = False
     ) -> Fragment:
         """One fragment from a shared tile by ``ldmatrix``; ``transposed``: the tile stores the operand's transpose."""
         plan = _plan(target.transposed() if transposed else target, None)
-        registers = TileReader(self, tile, plan, 0, "strided").load(row, col)
+        reader = TileReader(self, plan, TileAddresses(self, tile, plan.address, self.lane, 0, "strided"))
+        registers = reader.load(row, col)
         return Fragment(self, target, tile.dtype, registers)
 
     def mma(

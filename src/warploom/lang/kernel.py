@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 from warploom.core.dtypes import DType, u64
 from warploom.core.errors import TraceError
@@ -20,11 +20,18 @@ from warploom.lang.values import Traced
 T = TypeVar("T")
 
 
-class Global(Generic[T]):
-    """Annotation of a pointer parameter: ``a: Global[bf16]``."""
+if TYPE_CHECKING:
 
-    def __class_getitem__(cls, dtype: DType) -> PointerType:  # type: ignore[override]
-        return PointerType(dtype)
+    class Global(GlobalPointer, Generic[T]):
+        """Annotation of a pointer parameter: ``a: Global[bf16]``."""
+
+else:
+
+    class Global:
+        """Annotation of a pointer parameter: ``a: Global[bf16]``."""
+
+        def __class_getitem__(cls, dtype: DType) -> PointerType:
+            return PointerType(dtype)
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class PointerType:
     dtype: DType
 
 
-class TensorMap:
+class TensorMap(TensorMapHandle):
     """Annotation of a TMA descriptor parameter."""
 
 

@@ -1,0 +1,1 @@
+"""Attention forward: configuration, generator, ladder and reference."""

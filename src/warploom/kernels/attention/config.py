@@ -1,0 +1,220 @@
+"""The configuration of the attention generator: each flag is one idea of the seeds' ladder, or one beyond it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from warploom.core.dtypes import DType, bf16, dtype_of, f16
+from warploom.core.errors import ConfigError
+from warploom.core.targets import Target
+from warploom.kernels.copies import CopyPlan
+from warploom.lang.fragments import Addressing
+
+
+def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """One attention kernel. The seeds' names: tile_m is B_r, tile_n is B_c, num_warps n_warps, head_dim d_head."""
+
+    tile_m: int = _flag(64, "query rows per CTA (B_r)", (64, 128, 256))
+    tile_n: int = _flag(64, "keys per step (B_c)", (32, 64, 128))
+    num_warps: int = _flag(4, "warps per CTA; each owns tile_m / num_warps query rows", (4, 8))
+    head_dim: int = _flag(128, "elements per head (d_head)", (64, 128))
+    dtype: DType = _flag(bf16, "element type of Q, K, V and O", (bf16, f16))
+    async_copy: bool = _flag(True, "global → shared by cp.async instead of through registers")
+    swizzle: bool = _flag(False, "XOR-swizzled shared tiles (kernel 2)")
+    eager: bool = _flag(False, "start the next K and V copies before they are needed (kernel 3)")
+    load_q: int = _flag(0, "Q fragments loaded per step: 0 the whole tile once, 2 a k-slice of 16 (kernel 4)", (0, 2))
+    load_k: int = _flag(0, "K fragments loaded per step", (0, 2))
+    load_v: int = _flag(0, "V fragments loaded per step", (0, 2))
+    double_buffer: bool = _flag(False, "load the next fragments while this slice multiplies (kernel 5)")
+    folded_scale: bool = _flag(False, "scale folded into exp2: one FMA per element (kernel 6)")
+    cooperative: bool = _flag(False, "the CTA copies tiles together instead of warp by warp (kernel 8)")
+    strided: bool = _flag(False, "swizzled addresses as base + signed strides instead of recomputed (kernel 8)")
+    k_row_major: bool = _flag(False, "K fragments loaded so that each B operand is contiguous (kernel 9)")
+    peel: bool = _flag(False, "first step peeled: no zeroing, no rescaling (kernel 10)")
+    strided_epilogue: bool = _flag(False, "strided addresses for registers → shared as well (kernel 11)")
+    block_index: bool = _flag(False, "K/V addresses from the block's index, not advancing pointers (kernel 12)")
+    backward: bool = _flag(False, "K/V blocks from the last to the first (kernel 13)")
+    output_hint: bool = _flag(False, "output stores do not allocate in L1 (kernel 14)")
+    head_dim_panels: bool = _flag(False, "shared tiles as panels of 64 columns (kernel 15)")
+    static_stride: int = _flag(0, "distance between sequence positions in elements, if known (kernel 16)", (0,))
+    stages: int = _flag(1, "K/V buffers; with 2, one barrier per step", (1, 2))
+    lazy_rescale: bool = _flag(False, "rescale O only when a row's maximum grew by more than 2^8; exact")
+    min_ctas: int = _flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
+    opt_level: int = _flag(3, "ptxas's optimisation level", (1, 3))
+
+    # -- derived
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return 32 * self.num_warps
+
+    @property
+    def warp_rows(self) -> int:
+        """Query rows of one warp."""
+        return self.tile_m // self.num_warps
+
+    @property
+    def copy_addressing(self) -> Addressing:
+        """How global ↔ shared copies form swizzled addresses."""
+        return "strided" if self.strided or not self.swizzle else "recomputed"
+
+    @property
+    def read_addressing(self) -> Addressing:
+        """How fragments are addressed in shared memory."""
+        return "strided" if self.strided or not self.swizzle else "recomputed"
+
+    @property
+    def epilogue_addressing(self) -> Addressing:
+        """How the output goes from registers to shared memory."""
+        return "strided" if self.strided_epilogue or not self.swizzle else "recomputed"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: Q (O goes over it), then K and V per stage."""
+        return (self.tile_m + 2 * self.stages * self.tile_n) * self.head_dim * self.dtype.bytes
+
+    def copy_plan(self, rows: int) -> CopyPlan:
+        """How a tile of ``rows`` sequence positions is copied."""
+        return CopyPlan(rows, self.head_dim, self.num_warps, self.cooperative)
+
+    # -- whether it fits
+    def check(self, target: Target | None = None) -> list[str]:
+        """Every reason why this is no kernel (for ``target``, if given); empty if it is one."""
+        found: list[str] = []
+        if self.dtype not in (bf16, f16):
+            found.append(f"dtype {self.dtype} is not f16 or bf16")
+        if self.head_dim not in (64, 128):
+            found.append(f"head_dim {self.head_dim} is not 64 or 128")
+        if self.num_warps < 1 or self.num_warps > 32 or self.tile_m % (16 * self.num_warps):
+            found.append(f"tile_m {self.tile_m} is no multiple of 16 rows for each of {self.num_warps} warps")
+        if self.tile_n < 16 or self.tile_n % 16:
+            found.append(f"tile_n {self.tile_n} is no multiple of 16")
+        for name in ("load_q", "load_k", "load_v"):
+            if getattr(self, name) not in (0, 2):
+                found.append(f"{name} is 0 (the whole tile) or 2 (slices of 16), not {getattr(self, name)}")
+        if not found:
+            for what, rows in (("tile_m", self.tile_m), ("tile_n", self.tile_n)):
+                found += [f"{what}: {problem}" for problem in self.copy_plan(rows).problems()]
+        if self.stages == 2 and not (self.eager and self.cooperative and self.async_copy):
+            found.append("stages=2 needs eager, cooperative, asynchronous copies")
+        if self.stages not in (1, 2):
+            found.append(f"stages is 1 or 2, not {self.stages}")
+        if self.stages == 2 and self.peel:
+            found.append("peel is for one stage: with two, the loop is unrolled over the stages instead")
+        if self.eager and not self.async_copy:
+            found.append("eager copies are asynchronous ones")
+        if self.lazy_rescale and not self.folded_scale:
+            found.append("lazy_rescale works on folded scales")
+        if target is not None and self.shared_bytes > target.shared_per_block:
+            found.append(
+                f"needs {self.shared_bytes} bytes of shared memory, {target.name} has {target.shared_per_block} per CTA"
+            )
+        return found
+
+    def require(self, target: Target | None = None) -> None:
+        """Raise ConfigError with every reason of :meth:`check`."""
+        problems = self.check(target)
+        if problems:
+            raise ConfigError(f"{self} is no attention kernel: " + "; ".join(problems))
+
+    # -- notation
+    def __str__(self) -> str:
+        """The seeds' notation: ``(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_fragments+…``."""
+        words = [word for word, name in _WORDS.items() if getattr(self, name)]
+        words.insert(len([w for w in ("async", "eager", "swizzled") if w in words]), self._loads)
+        extra = [f"{n}={getattr(self, n)}" for n in _NUMBERS if getattr(self, n) != _DEFAULTS[n]]
+        name = {"bf16": "BF16", "f16": "FP16"}[self.dtype.name]
+        return f"({name}, {self.head_dim}, {self.tile_m}, {self.tile_n}, {self.num_warps}): " + "+".join(words + extra)
+
+    @property
+    def _loads(self) -> str:
+        return f"load_{self.load_q}_{self.load_k}_{self.load_v}_fragments"
+
+    @classmethod
+    def parse(cls, text: str) -> AttentionConfig:
+        """A config from the seeds' notation (what :meth:`__str__` prints). Raises ConfigError for words not known."""
+        match = re.fullmatch(
+            r"\(\s*(\w+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\)\s*:?\s*(.*)", text.strip()
+        )
+        if match is None:
+            raise ConfigError(f"{text!r} is no configuration; write (FP16, 128, 64, 64, 4): async+eager+swizzled+…")
+        kind, head_dim, tile_m, tile_n, warps, rest = match.groups()
+        base = cls(int(tile_m), int(tile_n), int(warps), int(head_dim), dtype_of(kind), async_copy=False)
+        changes: dict[str, Any] = {}
+        for word in filter(None, (w.strip() for w in rest.split("+"))):
+            loads = re.fullmatch(r"load_(\d+)_(\d+)_(\d+)_fragments", word)
+            setting = re.fullmatch(r"(\w+)=(\d+)", word)
+            if loads:
+                changes |= dict(zip(("load_q", "load_k", "load_v"), map(int, loads.groups()), strict=True))
+            elif setting and setting[1] in _NUMBERS:
+                changes[setting[1]] = int(setting[2])
+            elif word in _WORDS:
+                changes[_WORDS[word]] = True
+            else:
+                raise ConfigError(f"{word!r} is no flag of attention; known: {', '.join(_WORDS)}, load_q_k_v_fragments")
+        return replace(base, **changes)
+
+    def with_settings(self, settings: dict[str, str]) -> AttentionConfig:
+        """This config with flags overridden by text, as ``--set FLAG=VALUE`` gives it."""
+        known = {f.name: f for f in fields(self)}
+        changes: dict[str, Any] = {}
+        for name, text in settings.items():
+            if name not in known:
+                raise ConfigError(f"{name!r} is no flag of attention; known: {', '.join(known)}")
+            changes[name] = _value(name, text, getattr(self, name))
+        return replace(self, **changes)
+
+
+def _value(name: str, text: str, current: Any) -> Any:
+    """``text`` as the type of the flag it sets."""
+    if isinstance(current, bool):
+        truth = {
+            "true": True,
+            "1": True,
+            "yes": True,
+            "on": True,
+            "false": False,
+            "0": False,
+            "no": False,
+            "off": False,
+        }
+        if text.lower() not in truth:
+            raise ConfigError(f"{name} is true or false, not {text!r}")
+        return truth[text.lower()]
+    if isinstance(current, DType):
+        try:
+            return dtype_of(text)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name} is an integer, not {text!r}") from None
+
+
+_DEFAULTS = {f.name: f.default for f in fields(AttentionConfig)}
+_WORDS = {
+    "async": "async_copy",
+    "eager": "eager",
+    "swizzled": "swizzle",
+    "buffer": "double_buffer",
+    "opt_softmax": "folded_scale",
+    "cooperative": "cooperative",
+    "strided": "strided",
+    "k_row_major": "k_row_major",
+    "peel": "peel",
+    "strided_epilogue": "strided_epilogue",
+    "block_index": "block_index",
+    "backward": "backward",
+    "output_hint": "output_hint",
+    "panels": "head_dim_panels",
+    "lazy_rescale": "lazy_rescale",
+}
+_NUMBERS = ("static_stride", "stages", "min_ctas", "opt_level")

@@ -1,0 +1,340 @@
+# pyright: reportInvalidTypeForm=false
+"""The attention forward kernel for ``mma.sync``: one generator, whose flags are the rungs of the ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from warploom.core.dtypes import f32, u16, u32, u64
+from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.softmax import OnlineSoftmax
+from warploom.kernels.copies import TileCopy
+from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, SharedTile, TileReader, Traced, kernel
+from warploom.lang.fragments import TileAddresses
+from warploom.lang.values import Number
+from warploom.layout.catalogue import mma_fragment
+
+SHAPE = "m16n8k16"
+A, B, C = (mma_fragment(SHAPE, operand) for operand in "ABC")
+B_PAIR = B.tile(1, 2)
+"""Two B operands side by side: what one ``ldmatrix.x4`` fills."""
+
+Registers = tuple[Traced, ...]
+
+
+@dataclass(frozen=True)
+class Strides:
+    """Distances between batches, heads and sequence positions, in elements."""
+
+    batch: Traced
+    head: Traced
+    seq: Number
+
+
+@kernel(threads=lambda config, **_: config.threads)
+def attention_forward(
+    k: Kernel,
+    q: Global[u16],
+    key: Global[u16],
+    value: Global[u16],
+    out: Global[u16],
+    q_batch: u32, q_head: u32, q_seq: u32,
+    k_batch: u32, k_head: u32, k_seq: u32,
+    v_batch: u32, v_head: u32, v_seq: u32,
+    o_batch: u32, o_head: u32, o_seq: u32,
+    kv_blocks: u32,
+    *,
+    config: AttentionConfig,
+    same_strides: bool = True,
+) -> None:  # fmt: skip
+    """O = softmax(scale · Q·Kᵀ)·V for one block of query rows; grid (query blocks, heads, batches).
+
+    Sequence lengths are multiples of the tiles. ``same_strides``: K, V and O have Q's strides, so that one set of
+    registers serves all four.
+    """
+    config.require()
+    of_q = Strides(q_batch, q_head, config.static_stride or q_seq)
+    of_k, of_v, of_o = (
+        (of_q, of_q, of_q)
+        if same_strides
+        else (
+            Strides(k_batch, k_head, config.static_stride or k_seq),
+            Strides(v_batch, v_head, config.static_stride or v_seq),
+            Strides(o_batch, o_head, config.static_stride or o_seq),
+        )
+    )
+    forward = Forward(k, config, (q, of_q), (key, of_k), (value, of_v), (out, of_o))
+    forward.run(kv_blocks)
+
+
+Tensor = tuple[GlobalPointer, Strides]
+
+
+class Stream:
+    """The blocks of K or V on their way to shared memory, one ``load`` after another."""
+
+    def __init__(self, k: Kernel, config: AttentionConfig, tile: SharedTile, tensor: Tensor, blocks: Traced) -> None:
+        pointer, strides = tensor
+        self._k, self._config, self._blocks = k, config, blocks
+        self._copy = TileCopy(k, tile, config.copy_plan(config.tile_n), strides.seq, config.copy_addressing)
+        head = pointer + (k.mul_wide(k.cta_z, strides.batch) + k.mul_wide(k.cta_y, strides.head))
+        self._start = self._copy.start(head)
+        self._block_bytes = k.operand(strides.seq, u32) * (config.tile_n * 2)
+        self._position: Mutable | None = None
+        if not config.block_index:
+            self._position = k.register(u64, self._block_address(0), f"{tile.name}_source")
+        self._copy.prepare()
+
+    def _block_address(self, index: Number) -> Traced:
+        """The address of this thread's part of the block that is loaded as number ``index``."""
+        number = self._blocks - 1 - index if self._config.backward else index
+        return self._start.address + self._k.mul_wide(number, self._block_bytes)
+
+    def load(self, index: Number, stage: Number | None = None) -> None:
+        """Load block number ``index``; blocks are loaded in order. With pointers, the number is not needed."""
+        k = self._k
+        if self._position is None:
+            source = GlobalPointer(k, self._block_address(index), self._start.dtype)
+        else:
+            source = GlobalPointer(k, self._position.get(), self._start.dtype)
+            step = k.convert(self._block_bytes, u64)
+            self._position.set(self._position - step if self._config.backward else self._position + step)
+        if self._config.async_copy:
+            self._copy.load_async(source, stage)
+        else:
+            self._copy.load_sync(source)
+
+
+class Forward:
+    """The kernel's parts for one configuration; :meth:`run` reads like the algorithm."""
+
+    def __init__(self, k: Kernel, config: AttentionConfig, q: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
+        self._k, self._config = k, config
+        self._q, self._key, self._value, self._out = q, key, value, out
+        self._q_tile = self._tile("q_tile", config.tile_m)
+        self._k_tile = self._tile("k_tile", config.tile_n, config.stages)
+        self._v_tile = self._tile("v_tile", config.tile_n, config.stages)
+        self._warp_row = k.warp * config.warp_rows
+
+    def _tile(self, name: str, rows: int, stages: int = 1) -> SharedTile:
+        c = self._config
+        panel = 64 if c.head_dim_panels and c.head_dim > 64 else None
+        swizzle = "auto" if c.swizzle else None
+        return self._k.shared(c.dtype, (rows, c.head_dim), name=name, swizzle=swizzle, stages=stages, panel_cols=panel)
+
+    # -- sizes in instructions
+    @property
+    def _m(self) -> int:
+        return self._config.warp_rows // 16
+
+    @property
+    def _n(self) -> int:
+        return self._config.tile_n // 16
+
+    @property
+    def _d(self) -> int:
+        return self._config.head_dim // 16
+
+    def run(self, kv_blocks: Traced) -> None:
+        """Prologue, the loop over K/V blocks, epilogue."""
+        k, c = self._k, self._config
+        self._keys = Stream(k, c, self._k_tile, self._key, kv_blocks)
+        self._values = Stream(k, c, self._v_tile, self._value, kv_blocks)
+        self._load_q()
+        if c.eager:
+            self._start_copy(lambda: self._keys.load(0, 0 if c.stages == 2 else None))
+        self._make_readers()
+        self._output = k.accumulator(C.tile(self._m, 2 * self._d), None if c.peel else 0.0, "o")
+        self._softmax = OnlineSoftmax(k, c, C.tile(self._m, 2 * self._n), self._output)
+        self._whole_q = self._read_whole_q() if c.load_q == 0 else None
+        if c.stages == 2:
+            self._two_stage_loop(kv_blocks)
+        else:
+            self._one_stage_loop(kv_blocks)
+        self._softmax.normalise()
+        self._store_output()
+
+    # -- copies
+    def _load_q(self) -> None:
+        k, c = self._k, self._config
+        pointer, strides = self._q
+        copy = TileCopy(k, self._q_tile, c.copy_plan(c.tile_m), strides.seq, c.copy_addressing)
+        start = copy.start(pointer + self._block_offset(strides))
+        if c.async_copy:
+            self._start_copy(lambda: copy.load_async(start))
+        else:
+            copy.load_sync(start)
+
+    def _block_offset(self, strides: Strides) -> Traced:
+        """Elements from a tensor's start to this CTA's query block."""
+        k = self._k
+        head = k.mul_wide(k.cta_z, strides.batch) + k.mul_wide(k.cta_y, strides.head)
+        return head + k.mul_wide(k.cta_x * self._config.tile_m, strides.seq)
+
+    def _start_copy(self, load: Callable[[], None]) -> None:
+        """Issue copies as one group (copies through registers need none)."""
+        load()
+        if self._config.async_copy:
+            self._k.commit_group()
+
+    def _arrived(self) -> None:
+        """All copies have arrived, for all warps; and all warps are done with what they read before."""
+        if self._config.async_copy:
+            self._k.wait_group(0)
+        self._k.syncthreads()
+
+    # -- fragments
+    def _make_readers(self) -> None:
+        k, c = self._k, self._config
+        how = c.read_addressing
+        order = None if c.k_row_major else (0, 2, 1)
+        self._q_reader = k.reader(self._q_tile, A, row=self._warp_row, addressing=how)
+        self._k_reader = k.reader(self._k_tile, B_PAIR.transposed(), bit_order=order, addressing=how)
+        self._v_reader = k.reader(self._v_tile, B_PAIR, addressing=how)
+        slices = [(0, 16 * d) for d in range(self._d)]
+        for reader in (self._q_reader, self._k_reader, self._v_reader):
+            reader.prepare(slices)
+
+    def _read_whole_q(self) -> list[list[Registers]]:
+        """Q in registers for the whole kernel: [k-slice][m]."""
+        k, c = self._k, self._config
+        if c.async_copy:
+            k.wait_group(1 if c.eager else 0)
+        if c.cooperative:
+            k.syncthreads()
+        else:
+            k.syncwarp()  # a warp copied its own rows of Q
+        return [self._q_slice(d) for d in range(self._d)]
+
+    def _q_slice(self, d: int) -> list[Registers]:
+        return [self._q_reader.load(16 * m, 16 * d) for m in range(self._m)]
+
+    def _k_slice(self, reader: TileReader, d: int) -> list[Registers]:
+        pairs = [reader.load(16 * n, 16 * d) for n in range(self._n)]
+        return [operand for pair in pairs for operand in (pair[:2], pair[2:])]
+
+    def _v_slice(self, reader: TileReader, n: int) -> list[Registers]:
+        pairs = [reader.load(16 * n, 16 * d) for d in range(self._d)]
+        return [operand for pair in pairs for operand in (pair[:2], pair[2:])]
+
+    def _sliced(
+        self,
+        slices: int,
+        load: Callable[[int], tuple[list[Registers], list[Registers]]],
+        multiply: Callable[[int, int, Registers, Registers], None],
+    ) -> None:
+        """Outer products over k-slices; with double buffering the next slice loads before this one multiplies."""
+        following = load(0)
+        for index in range(slices):
+            a, b = following
+            last = index + 1 == slices
+            if self._config.double_buffer and not last:
+                following = load(index + 1)
+            for m, a_registers in enumerate(a):
+                for n, b_registers in enumerate(b):
+                    multiply(m, n, a_registers, b_registers)
+            if not self._config.double_buffer and not last:
+                following = load(index + 1)
+
+    # -- one block of K and V
+    def _scores(self, stage: int | None) -> Fragment:
+        """S = Q·Kᵀ of this block, in f32."""
+        k, c = self._k, self._config
+        reader = self._k_reader if stage is None else self._k_reader.staged(stage)
+        columns = 2 * self._n
+        scores: list[tuple[Number, ...]] = [(0.0,) * 4] * (self._m * columns)
+        whole_k = [self._k_slice(reader, d) for d in range(self._d)] if c.load_k == 0 else None
+
+        def load(d: int) -> tuple[list[Registers], list[Registers]]:
+            a = self._whole_q[d] if self._whole_q else self._q_slice(d)
+            return a, whole_k[d] if whole_k else self._k_slice(reader, d)
+
+        def multiply(m: int, n: int, a: Registers, b: Registers) -> None:
+            at = m * columns + n
+            scores[at] = k.mma(a, b, scores[at], inputs=c.dtype)
+
+        self._sliced(self._d, load, multiply)
+        return k.fragment(C.tile(self._m, columns), f32, [k.value(x, f32) for atom in scores for x in atom])
+
+    def _accumulate(self, probabilities: Fragment, stage: int | None, first: bool) -> None:
+        """O += P·V of this block; the first block of a peeled loop starts from zero."""
+        k, c = self._k, self._config
+        reader = self._v_reader if stage is None else self._v_reader.staged(stage)
+        operand = probabilities.as_operand(A.tile(self._m, self._n), c.dtype)
+        whole_v = [self._v_slice(reader, n) for n in range(self._n)] if c.load_v == 0 else None
+
+        def load(n: int) -> tuple[list[Registers], list[Registers]]:
+            return [operand.atom(m, n) for m in range(self._m)], whole_v[n] if whole_v else self._v_slice(reader, n)
+
+        started: set[tuple[int, int]] = set()
+
+        def multiply(m: int, d: int, a: Registers, b: Registers) -> None:
+            target = self._output.mutable_atom(m, d)
+            fresh = first and (m, d) not in started
+            started.add((m, d))
+            k.mma(a, b, (0.0,) * 4 if fresh else target, inputs=c.dtype, into=target)
+
+        self._sliced(self._n, load, multiply)
+
+    def _step(self, block: Number, first: bool, more: Traced) -> None:
+        """One block with one K and one V buffer; ``more``: there is another block after it."""
+        k, c = self._k, self._config
+        if not c.eager:
+            self._start_copy(lambda: self._keys.load(block))
+        self._arrived()  # K is here for every warp; every warp is done with the V of the block before
+        if c.eager:
+            self._start_copy(lambda: self._values.load(block))
+        probabilities = self._softmax.probabilities(self._scores(None), first)
+        if not c.eager:
+            self._start_copy(lambda: self._values.load(block))
+        self._arrived()  # V is here for every warp; every warp is done with this K
+        if c.eager:
+            with k.when(more, uniform=True):
+                self._start_copy(lambda: self._keys.load(block + 1))
+        self._accumulate(probabilities, None, first)
+
+    def _one_stage_loop(self, kv_blocks: Traced) -> None:
+        k, c = self._k, self._config
+        if c.peel:
+            self._step(0, True, kv_blocks > 1)
+        with k.loop(kv_blocks, 1 if c.peel else 0) as block:
+            self._step(block, False, block + 1 < kv_blocks)
+
+    def _two_stage_loop(self, kv_blocks: Traced) -> None:
+        """Two K/V buffers: the next block loads during the whole step, and one barrier per step is enough."""
+        k = self._k
+        self._start_copy(lambda: self._values.load(0, 0))
+        with k.loop(kv_blocks, 0, 2) as pair:
+            self._two_stage_step(pair, 0, kv_blocks)
+            with k.when(pair + 1 < kv_blocks, uniform=True):
+                self._two_stage_step(pair + 1, 1, kv_blocks)
+
+    def _two_stage_step(self, block: Traced, stage: int, kv_blocks: Traced) -> None:
+        k = self._k
+        self._arrived()  # this block is here for every warp; every warp is done with the other buffers
+        with k.when(block + 1 < kv_blocks, uniform=True):
+            self._keys.load(block + 1, 1 - stage)
+            self._values.load(block + 1, 1 - stage)
+            k.commit_group()
+        probabilities = self._softmax.probabilities(self._scores(stage), False)
+        self._accumulate(probabilities, stage, False)
+
+    # -- epilogue
+    def _store_output(self) -> None:
+        """O through the warp's own rows of Q's tile, then out in 16-byte rows."""
+        k, c = self._k, self._config
+        packed = self._output.packed(c.dtype)
+        lanes = C.atom.restrict("lane")
+        addresses = TileAddresses(k, self._q_tile, lanes, k.lane, self._warp_row, c.epilogue_addressing)
+        k.syncwarp()  # every lane has read its last Q fragment
+        for register, pair in enumerate(packed.registers):
+            row, col = packed.layout.coordinates(0, 2 * register)
+            k.store("shared", addresses.address(row, col), u32, [pair], "", "weak")
+        if c.cooperative:
+            k.syncthreads()
+        else:
+            k.syncwarp()  # a warp copies its own rows of O
+        pointer, strides = self._out
+        copy = TileCopy(k, self._q_tile, c.copy_plan(c.tile_m), strides.seq, c.copy_addressing)
+        copy.store(copy.start(pointer + self._block_offset(strides)), cache="no_allocate" if c.output_hint else "")

@@ -1,0 +1,70 @@
+"""Attention in float64, and how far a 16-bit kernel may be from it, element by element."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.dtypes import DType
+
+UNIT_ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
+"""Half the distance of neighbouring numbers around 1: the relative error of one rounding."""
+
+F32_SLACK = 2.0**-18
+"""Relative slack for float32 accumulation and the approximate exponential, against Σ p·|v|."""
+
+
+@dataclass(frozen=True)
+class AttentionReference:
+    """float64 results for inputs of shape (heads, length, head_dim): O, Σ p·|v| per element, and O with P rounded."""
+
+    output: NDArray[np.float64]
+    magnitude: NDArray[np.float64]
+    rounded_p: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """``value`` is the largest |o - o64| over what the type allows per element; at most ``bound`` is right.
+
+    ``against_rounded`` is the largest error over the largest error of a float64 computation that rounds P and O to the
+    type as the kernel does.
+    """
+
+    value: float
+    bound: float
+    against_rounded: float
+    metric: str = "max |o - o64| / (u·(|o64| + Σp|v|) + f32 slack)"
+
+    @property
+    def ok(self) -> bool:
+        """Whether every element is within its bound, and none is off more than twice the rounded reference's worst."""
+        return self.value <= self.bound and self.against_rounded <= 2.0
+
+
+def attention_reference(q: Any, k: Any, v: Any, dtype: DType, scale: float | None = None) -> AttentionReference:
+    """softmax(scale · Q·Kᵀ)·V in float64; q (…, q_len, d), k and v (…, kv_len, d), scale 1/√d by default."""
+    q64, k64, v64 = (np.asarray(x).astype(np.float64) for x in (q, k, v))
+    s = q64 @ np.swapaxes(k64, -1, -2) * (1.0 / math.sqrt(q64.shape[-1]) if scale is None else scale)
+    weights = np.exp(s - s.max(-1, keepdims=True))
+    total = weights.sum(-1, keepdims=True)
+    rounded = weights.astype(dtype.numpy).astype(np.float64)
+    return AttentionReference(
+        output=weights @ v64 / total, magnitude=weights @ np.abs(v64) / total, rounded_p=rounded @ v64 / total
+    )
+
+
+def attention_error(out: Any, reference: AttentionReference, dtype: DType) -> ErrorReport:
+    """How far ``out`` (shaped like the reference) is from float64, by element. NaN counts as infinitely far."""
+    u = UNIT_ROUNDOFF[dtype.name]
+    got = np.asarray(out).astype(np.float64)
+    error = np.abs(got - reference.output)
+    error = np.where(np.isnan(error), np.inf, error)
+    allowed = u * (np.abs(reference.output) + reference.magnitude) + F32_SLACK * reference.magnitude
+    as_rounded = reference.rounded_p.astype(dtype.numpy).astype(np.float64)
+    of_rounding = np.abs(as_rounded - reference.output).max()
+    return ErrorReport(float((error / allowed).max()), 1.0, float(error.max() / max(of_rounding, 1e-300)))
