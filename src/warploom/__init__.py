@@ -1,3 +1,37 @@
-"""warploom: tensor-core kernels that a person can write, check and understand in Python."""
+"""warploom: tensor-core kernels that a person can write, check and understand in Python.
+
+``attention(q, k, v)`` runs the kernels that come with it, ``plan`` tells what would run; the language to write kernels
+in is :mod:`warploom.lang`, the emulator that checks them :mod:`warploom.emulate`. Importing this package loads neither
+a GPU library nor a framework.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from warploom.ops.attention import AttentionPlan, attention, plan
+
+_PUBLIC = {
+    "attention": "warploom.ops.attention",
+    "plan": "warploom.ops.attention",
+    "AttentionPlan": "warploom.ops.attention",
+}
+
+__all__ = ["AttentionPlan", "attention", "plan"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use, so that ``import warploom`` stays quick."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'warploom' has no attribute {name!r}; it has {', '.join(_PUBLIC)}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_PUBLIC[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

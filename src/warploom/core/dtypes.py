@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # compared and hashed by identity: there is one object per type
 class DType:
     """One scalar type.
 
@@ -65,9 +65,7 @@ tf32 = _dtype("tf32", 32, "unsigned", "tf32", "r", np.float32, "float")
 f32 = _dtype("f32", 32, "float", "f32", "f", np.float32, "float")
 f64 = _dtype("f64", 64, "double", "f64", "d", np.float64, "float")
 
-DTYPES: dict[str, DType] = {
-    t.name: t for t in (pred, u8, s8, u16, u32, s32, u64, s64, f16, bf16, tf32, f32, f64)
-}
+DTYPES: dict[str, DType] = {t.name: t for t in (pred, u8, s8, u16, u32, s32, u64, s64, f16, bf16, tf32, f32, f64)}
 
 _ALIASES = {
     "float16": f16, "half": f16, "fp16": f16, "bfloat16": bf16, "float32": f32, "float": f32, "fp32": f32,

@@ -46,3 +46,7 @@ class EmulationError(WarploomError, RuntimeError):
     def __init__(self, message: str, findings: tuple[object, ...] = ()) -> None:
         super().__init__(message)
         self.findings = findings
+
+
+class EmulationWarning(UserWarning):
+    """A call runs on the emulator because there is no GPU: right, checked, and slow."""

@@ -197,6 +197,11 @@ def _primary_context(device: int) -> Any:
     return check(driver, driver.cuDevicePrimaryCtxRetain(check(driver, driver.cuDeviceGet(device))))
 
 
+def current_context(device: int) -> _Current:
+    """A ``with`` block in which GPU ``device`` is current; the caller's context comes back after it."""
+    return _Current(require_driver(), _primary_context(device))
+
+
 _loaded: dict[tuple[bytes, str, int], LoadedKernel] = {}
 _load_lock = threading.Lock()
 

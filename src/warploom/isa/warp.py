@@ -152,8 +152,9 @@ class Vote(Instruction):
         if self.mode == "ballot":
             bits = (member & votes).astype(np.uint64) << np.arange(32, dtype=np.uint64)
             return (bits.sum(axis=2).astype(np.uint32),)
-        holds_for: Array = (member & votes).any(axis=2) if self.mode == "any" else (~member | votes).all(axis=2)
-        return (holds_for,)
+        if self.mode == "any":
+            return (np.logical_or.reduce(member & votes, axis=2),)
+        return (np.logical_and.reduce(~member | votes, axis=2),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,10 @@ class Wgmma(Instruction):
     def result_types(self) -> tuple[DType, ...]:
         return (f32,) * (self.n // 2)
 
+    @property
+    def optional_operands(self) -> range:
+        return range(self.a_count + 2, len(self.operand_types))
+
     def effects(self) -> tuple[Effect, ...]:
         return (WarpSync(aligned=True), AsyncMatrix())
 

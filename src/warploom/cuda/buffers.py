@@ -1,0 +1,34 @@
+"""Device copies of host arrays, for callers whose arrays live on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from warploom.cuda.device import check, require_driver
+from warploom.cuda.launch import current_context
+
+
+class DeviceCopy:
+    """GPU memory with the contents of a C-contiguous NumPy array; freed with the object."""
+
+    def __init__(self, host: np.ndarray[Any, Any], device: int, *, copy: bool = True) -> None:
+        self._driver = require_driver()
+        self._host, self._device = host, device
+        with current_context(device):
+            self.pointer = int(check(self._driver, self._driver.cuMemAlloc(max(1, host.nbytes))))
+            if copy and host.nbytes:
+                status = self._driver.cuMemcpyHtoD(self.pointer, host.ctypes.data, host.nbytes)
+                check(self._driver, (*status, None))
+
+    def download(self) -> None:
+        """Copy the GPU's contents back into the NumPy array; waits for the kernels before it."""
+        with current_context(self._device):
+            status = self._driver.cuMemcpyDtoH(self._host.ctypes.data, self.pointer, self._host.nbytes)
+            check(self._driver, (*status, None))
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", None):
+            with current_context(self._device):
+                self._driver.cuMemFree(self.pointer)

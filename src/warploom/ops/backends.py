@@ -1,0 +1,115 @@
+"""Running one Program where the arrays are: a compiled kernel on the caller's stream, or the emulator."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from warploom.core.dtypes import u32
+from warploom.core.errors import EmulationError, EmulationWarning
+from warploom.core.targets import Target
+from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream
+from warploom.ir.program import Program
+
+if TYPE_CHECKING:
+    from warploom.cuda.compile import CompiledKernel
+    from warploom.cuda.launch import LoadedKernel
+    from warploom.emulate import Emulation
+
+Grid = tuple[int, int, int]
+
+
+def gpu_present() -> bool:
+    """Whether a kernel could run on a GPU of this machine."""
+    from warploom.cuda.device import has_gpu
+
+    return has_gpu()
+
+
+def gpu_target(device: int) -> Target:
+    """The architecture of GPU ``device``."""
+    from warploom.cuda.device import target_of
+
+    return target_of(device)
+
+
+@lru_cache(maxsize=512)
+def compiled(program: Program, arch: str) -> CompiledKernel:
+    """The Program as a cubin for an architecture; NVRTC's result is kept on disk."""
+    from warploom.cuda.compile import compile_source
+    from warploom.cuda.printer import print_cuda
+
+    # Without comments, so that a moved line of Python source is no other kernel.
+    source = print_cuda(program, comments=False)
+    return compile_source(
+        source, program.name, arch=arch, opt_level=program.opt_level, max_registers=program.max_registers
+    )
+
+
+@dataclass(frozen=True)
+class GpuCall:
+    """A Program loaded on one GPU with a fixed grid and fixed scalar arguments: a launch takes pointers only."""
+
+    kernel: LoadedKernel
+    config: Any
+    scalars: tuple[Any, ...]
+    device: int
+
+    @classmethod
+    def prepare(cls, program: Program, grid: Grid, scalars: Sequence[int], device: int) -> GpuCall:
+        """Compile (or take from the cache), load, and check the launch against the GPU's limits."""
+        from warploom.cuda.launch import load, scalar
+
+        kernel = load(compiled(program, gpu_target(device).name), device)
+        config = kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
+        return cls(kernel, config, tuple(scalar(u32, s) for s in scalars), device)
+
+    def launch(self, pointers: tuple[int, ...], kind: str) -> None:
+        """Queue the kernel on the caller's current stream."""
+        stream = current_stream(kind, self.device)
+        self.kernel.launch(stream, self.config, pointers + self.scalars)
+        if kind in SYNCHRONOUS_KINDS:
+            from warploom.cuda.launch import synchronize
+
+            synchronize(stream, self.device)
+
+    def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], output: np.ndarray[Any, Any]) -> None:
+        """Copy C-contiguous host arrays to the GPU, run, and copy the output back."""
+        from warploom.cuda.buffers import DeviceCopy
+
+        copies = [DeviceCopy(x, self.device) for x in inputs]
+        result = DeviceCopy(output, self.device, copy=False)
+        self.launch((*(c.pointer for c in copies), result.pointer), "numpy")
+        result.download()
+
+
+SECONDS_PER_FLOP = 3e-9
+EMULATION_OVERHEAD = 0.3
+
+
+def run_on_emulator(
+    program: Program,
+    grid: Grid,
+    views: Sequence[ArrayView],
+    scalars: Sequence[int],
+    flops: int,
+) -> Emulation:
+    """Run on the CPU with all checks, saying so and how long it takes. Raises EmulationError if it finds a defect."""
+    from warploom.emulate import emulate
+
+    seconds = EMULATION_OVERHEAD + flops * SECONDS_PER_FLOP
+    warnings.warn(
+        f"no GPU: {program.name} runs on the emulator with all checks, which takes about {seconds:.1f} s",
+        EmulationWarning,
+        stacklevel=4,
+    )
+    emulation = emulate(program, grid, [*(as_numpy(v) for v in views), *scalars])
+    if emulation.findings:
+        listed = "\n".join(str(f) for f in emulation.findings[:8])
+        raise EmulationError(f"{program.name} has defects:\n{listed}", tuple(emulation.findings))
+    return emulation
