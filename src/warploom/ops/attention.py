@@ -99,6 +99,9 @@ def choose(problem: AttentionProblem, goal: Target) -> tuple[AttentionConfig, st
     raise ProblemError("no attention kernel takes this problem: " + "; ".join(dict.fromkeys(reasons)))
 
 
+_Views = tuple[ArrayView, ArrayView, ArrayView]
+
+
 @dataclass(frozen=True)
 class _Inputs:
     """Described, checked and 16-byte aligned inputs."""
@@ -109,16 +112,15 @@ class _Inputs:
     problem: AttentionProblem
 
     @property
-    def all(self) -> tuple[ArrayView, ArrayView, ArrayView]:
+    def all(self) -> _Views:
         return self.q, self.k, self.v
 
 
-def _inputs(q: Any, k: Any, v: Any, layout: str) -> _Inputs:
-    """Describe and check the arrays. Raises ProblemError with the first thing that is wrong."""
+def _inputs(views: _Views, layout: str) -> _Inputs:
+    """Check the arrays. Raises ProblemError with the first thing that is wrong."""
     if layout not in _AXES:
         raise ProblemError(f"layout is 'bshd' (batch, sequence, heads, head_dim) or 'bhsd', not {layout!r}")
-    named = {name: describe(x) for name, x in (("q", q), ("k", k), ("v", v))}
-    views = list(named.values())
+    named = dict(zip("qkv", views, strict=True))
     for name, view in named.items():
         if len(view.shape) != 4:
             raise ProblemError(f"{name} has shape {tuple(view.shape)}; attention takes four dimensions, {layout}")
@@ -178,7 +180,7 @@ def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AttentionConfig 
 
 def plan(q: Any, k: Any, v: Any, *, layout: Layout = "bshd", config: AttentionConfig | None = None) -> AttentionPlan:
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
-    inputs = _inputs(q, k, v, layout)
+    inputs = _inputs((describe(q), describe(k), describe(v)), layout)
     return _plan(inputs, describe(empty_like(inputs.q)), layout, config)
 
 
@@ -202,36 +204,35 @@ def attention(q: Any, k: Any, v: Any, *, layout: Layout = "bshd", config: Attent
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    inputs = _inputs(q, k, v, layout)
-    views = inputs.all
-    result = empty_like(inputs.q, _result_shape(inputs.q))
+    views = describe(q), describe(k), describe(v)
+    key = (layout, config, *[x for view in views for x in (view.dtype, view.shape, view.strides, view.device)])
+    call = _prepared.get(key)
+    if call is None or (views[0].pointer | views[1].pointer | views[2].pointer) % 16:
+        return _first_call(views, layout, config, key)
+    result = empty_like(views[0], views[0].shape)
     out = describe(result)
-    if inputs.q.device[0] == "cuda":
-        key = (
-            layout,
-            config,
-            out.device,
-            *(x for view in (*views, out) for x in (view.dtype, view.shape, view.strides)),
-        )
-        call = _prepared.get(key)
-        if call is None:
-            made = _plan(inputs, out, layout, config)
-            call = GpuCall.prepare(made.program, made.grid, made.scalars, inputs.q.device[1])
-            if len(_prepared) >= _PREPARED_KEPT:
-                _prepared.clear()
-            _prepared[key] = call
-        call.launch((*(view.pointer for view in views), out.pointer), out.kind)
-        return result
-    made = _plan(inputs, out, layout, config)
-    if made.device == "the emulator":
-        run_on_emulator(made.program, made.grid, (*views, out), made.scalars, made.problem.flops)
-    else:
-        _run_from_host(inputs, out, layout, made)
+    call.launch((views[0].pointer, views[1].pointer, views[2].pointer, out.pointer), out.kind)
     return result
 
 
-def _result_shape(view: ArrayView) -> tuple[int, ...]:
-    return tuple(view.shape)
+def _first_call(views: _Views, layout: str, config: AttentionConfig | None, key: _Key) -> Any:
+    """Everything that :func:`attention` need not repeat for arrays of the same shapes, strides and device."""
+    inputs = _inputs(views, layout)
+    result = empty_like(inputs.q, inputs.q.shape)
+    out = describe(result)
+    made = _plan(inputs, out, layout, config)
+    if inputs.q.device[0] == "cuda":
+        call = GpuCall.prepare(made.program, made.grid, made.scalars, inputs.q.device[1])
+        if all(a is b for a, b in zip(inputs.all, views, strict=True)):  # nothing had to be copied first
+            if len(_prepared) >= _PREPARED_KEPT:
+                _prepared.clear()
+            _prepared[key] = call
+        call.launch((*(view.pointer for view in inputs.all), out.pointer), out.kind)
+    elif made.device == "the emulator":
+        run_on_emulator(made.program, made.grid, (*inputs.all, out), made.scalars, made.problem.flops)
+    else:
+        _run_from_host(inputs, out, layout, made)
+    return result
 
 
 def _run_from_host(inputs: _Inputs, out: ArrayView, layout: str, made: AttentionPlan) -> None:
