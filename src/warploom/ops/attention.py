@@ -40,7 +40,7 @@ class AttentionPlan:
     target: str
     device: str
     same_strides: bool
-    scalars: tuple[int, ...]
+    scalars: dict[str, int]
 
     @property
     def grid(self) -> Grid:
@@ -159,21 +159,26 @@ def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AttentionConfig 
     on_gpu = q.device[0] == "cuda" or gpu_present()
     device = q.device[1] if q.device[0] == "cuda" else 0
     goal = gpu_target(device) if on_gpu else target(EMULATED_TARGET)
+    strides = [_strides(view, layout) for view in (*inputs.all, out)]
+    same = len(set(strides)) == 1
     if config is None:
         config, reason = choose(problem, goal)
+        if same:  # a model's row stride does not change with its sequences, and as an immediate it saves registers
+            config = replace(config, static_stride=strides[0][2])
     else:
         reason = "asked for by the caller"
         problems = config.check(goal) + problem.misfits(config)
+        if config.static_stride and any(s[2] != config.static_stride for s in strides):
+            problems.append(f"static_stride is {config.static_stride}, but the sequence strides are {strides}")
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
-    strides = [_strides(view, layout) for view in (*inputs.all, out)]
     return AttentionPlan(
         problem,
         config,
         reason,
         goal.name,
         f"GPU {device}" if on_gpu else "the emulator",
-        len(set(strides)) == 1,
+        same,
         problem.scalars(config, *strides),
     )
 
@@ -205,7 +210,7 @@ def attention(q: Any, k: Any, v: Any, *, layout: Layout = "bshd", config: Attent
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
     views = describe(q), describe(k), describe(v)
-    key = (layout, config, *[x for view in views for x in (view.dtype, view.shape, view.strides, view.device)])
+    key = (layout, config, *[view[1:5] for view in views])  # shapes, strides, types, devices
     call = _prepared.get(key)
     if call is None or (views[0].pointer | views[1].pointer | views[2].pointer) % 16:
         return _first_call(views, layout, config, key)
@@ -240,7 +245,8 @@ def _run_from_host(inputs: _Inputs, out: ArrayView, layout: str, made: Attention
     hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.all]
     strides = [_strides(describe(x), layout) for x in hosts] + [_strides(out, layout)]
     scalars = made.problem.scalars(made.config, *strides)
-    program = trace(made.config, len(set(strides)) == 1)
+    same = len(set(strides)) == 1
+    program = trace(replace(made.config, static_stride=strides[0][2] if same else 0), same)
     GpuCall.prepare(program, made.grid, scalars, 0).run_from_host(hosts, as_numpy(out))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,11 @@ def compiled(program: Program, arch: str) -> CompiledKernel:
     )
 
 
+def scalar_arguments(program: Program, scalars: Mapping[str, int]) -> list[int]:
+    """The values of the Program's scalar parameters, in order."""
+    return [scalars[p.name] for p in program.parameters if p.kind == "scalar"]
+
+
 @dataclass(frozen=True)
 class GpuCall:
     """A Program loaded on one GPU with a fixed grid and fixed scalar arguments: a launch takes pointers only."""
@@ -61,13 +66,13 @@ class GpuCall:
     device: int
 
     @classmethod
-    def prepare(cls, program: Program, grid: Grid, scalars: Sequence[int], device: int) -> GpuCall:
+    def prepare(cls, program: Program, grid: Grid, scalars: Mapping[str, int], device: int) -> GpuCall:
         """Compile (or take from the cache), load, and check the launch against the GPU's limits."""
         from warploom.cuda.launch import load, scalar
 
         kernel = load(compiled(program, gpu_target(device).name), device)
         config = kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
-        return cls(kernel, config, tuple(scalar(u32, s) for s in scalars), device)
+        return cls(kernel, config, tuple(scalar(u32, s) for s in scalar_arguments(program, scalars)), device)
 
     def launch(self, pointers: tuple[int, ...], kind: str) -> None:
         """Queue the kernel on the caller's current stream."""
@@ -96,7 +101,7 @@ def run_on_emulator(
     program: Program,
     grid: Grid,
     views: Sequence[ArrayView],
-    scalars: Sequence[int],
+    scalars: Mapping[str, int],
     flops: int,
 ) -> Emulation:
     """Run on the CPU with all checks, saying so and how long it takes. Raises EmulationError if it finds a defect."""
@@ -108,7 +113,7 @@ def run_on_emulator(
         EmulationWarning,
         stacklevel=4,
     )
-    emulation = emulate(program, grid, [*(as_numpy(v) for v in views), *scalars])
+    emulation = emulate(program, grid, [*(as_numpy(v) for v in views), *scalar_arguments(program, scalars)])
     if emulation.findings:
         listed = "\n".join(str(f) for f in emulation.findings[:8])
         raise EmulationError(f"{program.name} has defects:\n{listed}", tuple(emulation.findings))

@@ -32,7 +32,7 @@ class Strides:
     seq: Number
 
 
-@kernel(threads=lambda config, **_: config.threads)
+@kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def attention_forward(
     k: Kernel,
     q: Global[u16],

@@ -32,6 +32,7 @@ BEST = AttentionConfig(
     load_q=2,
     load_k=2,
     load_v=2,
+    double_buffer=True,
     folded_scale=True,
     cooperative=True,
     strided=True,

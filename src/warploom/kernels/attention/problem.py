@@ -52,6 +52,11 @@ class AttentionProblem:
 
     def scalars(
         self, config: AttentionConfig, q: TensorStrides, k: TensorStrides, v: TensorStrides, o: TensorStrides
-    ) -> tuple[int, ...]:
-        """The kernel's scalar arguments after its four pointers."""
-        return (*q, *k, *v, *o, self.kv_len // config.tile_n)
+    ) -> dict[str, int]:
+        """The kernel's scalar arguments by name; a Program takes those among its parameters."""
+        strides = {
+            f"{tensor}_{axis}": stride
+            for tensor, of_tensor in (("q", q), ("k", k), ("v", v), ("o", o))
+            for axis, stride in zip(("batch", "head", "seq"), of_tensor, strict=True)
+        }
+        return strides | {"kv_blocks": self.kv_len // config.tile_n}
