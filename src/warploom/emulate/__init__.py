@@ -1,1 +1,8 @@
-"""The emulate room."""
+"""Run a Program on a CPU: all lanes real, every access ordered by what synchronises it, defects as findings."""
+
+from warploom.emulate.buffers import GlobalBuffer
+from warploom.emulate.findings import Finding
+from warploom.emulate.machine import Emulation, emulate
+from warploom.emulate.traffic import Sectors, Traffic, Wavefronts
+
+__all__ = ["Emulation", "Finding", "GlobalBuffer", "Sectors", "Traffic", "Wavefronts", "emulate"]

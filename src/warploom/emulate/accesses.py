@@ -1,0 +1,283 @@
+"""Steps of the instructions that touch memory: loads, stores, atomics and asynchronous copies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.frames import Frame, Origin, shadow_dtype
+from warploom.emulate.shared_memory import Place
+from warploom.emulate.traffic import access_class
+from warploom.ir.program import Op
+from warploom.isa.effects import Access, AsyncCopy
+from warploom.isa.memory import Atomic
+
+if TYPE_CHECKING:
+    from warploom.emulate.execute import Executor, Step
+
+Array = NDArray[Any]
+
+
+def _typed(shadow: Array, dtype: np.dtype[Any]) -> Array:
+    return shadow.view(dtype)
+
+
+def _unsigned(array: Array) -> Array:
+    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
+
+
+class AccessSteps:
+    """Builds the steps of one executor's memory instructions."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.run = executor
+
+    def step(self, op: Op, access: Access) -> Step:
+        """The step of a synchronous access."""
+        if access.space == "shared":
+            return {"load": self._shared_load, "store": self._shared_store, "atomic": self._shared_atomic}[access.mode](
+                op, access
+            )
+        return {"load": self._global_load, "store": self._global_store, "atomic": self._global_atomic}[access.mode](
+            op, access
+        )
+
+    # -- common --------------------------------------------------------------------------------------------------
+
+    def _count_shared(self, frame: Frame, place: Place, size: int, name: str, op: Op) -> None:
+        counter = self.run.counter
+        addresses = place.addresses
+        if place.active is None:
+            repeat = frame.n // (addresses.shape[0] * addresses.shape[1])
+            counter.shared(name, op.where, addresses, size, None, repeat)
+        else:
+            wide = np.broadcast_to(addresses, (*frame.shape, addresses.shape[2])).reshape(frame.n, -1)
+            counter.shared(name, op.where, wide, size, place.active, 1)
+
+    def _values(self, frame: Frame, op: Op, keys: tuple[Any, ...]) -> Array:
+        """The words a store writes, (warps, lanes, words)."""
+        return op.instruction.meaning(*[frame.full(frame.env[k]) for k in keys])[0]
+
+    def _value_shadow(self, frame: Frame, op: Op, keys: tuple[Any, ...]) -> tuple[Array | None, Origin | None]:
+        """The shadow of those words, if any of it is poison, and where that comes from."""
+        poisoned = [k for k in keys if k in frame.shadows]
+        if not poisoned:
+            return None, None
+        typed: list[Array] = []
+        for k in keys:
+            dtype = frame.env[k].dtype
+            none = np.zeros((1, 1, 1), shadow_dtype(dtype))
+            typed.append(_typed(np.ascontiguousarray(frame.full(frame.shadows.get(k, none))), dtype))
+        words = _unsigned(op.instruction.meaning(*typed)[0])
+        return (words, frame.origins.get(poisoned[0])) if words.any() else (None, None)
+
+    def _put(self, frame: Frame, op: Op, words: Array, shadow: Array | None, origin: Origin | None) -> None:
+        """Registers from the words read."""
+        results = op.instruction.meaning(words)
+        shadows = None if shadow is None else op.instruction.meaning(shadow)
+        for i, (value, array) in enumerate(zip(op.results, results, strict=True)):
+            mine = None if shadows is None else frame.shaped(_unsigned(shadows[i]))
+            self.run.put(frame, value, frame.shaped(array), mine, origin)
+
+    # -- shared --------------------------------------------------------------------------------------------------
+
+    def _shared_load(self, op: Op, access: Access) -> Step:
+        run, (key,) = self.run, self.run.keys(op)
+        name = access_class(op.instruction.mnemonic)
+
+        def step(frame: Frame) -> None:
+            run.observe(frame, key, op, "an address")
+            place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, access.lanes, op)
+            if run.checks:
+                self._count_shared(frame, place, access.bytes, name, op)
+            words, shadow, origin = run.shared.load(frame, place, access.bytes, access.words, op, access.collective)
+            if place.active is not None:
+                words = np.where(place.active[:, :, None], words, words.dtype.type(0))
+            self._put(frame, op, words, shadow, origin)
+
+        return step
+
+    def _shared_store(self, op: Op, access: Access) -> Step:
+        run, (key, *rest) = self.run, self.run.keys(op)
+        name, values = access_class(op.instruction.mnemonic), tuple(rest)
+
+        def step(frame: Frame) -> None:
+            run.observe(frame, key, op, "an address")
+            place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, access.lanes, op)
+            if run.checks:
+                self._count_shared(frame, place, access.bytes, name, op)
+            data = self._values(frame, op, values)
+            shadow, origin = self._value_shadow(frame, op, values) if frame.shadows else (None, None)
+            run.shared.store(frame, place, data, shadow, origin, op, access.collective)
+
+        return step
+
+    def _shared_atomic(self, op: Op, access: Access) -> Step:
+        run, (key, *rest) = self.run, self.run.keys(op)
+        name, instruction = access_class(op.instruction.mnemonic), op.instruction
+        assert isinstance(instruction, Atomic)
+
+        def step(frame: Frame) -> None:
+            for k in (key, *rest):
+                run.observe(frame, k, op, "an atomic")
+            place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, 32, op)
+            if run.checks:
+                self._count_shared(frame, place, access.bytes, name, op)
+            run.shared.begin_atomic(frame, place, access.bytes, op)
+            view = run.shared.data.view(instruction.dtype.numpy)
+            old = _apply(instruction, view, place.index, [frame.full(frame.env[k]) for k in rest], place.active)
+            run.put(frame, op.results[0], frame.shaped(old), None, None)
+
+        return step
+
+    # -- global --------------------------------------------------------------------------------------------------
+
+    def _address(self, frame: Frame, key: Any, offset: int) -> Array:
+        address = frame.full(frame.env[key])
+        return address + np.uint64(offset % 2**64) if offset else address
+
+    def _strong(self, frame: Frame, access: Access, address: Array) -> None:
+        if access.order != "weak" and self.run.across:
+            active = np.ones(address.shape, np.bool_) if frame.active is None else frame.active
+            self.run.ordering.strong_access(frame, access, address, active)
+
+    def _global_load(self, op: Op, access: Access) -> Step:
+        run, (key,) = self.run, self.run.keys(op)
+        name, strong = access_class(op.instruction.mnemonic), access.order != "weak"
+        word = np.dtype(f"u{access.bytes // access.words}")
+
+        def step(frame: Frame) -> None:
+            run.observe(frame, key, op, "an address")
+            address = self._address(frame, key, access.offset)
+            targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
+            if run.checks:
+                run.counter.global_access(name, address.view(np.int64), access.bytes, frame.active)
+                self._strong(frame, access, address)
+                run.memory.track(frame, targets, 32, access.bytes, op, "read", strong=strong,
+                                 cta_only=access.scope == "cta")  # fmt: skip
+            words = run.memory.load(frame, targets, (frame.n, 32), word, access.words)
+            self._put(frame, op, words, None, None)
+
+        return step
+
+    def _global_store(self, op: Op, access: Access) -> Step:
+        run, (key, *rest) = self.run, self.run.keys(op)
+        name, strong, values = access_class(op.instruction.mnemonic), access.order != "weak", tuple(rest)
+        mode = "atomic" if strong else "write"
+
+        def step(frame: Frame) -> None:
+            run.observe(frame, key, op, "an address")
+            for k in values:
+                run.observe(frame, k, op, "a value stored to global memory")
+            address = self._address(frame, key, access.offset)
+            data = self._values(frame, op, values)
+            targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
+            if run.checks:
+                run.counter.global_access(name, address.view(np.int64), access.bytes, frame.active)
+                run.memory.track(frame, targets, 32, access.bytes, op, mode, strong=strong,
+                                 cta_only=access.scope == "cta", data=data)  # fmt: skip
+                self._strong(frame, access, address)
+            run.memory.store(frame, targets, data, op)
+
+        return step
+
+    def _global_atomic(self, op: Op, access: Access) -> Step:
+        run, (key, *rest) = self.run, self.run.keys(op)
+        name, instruction = access_class(op.instruction.mnemonic), op.instruction
+        assert isinstance(instruction, Atomic)
+
+        def step(frame: Frame) -> None:
+            for k in (key, *rest):
+                run.observe(frame, k, op, "an atomic")
+            address = self._address(frame, key, access.offset)
+            values = [frame.full(frame.env[k]) for k in rest]
+            targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
+            if run.checks:
+                run.counter.global_access(name, address.view(np.int64), access.bytes, frame.active)
+                run.memory.track(frame, targets, 32, access.bytes, op, "atomic", strong=True,
+                                 cta_only=access.scope == "cta")  # fmt: skip
+                self._strong(frame, access, address)
+            old = np.zeros(frame.n * 32, instruction.dtype.numpy)
+            for target in targets:
+                if not run.memory.may_write(frame, target, op):
+                    continue
+                rows, first = run.memory.words(target.buffer, instruction.dtype.numpy, 1)
+                where = slice(None) if target.positions is None else target.positions
+                picked = [v.reshape(-1)[where] for v in values]
+                old[where] = _apply(instruction, rows[:, 0], (target.offsets - first) // access.bytes, picked, None)
+            run.put(frame, op.results[0], frame.shaped(old.reshape(frame.n, 32)), None, None)
+
+        return step
+
+    # -- cp.async ------------------------------------------------------------------------------------------------
+
+    def copy_step(self, op: Op, copy: AsyncCopy) -> Step:
+        """The step of a ``cp.async``: its data is taken now and arrives when it is waited for."""
+        run, keys = self.run, self.run.keys(op)
+        name = access_class(op.instruction.mnemonic)
+        word, words = (np.dtype("u4"), copy.bytes // 4)
+
+        def step(frame: Frame) -> None:
+            for k in keys:
+                run.observe(frame, k, op, "an address or size of a copy")
+            place = run.shared.locate(frame, frame.env[keys[copy.shared]], copy.shared_offset, copy.bytes, 32, op)
+            address = self._address(frame, keys[copy.source], copy.source_offset)
+            size: Array | int = copy.bytes
+            if copy.valid_bytes is not None:
+                size = np.minimum(frame.full(frame.env[keys[copy.valid_bytes]]), copy.bytes).astype(np.int64)
+            data = self._source(frame, op, address, size, word, words)
+            if run.checks:
+                self._count_shared(frame, place, copy.bytes, name, op)
+                run.counter.global_access(name, address.view(np.int64), size, frame.active)
+                run.copies.start(frame, place, data, copy.bytes, op)
+            else:
+                run.shared.store(frame, place, data, None, None, op, False)
+
+        return step
+
+    def _source(
+        self, frame: Frame, op: Op, address: Array, size: Array | int, word: np.dtype[Any], words: int
+    ) -> Array:
+        run, whole = self.run, word.itemsize * words
+        if isinstance(size, int) or bool((size == whole).all()):
+            targets = run.memory.resolve(frame, address, whole, op, frame.active, whole)
+            run.memory.track(frame, targets, 32, whole, op, "read")
+            return run.memory.load(frame, targets, (frame.n, 32), word, words)
+        targets = run.memory.resolve(frame, address, size, op, frame.active, whole)
+        data = np.zeros((frame.n * 32, whole), np.uint8)
+        sizes = np.broadcast_to(size, address.shape).reshape(-1)
+        for target in targets:
+            positions = np.arange(data.shape[0]) if target.positions is None else target.positions
+            for byte in range(whole):
+                have = sizes[positions] > byte
+                data[positions[have], byte] = target.buffer.data[target.offsets[have] + byte]
+            for length in np.unique(sizes[positions]):
+                part = type(target)(target.buffer, positions[sizes[positions] == length],
+                                    target.offsets[sizes[positions] == length])  # fmt: skip
+                if length:
+                    run.memory.track(frame, [part], 32, int(length), op, "read")
+        return data.view(word).reshape(frame.n, 32, words)
+
+
+def _apply(instruction: Atomic, view: Array, index: Array, values: list[Array], active: Array | None) -> Array:
+    """Apply the lanes of an atomic in ascending order. Returns the old values in the shape of ``index``."""
+    flat = np.ascontiguousarray(index).reshape(-1)
+    acting = np.arange(flat.size) if active is None else np.nonzero(active.reshape(-1))[0]
+    operands = [v.reshape(-1) for v in values]
+    old = np.zeros(flat.size, view.dtype)
+    # Lanes that hit one address take turns: turn t serves the t-th lane of every address.
+    order = acting[np.argsort(flat[acting], kind="stable")]
+    starts = np.r_[True, flat[order][1:] != flat[order][:-1]] if order.size else np.zeros(0, np.bool_)
+    group_start = np.maximum.accumulate(np.where(starts, np.arange(order.size), 0)) if order.size else starts
+    turn = np.arange(order.size) - group_start
+    by_turn = np.argsort(turn, kind="stable")
+    edges = np.r_[0, np.cumsum(np.bincount(turn[by_turn]))] if order.size else np.zeros(1, np.int64)
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        lanes = order[by_turn[begin:end]]
+        old[lanes] = view[flat[lanes]]
+        view[flat[lanes]] = instruction.combine(old[lanes], *[v[lanes] for v in operands])
+    return old.reshape(index.shape)
+
+

@@ -1,0 +1,122 @@
+"""Named barriers (``bar.sync``, ``bar.arrive``): who has arrived, who waits, and what they learn of each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.clocks import Clocks
+from warploom.emulate.frames import Frame
+from warploom.emulate.report import Reporter
+from warploom.ir.program import Op
+
+Array = NDArray[Any]
+
+NAMED_BARRIERS = 16
+"""A CTA has barriers 0 … 15 (PTX ISA, ``bar``)."""
+
+
+@dataclass(eq=False)
+class Wait:
+    """Why a task cannot go on: the rows that are still held back at ``op``."""
+
+    op: Op
+    rows: set[int]
+    what: str = ""
+
+    @property
+    def ready(self) -> bool:
+        return not self.rows
+
+
+@dataclass
+class _Phase:
+    """One use of a barrier, until enough threads have arrived."""
+
+    expected: int
+    op: Op
+    arrived: list[int] = field(default_factory=list[int])
+    waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
+    clock: Array | None = None
+    singles: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+
+
+class Barriers:
+    """All barriers of a batch, by (CTA of the batch, number)."""
+
+    def __init__(self, clocks: Clocks, reporter: Reporter, threads: int) -> None:
+        self.clocks = clocks
+        self.report = reporter
+        self.threads = threads
+        self.open: dict[tuple[int, int], _Phase] = {}
+
+    def arrive(self, frame: Frame, number: Array, threads: int | None, waits: bool, op: Op) -> Wait | None:
+        """All warps of the frame arrive. Returns what they wait for, or None if they may go on."""
+        self.clocks.stamp(op)
+        whole = frame.whole_ctas and waits and threads in (None, self.threads) and not self.open
+        if whole and number.size == 1 and 0 <= int(number.flat[0]) < NAMED_BARRIERS:
+            self.clocks.sync_ctas(frame.flat)
+            return None
+        expected = self.threads if threads is None else threads
+        if expected % 32 or not 0 < expected <= self.threads:
+            message = f"{op.instruction.mnemonic} for {expected} threads: use a multiple of 32 up to {self.threads}"
+            self.report.add("barrier", op.where, message, int(frame.flat[0]), 0)
+            return None
+        wait = Wait(op, set())
+        numbers = frame.full(number)[:, 0]
+        for row, which in zip(frame.flat.tolist(), numbers.tolist(), strict=True):
+            if not 0 <= which < NAMED_BARRIERS:
+                self.report.add("barrier", op.where, f"there is no barrier {which}: use 0 to 15", row, 0)
+                continue
+            self._arrive(row, int(which), expected, wait if waits else None, op)
+        return None if wait.ready else wait
+
+    def _arrive(self, row: int, number: int, expected: int, wait: Wait | None, op: Op) -> None:
+        key = (row // self.clocks.warps_per_cta, number)
+        phase = self.open.setdefault(key, _Phase(expected, op))
+        if phase.expected != expected:
+            message = (
+                f"barrier {number} is used for {expected} threads here and for {phase.expected} there at the same time: "
+                "give all its uses one thread count"
+            )
+            self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
+        if row in phase.arrived:
+            message = f"a warp arrives a second time at barrier {number} before it has completed: wait for it in between"
+            self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
+        phase.arrived.append(row)
+        snapshot = self.clocks.snapshot(row)
+        phase.clock = snapshot if phase.clock is None else np.maximum(phase.clock, snapshot)
+        for single, stamp in self.clocks.singles(np.array([row])).items():
+            phase.singles[single] = max(stamp, phase.singles.get(single, 0))
+        if wait is not None:
+            wait.rows.add(row)
+            phase.waits.append((wait, row))
+        if 32 * len(phase.arrived) >= phase.expected:
+            self._complete(key, phase)
+
+    def _complete(self, key: tuple[int, int], phase: _Phase) -> None:
+        del self.open[key]
+        assert phase.clock is not None
+        if phase.waits:
+            self.clocks.meet(np.array([row for _, row in phase.waits]), phase.clock, phase.singles)
+        for wait, row in phase.waits:
+            wait.rows.discard(row)
+
+    def describe(self, key: tuple[int, int]) -> str:
+        """Arrived and expected threads of an open phase."""
+        phase = self.open[key]
+        return f"barrier {key[1]} has {32 * len(phase.arrived)} of {phase.expected} threads"
+
+    def at_exit(self) -> None:
+        """Arrivals nobody waited for are a mistake in the count of threads or in the order."""
+        for (cta, number), phase in self.open.items():
+            if phase.waits:
+                continue
+            message = (
+                f"the kernel ends while barrier {number} has {32 * len(phase.arrived)} of {phase.expected} threads: "
+                "match every bar.arrive by a bar.sync of the other warps"
+            )
+            self.report.add("barrier", phase.op.where, message, cta * self.clocks.warps_per_cta, 0)

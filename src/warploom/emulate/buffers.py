@@ -1,0 +1,186 @@
+"""Arguments: NumPy arrays as global memory at made-up addresses, zero-copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.errors import ProblemError
+from warploom.ir.program import Op, Parameter, Program, Value, operands_of, walk
+from warploom.isa.effects import Access, AsyncCopy
+
+Array = NDArray[Any]
+
+ADDRESS_BITS = 40
+"""Buffer i lives at (i + 1) · 2^40: arithmetic on pointers can never wander from one array into another unnoticed."""
+
+
+@dataclass(eq=False)
+class GlobalBuffer:
+    """The memory of one pointer parameter: its bytes, writable in place, and the place of its first one.
+
+    ``skew`` is the offset from an aligned allocation (a view that starts in the middle of an array is aligned no better
+    than on a GPU); ``real`` the process's address, by which overlapping arguments are recognised.
+    """
+
+    name: str
+    data: NDArray[np.uint8]
+    address: int
+    skew: int
+    real: int
+    writable: bool
+    region: Region | None = field(default=None, repr=False)
+
+    @property
+    def start(self) -> int:
+        """The pointer's value."""
+        return self.address + self.skew
+
+
+@dataclass(eq=False)
+class Region:
+    """A range of memory that one or more buffers cover and the kernel writes: what races are tracked on."""
+
+    real: int
+    bytes: int
+
+
+def root_address(array: Array) -> int:
+    """The address of the array that owns the memory."""
+    base: Any = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    return int(base.__array_interface__["data"][0])
+
+
+def buffer_of(name: str, array: Array, index: int) -> GlobalBuffer:
+    """A byte view of everything between an array's first and last element. Raises ProblemError for negative strides."""
+    if any(s < 0 for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        raise ProblemError(f"argument {name} has a negative stride; pass a view that runs forward")
+    real = int(array.__array_interface__["data"][0])
+    size = array.itemsize if array.size else 0
+    size += sum((n - 1) * s for s, n in zip(array.strides, array.shape, strict=True)) if array.size else 0
+    writable = bool(array.flags.writeable)
+    if array.size:
+        flat = np.lib.stride_tricks.as_strided(array, (size // array.itemsize,), (array.itemsize,), writeable=writable)
+        data = flat.view(np.uint8)
+    else:
+        data = np.zeros(0, np.uint8)
+    skew = (real - root_address(array)) % 256
+    return GlobalBuffer(name, data, (index + 1) << ADDRESS_BITS, skew, real, writable)
+
+
+def bind(
+    program: Program, arguments: Sequence[Any] | Mapping[str, Any]
+) -> tuple[list[GlobalBuffer], dict[Value, Array], dict[int, Any]]:
+    """Buffers, the values of the parameters as (1, 1, 1) arrays, and tensor maps by their fake address.
+
+    Raises ProblemError when an argument is missing, of the wrong kind, or of another element size than the kernel's.
+    """
+    if isinstance(arguments, Mapping):
+        missing = [p.name for p in program.parameters if p.name not in arguments]
+        extra = set(arguments) - {p.name for p in program.parameters}
+        if missing or extra:
+            raise ProblemError(f"{program.name}: missing arguments {missing}, unknown arguments {sorted(extra)}")
+        arguments = [arguments[p.name] for p in program.parameters]
+    if len(arguments) != len(program.parameters):
+        names = ", ".join(p.name for p in program.parameters)
+        raise ProblemError(f"{program.name} takes {len(program.parameters)} arguments ({names}), not {len(arguments)}")
+    buffers: list[GlobalBuffer] = []
+    values: dict[Value, Array] = {}
+    maps: dict[int, Any] = {}
+    for index, (parameter, argument) in enumerate(zip(program.parameters, arguments, strict=True)):
+        if parameter.kind == "pointer":
+            buffer = _pointer(parameter, argument, index)
+            buffers.append(buffer)
+            values[parameter.value] = np.array([[[buffer.start]]], np.uint64)
+        elif parameter.kind == "scalar":
+            values[parameter.value] = _scalar(parameter, argument)
+        else:
+            address = (index + 1) << ADDRESS_BITS
+            maps[address] = argument
+            values[parameter.value] = np.array([[[address]]], np.uint64)
+    return buffers, values, maps
+
+
+def _pointer(parameter: Parameter, argument: Any, index: int) -> GlobalBuffer:
+    if isinstance(argument, GlobalBuffer):
+        return GlobalBuffer(
+            parameter.name, argument.data, (index + 1) << ADDRESS_BITS, argument.skew, argument.real, argument.writable
+        )
+    if not isinstance(argument, np.ndarray):
+        raise ProblemError(f"argument {parameter.name} must be a NumPy array, not {type(argument).__name__}")
+    if argument.dtype.itemsize != parameter.dtype.bytes:
+        raise ProblemError(
+            f"argument {parameter.name} has elements of {argument.dtype.itemsize} bytes ({argument.dtype}); "
+            f"the kernel's are {parameter.dtype.name}"
+        )
+    return buffer_of(parameter.name, argument, index)
+
+
+def _scalar(parameter: Parameter, argument: Any) -> Array:
+    if isinstance(argument, np.ndarray) and argument.size != 1:
+        raise ProblemError(f"argument {parameter.name} must be one number, not an array of shape {argument.shape}")
+    try:
+        value = argument.item() if hasattr(argument, "item") else argument
+        if parameter.dtype.is_integer:
+            info = np.iinfo(parameter.dtype.numpy)
+            if not -(2 ** (parameter.dtype.bits - 1)) <= int(value) <= int(info.max):
+                raise ProblemError(f"argument {parameter.name} = {value} does not fit {parameter.dtype.name}")
+            value = int(value) & ((1 << parameter.dtype.bits) - 1)
+            return np.array([[[value]]], f"u{parameter.dtype.bytes}").view(parameter.dtype.numpy)
+        return np.array([[[value]]], parameter.dtype.numpy)
+    except (TypeError, ValueError) as error:
+        raise ProblemError(f"argument {parameter.name} must be a number, not {argument!r}") from error
+
+
+def written_parameters(program: Program) -> set[str] | None:
+    """The pointer parameters that a store or atomic may go through; None when an address comes from elsewhere.
+
+    Follows each pointer through the arithmetic on it. An over-approximation: more is tracked than is needed, never less.
+    """
+    sources: dict[Value, frozenset[str]] = {
+        p.value: frozenset([p.name]) for p in program.parameters if p.kind == "pointer"
+    }
+    ops = [s for s in walk(program.body) if isinstance(s, Op)]
+    changed = True
+    while changed:
+        changed = False
+        for op in ops:
+            found: frozenset[str] = frozenset()
+            for operand in operands_of(op):
+                if isinstance(operand, Value):
+                    found |= sources.get(operand, frozenset())
+            if not found:
+                continue
+            for result in op.results:
+                if not found <= sources.get(result, frozenset()):
+                    sources[result] = sources.get(result, frozenset()) | found
+                    changed = True
+    written: set[str] = set()
+    for op in ops:
+        for effect in op.instruction.effects():
+            if isinstance(effect, Access) and effect.space == "global" and effect.mode != "load":
+                address = op.operands[effect.address]
+                origin = sources.get(address) if isinstance(address, Value) else None
+                if not origin:
+                    return None
+                written |= origin
+    return written
+
+
+def granules(program: Program) -> tuple[int, int]:
+    """The smallest access of the program to shared and to global memory, in bytes."""
+    shared, everywhere = [16], [16]
+    for op in program.ops():
+        for effect in op.instruction.effects():
+            if isinstance(effect, Access):
+                (shared if effect.space == "shared" else everywhere).append(effect.bytes)
+            elif isinstance(effect, AsyncCopy):
+                shared.append(effect.bytes)
+                everywhere.append(effect.bytes if effect.valid_bytes is None else 1)
+    return min(shared), min(everywhere)

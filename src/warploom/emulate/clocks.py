@@ -1,0 +1,187 @@
+"""Order: which accesses of which warps each warp knows to have happened before its next step.
+
+Every executed memory operation gets a *stamp* from one counter that only grows. ``known[w, u] = s`` means that all
+accesses of warp u with stamps up to s happened before what warp w does next; synchronisation raises it. Because stamps
+are global, a vector clock here is a vector of stamps, and a warp's own clock is always "now". ``known[w, w]`` is the last
+``__syncwarp`` (or barrier): later accesses of other lanes of the same warp are unordered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.ir.program import Op
+
+Array = NDArray[Any]
+
+
+class Clocks:
+    """Vector clocks of the warps of one batch of CTAs.
+
+    ``across``: the program orders accesses across CTAs (fences, acquire, release), so that every warp's clock covers all
+    warps of the grid; otherwise only those of its CTA. ``first`` is the grid-wide number of the batch's first warp.
+    """
+
+    def __init__(self, rows: int, warps_per_cta: int, total: int, first: int, across: bool, history: list[Op | None]) -> None:
+        self.warps_per_cta = warps_per_cta
+        self.across = across
+        self.first = first
+        self.known = np.zeros((rows, total if across else warps_per_cta), np.int64)
+        self.rows = rows
+        self.history = history  # stamp → operation; stamp 0 is "before the kernel"
+        self.limit = np.zeros(rows, np.int64)
+        self.lanes: dict[tuple[int, int], Array] = {}
+        # What single lanes released about themselves: row → {(agent, its lane): stamp}.
+        self.single: dict[int, dict[tuple[int, int], int]] = {}
+        self._own = np.arange(rows) % warps_per_cta + (self._cta_first(np.arange(rows)) if across else 0)
+
+    def _cta_first(self, row: Array) -> Array:
+        return self.first + row // self.warps_per_cta * self.warps_per_cta
+
+    def stamp(self, op: Op) -> int:
+        """A new stamp, for an execution of ``op``."""
+        self.history.append(op)
+        return len(self.history) - 1
+
+    @property
+    def now(self) -> int:
+        """The newest stamp."""
+        return len(self.history) - 1
+
+    def in_cta(self, rows: Array) -> Array:
+        """``known`` of the warps of each row's own CTA, (rows, warps per CTA)."""
+        if not self.across:
+            return self.known[rows]
+        columns = self._cta_first(rows)[:, None] + np.arange(self.warps_per_cta)
+        return self.known[rows[:, None], columns]
+
+    def refresh(self, rows: Array) -> None:
+        """Recompute the stamp up to which a row knows everything of its CTA."""
+        self.limit[rows] = self.in_cta(rows).min(axis=1)
+
+    def sync_warps(self, rows: Array) -> None:
+        """All lanes of each row have met (``__syncwarp``)."""
+        for key in [k for k in self.lanes if k[0] in set(rows.tolist())] if self.lanes else ():
+            row, agent = key
+            if agent == row:
+                del self.lanes[key]
+        self.known[rows, self._own[rows]] = self.now
+        self._absorb_lane_clocks(rows)
+        self.refresh(rows)
+
+    def sync_ctas(self, rows: Array) -> None:
+        """All warps of the CTAs of ``rows`` (every warp listed, CTA by CTA) have met at a barrier."""
+        if self.across:
+            groups = rows.reshape(-1, self.warps_per_cta)
+            for group in groups:
+                self.sync_group(group, group)
+            return
+        self.known[rows] = self.now
+        self._absorb_lane_clocks(rows)
+        self.limit[rows] = self.now
+
+    def snapshot(self, row: int) -> Array:
+        """What a whole warp releases: all it knows, and all that its own lanes did until now."""
+        clock = self.known[row].copy()
+        clock[self._own[row]] = self.now
+        return clock
+
+    def sync_group(self, releasing: Array, waiting: Array) -> None:
+        """A barrier of some warps of one CTA completes."""
+        self._absorb_lane_clocks(releasing)
+        clock = np.max(np.stack([self.snapshot(int(r)) for r in releasing]), axis=0)
+        self.meet(waiting, clock, self.singles(releasing))
+
+    def singles(self, rows: Array) -> dict[tuple[int, int], int]:
+        """What the rows know of single lanes of other warps."""
+        found: dict[tuple[int, int], int] = {}
+        for row in rows.tolist() if self.single else ():
+            for key, stamp in self.single.get(row, {}).items():
+                found[key] = max(stamp, found.get(key, 0))
+        return found
+
+    def meet(self, waiting: Array, clock: Array, singles: dict[tuple[int, int], int]) -> None:
+        """The waiting warps learn ``clock``, and their lanes have met."""
+        self._absorb_lane_clocks(waiting)
+        self.known[waiting] = np.maximum(self.known[waiting], clock)
+        self.known[waiting, self._own[waiting]] = self.now
+        self.learn_singles(waiting, singles)
+        self.refresh(waiting)
+
+    def learn_singles(self, rows: Array, singles: dict[tuple[int, int], int]) -> None:
+        """The rows learn what single lanes released about themselves."""
+        for row in rows.tolist() if singles else ():
+            mine = self.single.setdefault(row, {})
+            for key, stamp in singles.items():
+                mine[key] = max(stamp, mine.get(key, 0))
+
+    # -- single lanes --------------------------------------------------------------------------------------------
+
+    def join_lane(self, row: int, lane: int, clock: Array) -> None:
+        """One lane learns ``clock``; its warp does when the lanes next meet."""
+        key = (row, -1 - lane)
+        self.lanes[key] = np.maximum(self.lanes[key], clock) if key in self.lanes else clock.copy()
+
+    def sync_lanes(self, row: int, members: Array) -> None:
+        """Some lanes of a warp have met: they know each other's accesses, the others do not."""
+        table = self.lanes.setdefault((row, row), np.zeros((32, 32), np.int64))
+        table[np.ix_(members, members)] = self.now
+
+    def lane_snapshot(self, row: int, lane: int) -> Array:
+        """What one lane knows of each warp."""
+        clock = self.known[row].copy()
+        extra = self.lanes.get((row, -1 - lane))
+        return clock if extra is None else np.maximum(clock, extra)
+
+    def _absorb_lane_clocks(self, rows: Array) -> None:
+        if not self.lanes:
+            return
+        chosen = set(rows.tolist())
+        for key in [k for k in self.lanes if k[1] < 0 and k[0] in chosen]:
+            row = key[0]
+            self.known[row] = np.maximum(self.known[row], self.lanes.pop(key))
+
+    # -- the question --------------------------------------------------------------------------------------------
+
+    def ordered(
+        self, rows: Array, lanes: Array, whole_warp: bool, agents: Array, agent_lanes: Array, stamps: Array
+    ) -> Array:
+        """Whether each access (agent, agent lane, stamp) happened before the step of (row, lane) now, elementwise.
+
+        ``agents`` are grid-wide warp numbers; an agent lane above 31 stands for several lanes; ``whole_warp`` means the
+        step is a collective one, on behalf of every lane.
+        """
+        mine = self.first + rows
+        if self.across:
+            known = self.known[rows, agents]
+        else:
+            near = agents // self.warps_per_cta == mine // self.warps_per_cta
+            known = np.where(near, self.known[rows, agents % self.warps_per_cta], 0)
+        result = stamps <= known
+        if not whole_warp:
+            result |= (agents == mine) & (agent_lanes == lanes)
+        if self.lanes or self.single:
+            for i in np.nonzero(~result)[0]:
+                result[i] = self._ordered_for_lane(
+                    int(rows[i]), int(lanes[i]), whole_warp, int(agents[i]), int(agent_lanes[i]), int(stamps[i])
+                )
+        return result
+
+    def _ordered_for_lane(
+        self, row: int, lane: int, whole_warp: bool, agent: int, agent_lane: int, stamp: int
+    ) -> bool:
+        if stamp <= self.single.get(row, {}).get((agent, agent_lane), 0):
+            return True
+        if whole_warp:
+            return False
+        extra = self.lanes.get((row, -1 - lane))
+        if extra is not None:
+            column = agent if self.across else agent % self.warps_per_cta
+            same_cta = agent // self.warps_per_cta == (self.first + row) // self.warps_per_cta
+            if (self.across or same_cta) and stamp <= extra[column]:
+                return True
+        met = self.lanes.get((row, row))
+        return met is not None and agent == self.first + row and agent_lane < 32 and bool(stamp <= met[lane, agent_lane])

@@ -1,0 +1,168 @@
+"""Control flow over frames: loops, branches and warp roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.barriers import Wait
+from warploom.emulate.frames import Frame
+from warploom.ir.program import Loop, Op, Operand, Register, Roles, SourceLine, Statement, Value, When, walk
+
+if TYPE_CHECKING:
+    from warploom.emulate.execute import Executor, Running, Step
+
+Array = NDArray[Any]
+
+
+def written_registers(body: tuple[Statement, ...]) -> tuple[Value, ...]:
+    """The mutable registers that a block may write."""
+    found = {r: None for s in walk(body) if isinstance(s, Op) for r in s.results if isinstance(r, Register)}
+    return tuple(found)
+
+
+class Control:
+    """Builds the steps of control statements. ``spawn`` starts a task of its own for a warp role."""
+
+    def __init__(self, spawn: Callable[[Running, Wait], None]) -> None:
+        self.spawn = spawn
+        self.progress: Callable[[float], None] | None = None
+        self._loops = 0
+
+    @staticmethod
+    def _watch(run: Executor, frame: Frame, operand: Operand, where: SourceLine, what: str) -> Array:
+        key = run.key(operand)
+        array = frame.env[key]
+        if frame.shadows and run.checks:
+            run.report.observe(frame, key, where, what)
+        return array
+
+    def loop(self, run: Executor, statement: Loop) -> Step:
+        """``for``: warps and lanes leave as their condition fails; the others go on."""
+        body = run.block(statement.body)
+        registers = written_registers(statement.body)
+
+        def running(frame: Frame) -> Running:
+            bounds = [
+                self._watch(run, frame, x, statement.where, f"the {name} of a loop")
+                for x, name in ((statement.start, "start"), (statement.stop, "end"), (statement.step, "step"))
+            ]
+            index, stop, step = bounds
+            inner, last = frame, None
+            self._loops += 1
+            first = index.flat[0] if index.size else 0
+            while True:
+                goes_on = index < stop
+                if frame.mask is not None:
+                    goes_on = goes_on & frame.mask
+                if not goes_on.any():
+                    break
+                if goes_on.all() or (frame.mask is not None and bool((goes_on == frame.mask).all())):
+                    inner, last = frame, None
+                else:
+                    goes_on = np.broadcast_to(goes_on, (*frame.shape, 32))
+                    if last is None or not np.array_equal(last, goes_on):
+                        if inner is not frame:
+                            inner.merge_into_parent(registers)
+                        inner, last = frame.child(goes_on), goes_on
+                self._set_index(statement.index, index, frame, inner)
+                yield from run.run(body, inner)
+                index = index + step
+                if self.progress is not None and self._loops == 1 and stop.size == 1:
+                    self.progress(float((index.flat[0] - first) / max(1, int(stop.flat[0]) - int(first))))
+            self._loops -= 1
+            if inner is not frame:
+                inner.merge_into_parent(registers)
+
+        return running
+
+    @staticmethod
+    def _set_index(value: Value, index: Array, frame: Frame, inner: Frame) -> None:
+        frame.env[value] = index
+        if inner is not frame and inner.env is not frame.env:
+            inner.env.pop(value, None)
+
+    def when(self, run: Executor, statement: When) -> Step:
+        """``if``: each side runs on the warps with a lane that takes it."""
+        sides = [(b, run.block(b), written_registers(b)) for b in (statement.body, statement.otherwise)]
+
+        def running(frame: Frame) -> Running:
+            condition = self._watch(run, frame, statement.condition, statement.where, "a condition")
+            if statement.uniform and condition.shape[2] > 1:
+                self._check_uniform(run, frame, condition, statement)
+            for (source, block, registers), takes in zip(sides, (condition, ~condition), strict=True):
+                if not source:
+                    continue
+                if frame.mask is not None:
+                    takes = takes & frame.mask
+                    if bool((takes == frame.mask).all()):
+                        yield from run.run(block, frame)
+                        continue
+                if not takes.any():
+                    continue
+                if takes.all():
+                    yield from run.run(block, frame)
+                    continue
+                inner = frame.child(np.broadcast_to(takes, (*frame.shape, 32)))
+                yield from run.run(block, inner)
+                inner.merge_into_parent(registers)
+
+        def step(frame: Frame) -> Any:
+            return running(frame)
+
+        return step
+
+    @staticmethod
+    def _check_uniform(run: Executor, frame: Frame, condition: Array, statement: When) -> None:
+        wide = frame.full(condition)
+        active = np.ones_like(wide) if frame.active is None else frame.active
+        mixed = (wide & active).any(axis=1) & (~wide & active).any(axis=1)
+        if mixed.any():
+            row = int(np.argmax(mixed))
+            lane = int(np.argmax(wide[row] != wide[row, 0]))
+            message = "the lanes of a warp disagree on a condition that was declared uniform: drop `uniform`, or vote"
+            run.report.add("divergence", statement.where, message, int(frame.flat[row]), lane, count=int(mixed.sum()))
+
+    def roles(self, run: Executor, statement: Roles) -> Step:
+        """Warp roles: each branch runs as a task of its own; the warps meet again (in order, not in time) after all."""
+        branches = [(b, run.block(b.body), written_registers(b.body)) for b in statement.branches]
+
+        def running(frame: Frame) -> Running:
+            warps = frame.local.reshape(frame.shape)[:, :, None]
+            done = Wait(Op(_Join(), (), (), statement.where), set(), "the warp roles to end")
+            children: list[tuple[Frame, tuple[Value, ...]]] = []
+            for number, (branch, block, registers) in enumerate(branches):
+                takes = np.broadcast_to((warps >= branch.first) & (warps < branch.last), (*frame.shape, 32))
+                if frame.mask is not None:
+                    takes = takes & frame.mask
+                if not takes.any():
+                    continue
+                child = frame.child(takes)
+                children.append((child, registers))
+                done.rows.add(number)
+                self.spawn(_then(run.run(block, child), done, number), done)
+            while not done.ready:
+                yield done
+            for child, registers in children:
+                child.merge_into_parent(registers)
+
+        return running
+
+
+def _then(body: Running, done: Wait, number: int) -> Running:
+    yield from body
+    done.rows.discard(number)
+
+
+class _Join:
+    """Stands for the end of warp roles where a wait names its instruction."""
+
+    mnemonic = "warps(...)"
+
+    def effects(self) -> tuple[Any, ...]:
+        return ()
+
+

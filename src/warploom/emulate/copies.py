@@ -1,0 +1,78 @@
+"""``cp.async``: copies that are under way, the groups threads commit them to, and their landing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.frames import Frame
+from warploom.emulate.report import Reporter
+from warploom.emulate.shared_memory import Place, SharedMemory
+from warploom.ir.program import Op
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One execution of a copy: units still under way per (warp, lane), with the group each belongs to."""
+
+    op: Op
+    rows: Array
+    index: Array
+    data: Array
+    group: Array
+    under_way: Array
+
+
+class CopyQueue:
+    """The copies of all threads of a batch. A thread's group number counts its commits."""
+
+    def __init__(self, rows: int, shared: SharedMemory, reporter: Reporter) -> None:
+        self.shared = shared
+        self.report = reporter
+        self.committed = np.zeros((rows, 32), np.int32)
+        self.copies: list[_Copy] = []
+
+    def start(self, frame: Frame, place: Place, data: Array, size: int, op: Op) -> None:
+        """The threads issue copies whose bytes are ``data`` (warps, lanes, words)."""
+        self.shared.begin_copy(frame, place, size, op)
+        under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active.copy()
+        self.copies.append(_Copy(op, frame.flat, place.index, data, self.committed[frame.flat], under_way))
+
+    def commit(self, frame: Frame) -> None:
+        """Each active thread closes its group."""
+        self.committed[frame.flat] += 1 if frame.active is None else frame.active
+
+    def wait(self, frame: Frame, pending: int) -> None:
+        """Copies of all but the newest ``pending`` committed groups of each active thread land."""
+        rows = np.zeros(self.committed.shape[0], np.bool_)
+        rows[frame.flat] = True
+        done_below = np.full(self.committed.shape, -1, np.int32)
+        lanes = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
+        done_below[frame.flat] = np.where(lanes, self.committed[frame.flat] - pending, -1)
+        left: list[_Copy] = []
+        for copy in self.copies:
+            done = copy.under_way & (copy.group < done_below[copy.rows])
+            if not done.any():
+                left.append(copy)
+                continue
+            row, lane = np.nonzero(done)
+            self.shared.land(copy.rows[row], lane.astype(np.int32), copy.index[row, lane], copy.data[row, lane], copy.op)
+            if done.sum() != copy.under_way.sum():
+                copy.under_way &= ~done
+                left.append(copy)
+        self.copies = left
+
+    def at_exit(self) -> None:
+        """Copies nobody waited for write into shared memory that the next CTA may own."""
+        for copy in self.copies:
+            row, lane = (int(x[0]) for x in np.nonzero(copy.under_way))
+            uncommitted = copy.group[row, lane] >= self.committed[copy.rows[row], lane]
+            what = "was never committed to a group" if uncommitted else "was never waited for"
+            cure = "commit it and wait for its group" if uncommitted else "wait for its group"
+            message = f"the kernel ends while {copy.op.instruction.mnemonic} is under way; it {what}: {cure}"
+            self.report.add("leak", copy.op.where, message, int(copy.rows[row]), lane, count=int(copy.under_way.sum()))

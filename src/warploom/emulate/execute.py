@@ -1,0 +1,403 @@
+"""Statements as steps: every instruction is prepared once, then runs on any frame of warps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.dtypes import f32
+from warploom.core.errors import EmulationError
+from warploom.emulate import shadows as poison
+from warploom.emulate.accesses import AccessSteps
+from warploom.emulate.barriers import Barriers, Wait
+from warploom.emulate.clocks import Clocks
+from warploom.emulate.copies import CopyQueue
+from warploom.emulate.frames import LANES, Frame, Origin, constant_array, shadow_dtype
+from warploom.emulate.global_memory import GlobalMemory
+from warploom.emulate.ordering import Ordering
+from warploom.emulate.report import Reporter
+from warploom.emulate.shared_memory import SHARED_BASE, SharedMemory
+from warploom.emulate.traffic import TrafficCounter
+from warploom.ir.program import Const, Loop, Op, Register, Roles, Statement, Value, When
+from warploom.isa import effects as fx
+from warploom.isa.matrix import MmaSync
+from warploom.isa.warp import Shuffle
+
+Array = NDArray[Any]
+Running: TypeAlias = Generator[Wait | None, None, None]
+Step: TypeAlias = Callable[[Frame], Running | Wait | None]
+Block: TypeAlias = list[tuple[Step, bool]]
+
+_FULL_MASK = 0xFFFFFFFF
+_KEPT_MATRICES = 96
+
+
+class Executor:
+    """Runs statements on frames. The batch's memories and clocks are attributes, set by :meth:`enter`."""
+
+    def __init__(self, memory: GlobalMemory, counter: TrafficCounter, checks: bool, across: bool, seeded: bool) -> None:
+        self.memory = memory
+        self.counter = counter
+        self.checks = checks
+        self.across = across
+        self.seeded = seeded
+        self.constants: dict[Value, Array] = {}
+        self._interned: dict[tuple[str, Any], Value] = {}
+        self.counts: list[tuple[Op, list[int]]] = []
+        self._accesses = AccessSteps(self)
+        self._matrices: dict[tuple[int, ...], tuple[tuple[Array, ...], Array]] = {}
+        self.grid: tuple[int, int, int] = (1, 1, 1)
+
+    def enter(
+        self, clocks: Clocks, report: Reporter, shared: SharedMemory, copies: CopyQueue, barriers: Barriers,
+        ordering: Ordering, control: Control,
+    ) -> None:  # fmt: skip
+        """Work on this batch from now on."""
+        self.clocks, self.report, self.shared, self.copies = clocks, report, shared, copies
+        self.barriers, self.ordering, self.control = barriers, ordering, control
+        self._matrices.clear()
+
+    # -- registers -----------------------------------------------------------------------------------------------
+
+    def key(self, operand: Value | Const) -> Value:
+        """The value an operand is looked up by; constants get one of their own."""
+        if not isinstance(operand, Const):
+            return operand
+        name = (operand.dtype.name, repr(operand.value))
+        if name not in self._interned:
+            value = Value(-1 - len(self._interned), operand.dtype)
+            self._interned[name] = value
+            self.constants[value] = constant_array(operand.dtype, operand.value)
+        return self._interned[name]
+
+    def keys(self, op: Op) -> tuple[Value, ...]:
+        """The keys of all operands."""
+        return tuple(self.key(x) for x in op.operands)
+
+    @staticmethod
+    def put(frame: Frame, value: Value, array: Array, shadow: Array | None, origin: Origin | None) -> None:
+        """Write a result."""
+        if shadow is None and frame.mask is None and not frame.shadows:
+            frame.env[value] = array
+        else:
+            frame.write(value, array, shadow, origin, isinstance(value, Register))
+
+    def observe(self, frame: Frame, key: Value, op: Op, use: str) -> None:
+        """Report poison in an operand that decides something."""
+        if key not in frame.env:
+            _ = frame.env[key]
+        if frame.shadows and key in frame.shadows and self.checks:
+            self.report.observe(frame, key, op.where, f"{use} of {op.instruction.mnemonic}")
+
+    # -- blocks --------------------------------------------------------------------------------------------------
+
+    def block(self, body: tuple[Statement, ...]) -> Block:
+        """The steps of a block; the flag marks those after which another warp may be let ahead."""
+        return [self._statement(s) for s in body]
+
+    def _statement(self, statement: Statement) -> tuple[Step, bool]:
+        if isinstance(statement, Op):
+            return self._op(statement), bool(statement.instruction.effects())
+        if isinstance(statement, Loop):
+            return self.control.loop(self, statement), False
+        if isinstance(statement, When):
+            return self.control.when(self, statement), False
+        assert isinstance(statement, Roles)
+        return self.control.roles(self, statement), False
+
+    def run(self, block: Block, frame: Frame) -> Running:
+        """Run a block; yields what it waits for, or None where others may be scheduled."""
+        seeded = self.seeded
+        for step, boundary in block:
+            blocked = step(frame)
+            if blocked is not None:
+                if isinstance(blocked, Wait):
+                    while not blocked.ready:
+                        yield blocked
+                else:
+                    yield from blocked
+            if seeded and boundary:
+                yield None
+
+    # -- instructions --------------------------------------------------------------------------------------------
+
+    def _op(self, op: Op) -> Step:
+        parts: list[Step] = []
+        handled = False
+        for effect in op.instruction.effects():
+            if isinstance(effect, fx.WarpSync):
+                parts.append(self._warp_sync(op, effect))
+            else:
+                parts.append(self._effect(op, effect))
+                handled = True
+        if not handled and op.results:
+            parts.append(self._compute(op))
+        count = [0]
+        self.counts.append((op, count))
+        if len(parts) == 1:
+            only = parts[0]
+
+            def single(frame: Frame) -> Any:
+                count[0] += frame.n
+                return only(frame)
+
+            return single
+
+        def several(frame: Frame) -> Any:
+            count[0] += frame.n
+            blocked = None
+            for part in parts:
+                blocked = part(frame) or blocked
+            return blocked
+
+        return several
+
+    def _effect(self, op: Op, effect: fx.Effect) -> Step:
+        keys = self.keys(op)
+        if isinstance(effect, fx.Access):
+            return self._accesses.step(op, effect)
+        if isinstance(effect, fx.AsyncCopy):
+            return self._accesses.copy_step(op, effect)
+        if isinstance(effect, fx.ReadSpecial):
+            return lambda frame: self.put(frame, op.results[0], self._special(frame, effect.register), None, None)
+        if isinstance(effect, fx.CommitGroup) and effect.queue == "cp.async":
+            return lambda frame: self.copies.commit(frame)
+        if isinstance(effect, fx.WaitGroup) and effect.queue == "cp.async":
+            return lambda frame: self.copies.wait(frame, effect.pending)
+        if isinstance(effect, fx.Barrier):
+
+            def barrier(frame: Frame) -> Wait | None:
+                self.observe(frame, keys[effect.barrier], op, "the number")
+                number = frame.env[keys[effect.barrier]]
+                return self.barriers.arrive(frame, number, effect.threads, effect.waits, op)
+
+            return barrier
+        if isinstance(effect, fx.Fence):
+            return lambda frame: self.ordering.fence(frame, effect.scope) if self.across and self.checks else None
+        raise EmulationError(
+            f"{op.where}: the emulator does not execute {op.instruction.mnemonic} ({type(effect).__name__}); "
+            "run this kernel on a GPU"
+        )
+
+    def _special(self, frame: Frame, register: str) -> Array:
+        if register == "shared_base":
+            return np.full((1, 1, 1), SHARED_BASE, np.uint32)
+        if register == "clock64":
+            return np.full((1, 1, 1), self.clocks.now, np.uint64)
+        if register == "tid.x":
+            warp = frame.local.reshape(frame.shape)
+            warp = warp[:1] if (warp == warp[:1]).all() else warp
+            return (warp[:, :, None] * 32 + LANES).astype(np.uint32)
+        axis = "xyz".index(register[-1])
+        if register.startswith("nctaid"):
+            return np.full((1, 1, 1), self.grid[axis], np.uint32)
+        cta = frame.cta + self.report.first // self.report.warps_per_cta
+        cta = cta[:, :1] if (cta == cta[:, :1]).all() else cta
+        x, y, _ = self.grid
+        index = (cta % x, cta // x % y, cta // (x * y))[axis]
+        return index[:, :, None].astype(np.uint32)
+
+    # -- registers only ------------------------------------------------------------------------------------------
+
+    def _compute(self, op: Op) -> Step:
+        instruction, keys = op.instruction, self.keys(op)
+        if isinstance(instruction, MmaSync):
+            return self._mma(op, instruction, keys)
+        if isinstance(instruction, Shuffle):
+            return self._shuffle(op, instruction, keys)
+        if not instruction.lanewise:
+            return self._collective(op, keys)
+        meaning, results = instruction.meaning, op.results
+        mutable = any(isinstance(r, Register) for r in results)
+        if len(results) == 1:
+            result = results[0]
+
+            def one(frame: Frame) -> None:
+                env = frame.env
+                values = [env[k] for k in keys]
+                arrays = meaning(*values)
+                if frame.shadows or (mutable and frame.mask is not None):
+                    self._put_lanewise(frame, op, keys, values, arrays)
+                else:
+                    env[result] = arrays[0]
+
+            return one
+
+        def many(frame: Frame) -> None:
+            values = [frame.env[k] for k in keys]
+            self._put_lanewise(frame, op, keys, values, meaning(*values))
+
+        return many
+
+    def _put_lanewise(
+        self, frame: Frame, op: Op, keys: tuple[Value, ...], values: list[Array], arrays: tuple[Array, ...]
+    ) -> None:
+        poisoned = [k for k in keys if k in frame.shadows] if self.checks else []
+        marks: tuple[Array | None, ...] = (None,) * len(arrays)
+        origin: Origin | None = None
+        if poisoned:
+            origin = frame.origins.get(poisoned[0])
+            none = [np.zeros((1, 1, 1), shadow_dtype(v.dtype)) for v in values]
+            given = [frame.shadows.get(k, z) for k, z in zip(keys, none, strict=True)]
+            marks = tuple(m if m.any() else None for m in poison.lanewise(op.instruction, values, given, arrays))
+        for value, array, mark in zip(op.results, arrays, marks, strict=True):
+            frame.write(value, array, mark, origin, isinstance(value, Register))
+
+    def _collective(self, op: Op, keys: tuple[Value, ...]) -> Step:
+        def step(frame: Frame) -> None:
+            for k in keys:
+                self.observe(frame, k, op, "an operand")
+            values = [frame.full(frame.env[k]) for k in keys]
+            if frame.active is not None and values and values[0].dtype == np.bool_ and len(values) == 2:
+                values[1] = values[1] & _ballot(frame.active)  # inactive lanes have no vote
+            for value, array in zip(op.results, op.instruction.meaning(*values), strict=True):
+                self.put(frame, value, frame.shaped(np.broadcast_to(array, (frame.n, 32))), None, None)
+
+        return step
+
+    def _shuffle(self, op: Op, instruction: Shuffle, keys: tuple[Value, ...]) -> Step:
+        data, lane, mask = keys
+        cached: dict[int, tuple[Array, Array]] = {}
+
+        def step(frame: Frame) -> None:
+            env = frame.env
+            self.observe(frame, lane, op, "the lane")
+            argument = env[lane]
+            if argument.size == 1 and argument.ndim == 3:
+                source = instruction.source_lanes(np.broadcast_to(argument.reshape(1, 1), (1, 32)))
+                result = np.broadcast_to(env[data], (*np.broadcast(env[data]).shape[:2], 32))[..., source[0]]
+            else:
+                source = instruction.source_lanes(frame.full(argument))
+                result = frame.shaped(np.take_along_axis(frame.full(env[data]), source, axis=1))
+            shadow = self._shuffle_shadow(frame, data, mask, source) if frame.shadows or frame.mask is not None else None
+            origin = frame.origins.get(data, (op.where, "a lane that takes no part in the shuffle"))
+            self.put(frame, op.results[0], result, shadow, origin)
+
+        cached.clear()
+        return step
+
+    def _shuffle_shadow(self, frame: Frame, data: Value, mask: Value, source: Array) -> Array | None:
+        """Poison of the source lanes; a lane that does not take part gives poison."""
+        dtype = shadow_dtype(frame.env[data].dtype)
+        none = np.zeros((1, 1, 1), dtype)
+        wide = np.broadcast_to(source, (frame.n, 32))
+        shadow = np.take_along_axis(frame.full(frame.shadows.get(data, none)), wide, axis=1)
+        members = frame.full(frame.env[mask])
+        absent = (members >> wide.astype(np.uint32)) & 1 == 0
+        if frame.active is not None:
+            absent |= ~np.take_along_axis(frame.active, wide, axis=1)
+        shadow = np.where(absent, ~dtype.type(0) if dtype != np.bool_ else np.True_, shadow)
+        return frame.shaped(shadow) if shadow.any() else None
+
+    def _matrix(self, frame: Frame, slot: Any, keys: tuple[Value, ...], which: int) -> Array:
+        """An operand as matrices (warps, rows, columns), kept while its registers stay the same arrays."""
+        arrays = tuple(frame.env[k] for k in keys)
+        name = (which, frame.n, *map(id, arrays))
+        found = self._matrices.get(name)
+        if found is None:
+            if len(self._matrices) > _KEPT_MATRICES:
+                for old in list(self._matrices)[: _KEPT_MATRICES // 2]:
+                    del self._matrices[old]
+            found = (arrays, np.ascontiguousarray(slot.matrix([frame.full(a) for a in arrays])))
+            self._matrices[name] = found
+        return found[1]
+
+    def _mma(self, op: Op, instruction: MmaSync, keys: tuple[Value, ...]) -> Step:
+        a, b, c = instruction.slots
+        a_keys, b_keys, c_keys = (keys[s.first : s.first + s.count] for s in (a, b, c))
+        tag = 0 if instruction.inputs.bits == 16 else 1
+        kinds = 2 * ["f16", "bf16", "tf32"].index(instruction.inputs.name) + 8 * tag
+        fast = instruction.accumulator is f32
+
+        def step(frame: Frame) -> None:
+            env = frame.env
+            if fast:
+                product = np.matmul(self._matrix(frame, a, a_keys, kinds), self._matrix(frame, b, b_keys, kinds + 1))
+                parts = c.registers(product)
+                results = tuple(frame.shaped(p) + env[k] for p, k in zip(parts, c_keys, strict=True))
+            else:
+                values = [frame.full(env[k]) for k in keys]
+                results = tuple(frame.shaped(r) for r in instruction.meaning(*values))
+            poisoned = [k for k in keys if k in frame.shadows] if frame.shadows and self.checks else []
+            marks: tuple[Array | None, ...] = (None,) * len(results)
+            if poisoned:
+                zero = np.zeros((1, 1, 1), np.uint32)
+                given = [frame.full(frame.shadows.get(k, zero)) for k in keys]
+                marks = tuple(frame.shaped(m) if m.any() else None for m in poison.mma(instruction, given))
+            origin = frame.origins.get(poisoned[0]) if poisoned else None
+            for value, array, mark in zip(op.results, results, marks, strict=True):
+                self.put(frame, value, array, mark, origin)
+
+        return step
+
+    # -- lanes that meet -----------------------------------------------------------------------------------------
+
+    def _warp_sync(self, op: Op, sync: fx.WarpSync) -> Step:
+        mask_key = None if sync.mask is None else self.key(op.operands[sync.mask])
+
+        def step(frame: Frame) -> None:
+            if sync.aligned and frame.active is not None:
+                self._divergent(frame, op)
+            partial: Array | None = None
+            if mask_key is not None:
+                self.observe(frame, mask_key, op, "the member mask")
+                members = frame.env[mask_key]
+                if members.size != 1 or int(members.flat[0]) != _FULL_MASK or frame.mask is not None:
+                    partial = frame.full(members)
+                    self._check_members(frame, op, partial)
+            if sync.orders_memory and self.checks:
+                self.clocks.stamp(op)
+                if partial is None or (partial == _FULL_MASK).all():
+                    self.clocks.sync_warps(frame.flat)
+                else:
+                    self._sync_groups(frame, partial)
+
+        return step
+
+    def _sync_groups(self, frame: Frame, members: Array) -> None:
+        active = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
+        for i, row in enumerate(frame.flat.tolist()):
+            for mask in np.unique(members[i][active[i]]).tolist():
+                lanes = np.nonzero((mask >> LANES) & 1)[0]
+                self.clocks.sync_lanes(row, lanes)
+
+    def _divergent(self, frame: Frame, op: Op) -> None:
+        assert frame.active is not None
+        missing = ~frame.active
+        row, lane = (int(x[0]) for x in np.nonzero(missing))
+        message = (
+            f"{op.instruction.mnemonic} needs all 32 lanes of a warp, and {int(missing[row].sum())} of them are not here: "
+            "move it out of the divergent branch or loop"
+        )
+        self.report.add("divergence", op.where, message, int(frame.flat[row]), lane, count=int(missing.sum()))
+
+    def _check_members(self, frame: Frame, op: Op, members: Array) -> None:
+        active = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
+        named = ((members[:, :, None] >> LANES.astype(np.uint32)) & 1).astype(np.bool_)  # (warps, lane, member)
+        itself = named[:, LANES, LANES]
+        agree = members[:, :, None] == members[:, None, :]
+        present = np.broadcast_to(active[:, None, :], named.shape)
+        absent = (named & ~present).any(axis=2) & active
+        unequal = (named & present & ~agree).any(axis=2) & active
+        for bad, text in (
+            (~itself & active, "a lane executes it that its own member mask leaves out: name the executing lanes"),
+            (absent, "the member mask names lanes that are not here: use the mask of the lanes that take this branch"),
+            (unequal, "lanes of one group give different member masks: all members must give the same"),
+        ):
+            if bad.any():
+                row, lane = (int(x[0]) for x in np.nonzero(bad))
+                message = f"{op.instruction.mnemonic} with mask {int(members[row, lane]):#010x}: {text}"
+                self.report.add("member_mask", op.where, message, int(frame.flat[row]), lane, count=int(bad.sum()))
+                return
+
+
+def _ballot(active: Array) -> Array:
+    """The mask of the active lanes of each warp, u32 (warps, 1)."""
+    bits = active.astype(np.uint64) << np.arange(32, dtype=np.uint64)
+    return bits.sum(axis=1, keepdims=True).astype(np.uint32)
+
+
+from warploom.emulate.control import Control  # noqa: E402  (the two name each other)

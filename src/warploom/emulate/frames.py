@@ -1,0 +1,202 @@
+"""Frames: the registers and active lanes of a set of warps that execute together.
+
+A frame holds A × B warps (CTAs × warps of a CTA where the set is such a product, else R × 1). A register is an array
+that broadcasts to (A, B, 32): values that all warps, or all lanes, agree on stay small. Divergent control flow runs a
+child frame: the warps that take part, with a lane mask only where lanes of one warp disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.dtypes import DType
+from warploom.ir.program import NOWHERE, SourceLine, Value
+
+Array = NDArray[Any]
+Origin = tuple[SourceLine, str]
+LANES = np.arange(32, dtype=np.int64)
+
+
+def shadow_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of the shadow of a register: as many bits, 1 where the bit is poison."""
+    return np.dtype(np.bool_) if dtype == np.bool_ else np.dtype(f"u{dtype.itemsize}")
+
+
+def all_ones(dtype: np.dtype[Any]) -> Any:
+    """A shadow of nothing but poison."""
+    return np.True_ if dtype == np.bool_ else ~dtype.type(0)
+
+
+def constant_array(dtype: DType, value: float) -> Array:
+    """An immediate as a (1, 1, 1) array; integers wrap to the type."""
+    if dtype.is_integer:
+        value = int(value) & ((1 << dtype.bits) - 1)
+        return np.array([[[value]]], dtype=f"u{dtype.bits // 8}").view(dtype.numpy)
+    return np.array([[[value]]], dtype=dtype.numpy)
+
+
+class Registers(dict[Value, Array]):
+    """Value → array of a frame; what is missing comes from the parent frame's warps, or was never written."""
+
+    def __init__(self, frame: Frame, constants: Mapping[Value, Array]) -> None:
+        super().__init__()
+        self._frame = frame
+        self._constants = constants
+
+    def __missing__(self, value: Value) -> Array:
+        found = self._constants.get(value)
+        if found is None:
+            found = self._frame.inherited(value)
+        self[value] = found
+        return found
+
+
+class Frame:
+    """See the module's docstring. ``rows`` (A, B) are warp numbers within the batch, CTA-major."""
+
+    def __init__(self, rows: Array, warps_per_cta: int, constants: Mapping[Value, Array]) -> None:
+        self.rows = rows
+        self.shape = rows.shape
+        self.flat = np.ascontiguousarray(rows.reshape(-1))
+        self.n = self.flat.size
+        self.warps_per_cta = warps_per_cta
+        self.cta = rows // warps_per_cta
+        self.local = self.flat % warps_per_cta
+        self.mask: Array | None = None
+        self.constants = constants
+        self.env: Registers = Registers(self, constants)
+        self.shadows: dict[Value, Array] = {}
+        self.origins: dict[Value, Origin] = {}
+        self.parent: Frame | None = None
+        self._select: tuple[Array, Array] | Array | None = None
+        self.seen: dict[int, Any] = {}
+        self.whole_ctas = self.n % warps_per_cta == 0 and bool(
+            (self.flat.reshape(-1, warps_per_cta) % warps_per_cta == np.arange(warps_per_cta)).all()
+            and (np.diff(self.cta.reshape(-1).reshape(-1, warps_per_cta), axis=1) == 0).all()
+        )
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def full(self, array: Array) -> Array:
+        """``array`` as (warps, 32)."""
+        if array.shape != (*self.shape, 32):
+            array = np.broadcast_to(array, (*self.shape, 32))
+        return array.reshape(self.n, 32)
+
+    def shaped(self, array: Array) -> Array:
+        """(warps, 32) as (A, B, 32)."""
+        return array.reshape(*self.shape, 32)
+
+    @property
+    def active(self) -> Array | None:
+        """The lane mask as (warps, 32), or None when every lane of every warp is active."""
+        return None if self.mask is None else self.mask.reshape(self.n, 32)
+
+    def inherited(self, value: Value) -> Array:
+        """A value this frame has not written: the parent's, or poison if nobody has."""
+        if self.parent is None:
+            zero = np.zeros((1, 1, 1), value.dtype.numpy)
+            self.shadows[value] = np.full((1, 1, 1), all_ones(shadow_dtype(zero.dtype)), shadow_dtype(zero.dtype))
+            name = f"register {value.name}" if value.name else "a register"
+            self.origins[value] = (NOWHERE, f"{name} that was never written")
+            return zero
+        array = self._take(self.parent.env[value])
+        if value in self.parent.shadows:
+            self.shadows[value] = self._take(self.parent.shadows[value])
+            self.origins[value] = self.parent.origins[value]
+        return array
+
+    def _take(self, array: Array) -> Array:
+        """The parent's array for this frame's warps."""
+        assert self.parent is not None
+        if array.shape[:2] == (1, 1):
+            return array
+        if isinstance(self._select, tuple):
+            first, second = self._select
+            if array.shape[0] > 1:
+                array = array[first]
+            return array[:, second] if array.shape[1] > 1 else array
+        wide = np.broadcast_to(array, (*self.parent.shape, array.shape[2])).reshape(-1, 1, array.shape[2])
+        return wide[self._select]
+
+    def write(self, value: Value, array: Array, shadow: Array | None, origin: Origin | None, mutable: bool) -> None:
+        """Set a register; a mutable one keeps its value in inactive lanes."""
+        if mutable and self.mask is not None:
+            old = self.env[value]
+            old_shadow = self.shadows.get(value)
+            array = np.where(self.mask, array, old)
+            if shadow is not None or old_shadow is not None:
+                none = np.zeros((1, 1, 1), shadow_dtype(array.dtype))
+                kept = self.origins.get(value)
+                shadow = np.where(
+                    self.mask, none if shadow is None else shadow, none if old_shadow is None else old_shadow
+                )
+                origin = origin or kept
+                if not shadow.any():
+                    shadow = None
+        self.env[value] = array
+        if shadow is None:
+            if self.shadows:
+                self.shadows.pop(value, None)
+        else:
+            self.shadows[value] = shadow
+            self.origins[value] = origin or (NOWHERE, "a value")
+
+    # -- control flow --------------------------------------------------------------------------------------------
+
+    def child(self, select: Array) -> Frame:
+        """The frame of the lanes in ``select`` (A, B, 32): warps with none are left out."""
+        taking_part = select.any(axis=2)
+        if taking_part.all():
+            frame = Frame.__new__(Frame)
+            frame.__dict__.update(self.__dict__)
+            frame.mask = None if select.all() else select
+            frame.seen = {}
+            return frame  # the same warps share this frame's registers
+        first, second = np.nonzero(taking_part.any(1))[0], np.nonzero(taking_part.any(0))[0]
+        if taking_part.sum() == first.size * second.size:
+            frame = Frame(self.rows[np.ix_(first, second)], self.warps_per_cta, self.constants)
+            frame._select = (first, second)
+            inner = select[np.ix_(first, second)]
+        else:
+            chosen = np.nonzero(taking_part.reshape(-1))[0]
+            frame = Frame(self.flat[chosen][:, None], self.warps_per_cta, self.constants)
+            frame._select = chosen
+            inner = select.reshape(-1, 1, 32)[chosen]
+        frame.parent = self
+        frame.mask = None if inner.all() else np.ascontiguousarray(inner)
+        return frame
+
+    def merge_into_parent(self, written: Sequence[Value]) -> None:
+        """Give the parent the mutable registers that this frame's block may have written."""
+        parent = self.parent
+        if parent is None or self._select is None:
+            return
+        for value in written:
+            if value not in self.env:
+                continue
+            array = self._put(parent.env[value], self.env[value])
+            mine, theirs = self.shadows.get(value), parent.shadows.get(value)
+            parent.env[value] = array
+            if mine is None and theirs is None:
+                continue
+            none = np.zeros((1, 1, 1), shadow_dtype(array.dtype))
+            shadow = self._put(none if theirs is None else theirs, none if mine is None else mine)
+            if shadow.any():
+                parent.shadows[value] = shadow
+                parent.origins.setdefault(value, self.origins.get(value, (NOWHERE, "a value")))
+            else:
+                parent.shadows.pop(value, None)
+
+    def _put(self, theirs: Array, mine: Array) -> Array:
+        assert self.parent is not None
+        merged = np.broadcast_to(theirs, (*self.parent.shape, 32)).copy()
+        if isinstance(self._select, tuple):
+            merged[np.ix_(*self._select)] = mine
+        else:
+            merged.reshape(-1, 1, 32)[self._select] = mine
+        return merged

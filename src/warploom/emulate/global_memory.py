@@ -1,0 +1,312 @@
+"""Global memory: the buffers of the arguments, bounds, and races on what the kernel writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.buffers import ADDRESS_BITS, GlobalBuffer, Region
+from warploom.emulate.clocks import Clocks
+from warploom.emulate.frames import Frame
+from warploom.emulate.report import Reporter
+from warploom.ir.program import Op
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class _Event:
+    """One access, kept for as long as a later one may conflict with it. All arrays are flat, one entry per cell."""
+
+    cells: Array
+    agents: Array
+    lanes: Array
+    stamp: int
+    strong: bool
+    cta_only: bool
+
+
+class Record:
+    """Who wrote, read and updated each cell of a region. The last access of each kind is at hand, older ones listed."""
+
+    def __init__(self, region: Region, granule: int) -> None:
+        self.region = region
+        count = -(-region.bytes // granule) + 1
+        self.write_stamp = np.zeros(count, np.int64)
+        self.write_agent = np.zeros(count, np.int64)
+        self.write_lane = np.zeros(count, np.int8)
+        self.touched = np.zeros((2, count), np.bool_)  # by reads, by atomics
+        self.reads: list[_Event] = []
+        self.atomics: list[_Event] = []
+
+
+@dataclass(slots=True)
+class Target:
+    """The lanes of an access that go to one buffer: positions among the flattened lanes, and byte offsets."""
+
+    buffer: GlobalBuffer
+    positions: Array | None  # None: all lanes
+    offsets: Array
+
+
+def _matches(first: Array, second: Array) -> tuple[Array, Array]:
+    """All pairs of positions at which two lists hold the same cell."""
+    order = np.argsort(second, kind="stable")
+    ordered = second[order]
+    low, high = np.searchsorted(ordered, first, "left"), np.searchsorted(ordered, first, "right")
+    counts = high - low
+    mine = np.repeat(np.arange(first.size), counts)
+    starts = np.repeat(low - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+    return mine, order[starts + np.arange(mine.size)]
+
+
+class GlobalMemory:
+    """All buffers of a launch. Lives for the whole grid; ``clocks`` and ``report`` change with the batch."""
+
+    def __init__(self, buffers: list[GlobalBuffer], written: set[str] | None, granule: int, checks: bool) -> None:
+        self.buffers = {b.address >> ADDRESS_BITS: b for b in buffers}
+        self.granule = granule
+        self.checks = checks
+        self.records: dict[Region, Record] = {}
+        self.clocks: Clocks
+        self.report: Reporter
+        if checks:
+            self._make_regions(buffers, written)
+
+    def _make_regions(self, buffers: list[GlobalBuffer], written: set[str] | None) -> None:
+        """Join overlapping buffers into regions; keep those that may be written."""
+        for buffer in buffers:
+            buffer.region = None
+        groups: list[list[GlobalBuffer]] = []
+        for buffer in sorted((b for b in buffers if b.data.size), key=lambda b: b.real):
+            if groups and buffer.real < max(b.real + b.data.size for b in groups[-1]):
+                groups[-1].append(buffer)
+            else:
+                groups.append([buffer])
+        for group in groups:
+            if written is not None and not any(b.name in written for b in group):
+                continue
+            # Cells must not straddle accesses: count them from a multiple of 16 bytes below the first buffer's start.
+            real = group[0].real - group[0].skew % 16
+            region = Region(real, max(b.real + b.data.size for b in group) - real)
+            self.records[region] = Record(region, self.granule)
+            for buffer in group:
+                buffer.region = region
+
+    # -- addresses -----------------------------------------------------------------------------------------------
+
+    def resolve(
+        self, frame: Frame, address: Array, size: Array | int, op: Op, active: Array | None, alignment: int
+    ) -> list[Target]:
+        """Which buffers the active lanes go to. Lanes outside every buffer, or misaligned, are reported and left out."""
+        flat = address.reshape(-1)
+        if flat.size == 0:
+            return []
+        buffer = self.buffers.get(int(flat[0]) >> ADDRESS_BITS)
+        if buffer is not None and active is None:
+            offsets = (flat - np.uint64(buffer.start)).view(np.int64)
+            longest = size if isinstance(size, int) else int(size.max())
+            low, high = int(offsets.min()), int(offsets.max())
+            aligned = not ((offsets + buffer.skew) & (alignment - 1)).any()
+            if low >= 0 and high + longest <= buffer.data.size and aligned:
+                return [Target(buffer, None, offsets)]
+        return self._resolve_slowly(frame, flat, np.broadcast_to(size, address.shape).reshape(-1), op, active, alignment)
+
+    def _resolve_slowly(
+        self, frame: Frame, flat: Array, size: Array, op: Op, active: Array | None, alignment: int
+    ) -> list[Target]:
+        acting = np.ones(flat.size, np.bool_) if active is None else active.reshape(-1)
+        acting = acting & (size > 0)
+        number = flat >> np.uint64(ADDRESS_BITS)
+        targets: list[Target] = []
+        lanes = flat.size // frame.n
+        for which in np.unique(number[acting]):
+            positions = np.nonzero(acting & (number == which))[0]
+            buffer = self.buffers.get(int(which))
+            if buffer is None:
+                # A pointer below its array reaches into the gap after the previous one.
+                near = self.buffers.get(int(which) + 1)
+                self._report_bounds(frame, positions, flat[positions], lanes, op, near)
+                continue
+            offsets = (flat[positions] - np.uint64(buffer.start)).view(np.int64)
+            inside = (offsets >= 0) & (offsets + size[positions] <= buffer.data.size)
+            if not inside.all():
+                self._report_bounds(frame, positions[~inside], flat[positions[~inside]], lanes, op, buffer)
+            skewed = ((offsets + buffer.skew) & (alignment - 1)) != 0
+            wrong = inside & skewed
+            if wrong.any():
+                row, lane = divmod(int(positions[wrong][0]), lanes)
+                at = int(offsets[wrong][0])
+                message = f"{op.instruction.mnemonic} at byte {at} of {buffer.name} is not aligned to {alignment} bytes"
+                message += ": correct the address, or use a narrower access"
+                self.report.add("misaligned", op.where, message, int(frame.flat[row]), lane, count=int(wrong.sum()),
+                                address=at)  # fmt: skip
+            good = inside & ~skewed
+            if good.any():
+                targets.append(Target(buffer, positions[good], offsets[good]))
+        return targets
+
+    def _report_bounds(
+        self, frame: Frame, positions: Array, addresses: Array, lanes: int, op: Op, buffer: GlobalBuffer | None
+    ) -> None:
+        row, lane = divmod(int(positions[0]), lanes)
+        count = positions.size
+        if buffer is None:
+            text = f"{op.instruction.mnemonic} at address {int(addresses[0]):#x}, which is in no array"
+            where = int(addresses[0])
+        else:
+            where = int(addresses[0]) - buffer.start
+            text = f"{op.instruction.mnemonic} at byte {where} of {buffer.name}, which has {buffer.data.size} bytes"
+        text += ": correct the address, or guard the access"
+        self.report.add("bounds", op.where, text, int(frame.flat[row]), lane, count=count, address=where)
+
+    @staticmethod
+    def words(buffer: GlobalBuffer, word: np.dtype[Any], words: int) -> tuple[Array, int]:
+        """The buffer as rows of words, and the byte offset of row 0 (views of skewed buffers start inside)."""
+        size = word.itemsize * words
+        first = -buffer.skew % size
+        usable = max(0, (buffer.data.size - first) // size * size)
+        return buffer.data[first : first + usable].view(word).reshape(-1, words), first
+
+    # -- accesses ------------------------------------------------------------------------------------------------
+
+    def load(self, frame: Frame, targets: list[Target], shape: tuple[int, int], word: np.dtype[Any], words: int) -> Array:
+        """Words read, (warps, lanes, words); zeros where a lane reads nothing."""
+        size = word.itemsize * words
+        if len(targets) == 1 and targets[0].positions is None:
+            rows, first = self.words(targets[0].buffer, word, words)
+            return rows.take((targets[0].offsets - first) // size, axis=0).reshape(*shape, words)
+        out = np.zeros((shape[0] * shape[1], words), word)
+        for target in targets:
+            rows, first = self.words(target.buffer, word, words)
+            out[target.positions] = rows[(target.offsets - first) // size]
+        return out.reshape(*shape, words)
+
+    def store(self, frame: Frame, targets: list[Target], data: Array, op: Op) -> None:
+        """Write words (warps, lanes, words); of lanes that write one address the last wins, as the check reports."""
+        words = data.shape[2]
+        flat = data.reshape(-1, words)
+        size = data.dtype.itemsize * words
+        for target in targets:
+            if not self.may_write(frame, target, op):
+                continue
+            rows, first = self.words(target.buffer, data.dtype, words)
+            rows[(target.offsets - first) // size] = flat if target.positions is None else flat[target.positions]
+
+    def may_write(self, frame: Frame, target: Target, op: Op) -> bool:
+        """Whether the buffer is writable; a finding if not."""
+        if target.buffer.writable:
+            return True
+        message = f"{op.instruction.mnemonic} writes {target.buffer.name}, a read-only array: pass a writable one"
+        self.report.add("bounds", op.where, message, int(frame.flat[0]), 0, count=target.offsets.size)
+        return False
+
+    # -- races ---------------------------------------------------------------------------------------------------
+
+    def track(
+        self, frame: Frame, targets: list[Target], lanes: int, size: int, op: Op, mode: str, *,
+        strong: bool = False, cta_only: bool = False, data: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Check an access ("read", "write", "atomic") against the unordered ones before it, and record it."""
+        if not self.checks:
+            return
+        for target in targets:
+            record = self.records.get(target.buffer.region) if target.buffer.region is not None else None
+            if record is None:
+                continue
+            positions = np.arange(frame.n * lanes) if target.positions is None else target.positions
+            per_lane = max(1, size // self.granule)
+            first = (target.offsets + (target.buffer.real - record.region.real)) // self.granule
+            cells = (first[:, None] + np.arange(per_lane)).reshape(-1)
+            rows = np.repeat(frame.flat[positions // lanes], per_lane)
+            lane = np.repeat(positions % lanes, per_lane)
+            self._track_cells(record, target, cells, rows, lane, op, mode, strong, cta_only)
+            if mode == "write" and not strong and data is not None:
+                self._check_clash(record, cells, rows, lane, op, data.reshape(-1, data.shape[2])[positions], per_lane)
+
+    def _track_cells(
+        self, record: Record, target: Target, cells: Array, rows: Array, lane: Array, op: Op, mode: str, strong: bool,
+        cta_only: bool,
+    ) -> None:  # fmt: skip
+        stamp = self.clocks.stamp(op)
+        agents = self.report.first + rows
+        write_stamp = record.write_stamp[cells]
+        if write_stamp.any():
+            fine = self.clocks.ordered(
+                rows, lane, False, record.write_agent[cells], record.write_lane[cells], write_stamp
+            )
+            self._report(op, mode, ~fine, rows, lane, record.write_agent[cells], write_stamp, cells, target, "wrote")
+        event = _Event(cells, agents, lane, stamp, strong, cta_only)
+        if mode in ("write", "atomic"):
+            if record.touched[0][cells].any():
+                self._against(record.reads, event, rows, op, mode, target, "read", weak_only=mode == "atomic")
+            if record.touched[1][cells].any():
+                self._against(record.atomics, event, rows, op, mode, target, "updated", atomic=mode == "atomic")
+        elif not strong and record.touched[1][cells].any():
+            self._against(record.atomics, event, rows, op, mode, target, "updated")
+        if mode == "write":
+            record.write_stamp[cells], record.write_agent[cells], record.write_lane[cells] = stamp, agents, lane
+        elif mode == "read":
+            record.touched[0][cells] = True
+            record.reads.append(event)
+        else:
+            record.touched[1][cells] = True
+            record.atomics.append(event)
+
+    def _against(
+        self, events: list[_Event], mine: _Event, rows: Array, op: Op, mode: str, target: Target, past: str, *,
+        weak_only: bool = False, atomic: bool = False,
+    ) -> None:  # fmt: skip
+        for event in events:
+            if weak_only and event.strong:
+                continue
+            if atomic and not (event.cta_only or mine.cta_only):
+                continue
+            me, theirs = _matches(mine.cells, event.cells)
+            if me.size == 0:
+                continue
+            agents, lanes = event.agents[theirs], event.lanes[theirs]
+            stamps = np.full(agents.size, event.stamp)
+            fine = self.clocks.ordered(rows[me], mine.lanes[me], False, agents, lanes, stamps)
+            if atomic:  # atomics do not race with each other, unless their scope leaves the other CTA out
+                same = agents // self.clocks.warps_per_cta == mine.agents[me] // self.clocks.warps_per_cta
+                fine |= same
+            self._report(op, mode, ~fine, rows[me], mine.lanes[me], agents, stamps, mine.cells[me], target, past)
+
+    def _report(
+        self, op: Op, mode: str, wrong: Array, rows: Array, lane: Array, agents: Array, stamps: Array, cells: Array,
+        target: Target, past: str,
+    ) -> None:  # fmt: skip
+        if not wrong.any():
+            return
+        region = target.buffer.region
+        assert region is not None
+        addresses = cells[wrong] * self.granule + region.real - target.buffer.real
+        self.report.races(
+            op, mode, rows[wrong], lane[wrong], agents[wrong], stamps[wrong], addresses, f"{past} in {target.buffer.name}"
+        )
+
+    def _check_clash(
+        self, record: Record, cells: Array, rows: Array, lane: Array, op: Op, data: Array, per_lane: int
+    ) -> None:
+        """Several threads storing to one address in one execution: fine only within a warp and with equal bits."""
+        last_agent, last_lane = record.write_agent[cells], record.write_lane[cells]
+        other = (last_agent != self.report.first + rows) | (last_lane != lane)
+        if not other.any():
+            return
+        across = last_agent != self.report.first + rows
+        unique, first = np.unique(cells[::per_lane], return_index=True)
+        group = np.searchsorted(unique, cells[::per_lane])
+        differs = (data != data[first[group]]).any(axis=1)
+        bad = (across.reshape(-1, per_lane).any(axis=1)) | (np.bincount(group, differs, unique.size) > 0)[group]
+        bad &= np.bincount(group)[group] > 1
+        if bad.any():
+            i = int(np.argmax(bad)) * per_lane
+            message = (
+                f"several threads write one address in one execution of {op.instruction.mnemonic}, and nothing says whose "
+                "value stays: give each thread its own address"
+            )
+            self.report.add("race", op.where, message, int(rows[i]), int(lane[i]), other=op.where, count=int(bad.sum()))

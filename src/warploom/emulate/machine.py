@@ -1,0 +1,241 @@
+"""The emulator: run a Program for every CTA of a grid, with every check on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.errors import EmulationError
+from warploom.emulate.barriers import Barriers, Wait
+from warploom.emulate.buffers import GlobalBuffer, bind, granules, written_parameters
+from warploom.emulate.clocks import Clocks
+from warploom.emulate.control import Control
+from warploom.emulate.copies import CopyQueue
+from warploom.emulate.execute import Executor, Running
+from warploom.emulate.findings import Finding, Findings
+from warploom.emulate.frames import Frame
+from warploom.emulate.global_memory import GlobalMemory
+from warploom.emulate.ordering import Ordering
+from warploom.emulate.report import Reporter
+from warploom.emulate.shared_memory import SharedMemory
+from warploom.emulate.traffic import Traffic, TrafficCounter
+from warploom.ir.program import Op, Program
+from warploom.isa.effects import Access, Fence
+
+Array = NDArray[Any]
+
+_WARPS_PER_BATCH = 512
+_BURST = 24  # the most steps a task may take at a stretch under a seed
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What a run found and counted. The outputs are in the arrays that were passed."""
+
+    findings: tuple[Finding, ...]
+    traffic: Traffic
+    executed: Mapping[str, int]
+    program: str
+
+    def raise_if_found(self) -> Emulation:
+        """Raise EmulationError with every finding, if there is any; else return self."""
+        if self.findings:
+            lines = "\n".join(f"  {f}" for f in self.findings)
+            raise EmulationError(f"{self.program}: the emulator found {len(self.findings)}:\n{lines}", self.findings)
+        return self
+
+    def table(self) -> Any:
+        """The findings as a ``rich`` table."""
+        from rich.table import Table
+
+        table = Table(title=f"{self.program}: {len(self.findings)} findings", show_lines=True)
+        for column in ("kind", "line", "other line", "times", "first in", "what and what to do"):
+            table.add_column(column, overflow="fold")
+        for f in self.findings:
+            other = str(f.other) if f.other is not None else ""
+            place = f"CTA {f.cta}\nwarp {f.warp}\nlane {f.lane}"
+            table.add_row(f.kind, str(f.where), other, str(f.count), place, f.message)
+        return table
+
+
+class _Stuck(Exception):
+    """Every task waits for something that no other task can bring about."""
+
+    def __init__(self, waits: list[Wait]) -> None:
+        super().__init__("stuck")
+        self.waits = waits
+
+
+@dataclass(eq=False)
+class _Task:
+    body: Running
+    wait: Wait | None = None
+
+
+def emulate(
+    program: Program,
+    grid: int | tuple[int, ...],
+    arguments: Sequence[Any] | Mapping[str, Any],
+    *,
+    seed: int | None = None,
+    checks: bool = True,
+    stop: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> Emulation:
+    """Run ``program`` on a grid of CTAs; arrays among ``arguments`` are global memory and are changed in place.
+
+    ``arguments`` follow the parameters, by position or by name: NumPy arrays for pointers (the pointer is the array's
+    first element; strides are the kernel's business), numbers for scalars. Warps run in lock-step, or, with ``seed``, in
+    an adversarial order that the seed determines; either way every check sees what is ordered, not what happened to come
+    first. ``stop`` raises EmulationError at the first finding. ``checks=False`` computes the outputs alone. ``progress`` is
+    called with the fraction done. Raises ProblemError for arguments that do not fit the parameters.
+    """
+    shape = (grid,) if isinstance(grid, int) else tuple(grid)
+    full: tuple[int, int, int] = (*shape, 1, 1)[:3]  # type: ignore[assignment]
+    buffers, _, _ = bind(program, arguments)
+    written = written_parameters(program)
+    backups = [(b, b.data.copy()) for b in buffers if b.writable and (written is None or b.name in written)]
+    # The coarsest division into tasks is the fastest. Where warps must wait for each other inside a division, a finer one
+    # tells a deadlock from an artefact: at one warp a task nothing is an artefact.
+    levels = ("cohort", "warp", "row") if seed is None else ("warp", "row")
+    for level in levels:
+        findings = Findings(stop, checks)
+        launch = _Launch(program, full, arguments, findings, level, seed, checks, progress)
+        try:
+            return launch.run()
+        except _Stuck as stuck:
+            if level == levels[-1]:
+                launch.report_deadlock(stuck.waits)
+                return launch.result()
+            for buffer, data in backups:
+                buffer.data[:] = data
+    raise AssertionError("the last level returns")
+
+
+class _Launch:
+    """One attempt at a launch, at one division of the warps into tasks."""
+
+    def __init__(
+        self, program: Program, grid: tuple[int, int, int], arguments: Any, findings: Findings, level: str,
+        seed: int | None, checks: bool, progress: Callable[[float], None] | None,
+    ) -> None:  # fmt: skip
+        self.program, self.grid, self.findings, self.level, self.checks = program, grid, findings, level, checks
+        self.rng = None if seed is None else random.Random(seed)
+        self.progress = progress
+        self.warps = program.warps
+        self.ctas = grid[0] * grid[1] * grid[2]
+        buffers, values, _ = bind(program, arguments)
+        self.buffers: list[GlobalBuffer] = buffers
+        self.shared_granule, global_granule = granules(program)
+        self.across = checks and any(_orders(op) for op in program.ops())
+        self.memory = GlobalMemory(buffers, written_parameters(program), global_granule, checks)
+        self.counter = TrafficCounter()
+        self.executor = Executor(self.memory, self.counter, checks, self.across, seed is not None)
+        self.executor.grid = grid
+        self.executor.constants.update(values)
+        self.control = Control(self._spawn)
+        self.executor.control = self.control
+        self.block = self.executor.block(program.body)
+        self.history: list[Op | None] = [None]
+        self.published: dict[int, Any] = {}
+        self.tasks: list[_Task] = []
+
+    def _spawn(self, body: Running, done: Wait) -> None:
+        self.tasks.append(_Task(body))
+
+    def run(self) -> Emulation:
+        per_batch = max(1, _WARPS_PER_BATCH // self.warps)
+        with np.errstate(all="ignore"):
+            for first in range(0, self.ctas, per_batch):
+                self._run_batch(first, min(per_batch, self.ctas - first))
+        return self.result()
+
+    def result(self) -> Emulation:
+        """What has been found and counted so far."""
+        executed: dict[str, int] = {}
+        for op, count in self.executor.counts:
+            name = op.instruction.mnemonic
+            executed[name] = executed.get(name, 0) + count[0]
+        return Emulation(self.findings.all, self.counter.traffic, executed, self.program.name)
+
+    def _run_batch(self, first: int, ctas: int) -> None:
+        rows, start = ctas * self.warps, first * self.warps
+        clocks = Clocks(rows, self.warps, self.ctas * self.warps, start, self.across, self.history)
+        report = self.report = Reporter(self.findings, self.warps, start, clocks)
+        self.memory.clocks, self.memory.report = clocks, report
+        shared = SharedMemory(ctas, self.program.shared_bytes, self.shared_granule, clocks, report, self.checks)
+        copies = CopyQueue(rows, shared, report)
+        barriers = self.barriers = Barriers(clocks, report, self.program.threads)
+        ordering = Ordering(clocks, self.published)
+        self.executor.enter(clocks, report, shared, copies, barriers, ordering, self.control)
+        if self.progress is not None:
+            done, share = first / self.ctas, ctas / self.ctas
+            tell = self.progress
+            self.control.progress = lambda fraction: tell(min(1.0, done + share * fraction))
+        everyone = np.arange(rows).reshape(ctas, self.warps)
+        self.tasks = [
+            _Task(self.executor.run(self.block, Frame(part, self.warps, self.executor.constants)))
+            for part in self._divide(everyone)
+        ]
+        self._schedule()
+        if self.checks:
+            copies.at_exit()
+            barriers.at_exit()
+
+    def _divide(self, everyone: Array) -> list[Array]:
+        if self.level == "cohort":
+            return [everyone]
+        if self.level == "warp":
+            return [everyone[:, w : w + 1] for w in range(self.warps)]
+        return [everyone[c : c + 1, w : w + 1] for c in range(everyone.shape[0]) for w in range(self.warps)]
+
+    def _schedule(self) -> None:
+        """Run tasks until all have ended; those that wait are passed over."""
+        while self.tasks:
+            ready = [t for t in self.tasks if t.wait is None or t.wait.ready]
+            if not ready:
+                raise _Stuck([t.wait for t in self.tasks if t.wait is not None])
+            if self.rng is None:
+                for task in ready:
+                    self._advance(task, None)
+            else:
+                self._advance(self.rng.choice(ready), self.rng.choice((1, 1, 2, _BURST)))
+
+    def _advance(self, task: _Task, steps: int | None) -> None:
+        task.wait = None
+        while steps is None or steps > 0:
+            try:
+                wait = next(task.body)
+            except StopIteration:
+                self.tasks.remove(task)
+                return
+            if wait is not None:
+                task.wait = wait
+                return
+            steps = None if steps is None else steps - 1
+
+    def report_deadlock(self, waits: list[Wait]) -> None:
+        """One finding for each line that is waited at, with the state of every barrier."""
+        state = "; ".join(self.barriers.describe(key) for key in self.barriers.open) or "nothing will complete"
+        for wait in waits:
+            if wait.what or not wait.rows:
+                continue
+            message = (
+                f"{wait.op.instruction.mnemonic} waits for ever ({state}): every thread it counts must arrive, in every "
+                "branch and as often"
+            )
+            for row in sorted(wait.rows):
+                self.report.add("deadlock", wait.op.where, message, row, 0)
+
+
+def _orders(op: Op) -> bool:
+    """Whether an instruction can order accesses of different CTAs."""
+    return any(
+        isinstance(e, Fence) or (isinstance(e, Access) and e.order not in ("weak", "relaxed"))
+        for e in op.instruction.effects()
+    )

@@ -1,0 +1,92 @@
+"""Turns what the memories and barriers notice into findings with one clear message each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.clocks import Clocks
+from warploom.emulate.findings import Finding, Findings, Kind
+from warploom.emulate.frames import Frame
+from warploom.ir.program import NOWHERE, Op, SourceLine, Value
+
+Array = NDArray[Any]
+
+
+class Reporter:
+    """Knows the batch's place in the grid, so that findings name CTA, warp and lane."""
+
+    def __init__(self, findings: Findings, warps_per_cta: int, first: int, clocks: Clocks) -> None:
+        self.findings = findings
+        self.warps_per_cta = warps_per_cta
+        self.first = first
+        self.clocks = clocks
+
+    def add(
+        self, kind: Kind, where: SourceLine, message: str, row: int, lane: int, *,
+        other: SourceLine | None = None, count: int = 1, address: int | None = None,
+    ) -> None:  # fmt: skip
+        """Record a finding in warp ``row`` of the batch."""
+        warp = self.first + row
+        cta, local = divmod(warp, self.warps_per_cta)
+        self.findings.add(Finding(kind, message, where, other, count, cta, local, lane, address))
+
+    def line_of(self, stamp: int) -> SourceLine:
+        """The line of the operation that a stamp was given to."""
+        op = self.clocks.history[stamp]
+        return op.where if op is not None else NOWHERE
+
+    def name_of(self, stamp: int) -> str:
+        """Its mnemonic."""
+        op = self.clocks.history[stamp]
+        return op.instruction.mnemonic if op is not None else "nothing"
+
+    def races(
+        self, op: Op, what: str, rows: Array, lanes: Array, agents: Array, stamps: Array, addresses: Array, past: str
+    ) -> None:
+        """Unordered pairs: one finding for each earlier operation. ``past`` tells what the earlier one did."""
+        self.findings.enabled and self._races(op, what, rows, lanes, agents, stamps, addresses, past)
+
+    def _races(
+        self, op: Op, what: str, rows: Array, lanes: Array, agents: Array, stamps: Array, addresses: Array, past: str
+    ) -> None:
+        for stamp in np.unique(stamps):
+            these = stamps == stamp
+            i = int(np.argmax(these))
+            other = self.line_of(int(stamp))
+            mine, agent = self.first + int(rows[i]), int(agents[i])
+            verb = "writes" if what == "write" else ("updates" if what == "atomic" else "reads")
+            if mine == agent:
+                whom, cure = "another lane of the same warp", "put a __syncwarp (or a barrier) between them"
+            elif mine // self.warps_per_cta == agent // self.warps_per_cta:
+                whom = f"warp {agent % self.warps_per_cta} of the same CTA"
+                cure = "put a barrier (__syncthreads) between them"
+            else:
+                whom = f"CTA {agent // self.warps_per_cta}"
+                cure = "order the CTAs by an atomic with release and acquire (or fences), or split the kernel"
+            message = (
+                f"{op.instruction.mnemonic} {verb} byte {int(addresses[i])} which {self.name_of(int(stamp))} of {whom} "
+                f"{past}, and nothing orders the two: {cure}"
+            )
+            self.add("race", op.where, message, int(rows[i]), int(lanes[i]), other=other, count=int(these.sum()),
+                     address=int(addresses[i]))  # fmt: skip
+
+    def observe(self, frame: Frame, value: Value, where: SourceLine, use: str, active: Array | None = None) -> bool:
+        """Report poison in a register that is about to decide something. Returns whether there was any."""
+        shadow = frame.shadows.get(value)
+        if shadow is None:
+            return False
+        bad = frame.full(shadow) != 0
+        mask = frame.active if active is None else active
+        if mask is not None:
+            bad = bad & mask
+        if not bad.any():
+            return False
+        row, lane = (int(x[0]) for x in np.nonzero(bad))
+        line, text = frame.origins.get(value, (NOWHERE, "a value"))
+        message = f"{use} depends on {text}: write it before, or wait for its data"
+        other = line if line != NOWHERE else None
+        self.add("uninitialised", where, message, int(frame.flat[row]), lane, other=other, count=int(bad.sum()))
+        return True

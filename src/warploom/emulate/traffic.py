@@ -1,0 +1,123 @@
+"""What a run moved: wavefronts of shared memory, sectors of global memory, executed instructions, by source line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.ir.program import SourceLine
+from warploom.layout.banks import ideal_wavefronts, wavefronts
+
+SECTOR_BYTES = 32
+"""Global memory moves in sectors of 32 bytes (CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory")."""
+
+
+@dataclass(slots=True)
+class Wavefronts:
+    """Executed wavefronts of shared-memory accesses, what they would be without bank conflicts, and the accesses."""
+
+    actual: int = 0
+    ideal: int = 0
+    accesses: int = 0
+
+    @property
+    def conflicts(self) -> int:
+        """Wavefronts beyond the ideal."""
+        return self.actual - self.ideal
+
+    def add(self, actual: int, ideal: int, accesses: int) -> None:
+        self.actual += actual
+        self.ideal += ideal
+        self.accesses += accesses
+
+
+@dataclass(slots=True)
+class Sectors:
+    """Global accesses: warp requests, the 32-byte sectors they touch, and the bytes the lanes asked for."""
+
+    requests: int = 0
+    sectors: int = 0
+    bytes: int = 0
+
+    @property
+    def ideal(self) -> int:
+        """The fewest sectors that hold the bytes."""
+        return -(-self.bytes // SECTOR_BYTES)
+
+
+def access_class(mnemonic: str) -> str:
+    """The class an instruction's traffic is counted in: ``ldmatrix``, ``st.shared``, ``cp.async``, ``ld.global`` …"""
+    if mnemonic.startswith(("cp.async", "ldmatrix", "stmatrix")):
+        return "cp.async" if mnemonic.startswith("cp.async") else mnemonic.split(".", 1)[0]
+    space = "shared" if ".shared" in mnemonic else "global"
+    return f"{mnemonic.split('.', 1)[0]}.{space}"
+
+
+@dataclass
+class Traffic:
+    """Totals over all CTAs. ``lines`` attributes shared wavefronts to (source line, class)."""
+
+    shared: dict[str, Wavefronts] = field(default_factory=dict[str, Wavefronts])
+    global_memory: dict[str, Sectors] = field(default_factory=dict[str, Sectors])
+    lines: dict[tuple[SourceLine, str], Wavefronts] = field(default_factory=dict[tuple[SourceLine, str], Wavefronts])
+
+    def __getitem__(self, name: str) -> Wavefronts:
+        """The shared wavefronts of a class; zeros where the kernel has none."""
+        return self.shared.get(name, Wavefronts())
+
+
+_CACHE_LIMIT = 4096
+
+
+class TrafficCounter:
+    """Counts as the kernel runs. Equal address patterns (shifted by whole bank rows) are analysed once."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self.executed: Counter[str] = Counter()
+        self._patterns: dict[tuple[int, tuple[int, ...], bytes], tuple[int, int]] = {}
+
+    def shared(
+        self, name: str, where: SourceLine, addresses: NDArray[Any], size: int, active: NDArray[np.bool_] | None,
+        repeat: int,
+    ) -> None:  # fmt: skip
+        """Count ``repeat`` × the accesses [..., lanes] of ``size`` bytes a lane."""
+        row = addresses[..., :1] & ~np.int64(127)
+        pattern = (addresses - row).astype(np.int32)
+        if active is None:
+            key = (size, pattern.shape, pattern.tobytes())
+            counts = self._patterns.get(key)
+            if counts is None:
+                counts = (int(wavefronts(addresses, size).sum()), int(ideal_wavefronts(addresses, size).sum()))
+                if len(self._patterns) > _CACHE_LIMIT:
+                    self._patterns.clear()
+                self._patterns[key] = counts
+            accesses = addresses.size // addresses.shape[-1]
+        else:
+            counts = (
+                int(wavefronts(addresses, size, active).sum()),
+                int(ideal_wavefronts(addresses, size, active).sum()),
+            )
+            accesses = int(active.any(axis=-1).sum())
+        for table, entry in ((self.traffic.shared, name), (self.traffic.lines, (where, name))):
+            table.setdefault(entry, Wavefronts()).add(counts[0] * repeat, counts[1] * repeat, accesses * repeat)  # type: ignore[index,arg-type]
+
+    def global_access(
+        self, name: str, addresses: NDArray[Any], size: NDArray[Any] | int, active: NDArray[np.bool_] | None
+    ) -> None:
+        """Count the accesses [warps, lanes]; ``size`` bytes per lane (an array where lanes differ)."""
+        entry = self.traffic.global_memory.setdefault(name, Sectors())
+        sector = addresses >> 5
+        if active is not None:
+            sector = np.where(active, sector, -1)
+        ordered = np.sort(sector, axis=-1)
+        fresh = ordered[:, 1:] != ordered[:, :-1]
+        first = ordered[:, 0] >= 0
+        lanes = active if active is not None else np.True_
+        entry.sectors += int((fresh & (ordered[:, 1:] >= 0)).sum()) + int(first.sum())
+        entry.requests += addresses.shape[0] if active is None else int(active.any(axis=-1).sum())
+        entry.bytes += int((np.broadcast_to(size, addresses.shape) * lanes).sum())
