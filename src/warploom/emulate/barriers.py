@@ -87,6 +87,7 @@ class Barriers:
             message = f"a warp arrives a second time at barrier {number} before it has completed: wait for it in between"
             self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
         phase.arrived.append(row)
+        self.clocks.absorb(np.array([row]))
         snapshot = self.clocks.snapshot(row)
         phase.clock = snapshot if phase.clock is None else np.maximum(phase.clock, snapshot)
         for single, stamp in self.clocks.singles(np.array([row])).items():

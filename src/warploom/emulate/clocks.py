@@ -69,7 +69,7 @@ class Clocks:
             if agent == row:
                 del self.lanes[key]
         self.known[rows, self._own[rows]] = self.now
-        self._absorb_lane_clocks(rows)
+        self.absorb(rows)
         self.refresh(rows)
 
     def sync_ctas(self, rows: Array) -> None:
@@ -80,7 +80,7 @@ class Clocks:
                 self.sync_group(group, group)
             return
         self.known[rows] = self.now
-        self._absorb_lane_clocks(rows)
+        self.absorb(rows)
         self.limit[rows] = self.now
 
     def snapshot(self, row: int) -> Array:
@@ -91,7 +91,7 @@ class Clocks:
 
     def sync_group(self, releasing: Array, waiting: Array) -> None:
         """A barrier of some warps of one CTA completes."""
-        self._absorb_lane_clocks(releasing)
+        self.absorb(releasing)
         clock = np.max(np.stack([self.snapshot(int(r)) for r in releasing]), axis=0)
         self.meet(waiting, clock, self.singles(releasing))
 
@@ -105,7 +105,7 @@ class Clocks:
 
     def meet(self, waiting: Array, clock: Array, singles: dict[tuple[int, int], int]) -> None:
         """The waiting warps learn ``clock``, and their lanes have met."""
-        self._absorb_lane_clocks(waiting)
+        self.absorb(waiting)
         self.known[waiting] = np.maximum(self.known[waiting], clock)
         self.known[waiting, self._own[waiting]] = self.now
         self.learn_singles(waiting, singles)
@@ -136,7 +136,8 @@ class Clocks:
         extra = self.lanes.get((row, -1 - lane))
         return clock if extra is None else np.maximum(clock, extra)
 
-    def _absorb_lane_clocks(self, rows: Array) -> None:
+    def absorb(self, rows: Array) -> None:
+        """The lanes of these warps have met: each knows what any of them acquired."""
         if not self.lanes:
             return
         chosen = set(rows.tolist())

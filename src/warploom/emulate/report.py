@@ -47,14 +47,10 @@ class Reporter:
         self, op: Op, what: str, rows: Array, lanes: Array, agents: Array, stamps: Array, addresses: Array, past: str
     ) -> None:
         """Unordered pairs: one finding for each earlier operation. ``past`` tells what the earlier one did."""
-        self.findings.enabled and self._races(op, what, rows, lanes, agents, stamps, addresses, past)
-
-    def _races(
-        self, op: Op, what: str, rows: Array, lanes: Array, agents: Array, stamps: Array, addresses: Array, past: str
-    ) -> None:
         for stamp in np.unique(stamps):
             these = stamps == stamp
-            i = int(np.argmax(these))
+            # Name another warp if there is one: that needs the stronger cure.
+            i = int(np.argmax(np.where(agents == self.first + rows, 1, 2) * these))
             other = self.line_of(int(stamp))
             mine, agent = self.first + int(rows[i]), int(agents[i])
             verb = "writes" if what == "write" else ("updates" if what == "atomic" else "reads")

@@ -138,7 +138,9 @@ class SharedMemory:
                 poison = np.repeat(empty.view(np.uint8) * np.uint8(255), self.granule, axis=2)
                 poison = np.ascontiguousarray(poison).view(word)
                 shadow = poison if shadow is None else shadow | poison
-                origin = (op.where, f"bytes of shared memory that nobody has written, read by {op.instruction.mnemonic}")
+                flying = self.in_flight.reshape(-1, cells).take(place.index, axis=0)[empty].all()
+                why = "are still being copied" if flying else "nobody has written"
+                origin = (op.where, f"bytes of shared memory that {why}, read by {op.instruction.mnemonic}")
         self._record_read(frame, place, cells, stamp, collective)
         return data, shadow, origin
 

@@ -1,0 +1,249 @@
+"""What runs computes and counts: control flow, roles, atomics, batches, zero fill, traffic; attention in full."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warploom.core.errors import ProblemError
+from warploom.emulate import Emulation, emulate
+from warploom.ir.program import Loop, Op, Program, Statement, When
+from warploom.isa.effects import Barrier, CommitGroup, WaitGroup, WarpSync
+from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.forward import attention_forward
+from warploom.kernels.attention.ladder import BEST
+from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.lang import Global, Kernel, kernel
+from warploom.lang import f32 as F32  # noqa: N812
+from warploom.lang import u32 as U32  # noqa: N812
+
+SEEDS = [None, 0, 1]
+
+
+@kernel(threads=64)
+def divergent_loops(k: Kernel, out: Global[U32], extra: U32) -> None:
+    """Every lane counts to its own limit; odd numbers are counted apart."""
+    odd, even = k.register(U32, 0), k.register(U32, 0)
+    with k.loop(k.thread % 7 + k.cta_x * extra) as i:
+        with k.when((i & 1) == 1):
+            odd.set(odd.get() + i)
+        with k.otherwise():
+            even.set(even.get() + 100)
+    out.store([odd.get() + even.get()], k.cta_x * 64 + k.thread)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lanes_warps_and_ctas_that_go_their_own_ways(seed: int | None) -> None:
+    out = np.zeros(320, np.uint32)
+    run = emulate(divergent_loops.trace(), 5, {"out": out, "extra": 3}, seed=seed)
+    assert run.findings == ()
+    limits = [t % 7 + c * 3 for c in range(5) for t in range(64)]
+    expected = [sum(i if i & 1 else 100 for i in range(limit)) for limit in limits]
+    assert out.tolist() == expected
+
+
+@kernel(threads=32)
+def ragged_trips(k: Kernel, out: Global[U32]) -> None:
+    """CTA c goes round c times, with a barrier each time."""
+    total = k.register(U32, 0)
+    tile = k.shared(U32, 32)
+    with k.loop(k.cta_x) as i:
+        tile.store([k.thread + i], 0, k.thread)
+        k.syncthreads()
+        total.set(total.get() + tile.load(0, 31 - k.thread)[0])
+        k.syncthreads()
+    out.store([total.get()], k.cta_x * 32 + k.thread)
+
+
+def test_ctas_with_different_trip_counts_meet_their_own_barriers() -> None:
+    out = np.zeros(32 * 700, np.uint32)  # more CTAs than one batch holds
+    run = emulate(ragged_trips.trace(), 700, [out])
+    assert run.findings == ()
+    cta, thread = np.divmod(np.arange(out.size), 32)
+    assert (out == cta * (31 - thread) + cta * (cta - 1) // 2).all()
+    assert run.executed["bar.sync"] == 2 * sum(range(700))
+
+
+@kernel(threads=96)
+def producer_consumers(k: Kernel, source: Global[U32], out: Global[U32], *, steps: int, release: bool) -> None:
+    """Warp 0 fills a buffer, warps 1 and 2 use it; named barriers hand it back and forth."""
+    tile = k.shared(U32, 32)
+    with k.warps(0, 1), k.loop(steps) as i:
+        if release:
+            with k.when(i > 0):
+                k.bar_sync(2, 96)
+        tile.store([source.load(i * 32 + k.lane)[0] * 2], 0, k.lane)
+        k.bar_arrive(1, 96)
+    with k.warps(1, 3):
+        total = k.register(U32, 0)
+        with k.loop(steps) as i:
+            k.bar_sync(1, 96)
+            total.set(total.get() + tile.load(0, k.lane)[0])
+            if release:
+                with k.when(i < steps - 1):
+                    k.bar_arrive(2, 96)
+        out.store([total.get()], k.thread - 32)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2, 3])
+def test_roles_run_as_tasks_of_their_own(seed: int | None) -> None:
+    source, out = np.arange(160, dtype=np.uint32), np.zeros(64, np.uint32)
+    run = emulate(producer_consumers.trace(steps=5, release=True), 1, [source, out], seed=seed)
+    assert run.findings == ()
+    assert out.tolist() == 2 * (2 * source.reshape(5, 32).sum(0)).tolist()
+    run = emulate(producer_consumers.trace(steps=5, release=False), 1, [source, out], seed=seed)
+    assert {f.kind for f in run.findings} & {"race", "barrier"}
+
+
+@kernel(threads=64)
+def shared_histogram(k: Kernel, data: Global[U32], out: Global[U32]) -> None:
+    old = k.atomic("add", out, 1, data.load(k.thread)[0])
+    out.store([old], 8 + k.thread)
+
+
+def test_atomics_apply_one_lane_after_the_other() -> None:
+    data = np.random.default_rng(0).integers(0, 8, 64).astype(np.uint32)
+    out = np.zeros(72, np.uint32)
+    assert emulate(shared_histogram.trace(), 1, [data, out]).findings == ()
+    assert out[:8].tolist() == np.bincount(data, minlength=8).tolist()
+    seen = [int((data[:i] == data[i]).sum()) for i in range(64)]
+    assert out[8:].tolist() == seen
+
+
+@kernel(threads=32)
+def zero_filled(k: Kernel, source: Global[U32], out: Global[U32], count: U32) -> None:
+    tile = k.shared(U32, 128)
+    left = k.select(count > k.thread * 4, (count - k.thread * 4) * 4, 0)
+    k.cp_async(tile.address(0, k.thread * 4), source + k.thread * 4, valid_bytes=k.minimum(left, 16))
+    k.commit_group()
+    k.wait_group(0)
+    out.store(tile.load(0, k.thread * 4, 4), k.thread * 4)
+
+
+def test_zero_fill_reads_only_the_valid_bytes() -> None:
+    source, out = np.arange(1, 71, dtype=np.uint32), np.full(128, 9, np.uint32)
+    assert emulate(zero_filled.trace(), 1, [source, out, 70]).findings == ()
+    assert out.tolist() == source.tolist() + [0] * 58
+    found = emulate(zero_filled.trace(), 1, [source, out, 71]).findings
+    assert {f.kind for f in found} == {"bounds"}
+
+
+def test_arguments_are_checked() -> None:
+    program = shared_histogram.trace()
+    data = np.zeros(64, np.uint32)
+    with pytest.raises(ProblemError, match="takes 2 arguments"):
+        emulate(program, 1, [data])
+    with pytest.raises(ProblemError, match="elements of 8 bytes"):
+        emulate(program, 1, [data, np.zeros(3)])
+    with pytest.raises(ProblemError, match="missing arguments"):
+        emulate(program, 1, {"data": data})
+    with pytest.raises(ProblemError, match="NumPy array"):
+        emulate(program, 1, [data, 3])
+
+
+@kernel(threads=32)
+def scaled(k: Kernel, x: Global[F32], stride: U32) -> None:
+    x.store([x.load(k.thread * stride)[0] * 2.0], k.thread * stride)
+
+
+def test_strided_views_are_changed_in_place() -> None:
+    base = np.ones(256, np.float32)
+    assert emulate(scaled.trace(), 1, [base[::8], 8]).findings == ()
+    assert base.reshape(32, 8)[:, 0].tolist() == [2.0] * 32
+    assert base.sum() == 256 + 32
+    assert {f.kind for f in emulate(scaled.trace(), 1, [base[:241:8], 9]).findings} == {"bounds"}
+
+
+# -- attention: everything together ------------------------------------------------------------------------------------
+
+SMALL = AttentionConfig()
+
+
+def attend(config: AttentionConfig, seq: int, program: Program | None = None, **how: Any) -> tuple[Emulation, float]:
+    """One head of attention; the error relative to its bound."""
+    d = config.head_dim
+    problem = AttentionProblem(1, 1, seq, seq, d, config.dtype)
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.standard_normal((1, 1, seq, d)).astype(config.dtype.numpy) for _ in range(3))
+    o = np.zeros_like(q)
+    strides = (seq * d, seq * d, d)
+    everything: dict[str, Any] = problem.scalars(config, strides, strides, strides, strides)
+    arrays = {"q": q, "key": k, "value": v, "out": o}
+    everything |= {name: array.view(np.uint16) for name, array in arrays.items()}
+    program = program or attention_forward.trace(config=config)
+    arguments = {p.name: everything[p.name] for p in program.parameters}
+    run = emulate(program, problem.grid(config), arguments, **how)
+    return run, attention_error(o, attention_reference(q, k, v, config.dtype), config.dtype).value
+
+
+def test_wavefronts_equal_the_hardware_counters() -> None:
+    """Nsight Compute's counts for the seeds' kernels 1 and 2: sequence 256, four CTAs of (64, 64, 4 warps)."""
+    run, error = attend(SMALL, 256)
+    assert run.findings == ()
+    assert error <= 1
+    t = run.traffic
+    assert (t["ldmatrix"].actual, t["st.shared"].actual, t["ld.shared"].actual) == (135168, 4096, 512)
+    assert t["cp.async"].actual == 4608
+    assert sum(n for name, n in run.executed.items() if name.startswith("mma")) == 8192
+    swizzled, _ = attend(replace(SMALL, swizzle=True), 256)
+    assert swizzled.findings == ()
+    assert (swizzled.traffic["ldmatrix"].actual, swizzled.traffic["st.shared"].actual) == (16896, 512)
+    assert swizzled.traffic["ldmatrix"].conflicts == 0
+    by_line = sum(w.actual for (_, name), w in run.traffic.lines.items() if name == "ldmatrix")
+    assert by_line == 135168
+
+
+def test_outputs_do_not_depend_on_the_order_of_warps_or_on_checks() -> None:
+    for config in (replace(SMALL, swizzle=True), BEST):
+        for how in ({"seed": 5}, {"checks": False}):
+            run, error = attend(config, 256, **how)
+            assert run.findings == ()
+            assert error <= 1
+
+
+def test_speed_with_all_checks() -> None:
+    started = time.perf_counter()
+    run, error = attend(replace(SMALL, swizzle=True), 256)
+    assert time.perf_counter() - started < 1.0
+    assert run.findings == ()
+    assert error <= 1
+
+
+def _without(body: tuple[Statement, ...], gone: Op) -> tuple[Statement, ...]:
+    kept: list[Statement] = []
+    for s in body:
+        if s is gone:
+            continue
+        if isinstance(s, Loop):
+            s = replace(s, body=_without(s.body, gone))
+        elif isinstance(s, When):
+            s = replace(s, body=_without(s.body, gone), otherwise=_without(s.otherwise, gone))
+        kept.append(s)
+    return tuple(kept)
+
+
+def _mutants(program: Program) -> Iterator[tuple[Op, Program]]:
+    for op in program.ops():
+        effects = op.instruction.effects()
+        if any(isinstance(e, Barrier | WaitGroup | CommitGroup) for e in effects) or any(
+            isinstance(e, WarpSync) and e.orders_memory for e in effects
+        ):
+            yield op, replace(program, body=_without(program.body, op))
+
+
+@pytest.mark.parametrize(("config", "harmless"), [(replace(SMALL, swizzle=True), 1), (BEST, 2)])
+def test_every_missing_synchronisation_is_found(config: AttentionConfig, harmless: int) -> None:
+    """Deleting any barrier, wait or commit is objected to, but for those that are proven not to matter.
+
+    In the first kernel the ``__syncwarp`` before the epilogue follows a barrier since which no lane has touched the
+    tile; in the second two commits merge into the next group, which is waited for at the same place.
+    """
+    program = attention_forward.trace(config=config)
+    silent = [op for op, mutant in _mutants(program) if not attend(config, 256, mutant)[0].findings]
+    assert len(silent) <= harmless, [str(op.where) for op in silent]

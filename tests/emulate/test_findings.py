@@ -1,0 +1,463 @@
+"""Every kind of finding: a kernel with the defect planted, and its clean twin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warploom.core.errors import EmulationError
+from warploom.emulate import Emulation, emulate
+from warploom.ir.program import Op, Program
+from warploom.lang import Global, Kernel, kernel
+from warploom.lang import f32 as F32  # noqa: N812
+from warploom.lang import u32 as U32  # noqa: N812
+
+
+def kinds(run: Emulation) -> set[str]:
+    return {f.kind for f in run.findings}
+
+
+def numbers(count: int) -> np.ndarray[Any, Any]:
+    return np.arange(count, dtype=np.uint32)
+
+
+def without(program: Program, mnemonic: str) -> Program:
+    """The program without its top-level instructions of that name (verify would refuse to trace some of these)."""
+    kept = tuple(s for s in program.body if not (isinstance(s, Op) and s.instruction.mnemonic == mnemonic))
+    assert len(kept) < len(program.body)
+    return replace(program, body=kept)
+
+
+@kernel(threads=64)
+def neighbours(k: Kernel, out: Global[U32], *, barrier: bool) -> None:
+    """Each thread reads what the thread 32 further wrote."""
+    tile = k.shared(U32, 64)
+    tile.store([k.thread * 3], 0, k.thread)
+    if barrier:
+        k.syncthreads()
+    out.store(tile.load(0, (k.thread + 32) & 63), k.thread)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_race_between_warps_needs_a_barrier(seed: int | None) -> None:
+    out = numbers(64)
+    assert emulate(neighbours.trace(barrier=True), 1, [out], seed=seed).findings == ()
+    assert (out == (numbers(64) + 32) % 64 * 3).all()
+    run = emulate(neighbours.trace(barrier=False), 1, [numbers(64)], seed=seed)
+    assert kinds(run) >= {"race"} or kinds(run) == {"uninitialised"}
+    if seed is None:
+        (race,) = run.findings
+        assert race.kind == "race"
+        assert race.other is not None
+        assert race.where.line != race.other.line
+        assert "warp 1" in race.message
+        assert "__syncthreads" in str(race)
+
+
+@kernel(threads=64)
+def overwritten(k: Kernel, out: Global[U32], *, barrier: bool) -> None:
+    """A tile is read by the other warp and then written again."""
+    tile = k.shared(U32, 64)
+    tile.store([k.thread], 0, k.thread)
+    k.syncthreads()
+    out.store(tile.load(0, k.thread ^ 32), k.thread)
+    if barrier:
+        k.syncthreads()
+    tile.store([k.thread], 0, k.thread)
+
+
+def test_race_of_a_write_after_another_warps_read() -> None:
+    assert emulate(overwritten.trace(barrier=True), 1, [numbers(64)]).findings == ()
+    (race,) = emulate(overwritten.trace(barrier=False), 1, [numbers(64)]).findings
+    assert race.kind == "race"
+    assert "writes" in race.message
+    assert "read" in race.message
+
+
+@kernel(threads=32)
+def lanes_talk(k: Kernel, out: Global[U32], *, how: str) -> None:
+    """Lanes of one warp talk through shared memory."""
+    tile = k.shared(U32, 32)
+    tile.store([k.thread], 0, k.thread)
+    if how == "all":
+        k.syncwarp()
+    elif how == "halves":
+        k.syncwarp(k.select(k.thread < 16, k.value(0xFFFF, U32), 0xFFFF0000))
+    distance = 1 if how != "own" else 0
+    out.store(tile.load(0, k.thread ^ distance), k.thread)
+    if how == "halves":
+        out.store(tile.load(0, k.thread ^ 1), k.thread)
+
+
+@kernel(threads=32)
+def halves_cross(k: Kernel, out: Global[U32]) -> None:
+    tile = k.shared(U32, 32)
+    tile.store([k.thread], 0, k.thread)
+    k.syncwarp(k.select(k.thread < 16, k.value(0xFFFF, U32), 0xFFFF0000))
+    out.store(tile.load(0, k.thread ^ 16), k.thread)
+
+
+def test_lanes_of_one_warp_need_syncwarp() -> None:
+    for how in ("all", "halves", "own"):
+        assert emulate(lanes_talk.trace(how=how), 1, [numbers(32)]).findings == (), how
+    (race,) = emulate(lanes_talk.trace(how="none"), 1, [numbers(32)]).findings
+    assert race.kind == "race"
+    assert race.count == 32
+    assert "same warp" in race.message
+    # A __syncwarp of each half orders nothing between the halves.
+    assert kinds(emulate(halves_cross.trace(), 1, [numbers(32)])) == {"race"}
+
+
+@kernel(threads=32)
+def matrix_after_store(k: Kernel, out: Global[U32], *, sync: bool) -> None:
+    tile = k.shared(U32, (8, 4))
+    tile.store([k.thread], 0, k.thread)
+    if sync:
+        k.syncwarp()
+    (register,) = k.ldmatrix(tile.address(k.thread & 7, 0), 1)
+    out.store([register], k.thread)
+
+
+def test_ldmatrix_reads_for_other_lanes() -> None:
+    out = numbers(32)
+    assert emulate(matrix_after_store.trace(sync=True), 1, [out]).findings == ()
+    assert (out == numbers(32)).all()
+    assert kinds(emulate(matrix_after_store.trace(sync=False), 1, [numbers(32)])) == {"race"}
+
+
+@kernel(threads=64)
+def one_cell(k: Kernel, out: Global[U32], *, values: str) -> None:
+    tile = k.shared(U32, 64)
+    value = {"equal": 7, "lanes": k.thread}[values]
+    with k.when(k.warp == 0):
+        tile.store([k.value(value, U32) if isinstance(value, int) else value], 0, 0)
+        k.syncwarp()
+        out.store(tile.load(0, 0), k.thread)
+
+
+def test_lanes_may_write_equal_bits_only() -> None:
+    assert emulate(one_cell.trace(values="equal"), 1, [numbers(64)]).findings == ()
+    assert "race" in kinds(emulate(one_cell.trace(values="lanes"), 1, [numbers(64)]))
+
+
+@kernel(threads=64)
+def same_store(k: Kernel, out: Global[U32]) -> None:
+    """Both warps write one value to one place, without order."""
+    tile = k.shared(U32, 32)
+    tile.store([k.lane], 0, k.lane)
+    k.syncthreads()
+    out.store(tile.load(0, k.lane), k.thread)
+
+
+def test_warps_that_write_one_place_race_even_with_equal_bits() -> None:
+    assert kinds(emulate(same_store.trace(), 1, [numbers(64)])) == {"race"}
+
+
+@kernel(threads=64)
+def copied(k: Kernel, source: Global[U32], out: Global[U32], *, wait: int | None, barrier: bool) -> None:
+    tile = k.shared(U32, 256)
+    k.cp_async(tile.address(0, k.thread * 4), source + k.thread * 4)
+    k.commit_group()
+    if wait is not None:
+        k.wait_group(wait)
+    if barrier:
+        k.syncthreads()
+    out.store(tile.load(0, k.thread ^ 32), k.thread)
+
+
+def test_copies_are_poison_until_waited_for_and_ordered() -> None:
+    def run(commit: bool = True, wait: int | None = 0, barrier: bool = True) -> Emulation:
+        out = numbers(64)
+        program = copied.trace(wait=wait, barrier=barrier)
+        if not commit:
+            program = without(program, "cp.async.commit_group")
+        result = emulate(program, 1, [numbers(256) * 5, out])
+        if not result.findings:
+            assert (out == (numbers(64) ^ 32) * 5).all()
+        return result
+
+    assert run().findings == ()
+    assert kinds(run(wait=None)) >= {"in_flight", "leak"}
+    assert kinds(run(wait=1)) >= {"in_flight", "leak"}
+    assert kinds(run(commit=False)) >= {"in_flight", "leak"}
+    assert "never committed" in " ".join(str(f) for f in run(commit=False).findings)
+    assert kinds(run(barrier=False)) == {"race"}
+
+
+@kernel(threads=32)
+def copied_and_left(k: Kernel, source: Global[U32], *, wait: bool) -> None:
+    tile = k.shared(U32, 128)
+    k.cp_async(tile.address(0, k.thread * 4), source + k.thread * 4)
+    k.commit_group()
+    if wait:
+        k.wait_group(0)
+
+
+def test_leak_of_a_copy_nobody_waits_for() -> None:
+    assert emulate(copied_and_left.trace(wait=True), 2, [numbers(128)]).findings == ()
+    (leak,) = emulate(copied_and_left.trace(wait=False), 2, [numbers(128)]).findings
+    assert leak.kind == "leak"
+    assert "never waited for" in leak.message
+
+
+@kernel(threads=32)
+def partly_written(k: Kernel, out: Global[U32], *, first: int, half: bool) -> None:
+    tile = k.shared(U32, 64)
+    tile.store([k.thread], 0, k.thread + first)
+    k.syncwarp()
+    (word,) = tile.load(0, k.thread)
+    out.store([word & 0xFFFF if half else word], k.thread)
+
+
+def test_uninitialised_shared_memory_is_reported_where_it_shows() -> None:
+    assert emulate(partly_written.trace(first=0, half=False), 1, [numbers(32)]).findings == ()
+    (found,) = emulate(partly_written.trace(first=8, half=False), 1, [numbers(32)]).findings
+    assert found.kind == "uninitialised"
+    assert found.count == 8
+    assert found.other is not None
+    assert found.other.line == found.where.line - 1
+    assert kinds(emulate(partly_written.trace(first=8, half=True), 1, [numbers(32)])) == {"uninitialised"}
+
+
+@kernel(threads=32)
+def masked_poison(k: Kernel, out: Global[U32], *, mask: int) -> None:
+    """Poison in bits that a mask clears does not show; nor does a select's other side."""
+    tile = k.shared(U32, 64)
+    tile.store([k.thread], 0, k.thread)
+    k.syncwarp()
+    (word,) = tile.load(0, k.thread + 16)
+    out.store([k.select(k.thread < 16, word, 0) | (tile.load(0, 63)[0] & mask)], k.thread)
+
+
+def test_poison_is_tracked_by_bits() -> None:
+    assert emulate(masked_poison.trace(mask=0), 1, [numbers(32)]).findings == ()
+    assert kinds(emulate(masked_poison.trace(mask=4), 1, [numbers(32)])) == {"uninitialised"}
+
+
+@kernel(threads=32)
+def unset_register(k: Kernel, out: Global[U32], *, initial: bool, lanes: int) -> None:
+    total = k.register(U32, 0 if initial else None, name="total")
+    with k.when(k.thread < lanes):
+        total.set(k.thread)
+    out.store([total.get()], k.thread)
+
+
+def test_uninitialised_registers() -> None:
+    assert emulate(unset_register.trace(initial=True, lanes=5), 1, [numbers(32)]).findings == ()
+    assert emulate(unset_register.trace(initial=False, lanes=32), 1, [numbers(32)]).findings == ()
+    (found,) = emulate(unset_register.trace(initial=False, lanes=5), 1, [numbers(32)]).findings
+    assert found.kind == "uninitialised"
+    assert found.count == 27
+    assert found.lane == 5
+    assert "total" in found.message
+
+
+@kernel(threads=32)
+def strided(k: Kernel, a: Global[U32], b: Global[U32], *, offset: int) -> None:
+    b.store(a.load(k.thread + offset), k.thread)
+
+
+def test_bounds_of_global_arrays() -> None:
+    program = strided.trace(offset=0)
+    assert emulate(program, 1, [numbers(32), numbers(32)]).findings == ()
+    (found,) = emulate(strided.trace(offset=3), 1, [numbers(32), numbers(32)]).findings
+    assert found.kind == "bounds"
+    assert found.count == 3
+    assert found.lane == 29
+    assert found.address == 128
+    assert "of a," in found.message
+    out = numbers(16)
+    (found,) = emulate(program, 1, [numbers(32), out]).findings
+    assert "of b," in found.message
+    assert (out == numbers(16)).all()
+
+
+def test_a_read_only_array_is_not_written() -> None:
+    out = numbers(32)
+    out.flags.writeable = False
+    assert kinds(emulate(strided.trace(offset=0), 1, [numbers(32), out])) == {"bounds"}
+
+
+@kernel(threads=32)
+def shared_reach(k: Kernel, out: Global[U32], *, offset: int, words: int) -> None:
+    tile = k.shared(U32, 128)
+    tile.store([k.thread] * words, 0, k.thread * words + offset)
+    k.syncwarp()
+    out.store(tile.load(0, k.thread * words + offset), k.thread)
+
+
+def test_bounds_and_alignment_of_shared_memory() -> None:
+    assert emulate(shared_reach.trace(offset=0, words=4), 1, [numbers(32)]).findings == ()
+    assert kinds(emulate(shared_reach.trace(offset=1, words=4), 1, [numbers(32)])) >= {"misaligned"}
+    found = emulate(shared_reach.trace(offset=100, words=1), 1, [numbers(32)]).findings
+    assert {f.kind for f in found} == {"bounds"}
+    assert found[0].lane == 28
+    assert found[0].count == 4
+
+
+@kernel(threads=32)
+def wide(k: Kernel, a: Global[U32], out: Global[U32], *, offset: int) -> None:
+    out.store(a.load(k.thread * 2 + offset, 2), k.thread * 2)
+
+
+def test_alignment_of_global_accesses_and_of_views() -> None:
+    assert emulate(wide.trace(offset=0), 1, [numbers(66), numbers(64)]).findings == ()
+    assert kinds(emulate(wide.trace(offset=1), 1, [numbers(66), numbers(64)])) == {"misaligned"}
+    # A view that starts one element into an allocation is no better aligned than its elements.
+    assert kinds(emulate(wide.trace(offset=0), 1, [numbers(66)[1:], numbers(64)])) == {"misaligned"}
+    assert emulate(wide.trace(offset=1), 1, [numbers(66)[1:], numbers(64)]).findings == ()
+
+
+@kernel(threads=64)
+def divergent(k: Kernel, out: Global[U32], *, limit: int, uniform: bool) -> None:
+    with k.when(k.thread < limit, uniform=uniform):
+        k.bar_sync(1, 32)
+    out.store([k.thread], k.thread)
+
+
+def test_divergence_at_aligned_instructions_and_false_uniformity() -> None:
+    assert emulate(divergent.trace(limit=32, uniform=True), 1, [numbers(64)]).findings == ()
+    assert kinds(emulate(divergent.trace(limit=20, uniform=False), 1, [numbers(64)])) == {"divergence"}
+    run = emulate(divergent.trace(limit=20, uniform=True), 1, [numbers(64)])
+    assert len([f for f in run.findings if "uniform" in f.message]) == 1
+
+
+@kernel(threads=32)
+def members(k: Kernel, out: Global[U32], *, mask: int, limit: int, per_lane: bool) -> None:
+    with k.when(k.thread < limit):
+        chosen = k.select(k.thread < 8, k.value(mask, U32), mask ^ 0x100) if per_lane else mask
+        out.store([k.shfl_xor(k.thread, 1, chosen)], k.thread)
+
+
+@pytest.mark.parametrize(
+    ("mask", "limit", "per_lane", "defect"),
+    [
+        (0xFFFFFFFF, 32, False, False),
+        (0xFFFF, 16, False, False),
+        (0xFFFFFFFF, 16, False, True),  # names lanes that are not here
+        (0xFF, 16, False, True),  # leaves out lanes that execute it
+        (0xFFFF, 16, True, True),  # members disagree
+    ],
+)
+def test_member_masks(mask: int, limit: int, per_lane: bool, defect: bool) -> None:
+    run = emulate(members.trace(mask=mask, limit=limit, per_lane=per_lane), 1, [numbers(32)])
+    assert ("member_mask" in kinds(run)) == defect
+    if not defect:
+        assert run.findings == ()
+
+
+@kernel(threads=96)
+def rendezvous(k: Kernel, out: Global[U32], *, count: int, arrive: bool) -> None:
+    """Warp 0 waits for warp 1, which only arrives."""
+    tile = k.shared(U32, 32)
+    with k.when(k.warp == 0):
+        k.bar_sync(3, count)
+        out.store(tile.load(0, k.lane), k.lane)
+    with k.when(k.warp == 1):
+        tile.store([k.lane + 1], 0, k.lane)
+        if arrive:
+            k.bar_arrive(3, count)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_named_barriers_deadlock_and_counts(seed: int | None) -> None:
+    out = np.zeros(32, np.uint32)
+    assert emulate(rendezvous.trace(count=64, arrive=True), 3, [out], seed=seed).findings != ()  # all CTAs write out
+    out = np.zeros(32, np.uint32)
+    assert emulate(rendezvous.trace(count=64, arrive=True), 1, [out], seed=seed).findings == ()
+    assert (out == numbers(32) + 1).all()
+    (dead,) = emulate(rendezvous.trace(count=64, arrive=False), 1, [np.zeros(32, np.uint32)], seed=seed).findings
+    assert dead.kind == "deadlock"
+    assert "32 of 64" in dead.message
+    assert kinds(emulate(rendezvous.trace(count=96, arrive=True), 1, [out], seed=seed)) == {"deadlock"}
+
+
+@kernel(threads=64)
+def unmatched(k: Kernel, out: Global[U32], *, sync: bool) -> None:
+    with k.when(k.warp == 0):
+        k.bar_arrive(2, 64)
+    if sync:
+        with k.when(k.warp == 1):
+            k.bar_sync(2, 64)
+    out.store([k.thread], k.thread)
+
+
+def test_an_arrival_nobody_waits_for() -> None:
+    assert emulate(unmatched.trace(sync=True), 1, [numbers(64)]).findings == ()
+    (found,) = emulate(unmatched.trace(sync=False), 1, [numbers(64)]).findings
+    assert found.kind == "barrier"
+
+
+@kernel(threads=32)
+def grid_store(k: Kernel, out: Global[U32], *, own: bool) -> None:
+    index = k.cta_x * 32 + k.thread if own else k.thread
+    out.store([k.cta_x], index)
+
+
+@kernel(threads=32)
+def grid_sum(k: Kernel, out: Global[F32], *, atomic: bool) -> None:
+    if atomic:
+        k.atomic("add", out, k.value(1.0, F32))
+    else:
+        with k.when(k.thread == 0):
+            out.store([out.load(0)[0] + 1.0], 0)
+
+
+def test_races_between_ctas() -> None:
+    assert emulate(grid_store.trace(own=True), 4, [numbers(128)]).findings == ()
+    (race,) = emulate(grid_store.trace(own=False), 4, [numbers(128)]).findings
+    assert race.kind == "race"
+    total = np.zeros(1, np.float32)
+    assert emulate(grid_sum.trace(atomic=True), 4, [total]).findings == ()
+    assert total[0] == 128
+    assert kinds(emulate(grid_sum.trace(atomic=False), 4, [total])) == {"race"}
+
+
+@kernel(threads=64)
+def last_cta_sums(k: Kernel, parts: Global[U32], count: Global[U32], out: Global[U32], *, fence: bool, barrier: bool) -> None:
+    """Every CTA leaves its part; the last one to arrive adds them up."""
+    flag = k.shared(U32, 1)
+    parts.store([k.thread + 100 * k.cta_x], k.cta_x * 64 + k.thread)
+    if barrier:
+        k.syncthreads()
+    with k.when(k.thread == 0):
+        if fence:
+            k.fence("gpu")
+        before = k.atomic("add", count, k.value(1, U32))
+        if fence:
+            k.fence("gpu")
+        flag.store([before], 0, 0)
+    k.syncthreads()
+    with k.when(flag.load(0, 0)[0] == k.grid_x - 1):
+        total = k.register(U32, 0)
+        with k.loop(k.grid_x) as i:
+            total.set(total.get() + parts.load(i * 64 + k.thread)[0])
+        out.store([total.get()], k.thread)
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+def test_order_across_ctas_by_fences_and_atomics(seed: int | None) -> None:
+    def run(**how: bool) -> tuple[Emulation, np.ndarray[Any, Any]]:
+        out = np.zeros(64, np.uint32)
+        arrays = [np.zeros(192, np.uint32), np.zeros(1, np.uint32), out]
+        return emulate(last_cta_sums.trace(**how), 3, arrays, seed=seed), out
+
+    result, out = run(fence=True, barrier=True)
+    assert result.findings == ()
+    assert (out == 3 * numbers(64) + 300).all()
+    assert kinds(run(fence=False, barrier=True)[0]) == {"race"}
+    assert kinds(run(fence=True, barrier=False)[0]) == {"race"}
+
+
+def test_stop_raises_at_the_first_finding_and_raise_if_found_names_all() -> None:
+    program = neighbours.trace(barrier=False)
+    with pytest.raises(EmulationError, match="race at test_findings"):
+        emulate(program, 1, [numbers(64)], stop=True)
+    run = emulate(program, 1, [numbers(64)])
+    with pytest.raises(EmulationError, match="the emulator found 1"):
+        run.raise_if_found()
+    assert run.table().row_count == 1
+    assert emulate(program, 1, [numbers(64)], checks=False).findings == ()
