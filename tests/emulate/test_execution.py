@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false, reportArgumentType=false
 """What runs computes and counts: control flow, roles, atomics, batches, zero fill, traffic; attention in full."""
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ SMALL = AttentionConfig()
 def attend(config: AttentionConfig, seq: int, program: Program | None = None, **how: Any) -> tuple[Emulation, float]:
     """One head of attention; the error relative to its bound."""
     d = config.head_dim
-    problem = AttentionProblem(1, 1, seq, seq, d, config.dtype)
+    problem = AttentionProblem(batch=1, heads=1, kv_heads=1, q_len=seq, kv_len=seq, head_dim=d, dtype=config.dtype)
     rng = np.random.default_rng(7)
     q, k, v = (rng.standard_normal((1, 1, seq, d)).astype(config.dtype.numpy) for _ in range(3))
     o = np.zeros_like(q)

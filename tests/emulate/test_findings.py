@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false, reportArgumentType=false
 """Every kind of finding: a kernel with the defect planted, and its clean twin."""
 
 from __future__ import annotations
@@ -417,7 +418,9 @@ def test_races_between_ctas() -> None:
 
 
 @kernel(threads=64)
-def last_cta_sums(k: Kernel, parts: Global[U32], count: Global[U32], out: Global[U32], *, fence: bool, barrier: bool) -> None:
+def last_cta_sums(
+    k: Kernel, parts: Global[U32], count: Global[U32], out: Global[U32], *, fence: bool, barrier: bool
+) -> None:
     """Every CTA leaves its part; the last one to arrive adds them up."""
     flag = k.shared(U32, 1)
     parts.store([k.thread + 100 * k.cta_x], k.cta_x * 64 + k.thread)

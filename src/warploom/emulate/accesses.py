@@ -279,5 +279,3 @@ def _apply(instruction: Atomic, view: Array, index: Array, values: list[Array], 
         old[lanes] = view[flat[lanes]]
         view[flat[lanes]] = instruction.combine(old[lanes], *[v[lanes] for v in operands])
     return old.reshape(index.shape)
-
-

@@ -84,7 +84,7 @@ class Barriers:
             )
             self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
         if row in phase.arrived:
-            message = f"a warp arrives a second time at barrier {number} before it has completed: wait for it in between"
+            message = f"a warp arrives again at barrier {number} before it has completed: wait first"
             self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
         phase.arrived.append(row)
         self.clocks.absorb(np.array([row]))

@@ -141,7 +141,7 @@ def _scalar(parameter: Parameter, argument: Any) -> Array:
 def written_parameters(program: Program) -> set[str] | None:
     """The pointer parameters that a store or atomic may go through; None when an address comes from elsewhere.
 
-    Follows each pointer through the arithmetic on it. An over-approximation: more is tracked than is needed, never less.
+    Follows each pointer through the arithmetic on it. Never too few: at worst more is tracked than is needed.
     """
     sources: dict[Value, frozenset[str]] = {
         p.value: frozenset([p.name]) for p in program.parameters if p.kind == "pointer"

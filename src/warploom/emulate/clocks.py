@@ -2,8 +2,8 @@
 
 Every executed memory operation gets a *stamp* from one counter that only grows. ``known[w, u] = s`` means that all
 accesses of warp u with stamps up to s happened before what warp w does next; synchronisation raises it. Because stamps
-are global, a vector clock here is a vector of stamps, and a warp's own clock is always "now". ``known[w, w]`` is the last
-``__syncwarp`` (or barrier): later accesses of other lanes of the same warp are unordered.
+are global, a vector clock here is a vector of stamps, and a warp's own clock is always "now". ``known[w, w]`` is the
+last ``__syncwarp`` (or barrier): later accesses of other lanes of the same warp are unordered.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ Array = NDArray[Any]
 class Clocks:
     """Vector clocks of the warps of one batch of CTAs.
 
-    ``across``: the program orders accesses across CTAs (fences, acquire, release), so that every warp's clock covers all
-    warps of the grid; otherwise only those of its CTA. ``first`` is the grid-wide number of the batch's first warp.
+    ``across``: the program orders accesses across CTAs (fences, acquire, release), so that every warp's clock covers
+    all warps of the grid; otherwise only those of its CTA. ``first`` is the grid-wide number of the batch's first warp.
     """
 
-    def __init__(self, rows: int, warps_per_cta: int, total: int, first: int, across: bool, history: list[Op | None]) -> None:
+    def __init__(
+        self, rows: int, warps_per_cta: int, total: int, first: int, across: bool, history: list[Op | None]
+    ) -> None:
         self.warps_per_cta = warps_per_cta
         self.across = across
         self.first = first
@@ -171,9 +173,7 @@ class Clocks:
                 )
         return result
 
-    def _ordered_for_lane(
-        self, row: int, lane: int, whole_warp: bool, agent: int, agent_lane: int, stamp: int
-    ) -> bool:
+    def _ordered_for_lane(self, row: int, lane: int, whole_warp: bool, agent: int, agent_lane: int, stamp: int) -> bool:
         if stamp <= self.single.get(row, {}).get((agent, agent_lane), 0):
             return True
         if whole_warp:
@@ -185,4 +185,6 @@ class Clocks:
             if (self.across or same_cta) and stamp <= extra[column]:
                 return True
         met = self.lanes.get((row, row))
-        return met is not None and agent == self.first + row and agent_lane < 32 and bool(stamp <= met[lane, agent_lane])
+        return (
+            met is not None and agent == self.first + row and agent_lane < 32 and bool(stamp <= met[lane, agent_lane])
+        )

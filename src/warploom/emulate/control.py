@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from warploom.emulate.barriers import Wait
 from warploom.emulate.frames import Frame
 from warploom.ir.program import Loop, Op, Operand, Register, Roles, SourceLine, Statement, Value, When, walk
+from warploom.isa.base import Instruction
 
 if TYPE_CHECKING:
     from warploom.emulate.execute import Executor, Running, Step
@@ -157,12 +159,10 @@ def _then(body: Running, done: Wait, number: int) -> Running:
     done.rows.discard(number)
 
 
-class _Join:
+@dataclass(frozen=True, slots=True)
+class _Join(Instruction):
     """Stands for the end of warp roles where a wait names its instruction."""
 
-    mnemonic = "warps(...)"
-
-    def effects(self) -> tuple[Any, ...]:
-        return ()
-
-
+    @property
+    def mnemonic(self) -> str:
+        return "warps(...)"

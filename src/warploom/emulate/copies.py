@@ -61,7 +61,9 @@ class CopyQueue:
                 left.append(copy)
                 continue
             row, lane = np.nonzero(done)
-            self.shared.land(copy.rows[row], lane.astype(np.int32), copy.index[row, lane], copy.data[row, lane], copy.op)
+            self.shared.land(
+                copy.rows[row], lane.astype(np.int32), copy.index[row, lane], copy.data[row, lane], copy.op
+            )
             if done.sum() != copy.under_way.sum():
                 copy.under_way &= ~done
                 left.append(copy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from warploom.ir.program import Const, Loop, Op, Register, Roles, Statement, Val
 from warploom.isa import effects as fx
 from warploom.isa.matrix import MmaSync
 from warploom.isa.warp import Shuffle
+
+if TYPE_CHECKING:
+    from warploom.emulate.control import Control
 
 Array = NDArray[Any]
 Running: TypeAlias = Generator[Wait | None, None, None]
@@ -260,7 +263,6 @@ class Executor:
 
     def _shuffle(self, op: Op, instruction: Shuffle, keys: tuple[Value, ...]) -> Step:
         data, lane, mask = keys
-        cached: dict[int, tuple[Array, Array]] = {}
 
         def step(frame: Frame) -> None:
             env = frame.env
@@ -272,11 +274,12 @@ class Executor:
             else:
                 source = instruction.source_lanes(frame.full(argument))
                 result = frame.shaped(np.take_along_axis(frame.full(env[data]), source, axis=1))
-            shadow = self._shuffle_shadow(frame, data, mask, source) if frame.shadows or frame.mask is not None else None
+            shadow = (
+                self._shuffle_shadow(frame, data, mask, source) if frame.shadows or frame.mask is not None else None
+            )
             origin = frame.origins.get(data, (op.where, "a lane that takes no part in the shuffle"))
             self.put(frame, op.results[0], result, shadow, origin)
 
-        cached.clear()
         return step
 
     def _shuffle_shadow(self, frame: Frame, data: Value, mask: Value, source: Array) -> Array | None:
@@ -295,7 +298,7 @@ class Executor:
     def _matrix(self, frame: Frame, slot: Any, keys: tuple[Value, ...], which: int) -> Array:
         """An operand as matrices (warps, rows, columns), kept while its registers stay the same arrays."""
         arrays = tuple(frame.env[k] for k in keys)
-        name = (which, frame.n, *map(id, arrays))
+        name = (which, frame.n, slot.layout.shape[1], *map(id, arrays))
         found = self._matrices.get(name)
         if found is None:
             if len(self._matrices) > _KEPT_MATRICES:
@@ -308,8 +311,7 @@ class Executor:
     def _mma(self, op: Op, instruction: MmaSync, keys: tuple[Value, ...]) -> Step:
         a, b, c = instruction.slots
         a_keys, b_keys, c_keys = (keys[s.first : s.first + s.count] for s in (a, b, c))
-        tag = 0 if instruction.inputs.bits == 16 else 1
-        kinds = 2 * ["f16", "bf16", "tf32"].index(instruction.inputs.name) + 8 * tag
+        kinds = 2 * ["f16", "bf16", "tf32"].index(instruction.inputs.name)
         fast = instruction.accumulator is f32
 
         def step(frame: Frame) -> None:
@@ -369,7 +371,7 @@ class Executor:
         missing = ~frame.active
         row, lane = (int(x[0]) for x in np.nonzero(missing))
         message = (
-            f"{op.instruction.mnemonic} needs all 32 lanes of a warp, and {int(missing[row].sum())} of them are not here: "
+            f"{op.instruction.mnemonic} needs all 32 lanes of a warp; {int(missing[row].sum())} are not here: "
             "move it out of the divergent branch or loop"
         )
         self.report.add("divergence", op.where, message, int(frame.flat[row]), lane, count=int(missing.sum()))
@@ -398,6 +400,3 @@ def _ballot(active: Array) -> Array:
     """The mask of the active lanes of each warp, u32 (warps, 1)."""
     bits = active.astype(np.uint64) << np.arange(32, dtype=np.uint64)
     return bits.sum(axis=1, keepdims=True).astype(np.uint32)
-
-
-from warploom.emulate.control import Control  # noqa: E402  (the two name each other)

@@ -70,7 +70,9 @@ class Findings:
         if self._stop:
             raise EmulationError(str(finding), (finding,))
 
-    def add_once(self, key_kind: Kind, where: SourceLine, other: SourceLine | None, make: Callable[[], Finding]) -> None:
+    def add_once(
+        self, key_kind: Kind, where: SourceLine, other: SourceLine | None, make: Callable[[], Finding]
+    ) -> None:
         """Record ``make()`` unless one of its kind and lines is there already."""
         if (key_kind, where, other) not in self._found:
             self.add(make())

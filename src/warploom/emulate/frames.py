@@ -157,7 +157,10 @@ class Frame:
             frame.mask = None if select.all() else select
             frame.seen = {}
             return frame  # the same warps share this frame's registers
-        first, second = np.nonzero(taking_part.any(1))[0], np.nonzero(taking_part.any(0))[0]
+        first, second = (
+            np.nonzero(np.logical_or.reduce(taking_part, axis=1))[0],
+            np.nonzero(np.logical_or.reduce(taking_part, axis=0))[0],
+        )
         if taking_part.sum() == first.size * second.size:
             frame = Frame(self.rows[np.ix_(first, second)], self.warps_per_cta, self.constants)
             frame._select = (first, second)

@@ -101,7 +101,7 @@ class GlobalMemory:
     def resolve(
         self, frame: Frame, address: Array, size: Array | int, op: Op, active: Array | None, alignment: int
     ) -> list[Target]:
-        """Which buffers the active lanes go to. Lanes outside every buffer, or misaligned, are reported and left out."""
+        """Which buffers the active lanes go to. Lanes out of bounds or misaligned are reported and left out."""
         flat = address.reshape(-1)
         if flat.size == 0:
             return []
@@ -113,7 +113,9 @@ class GlobalMemory:
             aligned = not ((offsets + buffer.skew) & (alignment - 1)).any()
             if low >= 0 and high + longest <= buffer.data.size and aligned:
                 return [Target(buffer, None, offsets)]
-        return self._resolve_slowly(frame, flat, np.broadcast_to(size, address.shape).reshape(-1), op, active, alignment)
+        return self._resolve_slowly(
+            frame, flat, np.broadcast_to(size, address.shape).reshape(-1), op, active, alignment
+        )
 
     def _resolve_slowly(
         self, frame: Frame, flat: Array, size: Array, op: Op, active: Array | None, alignment: int
@@ -173,7 +175,9 @@ class GlobalMemory:
 
     # -- accesses ------------------------------------------------------------------------------------------------
 
-    def load(self, frame: Frame, targets: list[Target], shape: tuple[int, int], word: np.dtype[Any], words: int) -> Array:
+    def load(
+        self, frame: Frame, targets: list[Target], shape: tuple[int, int], word: np.dtype[Any], words: int
+    ) -> Array:
         """Words read, (warps, lanes, words); zeros where a lane reads nothing."""
         size = word.itemsize * words
         if len(targets) == 1 and targets[0].positions is None:
@@ -286,7 +290,14 @@ class GlobalMemory:
         assert region is not None
         addresses = cells[wrong] * self.granule + region.real - target.buffer.real
         self.report.races(
-            op, mode, rows[wrong], lane[wrong], agents[wrong], stamps[wrong], addresses, f"{past} in {target.buffer.name}"
+            op,
+            mode,
+            rows[wrong],
+            lane[wrong],
+            agents[wrong],
+            stamps[wrong],
+            addresses,
+            f"{past} in {target.buffer.name}",
         )
 
     def _check_clash(
@@ -306,7 +317,7 @@ class GlobalMemory:
         if bad.any():
             i = int(np.argmax(bad)) * per_lane
             message = (
-                f"several threads write one address in one execution of {op.instruction.mnemonic}, and nothing says whose "
-                "value stays: give each thread its own address"
+                f"several threads write one address in one execution of {op.instruction.mnemonic}, and nothing says "
+                "whose value stays: give each thread its own address"
             )
             self.report.add("race", op.where, message, int(rows[i]), int(lane[i]), other=op.where, count=int(bad.sum()))

@@ -63,7 +63,7 @@ class Emulation:
         return table
 
 
-class _Stuck(Exception):
+class _StuckError(Exception):
     """Every task waits for something that no other task can bring about."""
 
     def __init__(self, waits: list[Wait]) -> None:
@@ -90,25 +90,25 @@ def emulate(
     """Run ``program`` on a grid of CTAs; arrays among ``arguments`` are global memory and are changed in place.
 
     ``arguments`` follow the parameters, by position or by name: NumPy arrays for pointers (the pointer is the array's
-    first element; strides are the kernel's business), numbers for scalars. Warps run in lock-step, or, with ``seed``, in
-    an adversarial order that the seed determines; either way every check sees what is ordered, not what happened to come
-    first. ``stop`` raises EmulationError at the first finding. ``checks=False`` computes the outputs alone. ``progress`` is
-    called with the fraction done. Raises ProblemError for arguments that do not fit the parameters.
+    first element; strides are the kernel's business), numbers for scalars. Warps run in lock-step, or, with ``seed``,
+    in an adversarial order that the seed determines; either way every check sees what is ordered, not what happened to
+    come first. ``stop`` raises EmulationError at the first finding. ``checks=False`` computes the outputs alone.
+    ``progress`` is called with the fraction done. Raises ProblemError for arguments that do not fit the parameters.
     """
     shape = (grid,) if isinstance(grid, int) else tuple(grid)
     full: tuple[int, int, int] = (*shape, 1, 1)[:3]  # type: ignore[assignment]
     buffers, _, _ = bind(program, arguments)
     written = written_parameters(program)
     backups = [(b, b.data.copy()) for b in buffers if b.writable and (written is None or b.name in written)]
-    # The coarsest division into tasks is the fastest. Where warps must wait for each other inside a division, a finer one
-    # tells a deadlock from an artefact: at one warp a task nothing is an artefact.
+    # The coarsest division into tasks is the fastest. Where warps must wait for each other inside a division, a finer
+    # one tells a deadlock from an artefact: at one warp a task nothing is an artefact.
     levels = ("cohort", "warp", "row") if seed is None else ("warp", "row")
     for level in levels:
         findings = Findings(stop, checks)
         launch = _Launch(program, full, arguments, findings, level, seed, checks, progress)
         try:
             return launch.run()
-        except _Stuck as stuck:
+        except _StuckError as stuck:
             if level == levels[-1]:
                 launch.report_deadlock(stuck.waits)
                 return launch.result()
@@ -199,7 +199,7 @@ class _Launch:
         while self.tasks:
             ready = [t for t in self.tasks if t.wait is None or t.wait.ready]
             if not ready:
-                raise _Stuck([t.wait for t in self.tasks if t.wait is not None])
+                raise _StuckError([t.wait for t in self.tasks if t.wait is not None])
             if self.rng is None:
                 for task in ready:
                     self._advance(task, None)
@@ -226,8 +226,8 @@ class _Launch:
             if wait.what or not wait.rows:
                 continue
             message = (
-                f"{wait.op.instruction.mnemonic} waits for ever ({state}): every thread it counts must arrive, in every "
-                "branch and as often"
+                f"{wait.op.instruction.mnemonic} waits for ever ({state}): every thread it counts must arrive, "
+                "in every branch and as often"
             )
             for row in sorted(wait.rows):
                 self.report.add("deadlock", wait.op.where, message, row, 0)

@@ -91,7 +91,7 @@ def _poisoned_elements(slot: FragmentSlot, shadows: Sequence[Array]) -> Array:
 def mma(instruction: MmaSync, shadows: Sequence[Array]) -> tuple[Array, ...]:
     """The shadows of D: a poisoned element of A spoils its row of D, of B its column, of C itself."""
     a, b, c = (_poisoned_elements(s, shadows[s.first : s.first + s.count]) for s in instruction.slots)
-    spoiled = a.any(axis=2)[:, :, None] | b.any(axis=1)[:, None, :] | c
+    spoiled = a.any(axis=2, keepdims=True) | b.any(axis=1, keepdims=True) | c
     slot = instruction.slots[2]
     index = np.asarray(slot.layout.gather_index())
     elements = spoiled.reshape(spoiled.shape[0], -1)[:, index.reshape(-1)].reshape(spoiled.shape[0], *index.shape)

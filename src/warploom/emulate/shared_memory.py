@@ -101,7 +101,9 @@ class SharedMemory:
                 text = f"{name} of {size} bytes at byte {where} is outside the {self.size} bytes of shared memory"
                 text += ": correct the address, or ask for more shared memory"
             else:
-                text = f"{name} at byte {where} of shared memory is not aligned to its {size} bytes: correct the address"
+                text = (
+                    f"{name} at byte {where} of shared memory is not aligned to its {size} bytes: correct the address"
+                )
             self.report.add(kind, op.where, text, int(frame.flat[row]), lane, count=int(which.sum()), address=where)  # type: ignore[arg-type]
         return (acting & ~wide).reshape(*frame.shape, -1)
 
@@ -167,9 +169,7 @@ class SharedMemory:
 
     # -- stores --------------------------------------------------------------------------------------------------
 
-    def check_write(
-        self, frame: Frame, place: Place, size: int, op: Op, collective: bool, what: str = "write"
-    ) -> None:
+    def check_write(self, frame: Frame, place: Place, size: int, op: Op, collective: bool, what: str = "write") -> None:
         """Compare a write (or the start of a copy) with every unordered access before it."""
         cells = size // self.granule
         limit = ((self.clocks.limit[frame.flat] << _LANE_BITS) | 63)[:, None, None]
@@ -344,4 +344,3 @@ class SharedMemory:
             wrong = ~fine
             self.report.races(op, "write", rows[wrong], lane[wrong], agents[wrong], stamps[wrong],
                               (cell[wrong] * self.granule) % self.stride, "read")  # fmt: skip
-
