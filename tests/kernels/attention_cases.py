@@ -1,0 +1,77 @@
+"""Small attention problems on the emulator, for the tests of this room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from warploom.core.dtypes import DType
+from warploom.emulate import Emulation, emulate
+from warploom.ir.program import Program
+from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.forward import attention_forward
+from warploom.kernels.attention.ladder import LADDER
+from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.reference import (
+    AttentionReference,
+    ErrorReport,
+    attention_error,
+    attention_reference,
+)
+
+RUNGS = {rung.key: rung.config for rung in LADDER.rungs}
+
+
+@lru_cache(maxsize=64)
+def traced(config: AttentionConfig) -> Program:
+    """The Program of a configuration, once per process."""
+    program = attention_forward.trace(config=config, same_strides=True, name="attention")
+    return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
+
+
+@lru_cache(maxsize=64)
+def inputs(q_len: int, kv_len: int, head_dim: int, dtype: DType) -> tuple[Any, Any, Any, AttentionReference]:
+    """Random Q, K and V of one head, shape (length, head_dim), and their float64 result."""
+    rng = np.random.default_rng(q_len + kv_len + head_dim)
+    q, k, v = (rng.standard_normal((n, head_dim)).astype(dtype.numpy) for n in (q_len, kv_len, kv_len))
+    return q, k, v, attention_reference(q, k, v, dtype)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run found, and how far its result is from float64."""
+
+    emulation: Emulation
+    error: ErrorReport
+    output: Any
+
+    @property
+    def fine(self) -> bool:
+        """No finding, and every element within its bound."""
+        return not self.emulation.findings and self.error.ok
+
+
+def run(
+    config: AttentionConfig,
+    kv_blocks: int,
+    *,
+    q_blocks: int = 1,
+    program: Program | None = None,
+    seed: int | None = None,
+    checks: bool = True,
+) -> Outcome:
+    """One head on the emulator: ``q_blocks`` CTAs, ``kv_blocks`` steps each. The output starts as NaN."""
+    d = config.head_dim
+    problem = AttentionProblem(1, 1, config.tile_m * q_blocks, config.tile_n * kv_blocks, d, config.dtype)
+    q, k, v, reference = inputs(problem.q_len, problem.kv_len, d, config.dtype)
+    out = np.full_like(q, np.nan)
+    program = program or traced(config)
+    values = problem.scalars(config, *[(x.shape[0] * d, d, d) for x in (q, k, v, out)])
+    arrays = {"q": q, "key": k, "value": v, "out": out}
+    everything = values | {name: array.view(np.uint16) for name, array in arrays.items()}
+    arguments = {p.name: everything[p.name] for p in program.parameters}
+    emulation = emulate(program, problem.grid(config), arguments, seed=seed, checks=checks)
+    return Outcome(emulation, attention_error(out, reference, config.dtype), out)

@@ -1,0 +1,161 @@
+"""Programs with one defect: rewriting the frozen tree of a Program, one instruction or one group of them at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from warploom.ir.program import Loop, Op, Program, Role, Roles, SharedRegion, Statement, When
+from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
+from warploom.isa.memory import LdMatrix, Load, Store
+from warploom.isa.sync import BarArrive, BarSync
+from warploom.isa.warp import SyncWarp
+
+Body = tuple[Statement, ...]
+Path = tuple[int, ...]
+"""Where a statement stands: its position in each block from the outermost in, with the branch number between them."""
+
+SYNCHRONISATION = (BarSync, BarArrive, SyncWarp, WaitCopies, CommitCopies)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A Program with one defect. ``what`` describes it by function and order, so that it outlives moved lines."""
+
+    what: str
+    program: Program
+
+
+def located_ops(body: Body, path: Path = ()) -> Iterator[tuple[Path, Op]]:
+    """Every instruction with its path, depth first."""
+    for position, statement in enumerate(body):
+        at = (*path, position)
+        if isinstance(statement, Op):
+            yield at, statement
+        elif isinstance(statement, Loop):
+            yield from located_ops(statement.body, (*at, 0))
+        elif isinstance(statement, When):
+            yield from located_ops(statement.body, (*at, 0))
+            yield from located_ops(statement.otherwise, (*at, 1))
+        else:
+            for number, role in enumerate(statement.branches):
+                yield from located_ops(role.body, (*at, number))
+
+
+def rewritten(program: Program, rewrite: Callable[[Path, Op], Op | None]) -> Program:
+    """The Program with each instruction replaced by ``rewrite``'s result; None deletes it."""
+
+    def block(body: Body, path: Path) -> Body:
+        kept: list[Statement] = []
+        for position, s in enumerate(body):
+            at = (*path, position)
+            if isinstance(s, Op):
+                changed = rewrite(at, s)
+                if changed is not None:
+                    kept.append(changed)
+            elif isinstance(s, Loop):
+                kept.append(replace(s, body=block(s.body, (*at, 0))))
+            elif isinstance(s, When):
+                kept.append(replace(s, body=block(s.body, (*at, 0)), otherwise=block(s.otherwise, (*at, 1))))
+            else:
+                roles: list[Role] = [replace(r, body=block(r.body, (*at, n))) for n, r in enumerate(s.branches)]
+                kept.append(Roles(tuple(roles), s.where))
+        return tuple(kept)
+
+    return replace(program, body=block(program.body, ()))
+
+
+def _labels(program: Program, kinds: tuple[type, ...]) -> list[tuple[str, Path]]:
+    """``mnemonic #n in function`` for every instruction of ``kinds``, numbered per mnemonic and function."""
+    seen: dict[tuple[str, str], int] = {}
+    found: list[tuple[str, Path]] = []
+    for path, op in located_ops(program.body):
+        if isinstance(op.instruction, kinds):
+            key = op.instruction.mnemonic, op.where.function
+            seen[key] = seen.get(key, 0) + 1
+            found.append((f"{key[0]} #{seen[key]} in {key[1]}", path))
+    return found
+
+
+def deletions(program: Program) -> list[Mutant]:
+    """One mutant without each barrier, ``__syncwarp``, wait and commit."""
+    mutants: list[Mutant] = []
+    for label, target in _labels(program, SYNCHRONISATION):
+        mutants.append(Mutant(f"without {label}", rewritten(program, lambda at, op, t=target: None if at == t else op)))
+    return mutants
+
+
+def _shared_offset(op: Op) -> int | None:
+    """The immediate part of the shared address, where the instruction has one."""
+    instruction = op.instruction
+    if isinstance(instruction, CpAsync):
+        return instruction.shared_offset
+    if isinstance(instruction, LdMatrix):
+        return instruction.offset
+    if isinstance(instruction, Load | Store) and instruction.space == "shared":
+        return instruction.offset
+    return None
+
+
+def moved(op: Op, distance: int) -> Op:
+    """The instruction with its shared address moved by ``distance`` bytes."""
+    instruction = op.instruction
+    if isinstance(instruction, CpAsync):
+        return replace(op, instruction=replace(instruction, shared_offset=instruction.shared_offset + distance))
+    assert isinstance(instruction, LdMatrix | Load | Store)
+    return replace(op, instruction=replace(instruction, offset=instruction.offset + distance))
+
+
+def shifts(program: Program, stages: int, single_every: int = 0) -> list[Mutant]:
+    """Mutants whose accesses to a shared tile go to another stage (or, with one stage, to another tile).
+
+    All accesses of one kind to one stage of one region within a block are moved together: what a wrong stage index in
+    one line of the source does. With ``single_every``, every so many instructions one is moved alone as well.
+    """
+    groups: dict[tuple[Path, str, str, int], list[Path]] = {}
+    distances: dict[Path, int] = {}
+    for path, op in located_ops(program.body):
+        offset = _shared_offset(op)
+        if offset is None:
+            continue
+        region = next(r for r in program.shared if r.offset <= offset < r.offset + r.bytes)
+        stage, distances[path] = _other_place(program, region, offset, stages)
+        groups.setdefault((path[:-1], type(op.instruction).__name__, region.name, stage), []).append(path)
+    chosen = [(f"{kind} of {name}, stage {stage}, block {list(block)}", paths)
+              for (block, kind, name, stage), paths in groups.items()]  # fmt: skip
+    if single_every:
+        alone = list(distances)[::single_every]
+        chosen += [(f"the instruction at {list(path)} alone", [path]) for path in alone]
+    return [_moved_together(program, what, frozenset(paths), distances) for what, paths in chosen]
+
+
+def _other_place(program: Program, region: SharedRegion, offset: int, stages: int) -> tuple[int, int]:
+    """(stage of the region that ``offset`` lies in, distance to another stage or, without stages, another region)."""
+    staged = stages if region.name in ("k_tile", "v_tile") else 1
+    size = region.bytes // staged
+    stage = (offset - region.offset) // size
+    if staged > 1:
+        return stage, size if stage + 1 < staged else -size
+    place = program.shared.index(region)
+    neighbour = program.shared[place + 1 if place + 1 < len(program.shared) else place - 1]
+    return stage, neighbour.offset - region.offset
+
+
+def _moved_together(program: Program, what: str, paths: frozenset[Path], distances: dict[Path, int]) -> Mutant:
+    def rewrite(at: Path, op: Op) -> Op:
+        return moved(op, distances[at]) if at in paths else op
+
+    return Mutant(f"shifted {what}", rewritten(program, rewrite))
+
+
+def regions_moved(program: Program, distances: dict[str, int]) -> Mutant:
+    """Every access to the named shared regions moved by so many bytes: tiles placed where they do not belong."""
+
+    def rewrite(_: Path, op: Op) -> Op:
+        offset = _shared_offset(op)
+        if offset is None:
+            return op
+        region = next(r for r in program.shared if r.offset <= offset < r.offset + r.bytes)
+        return moved(op, distances[region.name]) if region.name in distances else op
+
+    return Mutant(f"{', '.join(distances)} moved", rewritten(program, rewrite))

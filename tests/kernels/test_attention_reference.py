@@ -1,0 +1,89 @@
+"""The error bound of attention: blind to nothing, deaf to averages."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from warploom.core.dtypes import bf16, f16
+from warploom.kernels.attention.reference import attention_error, attention_reference
+
+HALVES = [bf16, f16]
+RNG = np.random.default_rng(3)
+
+
+def _case(dtype, heads=2, length=96, head_dim=64, scale=1.0):
+    return [(scale * RNG.standard_normal((heads, length, head_dim))).astype(dtype.numpy) for _ in range(3)]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_reference_is_attention(dtype):
+    """Against a softmax written out row by row."""
+    q, k, v = _case(dtype, heads=1, length=8)
+    reference = attention_reference(q, k, v, dtype)
+    for row in range(8):
+        scores = [sum(float(a) * float(b) for a, b in zip(q[0, row], key, strict=True)) / 8.0 for key in k[0]]
+        weights = [np.exp(s) for s in scores]
+        expected = sum(w * x.astype(np.float64) for w, x in zip(weights, v[0], strict=True)) / sum(weights)
+        np.testing.assert_allclose(reference.output[0, row], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_rounded_exact_result_is_well_within(dtype):
+    reference = attention_reference(*_case(dtype), dtype)
+    report = attention_error(reference.output.astype(dtype.numpy), reference, dtype)
+    assert report.ok
+    assert report.value <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("ulps", [2, -2])
+def test_two_units_in_the_last_place_of_one_element_are_seen(dtype, ulps):
+    """Where one key dominates, |o| = Σp|v|, and the bound is two half-units: 2 ulp are outside."""
+    q, k, v = _case(dtype, heads=1, length=16)
+    q[:], k[:] = 0, 0
+    q[0, :, 0], k[0, 5, 0] = 16, 16  # row 5 of V is all that counts
+    v[0, 5] = np.linspace(1.0, 1.2, 64).astype(dtype.numpy)  # just above a power of two: an ulp is largest there
+    reference = attention_reference(q, k, v, dtype)
+    out = reference.output.astype(dtype.numpy)
+    assert attention_error(out, reference, dtype).ok
+    bits = out.view(np.int16)
+    bits[0, 7, 40] += np.int16(ulps)
+    report = attention_error(out, reference, dtype)
+    assert report.value > report.bound
+    assert not report.ok
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_one_wrong_element_among_many_is_not_averaged_away(dtype):
+    reference = attention_reference(*_case(dtype, heads=4, length=256), dtype)
+    out = reference.output.astype(dtype.numpy)
+    out[3, 200, 63] = out[3, 200, 63] + np.float32(0.25)
+    assert not attention_error(out, reference, dtype).ok
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_infinitely_far(bad):
+    reference = attention_reference(*_case(f16), f16)
+    out = reference.output.astype(np.float16)
+    out[0, 0, 0] = bad
+    report = attention_error(out, reference, f16)
+    assert report.value == np.inf
+    assert not report.ok
+
+
+def test_a_result_that_is_off_everywhere_within_the_bound_is_told_by_the_rounded_reference():
+    """Small everywhere against Σp|v| but far beyond what rounding P costs: the second criterion."""
+    q, k, v = _case(bf16, heads=1, length=512, scale=0.05)
+    reference = attention_reference(q, k, v, bf16)
+    biased = reference.output + 0.9 * 2.0**-8 * reference.magnitude
+    report = attention_error(biased.astype(ml_dtypes.bfloat16), reference, bf16)
+    assert report.against_rounded > 2.0
+    assert not report.ok
+
+
+def test_large_scores_do_not_overflow_the_reference():
+    q, k, v = _case(f16, heads=1, length=32, scale=100.0)
+    reference = attention_reference(q, k, v, f16)
+    assert np.isfinite(reference.output).all()
