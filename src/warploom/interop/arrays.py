@@ -166,6 +166,18 @@ def empty_like(view: ArrayView, shape: Sequence[int] | None = None, dtype: DType
     return empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype, view.device)
 
 
+def filled(kind: str, shape: Sequence[int], dtype: DType, device: Device, value: float) -> Any:
+    """A new row-major array of a framework with every element ``value``."""
+    if kind == "jax":
+        like = empty(kind, (1,) * len(tuple(shape)), dtype, device)
+        return sys.modules["jax"].numpy.full_like(like, value, shape=tuple(shape))
+    array = empty(kind, shape, dtype, device)
+    if hasattr(array, "fill_"):
+        return array.fill_(value)
+    array.fill(value)
+    return array
+
+
 def compact(view: ArrayView) -> ArrayView:
     """A row-major copy of the array, of its own kind: for kernels that need aligned or plain rows."""
     owner = view.owner[0] if isinstance(view.owner, tuple) else view.owner

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import u32, u64
 from warploom.core.errors import ConfigError
-from warploom.lang import GlobalPointer, Kernel, SharedTile
+from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
 from warploom.lang.fragments import Addressing, TileAddresses
 from warploom.lang.values import Number
 from warploom.layout.linear import LinearMap
@@ -73,14 +73,24 @@ class TileCopy:
     """Copies tiles of one shape between a global matrix and a shared tile, by all threads of the CTA.
 
     ``row_stride`` is the global distance between rows in elements: a traced u32, or an int when it is known while
-    tracing (offsets are immediates then).
+    tracing (offsets are immediates then). ``valid_cols`` columns of the matrix exist (a multiple of 8); the tile's
+    others are filled with zeros, and not written back.
     """
 
-    def __init__(self, k: Kernel, tile: SharedTile, plan: CopyPlan, row_stride: Number, addressing: Addressing) -> None:
+    def __init__(
+        self,
+        k: Kernel,
+        tile: SharedTile,
+        plan: CopyPlan,
+        row_stride: Number,
+        addressing: Addressing,
+        valid_cols: int | None = None,
+    ) -> None:
         problems = plan.problems()
         if problems:
             raise ConfigError("; ".join(problems))
         self._k, self._plan, self._stride = k, plan, row_stride
+        self._valid_cols = plan.cols if valid_cols is None else valid_cols
         who = k.thread if plan.cooperative else k.lane
         first_row: Number = 0 if plan.cooperative else k.warp * plan.own_rows
         lanes = plan.threads()
@@ -88,13 +98,18 @@ class TileCopy:
         self._row, self._col = at["row"] + first_row, at["col"]
         self._shared = TileAddresses(k, tile, lanes, who, first_row, addressing)
 
+    @property
+    def _steps(self) -> list[tuple[int, int]]:
+        """The plan's steps that touch columns some fragment reads: those below ``valid_cols``, rounded up to 16."""
+        return [(row, col) for row, col in self._plan.steps if col < -(-self._valid_cols // 16) * 16]
+
     def start(self, matrix: GlobalPointer) -> GlobalPointer:
         """This thread's first element of the tile whose first element is ``*matrix``."""
         return matrix + self._k.mul_wide(self._row, self._stride) + self._col
 
     def prepare(self) -> None:
         """Form the shared bases before a loop."""
-        self._shared.prepare(self._plan.steps)
+        self._shared.prepare(self._steps)
 
     def _source(self, start: GlobalPointer, row: int, col: int) -> GlobalPointer:
         if isinstance(self._stride, int):
@@ -104,20 +119,51 @@ class TileCopy:
         offset = self._k.convert(self._k.operand(self._stride, u32) * (2 * row), u64)
         return start.bytes(offset) + col
 
-    def load_async(self, start: GlobalPointer, stage: Number | None = None) -> None:
-        """Issue ``cp.async`` for the whole tile; ``start`` is this thread's first element."""
+    def _exists(self, row: int, col: int, rows: Traced | None) -> Traced | None:
+        """Whether this thread's part of a step lies in the matrix; None if it always does."""
+        found: Traced | None = None
+        if rows is not None:
+            found = self._row + row < rows
+        if col + self._plan.chunks * 8 > self._valid_cols:
+            inside = self._col + col < self._valid_cols
+            found = inside if found is None else found & inside
+        return found
+
+    def load_async(self, start: GlobalPointer, stage: Number | None = None, rows: Traced | None = None) -> None:
+        """Issue ``cp.async`` for the whole tile; ``start`` is this thread's first element.
+
+        ``rows`` (u32) of the tile exist in the matrix; the others are filled with zeros.
+        """
+        k = self._k
         shared = self._shared if stage is None else self._shared.staged(stage)
-        for row, col in self._plan.steps:
-            self._k.cp_async(shared.address(row, col), self._source(start, row, col))
+        for row, col in self._steps:
+            exists = self._exists(row, col, rows)
+            size = None if exists is None else k.select(exists, k.value(CHUNK_BYTES, u32), k.value(0, u32))
+            k.cp_async(shared.address(row, col), self._source(start, row, col), valid_bytes=size)
 
-    def load_sync(self, start: GlobalPointer) -> None:
+    def load_sync(self, start: GlobalPointer, rows: Traced | None = None) -> None:
         """The same through registers: ``ld.global`` and ``st.shared`` of 16 bytes."""
-        for row, col in self._plan.steps:
-            words = self._source(start, row, col).load(count=4, dtype=u32)
-            self._k.store("shared", self._shared.address(row, col), u32, words, "", "weak")
+        k = self._k
+        for row, col in self._steps:
+            exists = self._exists(row, col, rows)
+            words = k.registers(u32, 4, 0) if exists is not None else []
+            if exists is None:
+                values = self._source(start, row, col).load(count=4, dtype=u32)
+            else:
+                with k.when(exists):
+                    for word, loaded in zip(words, self._source(start, row, col).load(count=4, dtype=u32), strict=True):
+                        word.set(loaded)
+                values = [word.get() for word in words]
+            k.store("shared", self._shared.address(row, col), u32, values, "", "weak")
 
-    def store(self, start: GlobalPointer, *, cache: str = "") -> None:
-        """Copy the shared tile to global memory, 16 bytes per thread and step."""
-        for row, col in self._plan.steps:
-            words = self._k.load("shared", self._shared.address(row, col), u32, 4, "", "weak")
-            self._source(start, row, col).store(words, cache=cache, dtype=u32)
+    def store(self, start: GlobalPointer, *, cache: str = "", rows: Traced | None = None) -> None:
+        """Copy the shared tile to global memory, 16 bytes per thread and step; only what exists in the matrix."""
+        k = self._k
+        for row, col in self._steps:
+            words = k.load("shared", self._shared.address(row, col), u32, 4, "", "weak")
+            exists = self._exists(row, col, rows)
+            if exists is None:
+                self._source(start, row, col).store(words, cache=cache, dtype=u32)
+            else:
+                with k.when(exists):
+                    self._source(start, row, col).store(words, cache=cache, dtype=u32)

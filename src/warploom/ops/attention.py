@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import bf16, f16
+from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ConfigError, ProblemError
-from warploom.core.targets import Target, target
-from warploom.interop.arrays import ArrayView, as_numpy, compact, describe, empty_like, require_dtype, same_device
+from warploom.core.targets import target
+from warploom.interop.arrays import (
+    ArrayView,
+    as_numpy,
+    compact,
+    describe,
+    empty,
+    empty_like,
+    filled,
+    require_dtype,
+    same_device,
+)
 from warploom.ir.program import Program
+from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.forward import attention_forward
-from warploom.kernels.attention.ladder import BEST
 from warploom.kernels.attention.problem import AttentionProblem, TensorStrides
-from warploom.ops.backends import GpuCall, Grid, compiled, gpu_present, gpu_target, run_on_emulator
+from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, run_on_emulator
 
 Layout = Literal["bshd", "bhsd"]
+Window = tuple[int | None, int | None]
 _AXES: dict[str, tuple[int, int, int]] = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2)}
 """Where (batch, head, sequence) stand among the dimensions."""
 
@@ -28,6 +41,26 @@ _STRIDE_LIMIT = 2**32
 
 EMULATED_TARGET = "sm_80"
 """The architecture a plan is made for where there is no GPU."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of :func:`attention` that shape its kernel."""
+
+    causal: bool = False
+    scale: float | None = None
+    window: Window | None = None
+    softcap: float | None = None
+    return_lse: bool = False
+    layout: str = "bshd"
+
+    def sides(self) -> Window:
+        """(left, right) keys a query sees around the one aligned with it; None is unbounded."""
+        left, right = self.window or (None, None)
+        left, right = (None if side == -1 else side for side in (left, right))  # -1: FlashAttention's open side
+        if self.causal:
+            right = 0 if right is None else min(right, 0)
+        return left, right
 
 
 @dataclass(frozen=True)
@@ -50,7 +83,7 @@ class AttentionPlan:
     @cached_property
     def program(self) -> Program:
         """The traced kernel."""
-        return trace(self.config, self.same_strides)
+        return trace(self.config, self.problem.features(self.config), self.same_strides)
 
     @cached_property
     def cuda(self) -> str:
@@ -64,39 +97,11 @@ class AttentionPlan:
 
 
 @lru_cache(maxsize=256)
-def trace(config: AttentionConfig, same_strides: bool = True) -> Program:
+def trace(config: AttentionConfig, features: AttentionFeatures = PLAIN, same_strides: bool = True) -> Program:
     """The Program of a configuration, traced once per process."""
-    program = attention_forward.trace(
-        config=config, same_strides=same_strides, name=f"attention_{config.tile_m}x{config.tile_n}x{config.head_dim}"
-    )
+    name = f"attention_{config.tile_m}x{config.tile_n}x{config.head_dim}"
+    program = attention_forward.trace(config=config, features=features, same_strides=same_strides, name=name)
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
-
-
-def candidates(problem: AttentionProblem) -> tuple[AttentionConfig, ...]:
-    """Configurations for a problem, the fastest per multiply first."""
-    base = replace(BEST, head_dim=problem.head_dim, dtype=problem.dtype)
-    one_stage = replace(base, stages=1, double_buffer=True)
-    return (
-        base,
-        replace(base, tile_m=128, num_warps=4),
-        replace(one_stage, tile_m=128, num_warps=4),
-        replace(base, tile_m=64, num_warps=4),
-        replace(one_stage, tile_m=64, num_warps=4),
-        replace(one_stage, tile_m=64, tile_n=32, num_warps=4),
-        replace(one_stage, tile_m=64, tile_n=16, num_warps=4),
-    )
-
-
-def choose(problem: AttentionProblem, goal: Target) -> tuple[AttentionConfig, str]:
-    """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
-    reasons: list[str] = []
-    for config in candidates(problem):
-        problems = config.check(goal) + problem.misfits(config)
-        if not problems:
-            skipped = f"; larger tiles do not fit ({reasons[0]})" if reasons else ""
-            return config, f"the largest of the default tiles that fits, untuned for this problem{skipped}"
-        reasons.append(problems[0])
-    raise ProblemError("no attention kernel takes this problem: " + "; ".join(dict.fromkeys(reasons)))
 
 
 _Views = tuple[ArrayView, ArrayView, ArrayView]
@@ -116,8 +121,9 @@ class _Inputs:
         return self.q, self.k, self.v
 
 
-def _inputs(views: _Views, layout: str) -> _Inputs:
+def _inputs(views: _Views, options: Options) -> _Inputs:
     """Check the arrays. Raises ProblemError with the first thing that is wrong."""
+    layout = options.layout
     if layout not in _AXES:
         raise ProblemError(f"layout is 'bshd' (batch, sequence, heads, head_dim) or 'bhsd', not {layout!r}")
     named = dict(zip("qkv", views, strict=True))
@@ -130,23 +136,36 @@ def _inputs(views: _Views, layout: str) -> _Inputs:
         if view.strides[3] != 1 and view.shape[3] > 1:
             raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[3]}): copy it")
     same_device(views, list(named))
-    batch, head, seq = _AXES[layout]
-    qs, ks, vs = (view.shape for view in views)
-    if ks != vs:
-        raise ProblemError(f"k has shape {tuple(ks)} and v {tuple(vs)}: they must be equal")
-    if (qs[batch], qs[head], qs[3]) != (ks[batch], ks[head], ks[3]):
-        raise ProblemError(
-            f"q has shape {tuple(qs)} and k {tuple(ks)} ({layout}): batch, heads and head_dim must be equal"
-        )
-    problem = AttentionProblem(qs[batch], qs[head], qs[seq], ks[seq], qs[3], views[0].dtype)
+    problem = _problem(views, options)
     q_view, k_view, v_view = (_aligned(view) for view in views)
     return _Inputs(q_view, k_view, v_view, problem)
+
+
+def _problem(views: _Views, options: Options) -> AttentionProblem:
+    batch, head, seq = _AXES[options.layout]
+    q, k, v = (tuple(view.shape) for view in views)
+    if k != v:
+        raise ProblemError(f"k has shape {k} and v {v}: they must be equal")
+    if (q[batch], q[3]) != (k[batch], k[3]):
+        raise ProblemError(f"q has shape {q} and k {k} ({options.layout}): batch and head_dim must be equal")
+    if q[head] != k[head] and (k[head] == 0 or q[head] % k[head]):
+        raise ProblemError(
+            f"q has {q[head]} heads, no multiple of the {k[head]} of k and v: heads share keys in groups"
+        )
+    if q[3] % 8 or not 8 <= q[3] <= 256:
+        raise ProblemError(f"head_dim is {q[3]}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
+    if options.scale is not None and not math.isfinite(options.scale):
+        raise ProblemError(f"scale must be finite, not {options.scale}")
+    return AttentionProblem(
+        q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], views[0].dtype,
+        options.sides(), options.scale, options.softcap, options.return_lse,
+    )  # fmt: skip
 
 
 def _aligned(view: ArrayView) -> ArrayView:
     """The view, or a row-major copy where its rows do not start at multiples of 16 bytes or its strides are odd."""
     misaligned = view.pointer % 16 or any(s % _ALIGNED_ELEMENTS or not 0 <= s < _STRIDE_LIMIT for s in view.strides[:3])
-    return compact(view) if misaligned else view
+    return compact(view) if misaligned and 0 not in view.shape else view
 
 
 def _strides(view: ArrayView, layout: str) -> TensorStrides:
@@ -172,21 +191,28 @@ def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AttentionConfig 
             problems.append(f"static_stride is {config.static_stride}, but the sequence strides are {strides}")
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
-    return AttentionPlan(
-        problem,
-        config,
-        reason,
-        goal.name,
-        f"GPU {device}" if on_gpu else "the emulator",
-        same,
-        problem.scalars(config, *strides),
-    )
+    where = f"GPU {device}" if on_gpu else "the emulator"
+    scalars = problem.scalars(config, *strides)
+    return AttentionPlan(problem, config, reason, goal.name, where, same, scalars)
 
 
-def plan(q: Any, k: Any, v: Any, *, layout: Layout = "bshd", config: AttentionConfig | None = None) -> AttentionPlan:
+def plan(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    layout: Layout = "bshd",
+    config: AttentionConfig | None = None,
+) -> AttentionPlan:
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
-    inputs = _inputs((describe(q), describe(k), describe(v)), layout)
-    return _plan(inputs, describe(empty_like(inputs.q)), layout, config)
+    options = Options(causal, scale, window, softcap, return_lse, layout)
+    inputs = _inputs((describe(q), describe(k), describe(v)), options)
+    return _plan(inputs, describe(empty_like(inputs.q, inputs.q.shape)), layout, config)
 
 
 _Key = tuple[Any, ...]
@@ -194,13 +220,31 @@ _prepared: dict[_Key, GpuCall] = {}
 _PREPARED_KEPT = 4096
 
 
-def attention(q: Any, k: Any, v: Any, *, layout: Layout = "bshd", config: AttentionConfig | None = None) -> Any:
-    """softmax(q·kᵀ / √head_dim) · v, computed without writing the attention matrix.
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    layout: Layout = "bshd",
+    config: AttentionConfig | None = None,
+) -> Any:
+    """softmax(scale · q·kᵀ) · v, computed without writing the attention matrix.
 
-    Shapes: q (batch, q_len, heads, head_dim), k and v (batch, kv_len, heads, head_dim) with ``layout="bshd"``; with
-    ``"bhsd"`` heads come before the sequence, as in PyTorch's SDPA. dtypes: float16 or bfloat16. head_dim 64 or 128;
-    lengths are multiples of 64 (queries) and 16 (keys). Any strides with a contiguous last dimension; rows that do not
-    start at multiples of 16 bytes are copied first.
+    Shapes: q (batch, q_len, heads, head_dim), k and v (batch, kv_len, kv_heads, head_dim) with ``layout="bshd"``; with
+    ``"bhsd"`` heads come before the sequence, as in PyTorch's SDPA. heads is a multiple of kv_heads (grouped-query
+    attention). dtypes: float16 or bfloat16. head_dim: a multiple of 8 up to 256. Any lengths, zero included, and any
+    strides with a contiguous last dimension; arrays whose rows do not start at multiples of 16 bytes are copied first.
+
+    ``scale`` defaults to 1/√head_dim (each other value compiles a kernel of its own). ``causal`` lets query i see the
+    keys up to i + kv_len - q_len (the last query sees all). ``window`` = (left, right) limits it to that many keys on
+    either side of that key; None or -1 leaves a side open. ``softcap`` c replaces a score s by c·tanh(s/c). A query
+    that sees no key gives zeros. ``return_lse`` also returns the natural log-sum-exp of each row's scores, float32
+    (batch, heads, q_len); -inf where there is no key.
 
     Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the caller's current stream; the result is of
     the same kind. NumPy arrays (and other CPU arrays) run on the GPU when there is one, else on the emulator with all
@@ -210,44 +254,67 @@ def attention(q: Any, k: Any, v: Any, *, layout: Layout = "bshd", config: Attent
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
     views = describe(q), describe(k), describe(v)
-    key = (layout, config, *[view[1:5] for view in views])  # shapes, strides, types, devices
+    # A plain tuple: hashing a dataclass would cost more than all the rest of the look-up.
+    asked = (causal, scale, window, softcap, return_lse, layout, config)
+    key = (asked, *[view[1:5] for view in views])  # shapes, strides, types, devices
     call = _prepared.get(key)
     if call is None or (views[0].pointer | views[1].pointer | views[2].pointer) % 16:
-        return _first_call(views, layout, config, key)
+        return _first_call(views, Options(*asked[:6]), config, key)
     result = empty_like(views[0], views[0].shape)
     out = describe(result)
-    call.launch((views[0].pointer, views[1].pointer, views[2].pointer, out.pointer), out.kind)
-    return result
+    pointers = (views[0].pointer, views[1].pointer, views[2].pointer, out.pointer)
+    if not return_lse:
+        call.launch(pointers, out.kind)
+        return result
+    lse = _empty_lse(views[0], layout)
+    call.launch((*pointers, describe(lse).pointer), out.kind)
+    return result, lse
 
 
-def _first_call(views: _Views, layout: str, config: AttentionConfig | None, key: _Key) -> Any:
+def _empty_lse(q: ArrayView, layout: str) -> Any:
+    return empty(q.kind, [q.shape[axis] for axis in _AXES[layout]], f32, q.device)
+
+
+def _first_call(views: _Views, options: Options, config: AttentionConfig | None, key: _Key) -> Any:
     """Everything that :func:`attention` need not repeat for arrays of the same shapes, strides and device."""
-    inputs = _inputs(views, layout)
-    result = empty_like(inputs.q, inputs.q.shape)
-    out = describe(result)
-    made = _plan(inputs, out, layout, config)
-    if inputs.q.device[0] == "cuda":
-        call = GpuCall.prepare(made.program, made.grid, made.scalars, inputs.q.device[1])
+    inputs = _inputs(views, options)
+    q, problem = inputs.q, inputs.problem
+    if 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len):
+        return _without_keys(q, options)
+    result = empty_like(q, q.shape)
+    outputs = [result, _empty_lse(q, options.layout)] if options.return_lse else [result]
+    outs = [describe(x) for x in outputs]
+    made = _plan(inputs, outs[0], options.layout, config)
+    if q.device[0] == "cuda":
+        call = GpuCall.prepare(made.program, made.grid, made.scalars, q.device[1])
         if all(a is b for a, b in zip(inputs.all, views, strict=True)):  # nothing had to be copied first
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
             _prepared[key] = call
-        call.launch((*(view.pointer for view in inputs.all), out.pointer), out.kind)
+        call.launch((*(view.pointer for view in inputs.all), *(out.pointer for out in outs)), outs[0].kind)
     elif made.device == "the emulator":
-        run_on_emulator(made.program, made.grid, (*inputs.all, out), made.scalars, made.problem.flops)
+        names = ("q", "key", "value", "out", "lse")
+        arrays: dict[str, ArrayView] = dict(zip(names, (*inputs.all, *outs), strict=False))
+        run_on_emulator(made.program, made.grid, arrays, made.scalars, problem.flops)
     else:
-        _run_from_host(inputs, out, layout, made)
-    return result
+        _run_from_host(inputs, outs, options.layout, made)
+    return (result, outputs[1]) if options.return_lse else result
 
 
-def _run_from_host(inputs: _Inputs, out: ArrayView, layout: str, made: AttentionPlan) -> None:
+def _without_keys(q: ArrayView, options: Options) -> Any:
+    """The result where there is nothing to compute: zeros, and -inf for the sums over no keys."""
+    zeros = filled(q.kind, q.shape, q.dtype, q.device, 0.0)
+    if not options.return_lse:
+        return zeros
+    return zeros, filled(q.kind, [q.shape[axis] for axis in _AXES[options.layout]], f32, q.device, -math.inf)
+
+
+def _run_from_host(inputs: _Inputs, outs: list[ArrayView], layout: str, made: AttentionPlan) -> None:
     """CPU arrays on a GPU: contiguous copies there and back."""
     hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.all]
-    strides = [_strides(describe(x), layout) for x in hosts] + [_strides(out, layout)]
-    scalars = made.problem.scalars(made.config, *strides)
+    strides = [_strides(describe(x), layout) for x in hosts] + [_strides(outs[0], layout)]
     same = len(set(strides)) == 1
-    program = trace(replace(made.config, static_stride=strides[0][2] if same else 0), same)
-    GpuCall.prepare(program, made.grid, scalars, 0).run_from_host(hosts, as_numpy(out))
-
-
-__all__ = ["AttentionPlan", "attention", "choose", "compiled", "plan", "trace"]
+    config = replace(made.config, static_stride=strides[0][2] if same else 0)
+    program = trace(config, made.problem.features(config), same)
+    call = GpuCall.prepare(program, made.grid, made.problem.scalars(config, *strides), 0)
+    call.run_from_host(hosts, [as_numpy(out) for out in outs])

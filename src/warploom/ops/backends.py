@@ -83,24 +83,25 @@ class GpuCall:
 
             synchronize(stream, self.device)
 
-    def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], output: np.ndarray[Any, Any]) -> None:
-        """Copy C-contiguous host arrays to the GPU, run, and copy the output back."""
+    def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Copy C-contiguous host arrays to the GPU, run, and copy the outputs back."""
         from warploom.cuda.buffers import DeviceCopy
 
         copies = [DeviceCopy(x, self.device) for x in inputs]
-        result = DeviceCopy(output, self.device, copy=False)
-        self.launch((*(c.pointer for c in copies), result.pointer), "numpy")
-        result.download()
+        results = [DeviceCopy(x, self.device, copy=False) for x in outputs]
+        self.launch(tuple(c.pointer for c in (*copies, *results)), "numpy")
+        for result in results:
+            result.download()
 
 
-SECONDS_PER_FLOP = 3e-9
+SECONDS_PER_FLOP = 6e-10
 EMULATION_OVERHEAD = 0.3
 
 
 def run_on_emulator(
     program: Program,
     grid: Grid,
-    views: Sequence[ArrayView],
+    arrays: Mapping[str, ArrayView],
     scalars: Mapping[str, int],
     flops: int,
 ) -> Emulation:
@@ -113,7 +114,8 @@ def run_on_emulator(
         EmulationWarning,
         stacklevel=4,
     )
-    emulation = emulate(program, grid, [*(as_numpy(v) for v in views), *scalar_arguments(program, scalars)])
+    given = {name: as_numpy(view) for name, view in arrays.items()} | dict(scalars)
+    emulation = emulate(program, grid, {p.name: given[p.name] for p in program.parameters})
     if emulation.findings:
         listed = "\n".join(str(f) for f in emulation.findings[:8])
         raise EmulationError(f"{program.name} has defects:\n{listed}", tuple(emulation.findings))

@@ -24,7 +24,7 @@ class AttentionConfig:
     tile_m: int = _flag(64, "query rows per CTA (B_r)", (64, 128, 256))
     tile_n: int = _flag(64, "keys per step (B_c)", (32, 64, 128))
     num_warps: int = _flag(4, "warps per CTA; each owns tile_m / num_warps query rows", (4, 8))
-    head_dim: int = _flag(128, "elements per head (d_head)", (64, 128))
+    head_dim: int = _flag(128, "elements per head (d_head)", (64, 128, 256))
     dtype: DType = _flag(bf16, "element type of Q, K, V and O", (bf16, f16))
     async_copy: bool = _flag(True, "global → shared by cp.async instead of through registers")
     swizzle: bool = _flag(False, "XOR-swizzled shared tiles (kernel 2)")
@@ -76,13 +76,18 @@ class AttentionConfig:
         return "strided" if self.strided_epilogue or not self.swizzle else "recomputed"
 
     @property
+    def tile_cols(self) -> int:
+        """Columns of the shared tiles: head_dim rounded up to 64, 128 or 256 (the rest is neither copied nor read)."""
+        return max(64, 1 << (self.head_dim - 1).bit_length())
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: Q (O goes over it), then K and V per stage."""
-        return (self.tile_m + 2 * self.stages * self.tile_n) * self.head_dim * self.dtype.bytes
+        return (self.tile_m + 2 * self.stages * self.tile_n) * self.tile_cols * self.dtype.bytes
 
     def copy_plan(self, rows: int) -> CopyPlan:
         """How a tile of ``rows`` sequence positions is copied."""
-        return CopyPlan(rows, self.head_dim, self.num_warps, self.cooperative)
+        return CopyPlan(rows, self.tile_cols, self.num_warps, self.cooperative)
 
     # -- whether it fits
     def check(self, target: Target | None = None) -> list[str]:
@@ -90,8 +95,8 @@ class AttentionConfig:
         found: list[str] = []
         if self.dtype not in (bf16, f16):
             found.append(f"dtype {self.dtype} is not f16 or bf16")
-        if self.head_dim not in (64, 128):
-            found.append(f"head_dim {self.head_dim} is not 64 or 128")
+        if self.head_dim % 8 or not 8 <= self.head_dim <= 256:
+            found.append(f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256")
         if self.num_warps < 1 or self.num_warps > 32 or self.tile_m % (16 * self.num_warps):
             found.append(f"tile_m {self.tile_m} is no multiple of 16 rows for each of {self.num_warps} warps")
         if self.tile_n < 16 or self.tile_n % 16:

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u16, u32, u64
 from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.features import PLAIN, AttentionFeatures
+from warploom.kernels.attention.mask import Mask
 from warploom.kernels.attention.softmax import OnlineSoftmax
 from warploom.kernels.copies import TileCopy
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, SharedTile, TileReader, Traced, kernel
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment
+from warploom.layout.reduction import reduction_plan
 
 SHAPE = "m16n8k16"
 A, B, C = (mma_fragment(SHAPE, operand) for operand in "ABC")
@@ -43,15 +46,17 @@ def attention_forward(
     k_batch: u32, k_head: u32, k_seq: u32,
     v_batch: u32, v_head: u32, v_seq: u32,
     o_batch: u32, o_head: u32, o_seq: u32,
-    kv_blocks: u32,
+    kv_blocks: u32, q_len: u32, kv_len: u32, lse: Global[f32],
     *,
     config: AttentionConfig,
+    features: AttentionFeatures = PLAIN,
     same_strides: bool = True,
 ) -> None:  # fmt: skip
     """O = softmax(scale · Q·Kᵀ)·V for one block of query rows; grid (query blocks, heads, batches).
 
-    Sequence lengths are multiples of the tiles. ``same_strides``: K, V and O have Q's strides, so that one set of
-    registers serves all four.
+    ``kv_blocks`` is kv_len / tile_n, rounded up. ``lse``, (batch, heads, q_len), receives each row's log-sum-exp.
+    ``same_strides``: K, V and O have Q's strides, so that one set of registers serves all four. Parameters that a
+    configuration does not use are left out.
     """
     config.require()
     of_q = Strides(q_batch, q_head, config.static_stride or q_seq)
@@ -64,32 +69,57 @@ def attention_forward(
             Strides(o_batch, o_head, config.static_stride or o_seq),
         )
     )
-    forward = Forward(k, config, (q, of_q), (key, of_k), (value, of_v), (out, of_o))
-    forward.run(kv_blocks)
+    tensors = Tensors((q, of_q), (key, of_k), (value, of_v), (out, of_o), lse)
+    Forward(k, config, features, tensors, (q_len, kv_len)).run(kv_blocks)
 
 
 Tensor = tuple[GlobalPointer, Strides]
 
 
+@dataclass(frozen=True)
+class Tensors:
+    """What the kernel reads and writes."""
+
+    q: Tensor
+    key: Tensor
+    value: Tensor
+    out: Tensor
+    lse: GlobalPointer
+
+
 class Stream:
     """The blocks of K or V on their way to shared memory, one ``load`` after another."""
 
-    def __init__(self, k: Kernel, config: AttentionConfig, tile: SharedTile, tensor: Tensor, blocks: Traced) -> None:
-        pointer, strides = tensor
-        self._k, self._config, self._blocks = k, config, blocks
-        self._copy = TileCopy(k, tile, config.copy_plan(config.tile_n), strides.seq, config.copy_addressing)
-        head = pointer + (k.mul_wide(k.cta_z, strides.batch) + k.mul_wide(k.cta_y, strides.head))
-        self._start = self._copy.start(head)
-        self._block_bytes = k.operand(strides.seq, u32) * (config.tile_n * 2)
+    def __init__(
+        self,
+        k: Kernel,
+        config: AttentionConfig,
+        tile: SharedTile,
+        source: tuple[GlobalPointer, Number],
+        span: tuple[Traced | int, Traced],
+        rows: Traced | None,
+    ) -> None:
+        """``source``: this head's first row and the row stride; ``span``: (first block, count); ``rows``: if ragged."""
+        pointer, stride = source
+        self._k, self._config, self._rows = k, config, rows
+        self._first, self._count = span
+        plan = config.copy_plan(config.tile_n)
+        self._copy = TileCopy(k, tile, plan, stride, config.copy_addressing, config.head_dim)
+        self._start = self._copy.start(pointer)
+        self._block_bytes = k.operand(stride, u32) * (config.tile_n * 2)
         self._position: Mutable | None = None
         if not config.block_index:
             self._position = k.register(u64, self._block_address(0), f"{tile.name}_source")
         self._copy.prepare()
 
+    def block(self, index: Number) -> Traced:
+        """The block of keys that is loaded as number ``index``."""
+        number = self._count - 1 - index if self._config.backward else index
+        return self._k.value(number + self._first, u32)
+
     def _block_address(self, index: Number) -> Traced:
         """The address of this thread's part of the block that is loaded as number ``index``."""
-        number = self._blocks - 1 - index if self._config.backward else index
-        return self._start.address + self._k.mul_wide(number, self._block_bytes)
+        return self._start.address + self._k.mul_wide(self.block(index), self._block_bytes)
 
     def load(self, index: Number, stage: Number | None = None) -> None:
         """Load block number ``index``; blocks are loaded in order. With pointers, the number is not needed."""
@@ -100,28 +130,42 @@ class Stream:
             source = GlobalPointer(k, self._position.get(), self._start.dtype)
             step = k.convert(self._block_bytes, u64)
             self._position.set(self._position - step if self._config.backward else self._position + step)
+        rows: Traced | None = None
+        if self._rows is not None:
+            rows = self._rows - self.block(index) * self._config.tile_n
         if self._config.async_copy:
-            self._copy.load_async(source, stage)
+            self._copy.load_async(source, stage, rows)
         else:
-            self._copy.load_sync(source)
+            self._copy.load_sync(source, rows)
 
 
 class Forward:
     """The kernel's parts for one configuration; :meth:`run` reads like the algorithm."""
 
-    def __init__(self, k: Kernel, config: AttentionConfig, q: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
-        self._k, self._config = k, config
-        self._q, self._key, self._value, self._out = q, key, value, out
+    def __init__(
+        self,
+        k: Kernel,
+        config: AttentionConfig,
+        features: AttentionFeatures,
+        tensors: Tensors,
+        lengths: tuple[Traced, Traced],
+    ) -> None:
+        self._k, self._config, self._features, self._tensors = k, config, features, tensors
+        self._q_len, self._kv_len = lengths
+        # Under a causal mask later query blocks have more keys: start with them, so that the last wave is short.
+        late_first = features.window[1] is not None
+        self._q_block = k.grid_x - 1 - k.cta_x if late_first else k.cta_x
         self._q_tile = self._tile("q_tile", config.tile_m)
         self._k_tile = self._tile("k_tile", config.tile_n, config.stages)
         self._v_tile = self._tile("v_tile", config.tile_n, config.stages)
         self._warp_row = k.warp * config.warp_rows
+        self._mask = Mask(k, config, features, self._q_block, lengths)
 
     def _tile(self, name: str, rows: int, stages: int = 1) -> SharedTile:
         c = self._config
-        panel = 64 if c.head_dim_panels and c.head_dim > 64 else None
+        panel = 64 if c.head_dim_panels and c.tile_cols > 64 else None
         swizzle = "auto" if c.swizzle else None
-        return self._k.shared(c.dtype, (rows, c.head_dim), name=name, swizzle=swizzle, stages=stages, panel_cols=panel)
+        return self._k.shared(c.dtype, (rows, c.tile_cols), name=name, swizzle=swizzle, stages=stages, panel_cols=panel)
 
     # -- sizes in instructions
     @property
@@ -134,43 +178,59 @@ class Forward:
 
     @property
     def _d(self) -> int:
-        return self._config.head_dim // 16
+        return -(-self._config.head_dim // 16)
 
     def run(self, kv_blocks: Traced) -> None:
         """Prologue, the loop over K/V blocks, epilogue."""
         k, c = self._k, self._config
-        self._keys = Stream(k, c, self._k_tile, self._key, kv_blocks)
-        self._values = Stream(k, c, self._v_tile, self._value, kv_blocks)
+        first, count = self._mask.blocks(kv_blocks)
+        self._keys = self._stream(self._k_tile, self._tensors.key, (first, count))
+        self._values = self._stream(self._v_tile, self._tensors.value, (first, count))
         self._load_q()
         if c.eager:
             self._start_copy(lambda: self._keys.load(0, 0 if c.stages == 2 else None))
         self._make_readers()
         self._output = k.accumulator(C.tile(self._m, 2 * self._d), None if c.peel else 0.0, "o")
-        self._softmax = OnlineSoftmax(k, c, C.tile(self._m, 2 * self._n), self._output)
+        self._softmax = OnlineSoftmax(k, c, self._features, C.tile(self._m, 2 * self._n), self._output)
         self._whole_q = self._read_whole_q() if c.load_q == 0 else None
         if c.stages == 2:
-            self._two_stage_loop(kv_blocks)
+            self._two_stage_loop(count)
         else:
-            self._one_stage_loop(kv_blocks)
-        self._softmax.normalise()
+            self._one_stage_loop(count)
+        logs = self._softmax.normalise()
         self._store_output()
+        if logs:
+            self._store_lse(logs)
 
     # -- copies
+    def _stream(self, tile: SharedTile, tensor: Tensor, span: tuple[Traced | int, Traced]) -> Stream:
+        k = self._k
+        pointer, strides = tensor
+        head = k.cta_y // self._features.group if self._features.group > 1 else k.cta_y
+        start = pointer + (k.mul_wide(k.cta_z, strides.batch) + k.mul_wide(head, strides.head))
+        rows = self._kv_len if self._features.ragged_kv else None
+        return Stream(k, self._config, tile, (start, strides.seq), span, rows)
+
+    def _q_rows(self) -> Traced | None:
+        """How many rows of the query tile exist; None if all do."""
+        return self._q_len - self._q_block * self._config.tile_m if self._features.ragged_q else None
+
     def _load_q(self) -> None:
         k, c = self._k, self._config
-        pointer, strides = self._q
-        copy = TileCopy(k, self._q_tile, c.copy_plan(c.tile_m), strides.seq, c.copy_addressing)
+        pointer, strides = self._tensors.q
+        plan = c.copy_plan(c.tile_m)
+        copy = TileCopy(k, self._q_tile, plan, strides.seq, c.copy_addressing, c.head_dim)
         start = copy.start(pointer + self._block_offset(strides))
         if c.async_copy:
-            self._start_copy(lambda: copy.load_async(start))
+            self._start_copy(lambda: copy.load_async(start, rows=self._q_rows()))
         else:
-            copy.load_sync(start)
+            copy.load_sync(start, self._q_rows())
 
     def _block_offset(self, strides: Strides) -> Traced:
         """Elements from a tensor's start to this CTA's query block."""
         k = self._k
         head = k.mul_wide(k.cta_z, strides.batch) + k.mul_wide(k.cta_y, strides.head)
-        return head + k.mul_wide(k.cta_x * self._config.tile_m, strides.seq)
+        return head + k.mul_wide(self._q_block * self._config.tile_m, strides.seq)
 
     def _start_copy(self, load: Callable[[], None]) -> None:
         """Issue copies as one group (copies through registers need none)."""
@@ -257,6 +317,11 @@ class Forward:
         self._sliced(self._d, load, multiply)
         return k.fragment(C.tile(self._m, columns), f32, [k.value(x, f32) for atom in scores for x in atom])
 
+    def _masked_scores(self, block: Number, stage: int | None) -> Fragment:
+        """Scores as the softmax takes them: scaled or capped as configured, -inf where a key does not count."""
+        scores = self._softmax.scaled(self._scores(stage))
+        return self._mask.apply(scores, self._keys.block(block)) if self._features.masked else scores
+
     def _accumulate(self, probabilities: Fragment, stage: int | None, first: bool) -> None:
         """O += P·V of this block; the first block of a peeled loop starts from zero."""
         k, c = self._k, self._config
@@ -285,7 +350,7 @@ class Forward:
         self._arrived()  # K is here for every warp; every warp is done with the V of the block before
         if c.eager:
             self._start_copy(lambda: self._values.load(block))
-        probabilities = self._softmax.probabilities(self._scores(None), first)
+        probabilities = self._softmax.probabilities(self._masked_scores(block, None), first)
         if not c.eager:
             self._start_copy(lambda: self._values.load(block))
         self._arrived()  # V is here for every warp; every warp is done with this K
@@ -317,7 +382,7 @@ class Forward:
             self._keys.load(block + 1, 1 - stage)
             self._values.load(block + 1, 1 - stage)
             k.commit_group()
-        probabilities = self._softmax.probabilities(self._scores(stage), False)
+        probabilities = self._softmax.probabilities(self._masked_scores(block, stage), False)
         self._accumulate(probabilities, stage, False)
 
     # -- epilogue
@@ -327,7 +392,8 @@ class Forward:
         packed = self._output.packed(c.dtype)
         lanes = C.atom.restrict("lane")
         addresses = TileAddresses(k, self._q_tile, lanes, k.lane, self._warp_row, c.epilogue_addressing)
-        k.syncwarp()  # every lane has read its last Q fragment
+        if c.load_q and c.stages == 2:
+            k.syncwarp()  # every lane has read its last Q fragment (else a barrier stands between those reads and here)
         for register, pair in enumerate(packed.registers):
             row, col = packed.layout.coordinates(0, 2 * register)
             k.store("shared", addresses.address(row, col), u32, [pair], "", "weak")
@@ -335,6 +401,18 @@ class Forward:
             k.syncthreads()
         else:
             k.syncwarp()  # a warp copies its own rows of O
-        pointer, strides = self._out
-        copy = TileCopy(k, self._q_tile, c.copy_plan(c.tile_m), strides.seq, c.copy_addressing)
-        copy.store(copy.start(pointer + self._block_offset(strides)), cache="no_allocate" if c.output_hint else "")
+        pointer, strides = self._tensors.out
+        copy = TileCopy(k, self._q_tile, c.copy_plan(c.tile_m), strides.seq, c.copy_addressing, c.head_dim)
+        start = copy.start(pointer + self._block_offset(strides))
+        copy.store(start, cache="no_allocate" if c.output_hint else "", rows=self._q_rows())
+
+    def _store_lse(self, logs: list[Traced]) -> None:
+        """One value per row, by the first lane of those that share it."""
+        k, c = self._k, self._config
+        head = (k.cta_z * k.special("nctaid.y") + k.cta_y) * self._q_len
+        plan = reduction_plan(self._output.layout, "col")
+        first_lane = (k.lane & sum(plan.lane_masks)) == 0
+        for group, value in enumerate(logs):
+            row = self._q_block * c.tile_m + self._warp_row + plan.result_coordinate(group, k.lane)
+            with k.when(first_lane & (row < self._q_len)):
+                self._tensors.lse.store(value, head + row)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError
 from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.features import AttentionFeatures
+
+MOST_GRID_ROWS = 65535  # CTAs along y and z
+MOST_POSITIONS = 2**30  # positions and their differences are s32 in the kernel
 
 TensorStrides = tuple[int, int, int]
 """(batch, head, sequence) in elements."""
@@ -14,19 +20,50 @@ TensorStrides = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """Shapes of ``softmax(scale · Q·Kᵀ)·V``: Q and O (batch, q_len, heads, head_dim), K and V (batch, kv_len, …)."""
+    """What is asked: Q and O (batch, q_len, heads, head_dim), K and V (batch, kv_len, kv_heads, head_dim), and options.
+
+    ``window`` as in :class:`AttentionFeatures`; ``scale`` None is 1/√head_dim.
+    """
 
     batch: int
     heads: int
+    kv_heads: int
     q_len: int
     kv_len: int
     head_dim: int
     dtype: DType
+    window: tuple[int | None, int | None] = (None, None)
+    scale: float | None = None
+    softcap: float | None = None
+    lse: bool = False
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the two products: 4 · batch · heads · q_len · kv_len · head_dim."""
-        return 4 * self.batch * self.heads * self.q_len * self.kv_len * self.head_dim
+        """Floating-point operations of the two products: 4 · batch · heads · head_dim · visible scores."""
+        return 4 * self.batch * self.heads * self.head_dim * self.visible_scores
+
+    @property
+    def visible_scores(self) -> int:
+        """Pairs of a query and a key it sees, per head."""
+        if self.window == (None, None):
+            return self.q_len * self.kv_len
+        rows = np.arange(self.q_len, dtype=np.int64) + (self.kv_len - self.q_len)
+        left, right = self.window
+        first = np.zeros_like(rows) if left is None else np.clip(rows - left, 0, self.kv_len)
+        end = np.full_like(rows, self.kv_len) if right is None else np.clip(rows + right + 1, 0, self.kv_len)
+        return int(np.maximum(end - first, 0).sum())
+
+    def features(self, config: AttentionConfig) -> AttentionFeatures:
+        """What a kernel of this configuration must be able to do, and nothing more."""
+        return AttentionFeatures(
+            window=self.window,
+            ragged_q=self.q_len % config.tile_m != 0,
+            ragged_kv=self.kv_len % config.tile_n != 0,
+            group=self.heads // self.kv_heads,
+            scale=self.scale,
+            softcap=self.softcap,
+            lse=self.lse,
+        )
 
     def misfits(self, config: AttentionConfig) -> list[str]:
         """Every reason why ``config`` cannot run this problem; empty if it can."""
@@ -35,12 +72,10 @@ class AttentionProblem:
             found.append(f"head_dim is {self.head_dim}, the configuration's {config.head_dim}")
         if config.dtype is not self.dtype:
             found.append(f"the arrays are {self.dtype}, the configuration {config.dtype}")
-        if self.q_len % config.tile_m or self.q_len == 0:
-            found.append(f"the query length {self.q_len} is no positive multiple of tile_m = {config.tile_m}")
-        if self.kv_len % config.tile_n or self.kv_len == 0:
-            found.append(f"the key length {self.kv_len} is no positive multiple of tile_n = {config.tile_n}")
-        if max(self.heads, self.batch) > 65535:
-            found.append(f"{self.heads} heads and {self.batch} batches: each may be at most 65535")
+        if max(self.heads, self.batch) > MOST_GRID_ROWS:
+            found.append(f"{self.heads} heads and {self.batch} batches: each may be at most {MOST_GRID_ROWS}")
+        if max(self.q_len, self.kv_len) >= MOST_POSITIONS:
+            found.append(f"lengths {self.q_len} and {self.kv_len} reach {MOST_POSITIONS} positions")
         return found
 
     def grid(self, config: AttentionConfig) -> tuple[int, int, int]:
@@ -48,7 +83,7 @@ class AttentionProblem:
         misfits = self.misfits(config)
         if misfits:
             raise ConfigError(f"{config} does not fit: " + "; ".join(misfits))
-        return self.q_len // config.tile_m, self.heads, self.batch
+        return -(-self.q_len // config.tile_m), self.heads, self.batch
 
     def scalars(
         self, config: AttentionConfig, q: TensorStrides, k: TensorStrides, v: TensorStrides, o: TensorStrides
@@ -59,4 +94,5 @@ class AttentionProblem:
             for tensor, of_tensor in (("q", q), ("k", k), ("v", v), ("o", o))
             for axis, stride in zip(("batch", "head", "seq"), of_tensor, strict=True)
         }
-        return strides | {"kv_blocks": self.kv_len // config.tile_n}
+        lengths = {"kv_blocks": -(-self.kv_len // config.tile_n), "q_len": self.q_len, "kv_len": self.kv_len}
+        return strides | lengths

@@ -6,6 +6,7 @@ import math
 
 from warploom.core.dtypes import f32
 from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Fragment, Kernel, Traced
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.reduction import reduction_plan
@@ -18,11 +19,18 @@ LAZY_GROWTH = 8.0
 class OnlineSoftmax:
     """Row statistics of one warp's query rows: the maximum m (in units of S) and each lane's part of the sum l."""
 
-    def __init__(self, k: Kernel, config: AttentionConfig, scores: FragmentLayout, output: Fragment) -> None:
-        self._k, self._config, self._output = k, config, output
+    def __init__(
+        self,
+        k: Kernel,
+        config: AttentionConfig,
+        features: AttentionFeatures,
+        scores: FragmentLayout,
+        output: Fragment,
+    ) -> None:
+        self._k, self._config, self._features, self._output = k, config, features, output
         self._plan = reduction_plan(scores, "col")
         self._output_rows = reduction_plan(output.layout, "col").groups
-        self._scale = 1.0 / math.sqrt(config.head_dim)
+        self._scale = 1.0 / math.sqrt(config.head_dim) if features.scale is None else features.scale
         start = None if config.peel else -math.inf
         rows = len(self._plan.groups)
         self._max = k.registers(f32, rows, start, "row_max")
@@ -31,12 +39,24 @@ class OnlineSoftmax:
     @property
     def _to_log2(self) -> float:
         """What a difference of the kept maxima is multiplied by to be an exponent of 2."""
-        return self._scale * LOG2_E if self._config.folded_scale else LOG2_E
+        return self._scale * LOG2_E if self._folds_scale else LOG2_E
+
+    @property
+    def _folds_scale(self) -> bool:
+        """Whether the maxima are those of unscaled scores (a capped score is scaled before its tanh)."""
+        return self._config.folded_scale and self._features.softcap is None
+
+    def scaled(self, scores: Fragment) -> Fragment:
+        """Scores as the softmax takes them: scaled, unless the scale is folded into the exponential, and capped."""
+        k, cap = self._k, self._features.softcap
+        if cap is not None:
+            # tanh(x) = 1 - 2 / (1 + e^2x): tanh.approx is only good to 2^-11, and the cap multiplies its error
+            to_log2 = 2.0 * LOG2_E * self._scale / cap
+            return scores.map(lambda x: k.fma(k.reciprocal(k.exp2(x * to_log2) + 1.0), -2.0 * cap, cap))
+        return scores if self._folds_scale else scores.map(lambda x: x * self._scale)
 
     def probabilities(self, scores: Fragment, first: bool) -> Fragment:
-        """P = exp(scale · (S - m)) of one block in f32, with m, l and O updated. ``first``: nothing to rescale yet."""
-        if not self._config.folded_scale:
-            scores = scores.map(lambda x: x * self._scale)
+        """P = exp(S - m) of one block of scaled scores, with m, l and O updated. ``first``: nothing to rescale."""
         block_max = scores.reduce("max", "col")
         if first:
             for kept, top in zip(self._max, block_max, strict=True):
@@ -51,11 +71,17 @@ class OnlineSoftmax:
         """Bring l and O from the old maxima to the new ones."""
         k = self._k
         for row, top in enumerate(new_max):
-            factor = k.exp2((self._max[row] - top) * self._to_log2)
+            factor = k.exp2((self._max[row] - self._finite(top)) * self._to_log2)
             self._max[row].set(top)
             self._sum[row] *= factor
             for element in self._output_rows[row]:
                 self._output.scale(element, factor)
+
+    def _finite(self, maximum: Traced) -> Traced:
+        """The maximum to subtract: 0 for a row of which every score so far is masked, so that nothing becomes NaN."""
+        if not self._features.masked:
+            return maximum
+        return self._k.select(maximum == -math.inf, self._k.value(0.0, f32), maximum)
 
     def _rescale_lazily(self, block_max: list[Traced]) -> None:
         """Rescale only when some row of the warp outgrew its kept maximum; else P stays below 2^LAZY_GROWTH."""
@@ -73,24 +99,31 @@ class OnlineSoftmax:
         k = self._k
         values: list[Traced] = list(scores.registers)
         for row, elements in enumerate(self._plan.groups):
-            shift = self._max[row] * -self._to_log2 if self._config.folded_scale else self._max[row].get()
+            kept = self._finite(self._max[row].get())
+            shift = kept * -self._to_log2 if self._folds_scale else kept
             total: Traced | None = None if first else self._sum[row].get()
             for element in elements:
                 x = values[element]
-                exponent = k.fma(x, self._to_log2, shift) if self._config.folded_scale else (x - shift) * LOG2_E
+                exponent = k.fma(x, self._to_log2, shift) if self._folds_scale else (x - shift) * LOG2_E
                 p = values[element] = k.exp2(exponent)
                 total = p if total is None else total + p
             assert total is not None
             self._sum[row].set(total)
         return k.fragment(scores.layout, f32, values)
 
-    def normalise(self) -> None:
-        """O divided by the row sums, which are completed over the lanes of each row."""
+    def normalise(self) -> list[Traced]:
+        """Divide O by the row sums, completed over the lanes of each row; returns each row's log-sum-exp (natural)."""
         k = self._k
+        logs: list[Traced] = []
         for row, elements in enumerate(self._output_rows):
             total = self._sum[row].get()
             for mask in self._plan.lane_masks:
                 total = total + k.shfl_xor(total, mask)
             inverse = k.reciprocal(total)
+            if self._features.masked:  # a row that sees no key gives zeros
+                inverse = k.select(total == 0.0, k.value(0.0, f32), inverse)
             for element in elements:
                 self._output.scale(element, inverse)
+            if self._features.lse:
+                logs.append((k.fma(self._max[row].get(), self._to_log2, k.log2(total))) * math.log(2.0))
+        return logs

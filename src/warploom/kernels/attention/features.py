@@ -1,0 +1,46 @@
+"""What an attention problem asks for beyond the plain product: each feature costs a kernel only where it is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.core.errors import ProblemError
+
+
+@dataclass(frozen=True)
+class AttentionFeatures:
+    """Trace-time features of a kernel.
+
+    A query row i sees the keys j with ``i + offset - window[0] <= j <= i + offset + window[1]``, where offset =
+    kv_len - q_len aligns the last query with the last key (as FlashAttention-2 does); None leaves a side open, and
+    causal is ``(None, 0)``. ``ragged_q``/``ragged_kv``: the lengths are no multiples of the tiles. ``group``: query
+    heads per key head. ``scale`` None is 1/√head_dim; ``softcap`` c replaces a score s by c·tanh(s/c).
+    """
+
+    window: tuple[int | None, int | None] = (None, None)
+    ragged_q: bool = False
+    ragged_kv: bool = False
+    group: int = 1
+    scale: float | None = None
+    softcap: float | None = None
+    lse: bool = False
+
+    def __post_init__(self) -> None:
+        for name, side in zip(("left", "right"), self.window, strict=True):
+            if side is not None and side < 0:
+                raise ProblemError(f"the window's {name} side is {side}; give a count of keys from 0, or None")
+        if self.softcap is not None and not self.softcap > 0:
+            raise ProblemError(f"softcap must be positive, not {self.softcap}")
+
+    @property
+    def windowed(self) -> bool:
+        """Whether rows see different keys."""
+        return self.window != (None, None)
+
+    @property
+    def masked(self) -> bool:
+        """Whether some scores are masked, so that a row may have none left."""
+        return self.windowed or self.ragged_kv
+
+
+PLAIN = AttentionFeatures()
