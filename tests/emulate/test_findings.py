@@ -12,7 +12,9 @@ import pytest
 from warploom.core.errors import EmulationError
 from warploom.emulate import Emulation, emulate
 from warploom.ir.program import Op, Program
-from warploom.lang import Global, Kernel, kernel
+from warploom.isa.matrix import MmaSync
+from warploom.isa.memory import Atomic
+from warploom.lang import Global, Kernel, bf16, kernel
 from warploom.lang import f32 as F32  # noqa: N812
 from warploom.lang import u32 as U32  # noqa: N812
 
@@ -464,3 +466,86 @@ def test_stop_raises_at_the_first_finding_and_raise_if_found_names_all() -> None
         run.raise_if_found()
     assert run.table().row_count == 1
     assert emulate(program, 1, [numbers(64)], checks=False).findings == ()
+
+
+@kernel(threads=64)
+def shared_counter(k: Kernel, out: Global[U32], *, initialise: bool, barriers: int) -> None:
+    tile = k.shared(U32, 4)
+    if initialise:
+        with k.when(k.thread == 0):
+            tile.store([0], 0, 0)
+    if barriers > 0:
+        k.syncthreads()
+    k.emit(Atomic("shared", "add", U32), (tile.address(0, 0), k.value(1, U32)))
+    if barriers > 1:
+        k.syncthreads()
+    out.store(tile.load(0, 0), k.thread)
+
+
+def test_atomics_on_shared_memory() -> None:
+    out = numbers(64)
+    assert emulate(shared_counter.trace(initialise=True, barriers=2), 1, [out]).findings == ()
+    assert (out == 64).all()
+    assert kinds(emulate(shared_counter.trace(initialise=True, barriers=1), 1, [out])) == {"race"}
+    assert kinds(emulate(shared_counter.trace(initialise=True, barriers=0), 1, [out])) == {"race"}
+    assert kinds(emulate(shared_counter.trace(initialise=False, barriers=2), 1, [out])) == {"uninitialised"}
+
+
+def test_a_copy_that_is_refused_altogether_is_not_under_way() -> None:
+    @kernel(threads=32)
+    def astray(k: Kernel, source: Global[U32]) -> None:
+        tile = k.shared(U32, 128)
+        k.cp_async(tile.address(0, k.thread * 4) + 4096, source + k.thread * 4)
+        k.commit_group()
+        k.wait_group(0)
+
+    assert kinds(emulate(astray.trace(), 1, [numbers(128)])) == {"bounds"}
+
+
+@kernel(threads=64)
+def poisoned_uses(k: Kernel, out: Global[U32], *, use: str, initial: bool) -> None:
+    value = k.register(U32, name="value")
+    with k.when(k.cta_x == (0 if initial else 5)):
+        value.set(1)
+    got = value.get()
+    if use == "address":
+        out.store([k.thread], k.thread + got)
+    elif use == "condition":
+        with k.when(got == 1):
+            out.store([k.thread], k.thread)
+    elif use == "bound":
+        with k.loop(got):
+            out.store([k.thread], k.thread)
+    elif use == "vote":
+        out.store([k.ballot(got == 1)], k.thread)
+
+
+@pytest.mark.parametrize("use", ["address", "condition", "bound", "vote"])
+def test_poison_that_decides_something_is_reported(use: str) -> None:
+    assert emulate(poisoned_uses.trace(use=use, initial=True), 1, [numbers(66)]).findings == ()
+    assert "uninitialised" in kinds(emulate(poisoned_uses.trace(use=use, initial=False), 1, [numbers(66)]))
+
+
+@kernel(threads=32)
+def poisoned_matrix(k: Kernel, out: Global[F32], *, row: int) -> None:
+    """The row of A that is never written spoils its row of D alone."""
+    a = k.shared(U32, (16, 8))
+    with k.loop(4) as i:
+        place = k.thread + i * 32
+        with k.when((place >> 3) != row):
+            a.store([place & 0], 0, place)
+    k.syncwarp()
+    registers = k.ldmatrix(a.address(k.lane & 15, (k.lane >> 4) * 4), 4)
+    zero = k.value(0, U32)
+    nothing = k.value(0.0, F32)
+    d = k.emit(MmaSync("m16n8k16", bf16), (*registers, zero, zero, *[nothing] * 4))
+    out.store([d[0]], k.thread)
+    out.store([d[2]], k.thread + 32)
+
+
+def test_a_poisoned_row_of_a_spoils_its_row_of_d() -> None:
+    clean = emulate(poisoned_matrix.trace(row=99), 1, [np.zeros(64, np.float32)])
+    assert clean.findings == ()
+    (found,) = emulate(poisoned_matrix.trace(row=3), 1, [np.zeros(64, np.float32)]).findings
+    assert found.kind == "uninitialised"
+    assert (found.count, found.lane) == (4, 12)

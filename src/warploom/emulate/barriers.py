@@ -79,7 +79,7 @@ class Barriers:
         phase = self.open.setdefault(key, _Phase(expected, op))
         if phase.expected != expected:
             message = (
-                f"barrier {number} is used for {expected} threads here and for {phase.expected} there at the same time: "
+                f"barrier {number} is used for {expected} threads here and for {phase.expected} there at once: "
                 "give all its uses one thread count"
             )
             self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)

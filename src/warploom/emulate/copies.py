@@ -41,6 +41,8 @@ class CopyQueue:
         """The threads issue copies whose bytes are ``data`` (warps, lanes, words)."""
         self.shared.begin_copy(frame, place, size, op)
         under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active.copy()
+        if not under_way.any():
+            return
         self.copies.append(_Copy(op, frame.flat, place.index, data, self.committed[frame.flat], under_way))
 
     def commit(self, frame: Frame) -> None:

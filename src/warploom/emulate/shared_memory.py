@@ -312,6 +312,15 @@ class SharedMemory:
                 self.report.races(op, what, mine[0][wrong], mine[1][wrong], agents[wrong], stamps[wrong],
                                   mine[3][wrong], "wrote")  # fmt: skip
         empty = ~written
+        unset = empty & ~flying
+        if what == "atomic" and unset.any():
+            i = int(np.argmax(unset))
+            message = (
+                f"{op.instruction.mnemonic} updates byte {int(bytes_at[i])} of shared memory, never written: "
+                "initialise it, and order that before"
+            )
+            self.report.add("uninitialised", op.where, message, int(rows[i]), int(lane[i]), count=int(unset.sum()),
+                            address=int(bytes_at[i]))  # fmt: skip
         if what != "read" or not empty.any():
             return None
         never = np.zeros(suspicious.shape, np.bool_)
