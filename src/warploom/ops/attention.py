@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -72,7 +73,7 @@ class AttentionPlan:
     reason: str
     target: str
     device: str
-    same_strides: bool
+    strides: tuple[TensorStrides, ...]
     scalars: dict[str, int]
 
     @property
@@ -83,7 +84,7 @@ class AttentionPlan:
     @cached_property
     def program(self) -> Program:
         """The traced kernel."""
-        return trace(self.config, self.problem.features(self.config), self.same_strides)
+        return trace_for(self.problem, self.config, self.strides)
 
     @cached_property
     def cuda(self) -> str:
@@ -97,11 +98,24 @@ class AttentionPlan:
 
 
 @lru_cache(maxsize=256)
-def trace(config: AttentionConfig, features: AttentionFeatures = PLAIN, same_strides: bool = True) -> Program:
-    """The Program of a configuration, traced once per process."""
+def trace(
+    config: AttentionConfig,
+    features: AttentionFeatures = PLAIN,
+    same_strides: bool = True,
+    row_strides: tuple[int, ...] | None = None,
+) -> Program:
+    """The Program of a configuration, traced once per process; ``row_strides`` for one with static strides."""
     name = f"attention_{config.tile_m}x{config.tile_n}x{config.head_dim}"
-    program = attention_forward.trace(config=config, features=features, same_strides=same_strides, name=name)
+    program = attention_forward.trace(
+        config=config, features=features, same_strides=same_strides, row_strides=row_strides, name=name
+    )
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
+
+
+def trace_for(problem: AttentionProblem, config: AttentionConfig, strides: Sequence[TensorStrides]) -> Program:
+    """The Program for a problem whose Q, K, V and O have these strides."""
+    row_strides = tuple(s[2] for s in strides) if config.static_strides else None
+    return trace(config, problem.features(config), len(set(strides)) == 1, row_strides)
 
 
 _Views = tuple[ArrayView, ArrayView, ArrayView]
@@ -178,22 +192,17 @@ def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AttentionConfig 
     on_gpu = q.device[0] == "cuda" or gpu_present()
     device = q.device[1] if q.device[0] == "cuda" else 0
     goal = gpu_target(device) if on_gpu else target(EMULATED_TARGET)
-    strides = [_strides(view, layout) for view in (*inputs.all, out)]
-    same = len(set(strides)) == 1
+    q_strides, k_strides, v_strides = (_strides(view, layout) for view in inputs.all)
+    strides = q_strides, k_strides, v_strides, _strides(out, layout)
     if config is None:
         config, reason = choose(problem, goal)
-        if same:  # a model's row stride does not change with its sequences, and as an immediate it saves registers
-            config = replace(config, static_stride=strides[0][2])
     else:
         reason = "asked for by the caller"
         problems = config.check(goal) + problem.misfits(config)
-        if config.static_stride and any(s[2] != config.static_stride for s in strides):
-            problems.append(f"static_stride is {config.static_stride}, but the sequence strides are {strides}")
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
     where = f"GPU {device}" if on_gpu else "the emulator"
-    scalars = problem.scalars(config, *strides)
-    return AttentionPlan(problem, config, reason, goal.name, where, same, scalars)
+    return AttentionPlan(problem, config, reason, goal.name, where, strides, problem.scalars(config, *strides))
 
 
 def plan(
@@ -312,9 +321,8 @@ def _without_keys(q: ArrayView, options: Options) -> Any:
 def _run_from_host(inputs: _Inputs, outs: list[ArrayView], layout: str, made: AttentionPlan) -> None:
     """CPU arrays on a GPU: contiguous copies there and back."""
     hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.all]
-    strides = [_strides(describe(x), layout) for x in hosts] + [_strides(outs[0], layout)]
-    same = len(set(strides)) == 1
-    config = replace(made.config, static_stride=strides[0][2] if same else 0)
-    program = trace(config, made.problem.features(config), same)
-    call = GpuCall.prepare(program, made.grid, made.problem.scalars(config, *strides), 0)
+    q, k, v = (_strides(describe(x), layout) for x in hosts)
+    strides = q, k, v, _strides(outs[0], layout)
+    program = trace_for(made.problem, made.config, strides)
+    call = GpuCall.prepare(program, made.grid, made.problem.scalars(made.config, *strides), 0)
     call.run_from_host(hosts, [as_numpy(out) for out in outs])

@@ -43,7 +43,7 @@ class AttentionConfig:
     backward: bool = _flag(False, "K/V blocks from the last to the first (kernel 13)")
     output_hint: bool = _flag(False, "output stores do not allocate in L1 (kernel 14)")
     head_dim_panels: bool = _flag(False, "shared tiles as panels of 64 columns (kernel 15)")
-    static_stride: int = _flag(0, "distance between sequence positions in elements, if known (kernel 16)", (0,))
+    static_strides: bool = _flag(False, "distances between sequence positions known while tracing (kernel 16)")
     stages: int = _flag(1, "K/V buffers; with 2, one barrier per step", (1, 2))
     lazy_rescale: bool = _flag(False, "rescale O only when a row's maximum grew by more than 2^8; exact")
     min_ctas: int = _flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
@@ -220,6 +220,7 @@ _WORDS = {
     "backward": "backward",
     "output_hint": "output_hint",
     "panels": "head_dim_panels",
+    "static_strides": "static_strides",
     "lazy_rescale": "lazy_rescale",
 }
-_NUMBERS = ("static_stride", "stages", "min_ctas", "opt_level")
+_NUMBERS = ("stages", "min_ctas", "opt_level")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u16, u32, u64
+from warploom.core.errors import ConfigError
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.mask import Mask
@@ -51,24 +52,27 @@ def attention_forward(
     config: AttentionConfig,
     features: AttentionFeatures = PLAIN,
     same_strides: bool = True,
+    row_strides: tuple[int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
     """O = softmax(scale · Q·Kᵀ)·V for one block of query rows; grid (query blocks, heads, batches).
 
     ``kv_blocks`` is kv_len / tile_n, rounded up. ``lse``, (batch, heads, q_len), receives each row's log-sum-exp.
-    ``same_strides``: K, V and O have Q's strides, so that one set of registers serves all four. Parameters that a
-    configuration does not use are left out.
+    ``same_strides``: K, V and O have Q's strides, so that one set of registers serves all four. ``row_strides``: the
+    distances between positions in Q, K, V and O in elements, which a configuration with static_strides needs.
+    Parameters that a configuration does not use are left out.
     """
     config.require()
-    of_q = Strides(q_batch, q_head, config.static_stride or q_seq)
-    of_k, of_v, of_o = (
-        (of_q, of_q, of_q)
-        if same_strides
-        else (
-            Strides(k_batch, k_head, config.static_stride or k_seq),
-            Strides(v_batch, v_head, config.static_stride or v_seq),
-            Strides(o_batch, o_head, config.static_stride or o_seq),
-        )
-    )
+    if config.static_strides and row_strides is None:
+        raise ConfigError("static_strides needs the row_strides of Q, K, V and O while tracing")
+    rows: tuple[Number, ...] = (q_seq, k_seq, v_seq, o_seq)
+    if config.static_strides and row_strides is not None:
+        rows = row_strides
+    of_q = Strides(q_batch, q_head, rows[0])
+    of_k, of_v, of_o = of_q, of_q, of_q
+    if not same_strides:
+        of_k = Strides(k_batch, k_head, rows[1])
+        of_v = Strides(v_batch, v_head, rows[2])
+        of_o = Strides(o_batch, o_head, rows[3])
     tensors = Tensors((q, of_q), (key, of_k), (value, of_v), (out, of_o), lse)
     Forward(k, config, features, tensors, (q_len, kv_len)).run(kv_blocks)
 

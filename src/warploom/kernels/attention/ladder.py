@@ -11,7 +11,23 @@ from warploom.kernels.ladder import Ladder, Rung
 _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("1", "kernel 1: base", "cp.async, ldmatrix, mma.m16n8k16, online softmax", {}),
     ("2", "kernel 2: swizzle", "XOR swizzle of the shared tiles", {"swizzle": True}),
-)
+    ("3", "kernel 3: eager K/V", "the next K and V copies start before they are needed", {"eager": True}),
+    ("4", "kernel 4: k-slices", "fragments loaded in slices of 16, between the mma",
+     {"load_q": 2, "load_k": 2, "load_v": 2}),
+    ("5", "kernel 5: buffered", "the next slice loads while this one multiplies", {"double_buffer": True}),
+    ("6", "kernel 6: folded scale", "scale folded into exp2: one FMA per score", {"folded_scale": True}),
+    ("7", "kernel 7: tuned", "Q whole in registers again, the best of a search", {"load_q": 0, "double_buffer": False}),
+    ("8", "kernel 8: strided swizzle", "CTA-wide copies; addresses as base + strides; larger tile",
+     {"load_q": 2, "cooperative": True, "strided": True, "tile_m": 128}),
+    ("9", "kernel 9: K row-major", "K fragments load so that no copies precede the mma", {"k_row_major": True}),
+    ("10", "kernel 10: peeled", "first step peeled: no zeroing, no rescaling", {"peel": True}),
+    ("11", "kernel 11: strided epilogue", "base + strides for registers → shared as well", {"strided_epilogue": True}),
+    ("12", "kernel 12: block index", "K/V addresses from the block's index, no pointers", {"block_index": True}),
+    ("13", "kernel 13: backward", "K/V blocks from the last to the first", {"backward": True}),
+    ("14", "kernel 14: cache hints", "output stores do not allocate in L1", {"output_hint": True}),
+    ("15", "kernel 15: head_dim tiles", "shared tiles as panels of 64 columns", {"head_dim_panels": True}),
+    ("16", "kernel 16: static strides", "row strides known while tracing", {"static_strides": True}),
+)  # fmt: skip
 
 
 def _rungs() -> tuple[Rung[AttentionConfig], ...]:
@@ -38,6 +54,7 @@ BEST = AttentionConfig(
     strided=True,
     k_row_major=True,
     strided_epilogue=True,
+    static_strides=True,
     stages=2,
     lazy_rescale=True,
 )
