@@ -549,3 +549,26 @@ def test_a_poisoned_row_of_a_spoils_its_row_of_d() -> None:
     (found,) = emulate(poisoned_matrix.trace(row=3), 1, [np.zeros(64, np.float32)]).findings
     assert found.kind == "uninitialised"
     assert (found.count, found.lane) == (4, 12)
+
+
+@kernel(threads=64)
+def source_changes(k: Kernel, data: Global[U32], *, wait_first: bool) -> None:
+    """Warp 1 overwrites what warp 0 copies: fine after warp 0 has waited, not before."""
+    tile = k.shared(U32, 128)
+    with k.when(k.warp == 0):
+        k.cp_async(tile.address(0, k.lane * 4), data + k.lane * 4)
+    k.commit_group()
+    if wait_first:
+        k.wait_group(0)
+    k.syncthreads()
+    with k.when(k.warp == 1):
+        data.store([k.lane], k.lane)
+    if not wait_first:
+        k.wait_group(0)
+
+
+def test_the_source_of_a_copy_must_not_change_under_way() -> None:
+    assert emulate(source_changes.trace(wait_first=True), 1, [numbers(128)]).findings == ()
+    (race,) = emulate(source_changes.trace(wait_first=False), 1, [numbers(128)]).findings
+    assert race.kind == "race"
+    assert "cp.async" in race.message

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.frames import Frame, Origin, shadow_dtype
+from warploom.emulate.global_memory import Target
 from warploom.emulate.shared_memory import Place
 from warploom.emulate.traffic import access_class
 from warploom.ir.program import Op
@@ -227,23 +228,27 @@ class AccessSteps:
             size: Array | int = copy.bytes
             if copy.valid_bytes is not None:
                 size = np.minimum(frame.full(frame.env[keys[copy.valid_bytes]]), copy.bytes).astype(np.int64)
-            data = self._source(frame, op, address, size, word, words)
+            reads: list[tuple[list[Target], int]] = []
+            data = self._source(frame, op, address, size, word, words, reads)
             if run.checks:
                 self._count_shared(frame, place, copy.bytes, name, op)
                 run.counter.global_access(name, address.view(np.int64), size, frame.active)
-                run.copies.start(frame, place, data, copy.bytes, op)
+                run.copies.start(frame, place, data, copy.bytes, op, reads)
             else:
                 run.shared.store(frame, place, data, None, None, op, False)
 
         return step
 
     def _source(
-        self, frame: Frame, op: Op, address: Array, size: Array | int, word: np.dtype[Any], words: int
-    ) -> Array:
+        self, frame: Frame, op: Op, address: Array, size: Array | int, word: np.dtype[Any], words: int,
+        reads: list[tuple[list[Target], int]],
+    ) -> Array:  # fmt: skip
+        """The bytes a copy takes now; ``reads`` receives what it will be checked for once more when it lands."""
         run, whole = self.run, word.itemsize * words
         if isinstance(size, int) or bool((size == whole).all()):
             targets = run.memory.resolve(frame, address, whole, op, frame.active, whole)
             run.memory.track(frame, targets, 32, whole, op, "read")
+            reads.append((targets, whole))
             return run.memory.load(frame, targets, (frame.n, 32), word, words)
         targets = run.memory.resolve(frame, address, size, op, frame.active, whole)
         data = np.zeros((frame.n * 32, whole), np.uint8)
@@ -258,6 +263,7 @@ class AccessSteps:
                                     target.offsets[sizes[positions] == length])  # fmt: skip
                 if length:
                     run.memory.track(frame, [part], 32, int(length), op, "read")
+                    reads.append(([part], int(length)))
         return data.view(word).reshape(frame.n, 32, words)
 
 

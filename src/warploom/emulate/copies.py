@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.frames import Frame
+from warploom.emulate.global_memory import GlobalMemory, Target
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import Place, SharedMemory
 from warploom.ir.program import Op
@@ -26,24 +27,31 @@ class _Copy:
     data: Array
     group: Array
     under_way: Array
+    frame: Frame
+    reads: list[tuple[list[Target], int]]
 
 
 class CopyQueue:
     """The copies of all threads of a batch. A thread's group number counts its commits."""
 
-    def __init__(self, rows: int, shared: SharedMemory, reporter: Reporter) -> None:
+    def __init__(self, rows: int, shared: SharedMemory, memory: GlobalMemory, reporter: Reporter) -> None:
         self.shared = shared
+        self.memory = memory
         self.report = reporter
         self.committed = np.zeros((rows, 32), np.int32)
         self.copies: list[_Copy] = []
 
-    def start(self, frame: Frame, place: Place, data: Array, size: int, op: Op) -> None:
+    def start(
+        self, frame: Frame, place: Place, data: Array, size: int, op: Op, reads: list[tuple[list[Target], int]]
+    ) -> None:
         """The threads issue copies whose bytes are ``data`` (warps, lanes, words)."""
         self.shared.begin_copy(frame, place, size, op)
         under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active.copy()
         if not under_way.any():
             return
-        self.copies.append(_Copy(op, frame.flat, place.index, data, self.committed[frame.flat], under_way))
+        self.copies.append(
+            _Copy(op, frame.flat, place.index, data, self.committed[frame.flat], under_way, frame, reads)
+        )
 
     def commit(self, frame: Frame) -> None:
         """Each active thread closes its group."""
@@ -62,6 +70,8 @@ class CopyQueue:
             if not done.any():
                 left.append(copy)
                 continue
+            for targets, size in copy.reads:  # the source may have been written since the copy was issued
+                self.memory.track(copy.frame, targets, 32, size, copy.op, "read")
             row, lane = np.nonzero(done)
             self.shared.land(
                 copy.rows[row], lane.astype(np.int32), copy.index[row, lane], copy.data[row, lane], copy.op

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -69,13 +68,6 @@ class Findings:
         self._found[key] = replace(earlier, count=earlier.count + finding.count) if earlier else finding
         if self._stop:
             raise EmulationError(str(finding), (finding,))
-
-    def add_once(
-        self, key_kind: Kind, where: SourceLine, other: SourceLine | None, make: Callable[[], Finding]
-    ) -> None:
-        """Record ``make()`` unless one of its kind and lines is there already."""
-        if (key_kind, where, other) not in self._found:
-            self.add(make())
 
     @property
     def all(self) -> tuple[Finding, ...]:

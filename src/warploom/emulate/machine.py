@@ -169,7 +169,7 @@ class _Launch:
         report = self.report = Reporter(self.findings, self.warps, start, clocks)
         self.memory.clocks, self.memory.report = clocks, report
         shared = SharedMemory(ctas, self.program.shared_bytes, self.shared_granule, clocks, report, self.checks)
-        copies = CopyQueue(rows, shared, report)
+        copies = CopyQueue(rows, shared, self.memory, report)
         barriers = self.barriers = Barriers(clocks, report, self.program.threads)
         ordering = Ordering(clocks, self.published)
         self.executor.enter(clocks, report, shared, copies, barriers, ordering, self.control)
