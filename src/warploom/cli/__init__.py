@@ -1,1 +1,1 @@
-"""The cli room."""
+"""The command line. Everything heavy is imported by the command that needs it."""

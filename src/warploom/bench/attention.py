@@ -1,0 +1,154 @@
+"""Attention's part of a ladder: inputs, the float64 reference on either side, and PyTorch's backends as peers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from warploom.bench.attention_reference import torch_error
+from warploom.bench.ladder import EmulatorCase, ErrorEntry
+from warploom.bench.peers import available_sdpa, torch_module
+from warploom.bench.timing import Candidate, input_sets
+from warploom.core.dtypes import DType, bf16
+from warploom.core.errors import ConfigError
+from warploom.ir.program import Program
+from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
+from warploom.kernels.ladder import Rung
+from warploom.ops.attention import plan
+from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, scalar_arguments
+
+GPU_TOKENS = 16384
+"""Batch times sequence length of every size on the GPU."""
+GPU_WIDTH = 2048
+"""Heads times head_dim there."""
+METRIC = "the larger of max |o - o64| / (u·(|o64| + Σp|v|) + f32 slack) and max |o - o64| / (2·max |rounded - o64|)"
+"""u is the type's unit roundoff; ``rounded`` a float64 computation that rounds P and O to the type."""
+
+
+def settled(
+    rung: Rung[AttentionConfig], head_dim: int, dtype: DType, settings: Mapping[str, str]
+) -> Rung[AttentionConfig]:
+    """The rung for a head_dim and type, with flags overridden. Raises ConfigError for what is no kernel."""
+    config = dataclasses.replace(rung.config, head_dim=head_dim, dtype=dtype).with_settings(dict(settings))
+    config.require()
+    return dataclasses.replace(rung, config=config)
+
+
+@dataclass(frozen=True)
+class AttentionFamily:
+    """Attention forward, full (no mask), self-attention. ``heads`` and ``seq`` are the emulator's problem."""
+
+    heads: int = 1
+    seq: int = 256
+    head_dim: int = 128
+    dtype: DType = bf16
+    name: str = "attention"
+
+    def program(self, config: AttentionConfig) -> Program:
+        """The traced kernel."""
+        return self.emulator_case(config, 0).program
+
+    def emulator_case(self, config: AttentionConfig, seed: int) -> EmulatorCase:
+        """q, k, v ~ N(0, 1) of shape (1, seq, heads, head_dim), and an output full of NaN."""
+        rng = np.random.default_rng(seed)
+        shape = (1, self.seq, self.heads, config.head_dim)
+        q, k, v = (rng.standard_normal(shape, np.float32).astype(config.dtype.numpy) for _ in range(3))
+        out = np.full_like(q, np.nan)
+        made = plan(q, k, v, config=config)
+
+        def errors() -> ErrorEntry:
+            heads_first = (np.swapaxes(x, 1, 2) for x in (q, k, v))
+            reference = attention_reference(*heads_first, dtype=config.dtype)
+            return _entry(attention_error(np.swapaxes(out, 1, 2), reference, config.dtype))
+
+        arguments = [q, k, v, out, *scalar_arguments(made.program, made.scalars)]
+        return EmulatorCase(made.program, made.grid, arguments, errors)
+
+    def expected_seconds(self, config: AttentionConfig) -> float:
+        """From the floating-point operations of the two products."""
+        return EMULATION_OVERHEAD + SECONDS_PER_FLOP * 4 * self.heads * self.seq**2 * config.head_dim
+
+    def gpu_case(self, size: int, device: int, seed: int) -> AttentionOnGpu:
+        """16384 tokens of sequences of length ``size``, heads × head_dim = 2048."""
+        return AttentionOnGpu(size, self.head_dim, self.dtype, device, seed)
+
+
+def _entry(report: ErrorReport) -> ErrorEntry:
+    """Both conditions of the report as one number of which 1 is the bound; NaN in the output counts as very far."""
+    value = max(report.value / report.bound, report.against_rounded / 2)
+    return ErrorEntry(METRIC, value if value < np.inf else float(np.finfo(np.float64).max), 1.0)
+
+
+class AttentionOnGpu:
+    """One sequence length on the GPU: input sets that rotate past the L2, outputs, reference and peers."""
+
+    def __init__(self, seq: int, head_dim: int, dtype: DType, device: int, seed: int) -> None:
+        torch = self._torch = torch_module()
+        self._device = torch.device("cuda", device)
+        self._index, self._dtype = device, dtype
+        self._kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype.name]
+        batch, heads = max(1, GPU_TOKENS // seq), max(1, GPU_WIDTH // head_dim)
+        self._shape = (batch, seq, heads, head_dim)
+        self.label: Mapping[str, int] = {"seq": seq, "batch": batch, "heads": heads}
+        self.flops = 4 * batch * heads * seq * seq * head_dim
+        l2 = int(torch.cuda.get_device_properties(self._device).L2_cache_size)
+        self.sets = input_sets(3 * 2 * int(np.prod(self._shape)), l2)
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._inputs = [self._fresh() for _ in range(self.sets)]
+        self._output = torch.empty(self._shape, dtype=self._kind, device=self._device)
+        self._calls: dict[str, GpuCall] = {}
+        self.peers: Sequence[Candidate] = self._peers()
+        self.stream = int(torch.cuda.current_stream(self._device).cuda_stream)
+
+    def _fresh(self) -> tuple[Any, Any, Any]:
+        q, k, v = (
+            self._torch.randn(self._shape, generator=self._generator, device=self._device, dtype=self._torch.float32)
+            .to(self._kind)
+            for _ in range(3)
+        )  # fmt: skip
+        return q, k, v
+
+    def _peers(self) -> list[Candidate]:
+        """PyTorch's flash and cuDNN backends, on the same memory seen as (batch, heads, seq, head_dim)."""
+        sets = [tuple(x.transpose(1, 2) for x in inputs) for inputs in self._inputs]
+        found = available_sdpa(*sets[0])
+        return [Candidate(name, _on_sets(run, sets)) for name, run in found.items()]
+
+    def prepare(self, rung: Rung[AttentionConfig]) -> Candidate:
+        """The rung's kernel, loaded, as launches without allocation."""
+        made = plan(*self._inputs[0], config=rung.config)
+        call = self._calls[rung.key] = GpuCall.prepare(made.program, made.grid, made.scalars, self._index)
+        pointers = [tuple(x.data_ptr() for x in (*inputs, self._output)) for inputs in self._inputs]
+        return Candidate(f"rung {rung.key}", lambda i: call.launch(pointers[i], "torch"))
+
+    def error(self, rung: Rung[AttentionConfig]) -> ErrorEntry:
+        """Against float64 on the GPU, on inputs drawn for this check alone."""
+        inputs = self._fresh()
+        self._output.fill_(float("nan"))
+        pointers = tuple(x.data_ptr() for x in (*inputs, self._output))
+        self._calls[rung.key].launch(pointers, "torch")
+        return _entry(torch_error(self._output, *inputs, self._dtype))
+
+
+def _on_sets(run: Any, sets: Sequence[tuple[Any, ...]]) -> Any:
+    return lambda i: run(*sets[i])
+
+
+def fitting(
+    family: AttentionFamily, rungs: Sequence[Rung[AttentionConfig]]
+) -> tuple[list[Rung[AttentionConfig]], list[str]]:
+    """The rungs that take the emulator's problem, and why the others do not."""
+    kept: list[Rung[AttentionConfig]] = []
+    reasons: list[str] = []
+    for rung in rungs:
+        try:
+            family.program(rung.config)
+            kept.append(rung)
+        except ConfigError as error:
+            reasons.append(f"rung {rung.key} is left out: {error}")
+    return kept, reasons

@@ -1,0 +1,146 @@
+"""Run kernels of a user's file on the emulator, with the launch that the kernel's example gives."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from warploom.core.errors import ProblemError, WarploomError
+from warploom.emulate import Emulation, emulate
+from warploom.ir.program import Program
+from warploom.lang import KernelFunction, Launch
+
+
+@dataclass(frozen=True)
+class Result:
+    """One array that was expected: an element's largest absolute error (NaN counts as infinite), and the tolerance."""
+
+    name: str
+    error: float
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a kernel's run showed."""
+
+    name: str
+    emulation: Emulation
+    results: tuple[Result, ...]
+
+    @property
+    def ok(self) -> bool:
+        """No findings, and every result within its tolerance."""
+        return not self.emulation.findings and all(result.ok for result in self.results)
+
+
+def kernels_of(target: str) -> list[KernelFunction]:
+    """The kernels of ``FILE.py`` that have an example, or the one of ``FILE.py:NAME``.
+
+    Raises ProblemError for a file that is not there or fails, a name that is no kernel, or a kernel without an example.
+    """
+    path, name = _split(target)
+    module = _load(path)
+    found = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, KernelFunction) and Path(value.function.__code__.co_filename) == path
+    }
+    if not found:
+        raise ProblemError(f"{path} defines no kernel: decorate a function with @warploom.lang.kernel(threads=…)")
+    if name is not None and name not in found:
+        raise ProblemError(f"{path} has no kernel {name!r}; it has {', '.join(found)}")
+    chosen = [found[name]] if name is not None else [f for f in found.values() if f.example_launch is not None]
+    if not chosen or any(f.example_launch is None for f in chosen):
+        kernel = name or next(iter(found))
+        raise ProblemError(
+            f"{kernel} does not say how to run it: add a function decorated with @{kernel}.example that takes a NumPy "
+            "random generator and returns warploom.lang.Launch(grid, arguments, expect={...})"
+        )
+    return chosen
+
+
+def check_kernel(function: KernelFunction, seed: int | None = None) -> Checked:
+    """Trace, run with all checks, and compare what the example expects. Raises WarploomError for what cannot run."""
+    program = _traced(function)
+    assert function.example_launch is not None
+    launch = function.example_launch(np.random.default_rng(seed or 0))
+    if not isinstance(launch, Launch):
+        raise ProblemError(
+            f"the example of {function.name} returns {type(launch).__name__}, not a warploom.lang.Launch"
+        )
+    arrays = dict(zip((p.name for p in program.parameters), launch.arguments, strict=False))
+    unknown = [name for name in launch.expect if name not in arrays]
+    if unknown:
+        raise ProblemError(
+            f"the example of {function.name} expects {unknown[0]!r}, which is none of {', '.join(arrays)}"
+        )
+    emulation = emulate(program, launch.grid, launch.arguments, seed=seed)
+    results = tuple(_compared(name, arrays[name], *wanted) for name, wanted in launch.expect.items())
+    return Checked(function.name, emulation, results)
+
+
+def _traced(function: KernelFunction) -> Program:
+    parameters = inspect.signature(function.function).parameters.values()
+    missing = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if missing:
+        raise ProblemError(
+            f"{function.name} has trace-time parameters without defaults: {', '.join(missing)}. Give them defaults"
+        )
+    return function.trace()
+
+
+def _compared(name: str, got: Any, expected: Any, tolerance: float) -> Result:
+    wanted = np.asarray(expected, np.float64)
+    found = np.asarray(got).astype(np.float64)
+    if wanted.shape != found.shape:
+        raise ProblemError(f"{name} has shape {found.shape}, the example expects {wanted.shape}")
+    if not found.size:
+        return Result(name, 0.0, tolerance, True)
+    with np.errstate(invalid="ignore"):
+        error = np.where(found == wanted, 0.0, np.abs(found - wanted))
+    error = np.where(np.isnan(found) & np.isnan(wanted), 0.0, error)
+    largest = float(np.where(np.isnan(error), np.finfo(np.float64).max, error).max())
+    return Result(name, min(largest, float(np.finfo(np.float64).max)), tolerance, largest <= tolerance)
+
+
+def _split(target: str) -> tuple[Path, str | None]:
+    """The file and the kernel's name, if there is one; a Windows drive's colon is none."""
+    head, colon, tail = target.rpartition(":")
+    file, name = (head, tail) if colon and tail.isidentifier() and head.endswith(".py") else (target, None)
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise ProblemError(f"there is no file {file}; write FILE.py or FILE.py:KERNEL")
+    return path, name
+
+
+def _load(path: Path) -> ModuleType:
+    """The file as a module; its folder is importable, as when Python runs it."""
+    name = f"_warploom_checked_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ProblemError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # get_type_hints looks the module up by its name
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except WarploomError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ProblemError(
+            f"{path} cannot be imported: {type(error).__name__}: {error} (line {last.lineno} of {last.filename})"
+        ) from error
+    finally:
+        sys.path.remove(str(path.parent))
+    return module

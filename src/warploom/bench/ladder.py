@@ -1,0 +1,298 @@
+"""Run a family's ladder: every rung through the emulator, both compilers' targets and, where there is one, the GPU.
+
+What differs between attention, matmul and reductions is behind :class:`Family`; the rows are the same for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from warploom.bench.environment import environment
+from warploom.bench.monitor import GpuMonitor
+from warploom.bench.resources import TargetEntry, compile_for, missing_compiler
+from warploom.bench.timing import Candidate, EventClock, Measured, measure, paired_ratio
+from warploom.core.dtypes import DType
+from warploom.emulate import Emulation, Finding, emulate
+from warploom.ir.program import Program, SourceLine
+from warploom.kernels.ladder import Rung
+
+Config = TypeVar("Config")
+Progress = Callable[[str, float], None]
+"""Told what is being done and the fraction done of the whole."""
+
+TARGETS = ("sm_80", "sm_90a")
+ACCESS_CLASSES = ("ldmatrix", "st.shared", "ld.shared", "cp.async")
+"""Shared-memory accesses that every row counts; others follow where a kernel has them."""
+
+
+@dataclass(frozen=True)
+class ErrorEntry:
+    """How far a result is from the reference: right when ``value`` is at most ``bound``."""
+
+    metric: str
+    value: float
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        """False for NaN too."""
+        return self.value <= self.bound
+
+
+@dataclass(frozen=True)
+class EmulatorCase:
+    """One rung on the emulator: run ``program``, then :attr:`errors` judges what came out."""
+
+    program: Program
+    grid: tuple[int, ...]
+    arguments: Sequence[Any]
+    errors: Callable[[], ErrorEntry]
+
+
+class GpuCase(Protocol[Config]):
+    """One problem size on the GPU, with its inputs in place.
+
+    ``label`` says the size in the result ({"seq": 4096, …}), ``flops`` the work of one call, ``sets`` the input sets.
+    """
+
+    @property
+    def label(self) -> Mapping[str, int]: ...
+    @property
+    def flops(self) -> int: ...
+    @property
+    def sets(self) -> int: ...
+    @property
+    def stream(self) -> int: ...
+    @property
+    def peers(self) -> Sequence[Candidate]: ...
+
+    def prepare(self, rung: Rung[Config]) -> Candidate:
+        """The rung, compiled and loaded. Raises ConfigError where it does not fit the size or the GPU."""
+        ...
+
+    def error(self, rung: Rung[Config]) -> ErrorEntry:
+        """Fresh random inputs, a poisoned output, one call, and the distance from the reference."""
+        ...
+
+
+class Family(Protocol[Config]):
+    """What a kernel family brings to its ladder."""
+
+    @property
+    def name(self) -> str: ...
+
+    def emulator_case(self, config: Config, seed: int) -> EmulatorCase:
+        """Random inputs and poisoned outputs for one run on the CPU. Raises ConfigError where the rung does not fit."""
+        ...
+
+    def expected_seconds(self, config: Config) -> float:
+        """About how long the emulator takes."""
+        ...
+
+    def gpu_case(self, size: int, device: int, seed: int) -> GpuCase[Config]:
+        """The GPU's part at one size."""
+        ...
+
+
+@dataclass
+class LadderResult:
+    """``environment`` and ``rows`` as they stand in the JSON; ``notes`` say what was left out and why."""
+
+    environment: dict[str, Any]
+    rows: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the kernels: findings, errors over their bound, code that does not compile."""
+        found: list[str] = []
+        for row in self.rows:
+            who = f"rung {row['rung']}"
+            if not row["error"]["value"] <= row["error"]["bound"]:
+                found.append(f"{who}: error {row['error']['value']:.3g} is over its bound {row['error']['bound']:.3g}")
+            found += [f"{who}: {finding['message']}" for finding in row["findings"]]
+            found += [f"{who} on {t}: {entry['error']}" for t, entry in row["targets"].items() if "error" in entry]
+            for cell in (row["gpu"] or {}).get("cells", ()):
+                if not cell["error"]["value"] <= cell["error"]["bound"]:
+                    found.append(f"{who} on the GPU at {cell.get('seq', cell)}: wrong results")
+        return found
+
+    def json(self) -> dict[str, Any]:
+        """The result as it is written to files."""
+        return {"environment": self.environment, "rows": self.rows}
+
+
+def config_json(config: Any) -> dict[str, Any]:
+    """The flags of a configuration; types by their names."""
+    flags = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return {name: value.name if isinstance(value, DType) else value for name, value in flags.items()}
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """A finding with its source lines as text."""
+    return dataclasses.asdict(finding) | {
+        "where": _line(finding.where),
+        "other": _line(finding.other) if finding.other is not None else None,
+    }
+
+
+def _line(where: SourceLine) -> str:
+    return str(where)
+
+
+def wavefronts_json(emulation: Emulation) -> dict[str, dict[str, int]]:
+    """Executed and ideal wavefronts of each class of shared-memory access."""
+    classes = dict.fromkeys((*ACCESS_CLASSES, *emulation.traffic.shared))
+    return {name: {"actual": w.actual, "ideal": w.ideal} for name in classes for w in (emulation.traffic[name],)}
+
+
+def run_ladder(
+    family: Family[Config],
+    rungs: Sequence[Rung[Config]],
+    *,
+    seed: int | None = None,
+    gpu_sizes: Sequence[int] = (),
+    device: int = 0,
+    progress: Progress | None = None,
+    rounds: int = 15,
+) -> LadderResult:
+    """Every rung on the emulator and through the compiler, and at ``gpu_sizes`` on GPU ``device``.
+
+    A row is ``{"rung", "name", "config", "error": {"metric", "value", "bound"}, "findings", "wavefronts",
+    "targets": {"sm_80": {"registers", "spill_bytes", "stack_bytes", "shared_bytes", "instructions"}, …},
+    "gpu": {"seq", "tflops", "ratio", …, "cells": [one for each size]} or None}``; the fields of ``gpu`` beside its
+    cells are those of its last cell. ``seed`` draws other inputs and runs the warps in an adversarial order.
+
+    Raises ConfigError where a rung does not fit the emulator's problem.
+    """
+    tell = progress or (lambda text, fraction: None)
+    result = LadderResult(environment(device if gpu_sizes else None), [])
+    weights = [family.expected_seconds(rung.config) for rung in rungs]
+    share = 1.0 if not gpu_sizes else sum(weights) / (sum(weights) + 10.0 * len(gpu_sizes))
+    missing = missing_compiler()
+    if missing:
+        result.notes.append(missing)
+    cases = [family.emulator_case(rung.config, seed or 0) for rung in rungs]
+    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="warploom-ladder") as pool:
+        compiling: list[dict[str, Future[TargetEntry]]] = [
+            {} if missing else {arch: pool.submit(compile_for, case.program, arch) for arch in TARGETS}
+            for case in cases
+        ]
+        done = 0.0
+        for rung, case, jobs, weight in zip(rungs, cases, compiling, weights, strict=True):
+            start, width, what = done / sum(weights), weight / sum(weights), f"rung {rung.key} on the emulator"
+            tell(what, share * start)
+            emulation = emulate(
+                case.program,
+                case.grid,
+                case.arguments,
+                seed=seed,
+                progress=_part(tell, what, share * start, share * width),
+            )
+            done += weight
+            result.rows.append(_row(rung, case, emulation))
+            result.rows[-1]["targets"] = jobs  # replaced below, once compiled
+        tell("compiling", share)
+        for row in result.rows:
+            row["targets"] = {arch: job.result() for arch, job in row["targets"].items()}
+    if gpu_sizes:
+        _time_on_gpu(
+            family, rungs, result, gpu_sizes, device, seed or 0, rounds, lambda t, f: tell(t, share + (1 - share) * f)
+        )
+    tell("done", 1.0)
+    return result
+
+
+def _part(tell: Progress, what: str, start: float, width: float) -> Callable[[float], None]:
+    return lambda fraction: tell(what, start + width * fraction)
+
+
+def _row(rung: Rung[Any], case: EmulatorCase, emulation: Emulation) -> dict[str, Any]:
+    return {
+        "rung": rung.key,
+        "name": rung.name,
+        "config": config_json(rung.config),
+        "error": dataclasses.asdict(case.errors()),
+        "findings": [finding_json(f) for f in emulation.findings],
+        "wavefronts": wavefronts_json(emulation),
+        "targets": {},
+        "gpu": None,
+    }
+
+
+def _time_on_gpu(
+    family: Family[Config],
+    rungs: Sequence[Rung[Config]],
+    result: LadderResult,
+    sizes: Sequence[int],
+    device: int,
+    seed: int,
+    rounds: int,
+    tell: Progress,
+) -> None:
+    """Check and time all rungs and peers, size by size, and put the cells into the rows."""
+    from warploom.cuda.device import cuda_core
+
+    monitor = GpuMonitor(cuda_core().Device(device).pci_bus_id)
+    clocks: dict[str, Any] = {"before": monitor.state()}
+    result.environment["driver"] = clocks["before"].get("driver")
+    cells: list[list[dict[str, Any]]] = [[] for _ in rungs]
+    for number, size in enumerate(sizes):
+        what = f"GPU, size {size}"
+        tell(what, number / len(sizes))
+        case = family.gpu_case(size, device, seed + number)
+        timed = _size(case, rungs, result, monitor, rounds, _part(tell, what, number / len(sizes), 1 / len(sizes)))
+        clocks["under_load"] = monitor.state()
+        for index, cell in timed.items():
+            cells[index].append(cell)
+    clocks["after"] = monitor.state()
+    result.environment["clocks"] = clocks
+    for row, of_row in zip(result.rows, cells, strict=True):
+        if of_row:
+            row["gpu"] = {**of_row[-1], "cells": of_row}
+
+
+def _size(
+    case: GpuCase[Config],
+    rungs: Sequence[Rung[Config]],
+    result: LadderResult,
+    monitor: GpuMonitor,
+    rounds: int,
+    progress: Callable[[float], None],
+) -> dict[int, dict[str, Any]]:
+    """The cells of one size, by the rung's index; a rung that does not fit it is noted and has none."""
+    from warploom.core.errors import ConfigError
+
+    candidates: dict[int, Candidate] = {}
+    errors: dict[int, ErrorEntry] = {}
+    for index, rung in enumerate(rungs):
+        try:
+            candidates[index] = case.prepare(rung)
+        except ConfigError as error:
+            result.notes.append(f"rung {rung.key} is not timed at {dict(case.label)}: {error}")
+            continue
+        errors[index] = case.error(rung)
+    everyone = [*candidates.values(), *case.peers]
+    times = measure(everyone, case.sets, EventClock(case.stream), rounds=rounds, monitor=monitor, progress=progress)
+    peers = {peer.name: times[peer.name] for peer in case.peers}
+    return {index: _cell(case, times[candidate.name], peers, errors[index]) for index, candidate in candidates.items()}
+
+
+def _cell(case: GpuCase[Any], ours: Measured, peers: Mapping[str, Measured], error: ErrorEntry) -> dict[str, Any]:
+    def tflops(m: Measured) -> dict[str, float]:
+        return m.seconds.rate(case.flops / 1e12).json()
+
+    return {
+        **case.label,
+        "tflops": tflops(ours),
+        "ratio": {name: round(paired_ratio(ours, peer), 4) for name, peer in peers.items()},
+        "milliseconds": {k: v * 1000 for k, v in ours.seconds.json().items()},
+        "clock_mhz": ours.clock_mhz.json() if ours.clock_mhz else None,
+        "samples": ours.seconds.count,
+        "peers": {name: {"tflops": tflops(peer)} for name, peer in peers.items()},
+        "error": dataclasses.asdict(error),
+    }

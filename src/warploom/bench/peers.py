@@ -1,0 +1,56 @@
+"""The kernels of others to compare with, run in the same process. Imported lazily: torch is no dependency."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from warploom.core.errors import UnsupportedDeviceError
+
+SDPA_BACKENDS = {
+    "torch_flash": "FLASH_ATTENTION",
+    "torch_cudnn": "CUDNN_ATTENTION",
+    "torch_math": "MATH",
+}
+"""Names in results, and PyTorch's names of the backends of ``scaled_dot_product_attention``."""
+
+
+def torch_module() -> Any:
+    """PyTorch with a usable GPU. Raises UnsupportedDeviceError that says what is missing."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError as error:
+        raise UnsupportedDeviceError(
+            "timing on a GPU needs PyTorch, for its inputs, its reference and as the peer: pip install torch"
+        ) from error
+    if not torch.cuda.is_available():
+        raise UnsupportedDeviceError("the installed PyTorch sees no GPU: install its CUDA build to time on the GPU")
+    return torch
+
+
+def sdpa(name: str) -> Callable[[Any, Any, Any], Any]:
+    """PyTorch's attention through one backend, on (batch, heads, seq, head_dim) tensors; one of SDPA_BACKENDS."""
+    torch = torch_module()
+    attention: Any = importlib.import_module("torch.nn.attention")
+    backend = getattr(attention.SDPBackend, SDPA_BACKENDS[name])
+    function = torch.nn.functional.scaled_dot_product_attention
+
+    def run(q: Any, k: Any, v: Any) -> Any:
+        with attention.sdpa_kernel(backend):
+            return function(q, k, v)
+
+    return run
+
+
+def available_sdpa(q: Any, k: Any, v: Any, names: tuple[str, ...] = ("torch_flash", "torch_cudnn")) -> dict[str, Any]:
+    """The backends of ``names`` that take these tensors, and of each that does not, nothing."""
+    found: dict[str, Any] = {}
+    for name in names:
+        run = sdpa(name)
+        try:
+            run(q, k, v)
+        except RuntimeError:  # "No available kernel": this build or GPU lacks the backend
+            continue
+        found[name] = run
+    return found

@@ -1,0 +1,93 @@
+"""``warploom check``: a user's own kernels on the emulator, under all checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from warploom.cli.errors import explains_errors
+from warploom.cli.output import console, write_json
+
+if TYPE_CHECKING:
+    from warploom.bench.checking import Checked
+    from warploom.ir.program import SourceLine
+
+_EXCERPT = 1  # lines of source shown before and after
+
+
+@explains_errors
+def check(
+    file: Annotated[str, typer.Argument(metavar="FILE.py[:KERNEL]", help="A file of kernels, or one kernel of it.")],
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Draw other inputs, and run the warps in an adversarial order.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The findings as JSON on standard output.")] = False,
+) -> None:
+    """Run kernels on the emulator with all checks: races, missing waits, uninitialised data, bounds, deadlock.
+
+    A kernel says how to run it with ``@KERNEL.example``: a function of a NumPy generator that returns a
+    ``warploom.lang.Launch(grid, arguments, expect)``. Exit code 1 if there is a finding or a wrong result.
+
+    \b
+    Examples:
+      warploom check my_kernels.py
+      warploom check my_kernels.py:row_max --seed 7
+    """
+    from warploom.bench.checking import check_kernel, kernels_of
+
+    checked = [check_kernel(function, seed) for function in kernels_of(file)]
+    if json:
+        write_json({"kernels": [_as_json(one) for one in checked]}, "-")
+    else:
+        for one in checked:
+            _show(one)
+    if not all(one.ok for one in checked):
+        raise typer.Exit(1)
+
+
+def _as_json(one: Checked) -> dict[str, Any]:
+    from warploom.bench.ladder import finding_json, wavefronts_json
+
+    return {
+        "kernel": one.name,
+        "ok": one.ok,
+        "findings": [finding_json(f) for f in one.emulation.findings],
+        "results": [dataclasses.asdict(result) for result in one.results],
+        "wavefronts": wavefronts_json(one.emulation),
+    }
+
+
+def _show(one: Checked) -> None:
+    out = console()
+    if one.emulation.findings:
+        out.print(one.emulation.table())
+        for finding in one.emulation.findings:
+            out.print(f"{finding.kind} at", markup=False)
+            for where in filter(None, (finding.where, finding.other)):
+                out.print(excerpt(where), markup=False)
+    for result in one.results:
+        verdict = "right" if result.ok else "WRONG"
+        out.print(
+            f"{one.name}: {result.name} is {verdict}, error {result.error:.3g} (tolerance {result.tolerance:g})",
+            markup=False,
+        )
+    conflicts = {n: w for n, w in one.emulation.traffic.shared.items() if w.conflicts}
+    for name, w in conflicts.items():
+        out.print(f"{one.name}: {name} takes {w.actual} wavefronts, {w.ideal} without bank conflicts", markup=False)
+    if one.ok:
+        shown = "" if one.results else " (nothing was expected of the outputs: give expect to Launch)"
+        out.print(f"{one.name}: no findings{shown}", markup=False)
+
+
+def excerpt(where: SourceLine) -> str:
+    """The author's line with its neighbours, the line itself marked."""
+    first, last = max(1, where.line - _EXCERPT), where.line + _EXCERPT
+    lines = [f"  {where.file}:{where.line}"]
+    for number in range(first, last + 1):
+        text = linecache.getline(where.file, number).rstrip()
+        if text or number == where.line:
+            lines.append(f"  {'>' if number == where.line else ' '} {number:4d} | {text}")
+    return "\n".join(lines)

@@ -1,0 +1,49 @@
+"""Errors as one message on standard error and exit code 2; a traceback only when asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec
+
+import typer
+
+P = ParamSpec("P")
+
+
+@dataclass
+class Settings:
+    """Options that stand before the command."""
+
+    debug: bool = False
+
+
+settings = Settings()
+
+
+def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Decorator of a command: errors that warploom raises on purpose become a message and exit code 2."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        from warploom.core.errors import WarploomError
+
+        try:
+            command(*args, **kwargs)
+        except WarploomError as error:
+            if settings.debug:
+                raise
+            fail(str(error))
+        except OSError as error:
+            if settings.debug or error.filename is None:
+                raise
+            fail(f"{error.filename}: {error.strerror or error}")
+
+    return run
+
+
+def fail(message: str) -> None:
+    """Say what is wrong and end with exit code 2."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)

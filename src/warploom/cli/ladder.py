@@ -1,0 +1,129 @@
+"""``warploom ladder``: every rung of a kernel family, checked, compiled and, on a GPU, timed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from warploom.cli.errors import explains_errors
+from warploom.cli.options import (
+    DTypeName,
+    HeadDim,
+    JsonFile,
+    On,
+    RungList,
+    Settings,
+    chosen_rungs,
+    on_gpu,
+    parse_settings,
+)
+from warploom.cli.output import console, note, progress_bar, write_json
+
+if TYPE_CHECKING:
+    from warploom.bench.attention import AttentionFamily
+    from warploom.bench.ladder import LadderResult
+    from warploom.kernels.attention.config import AttentionConfig
+    from warploom.kernels.ladder import Rung
+
+app = typer.Typer(help="The steps of a kernel, each checked against float64 and for defects.", no_args_is_help=True)
+
+
+@app.callback()
+def _ladder() -> None:
+    """The steps of a kernel, each checked against float64 and for defects, compiled and, on a GPU, timed."""
+
+
+@app.command("attention")
+@explains_errors
+def attention(
+    rung: RungList = None,
+    set_: Settings = None,
+    seq: Annotated[int, typer.Option(min=1, help="Sequence length on the emulator.")] = 256,
+    heads: Annotated[int, typer.Option(min=1, help="Heads on the emulator.")] = 1,
+    head_dim: HeadDim = 128,
+    dtype: DTypeName = "bf16",
+    on: On = "auto",
+    gpu_seq: Annotated[
+        str, typer.Option(metavar="SEQ,…", help="Sequence lengths on the GPU, at 16384 tokens and 2048 columns.")
+    ] = "4096",
+    json: JsonFile = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Draw other inputs, and run the warps in an adversarial order.")
+    ] = None,
+) -> None:
+    """Attention forward, rung by rung: error, findings, bank conflicts, registers and TFLOP/s.
+
+    Every rung runs on the emulator with all checks (races, uninitialised data, bounds, bank conflicts) and is compiled
+    for sm_80 and sm_90a where NVRTC is installed; no GPU is needed. Exit code 1 if a rung is wrong.
+
+    \b
+    Examples:
+      warploom ladder attention
+      warploom ladder attention --rung 1,2 --set tile_n=32 --json -
+      warploom ladder attention --on gpu --gpu-seq 4096,16384
+    """
+    from warploom.bench.attention import fitting
+
+    sizes = sequence_lengths(gpu_seq) if on_gpu(on) else []
+    family, rungs = attention_rungs(rung, set_, seq, heads, head_dim, dtype)
+    fitting_rungs, left_out = fitting(family, rungs)
+    if left_out and (rung or not fitting_rungs):
+        from warploom.core.errors import ConfigError
+
+        raise ConfigError("; ".join(left_out))
+    result = run(family, fitting_rungs, sizes, seed)
+    result.notes[:0] = left_out
+    report(result, json)
+
+
+def sequence_lengths(text: str) -> list[int]:
+    """The numbers of ``4096,16384``. Raises typer.BadParameter for anything else."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"sequence lengths are numbers with commas between, not {text!r}") from None
+    if min(sizes) < 1:
+        raise typer.BadParameter(f"sequence lengths are positive, not {text!r}")
+    return sizes
+
+
+def attention_rungs(
+    rung: list[str] | None, settings: list[str] | None, seq: int, heads: int, head_dim: int, dtype: str
+) -> tuple[AttentionFamily, list[Rung[AttentionConfig]]]:
+    """The family with the emulator's problem, and the rungs asked for with their flags overridden."""
+    from warploom.bench.attention import AttentionFamily, settled
+    from warploom.core.dtypes import dtype_of
+    from warploom.kernels.attention.ladder import LADDER
+
+    kind, overrides = dtype_of(dtype), parse_settings(settings)
+    rungs = [settled(r, head_dim, kind, overrides) for r in chosen_rungs(LADDER, rung)]
+    return AttentionFamily(heads, seq, head_dim, kind), rungs
+
+
+def run(
+    family: AttentionFamily, rungs: list[Rung[AttentionConfig]], sizes: list[int], seed: int | None
+) -> LadderResult:
+    """Run the ladder under a progress bar, after saying how long the emulator will take."""
+    from warploom.bench.ladder import run_ladder
+
+    expected = sum(family.expected_seconds(rung.config) for rung in rungs) * (1 if seed is None else 4)
+    note(f"{len(rungs)} rungs on the emulator with all checks: about {max(1, round(expected))} s")
+    with progress_bar() as progress:
+        return run_ladder(family, rungs, seed=seed, gpu_sizes=sizes, progress=progress)
+
+
+def report(result: LadderResult, json: str | None) -> None:
+    """The table (for ``-`` the JSON alone), what was left out, and what is wrong: exit code 1 then."""
+    if json != "-":
+        from warploom.bench.tables import ladder_table
+
+        console().print(ladder_table(result.rows))
+    if json is not None:
+        write_json(result.json(), json)
+    for text in result.notes:
+        note(text)
+    if result.problems:
+        for text in result.problems:
+            note(f"wrong: {text}")
+        raise typer.Exit(1)

@@ -1,0 +1,48 @@
+"""``warploom``: ladders, checks, generated code and measurements from the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from warploom.cli import bench, check, doctor, ladder, show
+from warploom.cli.errors import settings
+
+app = typer.Typer(
+    name="warploom",
+    help="Tensor-core kernels that a person can write, check and understand in Python.",
+    epilog="Start with: warploom ladder attention",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(ladder.app, name="ladder")
+app.command("check")(check.check)
+app.add_typer(show.app, name="show")
+app.add_typer(bench.app, name="bench")
+app.command("doctor")(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from warploom import __version__
+
+        typer.echo(f"warploom {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _main(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    settings.debug = debug
+
+
+if __name__ == "__main__":
+    app()

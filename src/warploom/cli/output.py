@@ -1,0 +1,56 @@
+"""Tables, progress bars and JSON: results go to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PLAIN_WIDTH = 140
+"""Columns of a table that does not go to a terminal."""
+
+
+def console(stderr: bool = False) -> Console:
+    """A rich console; tables that are piped away keep a fixed, wide layout."""
+    from rich.console import Console
+
+    found = Console(stderr=stderr, highlight=False)
+    if not found.is_terminal:
+        found = Console(stderr=stderr, highlight=False, width=PLAIN_WIDTH)
+    return found
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, float], None]]:
+    """A bar on standard error (when it is a terminal): call what it yields with (what is being done, fraction)."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description:<28}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    target = console(stderr=True)
+    with Progress(*columns, console=target, transient=True, disable=not target.is_terminal) as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda text, fraction: bar.update(task, description=text, completed=fraction)
+
+
+def write_json(value: Any, destination: str) -> None:
+    """``value`` to a file, or to standard output for ``-``. Folders on the way are made."""
+    text = json.dumps(value, indent=2, allow_nan=False, default=str)
+    if destination == "-":
+        typer.echo(text)
+        return
+    path = Path(destination)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+    note(f"written to {path}")
+
+
+def note(text: str) -> None:
+    """A remark for the person at the terminal, on standard error."""
+    typer.echo(text, err=True)
