@@ -14,6 +14,7 @@ import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, s64, u32, u64
 from warploom.isa.base import Array, Instruction, inline_ptx
+from warploom.isa.rounding import fma_double, fma_single, single_to_odd, sum_to_odd
 
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%", "shl": "<<", "shr": ">>"}
@@ -33,10 +34,14 @@ def _divide(value: Array, by: Array) -> Array:
     if value.dtype.kind == "f":
         return value / by
     safe = np.where(by == 0, by.dtype.type(1), by)
-    quotient = (
-        np.abs(value) // np.abs(safe) * np.sign(value) * np.sign(safe) if value.dtype.kind == "i" else value // safe
-    )
-    return np.where(by == 0, ~by.dtype.type(0), quotient.astype(value.dtype))
+    if value.dtype.kind == "i":
+        unsigned = np.dtype(f"u{value.dtype.itemsize}")  # the magnitude of the least integer fits there alone
+        sizes = [np.ascontiguousarray(np.abs(x)).view(unsigned) for x in (value, safe)]
+        magnitude = (sizes[0] // sizes[1]).view(value.dtype)
+        quotient = np.where((value < 0) != (safe < 0), -magnitude, magnitude)
+    else:
+        quotient = value // safe
+    return np.where(by == 0, ~by.dtype.type(0), quotient)
 
 
 def _remainder(value: Array, by: Array) -> Array:
@@ -208,7 +213,7 @@ class Unary(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Fma(Instruction):
-    """``fma.rn.f32``: a·b + c, rounded once. The emulator forms it in float64 and rounds to float32."""
+    """``fma.rn``: a·b + c of f32 or f64, rounded once."""
 
     dtype: DType = f32
     pure: ClassVar[bool] = True
@@ -230,9 +235,8 @@ class Fma(Instruction):
         return f"{'__fmaf_rn' if self.dtype is f32 else '__fma_rn'}({', '.join(operands)})"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        a, b, c = operands
         with np.errstate(all="ignore"):
-            return ((a.astype(np.float64) * b.astype(np.float64) + c).astype(self.dtype.numpy),)
+            return ((fma_single if self.dtype is f32 else fma_double)(*operands),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +337,11 @@ class Bitcast(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Convert(Instruction):
-    """A conversion by value: integers widen, narrow (wrapping) or become floats; floats truncate toward zero."""
+    """A conversion by value: integers widen, narrow (wrapping) or become floats; floats truncate toward zero.
+
+    Floats beyond an integer type's range become its nearest end; a NaN becomes 0 where both types have 32 bits, else
+    the integer whose highest bit alone is set (PTX ISA, ``cvt``).
+    """
 
     source: DType
     dtype: DType
@@ -357,6 +365,12 @@ class Convert(Instruction):
             return f"{operands[0]} != 0"
         return f"({self.dtype.cuda}){operands[0]}"
 
+    @property
+    def _from_nan(self) -> int:
+        if self.source.bits == self.dtype.bits == 32:
+            return 0
+        return -(1 << (self.dtype.bits - 1)) if self.dtype.kind == "signed" else 1 << (self.dtype.bits - 1)
+
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         x = operands[0]
         if self.source.is_float and self.dtype.is_integer:
@@ -364,7 +378,8 @@ class Convert(Instruction):
             whole = np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
             clipped = np.clip(whole, float(info.min), float(info.max))
             at_top = clipped >= float(info.max)
-            return (np.where(at_top, info.max, np.where(at_top, 0, clipped).astype(self.dtype.numpy)),)
+            converted = np.where(at_top, info.max, np.where(at_top, 0, clipped).astype(self.dtype.numpy))
+            return (np.where(np.isnan(x), self.dtype.numpy.type(self._from_nan), converted),)
         return (x.astype(self.dtype.numpy),)
 
 
@@ -485,14 +500,19 @@ class PairArithmetic(Instruction):
         ins = [("r", x) for x in operands]
         return inline_ptx(f"{self.mnemonic} %0, {sources};", [("=r", results[0])], ins, volatile=False)
 
+    def _to_odd(self, *x: Array) -> Array:
+        """The exact result in f64, rounded to odd where it does not fit (products always do)."""
+        if self.op == "fma":
+            return sum_to_odd(x[0] * x[1], x[2])
+        return sum_to_odd(*x) if self.op == "add" else _BINARY[self.op](*x)
+
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         halves: list[Array] = []
         for shift in (0, 16):
             bits = [(x >> np.uint32(shift)).astype(np.uint16) for x in operands]
             x = [half_to_f32(b, self.half).astype(np.float64) for b in bits]
             with np.errstate(all="ignore"):
-                exact = x[0] * x[1] + x[2] if self.op == "fma" else _BINARY[self.op](x[0], x[1])
-                halves.append(_to_half(exact, self.half).astype(np.uint32))
+                halves.append(_to_half(single_to_odd(self._to_odd(*x)), self.half).astype(np.uint32))
         return (halves[0] | (halves[1] << np.uint32(16)),)
 
 

@@ -1,0 +1,191 @@
+"""Every instruction: text that agrees with its operands, effects that name existing ones, meanings that keep types."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from warploom import isa
+from warploom.core.dtypes import bf16, f16, f32, f64, pred, s32, tf32, u16, u32, u64
+from warploom.isa.alu import Binary, Bitcast, Convert, Fma, PackPair, PairArithmetic, Permute, Select, Unary, UnpackHalf
+from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.base import Instruction, inline_ptx
+from warploom.isa.matrix import MmaSync
+from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store
+from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, MbarrierTryWait
+from warploom.isa.warp import Elect, Shuffle, SyncWarp, Vote
+
+INSTRUCTIONS: list[Instruction] = [
+    *(Unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
+    *(PackPair(t) for t in (f16, bf16)),
+    *(UnpackHalf(f16, i) for i in (0, 1)),
+    *(PairArithmetic(op, f16) for op in ("fma", "add", "max")),
+    *(Load("shared", u32, n, 64) for n in (1, 2, 4)),
+    Load("global", f64, 2),
+    Load("global", u16, cache="nc"),
+    Load("global", u32, order="acquire"),
+    *(Store("global", u32, n) for n in (1, 2, 4)),
+    Store("shared", f32, offset=-16),
+    Atomic("global", "add", u32),
+    Atomic("global", "cas", u32),
+    *(LdMatrix(n, t, 128) for n in (1, 2, 4) for t in (False, True)),
+    *(StMatrix(n) for n in (1, 2, 4)),
+    MmaSync("m16n8k16", bf16),
+    MmaSync("m16n8k16", f16, f16),
+    MmaSync("m16n8k8", tf32),
+    *(CpAsync(n, "ca") for n in (4, 8, 16)),
+    CpAsync(16, "cg", zero_fill=True, prefetch=128, shared_offset=32, global_offset=-64),
+    CommitCopies(),
+    WaitCopies(1),
+    BarSync(64),
+    BarArrive(64),
+    MemoryFence("gpu"),
+    MbarrierArrival(512),
+    MbarrierTryWait(8),
+    TensorCopy("load", 2),
+    TensorCopy("store", 3),
+    Elect(),
+]
+
+
+def _names(instruction: Instruction) -> tuple[list[str], list[str]]:
+    return (
+        [f"r{i}" for i in range(len(instruction.result_types))],
+        [f"x{i}" for i in range(len(instruction.operand_types))],
+    )
+
+
+@pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.mnemonic)
+def test_ptx_names_every_operand_once_and_no_other(instruction):
+    results, operands = _names(instruction)
+    text = instruction.cuda(results, operands)
+    assert text.endswith((";", "}"))
+    for name in operands:
+        assert re.search(rf"\({name}\)|{name}\)", text), (name, text)
+    body = re.search(r'asm(?: volatile)?\("([^"]*)"', text)
+    assert body is not None
+    numbered = {int(n) for n in re.findall(r"%(\d+)", body[1])}
+    listed = len(re.findall(r'"[=+]?[a-z]"\(', text))
+    assert numbered == set(range(listed)), text
+
+
+@pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.mnemonic)
+def test_the_mnemonics_opcode_is_in_the_text(instruction):
+    text = instruction.cuda(*_names(instruction))
+    opcode = instruction.mnemonic.split(".")[0]
+    assert opcode in text
+
+
+@pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.mnemonic)
+def test_constraints_fit_the_types(instruction):
+    results, operands = _names(instruction)
+    text = instruction.cuda(results, operands)
+    types = (*instruction.result_types, *instruction.operand_types)
+    for name, dtype in zip((*results, *operands), types, strict=True):
+        found = re.search(rf'"[=+]?([a-z])"\({name}\)', text)
+        if found and dtype.constraint:
+            assert found[1] == dtype.constraint, (name, dtype, text)
+
+
+@pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.mnemonic)
+def test_effects_name_operands_that_exist(instruction):
+    count = len(instruction.operand_types)
+    for effect in instruction.effects():
+        for f in fields(effect):
+            if f.name in ("address", "shared", "source", "valid_bytes", "barrier", "mask", "guard", "parity"):
+                position = getattr(effect, f.name)
+                assert position is None or 0 <= position < count, (effect, f.name)
+
+
+def test_memory_instructions_are_volatile_and_clobber_memory():
+    for instruction in INSTRUCTIONS:
+        touches_memory = any(hasattr(e, "space") or "Copy" in type(e).__name__ for e in instruction.effects())
+        if touches_memory:
+            text = instruction.cuda(*_names(instruction))
+            assert "asm volatile" in text, instruction.mnemonic
+            assert '"memory"' in text, instruction.mnemonic
+
+
+def test_accumulating_in_place_reads_and_writes_one_register():
+    instruction = MmaSync("m16n8k16", bf16)
+    c = [f"c{i}" for i in range(4)]
+    text = instruction.cuda(c, [f"x{i}" for i in range(6)] + c)
+    assert text.count('"+f"') == 4
+    assert "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" in text
+    apart = instruction.cuda(["d0", "d1", "d2", "d3"], [f"x{i}" for i in range(6)] + ["0.0f"] * 4)
+    assert apart.count('"=f"') == 4
+    assert apart.count('"f"(0.0f)') == 4
+
+
+def test_the_high_half_comes_first_in_a_conversion():
+    assert '"f"(high), "f"(low)' in PackPair(bf16).cuda(["r"], ["low", "high"])
+
+
+def test_offsets_are_immediates_of_the_address():
+    assert "[%4+128]" in LdMatrix(4, False, 128).cuda(list("abcd"), ["base"])
+    assert "[%0+-16]" in Store("shared", f32, offset=-16).cuda([], ["base", "x"])
+    assert inline_ptx("nop;") == 'asm volatile("nop;");'
+    assert inline_ptx("nop;", memory=True) == 'asm volatile("nop;" ::: "memory");'
+
+
+def _every_class() -> list[type[Instruction]]:
+    found: list[type[Instruction]] = []
+    for module in pkgutil.iter_modules(isa.__path__):
+        for value in vars(importlib.import_module(f"warploom.isa.{module.name}")).values():
+            if isinstance(value, type) and issubclass(value, Instruction) and value is not Instruction:
+                found.append(value)
+    return sorted(set(found), key=lambda c: c.__name__)
+
+
+@pytest.mark.parametrize("kind", _every_class(), ids=lambda c: c.__name__)
+def test_every_class_says_what_it_is(kind):
+    assert kind.__doc__
+    assert len(kind.__doc__) > 40
+    assert kind.mnemonic is not Instruction.mnemonic
+    if kind.pure:
+        assert kind.effects is Instruction.effects or kind.__name__ == "Special"
+        assert kind.lanewise
+    if kind.lanewise:
+        assert kind.meaning is not Instruction.meaning or kind.__name__ == "Special"
+
+
+def test_instructions_are_values():
+    assert Binary("add", u32) == Binary("add", u32)
+    assert hash(LdMatrix(4)) == hash(LdMatrix(4))
+    assert LdMatrix(4) != LdMatrix(4, offset=16)
+
+
+LANEWISE: list[Instruction] = [
+    Binary("add", f32), Binary("lt", s32), Binary("shl", u64), Fma(), Select(f32), Bitcast(f32, u32), Convert(f32, s32),
+    Convert(u32, pred), PackPair(f16), UnpackHalf(bf16, 1), PairArithmetic("mul", bf16), Permute(0x3210),
+    *(Unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32", "neg", "abs")),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("instruction", LANEWISE, ids=lambda i: i.mnemonic)
+def test_meanings_give_the_result_types_for_every_broadcast(instruction):
+    rng = np.random.default_rng(0)
+    for shape in ((1, 1), (1, 32), (4, 1), (4, 32)):
+        operands = [
+            rng.integers(0, 2, shape).astype(bool)
+            if t is pred
+            else rng.integers(0, 256, (*shape, t.bytes), np.uint8).view(t.numpy)[..., 0]
+            for t in instruction.operand_types
+        ]
+        results = instruction.meaning(*operands)
+        assert [r.dtype for r in results] == [t.numpy for t in instruction.result_types]
+        assert all(r.shape == shape for r in results)
+
+
+@pytest.mark.parametrize("instruction", [Shuffle("xor", f32), Vote("ballot"), SyncWarp()], ids=lambda i: i.mnemonic)
+def test_collectives_say_their_member_mask(instruction):
+    (sync,) = instruction.effects()
+    assert sync.mask == len(instruction.operand_types) - 1
+    assert not instruction.lanewise
+    assert not instruction.pure

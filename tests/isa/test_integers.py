@@ -1,0 +1,224 @@
+"""Integer, bit and predicate instructions against Python's integers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warploom.core.dtypes import DType, f32, f64, pred, s32, s64, u32, u64
+from warploom.isa.alu import Binary, Bitcast, Convert, Move, MultiplyWide, Permute, Select, Unary
+
+INTEGERS = [u32, s32, u64, s64]
+CASES = settings(deadline=None, max_examples=60)
+
+
+def bounds(dtype: DType) -> tuple[int, int]:
+    info = np.iinfo(dtype.numpy)
+    return int(info.min), int(info.max)
+
+
+def edges(dtype: DType) -> st.SearchStrategy[int]:
+    """Any value, the ends and the neighbourhood of zero more often."""
+    low, high = bounds(dtype)
+    near = [x for x in (low, low + 1, -2, -1, 0, 1, 2, 31, 32, 33, 63, 64, high - 1, high) if low <= x <= high]
+    return st.one_of(st.sampled_from(near), st.integers(low, high))
+
+
+def wrapped(dtype: DType, value: int) -> int:
+    """``value`` modulo the type."""
+    value &= (1 << dtype.bits) - 1
+    return value - (1 << dtype.bits) if dtype.kind == "signed" and value >> (dtype.bits - 1) else value
+
+
+def array(dtype: DType, *values: int | float | bool) -> np.ndarray:
+    return np.array([values], dtype.numpy)
+
+
+def run(instruction, *operands: np.ndarray):
+    (result,) = instruction.meaning(*operands)
+    assert result.dtype == instruction.result_types[0].numpy, (instruction, result.dtype)
+    return result[0, 0].item()
+
+
+def truncated(a: int, b: int) -> int:
+    """Division toward zero."""
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+EXACT = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "min": min,
+    "max": max,
+}
+COMPARE = {
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
+@CASES
+@given(data=st.data())
+def test_arithmetic_wraps(dtype, data):
+    a, b = data.draw(edges(dtype)), data.draw(edges(dtype))
+    for op, exact in EXACT.items():
+        assert run(Binary(op, dtype), array(dtype, a), array(dtype, b)) == wrapped(dtype, exact(a, b)), op
+    for op, holds in COMPARE.items():
+        assert run(Binary(op, dtype), array(dtype, a), array(dtype, b)) is holds(a, b), op
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
+@CASES
+@given(data=st.data())
+def test_division_truncates(dtype, data):
+    a, b = data.draw(edges(dtype)), data.draw(edges(dtype))
+    quotient = run(Binary("div", dtype), array(dtype, a), array(dtype, b))
+    remainder = run(Binary("rem", dtype), array(dtype, a), array(dtype, b))
+    if b == 0:
+        assert quotient == wrapped(dtype, -1)
+        assert remainder == a
+    else:
+        assert quotient == wrapped(dtype, truncated(a, b))
+        assert remainder == wrapped(dtype, a - truncated(a, b) * b)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
+@CASES
+@given(data=st.data())
+def test_shifts_saturate_at_the_width(dtype, data):
+    a = data.draw(edges(dtype))
+    count = data.draw(st.one_of(st.integers(0, 70), st.sampled_from([255, 256, 2**31, 2**32 - 1])))
+    left = run(Binary("shl", dtype), array(dtype, a), array(u32, count))
+    right = run(Binary("shr", dtype), array(dtype, a), array(u32, count))
+    assert left == wrapped(dtype, a << min(count, dtype.bits))
+    assert right == a >> min(count, dtype.bits)  # Python's shift keeps the sign, as the signed instruction does
+
+
+@CASES
+@given(edges(u32))
+def test_bit_counts(a):
+    assert run(Unary("popc", u32), array(u32, a)) == a.bit_count()
+    assert run(Unary("clz", u32), array(u32, a)) == 32 - a.bit_length()
+    assert run(Unary("brev", u32), array(u32, a)) == int(f"{a:032b}"[::-1], 2)
+    assert run(Unary("not", u32), array(u32, a)) == a ^ 0xFFFFFFFF
+
+
+def test_leading_zeros_around_every_power_of_two():
+    values = sorted({max(0, min(2**32 - 1, 2**i + d)) for i in range(33) for d in (-1, 0, 1)})
+    counts = Unary("clz", u32).meaning(np.array([values], np.uint32))[0]
+    assert counts[0].tolist() == [32 - v.bit_length() for v in values]
+
+
+@pytest.mark.parametrize("dtype", [s32, s64], ids=repr)
+@CASES
+@given(data=st.data())
+def test_signed_unary(dtype, data):
+    a = data.draw(edges(dtype))
+    assert run(Unary("neg", dtype), array(dtype, a)) == wrapped(dtype, -a)
+    assert run(Unary("abs", dtype), array(dtype, a)) == wrapped(dtype, abs(a))
+    assert run(Unary("not", dtype), array(dtype, a)) == ~a
+
+
+@pytest.mark.parametrize("dtype", [u32, s32], ids=repr)
+@CASES
+@given(data=st.data())
+def test_wide_products_are_exact(dtype, data):
+    a, b = data.draw(edges(dtype)), data.draw(edges(dtype))
+    assert run(MultiplyWide(dtype), array(dtype, a), array(dtype, b)) == a * b
+
+
+@CASES
+@given(edges(u32), edges(u32), st.integers(0, 0xFFFF).map(lambda s: s & 0x7777))
+def test_prmt_picks_bytes(a, b, selector):
+    pool = a.to_bytes(4, "little") + b.to_bytes(4, "little")
+    expected = bytes(pool[(selector >> (4 * i)) & 7] for i in range(4))
+    assert run(Permute(selector), array(u32, a), array(u32, b)) == int.from_bytes(expected, "little")
+
+
+@pytest.mark.parametrize("source", INTEGERS, ids=repr)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
+@CASES
+@given(data=st.data())
+def test_integer_conversions_wrap_or_extend(source, dtype, data):
+    a = data.draw(edges(source))
+    assert run(Convert(source, dtype), array(source, a)) == wrapped(dtype, a)
+
+
+@pytest.mark.parametrize("source", INTEGERS, ids=repr)
+@CASES
+@given(data=st.data())
+def test_integers_become_the_nearest_float(source, data):
+    a = data.draw(edges(source))
+    assert run(Convert(source, f64), array(source, a)) == float(a)  # Python rounds to nearest even as well
+    single = np.float32(run(Convert(source, f32), array(source, a)))
+    neighbours = [np.nextafter(single, np.float32(d)) for d in (-np.inf, np.inf)]
+    assert all(abs(int(single) - a) <= abs(int(n) - a) for n in neighbours)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
+@pytest.mark.parametrize("source", [f32, f64], ids=repr)
+@CASES
+@given(data=st.data())
+def test_floats_truncate_and_saturate(dtype, source, data):
+    low, high = bounds(dtype)
+    x = data.draw(st.one_of(
+        st.floats(width=32), st.integers(low, high).map(float), st.sampled_from([low - 1.0, high + 1.0, -0.9, 0.9])
+    ))  # fmt: skip
+    value = source.numpy.type(x)
+    with np.errstate(all="ignore"):
+        got = run(Convert(source, dtype), np.array([[value]]))
+    if np.isnan(value):
+        top_bit = wrapped(dtype, 1 << (dtype.bits - 1))
+        assert got == (0 if source is f32 and dtype.bits == 32 else top_bit)
+    elif np.isinf(value):
+        assert got == (high if value > 0 else low)
+    else:
+        assert got == max(low, min(high, int(value)))
+
+
+def test_predicates():
+    bits = array(pred, False, True, False, True), array(pred, False, False, True, True)
+    for op, expected in (("and", [0, 0, 0, 1]), ("or", [0, 1, 1, 1]), ("xor", [0, 1, 1, 0]), ("eq", [1, 0, 0, 1])):
+        assert Binary(op, pred).meaning(*bits)[0][0].tolist() == [bool(x) for x in expected], op
+    assert Unary("not", pred).meaning(bits[0])[0][0].tolist() == [True, False, True, False]
+    assert Convert(u32, pred).meaning(array(u32, 0, 1, 2))[0][0].tolist() == [False, True, True]
+    assert Convert(pred, u32).meaning(bits[0])[0][0].tolist() == [0, 1, 0, 1]
+
+
+def test_select_and_move_keep_type_and_bits():
+    condition = array(pred, True, False)
+    for dtype in (*INTEGERS, f32, f64):
+        a, b = array(dtype, 1, 2), array(dtype, 3, 4)
+        (chosen,) = Select(dtype).meaning(condition, a, b)
+        assert chosen.dtype == dtype.numpy
+        assert chosen[0].tolist() == [1, 4]
+        assert Move(dtype).meaning(a)[0] is a
+
+
+@pytest.mark.parametrize(("a", "b"), [(u32, f32), (f32, s32), (s32, u32), (f64, s64), (u64, f64), (s64, u64)], ids=repr)
+def test_bitcasts_keep_the_bits(a, b):
+    rng = np.random.default_rng(1)
+    raw = rng.integers(0, 256, (3, 32 * a.bytes), np.uint8).view(a.numpy)
+    (there,) = Bitcast(a, b).meaning(raw)
+    (back,) = Bitcast(b, a).meaning(there)
+    assert there.dtype == b.numpy
+    assert back.tobytes() == raw.tobytes()
+
+
+def test_operands_may_broadcast():
+    lane, warp = np.arange(32, dtype=np.uint32)[None, :], np.arange(4, dtype=np.uint32)[:, None]
+    for instruction in (Binary("add", u32), Binary("shl", u32), Binary("div", u32), Permute(0x5410)):
+        (result,) = instruction.meaning(lane, warp)
+        full = np.broadcast_to(lane, (4, 32)).copy(), np.broadcast_to(warp, (4, 32)).copy()
+        assert np.array_equal(np.broadcast_to(result, (4, 32)), instruction.meaning(*full)[0]), instruction
