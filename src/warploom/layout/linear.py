@@ -177,6 +177,11 @@ class LinearMap:
 
     # ---------------------------------------------------------------- applying
 
+    def terms(self, dim: str) -> tuple[Term, ...]:
+        """Output ``dim`` as masked shifts of the inputs, whose XOR it is."""
+        self.out_size(dim)  # names the dimensions there are, if this is none of them
+        return self._terms[dim]
+
     @cached_property
     def _terms(self) -> dict[str, tuple[Term, ...]]:
         """Per output, the masked shifts whose XOR it is: input bits that move by the same distance share one."""
