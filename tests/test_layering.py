@@ -47,7 +47,10 @@ ALLOWED: dict[str, frozenset[str]] = {
 ABOVE_OPS = frozenset({"interop.torch", "interop.jax"})
 """Modules that register operators with a framework: in the room of arrays, but on top of ops."""
 
-BELOW_OPS = frozenset({"tune.store"})
+TRACED_CALL = ("ops.attention", "interop.torch")
+"""The one step up: while a framework traces a graph, a call becomes the operator that stands on ops. In a function."""
+
+BELOW_OPS = frozenset({"tune.store", "tune.classes"})
 """The store of winners is read by ops, so nothing of ops may be in it."""
 
 EVERYWHERE = frozenset({"numpy", "ml_dtypes"})
@@ -132,6 +135,8 @@ def _is_allowed(found: Import) -> bool:
     source, target = found.source, found.module.removeprefix("warploom").lstrip(".")
     if source in ABOVE_OPS:
         return found.target_room not in ("cli", "bench", "inspect")
+    if (source, target) == TRACED_CALL:
+        return found.deferred
     if target in ABOVE_OPS:
         return found.room in ("cli", "bench")
     if source in BELOW_OPS:

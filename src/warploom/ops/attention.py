@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -256,12 +257,21 @@ def attention(
     (batch, heads, q_len); -inf where there is no key.
 
     Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the caller's current stream; the result is of
-    the same kind. NumPy arrays (and other CPU arrays) run on the GPU when there is one, else on the emulator with all
-    its checks. NaN and infinity propagate as in PyTorch's math backend.
+    the same kind. Under ``torch.compile`` a call is one operator, ``warploom::attention``. NumPy arrays (and other CPU
+    arrays) run on the GPU when there is one, else on the emulator with all its checks. NaN and infinity propagate as in
+    PyTorch's math backend.
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():  # traced tensors have no memory: they meet an operator
+        from warploom.interop.torch import traced_attention
+
+        return traced_attention(
+            q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse,
+            layout=layout, config=config,
+        )  # fmt: skip
     views = describe(q), describe(k), describe(v)
     # A plain tuple: hashing a dataclass would cost more than all the rest of the look-up.
     asked = (causal, scale, window, softcap, return_lse, layout, config)
