@@ -302,6 +302,8 @@ _BITCAST = {
     (s32.name, f32.name): "__int_as_float({})",
     ("f64", "s64"): "__double_as_longlong({})",
     ("s64", "f64"): "__longlong_as_double({})",
+    ("f64", "u64"): "(unsigned long long)__double_as_longlong({})",
+    ("u64", "f64"): "__longlong_as_double((long long)({}))",
 }
 
 
@@ -373,14 +375,15 @@ class Convert(Instruction):
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         x = operands[0]
-        if self.source.is_float and self.dtype.is_integer:
+        with np.errstate(all="ignore"):
+            if not (self.source.is_float and self.dtype.is_integer):
+                return (x.astype(self.dtype.numpy),)
             info = np.iinfo(self.dtype.numpy)
             whole = np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
             clipped = np.clip(whole, float(info.min), float(info.max))
             at_top = clipped >= float(info.max)
             converted = np.where(at_top, info.max, np.where(at_top, 0, clipped).astype(self.dtype.numpy))
             return (np.where(np.isnan(x), self.dtype.numpy.type(self._from_nan), converted),)
-        return (x.astype(self.dtype.numpy),)
 
 
 def _to_half(x: Array, half: DType) -> Array:
@@ -421,7 +424,7 @@ class PackPair(Instruction):
         )
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             low, high = (_to_half(x, self.half).astype(np.uint32) for x in operands)
         return (low | (high << np.uint32(16)),)
 
@@ -508,10 +511,10 @@ class PairArithmetic(Instruction):
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         halves: list[Array] = []
-        for shift in (0, 16):
-            bits = [(x >> np.uint32(shift)).astype(np.uint16) for x in operands]
-            x = [half_to_f32(b, self.half).astype(np.float64) for b in bits]
-            with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):
+            for shift in (0, 16):
+                bits = [(x >> np.uint32(shift)).astype(np.uint16) for x in operands]
+                x = [half_to_f32(b, self.half).astype(np.float64) for b in bits]
                 halves.append(_to_half(single_to_odd(self._to_odd(*x)), self.half).astype(np.uint32))
         return (halves[0] | (halves[1] << np.uint32(16)),)
 
