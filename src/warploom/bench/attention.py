@@ -26,8 +26,7 @@ GPU_TOKENS = 16384
 """Batch times sequence length of every size on the GPU."""
 GPU_WIDTH = 2048
 """Heads times head_dim there."""
-METRIC = "the larger of max |o - o64| / (u·(|o64| + Σp|v|) + f32 slack) and max |o - o64| / (2·max |rounded - o64|)"
-"""u is the type's unit roundoff; ``rounded`` a float64 computation that rounds P and O to the type."""
+OVER_ROUNDED = "max |o - o64| / (2·max |rounded - o64|), where rounded is float64 that rounds P and O to the type"
 
 
 def settled(
@@ -35,7 +34,9 @@ def settled(
 ) -> Rung[AttentionConfig]:
     """The rung for a head_dim and type, with flags overridden. Raises ConfigError for what is no kernel."""
     config = dataclasses.replace(rung.config, head_dim=head_dim, dtype=dtype).with_settings(dict(settings))
-    config.require()
+    problems = config.check()
+    if problems:
+        raise ConfigError(f"rung {rung.key} with these flags is no attention kernel: " + "; ".join(problems))
     return dataclasses.replace(rung, config=config)
 
 
@@ -79,9 +80,14 @@ class AttentionFamily:
 
 
 def _entry(report: ErrorReport) -> ErrorEntry:
-    """Both conditions of the report as one number of which 1 is the bound; NaN in the output counts as very far."""
-    value = max(report.value / report.bound, report.against_rounded / 2)
-    return ErrorEntry(METRIC, value if value < np.inf else float(np.finfo(np.float64).max), 1.0)
+    """The error by element; or, where that holds but the worst error is too far from a rounding reference's, that one.
+
+    NaN in the output counts as very far (a finite number: JSON has no infinity).
+    """
+    metric, value = report.metric, report.value / report.bound
+    if value <= 1.0 and report.against_rounded > 2.0:
+        metric, value = OVER_ROUNDED, report.against_rounded / 2.0
+    return ErrorEntry(metric, value if value < np.inf else float(np.finfo(np.float64).max), 1.0)
 
 
 class AttentionOnGpu:

@@ -6,10 +6,11 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from warploom.core.errors import ProblemError, WarploomError
 from warploom.emulate import Emulation, emulate
 from warploom.ir.program import Program
 from warploom.lang import KernelFunction, Launch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,11 @@ def kernels_of(target: str) -> list[KernelFunction]:
 
 def check_kernel(function: KernelFunction, seed: int | None = None) -> Checked:
     """Trace, run with all checks, and compare what the example expects. Raises WarploomError for what cannot run."""
-    program = _traced(function)
-    assert function.example_launch is not None
-    launch = function.example_launch(np.random.default_rng(seed or 0))
+    example = function.example_launch
+    if example is None:
+        raise ProblemError(f"{function.name} has no example: decorate a function with @{function.name}.example")
+    program = _of_the_user(f"{function.name} cannot be traced", lambda: _traced(function))
+    launch = _of_the_user(f"the example of {function.name} fails", lambda: example(np.random.default_rng(seed or 0)))
     if not isinstance(launch, Launch):
         raise ProblemError(
             f"the example of {function.name} returns {type(launch).__name__}, not a warploom.lang.Launch"
@@ -127,20 +132,26 @@ def _load(path: Path) -> ModuleType:
     """The file as a module; its folder is importable, as when Python runs it."""
     name = f"_warploom_checked_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    loader = spec.loader if spec is not None else None
+    if spec is None or loader is None:
         raise ProblemError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # get_type_hints looks the module up by its name
     sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        _of_the_user(f"{path} cannot be imported", lambda: loader.exec_module(module))
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def _of_the_user(failure: str, run: Callable[[], T]) -> T:
+    """Run the user's code: what it raises becomes one message with its line."""
+    try:
+        return run()
     except WarploomError:
         raise
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        raise ProblemError(
-            f"{path} cannot be imported: {type(error).__name__}: {error} (line {last.lineno} of {last.filename})"
-        ) from error
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
+        where = "" if isinstance(error, SyntaxError) else f" (line {last.lineno} of {last.filename})"
+        raise ProblemError(f"{failure}: {type(error).__name__}: {error}{where}") from error

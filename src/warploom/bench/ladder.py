@@ -16,6 +16,7 @@ from warploom.bench.monitor import GpuMonitor
 from warploom.bench.resources import TargetEntry, compile_for, missing_compiler
 from warploom.bench.timing import Candidate, EventClock, Measured, measure, paired_ratio
 from warploom.core.dtypes import DType
+from warploom.cuda.compile import available_cores
 from warploom.emulate import Emulation, Finding, emulate
 from warploom.ir.program import Program, SourceLine
 from warploom.kernels.ladder import Rung
@@ -177,7 +178,7 @@ def run_ladder(
     if missing:
         result.notes.append(missing)
     cases = [family.emulator_case(rung.config, seed or 0) for rung in rungs]
-    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="warploom-ladder") as pool:
+    with ThreadPoolExecutor(available_cores(), thread_name_prefix="warploom-ladder") as pool:
         compiling: list[dict[str, Future[TargetEntry]]] = [
             {} if missing else {arch: pool.submit(compile_for, case.program, arch) for arch in TARGETS}
             for case in cases

@@ -10,47 +10,85 @@ Rows = Sequence[Mapping[str, Any]]
 _MARKER = re.compile(r"(<!-- table: (?P<spec>[^>]*?) -->\n)(?P<body>.*?)(<!-- end table -->)", re.DOTALL)
 
 
-def ladder_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """(header, cells) of a ladder: GPU columns only where a row has them."""
-    seqs = [cell for row in rows for cell in (row["gpu"] or {}).get("cells", ())]
-    sizes = sorted({_size(cell) for cell in seqs})
+def static_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
+    """(header, cells) of what needs no GPU: error, findings, bank conflicts, registers and spills."""
     targets = list(dict.fromkeys(arch for row in rows for arch in row["targets"]))
-    peers = list(dict.fromkeys(peer for cell in seqs for peer in cell["ratio"]))
     header = ["rung", "name", "error / bound", "findings", "ldmatrix × ideal", "other shared × ideal"]
     header += [f"{arch} registers (spilled)" for arch in targets]
-    for size in sizes:
-        header += [f"TFLOP/s {size}", *(f"× {peer} {size}" for peer in peers)]
     body: list[list[str]] = []
     for row in rows:
         cells = [row["rung"], row["name"], f"{row['error']['value'] / row['error']['bound']:.2f}"]
         cells += [str(sum(f["count"] for f in row["findings"]) or "none"), *_conflicts(row["wavefronts"])]
-        cells += [_target(row["targets"].get(arch)) for arch in targets]
-        by_size = {_size(cell): cell for cell in (row["gpu"] or {}).get("cells", ())}
-        for size in sizes:
-            cell = by_size.get(size)
-            cells.append(_rate(cell["tflops"]) if cell else "–")
-            cells += [f"{cell['ratio'][p]:.2f}" if cell and p in cell["ratio"] else "–" for p in peers]
-        body.append(cells)
+        body.append([*cells, *(_target(row["targets"].get(arch)) for arch in targets)])
     return header, body
 
 
-def ladder_table(rows: Rows) -> Any:
-    """A ``rich`` table of a ladder's rows."""
+def gpu_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
+    """(header, cells) of the rows that were timed: a column for each size."""
+    timed = [(row, {_size(c): c for c in row["gpu"]["cells"]}) for row in rows if row["gpu"]]
+    sizes = list(dict.fromkeys(size for _, cells in timed for size in cells))
+    body = [[row["rung"], row["name"], *(_beside_peers(cells.get(size)) for size in sizes)] for row, cells in timed]
+    return ["rung", "name", *sizes], body
+
+
+def ladder_tables(rows: Rows) -> list[Any]:
+    """``rich`` tables of a ladder's rows: the static one, and one of TFLOP/s where rows were timed."""
     from rich.table import Table
 
-    header, body = ladder_cells(rows)
-    table = Table(title="registers per thread; spills in bytes; wavefronts over the conflict-free ideal")
-    for number, name in enumerate(header):
-        table.add_column(name, justify="left" if number == 1 else "right", overflow="fold")
-    for cells in body:
-        table.add_row(*cells)
-    return table
+    tables: list[Any] = []
+    static = "registers per thread; spills in bytes; wavefronts of shared memory over the conflict-free ideal"
+    for title, (header, body) in (
+        (static, static_cells(rows)),
+        ("TFLOP/s, median (10th–90th percentile)", gpu_cells(rows)),
+    ):
+        if not body:
+            continue
+        table = Table(title=title)
+        for number, name in enumerate(header):
+            table.add_column(name, justify="left" if number == 1 else "right", overflow="fold")
+        for cells in body:
+            table.add_row(*cells)
+        tables.append(table)
+    return tables
 
 
 def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     rows = [header, ["---"] * len(header), *body]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def gpu_markdown(rows: Rows) -> str:
+    """TFLOP/s and, in brackets, the ratio to PyTorch's flash backend: a row for each rung, a column for each size."""
+    cells = [{_size(c): c for c in (row["gpu"] or {}).get("cells", ())} for row in rows]
+    sizes = list(dict.fromkeys(size for of_row in cells for size in of_row))
+    body = [
+        [row["rung"], row["name"], *(_beside_flash(of_row.get(size)) for size in sizes)]
+        for row, of_row in zip(rows, cells, strict=True)
+    ]
+    return markdown_table(["rung", "name", *sizes], body)
+
+
+def static_markdown(rows: Rows) -> str:
+    """What needs no GPU: bank conflicts, registers and spills."""
+    return markdown_table(*static_cells(rows))
+
+
+def peers_markdown(rows: Rows) -> str:
+    """The peers' own TFLOP/s, from the cells of the row that has most of them."""
+    cells = max(((row["gpu"] or {}).get("cells", ()) for row in rows), key=len, default=())
+    names = list(dict.fromkeys(name for cell in cells for name in cell["peers"]))
+    body = [[n, *(_rate(c["peers"][n]["tflops"]) if n in c["peers"] else "–" for c in cells)] for n in names]
+    return markdown_table(["peer", *(_size(cell) for cell in cells)], body)
+
+
+MARKDOWN_TABLES = {"gpu": gpu_markdown, "static": static_markdown, "peers": peers_markdown}
+"""The tables a Markdown file can ask for."""
+
+
+def table_names(text: str) -> list[str]:
+    """The names of the tables that ``text`` asks for."""
+    return [match["spec"].strip() for match in _MARKER.finditer(text)]
 
 
 def fill_markdown(text: str, tables: Mapping[str, str]) -> str:
@@ -66,11 +104,25 @@ def fill_markdown(text: str, tables: Mapping[str, str]) -> str:
 
 
 def _size(cell: Mapping[str, Any]) -> str:
-    return f"seq {cell['seq']:>5}" if "seq" in cell else str(cell.get("label", ""))
+    return f"seq {cell['seq']}" if "seq" in cell else str(cell.get("label", ""))
 
 
 def _rate(spread: Mapping[str, float]) -> str:
     return f"{spread['median']:.0f} ({spread['low']:.0f}–{spread['high']:.0f})"
+
+
+def _beside_peers(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return "–"
+    ratios = [f"{ratio:.2f}× {peer}" for peer, ratio in cell["ratio"].items()]
+    return "\n".join([_rate(cell["tflops"]), *ratios])
+
+
+def _beside_flash(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return "–"
+    ratio = cell["ratio"].get("torch_flash")
+    return f"{cell['tflops']['median']:.0f}" + (f" ({ratio:.2f}×)" if ratio else "")
 
 
 def _conflicts(wavefronts: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -15,6 +15,8 @@ app = typer.Typer(help="Measure on the GPU beside PyTorch's kernels.", no_args_i
 
 TARGETS_FILE = Path("benchmarks/targets.json")
 RESULTS = Path("benchmarks/results")
+ROUNDS = 25
+"""Samples of every cell."""
 
 
 @app.callback()
@@ -58,7 +60,7 @@ def attention(
     sizes = sequence_lengths(gpu_seq)
     family, rungs = attention_rungs(rung, set_, 256, 1, head_dim, dtype)
     on_gpu("gpu")
-    result = run(family, rungs, sizes, None)
+    result = run(family, rungs, sizes, None, ROUNDS)
     where = out or RESULTS / gpu_slug(result.environment) / f"attention-d{head_dim}-{dtype}.json"
     report(result, str(where))
     failures = missed(figures, result.rows)

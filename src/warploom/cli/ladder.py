@@ -93,16 +93,22 @@ def attention_rungs(
 ) -> tuple[AttentionFamily, list[Rung[AttentionConfig]]]:
     """The family with the emulator's problem, and the rungs asked for with their flags overridden."""
     from warploom.bench.attention import AttentionFamily, settled
-    from warploom.core.dtypes import dtype_of
+    from warploom.core.dtypes import bf16, f16
     from warploom.kernels.attention.ladder import LADDER
 
-    kind, overrides = dtype_of(dtype), parse_settings(settings)
+    kinds, overrides = {"bf16": bf16, "f16": f16, "fp16": f16}, parse_settings(settings)
+    if (kind := kinds.get(dtype.lower())) is None:
+        raise typer.BadParameter(f"--dtype is bf16 or f16, not {dtype!r}")
     rungs = [settled(r, head_dim, kind, overrides) for r in chosen_rungs(LADDER, rung)]
     return AttentionFamily(heads, seq, head_dim, kind), rungs
 
 
 def run(
-    family: AttentionFamily, rungs: list[Rung[AttentionConfig]], sizes: list[int], seed: int | None
+    family: AttentionFamily,
+    rungs: list[Rung[AttentionConfig]],
+    sizes: list[int],
+    seed: int | None,
+    rounds: int = 15,
 ) -> LadderResult:
     """Run the ladder under a progress bar, after saying how long the emulator will take."""
     from warploom.bench.ladder import run_ladder
@@ -110,15 +116,17 @@ def run(
     expected = sum(family.expected_seconds(rung.config) for rung in rungs) * (1 if seed is None else 4)
     note(f"{len(rungs)} rungs on the emulator with all checks: about {max(1, round(expected))} s")
     with progress_bar() as progress:
-        return run_ladder(family, rungs, seed=seed, gpu_sizes=sizes, progress=progress)
+        return run_ladder(family, rungs, seed=seed, gpu_sizes=sizes, progress=progress, rounds=rounds)
 
 
 def report(result: LadderResult, json: str | None) -> None:
     """The table (for ``-`` the JSON alone), what was left out, and what is wrong: exit code 1 then."""
     if json != "-":
-        from warploom.bench.tables import ladder_table
+        from warploom.bench.tables import ladder_tables
 
-        console().print(ladder_table(result.rows))
+        out = console()
+        for table in ladder_tables(result.rows):
+            out.print(table)
     if json is not None:
         write_json(result.json(), json)
     for text in result.notes:

@@ -19,7 +19,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FLAG=VALUE", help="Override a flag of every rung; may be given several times."),
 ]
-HeadDim = Annotated[int, typer.Option(help="Elements per head: 64 or 128.")]
+HeadDim = Annotated[int, typer.Option(help="Elements per head.")]
 DTypeName = Annotated[str, typer.Option(help="Element type: bf16 or f16.")]
 On = Annotated[str, typer.Option(metavar="cpu|gpu|auto", help="gpu: also time on the GPU; auto: if there is one.")]
 JsonFile = Annotated[

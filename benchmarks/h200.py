@@ -1,0 +1,138 @@
+"""Everything that needs the GPU, in one run of at most eight minutes.
+
+    python benchmarks/h200.py --out DIR
+
+runs the tests marked ``gpu``, the attention ladder beside PyTorch's kernels, and the host cost of a call, each in a
+process of its own, and writes their JSON files (at most eight) to DIR, by default ``$OUT``. A summary comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BUDGET_SECONDS = 460.0
+WARPLOOM = [sys.executable, "-m", "warploom.cli.main"]
+LENGTHS = "512,1024,2048,4096,8192,16384"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One command; ``summary`` makes lines of the file it wrote."""
+
+    name: str
+    command: list[str]
+    seconds: float
+    file: str = ""
+    summary: Callable[[dict[str, Any]], list[str]] = lambda _: []
+
+
+def sections(out: Path) -> list[Section]:
+    """What is run, the most important first."""
+
+    def ladder(file: str, seconds: float, *options: str) -> Section:
+        command = [*WARPLOOM, "bench", "attention", "--out", str(out / file), "--targets",
+                   str(ROOT / "benchmarks" / "targets.json"), *options]  # fmt: skip
+        return Section(file.removesuffix(".json"), command, seconds, file, ladder_lines)
+
+    host_cost = [sys.executable, __file__, "--host-cost", str(out / "host-cost.json")]
+    tests = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider", "tests"]
+    return [
+        ladder("attention-d128-bf16.json", 240, "--gpu-seq", LENGTHS),
+        Section("host-cost", host_cost, 60, "host-cost.json", host_cost_lines),
+        Section("gpu-tests", tests, 240),
+        ladder("attention-d64-bf16.json", 90, "--head-dim", "64", "--rung", "1,2,best", "--gpu-seq", LENGTHS),
+        ladder("attention-d128-f16.json", 60, "--dtype", "f16", "--rung", "1,2,best", "--gpu-seq", "4096,16384"),
+    ]
+
+
+def ladder_lines(result: dict[str, Any]) -> list[str]:
+    """One line a rung: TFLOP/s and the ratio to PyTorch's flash backend at each length."""
+    lines: list[str] = []
+    for row in result["rows"]:
+        cells = (row["gpu"] or {}).get("cells", [])
+        text = "  ".join(
+            f"{cell['seq']}: {cell['tflops']['median']:.0f} ({cell['ratio'].get('torch_flash', float('nan')):.2f})"
+            for cell in cells
+        )
+        worst = max((cell["error"]["value"] for cell in cells), default=float("nan"))
+        lines.append(f"  rung {row['rung']:>5}  {text}  error {worst:.2f}")
+    clocks = result["environment"].get("clocks")
+    return [*lines, f"  clocks {clocks}"]
+
+
+def host_cost_lines(result: dict[str, Any]) -> list[str]:
+    """µs per call of each."""
+    return [f"  {name}: {spread['median']:.1f} µs" for name, spread in result["microseconds"].items()]
+
+
+def run(section: Section, out: Path, seconds: float) -> tuple[str, list[str]]:
+    """Run one section in its own process, with its output in ``out``: (how it ended, lines for the summary)."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            section.command, cwd=ROOT, env=environment, timeout=seconds, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        state, log = ("passed" if done.returncode == 0 else f"FAILED (exit code {done.returncode})"), done.stdout
+    except subprocess.TimeoutExpired as late:
+        text = late.stdout or b""
+        state, log = f"STOPPED after {seconds:.0f} s", text if isinstance(text, str) else text.decode(errors="replace")
+    with (out / "log.txt").open("a", encoding="utf-8") as file:
+        file.write(f"==== {section.name}: {state}\n{log}\n")
+    lines: list[str] = []
+    if section.file and (out / section.file).exists():
+        lines = section.summary(json.loads((out / section.file).read_text(encoding="utf-8")))
+    if state != "passed" or not section.file:
+        lines += [f"  | {line}" for line in log.strip().splitlines()[-12:]]
+    return f"{state} in {time.monotonic() - start:.0f} s", lines
+
+
+def write_host_cost(file: Path) -> None:
+    """The host cost of a call, as JSON."""
+    from warploom.bench.environment import environment
+    from warploom.bench.host_cost import attention_host_cost
+
+    result = {"environment": environment(0), "microseconds": attention_host_cost()}
+    file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder for the results")
+    parser.add_argument("--only", default="", help="names of sections, with commas between")
+    parser.add_argument("--host-cost", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.host_cost:
+        write_host_cost(options.host_cost)
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "log.txt").unlink(missing_ok=True)
+    end = time.monotonic() + BUDGET_SECONDS
+    failed, summary = 0, []
+    for section in sections(options.out):
+        if options.only and section.name not in options.only.split(","):
+            continue
+        left = end - time.monotonic()
+        state, lines = (
+            run(section, options.out, min(section.seconds, left)) if left > 5 else ("NOT RUN: no time left", [])
+        )
+        print(f"{section.name}: {state}", flush=True)
+        failed += not state.startswith("passed")
+        summary += [f"{section.name}: {state}", *lines]
+    print("\n" + "\n".join(summary))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

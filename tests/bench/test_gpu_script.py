@@ -1,0 +1,54 @@
+"""``benchmarks/h200.py``: sections fail by themselves, and the summary comes last."""
+
+import importlib.util
+import json
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def script(pytestconfig, monkeypatch):
+    spec = importlib.util.spec_from_file_location("h200_script", pytestconfig.rootpath / "benchmarks" / "h200.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "h200_script", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_failing_and_a_hanging_section_stop_no_other(script, tmp_path, monkeypatch, capsys):
+    written = tmp_path / "written.json"
+    sections = [
+        script.Section("broken", python("raise SystemExit('no luck')"), 20),
+        script.Section("hanging", python("import time; print('started', flush=True); time.sleep(60)"), 2),
+        script.Section("good", python(f"open({str(written)!r}, 'w').write('{{\"x\": 7}}')"), 20, "written.json",
+                       lambda result: [f"  x is {result['x']}"]),
+    ]  # fmt: skip
+    monkeypatch.setattr(script, "sections", lambda out: sections)
+    monkeypatch.setattr(sys, "argv", ["h200.py", "--out", str(tmp_path)])
+    assert script.main() == 1
+    summary = capsys.readouterr().out.split("\n\n")[-1]
+    assert "broken: FAILED (exit code 1)" in summary
+    assert "no luck" in summary
+    assert "hanging: STOPPED after 2 s" in summary
+    assert summary.rstrip().endswith("x is 7")
+    assert "started" in (tmp_path / "log.txt").read_text()
+
+
+def test_at_most_eight_files_and_a_budget(script, tmp_path):
+    made = script.sections(tmp_path)
+    assert len([s for s in made if s.file]) + 1 <= 8
+    assert script.BUDGET_SECONDS <= 480
+
+
+def test_the_summary_of_a_ladder(script):
+    cell = {"seq": 512, "tflops": {"median": 300.4}, "ratio": {"torch_flash": 1.1}, "error": {"value": 0.5}}
+    rows = [{"rung": "best", "gpu": {"cells": [cell]}}, {"rung": "1", "gpu": None}]
+    lines = script.ladder_lines(json.loads(json.dumps({"rows": rows, "environment": {}})))
+    assert "rung  best  512: 300 (1.10)  error 0.50" in lines[0]

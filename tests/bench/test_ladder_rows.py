@@ -1,0 +1,113 @@
+# pyright: reportInvalidTypeForm=false
+"""Ladders: what makes a row wrong, and the reference that judges on the GPU."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from warploom.bench.attention import AttentionFamily, _entry, settled
+from warploom.bench.ladder import LadderResult, run_ladder
+from warploom.bench.resources import compile_for, count_instructions, missing_compiler
+from warploom.core.dtypes import bf16, f16
+from warploom.core.errors import CompileError, ConfigError
+from warploom.kernels.attention.ladder import LADDER
+from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
+from warploom.lang import Global, Kernel, f32, kernel
+
+
+@kernel(threads=32)
+def copy(k: Kernel, out: Global[f32]) -> None:
+    out.store(1.0, k.thread)
+
+
+def test_progress_rises_to_the_end():
+    told = []
+    rung = settled(LADDER.rung("2"), 64, f16, {})
+    result = run_ladder(AttentionFamily(seq=64, head_dim=64, dtype=f16), [rung], progress=lambda t, f: told.append(f))
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    assert result.problems == []
+    assert result.rows[0]["config"]["dtype"] == "f16"
+
+
+def test_a_rung_that_does_not_fit_is_refused_before_anything_runs():
+    rung = settled(LADDER.rung("best"), 256, bf16, {})
+    with pytest.raises(ConfigError, match="shared memory"):
+        run_ladder(AttentionFamily(head_dim=256), [rung])
+    with pytest.raises(ConfigError, match="tile_n"):
+        settled(LADDER.rung("1"), 128, bf16, {"tile_n": "24"})
+
+
+def test_what_counts_as_a_problem():
+    right = {"metric": "m", "value": 0.5, "bound": 1.0}
+    row = {"rung": "1", "error": right, "findings": [], "targets": {"sm_80": {"not_for": "reason"}}, "gpu": None}
+    assert LadderResult({}, [row]).problems == []
+    for change in (
+        {"error": right | {"value": 1.5}},
+        {"error": right | {"value": float("nan")}},
+        {"findings": [{"message": "a race"}]},
+        {"targets": {"sm_80": {"error": "does not compile"}}},
+        {"gpu": {"cells": [{"seq": 512, "error": right | {"value": 2.0}}]}},
+    ):
+        assert len(LadderResult({}, [row | change]).problems) == 1
+
+
+def test_the_error_of_an_output_far_from_a_rounding_reference_counts():
+    assert _entry(ErrorReport(0.5, 1.0, 1.5)).value == 0.5
+    far = _entry(ErrorReport(0.5, 1.0, 3.0))
+    assert far.value == 1.5
+    assert not far.ok
+    lost = _entry(ErrorReport(float("inf"), 1.0, float("inf")))
+    assert np.isfinite(lost.value)
+    assert not lost.ok
+
+
+@pytest.mark.skipif(missing_compiler() is not None, reason="needs NVRTC")
+def test_resources_of_a_small_kernel(monkeypatch):
+    program = copy.trace()
+    entry = compile_for(program, "sm_80")
+    assert 0 < entry["registers"] < 32
+    assert entry["spill_bytes"] == entry["stack_bytes"] == entry["shared_bytes"] == 0
+    assert "sm_90a" in compile_for(dataclasses.replace(program, requires="sm_90a"), "sm_80")["not_for"]
+    assert "shared" in compile_for(dataclasses.replace(program, shared_bytes=200 * 1024), "sm_80")["not_for"]
+
+    def refuse(*_):
+        raise CompileError("ptxas says no")
+
+    monkeypatch.setattr("warploom.bench.resources.compiled", refuse)
+    assert compile_for(program, "sm_80") == {"error": "ptxas says no"}
+
+
+def test_instructions_are_counted_without_padding():
+    sass = """
+.text.copy:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_1:
+        /*0010*/              @!P0 BRA `(.L_x_1) ;
+        /*0020*/             @!UP1 UMOV UR4, 0x1 ;
+        /*0030*/                   EXIT ;
+        /*0040*/                   NOP;
+"""
+    assert count_instructions(sass) == 4
+
+
+def test_the_torch_reference_agrees_with_numpys():
+    torch = pytest.importorskip("torch")
+    from warploom.bench import attention_reference as on_torch
+
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(2, 48, 3, 64, generator=generator).to(torch.bfloat16) for _ in range(3))
+    out = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    arrays = [x.transpose(1, 2).float().numpy() for x in (q, k, v, out)]
+    expected = attention_error(arrays[3], attention_reference(*arrays[:3], dtype=bf16), bf16)
+    found = on_torch.torch_error(out, q, k, v, bf16)
+    assert found.value == pytest.approx(expected.value, rel=1e-6)
+    assert found.against_rounded == pytest.approx(expected.against_rounded, rel=1e-6)
+    blocks, on_torch._BLOCK_ELEMENTS = on_torch._BLOCK_ELEMENTS, 48 * 16
+    try:
+        assert on_torch.torch_error(out, q, k, v, bf16).value == pytest.approx(expected.value, rel=1e-6)
+    finally:
+        on_torch._BLOCK_ELEMENTS = blocks
+    out[1, 40, 2, 7] = float("nan")
+    assert on_torch.torch_error(out, q, k, v, bf16).value == float("inf")

@@ -1,0 +1,112 @@
+"""The timing method, on a clock that the test owns."""
+
+import itertools
+
+import pytest
+
+from warploom.bench.host_cost import microseconds
+from warploom.bench.timing import Candidate, Measured, Spread, input_sets, measure, paired_ratio
+
+
+class FakeGpu:
+    """Time passes when a candidate runs; marks are moments."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.ran: list[tuple[str, int]] = []
+
+    def mark(self):
+        return self.now
+
+    def seconds(self, start, end):
+        return end - start
+
+    def candidate(self, name, cost):
+        costs = itertools.repeat(cost) if isinstance(cost, float) else iter(cost)
+
+        def run(index):
+            self.ran.append((name, index))
+            self.now += next(costs)
+
+        return Candidate(name, run)
+
+
+def test_each_is_timed_and_small_calls_are_timed_many_together():
+    gpu = FakeGpu()
+    found = measure([gpu.candidate("slow", 0.02), gpu.candidate("fast", 0.001)], 3, gpu, rounds=7)
+    assert found["slow"].seconds.median == pytest.approx(0.02)
+    assert found["fast"].seconds.median == pytest.approx(0.001)
+    assert len(found["fast"].samples) == 7
+    assert gpu.ran[-1] != gpu.ran[0]
+
+
+def test_rounds_are_interleaved_and_inputs_rotate():
+    gpu = FakeGpu()
+    measure([gpu.candidate("a", 0.02), gpu.candidate("b", 0.02)], 4, gpu, rounds=6, warm_up_seconds=0.02)
+    timed = gpu.ran[-12:]
+    for first, second in zip(timed[::2], timed[1::2], strict=True):
+        assert {first[0], second[0]} == {"a", "b"}, "every round times each once"
+    assert {index for _, index in timed} == {0, 1, 2, 3}
+    assert len({tuple(name for name, _ in timed[i : i + 2]) for i in range(0, 12, 2)}) == 2, "the order changes"
+
+
+def test_the_first_slow_calls_do_not_count():
+    gpu = FakeGpu()
+    cold = gpu.candidate("cold", itertools.chain([5.0], itertools.repeat(0.01)))
+    assert measure([cold], 2, gpu, rounds=5)["cold"].seconds.high == pytest.approx(0.01)
+
+
+def test_two_of_one_name_are_refused():
+    gpu = FakeGpu()
+    with pytest.raises(ValueError, match="different names"):
+        measure([gpu.candidate("a", 0.1), gpu.candidate("a", 0.1)], 2, gpu)
+
+
+def test_spreads():
+    spread = Spread.of([float(x) for x in range(1, 12)])
+    assert (spread.low, spread.median, spread.high, spread.count) == (2.0, 6.0, 10.0, 11)
+    rate = spread.rate(60.0)
+    assert (rate.low, rate.median, rate.high) == (6.0, 10.0, 30.0)
+    assert Spread.of([1 / 3]).json() == {"median": 0.3333, "low": 0.3333, "high": 0.3333}
+    with pytest.raises(ValueError, match="at least one"):
+        Spread.of([])
+
+
+def test_ratios_are_taken_within_rounds():
+    drifting = (1.0, 2.0, 4.0)
+    ours = Measured(Spread.of(drifting), None, drifting)
+    peer = Measured(Spread.of(drifting), None, tuple(1.25 * x for x in drifting))
+    assert paired_ratio(ours, peer) == pytest.approx(1.25)
+
+
+def test_input_sets_cover_the_l2_and_are_at_least_two():
+    l2 = 50 << 20
+    assert input_sets(192 << 20, l2) == 2
+    assert input_sets(1 << 20, l2) == 64
+    for size in (3 << 20, 10 << 20, 40 << 20):
+        assert input_sets(size, l2) * size >= 3 * l2
+
+
+def test_host_cost_counts_calls_and_synchronises_before_the_queue_is_full():
+    events = []
+    spread = microseconds(lambda: events.append("call"), lambda: events.append("wait"), calls=300)
+    assert spread.count == 300
+    assert events.count("call") == 300 + 64
+    longest = max(len(list(group)) for key, group in itertools.groupby(events) if key == "call")
+    assert longest <= 128
+
+
+@pytest.mark.gpu
+def test_events_and_graphs_on_a_gpu():
+    torch = pytest.importorskip("torch")
+    from warploom.bench.timing import EventClock, graphed
+
+    x = [torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    tiny = [torch.randn(64, device="cuda") for _ in range(4)]
+    clock = EventClock(torch.cuda.current_stream().cuda_stream)
+    product = measure([Candidate("matmul", lambda i: x[i] @ x[i])], 2, clock, rounds=5)["matmul"].seconds.median
+    assert 2 * 4096**3 / 2000e12 < product < 0.01
+    plain = Candidate("plain", lambda i: tiny[i].mul_(1.0))
+    replayed = graphed(Candidate("graph", plain.run), 4, torch)
+    found = measure([plain, replayed], 4, clock, rounds=5)
+    assert found["graph"].seconds.median / 4 < found["plain"].seconds.median

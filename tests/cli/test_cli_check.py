@@ -1,0 +1,108 @@
+"""``warploom check`` on users' files."""
+
+import json
+import textwrap
+
+import pytest
+
+DOUBLE = """
+    import numpy as np
+    from warploom.lang import Global, Kernel, Launch, f32, kernel
+
+    @kernel(threads=64)
+    def double(k: Kernel, source: Global[f32], out: Global[f32]) -> None:
+        tile = k.shared(f32, (1, 64), name="tile")
+        mine, other = tile.at(k.thread * 4), tile.at((k.thread ^ 32) * 4)
+        k.store("shared", mine, f32, source.load(k.thread), "", "weak")
+        BARRIER
+        (value,) = k.load("shared", other, f32, 1, "", "weak")
+        out.store(value * FACTOR, k.thread)
+
+    @double.example
+    def launch(rng: np.random.Generator) -> Launch:
+        source = rng.standard_normal(64, np.float32)
+        out = np.full(64, np.nan, np.float32)
+        return Launch(1, (source, out), {"out": (np.roll(source, 32) * 2, 0.0)})
+"""
+
+
+@pytest.fixture
+def kernel_file(tmp_path):
+    def write(barrier="k.syncthreads()", factor="2.0", name="kernels.py", source=DOUBLE):
+        file = tmp_path / name
+        file.write_text(textwrap.dedent(source).replace("BARRIER", barrier).replace("FACTOR", factor))
+        return file
+
+    return write
+
+
+def test_a_right_kernel(invoke, kernel_file):
+    result = invoke("check", str(kernel_file()))
+    assert result.exit_code == 0, result.output
+    assert "double: no findings" in result.stdout
+    assert "out is right" in result.stdout
+
+
+def test_a_missing_barrier_is_a_race_with_both_lines_shown(invoke, kernel_file):
+    file = kernel_file(barrier="pass")
+    result = invoke("check", f"{file}:double")
+    assert result.exit_code == 1
+    assert "race" in result.stdout
+    lines = file.read_text().splitlines()
+    store = next(i for i, line in enumerate(lines, 1) if "k.store" in line)
+    load = next(i for i, line in enumerate(lines, 1) if "k.load" in line)
+    for number in (store, load):
+        assert f"> {number:4d} | {lines[number - 1]}"[:60] in result.stdout
+
+
+def test_findings_as_json(invoke, kernel_file):
+    result = invoke("check", str(kernel_file(barrier="pass")), "--json", "--seed", "3")
+    assert result.exit_code == 1
+    (kernel,) = json.loads(result.stdout)["kernels"]
+    assert kernel["kernel"] == "double"
+    assert not kernel["ok"]
+    assert "race" in {f["kind"] for f in kernel["findings"]}
+    assert kernel["findings"][0]["where"].startswith("kernels.py:")
+
+
+def test_a_wrong_result_is_told(invoke, kernel_file):
+    result = invoke("check", str(kernel_file(factor="2.5")))
+    assert result.exit_code == 1
+    assert "out is WRONG" in result.stdout
+
+
+def test_an_element_left_unwritten_is_wrong(invoke, kernel_file):
+    source = DOUBLE.replace("out.store(value * FACTOR", "with k.when(k.thread < 63):\n            "
+                            "out.store(value * 2.0")  # fmt: skip
+    result = invoke("check", str(kernel_file(source=source)))
+    assert result.exit_code == 1
+    assert "out is WRONG" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "suffix", "says"),
+    [
+        ("x = 1", "", "defines no kernel"),
+        (DOUBLE, ":triple", "no kernel 'triple'; it has double"),
+        (DOUBLE.split("@double.example")[0].rstrip(), "", "@double.example"),
+        ("import a_package_that_is_nowhere", "", "a_package_that_is_nowhere"),
+        ("def f(:", "", "kernels.py, line 1)"),
+        (DOUBLE.replace("return Launch(1, (source, out), {\"out\"", "return Launch(1, (source, out), {\"result\""), "",
+         "'result'"),
+        (DOUBLE.replace("out: Global[f32])", "out: Global[f32], *, size: int)"), "", "without defaults: size"),
+        (DOUBLE.replace("return Launch(1, ", "return (0, "), "", "tuple, not a warploom.lang.Launch"),
+        (DOUBLE.replace("return Launch(1, ", "return missing("), "", "'missing' is not defined (line 18"),
+        (DOUBLE.replace("value * FACTOR", "1.0 if value else 2.0"), "", "select"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_checked(invoke, kernel_file, source, suffix, says):
+    result = invoke("check", f"{kernel_file(source=source)}{suffix}")
+    assert result.exit_code == 2, result.output
+    assert says in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_file_that_is_not_there(invoke):
+    result = invoke("check", "nowhere.py")
+    assert result.exit_code == 2
+    assert "no file nowhere.py" in result.stderr

@@ -1,0 +1,190 @@
+"""``warploom ladder attention``: rows, overrides, and every kind of bad input."""
+
+import json
+
+import pytest
+
+from warploom.bench import resources
+from warploom.cuda.device import has_gpu
+
+
+@pytest.fixture(scope="module")
+def base_rows():
+    from typer.testing import CliRunner
+
+    from warploom.cli.main import app
+
+    result = CliRunner().invoke(app, ["ladder", "attention", "--rung", "1,2", "--on", "cpu", "--json", "-"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_the_rows_have_the_agreed_shape(base_rows):
+    assert set(base_rows) == {"environment", "rows"}
+    assert base_rows["environment"]["packages"]["numpy"]
+    for row in base_rows["rows"]:
+        assert set(row) == {"rung", "name", "config", "error", "findings", "wavefronts", "targets", "gpu"}
+        assert set(row["error"]) == {"metric", "value", "bound"}
+        assert {"ldmatrix", "st.shared", "ld.shared", "cp.async"} <= set(row["wavefronts"])
+        assert row["gpu"] is None
+        assert row["config"]["dtype"] == "bf16"
+    assert [row["rung"] for row in base_rows["rows"]] == ["1", "2"]
+
+
+def test_rungs_1_and_2_are_right_without_findings_and_with_the_known_conflicts(base_rows):
+    one, two = base_rows["rows"]
+    for row in (one, two):
+        assert row["findings"] == []
+        assert 0.01 < row["error"]["value"] <= row["error"]["bound"]
+    # Hardware counters at (64, 64, 4 warps), seq 256, bf16: conflicts of eight in rung 1, none in rung 2.
+    assert one["wavefronts"]["ldmatrix"] == {"actual": 135168, "ideal": 16896}
+    assert two["wavefronts"]["ldmatrix"] == {"actual": 16896, "ideal": 16896}
+    assert one["wavefronts"]["st.shared"] == {"actual": 4096, "ideal": 512}
+    assert two["wavefronts"]["st.shared"] == {"actual": 512, "ideal": 512}
+
+
+@pytest.mark.skipif(resources.missing_compiler() is not None, reason="needs NVRTC")
+def test_registers_and_spills_of_both_targets(base_rows):
+    for row, most in zip(base_rows["rows"], (202, 232), strict=True):
+        assert set(row["targets"]) == {"sm_80", "sm_90a"}
+        for entry in row["targets"].values():
+            assert entry["spill_bytes"] == 0
+            assert entry["shared_bytes"] == 48 * 1024
+        assert 64 < row["targets"]["sm_80"]["registers"] <= most
+
+
+def test_without_a_compiler_the_rest_still_runs(invoke, monkeypatch):
+    from warploom.bench import ladder
+
+    monkeypatch.setattr(ladder, "missing_compiler", lambda: 'not compiled: pip install "warploom[cu13]"')
+    result = invoke("ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", "-")
+    assert result.exit_code == 0, result.output
+    assert 'not compiled: pip install "warploom[cu13]"' in result.stderr
+    assert json.loads(result.stdout)["rows"][0]["targets"] == {}
+
+
+def test_a_table_and_a_json_file(invoke, tmp_path):
+    file = tmp_path / "deep" / "rows.json"
+    result = invoke("ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", str(file))
+    assert result.exit_code == 0, result.output
+    assert "kernel 2: swizzle" in result.stdout
+    assert "about" in result.stderr, "the expected time is said before the emulator starts"
+    assert json.loads(file.read_text())["rows"][0]["rung"] == "2"
+
+
+def test_flags_are_overridden(invoke):
+    result = invoke(
+        "ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", "-", "--set", "tile_n=32",
+        "--set", "swizzle=no", "--head-dim", "64", "--dtype", "f16",
+    )  # fmt: skip
+    (row,) = json.loads(result.stdout)["rows"]
+    flags = row["config"]
+    assert (flags["tile_n"], flags["swizzle"], flags["head_dim"], flags["dtype"]) == (32, False, 64, "f16")
+    assert row["wavefronts"]["ldmatrix"]["actual"] > row["wavefronts"]["ldmatrix"]["ideal"]
+
+
+def test_a_seed_draws_other_inputs_and_finds_nothing_new(invoke):
+    errors = []
+    for seed in ("1", "2"):
+        result = invoke(
+            "ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", "-", "--seed", seed
+        )
+        assert result.exit_code == 0, result.output
+        errors.append(json.loads(result.stdout)["rows"][0]["error"]["value"])
+    assert errors[0] != errors[1]
+
+
+def test_rungs_that_do_not_fit_are_left_out_unless_asked_for(invoke, monkeypatch):
+    from warploom.kernels.attention import ladder
+
+    few = ladder.LADDER.__class__("attention", tuple(r for r in ladder.LADDER.rungs if r.key in ("2", "best")))
+    monkeypatch.setattr(ladder, "LADDER", few)
+    size = ("--head-dim", "256", "--seq", "64", "--on", "cpu", "--json", "-")  # too much shared memory for one
+    result = invoke("ladder", "attention", *size)
+    assert result.exit_code == 0, result.output
+    assert [row["rung"] for row in json.loads(result.stdout)["rows"]] == ["2"]
+    assert "rung best is left out" in result.stderr
+    result = invoke("ladder", "attention", "--rung", "2,best", *size)
+    assert result.exit_code == 2
+    assert "shared memory" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rung", "99"], "no rung '99'"),
+        (["--set", "speed=9"], "no flag of attention"),
+        (["--set", "swizzle"], "FLAG=VALUE"),
+        (["--set", "swizzle=maybe"], "true or false"),
+        (["--set", "tile_n=seven"], "integer"),
+        (["--rung", "1", "--set", "tile_n=24"], "tile_n"),
+        (["--dtype", "f32"], "bf16 or f16, not 'f32'"),
+        (["--set", "dtype=f32"], "dtype f32"),
+        (["--set", "dtype=nonsense"], "nonsense"),
+        (["--head-dim", "7"], "head_dim 7"),
+        (["--seq", "0"], "--seq"),
+        (["--on", "tpu"], "cpu, gpu or auto"),
+        (["--on", "gpu", "--gpu-seq", "4096,x"], "numbers with commas"),
+        (["--seed", "-1"], "--seed"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_message(invoke, arguments, says):
+    if arguments[:2] == ["--on", "gpu"] and not has_gpu():
+        says = "GPU"
+    result = invoke("ladder", "attention", *arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_debug_shows_the_traceback(invoke):
+    from warploom.core.errors import ConfigError
+
+    result = invoke("--debug", "ladder", "attention", "--rung", "99")
+    assert isinstance(result.exception, ConfigError)
+
+
+@pytest.mark.skipif(has_gpu(), reason="for machines without a GPU")
+def test_asking_for_a_gpu_without_one_says_so(invoke):
+    result = invoke("ladder", "attention", "--on", "gpu")
+    assert result.exit_code == 2
+    assert "work without" in result.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(invoke, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    result = invoke(
+        "ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", str(blocked / "x.json")
+    )
+    assert result.exit_code == 2
+    assert str(blocked) in result.stderr
+
+
+def test_a_wrong_kernel_ends_with_exit_code_1(invoke, monkeypatch):
+    from warploom.bench import attention
+
+    monkeypatch.setattr(attention, "attention_reference", _of_other_inputs(attention.attention_reference))
+    result = invoke("ladder", "attention", "--rung", "2", "--seq", "64", "--on", "cpu", "--json", "-")
+    assert result.exit_code == 1
+    assert "over its bound" in result.stderr
+
+
+def _of_other_inputs(reference):
+    return lambda q, k, v, **options: reference(q, k, -v, **options)
+
+
+@pytest.mark.gpu
+def test_rungs_are_checked_and_timed_on_the_gpu(invoke):
+    pytest.importorskip("torch")
+    result = invoke("ladder", "attention", "--rung", "2", "--on", "gpu", "--gpu-seq", "512,1024", "--json", "-")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    gpu = found["rows"][0]["gpu"]
+    assert [cell["seq"] for cell in gpu["cells"]] == [512, 1024]
+    for cell in gpu["cells"]:
+        assert 0 < cell["tflops"]["low"] <= cell["tflops"]["median"] <= cell["tflops"]["high"]
+        assert cell["ratio"]["torch_flash"] > 0.05
+        assert cell["error"]["value"] <= cell["error"]["bound"]
+    assert found["environment"]["gpu"]["name"]
+    assert found["environment"]["clocks"]["after"]

@@ -1,0 +1,58 @@
+"""``warploom show`` and ``warploom bench``."""
+
+import json
+
+import pytest
+
+from warploom.cuda.device import has_gpu
+
+
+def test_the_cuda_of_a_rung(invoke):
+    text = invoke("show", "attention", "--rung", "2").stdout
+    assert 'extern "C" __global__' in text
+    assert "ldmatrix" in text
+    assert "forward.py" in text, "comments point to the Python"
+
+
+def test_the_program_and_the_flags(invoke):
+    assert invoke("show", "attention", "--what", "program").stdout.startswith("kernel attention")
+    flags = invoke("show", "attention", "--rung", "best", "--what", "config", "--set", "lazy_rescale=off").stdout
+    assert "stages" in flags
+    assert "lazy_rescale       False" in flags
+
+
+@pytest.mark.parametrize("arguments", [["--what", "sass"], ["--rung", "none"], ["--set", "stages=5"]])
+def test_bad_input(invoke, arguments):
+    result = invoke("show", "attention", *arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.skipif(has_gpu(), reason="for machines without a GPU")
+def test_bench_needs_a_gpu(invoke):
+    result = invoke("bench", "attention")
+    assert result.exit_code == 2
+    assert "GPU" in result.stderr
+
+
+def test_a_broken_targets_file_is_named(invoke, tmp_path):
+    file = tmp_path / "targets.json"
+    file.write_text("{")
+    result = invoke("bench", "attention", "--targets", str(file))
+    assert result.exit_code == 2
+    assert "targets.json" in result.stderr
+
+
+@pytest.mark.gpu
+def test_bench_writes_evidence_and_a_missed_target_is_exit_code_1(invoke, tmp_path):
+    pytest.importorskip("torch")
+    targets, out = tmp_path / "targets.json", tmp_path / "result.json"
+    for at_least, code in ((0.01, 0), (100.0, 1)):
+        figure = {"rung": "2", "peer": "torch_flash", "where": {"seq": 512}, "at_least": at_least}
+        targets.write_text(json.dumps({"attention": [figure]}))
+        result = invoke(
+            "bench", "attention", "--rung", "2", "--gpu-seq", "512", "--out", str(out), "--targets", str(targets)
+        )
+        assert result.exit_code == code, result.output
+    assert "target missed" in result.stderr
+    assert json.loads(out.read_text())["rows"][0]["gpu"]["peers"]["torch_flash"]
