@@ -99,7 +99,6 @@ BROKEN: dict[str, tuple[Program, str]] = {
     "nested roles": (program(When(Const(pred, True), (Roles((Role(0, 4, ()),), AT),), (), False, AT)),
                      "warp roles stand at the top of a kernel"),
     "barrier number": (program(op(BarSync(), Const(u32, 16))), "the barrier is the constant 16"),
-    "barrier variable": (program(op(BarSync(), X)), "the barrier is 'x': it must be a constant from 0 to 15"),
     "barrier threads": (program(op(BarArrive(40), Const(u32, 1))), "a barrier of 40 threads"),
     "barrier of more": (program(op(BarSync(512), Const(u32, 1))), "a barrier of 512 threads"),
     "accumulator copied": (program(op(WgmmaCommit()), op(WgmmaWait(0, 1), Const(f32, 0.0), into=(Value(9, f32),)),

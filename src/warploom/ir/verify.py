@@ -328,8 +328,9 @@ def _barriers(program: Program, _: Target | None) -> Iterator[str]:
             if not isinstance(effect, Barrier) or effect.barrier >= len(op.operands):
                 continue
             number = op.operands[effect.barrier]
-            if not isinstance(number, Const) or not 0 <= number.value < _BARRIERS:
-                yield f"{_at(op.where)}the barrier is {_label(number)}: it must be a constant from 0 to {_BARRIERS - 1}"
+            # A number known only when running (a warpgroup's own barrier) is the emulator's to judge.
+            if isinstance(number, Const) and not 0 <= number.value < _BARRIERS:
+                yield f"{_at(op.where)}the barrier is {_label(number)}: its number must be from 0 to {_BARRIERS - 1}"
             if effect.threads is None:
                 continue
             if effect.threads % 32 or not 0 < effect.threads <= program.threads:
@@ -357,6 +358,14 @@ def _groups(body: tuple[Statement, ...], committed: set[str]) -> Iterator[str]:
                 committed.add(effect.queue)
             elif isinstance(effect, WaitGroup) and effect.queue not in committed:
                 yield f"{_at(s.where)}waits for a {effect.queue} group that was never committed: commit it before"
+        if isinstance(s, Loop):  # a wait may be for a group of an earlier pass
+            committed.update(
+                effect.queue
+                for op in walk(s.body)
+                if isinstance(op, Op)
+                for effect in op.instruction.effects()
+                if isinstance(effect, CommitGroup)
+            )
         for block in blocks(s):
             yield from _groups(block, committed)
 

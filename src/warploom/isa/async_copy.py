@@ -91,18 +91,24 @@ class WaitCopies(Instruction):
         return inline_ptx(f"{self.mnemonic} {self.pending};", memory=True)
 
 
+# What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns.
+_POLICIES = {"first": "0x12F0000000000000", "last": "0x14F0000000000000"}
+
+
 @dataclass(frozen=True, slots=True)
 class TensorCopy(Instruction):
     """``cp.async.bulk.tensor.{1..5}d``: one box of a tensor map, between global and shared memory.
 
     Operands of a load: shared address, tensor map, mbarrier address, predicate, coordinates (innermost first); of a
     store: shared address, tensor map, predicate, coordinates. The threads whose predicate holds issue it (one should).
+    ``eviction`` of a load is its L2 priority: what is read once goes first, what other CTAs read again goes last.
     """
 
     direction: Literal["load", "store"]
     rank: int
     shared_offset: int = 0
     barrier_offset: int = 0
+    eviction: Literal["", "first", "last"] = ""
 
     @property
     def mnemonic(self) -> str:
@@ -134,9 +140,10 @@ class TensorCopy(Instruction):
         ins = list(zip("rlr", operands[: first - 1], strict=False)) + [("r", c) for c in coordinates]
         shared = address(0, self.shared_offset)
         if self.direction == "load":
+            hint, policy = (".L2::cache_hint", f", {_POLICIES[self.eviction]}") if self.eviction else ("", "")
             text = (
-                f"cp.async.bulk.tensor.{self.rank}d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                f"{shared}, [%1, {{{listed}}}], {address(2, self.barrier_offset)};"
+                f"cp.async.bulk.tensor.{self.rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{hint} "
+                f"{shared}, [%1, {{{listed}}}], {address(2, self.barrier_offset)}{policy};"
             )
         else:
             text = f"cp.async.bulk.tensor.{self.rank}d.global.shared::cta.bulk_group [%1, {{{listed}}}], {shared};"

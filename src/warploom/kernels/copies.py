@@ -22,18 +22,19 @@ class CopyPlan:
     """Who copies what of a ``rows × cols`` tile of 16-bit elements.
 
     ``cooperative``: the CTA's threads walk the tile together (the seeds' kernel 8); else each warp copies its own
-    contiguous ``rows / warps`` rows.
+    contiguous ``rows / warps`` rows. A thread copies ``chunk`` neighbouring elements per step (8 are 16 bytes).
     """
 
     rows: int
     cols: int
     warps: int
     cooperative: bool
+    chunk: int = 8
 
     @property
     def chunks(self) -> int:
         """Threads side by side on one row segment."""
-        return min(SEGMENT_BYTES, self.cols * 2) // CHUNK_BYTES
+        return min(SEGMENT_BYTES, self.cols * 2) // (2 * self.chunk)
 
     @property
     def rows_per_step(self) -> int:
@@ -48,13 +49,13 @@ class CopyPlan:
     @property
     def steps(self) -> tuple[tuple[int, int], ...]:
         """Displacements (row, col) of every step, in elements, rows outermost."""
-        columns = range(0, self.cols, self.chunks * 8)
+        columns = range(0, self.cols, self.chunks * self.chunk)
         return tuple((row, col) for row in range(0, self.own_rows, self.rows_per_step) for col in columns)
 
     def threads(self) -> LinearMap:
         """The map from the copying thread (``lane``: its bits in the CTA or the warp) to its first (row, col)."""
         count = 32 * self.warps if self.cooperative else 32
-        return copy_positions(count, self.chunks * 8, 8).rename({"thread": "lane"})
+        return copy_positions(count, self.chunks * self.chunk, self.chunk).rename({"thread": "lane"})
 
     def problems(self) -> list[str]:
         """Why the tile cannot be copied this way; empty if it can."""
@@ -64,8 +65,8 @@ class CopyPlan:
             found.append(
                 f"{self.own_rows} rows are no multiple of the {self.rows_per_step} rows a {who} copies per step"
             )
-        if self.cols % (self.chunks * 8):
-            found.append(f"{self.cols} columns are no multiple of a {self.chunks * CHUNK_BYTES}-byte row segment")
+        if self.cols % (self.chunks * self.chunk):
+            found.append(f"{self.cols} columns are no multiple of a {2 * self.chunks * self.chunk}-byte row segment")
         return found
 
 

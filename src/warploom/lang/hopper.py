@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import TraceError
@@ -124,11 +125,12 @@ class HopperWords(FragmentWords):
         *,
         when: Number = True,
         offset: int = 0,
+        eviction: Literal["", "first", "last"] = "",
     ) -> None:
-        """Copy a box into a tile; completes its bytes on the mbarrier. One thread (``when``) issues it."""
+        """Copy a box to ``offset`` bytes into a tile; its bytes complete on the mbarrier. One thread issues it."""
         shared, shared_offset = split_sum(tile.at(offset))
         barrier, barrier_offset = split_sum(barriers.address(index))
-        copy = TensorCopy("load", len(coordinates), shared_offset, barrier_offset)
+        copy = TensorCopy("load", len(coordinates), shared_offset, barrier_offset, eviction)
         places = [self._coordinate(c) for c in coordinates]
         self.emit(copy, (shared, tensor_map.address, barrier, self.operand(when, pred), *places))
 
@@ -163,8 +165,11 @@ class HopperWords(FragmentWords):
     # -- wgmma
     def descriptor(self, address: Traced, shape: MatrixDescriptor) -> Traced:
         """The 64-bit matrix descriptor of an operand that starts at a shared address."""
-        low = self.convert(shape.low_word(address), u64)
-        return low + (shape.high_word << 32)
+        return self.descriptor_of(shape.low_word(address), shape)
+
+    def descriptor_of(self, low: Traced, shape: MatrixDescriptor) -> Traced:
+        """The descriptor with this low word (start address and leading offset)."""
+        return self.convert(low, u64) + (shape.high_word << 32)
 
     def warpgroup_accumulator(self, n: int, name: str = "") -> Fragment:
         """An uninitialised m64n{n} f32 accumulator of a warpgroup."""

@@ -35,6 +35,11 @@ class WarpWords(MemoryWords):
         return self.thread >> 5
 
     @property
+    def warpgroup(self) -> Traced:
+        """The index of the thread's warpgroup (four warps), as a value the compiler knows to be uniform in a warp."""
+        return self.shfl_idx(self.thread >> 7, 0)
+
+    @property
     def cta_x(self) -> Traced:
         """The CTA's x index in the grid."""
         return self.special("ctaid.x")

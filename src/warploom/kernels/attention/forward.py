@@ -163,7 +163,8 @@ class Forward:
         self._k_tile = self._tile("k_tile", config.tile_n, config.stages)
         self._v_tile = self._tile("v_tile", config.tile_n, config.stages)
         self._warp_row = k.warp * config.warp_rows
-        self._mask = Mask(k, config, features, self._q_block, lengths)
+        tile = config.tile_m, config.tile_n
+        self._mask = Mask(k, features, tile, self._q_block * config.tile_m, lengths, self._warp_row)
 
     def _tile(self, name: str, rows: int, stages: int = 1) -> SharedTile:
         c = self._config

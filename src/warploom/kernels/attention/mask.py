@@ -3,84 +3,97 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from warploom.core.dtypes import f32, s32, u32
-from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Fragment, Kernel, Mutable, Traced
+from warploom.lang.values import Number
+from warploom.layout.fragments import FragmentLayout
 
 
 class Mask:
-    """The keys that a CTA's query rows see; ``lengths`` are (q_len, kv_len), traced u32."""
+    """The keys that a CTA's query rows see.
+
+    ``tile`` is (query rows, keys per block); ``lengths`` are (q_len, kv_len), traced u32; ``first_row`` is the first
+    query row of the CTA's tile. A fragment's rows start ``fragment_row`` rows into the tile, in warp ``warp`` of those
+    that share the fragment.
+    """
 
     def __init__(
         self,
         k: Kernel,
-        config: AttentionConfig,
         features: AttentionFeatures,
-        q_block: Traced,
+        tile: tuple[int, int],
+        first_row: Traced,
         lengths: tuple[Traced, Traced],
+        fragment_row: Number = 0,
+        warp: Number = 0,
     ) -> None:
         q_len, kv_len = lengths
-        self._k, self._config, self._features = k, config, features
-        self._kv_len = kv_len
-        self._first_row = q_block * config.tile_m
+        self._k, self._features = k, features
+        self._tile_m, self._tile_n = tile
+        self._kv_len, self._first_row = kv_len, first_row
+        self._fragment_row, self._warp = fragment_row, warp
         self._offset = k.bitcast(kv_len, s32) - k.bitcast(q_len, s32)
 
     def blocks(self, kv_blocks: Traced) -> tuple[Traced | int, Traced]:
         """(first block, count of blocks) that this CTA visits; at least one, which may be masked whole."""
-        k, c = self._k, self._config
+        k = self._k
         left, right = self._features.window
         first: Traced | int = 0
         end = kv_blocks
         top = k.bitcast(self._first_row, s32) + self._offset  # the key aligned with the CTA's first row
         if right is not None:
-            reach = k.maximum(top + (c.tile_m + right), 1)  # one past the last key of the last row
-            needed = k.bitcast(reach + (c.tile_n - 1), u32) // c.tile_n
+            reach = k.maximum(top + (self._tile_m + right), 1)  # one past the last key of the last row
+            needed = k.bitcast(reach + (self._tile_n - 1), u32) // self._tile_n
             end = k.minimum(kv_blocks, needed)
         if left is not None:
-            start = k.bitcast(k.maximum(top - left, 0), u32) // c.tile_n
+            start = k.bitcast(k.maximum(top - left, 0), u32) // self._tile_n
             first = k.minimum(start, end - 1)
         return first, end - first
 
     def apply(self, scores: Fragment, block: Traced) -> Fragment:
-        """Scores with -inf where a key does not count; blocks that all rows see whole are left as they are."""
+        """Scores with -inf where a key does not count."""
         if not self._features.masked:
             return scores
-        k = self._k
-        kept = [k.register(f32, x) for x in scores.registers]
-        with k.when(self._cuts(block), uniform=True):
-            self._cut(scores, kept, block)
-        return k.fragment(scores.layout, f32, [x.get() for x in kept])
+        kept = [self._k.register(f32, x) for x in scores.registers]
+        self.cut(scores.layout, kept, block)
+        return self._k.fragment(scores.layout, f32, [x.get() for x in kept])
+
+    def cut(self, layout: FragmentLayout, scores: Sequence[Mutable], block: Traced) -> None:
+        """Set scores to -inf in place where a key does not count; whole blocks that all rows see are passed over."""
+        if self._features.masked:
+            with self._k.when(self._cuts(block), uniform=True):
+                self._cut(layout, scores, block)
 
     def _cuts(self, block: Traced) -> Traced:
         """Whether some score of the block does not count for some row of the CTA."""
-        k, c = self._k, self._config
+        k = self._k
         left, right = self._features.window
-        begin = k.bitcast(block * c.tile_n, s32)
+        begin = k.bitcast(block * self._tile_n, s32)
         top = k.bitcast(self._first_row, s32) + self._offset
         found: list[Traced] = []
         if self._features.ragged_kv:
-            found.append((block + 1) * c.tile_n > self._kv_len)
+            found.append((block + 1) * self._tile_n > self._kv_len)
         if right is not None:
-            found.append(begin + (c.tile_n - 1) > top + right)
+            found.append(begin + (self._tile_n - 1) > top + right)
         if left is not None:
-            found.append(begin < top + (c.tile_m - 1 - left))
+            found.append(begin < top + (self._tile_m - 1 - left))
         any_of_them = found[0]
         for condition in found[1:]:
             any_of_them = any_of_them | condition
         return any_of_them
 
-    def _cut(self, scores: Fragment, kept: list[Mutable], block: Traced) -> None:
-        k, c = self._k, self._config
+    def _cut(self, layout: FragmentLayout, scores: Sequence[Mutable], block: Traced) -> None:
+        k = self._k
         left, right = self._features.window
-        layout = scores.layout
-        begin = k.bitcast(block * c.tile_n, s32)
-        # The key aligned with the warp's first row, counted within the block.
-        top = k.bitcast(self._first_row + k.warp * c.warp_rows, s32) + self._offset - begin
+        begin = k.bitcast(block * self._tile_n, s32)
+        # The key aligned with the fragment's first row, counted within the block.
+        top = k.bitcast(k.value(self._first_row + self._fragment_row, u32), s32) + self._offset - begin
         keys_left = k.bitcast(self._kv_len, s32) - begin
-        for element in range(layout.elements_per_thread):
-            row, col = layout.coordinates(k.lane, element)
+        for element, score in enumerate(scores):
+            row, col = layout.coordinates(k.lane, element, self._warp)
             key, aligned = k.bitcast(k.value(col, u32), s32), top + k.bitcast(k.value(row, u32), s32)
             conditions: list[Traced] = []
             if self._features.ragged_kv:
@@ -92,4 +105,4 @@ class Mask:
             visible = conditions[0]
             for condition in conditions[1:]:
                 visible = visible & condition
-            kept[element].set(k.select(visible, scores.registers[element], k.value(-math.inf, f32)))
+            score.set(k.select(visible, score.get(), k.value(-math.inf, f32)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from warploom.core.dtypes import f32
-from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.lang import Fragment, Kernel, Traced
+from warploom.lang import Fragment, Kernel, Mutable, Traced
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.reduction import reduction_plan
 
@@ -16,13 +16,26 @@ LAZY_GROWTH = 8.0
 """Powers of two that a row's maximum may grow before O is rescaled; exact, since P and O keep one common factor."""
 
 
+class SoftmaxConfig(Protocol):
+    """What the softmax needs to know of a kernel's configuration."""
+
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def lazy_rescale(self) -> bool: ...
+    @property
+    def folded_scale(self) -> bool: ...
+    @property
+    def peel(self) -> bool: ...
+
+
 class OnlineSoftmax:
     """Row statistics of one warp's query rows: the maximum m (in units of S) and each lane's part of the sum l."""
 
     def __init__(
         self,
         k: Kernel,
-        config: AttentionConfig,
+        config: SoftmaxConfig,
         features: AttentionFeatures,
         scores: FragmentLayout,
         output: Fragment,
@@ -111,12 +124,16 @@ class OnlineSoftmax:
             self._sum[row].set(total)
         return k.fragment(scores.layout, f32, values)
 
-    def normalise(self) -> list[Traced]:
-        """Divide O by the row sums, completed over the lanes of each row; returns each row's log-sum-exp (natural)."""
+    def normalise(self, statistics: tuple[list[Traced], list[Traced]] | None = None) -> list[Traced]:
+        """Divide O by the row sums, completed over the lanes of each row; returns each row's log-sum-exp (natural).
+
+        ``statistics`` are those of the rows O belongs to, if the running ones have moved on to the next tile.
+        """
         k = self._k
+        maxima, sums = statistics or self.statistics()
         logs: list[Traced] = []
         for row, elements in enumerate(self._output_rows):
-            total = self._sum[row].get()
+            total = sums[row]
             for mask in self._plan.lane_masks:
                 total = total + k.shfl_xor(total, mask)
             inverse = k.reciprocal(total)
@@ -125,5 +142,61 @@ class OnlineSoftmax:
             for element in elements:
                 self._output.scale(element, inverse)
             if self._features.lse:
-                logs.append((k.fma(self._max[row].get(), self._to_log2, k.log2(total))) * math.log(2.0))
+                logs.append(k.fma(maxima[row], self._to_log2, k.log2(total)) * math.log(2.0))
         return logs
+
+    def statistics(self) -> tuple[list[Traced], list[Traced]]:
+        """Snapshots of each row's maximum and of this lane's part of its sum."""
+        return [m.get() for m in self._max], [x.get() for x in self._sum]
+
+
+class DeferredSoftmax(OnlineSoftmax):
+    """The online softmax of an overlapped pipeline: O is still being written when P is formed, and rescaled later."""
+
+    def advance(self, scores: Fragment, first: bool) -> list[Traced]:
+        """Update the maxima by one block's scores; returns the factor each row's l and O must be multiplied by."""
+        k = self._k
+        factors: list[Traced] = []
+        for kept, top in zip(self._max, scores.reduce("max", "col"), strict=True):
+            if first:
+                kept.set(top)
+                continue
+            if self._config.lazy_rescale:
+                grew = (top - kept) * self._to_log2 > LAZY_GROWTH
+                following = k.select(grew, top, kept.get())
+            else:
+                following = k.maximum(kept, top)
+            factors.append(k.exp2((kept - self._finite(following)) * self._to_log2))
+            kept.set(following)
+        return factors
+
+    def exponentiate(self, scores: Fragment, factors: list[Traced]) -> None:
+        """P in place of the scores' registers; the row sums take it up (``factors`` is empty for a first block)."""
+        k = self._k
+        registers = [r for r in scores.registers if isinstance(r, Mutable)]
+        for row, elements in enumerate(self._plan.groups):
+            kept = self._finite(self._max[row].get())
+            shift = kept * -self._to_log2 if self._folds_scale else kept
+            for element in elements:
+                x = registers[element]
+                exponent = k.fma(x, self._to_log2, shift) if self._folds_scale else (x - shift) * LOG2_E
+                x.set(k.exp2(exponent))
+        for row, elements in enumerate(self._plan.groups):
+            total = k.reduce_values("add", [registers[e].get() for e in elements])
+            self._sum[row].set(k.fma(self._sum[row], factors[row], total) if factors else total)
+
+    def rescale_output(self, factors: list[Traced]) -> None:
+        """Multiply O by the factors; with lazy rescaling only where a row of the warp has one other than 1."""
+        if not self._config.lazy_rescale:
+            self._scale_output(factors)
+            return
+        changed = factors[0] != 1.0
+        for factor in factors[1:]:
+            changed = changed | (factor != 1.0)
+        with self._k.when(self._k.vote_any(changed), uniform=True):
+            self._scale_output(factors)
+
+    def _scale_output(self, factors: list[Traced]) -> None:
+        for row, factor in enumerate(factors):
+            for element in self._output_rows[row]:
+                self._output.scale(element, factor)

@@ -1,0 +1,129 @@
+"""The configuration of the ``wgmma``/TMA attention generator (sm_90a)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from warploom.core.dtypes import DType, bf16, f16
+from warploom.core.errors import ConfigError
+from warploom.core.targets import Target
+
+WARPGROUP = 128
+WARPGROUP_ROWS = 64
+PANEL_COLS = 64
+"""A panel of 128 bytes: the widest row the TMA and ``wgmma`` swizzle."""
+
+
+def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """One warp-specialised attention kernel: a producer warpgroup and ``consumers`` that own 64 query rows each."""
+
+    consumers: int = _flag(2, "consumer warpgroups, 64 query rows each", (1, 2, 3))
+    tile_n: int = _flag(128, "keys per step", (64, 80, 96, 112, 128, 144, 160, 176))
+    stages: int = _flag(2, "K and V tiles in flight", (2, 3))
+    head_dim: int = _flag(128, "elements per head", (64, 128, 256))
+    dtype: DType = _flag(bf16, "element type of Q, K, V and O", (bf16, f16))
+    overlap: bool = _flag(True, "issue the next Q·Kᵀ before this block's softmax")
+    pingpong: bool = _flag(True, "two consumers take turns at the tensor cores")
+    flat: bool = _flag(True, "persistent: the next tile's first Q·Kᵀ is issued with this tile's last P·V")
+    q_in_registers: bool = _flag(True, "Q as the register operand of Q·Kᵀ, loaded once a tile")
+    lazy_rescale: bool = _flag(True, "rescale O only when a row's maximum grew by more than 2^8; exact")
+    hold: bool = _flag(True, "a satisfied mbarrier wait keeps ptxas from moving the wait above the exponentials")
+    opt_level: int = _flag(3, "ptxas's optimisation level", (3,))
+
+    @property
+    def folded_scale(self) -> bool:
+        """The scale is always folded into the exponential."""
+        return True
+
+    @property
+    def peel(self) -> bool:
+        """The first block of a tile is always a case of its own."""
+        return True
+
+    @property
+    def tile_m(self) -> int:
+        """Query rows per CTA."""
+        return WARPGROUP_ROWS * self.consumers
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA: the consumers and one producer warpgroup."""
+        return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def panels(self) -> int:
+        """64-column panels of a shared tile: head_dim rounded up."""
+        return -(-self.head_dim // PANEL_COLS)
+
+    @property
+    def tile_cols(self) -> int:
+        """Columns of a shared tile."""
+        return self.panels * PANEL_COLS
+
+    @property
+    def q_buffers(self) -> int:
+        """Q tiles: with the flat pipeline one is multiplied while the other is stored from and loaded again."""
+        return 2 if self.flat else 1
+
+    @property
+    def consumer_registers(self) -> int:
+        """The consumers' register budget (``setmaxnreg``)."""
+        return {1: 240, 2: 240, 3: 160}[self.consumers]
+
+    @property
+    def producer_registers(self) -> int:
+        """The producer's register budget."""
+        return {1: 40, 2: 24, 3: 32}[self.consumers]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory for the tiles and the mbarriers, in bytes."""
+        rows = self.q_buffers * self.tile_m + 2 * self.stages * self.tile_n
+        return rows * self.tile_cols * self.dtype.bytes + 256
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """Every reason why this is no kernel (for ``target``, if given); empty if it is one."""
+        found: list[str] = []
+        if self.dtype not in (bf16, f16):
+            found.append(f"dtype {self.dtype} is not f16 or bf16")
+        if self.head_dim % 8 or not 8 <= self.head_dim <= 256:
+            found.append(f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256")
+        if self.consumers not in (1, 2, 3):
+            found.append(f"there are 1 to 3 consumer warpgroups, not {self.consumers}")
+        if self.tile_n % 16 or not 16 <= self.tile_n <= 256:
+            found.append(f"tile_n {self.tile_n} is no multiple of 16 from 16 to 256")
+        if self.stages < 2:
+            found.append("the ring has at least 2 stages")
+        if self.pingpong and self.consumers != 2:
+            found.append("pingpong is between two consumers")
+        if self.flat and not self.overlap:
+            found.append("the flat pipeline overlaps by itself")
+        if target is not None:
+            if not target.has_wgmma:
+                found.append(f"{target.name} has no wgmma: this kernel runs on sm_90a alone")
+            if self.shared_bytes > target.shared_per_block:
+                found.append(
+                    f"needs {self.shared_bytes} bytes of shared memory, {target.name} has "
+                    f"{target.shared_per_block} per CTA"
+                )
+        return found
+
+    def require(self, target: Target | None = None) -> None:
+        """Raise ConfigError with every reason of :meth:`check`."""
+        problems = self.check(target)
+        if problems:
+            raise ConfigError(f"{self} is no attention kernel: " + "; ".join(problems))
+
+    def __str__(self) -> str:
+        words = [
+            n for n in ("overlap", "pingpong", "flat", "q_in_registers", "lazy_rescale", "hold") if getattr(self, n)
+        ]
+        name = {"bf16": "BF16", "f16": "FP16"}.get(self.dtype.name, self.dtype.name)
+        head = f"wgmma ({name}, {self.head_dim}, {self.tile_m}, {self.tile_n}, {self.consumers} consumers"
+        return f"{head}, {self.stages} stages): " + "+".join(words)

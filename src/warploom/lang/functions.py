@@ -1,0 +1,111 @@
+"""Functions of traced values, for code that has no kernel ``k`` at hand: an epilogue is written with them.
+
+Each takes traced f32 values and Python numbers, at least one of them traced.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+from warploom.core.dtypes import f32
+from warploom.core.errors import TraceError
+from warploom.lang.values import Number, Traced
+
+if TYPE_CHECKING:
+    from warploom.lang.arithmetic import Arithmetic
+
+LOG2_E = math.log2(math.e)
+
+
+def _words(*values: Number) -> Arithmetic:
+    for value in values:
+        if isinstance(value, Traced):
+            return cast("Arithmetic", value.builder)
+    raise TraceError("functions of warploom.lang.functions take at least one traced value; use math for numbers")
+
+
+def maximum(a: Number, b: Number) -> Traced:
+    """The larger of two values; the other one where one is NaN."""
+    return _words(a, b).maximum(_float(a), _float(b))
+
+
+def minimum(a: Number, b: Number) -> Traced:
+    """The smaller of two values; the other one where one is NaN."""
+    return _words(a, b).minimum(_float(a), _float(b))
+
+
+def fma(a: Number, b: Number, c: Number) -> Traced:
+    """a·b + c with one rounding."""
+    return _words(a, b, c).fma(a, b, c)
+
+
+def select(condition: Traced, a: Number, b: Number) -> Traced:
+    """``a`` where the comparison holds, else ``b``."""
+    return _words(condition).select(condition, _float(a), _float(b))
+
+
+def exp2(x: Traced) -> Traced:
+    """2 to the x, at most 2 ulp off."""
+    return _words(x).exp2(x)
+
+
+def exp(x: Traced) -> Traced:
+    """e to the x by ``exp2``: a relative error of about 2^-22·(1 + |x|)."""
+    return _words(x).exp2(x * LOG2_E)
+
+
+def log(x: Traced) -> Traced:
+    """The natural logarithm (``lg2.approx``)."""
+    return _words(x).log2(x) * math.log(2.0)
+
+
+def tanh(x: Traced) -> Traced:
+    """Hyperbolic tangent (``tanh.approx``, about 2^-11 relative error)."""
+    return _words(x).tanh(x)
+
+
+def reciprocal(x: Traced) -> Traced:
+    """1/x, at most 1 ulp off."""
+    return _words(x).reciprocal(x)
+
+
+def sqrt(x: Traced) -> Traced:
+    """Square root, correctly rounded."""
+    return _words(x).sqrt(x)
+
+
+def absolute(x: Traced) -> Traced:
+    """|x|."""
+    return _words(x).absolute(x)
+
+
+def relu(x: Traced) -> Traced:
+    """max(x, 0); 0 for NaN."""
+    return maximum(x, 0.0)
+
+
+def sigmoid(x: Traced) -> Traced:
+    """1 / (1 + e^-x)."""
+    return reciprocal(exp2(x * -LOG2_E) + 1.0)
+
+
+def silu(x: Traced) -> Traced:
+    """x · sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+def gelu(x: Traced) -> Traced:
+    """GELU in its tanh form: x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³))), the tanh through an exponential."""
+    inner = x * fma(x * x, 0.044715 * math.sqrt(2.0 / math.pi), math.sqrt(2.0 / math.pi))
+    return x * sigmoid(inner * 2.0)
+
+
+def _float(value: Number) -> Number:
+    """Python integers as floats, so that ``maximum(x, 0)`` reads as it should."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def as_f32(value: Number, like: Traced) -> Traced:
+    """``value`` as an f32 operand of the kernel that ``like`` belongs to."""
+    return _words(like).value(_float(value), f32)
