@@ -1,0 +1,1 @@
+"""Matrix products on ``mma.sync``: one generator, its configurations, ladder and reference."""

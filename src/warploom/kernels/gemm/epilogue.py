@@ -1,0 +1,179 @@
+"""The end of a product: scale, bias and function on the accumulators, then out through shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from warploom.core.dtypes import f16, f32, u16, u32
+from warploom.kernels.copies import CopyPlan
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.features import GemmFeatures
+from warploom.kernels.gemm.operand import C, Side
+from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, SharedTile, Traced
+from warploom.lang.fragments import TileAddresses
+from warploom.lang.values import Number
+
+
+@dataclass(frozen=True)
+class Output:
+    """C and what is combined with it: pointers to this batch's first element; ``alpha`` is the bits of an f32."""
+
+    pointer: GlobalPointer
+    stride: Number
+    rows: Traced
+    cols: Traced
+    alpha: Traced
+    bias: GlobalPointer
+    extras: tuple[GlobalPointer, ...]
+    extra_stride: Traced
+
+
+class Finish:
+    """Stores the tile of C whose first element is (``first_row``, ``first_col``)."""
+
+    def __init__(
+        self, k: Kernel, config: GemmConfig, features: GemmFeatures, output: Output, first: tuple[Traced, Traced]
+    ) -> None:
+        self._k, self._config, self._features, self._output = k, config, features, output
+        self._first_row, self._first_col = first
+        self._warp_row = Side("A", config).warp_index(k) * config.warp_m
+        self._warp_col = Side("B", config).warp_index(k) * config.warp_n
+
+    def store(self, accumulator: Fragment, over: SharedTile) -> None:
+        """Write the accumulators out; 16-bit results pass through shared memory over the tile ``over``.
+
+        Every warp must be done with the stages before.
+        """
+        if self._features.out_dtype is f32:
+            self._store_f32(accumulator)
+        else:
+            self._store_staged(accumulator, over)
+
+    # -- values
+    def _place(self, accumulator: Fragment, element: int) -> tuple[Traced, Traced]:
+        """(row, col) in C of an element of this thread."""
+        row, col = accumulator.layout.coordinates(self._k.lane, element)
+        return row + self._warp_row + self._first_row, col + self._warp_col + self._first_col
+
+    def _exists(self, row: Traced, col: Traced) -> Traced | None:
+        found: Traced | None = None
+        if self._features.ragged_m:
+            found = row < self._output.rows
+        if self._features.ragged_n:
+            inside = col < self._output.cols
+            found = inside if found is None else found & inside
+        return found
+
+    def _pair(self, accumulator: Fragment, first: int) -> tuple[Traced, Traced]:
+        """Elements ``first`` and ``first + 1`` (neighbouring columns) in f32, after scale, bias and function."""
+        k = self._k
+        if accumulator.dtype is f16:
+            values = k.unpack(_read(accumulator.registers[first // 2]), f16)
+        else:
+            values = _read(accumulator.registers[first]), _read(accumulator.registers[first + 1])
+        epilogue = self._features.epilogue
+        if epilogue.plain:
+            return values
+        row, col = self._place(accumulator, first)
+        if epilogue.scaled:
+            alpha = k.bitcast(self._output.alpha, f32)
+            values = values[0] * alpha, values[1] * alpha
+        if epilogue.bias:
+            bias = self._load_pair(self._output.bias, k.mul_wide(col, 1), None, col)
+            values = values[0] + bias[0], values[1] + bias[1]
+        extras = [
+            self._load_pair(pointer, k.mul_wide(row, self._output.extra_stride) + k.mul_wide(col, 1), row, col)
+            for pointer in self._output.extras
+        ]
+        return tuple(epilogue.call(x, [e[i] for e in extras]) for i, x in enumerate(values))  # type: ignore[return-value]
+
+    def _load_pair(
+        self, pointer: GlobalPointer, offset: Traced, row: Traced | None, col: Traced
+    ) -> tuple[Traced, Traced]:
+        """Two neighbouring 16-bit elements as f32; those beyond C's edge are 0."""
+        k, half = self._k, self._config.dtype
+        source = pointer + offset
+        if self._features.pairs:
+            exists = self._exists(self._k.value(0, u32) if row is None else row, col)
+            (both,) = self._guarded(source, exists, u32)
+            return k.unpack(both, half)
+        loaded: list[Traced] = []
+        for i in range(2):
+            exists = self._exists(self._k.value(0, u32) if row is None else row, col + i)
+            (bits,) = self._guarded(source + i, exists, u16)
+            loaded.append(k.unpack(bits, half)[0])
+        return loaded[0], loaded[1]
+
+    def _guarded(self, source: GlobalPointer, exists: Traced | None, dtype: object) -> list[Traced]:
+        kind = u32 if dtype is u32 else u16
+        if exists is None:
+            return source.load(dtype=kind)
+        value = self._k.register(u32, 0)
+        with self._k.when(exists):
+            value.set(source.load(dtype=kind)[0])
+        return [value.get()]
+
+    # -- f32: four lanes fill a sector of 32 bytes, so registers go out as they are
+    def _store_f32(self, accumulator: Fragment) -> None:
+        k, output = self._k, self._output
+        for first in range(0, accumulator.layout.elements_per_thread, 2):
+            low, high = self._pair(accumulator, first)
+            row, col = self._place(accumulator, first)
+            target = output.pointer + (k.mul_wide(row, output.stride) + k.mul_wide(col, 1))
+            if self._features.pairs:
+                self._when_exists(row, col, target, [low, high])
+            else:
+                self._when_exists(row, col, target, [low])
+                self._when_exists(row, col + 1, target + 1, [high])
+
+    def _when_exists(self, row: Traced, col: Traced, target: GlobalPointer, values: list[Traced]) -> None:
+        exists = self._exists(row, col)
+        if exists is None:
+            target.store(values, dtype=f32)
+        else:
+            with self._k.when(exists):
+                target.store(values, dtype=f32)
+
+    # -- 16-bit: through shared memory, so that whole rows leave 16 bytes per thread
+    def _store_staged(self, accumulator: Fragment, over: SharedTile) -> None:
+        k, c = self._k, self._config
+        out = self._features.out_dtype
+        swizzle = "auto" if c.swizzle else None
+        staging = k.shared(out, (c.tile_m, c.tile_n), name="c_tile", swizzle=swizzle, alias=over)
+        lanes = Side("B", c).with_warps(C.atom.restrict("lane"), along_cols=True)
+        addresses = TileAddresses(k, staging, lanes, k.thread, self._warp_row, c.addressing)
+        as_is = accumulator.dtype is f16 and out is f16 and self._features.epilogue.plain
+        for register in range(accumulator.layout.elements_per_thread // 2):
+            if as_is:
+                pair = _read(accumulator.registers[register])
+            else:
+                pair = k.pack(*self._pair(accumulator, 2 * register), out)
+            row, col = accumulator.layout.coordinates(0, 2 * register)
+            k.store("shared", addresses.address(row, col), u32, [pair], "", "weak")
+        k.syncthreads()  # the rows that leave were written by other warps
+        self._copy_out(staging)
+
+    def _copy_out(self, staging: SharedTile) -> None:
+        k, c, output = self._k, self._config, self._output
+        chunk = self._features.out_chunk
+        plan = CopyPlan(c.tile_m, c.tile_n, c.num_warps, True, chunk)
+        lanes = plan.threads()
+        at = lanes.apply(lane=k.thread)
+        row0, col0 = cast("Traced", at["row"]), cast("Traced", at["col"])
+        addresses = TileAddresses(k, staging, lanes, k.thread, 0, c.addressing)
+        start = output.pointer + k.mul_wide(row0 + self._first_row, output.stride) + (col0 + self._first_col)
+        kind, count = (u16, 1) if chunk == 1 else (u32, chunk // 2)
+        for row, col in plan.steps:
+            words = k.load("shared", addresses.address(row, col), kind, count, "", "weak")
+            target = start.bytes(k.mul_wide(output.stride, 2 * row)) if row else start
+            exists = self._exists(row0 + self._first_row + row, col0 + self._first_col + col)
+            if exists is None:
+                (target + col).store(words, dtype=kind)
+            else:
+                with k.when(exists):
+                    (target + col).store(words, dtype=kind)
+
+
+def _read(register: Traced) -> Traced:
+    return register.get() if isinstance(register, Mutable) else register

@@ -1,0 +1,99 @@
+"""What a matrix product asks for beyond the plain one: each feature costs a kernel only where it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from warploom.core.dtypes import DType, f16
+from warploom.core.errors import ProblemError
+from warploom.lang.functions import as_f32
+from warploom.lang.values import Traced
+
+EpilogueFunction = Callable[..., Any]
+"""A function of a traced f32 (and of one more per extra matrix) that returns the f32 to store."""
+
+
+@dataclass(frozen=True)
+class OperandFeatures:
+    """How A or B lies in memory and which of its edges are ragged.
+
+    ``k_contiguous``: K is the axis with stride 1 (A row-major, B column-major). ``chunk``: elements that one copy may
+    take, from the alignment of its lines: 8, 4 or 2 by ``cp.async``, 1 through registers. ``ragged_outer``,
+    ``ragged_k``: M (N) or K is no multiple of the tile. ``partial``: a line ends within a chunk. ``stride``: the
+    leading stride in elements where it is known while tracing.
+    """
+
+    k_contiguous: bool
+    chunk: int = 8
+    ragged_outer: bool = False
+    ragged_k: bool = False
+    partial: bool = False
+    stride: int | None = None
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to a sum before it is stored: ``function(alpha · sum + bias[col], extra[0][row, col], …)``.
+
+    ``key`` stands for ``function`` in comparisons, so that equal lambdas share a kernel; see :func:`epilogue_key`.
+    """
+
+    scaled: bool = False
+    bias: bool = False
+    extras: int = 0
+    function: EpilogueFunction | None = field(default=None, compare=False)
+    key: Hashable = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether sums are stored as they are."""
+        return not (self.scaled or self.bias or self.function)
+
+    def call(self, x: Traced, extras: list[Traced]) -> Traced:
+        """The user's function. Raises ProblemError if it does not return one number."""
+        if self.function is None:
+            return x
+        result = self.function(x, *extras)
+        if not isinstance(result, Traced | int | float):
+            raise ProblemError(f"the epilogue must return one traced value, not {type(result).__name__}")
+        return as_f32(result, x)
+
+
+def epilogue_key(function: EpilogueFunction | None) -> Hashable:
+    """What identifies an epilogue: its code and what it closes over, so that a lambda made anew is recognised.
+
+    Functions whose closure or defaults cannot be hashed, and other callables, are identified by themselves.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return function
+    try:
+        cells = tuple(cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
+        key = (code, function.__defaults__, cells, tuple(map(type, cells)))  # type: ignore[union-attr]
+        hash(key)
+    except (TypeError, ValueError):  # an unhashable value, an empty cell
+        return function
+    return key
+
+
+@dataclass(frozen=True)
+class GemmFeatures:
+    """Trace-time features of a kernel. ``out_chunk``: elements per store of a 16-bit C (8, 4, 2, 1), from its alignment.
+
+    ``pairs``: columns of C, the bias and the extras come in aligned pairs.
+    """
+
+    a: OperandFeatures = OperandFeatures(True)
+    b: OperandFeatures = OperandFeatures(False)
+    out_dtype: DType = f16
+    out_chunk: int = 8
+    pairs: bool = True
+    ragged_m: bool = False
+    ragged_n: bool = False
+    batched: bool = False
+    epilogue: Epilogue = Epilogue()
+
+
+PLAIN = GemmFeatures()
