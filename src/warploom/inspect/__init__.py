@@ -1,1 +1,21 @@
-"""The inspect room."""
+"""SASS: disassemble a kernel, group and count its instructions, and compare two kernels, without a GPU."""
+
+from warploom.inspect.difference import Change, Comparison, compare
+from warploom.inspect.occupancy import Occupancy, occupancy
+from warploom.inspect.report import SassReport, inspect_cubin, inspect_program, inspect_sass
+from warploom.inspect.sass import Instruction, Listing, parse_sass
+
+__all__ = [
+    "Change",
+    "Comparison",
+    "Instruction",
+    "Listing",
+    "Occupancy",
+    "SassReport",
+    "compare",
+    "inspect_cubin",
+    "inspect_program",
+    "inspect_sass",
+    "occupancy",
+    "parse_sass",
+]
