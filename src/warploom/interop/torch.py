@@ -1,8 +1,8 @@
 """``warploom::attention`` as a PyTorch operator: what ``torch.compile`` and ``torch.export`` see of a call.
 
 :func:`warploom.attention` takes this way by itself while a graph is traced, where tensors have no memory to point
-at. Eager calls do not: the dispatcher costs more than the rest of the call. The operators allocate through PyTorch, wait
-for nothing and work on the current stream, so compiled code may run in CUDA graphs.
+at. Eager calls do not: the dispatcher costs more than the rest of the call. The operators allocate through PyTorch,
+wait for nothing and work on the current stream, so compiled code may run in CUDA graphs.
 
 Source: PyTorch, "Custom Python Operators" (``torch.library.custom_op``).
 """

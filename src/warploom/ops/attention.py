@@ -13,7 +13,7 @@ import numpy as np
 
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ConfigError, ProblemError
-from warploom.core.targets import target
+from warploom.core.targets import Target, target
 from warploom.interop.arrays import (
     ArrayView,
     as_numpy,
@@ -26,12 +26,25 @@ from warploom.interop.arrays import (
     same_device,
 )
 from warploom.ir.program import Program
-from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.forward import attention_forward
-from warploom.kernels.attention.problem import AttentionProblem, TensorStrides
-from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, run_on_emulator
+from warploom.kernels.attention.hopper import attention_hopper
+from warploom.kernels.attention.hopper_config import PANEL_COLS, WARPGROUP_ROWS, HopperConfig
+from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
+from warploom.ops.backends import (
+    Box,
+    GpuCall,
+    Grid,
+    gpu_name,
+    gpu_present,
+    gpu_target,
+    multiprocessors,
+    run_on_emulator,
+)
+from warploom.tune.classes import attention_class
+from warploom.tune.store import find_winner
 
 Layout = Literal["bshd", "bhsd"]
 Window = tuple[int | None, int | None]
@@ -76,16 +89,18 @@ class AttentionPlan:
     device: str
     strides: tuple[TensorStrides, ...]
     scalars: dict[str, int]
+    layout: str
+    multiprocessors: int
 
     @property
     def grid(self) -> Grid:
         """CTAs along x, y and z."""
-        return self.problem.grid(self.config)
+        return self.problem.grid(self.config, self.multiprocessors)
 
     @cached_property
     def program(self) -> Program:
         """The traced kernel."""
-        return trace_for(self.problem, self.config, self.strides)
+        return trace_for(self.problem, self.config, self.strides, self.layout)
 
     @cached_property
     def cuda(self) -> str:
@@ -113,8 +128,18 @@ def trace(
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
 
 
-def trace_for(problem: AttentionProblem, config: AttentionConfig, strides: Sequence[TensorStrides]) -> Program:
+@lru_cache(maxsize=256)
+def trace_hopper(config: HopperConfig, features: AttentionFeatures = PLAIN, heads_inside: bool = True) -> Program:
+    """The Program of a ``wgmma`` configuration, traced once per process."""
+    name = f"attention_wgmma_{config.tile_m}x{config.tile_n}x{config.head_dim}"
+    program = attention_hopper.trace(config=config, features=features, heads_inside=heads_inside, name=name)
+    return replace(program, opt_level=config.opt_level)
+
+
+def trace_for(problem: AttentionProblem, config: AnyConfig, strides: Sequence[TensorStrides], layout: str) -> Program:
     """The Program for a problem whose Q, K, V and O have these strides."""
+    if isinstance(config, HopperConfig):
+        return trace_hopper(config, problem.features(config), layout == "bshd")
     row_strides = tuple(s[2] for s in strides) if config.static_strides else None
     return trace(config, problem.features(config), len(set(strides)) == 1, row_strides)
 
@@ -188,7 +213,7 @@ def _strides(view: ArrayView, layout: str) -> TensorStrides:
     return view.strides[batch], view.strides[head], view.strides[seq]
 
 
-def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AttentionConfig | None) -> AttentionPlan:
+def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AnyConfig | None) -> AttentionPlan:
     problem, q = inputs.problem, inputs.q
     on_gpu = q.device[0] == "cuda" or gpu_present()
     device = q.device[1] if q.device[0] == "cuda" else 0
@@ -196,14 +221,37 @@ def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AttentionConfig 
     q_strides, k_strides, v_strides = (_strides(view, layout) for view in inputs.all)
     strides = q_strides, k_strides, v_strides, _strides(out, layout)
     if config is None:
-        config, reason = choose(problem, goal)
+        config, reason = (tuned(problem, goal, device) if on_gpu else None) or choose(problem, goal)
     else:
         reason = "asked for by the caller"
         problems = config.check(goal) + problem.misfits(config)
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
     where = f"GPU {device}" if on_gpu else "the emulator"
-    return AttentionPlan(problem, config, reason, goal.name, where, strides, problem.scalars(config, *strides))
+    scalars = problem.scalars(config, *strides)
+    count = multiprocessors(device) if on_gpu else 1
+    return AttentionPlan(problem, config, reason, goal.name, where, strides, scalars, layout, count)
+
+
+def boxes(config: AnyConfig, layout: str) -> tuple[Box, ...]:
+    """The TMA boxes of Q, K, V and O, outermost dimension first; none for ``mma.sync``."""
+    if not isinstance(config, HopperConfig):
+        return ()
+    rows = WARPGROUP_ROWS, config.tile_n, config.tile_n, WARPGROUP_ROWS
+    return tuple((1, n, 1, PANEL_COLS) if layout == "bshd" else (1, 1, n, PANEL_COLS) for n in rows)
+
+
+def tuned(problem: AttentionProblem, goal: Target, device: int) -> tuple[AnyConfig, str] | None:
+    """The configuration that won on this GPU for such problems, and why; None where nobody has tuned for them."""
+    found = find_winner(gpu_name(device), attention_class(problem))
+    if found is None:
+        return None
+    try:
+        config = parse_config(found.winner.config)
+    except ConfigError:  # flags that this version does not know
+        return None
+    config = replace(config, head_dim=problem.head_dim, dtype=problem.dtype)
+    return None if config.check(goal) or problem.misfits(config) else (config, found.reason)
 
 
 def plan(
@@ -217,7 +265,7 @@ def plan(
     softcap: float | None = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
-    config: AttentionConfig | None = None,
+    config: AnyConfig | None = None,
 ) -> AttentionPlan:
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
     options = Options(causal, scale, window, softcap, return_lse, layout)
@@ -241,7 +289,7 @@ def attention(
     softcap: float | None = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
-    config: AttentionConfig | None = None,
+    config: AnyConfig | None = None,
 ) -> Any:
     """softmax(scale · q·kᵀ) · v, computed without writing the attention matrix.
 
@@ -281,12 +329,11 @@ def attention(
         return _first_call(views, Options(*asked[:6]), config, key)
     result = empty_like(views[0], views[0].shape)
     out = describe(result)
-    pointers = (views[0].pointer, views[1].pointer, views[2].pointer, out.pointer)
     if not return_lse:
-        call.launch(pointers, out.kind)
+        call.launch((*views, out), out.kind)
         return result
     lse = _empty_lse(views[0], layout)
-    call.launch((*pointers, describe(lse).pointer), out.kind)
+    call.launch((*views, out, describe(lse)), out.kind)
     return result, lse
 
 
@@ -294,7 +341,7 @@ def _empty_lse(q: ArrayView, layout: str) -> Any:
     return empty(q.kind, [q.shape[axis] for axis in _AXES[layout]], f32, q.device)
 
 
-def _first_call(views: _Views, options: Options, config: AttentionConfig | None, key: _Key) -> Any:
+def _first_call(views: _Views, options: Options, config: AnyConfig | None, key: _Key) -> Any:
     """Everything that :func:`attention` need not repeat for arrays of the same shapes, strides and device."""
     inputs = _inputs(views, options)
     q, problem = inputs.q, inputs.problem
@@ -305,12 +352,13 @@ def _first_call(views: _Views, options: Options, config: AttentionConfig | None,
     outs = [describe(x) for x in outputs]
     made = _plan(inputs, outs[0], options.layout, config)
     if q.device[0] == "cuda":
-        call = GpuCall.prepare(made.program, made.grid, made.scalars, q.device[1])
+        boxed = boxes(made.config, made.layout)
+        call = GpuCall.prepare(made.program, made.grid, made.scalars, q.device[1], boxed)
         if all(a is b for a, b in zip(inputs.all, views, strict=True)):  # nothing had to be copied first
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
             _prepared[key] = call
-        call.launch((*(view.pointer for view in inputs.all), *(out.pointer for out in outs)), outs[0].kind)
+        call.launch((*inputs.all, *outs), outs[0].kind)
     elif made.device == "the emulator":
         names = ("q", "key", "value", "out", "lse")
         arrays: dict[str, ArrayView] = dict(zip(names, (*inputs.all, *outs), strict=False))
@@ -329,10 +377,14 @@ def _without_keys(q: ArrayView, options: Options) -> Any:
 
 
 def _run_from_host(inputs: _Inputs, outs: list[ArrayView], layout: str, made: AttentionPlan) -> None:
-    """CPU arrays on a GPU: contiguous copies there and back."""
+    """CPU arrays on a GPU: contiguous copies there and back, through the kernel that takes plain pointers."""
+    config = made.config
+    if not isinstance(config, AttentionConfig):
+        config, _ = choose(made.problem, target(EMULATED_TARGET))
     hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.all]
     q, k, v = (_strides(describe(x), layout) for x in hosts)
     strides = q, k, v, _strides(outs[0], layout)
-    program = trace_for(made.problem, made.config, strides)
-    call = GpuCall.prepare(program, made.grid, made.problem.scalars(made.config, *strides), 0)
+    program = trace_for(made.problem, config, strides, layout)
+    grid = made.problem.grid(config, made.multiprocessors)
+    call = GpuCall.prepare(program, grid, made.problem.scalars(config, *strides), 0)
     call.run_from_host(hosts, [as_numpy(out) for out in outs])

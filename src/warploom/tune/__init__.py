@@ -1,1 +1,1 @@
-"""The tune room."""
+"""Finding the fastest configuration of a kernel family for a class of problems, and keeping it."""

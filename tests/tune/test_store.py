@@ -1,0 +1,252 @@
+"""The store of winners: keyed, found again, and whole whatever happens to the process or the file."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from warploom.core.dtypes import bf16, f16
+from warploom.kernels.attention.problem import AttentionProblem
+from warploom.tune import store as store_module
+from warploom.tune.classes import attention_class
+from warploom.tune.store import Winner, WinnerStore, find_winner, gpu_file_name, package_version, parse_records
+
+GPU = "NVIDIA Test 9000"
+
+
+def problem(q_len=4096, *, batch=4, head_dim=128, dtype=bf16, causal=False):
+    window = (None, 0) if causal else (None, None)
+    return AttentionProblem(batch, 16, 16, q_len, q_len, head_dim, dtype, window)
+
+
+def winner(of=None, config="one", **changes):
+    made = Winner(
+        GPU,
+        package_version(),
+        attention_class(of or problem()),
+        config,
+        1e-3,
+        0.9e-3,
+        1.1e-3,
+        9,
+        1.25,
+        40,
+        "2026-01-01",
+    )
+    return replace(made, **changes)
+
+
+def test_a_winner_is_found_again_by_another_reader(tmp_path):
+    WinnerStore(tmp_path).add(winner())
+    found = find_winner(GPU, attention_class(problem()), WinnerStore(tmp_path))
+    assert found is not None
+    assert found.winner == winner()
+    assert (found.distance, found.shipped) == (0, False)
+    assert "1 ms (0.9 to 1.1), 1.25× the untuned default; the winner found on this machine" in found.reason
+
+
+def test_the_last_winner_of_a_class_counts_and_readers_notice_it(tmp_path):
+    reader, writer = WinnerStore(tmp_path), WinnerStore(tmp_path)
+    writer.add(winner(config="old"))
+    assert [w.config for w in reader.winners()] == ["old"]
+    writer.add(winner(config="new"))
+    assert [w.config for w in reader.winners()] == ["new"]
+
+
+def test_gpu_version_and_kind_of_problem_are_kept_apart(tmp_path):
+    store = WinnerStore(tmp_path)
+    store.add(winner(version="0.0.1"))
+    store.add(winner(gpu="NVIDIA Other"))
+    store.add(winner(problem(causal=True)))
+    store.add(winner(problem(head_dim=64)))
+    assert find_winner(GPU, attention_class(problem()), store) is None
+    store.add(winner(config="right"))
+    found = find_winner(GPU, attention_class(problem()), store)
+    assert found is not None
+    assert found.winner.config == "right"
+
+
+def test_the_nearest_class_serves_within_reason(tmp_path):
+    store = WinnerStore(tmp_path)
+    store.add(winner(problem(1024), config="short"))
+    store.add(winner(problem(4096), config="long"))
+
+    def config_for(of):
+        found = find_winner(GPU, attention_class(of), store)
+        return found and (found.winner.config, found.distance > 0, "nearest class" in found.reason)
+
+    assert config_for(problem(4096)) == ("long", False, False)
+    assert config_for(problem(4000)) == ("long", False, False)
+    assert config_for(problem(8192)) == ("long", True, True)
+    assert config_for(problem(512)) == ("short", True, True)
+    assert config_for(problem(4096, dtype=f16)) == ("long", True, True)
+    assert config_for(problem(4096, head_dim=96)) == ("long", False, False)
+    assert config_for(problem(64)) is None
+    assert config_for(problem(1)) is None
+
+
+def test_beyond_the_longest_sequences_nothing_changes():
+    assert attention_class(problem(2**14, batch=1)) == attention_class(problem(2**17, batch=1))
+    assert attention_class(problem(2**14)) != attention_class(problem(2**12))
+
+
+def test_shipped_winners_come_after_own_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "SHIPPED", tmp_path)
+    store_module.shipped_winners.cache_clear()
+    content = {"winners": [winner(config="shipped", version="0.0.0").json()]}
+    (tmp_path / gpu_file_name(GPU)).write_text(json.dumps(content))
+    store = WinnerStore(tmp_path / "own")
+    wanted = attention_class(problem())
+    try:
+        found = find_winner(GPU, wanted, store)
+        assert found is not None
+        assert found.shipped
+        assert "comes with the package" in found.reason
+        store.add(winner(problem(8192), config="own but near"))
+        assert find_winner(GPU, wanted, store).winner.config == "shipped"
+        store.add(winner(config="own"))
+        assert find_winner(GPU, wanted, store).winner.config == "own"
+        assert find_winner("NVIDIA Other", wanted, store) is None
+    finally:
+        store_module.shipped_winners.cache_clear()
+
+
+def test_names_of_files():
+    assert gpu_file_name("NVIDIA H200") == "nvidia-h200.json"
+    assert gpu_file_name("NVIDIA GeForce RTX 4090/D") == "nvidia-geforce-rtx-4090-d.json"
+
+
+def test_every_cut_of_the_file_is_read_and_continued(tmp_path):
+    """A kill may leave any prefix of the file: whole records are kept, the next writer starts a line of its own."""
+    store = WinnerStore(tmp_path)
+    for name in ("one", "two"):
+        store.append({"record": "note", "name": name})
+    whole = store.path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for cut in range(len(whole) + 1):
+        store.path.write_bytes(whole[:cut])
+        expected = [] if cut < first else ["one"] if cut < len(whole) else ["one", "two"]
+        assert [r["name"] for r in WinnerStore(tmp_path).records()] == expected
+        WinnerStore(tmp_path).append({"record": "note", "name": "next"})
+        assert [r["name"] for r in WinnerStore(tmp_path).records()] == [*expected, "next"]
+
+
+def _write_many(folder, worker, count):
+    store = WinnerStore(folder)
+    for i in range(count):
+        store.append({"record": "note", "worker": worker, "i": i, "text": "x" * random.randrange(3000)})
+
+
+def test_many_processes_write_at_once(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_write_many, args=(tmp_path, w, 40)) for w in range(4)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join()
+        assert process.exitcode == 0
+    records, damaged = parse_records((tmp_path / "winners.jsonl").read_bytes())
+    assert damaged == []
+    for worker in range(4):  # nothing lost, each in its order
+        assert [r["i"] for r in records if r["worker"] == worker] == list(range(40))
+
+
+_ENDLESS = """
+import sys, itertools
+from pathlib import Path
+from warploom.tune.store import WinnerStore
+store = WinnerStore(Path(sys.argv[1]))
+for i in itertools.count():
+    store.append({"record": "note", "i": i, "text": "y" * 5000})
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_killed_writer_leaves_a_whole_store(tmp_path):
+    for round_ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", _ENDLESS, str(tmp_path)])
+        path = tmp_path / "winners.jsonl"
+        deadline = time.monotonic() + 20
+        before = path.stat().st_size if path.exists() else 0
+        while (path.stat().st_size if path.exists() else 0) <= before + 20000 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        store = WinnerStore(tmp_path)
+        store.append({"record": "mark", "round": round_})  # the dead process's lock is free
+        records, damaged = parse_records(path.read_bytes())
+        assert damaged == []
+        assert records[-1]["round"] == round_
+        assert len([r for r in records if r["record"] == "mark"]) == round_ + 1
+
+
+@pytest.mark.parametrize("damage", [b"\x00\xff\xfe garbage\n", b'{"half": \n', b"[1, 2]\n", b'{"format": 99}\n'])
+def test_damaged_lines_are_set_aside_with_a_warning(tmp_path, damage):
+    store = WinnerStore(tmp_path)
+    store.add(winner(problem(1024)))
+    with open(store.path, "ab") as file:
+        file.write(damage)
+    WinnerStore(tmp_path).add(winner(problem(4096)))
+    reader = WinnerStore(tmp_path)
+    with pytest.warns(RuntimeWarning, match=r"winners.jsonl.damaged.*warploom tune show"):
+        assert len(reader.winners()) == 2
+    assert (tmp_path / "winners.jsonl.damaged").read_bytes().strip() == damage.strip()
+    assert len(WinnerStore(tmp_path).winners()) == 2  # and no second warning: the file is whole again
+
+
+def test_a_winner_that_makes_no_sense_is_none(tmp_path):
+    store = WinnerStore(tmp_path)
+    sound = winner().json()
+    for changes in (
+        {"seconds": "fast"},
+        {"seconds": -1.0},
+        {"problem": 3},
+        {"problem": {"sizes": {}}},
+        {"rounds": None},
+    ):
+        store.append({"record": "winner", **sound, **changes})
+    store.append({"record": "winner"})
+    assert store.winners() == []
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="needs a user whom permissions stop")
+def test_an_unreadable_file_costs_a_warning_only(tmp_path):
+    store = WinnerStore(tmp_path)
+    store.add(winner())
+    store.path.chmod(0)
+    with pytest.warns(RuntimeWarning, match="defaults are used"):
+        assert WinnerStore(tmp_path).winners() == []
+
+
+def test_a_file_in_place_of_the_folder_is_an_error_when_writing(tmp_path):
+    (tmp_path / "file").write_text("")
+    store = WinnerStore(tmp_path / "file")
+    with pytest.warns(RuntimeWarning, match="defaults are used"):
+        assert store.winners() == []
+    with pytest.raises(OSError, match="file"):
+        store.add(winner())
+
+
+def test_shipped_files_are_whole_and_quick():
+    from warploom.kernels.attention.config import AttentionConfig
+
+    for file in sorted(store_module.SHIPPED.glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        assert gpu_file_name(content["gpu"]) == file.name
+        store_module.shipped_winners.cache_clear()
+        start = time.perf_counter()
+        winners = store_module.shipped_winners(content["gpu"])
+        seconds = time.perf_counter() - start
+        assert winners
+        assert seconds < 5e-3, "loading should take about a millisecond"
+        for one in winners:
+            assert one.gpu == content["gpu"]
+            if one.problem.family == "attention":
+                assert AttentionConfig.parse(one.config).check() == []
