@@ -12,6 +12,7 @@ from warploom.core.dtypes import DType
 from warploom.emulate import Emulation, emulate
 from warploom.ir.program import Program
 from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.forward import attention_forward
 from warploom.kernels.attention.ladder import LADDER
 from warploom.kernels.attention.problem import AttentionProblem
@@ -25,10 +26,13 @@ from warploom.kernels.attention.reference import (
 RUNGS = {rung.key: rung.config for rung in LADDER.rungs}
 
 
-@lru_cache(maxsize=64)
-def traced(config: AttentionConfig) -> Program:
-    """The Program of a configuration, once per process."""
-    program = attention_forward.trace(config=config, same_strides=True, name="attention")
+@lru_cache(maxsize=256)
+def traced(config: AttentionConfig, features: AttentionFeatures = PLAIN) -> Program:
+    """The Program of a configuration for contiguous tensors of one head, once per process."""
+    rows = (config.head_dim,) * 4 if config.static_strides else None
+    program = attention_forward.trace(
+        config=config, features=features, same_strides=True, row_strides=rows, name="attention"
+    )
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
 
 
@@ -54,6 +58,20 @@ class Outcome:
         return not self.emulation.findings and self.error.ok
 
 
+def launch(
+    config: AttentionConfig, problem: AttentionProblem, program: Program, *, seed: int | None = None
+) -> tuple[Emulation, Any, AttentionReference]:
+    """One head on the emulator: what it found, the output (which starts as NaN), and the unmasked reference."""
+    d = config.head_dim
+    q, k, v, reference = inputs(problem.q_len, problem.kv_len, d, config.dtype)
+    out = np.full_like(q, np.nan)
+    values = problem.scalars(config, *[(x.shape[0] * d, d, d) for x in (q, k, v, out)])
+    arrays = {"q": q, "key": k, "value": v, "out": out}
+    everything = values | {name: array.view(np.uint16) for name, array in arrays.items()}
+    arguments = {p.name: everything[p.name] for p in program.parameters}
+    return emulate(program, problem.grid(config), arguments, seed=seed), out, reference
+
+
 def run(
     config: AttentionConfig,
     kv_blocks: int,
@@ -61,17 +79,9 @@ def run(
     q_blocks: int = 1,
     program: Program | None = None,
     seed: int | None = None,
-    checks: bool = True,
 ) -> Outcome:
-    """One head on the emulator: ``q_blocks`` CTAs, ``kv_blocks`` steps each. The output starts as NaN."""
-    d = config.head_dim
-    problem = AttentionProblem(1, 1, config.tile_m * q_blocks, config.tile_n * kv_blocks, d, config.dtype)
-    q, k, v, reference = inputs(problem.q_len, problem.kv_len, d, config.dtype)
-    out = np.full_like(q, np.nan)
-    program = program or traced(config)
-    values = problem.scalars(config, *[(x.shape[0] * d, d, d) for x in (q, k, v, out)])
-    arrays = {"q": q, "key": k, "value": v, "out": out}
-    everything = values | {name: array.view(np.uint16) for name, array in arrays.items()}
-    arguments = {p.name: everything[p.name] for p in program.parameters}
-    emulation = emulate(program, problem.grid(config), arguments, seed=seed, checks=checks)
+    """``q_blocks`` CTAs of one head, ``kv_blocks`` steps each."""
+    lengths = config.tile_m * q_blocks, config.tile_n * kv_blocks
+    problem = AttentionProblem(1, 1, 1, *lengths, config.head_dim, config.dtype)
+    emulation, out, reference = launch(config, problem, program or traced(config), seed=seed)
     return Outcome(emulation, attention_error(out, reference, config.dtype), out)

@@ -115,7 +115,7 @@ def test_truth_in_words(text, value):
     ("flags", "says"),
     [
         ({"dtype": f32}, "not f16 or bf16"),
-        ({"head_dim": 80}, "head_dim 80"),
+        ({"head_dim": 84}, "head_dim 84"),
         ({"tile_m": 48}, "tile_m 48"),
         ({"num_warps": 0}, "0 warps"),
         ({"tile_n": 24}, "tile_n 24"),
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_said(flags: dict[str, Any], says):
 
 
 def _problem(q_len: int = 128, kv_len: int = 128, head_dim: int = 128, dtype: DType = bf16) -> AttentionProblem:
-    return AttentionProblem(2, 3, q_len, kv_len, head_dim, dtype)
+    return AttentionProblem(2, 3, 3, q_len, kv_len, head_dim, dtype)
 
 
 def test_a_problem_that_fits():

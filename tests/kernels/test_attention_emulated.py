@@ -45,7 +45,7 @@ FLAGS = [
     {"peel": True},
     {"cooperative": True},
     {"head_dim_panels": True},
-    {"static_stride": 128},
+    {"static_strides": True},
     {"output_hint": True},
     {"folded_scale": True, "lazy_rescale": True},
     {"load_q": 2, "load_k": 2, "load_v": 2, "double_buffer": True},

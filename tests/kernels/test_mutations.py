@@ -4,20 +4,23 @@ A mutant counts as caught when the emulator reports a finding or the result leav
 neither must be listed here with the reason why they are equivalent, and the list must be exact.
 """
 
+# pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.kernels.attention_cases import RUNGS, run, traced
+from tests.kernels.attention_cases import RUNGS, launch, run, traced
 from tests.kernels.mutate import Mutant, deletions, regions_moved, shifts
 from warploom.emulate import emulate
 from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.problem import AttentionProblem
 from warploom.lang import Global, Kernel, f32, kernel
 
-EVERY = 24
+EVERY = 48
 """Of the instructions that address shared memory, each so-many-th is also shifted alone."""
 
 
@@ -73,6 +76,33 @@ def test_the_unchanged_program_is_fine(key):
     for seed in (None, 0, 1):
         outcome = run(config, steps(config), seed=seed)
         assert outcome.fine, (seed, outcome.error, *map(str, outcome.emulation.findings))
+
+
+MASKED: dict[str, dict[str, Any]] = {
+    "causal": {"window": (None, 0)},
+    "window and ragged lengths": {"window": (40, 8), "short": 8},
+}
+"""Masks whose blocks are skipped or cut; ``short``: so many positions less than whole tiles."""
+
+
+@pytest.mark.parametrize("key", ["2", "10", "best"])
+@pytest.mark.parametrize("mask", MASKED)
+def test_the_mutants_of_masked_kernels(key, mask):
+    """Loops over fewer blocks, and blocks of their own for the masked ones, synchronise as well."""
+    config, options = RUNGS[key], dict(MASKED[mask])
+    short = options.pop("short", 0)
+    lengths = config.tile_m - short, max(config.tile_m, config.tile_n * steps(config)) - short
+    problem = AttentionProblem(1, 1, 1, *lengths, config.head_dim, config.dtype, **options)
+    program = traced(config, problem.features(config))
+    emulation, expected, _ = launch(config, problem, program)
+    assert emulation.findings == ()
+    assert np.isfinite(expected.astype(np.float32)).all()
+    escaped: list[str] = []
+    for mutant in [*deletions(program), *shifts(program, config.stages)]:
+        emulation, out, _ = launch(config, problem, mutant.program)
+        if not emulation.findings and out.tobytes() == expected.tobytes():
+            escaped.append(mutant.what)
+    assert sorted(escaped) == sorted(equivalent(config))
 
 
 def test_the_aliased_tiles_of_the_published_listing_race():
