@@ -1,0 +1,76 @@
+"""Fill the tables of the README and of docs/ from the committed results: ``python benchmarks/render.py [--check]``.
+
+A table stands between ``<!-- table: FILE COLUMNS -->`` and ``<!-- end table -->``: FILE is a result below
+benchmarks/results (h200/attention-d128-bf16.json), as ``warploom bench`` or ``ladder --json`` writes it; COLUMNS
+is a word of ``warploom.bench.tables.MARKDOWN_TABLES``. Below each table stands what it was made with; a table whose
+file is not there says so. ``--check`` changes nothing and ends with 1 if a table is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from warploom.bench.tables import MARKDOWN_TABLES, fill_markdown, table_names
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+def table(name: str) -> str:
+    """The table ``FILE COLUMNS`` with a line that says what it was made with. Raises KeyError for unknown columns."""
+    file, _, columns = name.partition(" ")
+    if columns not in MARKDOWN_TABLES:
+        raise KeyError(
+            f"<!-- table: {name} --> names no columns; write one of {', '.join(MARKDOWN_TABLES)} after the file"
+        )
+    path = RESULTS / file
+    if not path.is_file():
+        return "\n*Not measured yet.*\n\n"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    return f"\n{MARKDOWN_TABLES[columns](result['rows'])}\n*{provenance(result['environment'])}*\n\n"
+
+
+def provenance(environment: Mapping[str, Any]) -> str:
+    """GPU, versions and date of a result, with commas between."""
+    gpu, packages = environment.get("gpu"), environment.get("packages", {})
+    nvrtc, driver = environment.get("nvrtc"), environment.get("driver") or environment.get("cuda_driver")
+    parts = [
+        gpu["name"] if gpu else "without a GPU",
+        f"NVRTC {_dotted(nvrtc)}" if nvrtc else "",
+        f"driver {_dotted(driver)}" if driver else "",
+        f"torch {packages['torch']}" if "torch" in packages else "",
+        str(environment.get("date", ""))[:10],
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _dotted(version: Any) -> str:
+    return version if isinstance(version, str) else ".".join(map(str, version))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrite (or check) every page that has tables; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a table is out of date")
+    check = parser.parse_args(arguments).check
+    stale = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        filled = fill_markdown(text, {name: table(name) for name in table_names(text)})
+        if filled == text:
+            continue
+        stale += 1
+        print(f"{page.name} {'is out of date' if check else 'rewritten'}")
+        if not check:
+            page.write_text(filled, encoding="utf-8")
+    return int(check and stale > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The tables of the pages are those of the result files, and the generator writes what the files say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+
+@pytest.fixture
+def render() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("render", ROOT / "benchmarks" / "render.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def result() -> dict[str, Any]:
+    spread = {"median": 120.0, "low": 119.0, "high": 122.0}
+    cell = {"seq": 4096, "tflops": spread, "ratio": {"torch_flash": 1.2}, "peers": {"torch_flash": {"tflops": spread}}}
+    row = {
+        "rung": "2", "name": "swizzle", "config": {}, "findings": [],
+        "error": {"metric": "m", "value": 0.25, "bound": 0.5}, "wavefronts": {"ldmatrix": {"actual": 16, "ideal": 8}},
+        "targets": {"sm_80": {"registers": 226, "spill_bytes": 4}}, "gpu": {**cell, "cells": [cell]},
+    }  # fmt: skip
+    environment = {"gpu": {"name": "NVIDIA X"}, "nvrtc": [13, 0], "packages": {"torch": "2.9"}, "date": "2031-05-06T00"}
+    return {"environment": environment, "rows": [row]}
+
+
+@pytest.mark.parametrize("columns", ["gpu", "static", "peers"])
+def test_tables_are_written_and_then_up_to_date(
+    render: ModuleType, columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(result()), encoding="utf-8")
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n<!-- table: x.json {columns} -->\nold\n<!-- end table -->\nafter\n", encoding="utf-8")
+    monkeypatch.setattr(render, "RESULTS", tmp_path)
+    monkeypatch.setattr(render, "PAGES", (page,))
+    assert render.main(["--check"]) == 1
+    assert "old" in page.read_text(encoding="utf-8")
+    assert render.main([]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert {"gpu": "1.20", "static": "226 (4)", "peers": "120 (119–122)"}[columns] in text
+    assert "*NVIDIA X, NVRTC 13.0, torch 2.9, 2031-05-06*" in text
+    assert "old" not in text
+    assert (text[:7], text[-6:]) == ("before\n", "after\n")
+    assert render.main(["--check"]) == 0
+
+
+def test_a_missing_file_is_said_and_unknown_columns_are_refused(render: ModuleType) -> None:
+    assert "Not measured yet" in render.table("h200/no-such-file.json gpu")
+    with pytest.raises(KeyError, match="names no columns"):
+        render.table("h200/attention.json pie-chart")
+
+
+def test_the_pages_are_up_to_date(render: ModuleType) -> None:
+    assert render.main(["--check"]) == 0, "run python benchmarks/render.py"
