@@ -15,11 +15,12 @@ from warploom.bench.peers import available_sdpa, torch_module
 from warploom.bench.timing import Candidate, input_sets
 from warploom.core.dtypes import DType, bf16
 from warploom.core.errors import ConfigError
+from warploom.interop.arrays import ArrayView, describe
 from warploom.ir.program import Program
-from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.problem import AnyConfig
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.ladder import Rung
-from warploom.ops.attention import plan
+from warploom.ops.attention import boxes, plan
 from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, scalar_arguments
 
 GPU_TOKENS = 16384
@@ -29,9 +30,7 @@ GPU_WIDTH = 2048
 OVER_ROUNDED = "max |o - o64| / (2·max |rounded - o64|), where rounded is float64 that rounds P and O to the type"
 
 
-def settled(
-    rung: Rung[AttentionConfig], head_dim: int, dtype: DType, settings: Mapping[str, str]
-) -> Rung[AttentionConfig]:
+def settled(rung: Rung[AnyConfig], head_dim: int, dtype: DType, settings: Mapping[str, str]) -> Rung[AnyConfig]:
     """The rung for a head_dim and type, with flags overridden. Raises ConfigError for what is no kernel."""
     config = dataclasses.replace(rung.config, head_dim=head_dim, dtype=dtype).with_settings(dict(settings))
     problems = config.check()
@@ -50,11 +49,11 @@ class AttentionFamily:
     dtype: DType = bf16
     name: str = "attention"
 
-    def program(self, config: AttentionConfig) -> Program:
+    def program(self, config: AnyConfig) -> Program:
         """The traced kernel."""
         return self.emulator_case(config, 0).program
 
-    def emulator_case(self, config: AttentionConfig, seed: int) -> EmulatorCase:
+    def emulator_case(self, config: AnyConfig, seed: int) -> EmulatorCase:
         """q, k, v ~ N(0, 1) of shape (1, seq, heads, head_dim), and an output full of NaN."""
         rng = np.random.default_rng(seed)
         shape = (1, self.seq, self.heads, config.head_dim)
@@ -70,7 +69,7 @@ class AttentionFamily:
         arguments = [q, k, v, out, *scalar_arguments(made.program, made.scalars)]
         return EmulatorCase(made.program, made.grid, arguments, errors)
 
-    def expected_seconds(self, config: AttentionConfig) -> float:
+    def expected_seconds(self, config: AnyConfig) -> float:
         """From the floating-point operations of the two products."""
         return EMULATION_OVERHEAD + SECONDS_PER_FLOP * 4 * self.heads * self.seq**2 * config.head_dim
 
@@ -125,19 +124,23 @@ class AttentionOnGpu:
         found = available_sdpa(*sets[0])
         return [Candidate(name, _on_sets(run, sets)) for name, run in found.items()]
 
-    def prepare(self, rung: Rung[AttentionConfig]) -> Candidate:
+    def prepare(self, rung: Rung[AnyConfig]) -> Candidate:
         """The rung's kernel, loaded, as launches without allocation."""
         made = plan(*self._inputs[0], config=rung.config)
-        call = self._calls[rung.key] = GpuCall.prepare(made.program, made.grid, made.scalars, self._index)
-        pointers = [tuple(x.data_ptr() for x in (*inputs, self._output)) for inputs in self._inputs]
-        return Candidate(f"rung {rung.key}", lambda i: call.launch(pointers[i], "torch"))
+        boxed = boxes(made.config, made.layout)
+        call = GpuCall.prepare(made.program, made.grid, made.scalars, self._index, boxed)
+        self._calls[rung.key] = call
+        arrays = [self._arrays(inputs) for inputs in self._inputs]
+        return Candidate(f"rung {rung.key}", lambda i: call.launch(arrays[i], "torch"))
 
-    def error(self, rung: Rung[AttentionConfig]) -> ErrorEntry:
+    def _arrays(self, inputs: tuple[Any, Any, Any]) -> tuple[ArrayView, ...]:
+        return tuple(describe(x) for x in (*inputs, self._output))
+
+    def error(self, rung: Rung[AnyConfig]) -> ErrorEntry:
         """Against float64 on the GPU, on inputs drawn for this check alone."""
         inputs = self._fresh()
         self._output.fill_(float("nan"))
-        pointers = tuple(x.data_ptr() for x in (*inputs, self._output))
-        self._calls[rung.key].launch(pointers, "torch")
+        self._calls[rung.key].launch(self._arrays(inputs), "torch")
         return _entry(torch_error(self._output, *inputs, self._dtype))
 
 
@@ -145,11 +148,9 @@ def _on_sets(run: Any, sets: Sequence[tuple[Any, ...]]) -> Any:
     return lambda i: run(*sets[i])
 
 
-def fitting(
-    family: AttentionFamily, rungs: Sequence[Rung[AttentionConfig]]
-) -> tuple[list[Rung[AttentionConfig]], list[str]]:
+def fitting(family: AttentionFamily, rungs: Sequence[Rung[AnyConfig]]) -> tuple[list[Rung[AnyConfig]], list[str]]:
     """The rungs that take the emulator's problem, and why the others do not."""
-    kept: list[Rung[AttentionConfig]] = []
+    kept: list[Rung[AnyConfig]] = []
     reasons: list[str] = []
     for rung in rungs:
         try:

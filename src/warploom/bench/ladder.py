@@ -26,6 +26,8 @@ Progress = Callable[[str, float], None]
 """Told what is being done and the fraction done of the whole."""
 
 TARGETS = ("sm_80", "sm_90a")
+EMULATION_SHARE = 0.4
+"""Of the time on the CPU, where the rest is compiling."""
 ACCESS_CLASSES = ("ldmatrix", "st.shared", "ld.shared", "cp.async")
 """Shared-memory accesses that every row counts; others follow where a kernel has them."""
 
@@ -175,6 +177,7 @@ def run_ladder(
     weights = [family.expected_seconds(rung.config) for rung in rungs]
     share = 1.0 if not gpu_sizes else sum(weights) / (sum(weights) + 10.0 * len(gpu_sizes))
     missing = missing_compiler()
+    emulated = share if missing else share * EMULATION_SHARE
     if missing:
         result.notes.append(missing)
     cases = [family.emulator_case(rung.config, seed or 0) for rung in rungs]
@@ -186,19 +189,19 @@ def run_ladder(
         done = 0.0
         for rung, case, jobs, weight in zip(rungs, cases, compiling, weights, strict=True):
             start, width, what = done / sum(weights), weight / sum(weights), f"rung {rung.key} on the emulator"
-            tell(what, share * start)
+            tell(what, emulated * start)
             emulation = emulate(
                 case.program,
                 case.grid,
                 case.arguments,
                 seed=seed,
-                progress=_part(tell, what, share * start, share * width),
+                progress=_part(tell, what, emulated * start, emulated * width),
             )
             done += weight
             result.rows.append(_row(rung, case, emulation))
             result.rows[-1]["targets"] = jobs  # replaced below, once compiled
-        tell("compiling", share)
-        for row in result.rows:
+        for number, row in enumerate(result.rows):
+            tell("compiling", emulated + (share - emulated) * number / len(result.rows))
             row["targets"] = {arch: job.result() for arch, job in row["targets"].items()}
     if gpu_sizes:
         _time_on_gpu(

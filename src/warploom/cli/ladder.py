@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The steps of a kernel, each checked against float64 and for defects.", no_args_is_help=True)
 
+COMPILE_SECONDS = 2.8
+"""Of one core, for one rung: NVRTC and nvdisasm for both targets."""
+
 
 @app.callback()
 def _ladder() -> None:
@@ -112,9 +115,14 @@ def run(
 ) -> LadderResult:
     """Run the ladder under a progress bar, after saying how long the emulator will take."""
     from warploom.bench.ladder import run_ladder
+    from warploom.cuda.compile import available_cores
 
     expected = sum(family.expected_seconds(rung.config) for rung in rungs) * (1 if seed is None else 4)
-    note(f"{len(rungs)} rungs on the emulator with all checks: about {max(1, round(expected))} s")
+    compiling = len(rungs) * COMPILE_SECONDS / available_cores()
+    note(
+        f"{len(rungs)} rungs: about {max(1, round(expected))} s on the emulator with all checks, and up to "
+        f"{max(1, round(compiling))} s to compile what is new"
+    )
     with progress_bar() as progress:
         return run_ladder(family, rungs, seed=seed, gpu_sizes=sizes, progress=progress, rounds=rounds)
 

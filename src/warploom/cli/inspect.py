@@ -1,0 +1,145 @@
+"""``warploom inspect``: what a kernel compiled to, counted by purpose, alone or against another."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from warploom.cli.errors import explains_errors
+from warploom.cli.options import DTypeName, HeadDim, JsonFile, Settings
+from warploom.cli.output import console, write_json
+
+if TYPE_CHECKING:
+    from warploom.inspect import SassReport
+
+
+@explains_errors
+def inspect_command(
+    what: Annotated[str, typer.Argument(metavar="attention|FILE", help="attention, or a file: a cubin or SASS text.")],
+    rung: Annotated[str, typer.Option(help="A rung's number or name.")] = "1",
+    arch: Annotated[str, typer.Option(help="Architecture to compile for: sm_80, sm_90a, …")] = "sm_80",
+    opt_level: Annotated[
+        int | None, typer.Option(min=0, max=3, help="ptxas's optimisation level; default the rung's own.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="RUNG|ARCH|O0…O3|FILE", help="Show the differences from this one to the one inspected."),
+    ] = None,
+    set_: Settings = None,
+    head_dim: HeadDim = 128,
+    dtype: DTypeName = "bf16",
+    kernel: Annotated[str | None, typer.Option(help="Which kernel of a file that holds several.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Threads per CTA of a file's kernel, for its occupancy.")
+    ] = None,
+    shared: Annotated[
+        int | None, typer.Option(min=0, help="Dynamic shared memory of a file's kernel, in bytes.")
+    ] = None,
+    source: Annotated[bool, typer.Option("--source", help="Print the SASS beside the Python it came from.")] = False,
+    json: JsonFile = None,
+) -> None:
+    """Static figures of compiled code: no GPU is needed, only NVRTC and nvdisasm (pip install "warploom[cu13]").
+
+    Instructions are counted by what they are for, in the whole kernel and in one iteration of its main loop: the loop
+    with most tensor instructions. Look first at "address & logic" and "register copies": they compete with the mma for
+    issue slots. Many address registers for LDSM (ldmatrix) and LDGSTS (cp.async) mean that swizzled addresses are kept
+    or recomputed one by one; a few, each used often with different immediate offsets, are what to aim for. Registers,
+    shared memory or warps limit how many CTAs an SM holds; local memory is spilled registers.
+
+    \b
+    Examples:
+      warploom inspect attention --rung 2
+      warploom inspect attention --rung 2 --against 1
+      warploom inspect attention --rung 2 --arch sm_90a --against sm_80
+      warploom inspect attention --rung 2 --against O1
+      warploom inspect attention --rung 8 --set swizzle=off
+      warploom inspect attention --rung 2 --source
+      warploom inspect kernel.cubin --threads 128 --shared 49152 --against other.sass
+    """
+    from warploom.cli import inspect_tables
+    from warploom.inspect import compare
+
+    wanted = _Wanted(what, rung, arch, opt_level, set_, head_dim, dtype, kernel, threads, shared, source)
+    report = wanted.report()
+    if against is None:
+        value, tables = report.to_dict(), inspect_tables.report_tables(report)
+    else:
+        other = wanted.other(against)
+        before = other.report()
+        found = compare(before, report)
+        value = {"before": before.to_dict(), "after": report.to_dict(), "differences": found.to_dict()}
+        tables = inspect_tables.comparison_tables(found, other.title, wanted.title)
+    if json != "-":
+        out = console()
+        out.print(f"[bold]{wanted.title}[/bold]")
+        for text in inspect_tables.headline(report):
+            out.print(text)
+        for table in tables:
+            out.print(table)
+        if source:
+            for line in inspect_tables.source_lines(report):
+                typer.echo(line)
+    if json is not None:
+        write_json(value, json)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """One thing to inspect, as the options say."""
+
+    what: str
+    rung: str
+    arch: str
+    opt_level: int | None
+    settings: list[str] | None
+    head_dim: int
+    dtype: str
+    kernel: str | None
+    threads: int | None
+    shared: int | None
+    source: bool
+
+    @property
+    def title(self) -> str:
+        """What it is, in one line."""
+        if self.what != "attention":
+            return self.what
+        level = "" if self.opt_level is None else f" -O{self.opt_level}"
+        return " ".join([f"attention, rung {self.rung} for {self.arch}{level}", *(self.settings or ())])
+
+    def other(self, against: str) -> _Wanted:
+        """What to compare with: the same but for one thing, or another file. Raises typer.BadParameter."""
+        levels = {f"O{level}": level for level in range(4)}
+        if self.what != "attention" or Path(against).is_file():
+            return dataclasses.replace(self, what=against)
+        if (level := levels.get(against.lstrip("-"))) is not None:
+            return dataclasses.replace(self, opt_level=level)
+        if against.startswith("sm_"):
+            return dataclasses.replace(self, arch=against)
+        return dataclasses.replace(self, rung=against)
+
+    def report(self) -> SassReport:
+        """Compile or read it. Raises ConfigError, CompileError, UnsupportedDeviceError, OSError."""
+        return self._of_attention() if self.what == "attention" else self._of_file()
+
+    def _of_attention(self) -> SassReport:
+        from warploom.cli.ladder import attention_rungs
+        from warploom.inspect import inspect_program
+        from warploom.inspect.subjects import attention_program
+
+        _, (chosen,) = attention_rungs([self.rung], self.settings, 256, 1, self.head_dim, self.dtype)
+        program = attention_program(chosen.config)
+        return inspect_program(program, self.arch, self.opt_level, with_source=self.source)
+
+    def _of_file(self) -> SassReport:
+        from warploom.core.errors import ConfigError
+        from warploom.inspect.subjects import inspect_file
+
+        path = Path(self.what)
+        if not path.is_file():
+            raise ConfigError(f"{self.what!r} is neither 'attention' nor a file; give a cubin, or SASS text")
+        report = inspect_file(path, self.kernel)
+        return dataclasses.replace(report, threads=self.threads, dynamic_shared_bytes=self.shared)
