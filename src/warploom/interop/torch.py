@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warploom.core.errors import ProblemError
-from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.choice import parse_config
+from warploom.kernels.attention.problem import AnyConfig
 from warploom.ops.attention import attention
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def _run(
     layout: str,
     config: str | None,
 ) -> Any:
-    chosen = None if config is None else AttentionConfig.parse(config)
+    chosen = None if config is None else parse_config(config)
     with torch.no_grad():  # the operator's own backward answers for gradients
         return attention(
             q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse,
@@ -129,7 +130,7 @@ def traced_attention(
     softcap: float | None,
     return_lse: bool,
     layout: Layout,
-    config: AttentionConfig | None,
+    config: AnyConfig | None,
 ) -> Any:
     """:func:`warploom.attention` inside a traced graph: one call of an operator, no graph break."""
     left, right = (None, None) if window is None else window

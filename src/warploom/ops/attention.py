@@ -83,7 +83,7 @@ class AttentionPlan:
     """What a call of :func:`attention` would run: nothing has been compiled or launched yet."""
 
     problem: AttentionProblem
-    config: AttentionConfig
+    config: AnyConfig
     reason: str
     target: str
     device: str
@@ -217,7 +217,8 @@ def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AnyConfig | None
     problem, q = inputs.problem, inputs.q
     on_gpu = q.device[0] == "cuda" or gpu_present()
     device = q.device[1] if q.device[0] == "cuda" else 0
-    goal = gpu_target(device) if on_gpu else target(EMULATED_TARGET)
+    emulated = "sm_90a" if isinstance(config, HopperConfig) else EMULATED_TARGET
+    goal = gpu_target(device) if on_gpu else target(emulated)
     q_strides, k_strides, v_strides = (_strides(view, layout) for view in inputs.all)
     strides = q_strides, k_strides, v_strides, _strides(out, layout)
     if config is None:

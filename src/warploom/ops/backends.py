@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,25 @@ def gpu_present() -> bool:
     return has_gpu()
 
 
+def multiprocessors(device: int) -> int:
+    """Streaming multiprocessors of GPU ``device``."""
+    from warploom.cuda.device import gpus
+
+    return gpus()[device].multiprocessors
+
+
 def gpu_target(device: int) -> Target:
     """The architecture of GPU ``device``."""
     from warploom.cuda.device import target_of
 
     return target_of(device)
+
+
+def gpu_name(device: int) -> str:
+    """The name of GPU ``device`` as its driver gives it: what tuned winners are kept by."""
+    from warploom.cuda.device import gpus
+
+    return gpus()[device].name
 
 
 @lru_cache(maxsize=512)
@@ -56,32 +70,68 @@ def scalar_arguments(program: Program, scalars: Mapping[str, int]) -> list[int]:
     return [scalars[p.name] for p in program.parameters if p.kind == "scalar"]
 
 
+Box = tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class GpuCall:
-    """A Program loaded on one GPU with a fixed grid and fixed scalar arguments: a launch takes pointers only."""
+    """A Program loaded on one GPU with a fixed grid and fixed scalars: a launch takes arrays, pointers first.
+
+    Arrays that the kernel reads through the TMA have a box; their tensor maps are kept per address.
+    """
 
     kernel: LoadedKernel
     config: Any
     scalars: tuple[Any, ...]
     device: int
+    boxes: tuple[Box, ...] = ()
+    maps: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
 
     @classmethod
-    def prepare(cls, program: Program, grid: Grid, scalars: Mapping[str, int], device: int) -> GpuCall:
-        """Compile (or take from the cache), load, and check the launch against the GPU's limits."""
+    def prepare(
+        cls, program: Program, grid: Grid, scalars: Mapping[str, int], device: int, boxes: Sequence[Box] = ()
+    ) -> GpuCall:
+        """Compile (or take from the cache), load, and check the launch against the GPU's limits.
+
+        ``boxes`` are those of the first arrays, in order: the Program's tensor maps.
+        """
         from warploom.cuda.launch import load, scalar
 
         kernel = load(compiled(program, gpu_target(device).name), device)
         config = kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
-        return cls(kernel, config, tuple(scalar(u32, s) for s in scalar_arguments(program, scalars)), device)
+        values = tuple(scalar(u32, s) for s in scalar_arguments(program, scalars))
+        return cls(kernel, config, values, device, tuple(boxes))
 
-    def launch(self, pointers: tuple[int, ...], kind: str) -> None:
-        """Queue the kernel on the caller's current stream."""
+    def launch(self, arrays: tuple[ArrayView, ...], kind: str) -> None:
+        """Queue the kernel on the caller's current stream; ``arrays`` in the order of the Program's parameters."""
+        if self.boxes:
+            mapped = len(self.boxes)
+            arguments = [self._map(i, arrays[i]) for i in range(mapped)] + [x.pointer for x in arrays[mapped:]]
+        else:
+            arguments = [x.pointer for x in arrays]
+        self.launch_raw((*arguments, *self.scalars), kind)
+
+    def launch_raw(self, arguments: tuple[Any, ...], kind: str) -> None:
+        """Queue the kernel with finished arguments."""
         stream = current_stream(kind, self.device)
-        self.kernel.launch(stream, self.config, pointers + self.scalars)
+        self.kernel.launch(stream, self.config, arguments)
         if kind in SYNCHRONOUS_KINDS:
             from warploom.cuda.launch import synchronize
 
             synchronize(stream, self.device)
+
+    def _map(self, index: int, array: ArrayView) -> Any:
+        """The tensor map of array number ``index``. Shapes and strides are fixed, so the address tells it apart."""
+        key = index, array.pointer
+        found = self.maps.get(key)
+        if found is None:
+            from warploom.cuda.tensor_maps import encode
+
+            if len(self.maps) >= _MAPS_KEPT:
+                self.maps.clear()
+            owner = array.owner[0] if isinstance(array.owner, tuple) else array.owner
+            found = self.maps[key] = encode(owner, self.boxes[index], array.dtype.name)
+        return found
 
     def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
         """Copy C-contiguous host arrays to the GPU, run, and copy the outputs back."""
@@ -89,9 +139,12 @@ class GpuCall:
 
         copies = [DeviceCopy(x, self.device) for x in inputs]
         results = [DeviceCopy(x, self.device, copy=False) for x in outputs]
-        self.launch(tuple(c.pointer for c in (*copies, *results)), "numpy")
+        self.launch_raw((*(c.pointer for c in (*copies, *results)), *self.scalars), "numpy")
         for result in results:
             result.download()
+
+
+_MAPS_KEPT = 1024  # tensor maps per prepared call
 
 
 SECONDS_PER_FLOP = 6e-10

@@ -7,14 +7,15 @@ from dataclasses import replace
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.ladder import BEST
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.problem import AnyConfig, AttentionProblem
 
 _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
 
 
-def candidates(problem: AttentionProblem) -> tuple[AttentionConfig, ...]:
+def candidates(problem: AttentionProblem, goal: Target) -> tuple[AnyConfig, ...]:
     """Configurations for a problem, the fastest per multiply first."""
     base = replace(BEST, head_dim=problem.head_dim, dtype=problem.dtype)
     if problem.head_dim > _WIDE_HEAD:
@@ -24,17 +25,31 @@ def candidates(problem: AttentionProblem) -> tuple[AttentionConfig, ...]:
     else:
         small = replace(base, tile_m=64, num_warps=4)
         sizes = (base, replace(base, tile_m=128, num_warps=4), small, replace(small, tile_n=32))
-    return (*sizes, *(replace(c, stages=1) for c in sizes[1:]))
+    general = (*sizes, *(replace(c, stages=1) for c in sizes[1:]))
+    return (*_hopper_candidates(problem), *general) if goal.has_wgmma else general
 
 
-def choose(problem: AttentionProblem, goal: Target) -> tuple[AttentionConfig, str]:
+def _hopper_candidates(problem: AttentionProblem) -> tuple[HopperConfig, ...]:
+    """``wgmma`` configurations: wide key tiles for narrow heads, one Q buffer where two do not fit."""
+    base = HopperConfig(head_dim=problem.head_dim, dtype=problem.dtype)
+    if problem.head_dim > 192:
+        return (replace(base, tile_n=80, flat=False, q_in_registers=False),)
+    if problem.head_dim > 128:
+        return (replace(base, tile_n=96, flat=False, q_in_registers=False),)
+    if problem.head_dim > 64:
+        return (base,)
+    causal = problem.window[1] is not None
+    return (replace(base, tile_n=128 if causal else 176),)
+
+
+def choose(problem: AttentionProblem, goal: Target) -> tuple[AnyConfig, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits.
 
     Of the tiles that fit it takes the first whose query tile is not mostly beyond the last row.
     """
-    fitting: list[AttentionConfig] = []
+    fitting: list[AnyConfig] = []
     reasons: list[str] = []
-    for config in candidates(problem):
+    for config in candidates(problem, goal):
         problems = config.check(goal) + problem.misfits(config)
         if problems:
             reasons.append(problems[0])
@@ -45,3 +60,8 @@ def choose(problem: AttentionProblem, goal: Target) -> tuple[AttentionConfig, st
     small = [c for c in fitting if c.tile_m < 2 * problem.q_len] or [min(fitting, key=lambda c: c.tile_m)]
     skipped = f"; larger ones do not fit ({reasons[0]})" if reasons and fitting[0] is small[0] else ""
     return small[0], f"the first of the default tiles that suits {problem.q_len} queries, untuned{skipped}"
+
+
+def parse_config(text: str) -> AnyConfig:
+    """A configuration of either generator from its notation. Raises ConfigError for what it does not know."""
+    return HopperConfig.parse(text) if text.startswith("wgmma") else AttentionConfig.parse(text)

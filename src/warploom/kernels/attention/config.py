@@ -10,6 +10,7 @@ from warploom.core.dtypes import DType, bf16, dtype_of, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.copies import CopyPlan
+from warploom.kernels.settings import override
 from warploom.lang.fragments import Addressing
 
 
@@ -168,40 +169,7 @@ class AttentionConfig:
 
     def with_settings(self, settings: dict[str, str]) -> AttentionConfig:
         """This config with flags overridden by text, as ``--set FLAG=VALUE`` gives it."""
-        known = {f.name: f for f in fields(self)}
-        changes: dict[str, Any] = {}
-        for name, text in settings.items():
-            if name not in known:
-                raise ConfigError(f"{name!r} is no flag of attention; known: {', '.join(known)}")
-            changes[name] = _value(name, text, getattr(self, name))
-        return replace(self, **changes)
-
-
-def _value(name: str, text: str, current: Any) -> Any:
-    """``text`` as the type of the flag it sets."""
-    if isinstance(current, bool):
-        truth = {
-            "true": True,
-            "1": True,
-            "yes": True,
-            "on": True,
-            "false": False,
-            "0": False,
-            "no": False,
-            "off": False,
-        }
-        if text.lower() not in truth:
-            raise ConfigError(f"{name} is true or false, not {text!r}")
-        return truth[text.lower()]
-    if isinstance(current, DType):
-        try:
-            return dtype_of(text)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name} is an integer, not {text!r}") from None
+        return override(self, settings, "attention")
 
 
 _DEFAULTS = {f.name: f.default for f in fields(AttentionConfig)}

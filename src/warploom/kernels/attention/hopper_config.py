@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from warploom.core.dtypes import DType, bf16, f16
+from warploom.core.dtypes import DType, bf16, dtype_of, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
+from warploom.kernels.settings import override
 
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
@@ -127,3 +129,28 @@ class HopperConfig:
         name = {"bf16": "BF16", "f16": "FP16"}.get(self.dtype.name, self.dtype.name)
         head = f"wgmma ({name}, {self.head_dim}, {self.tile_m}, {self.tile_n}, {self.consumers} consumers"
         return f"{head}, {self.stages} stages): " + "+".join(words)
+
+    def with_settings(self, settings: dict[str, str]) -> HopperConfig:
+        """This config with flags overridden by text, as ``--set FLAG=VALUE`` gives it."""
+        return override(self, settings, "wgmma attention")
+
+    @classmethod
+    def parse(cls, text: str) -> HopperConfig:
+        """A config from what :meth:`__str__` prints. Raises ConfigError for words not known."""
+        number = r"\s*(\d+)\s*"
+        pattern = rf"wgmma \(\s*(\w+)\s*,{number},{number},{number},{number}consumers,{number}stages\)\s*:?\s*(.*)"
+        match = re.fullmatch(pattern, text.strip())
+        if match is None:
+            raise ConfigError(
+                f"{text!r} is no configuration; write wgmma (BF16, 128, 128, 128, 2 consumers, 2 stages): …"
+            )
+        kind, head_dim, _, tile_n, consumers, stages, rest = match.groups()
+        words = [w.strip() for w in rest.split("+") if w.strip()]
+        unknown = [w for w in words if w not in _WORDS]
+        if unknown:
+            raise ConfigError(f"{unknown[0]!r} is no flag of wgmma attention; known: {', '.join(_WORDS)}")
+        flags = {name: name in words for name in _WORDS}
+        return cls(int(consumers), int(tile_n), int(stages), int(head_dim), dtype_of(kind), **flags)
+
+
+_WORDS = ("overlap", "pingpong", "flat", "q_in_registers", "lazy_rescale", "hold")

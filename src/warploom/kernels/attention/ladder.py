@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.hopper_config import HopperConfig
+from warploom.kernels.attention.problem import AnyConfig
 from warploom.kernels.ladder import Ladder, Rung
 
 _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
@@ -30,9 +32,9 @@ _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-def _rungs() -> tuple[Rung[AttentionConfig], ...]:
+def _rungs() -> tuple[Rung[AnyConfig], ...]:
     config = AttentionConfig()
-    rungs: list[Rung[AttentionConfig]] = []
+    rungs: list[Rung[AnyConfig]] = []
     for key, name, changes, flags in _STEPS:
         config = replace(config, **flags)
         rungs.append(Rung(key, name, changes, config))
@@ -60,10 +62,35 @@ BEST = AttentionConfig(
 )
 """The fastest ``mma.sync`` configuration known for head_dim 128 on an H200."""
 
-LADDER = Ladder(
-    "attention",
-    (
-        *_rungs(),
-        Rung("best", "two stages", "32 rows per warp, two K/V stages with one barrier, lazy rescaling", BEST),
-    ),
+_HOPPER_BASE = HopperConfig(
+    overlap=False, pingpong=False, flat=False, q_in_registers=False, lazy_rescale=False, hold=False
 )
+_HOPPER_STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("h1", "wgmma: roles", "TMA producer, two consumer warpgroups with wgmma, no overlap", {}),
+    ("h2", "wgmma: overlap", "the next Q·Kᵀ is issued before this block's softmax", {"overlap": True}),
+    ("h3", "wgmma: ping-pong", "consumers take turns at the tensor cores", {"pingpong": True}),
+    ("h4", "wgmma: Q in registers", "Q as the register operand", {"q_in_registers": True}),
+    ("h5", "wgmma: lazy rescale", "O rescaled only when a row's maximum grew by more than 2^8", {"lazy_rescale": True}),
+    ("h6", "wgmma: flat", "persistent, the pipeline runs on from tile to tile", {"flat": True}),
+    ("h7", "wgmma: hold", "the wait is held below the exponentials", {"hold": True}),
+)
+
+
+def _hopper_rungs() -> tuple[Rung[AnyConfig], ...]:
+    config = _HOPPER_BASE
+    rungs: list[Rung[AnyConfig]] = []
+    for key, name, changes, flags in _HOPPER_STEPS:
+        config = replace(config, **flags)
+        rungs.append(Rung(key, name, changes, config))
+    return tuple(rungs)
+
+
+_TWO_STAGES = Rung[AnyConfig](
+    "best", "two stages", "32 rows per warp, two K/V stages with one barrier, lazy rescaling", BEST
+)
+
+LADDER = Ladder[AnyConfig]("attention", (*_rungs(), _TWO_STAGES))
+"""The ``mma.sync`` ladder: what every GPU from sm_80 on runs."""
+
+HOPPER_LADDER = Ladder[AnyConfig]("attention", _hopper_rungs())
+"""The rungs above it, for sm_90a alone."""

@@ -10,9 +10,13 @@ from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.hopper_config import HopperConfig
 
 MOST_GRID_ROWS = 65535  # CTAs along y and z
 MOST_POSITIONS = 2**30  # positions and their differences are s32 in the kernel
+
+AnyConfig = AttentionConfig | HopperConfig
+"""A configuration of either generator: ``mma.sync`` or ``wgmma``."""
 
 TensorStrides = tuple[int, int, int]
 """(batch, head, sequence) in elements."""
@@ -53,7 +57,7 @@ class AttentionProblem:
         end = np.full_like(rows, self.kv_len) if right is None else np.clip(rows + right + 1, 0, self.kv_len)
         return int(np.maximum(end - first, 0).sum())
 
-    def features(self, config: AttentionConfig) -> AttentionFeatures:
+    def features(self, config: AnyConfig) -> AttentionFeatures:
         """What a kernel of this configuration must be able to do, and nothing more."""
         return AttentionFeatures(
             window=self.window,
@@ -65,28 +69,41 @@ class AttentionProblem:
             lse=self.lse,
         )
 
-    def misfits(self, config: AttentionConfig) -> list[str]:
+    def misfits(self, config: AnyConfig) -> list[str]:
         """Every reason why ``config`` cannot run this problem; empty if it can."""
         found: list[str] = []
         if config.head_dim != self.head_dim:
             found.append(f"head_dim is {self.head_dim}, the configuration's {config.head_dim}")
         if config.dtype is not self.dtype:
             found.append(f"the arrays are {self.dtype}, the configuration {config.dtype}")
-        if max(self.heads, self.batch) > MOST_GRID_ROWS:
+        if isinstance(config, AttentionConfig) and max(self.heads, self.batch) > MOST_GRID_ROWS:
             found.append(f"{self.heads} heads and {self.batch} batches: each may be at most {MOST_GRID_ROWS}")
+        if self.tiles(config) >= MOST_POSITIONS:
+            found.append(f"{self.tiles(config)} tiles of query rows reach {MOST_POSITIONS}")
         if max(self.q_len, self.kv_len) >= MOST_POSITIONS:
             found.append(f"lengths {self.q_len} and {self.kv_len} reach {MOST_POSITIONS} positions")
         return found
 
-    def grid(self, config: AttentionConfig) -> tuple[int, int, int]:
-        """CTAs along x (query blocks, so that neighbours share K and V in the L2), y (heads) and z (batches)."""
+    def grid(self, config: AnyConfig, multiprocessors: int = 1) -> tuple[int, int, int]:
+        """CTAs along x, y and z.
+
+        ``mma.sync``: query blocks (so that neighbours share K and V in the L2), heads, batches. ``wgmma``: one tile of
+        query rows per CTA, or with a persistent kernel one CTA per multiprocessor.
+        """
         misfits = self.misfits(config)
         if misfits:
             raise ConfigError(f"{config} does not fit: " + "; ".join(misfits))
-        return -(-self.q_len // config.tile_m), self.heads, self.batch
+        if isinstance(config, AttentionConfig):
+            return -(-self.q_len // config.tile_m), self.heads, self.batch
+        tiles = self.tiles(config)
+        return (min(tiles, multiprocessors) if config.flat else tiles), 1, 1
+
+    def tiles(self, config: AnyConfig) -> int:
+        """Tiles of query rows in all."""
+        return -(-self.q_len // config.tile_m) * self.heads * self.batch
 
     def scalars(
-        self, config: AttentionConfig, q: TensorStrides, k: TensorStrides, v: TensorStrides, o: TensorStrides
+        self, config: AnyConfig, q: TensorStrides, k: TensorStrides, v: TensorStrides, o: TensorStrides
     ) -> dict[str, int]:
         """The kernel's scalar arguments by name; a Program takes those among its parameters."""
         strides = {
@@ -94,5 +111,12 @@ class AttentionProblem:
             for tensor, of_tensor in (("q", q), ("k", k), ("v", v), ("o", o))
             for axis, stride in zip(("batch", "head", "seq"), of_tensor, strict=True)
         }
-        lengths = {"kv_blocks": -(-self.kv_len // config.tile_n), "q_len": self.q_len, "kv_len": self.kv_len}
-        return strides | lengths
+        counts = {
+            "q_len": self.q_len,
+            "kv_len": self.kv_len,
+            "q_blocks": -(-self.q_len // config.tile_m),
+            "kv_blocks": -(-self.kv_len // config.tile_n),
+            "heads": self.heads,
+            "tiles": self.tiles(config),
+        }
+        return strides | counts
