@@ -81,6 +81,9 @@ def test_fma_where_two_roundings_differ(a, b, c):
 def test_double_precision_fma_does_not_lose_the_product():
     (got,) = Fma(f64).meaning(np.array([[1 + 2.0**-30]]), np.array([[1 - 2.0**-30]]), np.array([[-1.0]]))
     assert got[0, 0] == -(2.0**-60)
+    (got,) = Fma(f64).meaning(np.array([[2.0**1000 * (1 + 2.0**-30)]]), np.array([[2.0**-1000 * (1 - 2.0**-30)]]),
+                              np.array([[-1.0]]))  # fmt: skip
+    assert got[0, 0] == -(2.0**-60)
 
 
 @CASES
@@ -105,6 +108,13 @@ def test_minimum_and_maximum_ignore_one_nan(dtype):
         assert got[:2].tolist() == [1.0, 2.0]
         assert np.isnan(got[2])
         assert got[3] == -np.inf
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=repr)
+def test_minus_zero_is_less_than_zero(dtype):
+    a, b = np.array([[-0.0, 0.0, -0.0, 0.0]], dtype.numpy), np.array([[0.0, -0.0, -0.0, 0.0]], dtype.numpy)
+    assert np.signbit(Binary("min", dtype).meaning(a, b)[0])[0].tolist() == [True, True, True, False]
+    assert np.signbit(Binary("max", dtype).meaning(a, b)[0])[0].tolist() == [False, False, True, False]
 
 
 @CASES
@@ -238,6 +248,16 @@ def test_pair_arithmetic_rounds_once(half, op):
         for neighbour in np.array([max(pattern - 1, 0), pattern + 1], np.uint16).view(kind):
             if np.isfinite(neighbour):
                 assert abs(Fraction(float(have)) - value) <= abs(Fraction(float(neighbour)) - value), operands
+
+
+@pytest.mark.parametrize("half", [f16, bf16], ids=repr)
+def test_products_that_vanish_are_zero(half):
+    """The least subnormals squared: below everything, with the sign of the product."""
+    least = np.array([[0x00018001]], np.uint32)  # low half negative, high half positive
+    (got,) = PairArithmetic("mul", half).meaning(np.array([[0x00010001]], np.uint32), least)
+    assert int(got[0, 0]) == 0x00008000
+    (fused,) = PairArithmetic("fma", half).meaning(least, least, np.array([[0]], np.uint32))
+    assert int(fused[0, 0]) == 0
 
 
 def test_pair_minimum_ignores_nan():

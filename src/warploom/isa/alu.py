@@ -49,6 +49,13 @@ def _remainder(value: Array, by: Array) -> Array:
     return np.where(by == 0, value, np.fmod(value, safe))
 
 
+def _extreme(choose: Callable[[Array, Array], Array], a: Array, b: Array, if_negative: Array, if_not: Array) -> Array:
+    """The smaller or the larger; of equal values (zeros of either sign) the one that the sign of ``a`` tells."""
+    if a.dtype.kind != "f":
+        return choose(a, b)
+    return np.where(a == b, np.where(np.signbit(a), if_negative, if_not), choose(a, b))
+
+
 _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -58,8 +65,8 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
-    "min": lambda a, b: np.fmin(a, b),
-    "max": lambda a, b: np.fmax(a, b),
+    "min": lambda a, b: _extreme(np.fmin, a, b, a, b),
+    "max": lambda a, b: _extreme(np.fmax, a, b, b, a),
     "shl": lambda a, b: _shift("shl", a, b),
     "shr": lambda a, b: _shift("shr", a, b),
     "lt": lambda a, b: a < b,
@@ -75,9 +82,9 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
 class Binary(Instruction):
     """``add sub mul div rem and or xor min max shl shr`` and the comparisons ``lt le gt ge eq ne`` of one type.
 
-    Integers wrap. A shift by the width or more gives 0 (or the sign), a division of integers by zero all ones, as the
-    hardware's sequences do. ``min`` and ``max`` of floats return the operand that is not NaN. ``shl``/``shr`` take a
-    u32 count. Floats round to nearest even.
+    Integers wrap. A shift by the width or more gives 0 (or the sign). A division of integers by zero is unspecified in
+    PTX; here it gives all ones, as 32-bit divisions do on the hardware. ``min`` and ``max`` of floats return the
+    operand that is not NaN and take -0 for less than +0. ``shl``/``shr`` take a u32 count. Floats round to nearest even.
     """
 
     op: str

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 _SPLIT = 2.0**27 + 1.0
-_SPLIT_LIMIT = 2.0**970
-"""Beyond it the parts of a product leave the range of f64."""
 
 
 def _two_sum(x: Array, y: Array) -> tuple[Array, Array]:
@@ -30,7 +28,9 @@ def _made_odd(total: Array, error: Array, integers: np.dtype[Any]) -> Array:
     """The neighbour of ``total`` with an odd last bit where there is an error; ``total`` elsewhere."""
     bits = np.ascontiguousarray(total).view(integers)
     outward = (error > 0) == (total > 0)
-    odd = (bits + np.where(outward, 1, -1).astype(integers)).view(total.dtype)
+    beside = (bits + np.where(outward, 1, -1).astype(integers)).view(total.dtype)
+    least = np.copysign(np.ones_like(bits).view(total.dtype), error).astype(total.dtype)
+    odd = np.where(total == 0, least, beside)
     return np.where((error != 0) & (bits & 1 == 0) & np.isfinite(total), odd, total)
 
 
@@ -65,13 +65,21 @@ def fma_single(a: Array, b: Array, c: Array) -> Array:
 
 
 def fma_double(a: Array, b: Array, c: Array) -> Array:
-    """a·b + c of f64 arrays, rounded once where no factor or product is near the ends of the range."""
-    product, product_error = _two_product(a, b)
+    """a·b + c of f64 arrays, rounded once unless the product is below 2^-960 and c of its size."""
+    x, y = _balanced(a, b)
+    product, product_error = _two_product(x, y)
     low, low_error = _two_sum(c, product_error)
     high, high_error = _two_sum(product, low)
     result = high + sum_to_odd(low_error, high_error)
-    usable = (np.abs(a) < _SPLIT_LIMIT) & (np.abs(b) < _SPLIT_LIMIT) & np.isfinite(result)
-    return np.where(usable, result, a * b + c)
+    return np.where(np.isfinite(result), result, a * b + c)
+
+
+def _balanced(a: Array, b: Array) -> tuple[Array, Array]:
+    """Factors of the same product with similar exponents, so that splitting them does not overflow."""
+    (a_part, a_exponent), (b_part, b_exponent) = np.frexp(a), np.frexp(b)
+    total = a_exponent + b_exponent
+    half = total // 2
+    return np.ldexp(a_part, half), np.ldexp(b_part, total - half)
 
 
 def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
