@@ -23,7 +23,7 @@ from warploom.cli.output import console, note, progress_bar, write_json
 if TYPE_CHECKING:
     from warploom.bench.attention import AttentionFamily
     from warploom.bench.ladder import LadderResult
-    from warploom.kernels.attention.config import AttentionConfig
+    from warploom.kernels.attention.problem import AnyConfig
     from warploom.kernels.ladder import Rung
 
 app = typer.Typer(help="The steps of a kernel, each checked against float64 and for defects.", no_args_is_help=True)
@@ -93,7 +93,7 @@ def sequence_lengths(text: str) -> list[int]:
 
 def attention_rungs(
     rung: list[str] | None, settings: list[str] | None, seq: int, heads: int, head_dim: int, dtype: str
-) -> tuple[AttentionFamily, list[Rung[AttentionConfig]]]:
+) -> tuple[AttentionFamily, list[Rung[AnyConfig]]]:
     """The family with the emulator's problem, and the rungs asked for with their flags overridden."""
     from warploom.bench.attention import AttentionFamily, settled
     from warploom.core.dtypes import bf16, f16
@@ -108,7 +108,7 @@ def attention_rungs(
 
 def run(
     family: AttentionFamily,
-    rungs: list[Rung[AttentionConfig]],
+    rungs: list[Rung[AnyConfig]],
     sizes: list[int],
     seed: int | None,
     rounds: int = 15,
