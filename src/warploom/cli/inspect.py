@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 def inspect_command(
     what: Annotated[str, typer.Argument(metavar="attention|FILE", help="attention, or a file: a cubin or SASS text.")],
     rung: Annotated[str, typer.Option(help="A rung's number or name.")] = "1",
-    arch: Annotated[str, typer.Option(help="Architecture to compile for: sm_80, sm_90a, …")] = "sm_80",
+    arch: Annotated[
+        str | None, typer.Option(help="Architecture to compile for: sm_80, sm_90a, …; default the oldest that can.")
+    ] = None,
     opt_level: Annotated[
         int | None, typer.Option(min=0, max=3, help="ptxas's optimisation level; default the rung's own.")
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="RUNG|ARCH|O0…O3|FILE", help="Show the differences from this one to the one inspected."),
+        typer.Option(metavar="RUNG|ARCH|O0…O3|FLAG=VALUE|FILE", help="Show what differs from this one."),
     ] = None,
     set_: Settings = None,
     head_dim: HeadDim = 128,
@@ -55,10 +57,12 @@ def inspect_command(
       warploom inspect attention --rung 2 --against 1
       warploom inspect attention --rung 2 --arch sm_90a --against sm_80
       warploom inspect attention --rung 2 --against O1
-      warploom inspect attention --rung 8 --set swizzle=off
+      warploom inspect attention --rung 8 --against swizzle=off
       warploom inspect attention --rung 2 --source
       warploom inspect kernel.cubin --threads 128 --shared 49152 --against other.sass
     """
+    from rich.markup import escape
+
     from warploom.cli import inspect_tables
     from warploom.inspect import compare
 
@@ -71,10 +75,11 @@ def inspect_command(
         before = other.report()
         found = compare(before, report)
         value = {"before": before.to_dict(), "after": report.to_dict(), "differences": found.to_dict()}
-        tables = inspect_tables.comparison_tables(found, other.title, wanted.title)
+        tables = [f"[bold]against {escape(other.title(before))}[/bold]", *inspect_tables.headline(before)]
+        tables += inspect_tables.comparison_tables(found)
     if json != "-":
         out = console()
-        out.print(f"[bold]{wanted.title}[/bold]")
+        out.print(f"[bold]{escape(wanted.title(report))}[/bold]")
         for text in inspect_tables.headline(report):
             out.print(text)
         for table in tables:
@@ -92,7 +97,7 @@ class _Wanted:
 
     what: str
     rung: str
-    arch: str
+    arch: str | None
     opt_level: int | None
     settings: list[str] | None
     head_dim: int
@@ -102,16 +107,15 @@ class _Wanted:
     shared: int | None
     source: bool
 
-    @property
-    def title(self) -> str:
+    def title(self, report: SassReport) -> str:
         """What it is, in one line."""
         if self.what != "attention":
             return self.what
         level = "" if self.opt_level is None else f" -O{self.opt_level}"
-        return " ".join([f"attention, rung {self.rung} for {self.arch}{level}", *(self.settings or ())])
+        return " ".join([f"attention, rung {self.rung} for {report.arch}{level}", *(self.settings or ())])
 
     def other(self, against: str) -> _Wanted:
-        """What to compare with: the same but for one thing, or another file. Raises typer.BadParameter."""
+        """What to compare with: the same but for one thing, or another file."""
         levels = {f"O{level}": level for level in range(4)}
         if self.what != "attention" or Path(against).is_file():
             return dataclasses.replace(self, what=against)
@@ -119,6 +123,8 @@ class _Wanted:
             return dataclasses.replace(self, opt_level=level)
         if against.startswith("sm_"):
             return dataclasses.replace(self, arch=against)
+        if "=" in against:
+            return dataclasses.replace(self, settings=[*(self.settings or ()), against])
         return dataclasses.replace(self, rung=against)
 
     def report(self) -> SassReport:
@@ -132,7 +138,7 @@ class _Wanted:
 
         _, (chosen,) = attention_rungs([self.rung], self.settings, 256, 1, self.head_dim, self.dtype)
         program = attention_program(chosen.config)
-        return inspect_program(program, self.arch, self.opt_level, with_source=self.source)
+        return inspect_program(program, self.arch or program.requires, self.opt_level, with_source=self.source)
 
     def _of_file(self) -> SassReport:
         from warploom.core.errors import ConfigError

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _OPCODES_SHOWN = 6
 _CHANGES_SHOWN = 16
+_HISTOGRAM = "registers × uses of each"
 
 
 def headline(report: SassReport) -> Iterator[str]:
@@ -36,9 +37,10 @@ def _occupancy(report: SassReport) -> str:
     known = report.known_occupancy()
     if known is None:
         return "occupancy: unknown without the threads per CTA (--threads, --shared) and the architecture"
+    guess = " with no dynamic shared memory (--shared)" if report.dynamic_shared_bytes is None else ""
     allowed = ", ".join(f"{name} {ctas}" for name, ctas in known.limits.items())
     return (
-        f"occupancy: {known.warps_per_sm} of {known.max_warps_per_sm} warps ({100 * known.fraction:.1f} %), "
+        f"occupancy{guess}: {known.warps_per_sm} of {known.max_warps_per_sm} warps ({100 * known.fraction:.1f} %), "
         f"{known.ctas_per_sm} CTAs per SM, limited by {' and '.join(known.limited_by)} (CTAs allowed: {allowed})"
     )
 
@@ -65,7 +67,6 @@ def _address_tables(report: SassReport) -> list[Any]:
         histogram = report.address_histogram(name)
         spread = ", ".join(f"{number} × {uses}" for uses, number in histogram.items())
         table.add_row(name, str(report.counts.get(name, 0)), str(len(registers)), spread)
-    table.caption = "32 × 2: thirty-two registers, each the address of two instructions"
     return [table]
 
 
@@ -83,13 +84,13 @@ def _opcodes_of_groups(report: SassReport) -> dict[str, str]:
     return found
 
 
-def comparison_tables(found: Comparison, before: str, after: str) -> list[Any]:
+def comparison_tables(found: Comparison) -> list[Any]:
     """The tables of two kernels: figures, instructions by purpose, and the opcodes that changed most."""
-    figures = _table(f"{before}  →  {after}", "figure", "before", "after", "difference")
+    figures = _table("Figures", "figure", "before", "after", "difference")
     for change in found.figures:
         figures.add_row(change.name, *_cells(change))
     columns = ("before", "after", "difference", "before", "after", "difference")
-    groups = _table("By purpose: whole kernel, then one main-loop iteration", "purpose", *columns)
+    groups = _table("Instructions by purpose: whole kernel, then one main-loop iteration", "purpose", *columns)
     inside = {change.name: change for change in found.loop_groups}
     for change in found.groups:
         loop = inside.get(change.name)
@@ -100,7 +101,7 @@ def comparison_tables(found: Comparison, before: str, after: str) -> list[Any]:
         loop = inside.get(change.name)
         opcodes.add_row(change.name, *_cells(change), *(_cells(loop) if loop else ("0", "0", "·")))
     if found.same_code:
-        figures.caption = "The SASS is the same, instruction by instruction."
+        figures.caption = "The SASS is the same."
     return [figures, groups, *([opcodes] if opcodes.row_count else []), *_address_tables(found.after)]
 
 
@@ -126,7 +127,7 @@ def _table(title: str, first: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column(first)
     for column in columns:
-        words = column in ("opcodes", "how often each is used")
+        words = column in ("opcodes", _HISTOGRAM)
         table.add_column(column, justify="left" if words else "right", overflow="fold")
     return table
 

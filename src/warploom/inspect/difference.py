@@ -15,11 +15,11 @@ class Change:
     """One figure of two kernels; None where a report does not know it."""
 
     name: str
-    before: int | float | None
-    after: int | float | None
+    before: int | None
+    after: int | None
 
     @property
-    def difference(self) -> int | float | None:
+    def difference(self) -> int | None:
         """After minus before."""
         return None if self.before is None or self.after is None else self.after - self.before
 

@@ -221,12 +221,14 @@ def inspect_program(
 ) -> SassReport:
     """Compile ``program`` for ``arch`` ("sm_80", …) at ptxas's ``opt_level`` (0 … 3; the program's own if None).
 
-    ``with_source`` maps each instruction to the author's line. Raises CompileError, ConfigError for an unknown
-    architecture, UnsupportedDeviceError where NVRTC or nvdisasm is missing.
+    ``with_source`` maps each instruction to the author's line. Raises CompileError, ConfigError for an architecture
+    that is unknown or older than the program needs, UnsupportedDeviceError where NVRTC or nvdisasm is missing.
     """
     from warploom.cuda.compile import compile_source
     from warploom.cuda.printer import print_cuda, source_map
 
+    if target(program.requires).compute_capability > target(arch).compute_capability:
+        raise ConfigError(f"{program.name} needs {program.requires}; it cannot be compiled for {arch}")
     kernel = compile_source(
         print_cuda(program),
         program.name,

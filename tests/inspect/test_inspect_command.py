@@ -1,0 +1,87 @@
+"""``warploom inspect`` from the command line."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from warploom.cli.inspect import inspect_command
+from warploom.cuda.cubin import find_nvdisasm
+
+needs_nvdisasm = pytest.mark.skipif(find_nvdisasm() is None, reason="needs nvdisasm")
+LOOP = """
+	.target	sm_80
+.text.loop:
+.L_x_0:
+        /*0000*/                   LDSM.16.M88.4 R4, [R21] ;
+        /*0010*/                   HMMA.16816.F32 R8, R4, R12, R8 ;
+        /*0020*/               @P0 BRA `(.L_x_0) ;
+        /*0030*/                   EXIT ;
+"""
+
+
+def inspect(*arguments: str):
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command("inspect")(inspect_command)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_file_of_sass(tmp_path):
+    file = tmp_path / "loop.sass"
+    file.write_text(LOOP)
+    shown = inspect(str(file), "--threads", "128", "--shared", "1024").stdout
+    assert "at least 22 registers" in shown
+    assert "4 instructions, 3 of them in the main loop" in shown
+    assert "limited by warps" in shown
+    assert "HMMA 1" in shown
+    assert "unknown without the threads" in inspect(str(file)).stdout
+
+
+def test_two_files(tmp_path):
+    one, two = tmp_path / "one.sass", tmp_path / "two.sass"
+    one.write_text(LOOP)
+    two.write_text(LOOP.replace("EXIT ;", "NOP ;"))
+    value = json.loads(inspect(str(two), "--against", str(one), "--json", "-").stdout)
+    assert value["differences"]["counts"]["EXIT"] == {"before": 1, "after": 0}
+    assert value["differences"]["counts"]["HMMA"] == {"before": 1, "after": 1}
+    assert "The SASS is the same" in inspect(str(one), "--against", str(one)).stdout
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("against", ["1", "sm_90a", "O1", "swizzle=off"])
+def test_a_rung_against_another(against):
+    result = inspect("attention", "--rung", "2", "--against", against)
+    assert result.exit_code == 0, result.output
+    assert "LDSM address registers" in result.stdout
+    assert "opcodes that changed most" in result.stdout
+
+
+@needs_nvdisasm
+def test_source_beside_sass(tmp_path):
+    file = tmp_path / "out.json"
+    shown = inspect("attention", "--source", "--json", str(file)).stdout
+    (line, *_) = (line for line in shown.splitlines() if "HMMA" in line and ".py:" in line)
+    assert "│" in line, "the mma are in the main loop"
+    assert json.loads(file.read_text())["counts"]["HMMA"] == 128
+
+
+@needs_nvdisasm
+def test_static_strides():
+    assert inspect("attention", "--rung", "16").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nosuch.cubin"], "neither 'attention' nor a file"),
+        (["attention", "--rung", "99"], "no rung '99'"),
+        (["attention", "--arch", "sm_10"], "unknown architecture"),
+        (["attention", "--set", "nosuch=1"], "no flag"),
+    ],
+)
+def test_errors_say_what_to_do(arguments, message):
+    result = inspect(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
