@@ -9,7 +9,7 @@ import pkgutil
 import pytest
 
 from warploom import isa
-from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, tf32, u8, u16, u32, u64
+from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u16, u32, u64
 from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Const, Op, Operand, Parameter, Program, Register, Value
 from warploom.ir.verify import least_architecture, verify
@@ -30,6 +30,7 @@ from warploom.isa.alu import (
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
 from warploom.isa.matrix import MmaSync
+from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.memory import CACHE_HINTS, Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store
 from warploom.isa.sync import (
     AsyncProxyFence,
@@ -43,6 +44,8 @@ from warploom.isa.sync import (
 )
 from warploom.isa.warp import SPECIAL_REGISTERS, Elect, ReadClock, Shuffle, Special, SyncWarp, Vote
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
+from warploom.isa.wmma import ALL_SHAPES, WmmaLoad, WmmaMma, WmmaStore
+from warploom.layout.wmma import WMMA_ACCUMULATORS
 
 core = pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
 
@@ -125,9 +128,24 @@ SYNC: list[Instruction] = [
 ]
 MATRIX: list[Instruction] = [
     *(MmaSync(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (f16, bf16)),
-    MmaSync("m16n8k8", tf32),
+    *(MmaSync(shape, tf32) for shape in ("m16n8k8", "m16n8k4")),
     *(MmaSync(shape, f16, f16) for shape in ("m16n8k16", "m16n8k8")),
 ]
+EXACT: list[Instruction] = [
+    *(MmaInteger(shape, a, b) for shape in ("m8n8k16", "m16n8k16", "m16n8k32") for a in (s8, u8) for b in (s8, u8)),
+    *(MmaDouble(shape) for shape in ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16")),
+    MoveMatrix(),
+]
+_ACCUMULATED = [(s, t, DTYPES[c]) for s, t in ALL_SHAPES for c in WMMA_ACCUMULATORS[t.name]]
+WMMA: list[Instruction] = [
+    *(WmmaLoad(which, s, t, order, "global", 64) for which in ("A", "B") for s, t in ALL_SHAPES
+      for order in ("row", "col")),
+    *(WmmaLoad("A", s, t, "row", "shared") for s, t in ALL_SHAPES),
+    *(WmmaLoad("C", s, c, order, "global") for s, _, c in _ACCUMULATED for order in ("row", "col")),
+    *(WmmaStore(s, c, order, space, 32) for s, _, c in _ACCUMULATED for order in ("row", "col")
+      for space in ("shared", "global")),
+    *(WmmaMma(s, t, c, a, b) for s, t, c in _ACCUMULATED for a in ("row", "col") for b in ("row", "col")),
+]  # fmt: skip
 WGMMA: list[Instruction] = [
     WgmmaFence(),
     *(Wgmma(n, bf16, source, transposed) for n in (8, 176) for source in ("shared", "registers")
@@ -137,7 +155,10 @@ WGMMA: list[Instruction] = [
     WgmmaWait(1, 4),
     WgmmaWait(0, 128),
 ]  # fmt: skip
-GROUPS = {"alu": ALU, "warp": WARP, "memory": MEMORY, "async": ASYNC, "sync": SYNC, "matrix": MATRIX, "wgmma": WGMMA}
+GROUPS = {
+    "alu": ALU, "warp": WARP, "memory": MEMORY, "async": ASYNC, "sync": SYNC, "matrix": MATRIX, "exact": EXACT,
+    "wmma": WMMA, "wgmma": WGMMA,
+}  # fmt: skip
 
 
 def _operand(instruction: Instruction, position: int, dtype: DType, of_parameter: dict[DType, Value]) -> Operand:

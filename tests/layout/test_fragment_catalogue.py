@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from layout_cases import Traced
@@ -17,45 +15,7 @@ from warploom.layout import (
     wgmma_operand,
     wmma_accumulator,
 )
-
-Formula = Callable[[int, int], tuple[int, int]]
-
-# (row, col) of element i of lane t, written from the PTX ISA's text on each fragment: groupID g = t / 4 and
-# threadID_in_group q = t % 4.
-PTX_FORMULAS: dict[str, Formula] = {
-    "mma.m16n8k16.A.b16": lambda t, i: (
-        t // 4 + (0 if i in (0, 1, 4, 5) else 8),
-        (t % 4) * 2 + (i & 1) + (8 if i >= 4 else 0),
-    ),
-    "mma.m16n8k16.B.b16": lambda t, i: ((t % 4) * 2 + (i & 1) + (8 if i >= 2 else 0), t // 4),
-    "mma.m16n8k16.C.b32": lambda t, i: (t // 4 + (8 if i >= 2 else 0), (t % 4) * 2 + (i & 1)),
-    "mma.m16n8k16.C.b16": lambda t, i: (t // 4 + (8 if i >= 2 else 0), (t % 4) * 2 + (i & 1)),
-    "mma.m16n8k8.A.b16": lambda t, i: (t // 4 + (8 if i >= 2 else 0), (t % 4) * 2 + (i & 1)),
-    "mma.m16n8k8.B.b16": lambda t, i: ((t % 4) * 2 + i, t // 4),
-    "mma.m16n8k8.A.b32": lambda t, i: (t // 4 + (8 if i in (1, 3) else 0), t % 4 + (4 if i >= 2 else 0)),
-    "mma.m16n8k8.B.b32": lambda t, i: (t % 4 + 4 * i, t // 4),
-    "mma.m16n8k8.C.b32": lambda t, i: (t // 4 + (8 if i >= 2 else 0), (t % 4) * 2 + (i & 1)),
-    "mma.m16n8k8.C.b16": lambda t, i: (t // 4 + (8 if i >= 2 else 0), (t % 4) * 2 + (i & 1)),
-    "mma.m16n8k4.A.b32": lambda t, i: (t // 4 + 8 * i, t % 4),
-    "mma.m16n8k4.B.b32": lambda t, i: (t % 4, t // 4),
-    "mma.m16n8k4.C.b32": lambda t, i: (t // 4 + (8 if i >= 2 else 0), (t % 4) * 2 + (i & 1)),
-    # Thread t of ldmatrix holds elements 2(t%4), 2(t%4)+1 of row t/4 of each matrix; .trans exchanges the roles.
-    **{f"ldmatrix.x{count}.b16": lambda t, i: (8 * (i // 2) + t // 4, 2 * (t % 4) + i % 2) for count in (1, 2, 4)},
-    **{
-        f"ldmatrix.x{count}.trans.b16": lambda t, i: (8 * (i // 2) + 2 * (t % 4) + i % 2, t // 4) for count in (1, 2, 4)
-    },
-    # Equations (1) and (2) of the paper on in-register reduction.
-    "wmma.m16n16k16.C.b32": lambda t, i: (
-        t // 4 + ((i >> 1) & 1) * 8,
-        (t % 4) * 2 + i % 2 + ((i >> 2) & 1) * 8,
-    ),
-    # wgmma: t counts the 128 threads of a warpgroup; warp w has rows 16w … 16w + 15.
-    "wgmma.m64n8.D.b32": lambda t, i: (16 * (t // 32) + t % 32 // 4 + 8 * (i // 2), 2 * (t % 4) + i % 2),
-    "wgmma.m64k16.A.b16": lambda t, i: (
-        16 * (t // 32) + t % 32 // 4 + 8 * (i // 2 % 2),
-        2 * (t % 4) + i % 2 + 8 * (i // 4),
-    ),
-}
+from warploom.layout.transcribed import PTX_FORMULAS
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from warploom.emulate.frames import Frame, Origin, shadow_dtype
 from warploom.emulate.global_memory import Target
+from warploom.emulate.matrix_accesses import MatrixSteps
 from warploom.emulate.shared_memory import Place
 from warploom.emulate.traffic import access_class
 from warploom.ir.program import Op
-from warploom.isa.effects import Access, AsyncCopy
+from warploom.isa.effects import Access, AsyncCopy, MatrixAccess
 from warploom.isa.memory import Atomic
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class AccessSteps:
 
     def step(self, op: Op, access: Access) -> Step:
         """The step of a synchronous access."""
+        if isinstance(access, MatrixAccess):
+            return MatrixSteps(self.run).step(op, access)
         if access.space == "shared":
             return {"load": self._shared_load, "store": self._shared_store, "atomic": self._shared_atomic}[access.mode](
                 op, access

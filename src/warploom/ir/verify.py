@@ -49,6 +49,7 @@ from warploom.isa.effects import (
     WaitGroup,
     WarpgroupFence,
 )
+from warploom.isa.matrix_exact import MmaDouble
 from warploom.isa.memory import StMatrix
 from warploom.isa.warp import Elect
 
@@ -82,6 +83,8 @@ def least_architecture(instruction: Instruction) -> str:
         if isinstance(effect, MbarrierArrive) and effect.expected_bytes is not None:
             needs.append("sm_90")
     if isinstance(instruction, PairArithmetic) and instruction.half is bf16 and instruction.op in ("add", "mul"):
+        needs.append("sm_90")
+    if isinstance(instruction, MmaDouble) and instruction.shape != "m8n8k4":
         needs.append("sm_90")
     return max(needs, key=_generation)
 

@@ -49,6 +49,18 @@ class Access(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixAccess(Access):
+    """A warp's access to a matrix at ``operand[address] + offset``, ``bytes`` an element; ``wmma``'s..
+
+    ``stride`` is the operand of the leading dimension in elements; ``major`` says whether that counts from row to row
+    or from column to column. The instruction's ``layout`` says which lane holds which element.
+    """
+
+    stride: int = 1
+    major: Literal["row", "col"] = "row"
+
+
+@dataclass(frozen=True, slots=True)
 class AsyncCopy(Effect):
     """``cp.async``: ``bytes`` per lane, global to shared, unordered until the thread waits for its group.
 

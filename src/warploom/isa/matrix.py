@@ -41,7 +41,7 @@ class FragmentSlot:
         return stacked.view(self.dtype.numpy)
 
     def matrix(self, registers: Sequence[Array]) -> Array:
-        """The matrix per warp, shape (warps, rows, columns), as float32 (exact for every input type)."""
+        """The matrix per warp, shape (warps, rows, columns): float32 for floats of up to 32 bits, else the own type."""
         elements = self.elements(registers)
         flat = elements.reshape(elements.shape[0], -1).take(self.layout.owner_index(), axis=1)
         return flat.reshape(elements.shape[0], *self.layout.shape)
@@ -51,17 +51,17 @@ class FragmentSlot:
         index = self.layout.gather_index()
         values = matrix.reshape(matrix.shape[0], -1).take(index.reshape(-1), axis=1)
         values = values.reshape(matrix.shape[0], *index.shape)
-        if self.dtype is f16:
-            with np.errstate(over="ignore"):
-                words = np.ascontiguousarray(values.astype(np.float16)).view(np.uint32)
-        else:
-            words = values.astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):
+            words = values.astype(self.dtype.numpy, copy=False)
+        if self.dtype.bits < 32:
+            words = np.ascontiguousarray(words).view(np.uint32)
         return tuple(np.ascontiguousarray(words[..., i]) for i in range(self.count))
 
 
 _SHAPES: dict[str, tuple[str, ...]] = {
     "m16n8k16": ("f16", "bf16"),
     "m16n8k8": ("f16", "bf16", "tf32"),
+    "m16n8k4": ("tf32",),
 }
 
 

@@ -13,6 +13,7 @@ from warploom.ir.program import Parameter, Program, SourceLine, operands_of, wal
 from warploom.ir.simplify import simplify
 from warploom.ir.verify import verify
 from warploom.lang.hopper import HopperWords, TensorMapHandle
+from warploom.lang.matrix import MatrixWords
 from warploom.lang.memory import GlobalPointer
 from warploom.lang.naming import name_at
 from warploom.lang.values import Traced
@@ -45,7 +46,7 @@ class TensorMap(TensorMapHandle):
     """Annotation of a TMA descriptor parameter."""
 
 
-class Kernel(HopperWords):
+class Kernel(HopperWords, MatrixWords):
     """``k``: the first argument of every kernel function. Its methods are the language; see the base classes."""
 
 

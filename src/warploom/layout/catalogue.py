@@ -15,6 +15,8 @@ from warploom.layout.linear import Coordinate, LinearMap
 # Lanes of an operand whose rows are groups: pairs of columns (16-bit), or single columns (32-bit), within a row.
 _ROW_PAIRS: tuple[Coordinate, ...] = ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0))
 _ROW_SINGLES: tuple[Coordinate, ...] = ((0, 1), (0, 2), (1, 0), (2, 0), (4, 0))
+# Lanes of an operand of 8-bit elements: four columns in each register, within a row.
+_ROW_QUADS: tuple[Coordinate, ...] = ((0, 4), (0, 8), (1, 0), (2, 0), (4, 0))
 _PAIR: Coordinate = (0, 1)
 
 
@@ -33,6 +35,8 @@ def _atom(
 
 _A16_K16 = _atom((16, 16), [_PAIR, (8, 0), (0, 8)], _ROW_PAIRS)
 _ACCUMULATOR = _atom((16, 8), [_PAIR, (8, 0)], _ROW_PAIRS)
+_ACCUMULATOR_8 = _atom((8, 8), [_PAIR], _ROW_PAIRS)
+_QUAD: tuple[Coordinate, ...] = (_PAIR, (0, 2))
 
 # (shape, operand, bits) -> atom; comments name the subsection of the PTX ISA's chapter on mma that draws it
 _MMA: dict[tuple[str, str, int], LinearMap] = {
@@ -47,9 +51,32 @@ _MMA: dict[tuple[str, str, int], LinearMap] = {
     # mma.m16n8k4, .tf32: "Matrix Fragments for mma.m16n8k4"
     ("m16n8k4", "A", 32): _atom((16, 4), [(8, 0)], _ROW_SINGLES),
     ("m16n8k4", "B", 32): _atom((4, 8), [], _turned(_ROW_SINGLES)),
+    # mma.m8n8k16, .s8/.u8: "Matrix Fragments for mma.m8n8k16"
+    ("m8n8k16", "A", 8): _atom((8, 16), _QUAD, _ROW_QUADS),
+    ("m8n8k16", "B", 8): _atom((16, 8), _turned(_QUAD), _turned(_ROW_QUADS)),
+    ("m8n8k16", "C", 32): _ACCUMULATOR_8,
+    # mma.m16n8k16, .s8/.u8: "Matrix Fragments for mma.m16n8k16 with integer type"
+    ("m16n8k16", "A", 8): _atom((16, 16), [*_QUAD, (8, 0)], _ROW_QUADS),
+    ("m16n8k16", "B", 8): _atom((16, 8), _turned(_QUAD), _turned(_ROW_QUADS)),
+    # mma.m16n8k32, .s8/.u8 (and the 8-bit floats): "Matrix Fragments for mma.m16n8k32"
+    ("m16n8k32", "A", 8): _atom((16, 32), [*_QUAD, (8, 0), (0, 16)], _ROW_QUADS),
+    ("m16n8k32", "B", 8): _atom((32, 8), [*_turned(_QUAD), (16, 0)], _turned(_ROW_QUADS)),
+    # mma.m8n8k4 and, from sm_90 on, mma.m16n8k{4,8,16}, .f64: "Matrix Fragments for mma.m8n8k4 with .f64" and
+    # "… for mma.m16n8k4 / k8 / k16 with .f64"
+    ("m8n8k4", "A", 64): _atom((8, 4), [], _ROW_SINGLES),
+    ("m8n8k4", "B", 64): _atom((4, 8), [], _turned(_ROW_SINGLES)),
+    ("m8n8k4", "C", 64): _ACCUMULATOR_8,
+    ("m16n8k4", "A", 64): _atom((16, 4), [(8, 0)], _ROW_SINGLES),
+    ("m16n8k4", "B", 64): _atom((4, 8), [], _turned(_ROW_SINGLES)),
+    ("m16n8k8", "A", 64): _atom((16, 8), [(8, 0), (0, 4)], _ROW_SINGLES),
+    ("m16n8k8", "B", 64): _atom((8, 8), [(4, 0)], _turned(_ROW_SINGLES)),
+    ("m16n8k16", "A", 64): _atom((16, 16), [(8, 0), (0, 4), (0, 8)], _ROW_SINGLES),
+    ("m16n8k16", "B", 64): _atom((16, 8), [(4, 0), (8, 0)], _turned(_ROW_SINGLES)),
+    **{(shape, "C", 64): _ACCUMULATOR for shape in ("m16n8k4", "m16n8k8", "m16n8k16")},
     # Every m16n8 accumulator, 32-bit or packed 16-bit, has one map.
     **{(shape, "C", bits): _ACCUMULATOR for shape in ("m16n8k16", "m16n8k8") for bits in (16, 32)},
     ("m16n8k4", "C", 32): _ACCUMULATOR,
+    ("m16n8k32", "C", 32): _ACCUMULATOR,
 }
 
 
@@ -81,6 +108,18 @@ def ldmatrix_fragment(count: int, transposed: bool = False) -> FragmentLayout:
     pair, lanes = ((1, 0), _turned(_ROW_PAIRS)) if transposed else (_PAIR, _ROW_PAIRS)
     name = f"ldmatrix.x{count}{'.trans' if transposed else ''}.b16"
     return FragmentLayout(name, _atom((8 * count, 8), [pair, *stacked], lanes), 16)
+
+
+def movmatrix_fragment(transposed: bool = False) -> FragmentLayout:
+    """The 8×8 matrix of 16-bit elements that ``movmatrix.sync.aligned.m8n8.trans.b16`` takes, and what it gives.
+
+    The source holds rows as ``ldmatrix`` loads them; with ``transposed`` this is the result, in the source's rows and
+    columns. Source: PTX ISA, ``movmatrix``.
+    """
+    source = FragmentLayout("movmatrix.b16", _atom((8, 8), [_PAIR], _ROW_PAIRS), 16)
+    if not transposed:
+        return source
+    return FragmentLayout("movmatrix.trans.b16", _atom((8, 8), [(1, 0)], _turned(_ROW_PAIRS)), 16)
 
 
 def wmma_accumulator(bits: int = 32) -> FragmentLayout:
@@ -119,6 +158,7 @@ def _catalogue() -> dict[str, FragmentLayout]:
     found = [mma_fragment(shape, operand, bits) for shape, operand, bits in _MMA]
     for count in (1, 2, 4):
         found += [ldmatrix_fragment(count), ldmatrix_fragment(count, transposed=True)]
+    found += [movmatrix_fragment(), movmatrix_fragment(transposed=True)]
     found += [wmma_accumulator(), wgmma_accumulator(8), wgmma_operand()]
     return {layout.name: layout for layout in found}
 

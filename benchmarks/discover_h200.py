@@ -1,0 +1,47 @@
+"""Trace every fragment on this machine's GPU: `python benchmarks/discover_h200.py OUTPUT_FOLDER`.
+
+Writes ``discovery.json`` (one row per fragment, with the GPU's name and driver) and ``wmma_maps.json`` (what
+``src/warploom/layout/wmma_maps.json`` is made of). A fragment that cannot be traced is reported with its error; exit
+status 1 if any differs from the catalogue.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from warploom.core.errors import WarploomError
+from warploom.ops.discover import Discovered, gpu_runner, trace_fragment, wmma_maps
+from warploom.ops.tracers import tracers
+
+
+def main(folder: Path) -> int:
+    """Trace, write, summarise."""
+    from warploom.bench.environment import environment
+
+    machine = environment()
+    run = gpu_runner(0)
+    found: list[Discovered] = []
+    rows: list[dict[str, object]] = []
+    for tracer in tracers():
+        try:
+            one = trace_fragment(tracer, run)
+        except WarploomError as error:
+            rows.append({"name": tracer.name, "verdict": "error", "error": str(error)})
+        else:
+            found.append(one)
+            rows.append(one.as_row())
+        print(f"{rows[-1]['name']:36} {rows[-1]['verdict']} {rows[-1].get('difference', rows[-1].get('error', ''))}")
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {"environment": machine, "fragments": rows}
+    (folder / "discovery.json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    maps = wmma_maps(found, str((machine["gpu"] or {}).get("name", "")))
+    (folder / "wmma_maps.json").write_text(json.dumps(maps) + "\n", encoding="utf-8")
+    wrong = [r for r in rows if r["verdict"] in ("differs", "error")]
+    print(f"{len(rows)} fragments, {len(wrong)} wrong, {sum(not r.get('linear', True) for r in rows)} not linear")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else ".")))

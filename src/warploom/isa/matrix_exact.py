@@ -1,0 +1,177 @@
+"""``mma.sync`` of integers and doubles, and ``movmatrix``: warp-wide instructions without rounding to explain.
+
+Sources: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions" (``mma`` with ``.s8``/``.u8`` and ``.f64``) and
+"Warp-level matrix transpose instruction: movmatrix".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from warploom.core.dtypes import DType, f64, s8, s32, u8, u32
+from warploom.core.errors import VerifyError
+from warploom.isa.base import Array, Instruction, braces, inline_ptx
+from warploom.isa.effects import Effect, WarpSync
+from warploom.isa.matrix import FragmentSlot
+from warploom.layout.catalogue import mma_fragment
+
+_INTEGER_SHAPES = ("m8n8k16", "m16n8k16", "m16n8k32")
+_DOUBLE_SHAPES = ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16")
+
+
+@lru_cache(maxsize=64)
+def _slots(shape: str, a: DType, b: DType, accumulator: DType) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
+    found: list[FragmentSlot] = []
+    first = 0
+    for which, dtype in (("A", a), ("B", b), ("C", accumulator)):
+        layout = mma_fragment(shape, which, dtype.bits)
+        count = layout.registers if dtype.bits <= 32 else layout.elements_per_thread
+        found.append(FragmentSlot(layout, dtype, first, count))
+        first += count
+    return found[0], found[1], found[2]
+
+
+def _register(dtype: DType) -> DType:
+    return u32 if dtype.bits < 32 else dtype
+
+
+def mma_text(mnemonic: str, slots: Sequence[FragmentSlot], results: Sequence[str], operands: Sequence[str]) -> str:
+    """The statement of an ``mma`` whose operands are the registers of A, B and C in order, and whose result is D."""
+    a, b, c = slots
+    n = c.count
+    outs = [(f"={_register(c.dtype).constraint}", r) for r in results]
+    letters = [_register(slot.dtype).constraint for slot in slots for _ in range(slot.count)]
+    ins = list(zip(letters, operands, strict=True))
+    groups = (braces(n, a.count), braces(n + a.count, b.count), braces(n + a.count + b.count, n))
+    return inline_ptx(f"{mnemonic} {braces(0, n)}, {', '.join(groups)};", outs, ins, volatile=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MmaInteger(Instruction):
+    """``mma.sync.aligned.{shape}.row.col.s32``: D = A·B + C of 8-bit integers, in s32 that wraps.
+
+    Operands: A's registers, B's, C's (s32); results: D's. ``a`` and ``b`` are s8 or u8, each its own.
+    """
+
+    shape: str
+    a: DType
+    b: DType
+    moves_bits: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.shape not in _INTEGER_SHAPES or self.a not in (s8, u8) or self.b not in (s8, u8):
+            raise VerifyError(
+                f"mma.sync of integers takes s8 and u8 in {', '.join(_INTEGER_SHAPES)}, not {self.a}, {self.b} in "
+                f"{self.shape}"
+            )
+
+    @property
+    def mnemonic(self) -> str:
+        return f"mma.sync.aligned.{self.shape}.row.col.s32.{self.a.name}.{self.b.name}.s32"
+
+    @property
+    def slots(self) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
+        """A, B and C as fragments."""
+        return _slots(self.shape, self.a, self.b, s32)
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        a, b, c = self.slots
+        return (u32,) * (a.count + b.count) + (s32,) * c.count
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (s32,) * self.slots[2].count
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WarpSync(aligned=True),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        return mma_text(self.mnemonic, self.slots, results, operands)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
+        return self.slots[2].registers(np.matmul(a.astype(np.int32), b.astype(np.int32)) + c)
+
+
+@dataclass(frozen=True, slots=True)
+class MmaDouble(Instruction):
+    """``mma.sync.aligned.{shape}.row.col.f64``: D = A·B + C in float64; m8n8k4 from sm_80, m16n8k* from sm_90 on.
+
+    Operands: A's registers (f64), B's, C's; results: D's. The order in which the hardware sums is not documented; the
+    emulator sums as NumPy does, to within k · 2^-53 of Σ|a·b|.
+    """
+
+    shape: str
+    moves_bits: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.shape not in _DOUBLE_SHAPES:
+            raise VerifyError(f"mma.sync of f64 takes {', '.join(_DOUBLE_SHAPES)}, not {self.shape}")
+
+    @property
+    def mnemonic(self) -> str:
+        return f"mma.sync.aligned.{self.shape}.row.col.f64.f64.f64.f64"
+
+    @property
+    def slots(self) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
+        """A, B and C as fragments."""
+        return _slots(self.shape, f64, f64, f64)
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (f64,) * sum(slot.count for slot in self.slots)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (f64,) * self.slots[2].count
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WarpSync(aligned=True),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        return mma_text(self.mnemonic, self.slots, results, operands)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
+        with np.errstate(all="ignore"):
+            return self.slots[2].registers(np.matmul(a, b) + c)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveMatrix(Instruction):
+    """``movmatrix.sync.aligned.m8n8.trans.b16``: transposes an 8×8 matrix of 16-bit elements across the warp.
+
+    Operand: one register per lane (the two elements ``ldmatrix`` would put there); result: the transposed matrix in the
+    same layout. Nothing passes through shared memory.
+    """
+
+    moves_bits: ClassVar[bool] = True
+
+    @property
+    def mnemonic(self) -> str:
+        return "movmatrix.sync.aligned.m8n8.trans.b16"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (u32,)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (u32,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WarpSync(aligned=True),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        return inline_ptx(f"{self.mnemonic} %0, %1;", [("=r", results[0])], [("r", operands[0])], volatile=False)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        rows = np.ascontiguousarray(operands[0]).view(np.uint16).reshape(-1, 8, 8)
+        turned = np.ascontiguousarray(rows.transpose(0, 2, 1)).view(np.uint32)
+        return (turned.reshape(rows.shape[0], 32),)

@@ -1,0 +1,107 @@
+"""Words of ``k`` for the other matrix instructions: ``mma`` of integers and doubles, ``movmatrix``, ``wmma``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from warploom.core.dtypes import DType, bf16, f32, s8, u32
+from warploom.core.errors import TraceError
+from warploom.isa.base import Instruction
+from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
+from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
+from warploom.lang.fold import split_sum
+from warploom.lang.fragments import FragmentWords
+from warploom.lang.memory import GlobalPointer, SharedTile
+from warploom.lang.values import Number, Traced
+from warploom.layout.wmma import Order
+
+Matrix = GlobalPointer | SharedTile
+
+
+class MatrixWords(FragmentWords):
+    """Fragments as sequences of registers; see PTX's names of the instructions."""
+
+    def movmatrix(self, x: Traced) -> Traced:
+        """``movmatrix``: transposes an 8×8 matrix of 16-bit elements, a register per lane as ``ldmatrix`` loads it."""
+        return self.emit(MoveMatrix(), (self.operand(x, u32),))[0]
+
+    def mma_integer(
+        self,
+        a: Sequence[Number],
+        b: Sequence[Number],
+        c: Sequence[Number],
+        shape: str,
+        types: tuple[DType, DType] = (s8, s8),
+    ) -> tuple[Traced, ...]:
+        """``mma.sync`` of s8 or u8 matrices: the s32 registers of D = A·B + C."""
+        return self._multiply(MmaInteger(shape, *types), (*a, *b, *c))
+
+    def mma_double(
+        self, a: Sequence[Number], b: Sequence[Number], c: Sequence[Number], shape: str = "m8n8k4"
+    ) -> tuple[Traced, ...]:
+        """``mma.sync`` of float64 matrices: the registers of D = A·B + C."""
+        return self._multiply(MmaDouble(shape), (*a, *b, *c))
+
+    def _multiply(self, instruction: Instruction, operands: Sequence[Number]) -> tuple[Traced, ...]:
+        kinds = instruction.operand_types
+        if len(operands) != len(kinds):
+            raise TraceError(
+                f"{instruction.mnemonic} takes {len(kinds)} registers, got {len(operands)} ({self.here()})"
+            )
+        return self.emit(instruction, [self.operand(x, t) for x, t in zip(operands, kinds, strict=True)])
+
+    # -- wmma
+    def wmma_load(
+        self,
+        operand: Literal["A", "B", "C"],
+        matrix: Matrix,
+        leading: Number,
+        *,
+        shape: str = "m16n16k16",
+        dtype: DType = bf16,
+        order: Order = "row",
+    ) -> tuple[Traced, ...]:
+        """``wmma.load``: the registers of operand A, B or C from a matrix in ``order``, ``leading`` elements a line."""
+        space, address = _where(matrix)
+        base, offset = split_sum(address)
+        load = WmmaLoad(operand, shape, dtype, order, space, offset)
+        return self.emit(load, (base, self.operand(leading, u32)))
+
+    def wmma_store(
+        self,
+        matrix: Matrix,
+        leading: Number,
+        registers: Sequence[Traced],
+        *,
+        shape: str = "m16n16k16",
+        dtype: DType = f32,
+        order: Order = "row",
+    ) -> None:
+        """``wmma.store``: an accumulator to a matrix in ``order``, ``leading`` elements a line."""
+        space, address = _where(matrix)
+        base, offset = split_sum(address)
+        store = WmmaStore(shape, dtype, order, space, offset)
+        kinds = store.operand_types[2:]
+        values = [self.operand(x, t) for x, t in zip(registers, kinds, strict=True)]
+        self.emit(store, (base, self.operand(leading, u32), *values))
+
+    def wmma_mma(
+        self,
+        a: Sequence[Traced],
+        b: Sequence[Traced],
+        c: Sequence[Number],
+        *,
+        shape: str = "m16n16k16",
+        inputs: DType = bf16,
+        accumulate: DType = f32,
+        orders: tuple[Order, Order] = ("row", "col"),
+    ) -> tuple[Traced, ...]:
+        """``wmma.mma``: the registers of D = A·B + C; ``orders`` are those that A and B were loaded in."""
+        return self._multiply(WmmaMma(shape, inputs, accumulate, *orders), (*a, *b, *c))
+
+
+def _where(matrix: Matrix) -> tuple[Literal["shared", "global"], Traced]:
+    if isinstance(matrix, GlobalPointer):
+        return "global", matrix.address
+    return "shared", matrix.base
