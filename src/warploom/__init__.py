@@ -13,14 +13,18 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from warploom.ops.attention import AttentionPlan, attention, plan
+    from warploom.ops.matmul import MatmulPlan, matmul, plan_matmul
 
 _PUBLIC = {
     "attention": "warploom.ops.attention",
     "plan": "warploom.ops.attention",
     "AttentionPlan": "warploom.ops.attention",
+    "matmul": "warploom.ops.matmul",
+    "plan_matmul": "warploom.ops.matmul",
+    "MatmulPlan": "warploom.ops.matmul",
 }
 
-__all__ = ["AttentionPlan", "attention", "plan"]
+__all__ = ["AttentionPlan", "MatmulPlan", "attention", "matmul", "plan", "plan_matmul"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from warploom.core.dtypes import f16, f32, u16, u32
+from warploom.core.dtypes import DType, f16, f32, u16, u32
 from warploom.kernels.copies import CopyPlan
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
@@ -29,6 +29,72 @@ class Output:
     extra_stride: Traced
 
 
+class Elements:
+    """What becomes of a pair of neighbouring sums: scale, bias, extra matrices, the user's function; and the edges."""
+
+    def __init__(self, k: Kernel, half: DType, features: GemmFeatures, output: Output) -> None:
+        """``half``: the type of the bias and the extra matrices."""
+        self._k, self._half, self._features, self._output = k, half, features, output
+
+    def exists(self, row: Traced, col: Traced) -> Traced | None:
+        """Whether C has an element (row, col); None where it always has."""
+        found: Traced | None = None
+        if self._features.ragged_m:
+            found = row < self._output.rows
+        if self._features.ragged_n:
+            inside = col < self._output.cols
+            found = inside if found is None else found & inside
+        return found
+
+    def finished(self, values: tuple[Traced, Traced], row: Traced, col: Traced) -> tuple[Traced, Traced]:
+        """The f32 values to store at (row, col) and (row, col + 1) for two sums."""
+        k, output, epilogue = self._k, self._output, self._features.epilogue
+        if epilogue.scaled:
+            alpha = k.bitcast(output.alpha, f32)
+            values = values[0] * alpha, values[1] * alpha
+        if epilogue.bias:
+            bias = self._load_pair(output.bias + col, row, col)
+            values = values[0] + bias[0], values[1] + bias[1]
+        at = k.mul_wide(row, output.extra_stride) + k.mul_wide(col, 1) if output.extras else None
+        extras = [self._load_pair(pointer + at, row, col) for pointer in output.extras if at is not None]
+        first, second = (epilogue.call(x, [pair[i] for pair in extras]) for i, x in enumerate(values))
+        return first, second
+
+    def _load_pair(self, source: GlobalPointer, row: Traced, col: Traced) -> tuple[Traced, Traced]:
+        """Two neighbouring 16-bit elements as f32; those beyond C's edge are 0."""
+        k = self._k
+        if self._features.pairs:
+            return k.unpack(self._guarded(source, self.exists(row, col), u32), self._half)
+        bits = [self._guarded(source + i, self.exists(row, col + i), u16) for i in range(2)]
+        return k.unpack(bits[0], self._half)[0], k.unpack(bits[1], self._half)[0]
+
+    def _guarded(self, source: GlobalPointer, exists: Traced | None, dtype: DType) -> Traced:
+        if exists is None:
+            return source.load(dtype=dtype)[0]
+        value = self._k.register(u32, 0)
+        with self._k.when(exists):
+            value.set(source.load(dtype=dtype)[0])
+        return value.get()
+
+    def store(self, target: GlobalPointer, row: Traced, col: Traced, values: tuple[Traced, Traced]) -> None:
+        """Store the values of (row, col) and (row, col + 1), whose place is ``*target``, as far as C has them."""
+        k, out = self._k, self._features.out_dtype
+        if self._features.pairs:
+            words = list(values) if out is f32 else [k.pack(*values, out)]
+            self._store_where(target, self.exists(row, col), words, f32 if out is f32 else u32)
+            return
+        for i, value in enumerate(values):
+            word = value if out is f32 else k.pack(value, 0.0, out)
+            self._store_where(target + i, self.exists(row, col + i), [word], f32 if out is f32 else u16)
+
+    def _store_where(self, target: GlobalPointer, exists: Traced | None, words: list[Traced], dtype: DType) -> None:
+        if exists is None:
+            target.store(words, dtype=dtype)
+        else:
+            with self._k.when(exists):
+                target.store(words, dtype=dtype)
+
+
 class Finish:
     """Stores the tile of C whose first element is (``first_row``, ``first_col``)."""
 
@@ -39,6 +105,7 @@ class Finish:
         self._first_row, self._first_col = first
         self._warp_row = Side("A", config).warp_index(k) * config.warp_m
         self._warp_col = Side("B", config).warp_index(k) * config.warp_n
+        self._elements = Elements(k, config.dtype, features, output)
 
     def store(self, accumulator: Fragment, over: SharedTile) -> None:
         """Write the accumulators out; 16-bit results pass through shared memory over the tile ``over``.
@@ -56,63 +123,15 @@ class Finish:
         row, col = accumulator.layout.coordinates(self._k.lane, element)
         return row + self._warp_row + self._first_row, col + self._warp_col + self._first_col
 
-    def _exists(self, row: Traced, col: Traced) -> Traced | None:
-        found: Traced | None = None
-        if self._features.ragged_m:
-            found = row < self._output.rows
-        if self._features.ragged_n:
-            inside = col < self._output.cols
-            found = inside if found is None else found & inside
-        return found
-
     def _pair(self, accumulator: Fragment, first: int) -> tuple[Traced, Traced]:
-        """Elements ``first`` and ``first + 1`` (neighbouring columns) in f32, after scale, bias and function."""
-        k = self._k
+        """Elements ``first`` and ``first + 1`` (neighbouring columns) in f32, finished."""
         if accumulator.dtype is f16:
-            values = k.unpack(_read(accumulator.registers[first // 2]), f16)
+            values = self._k.unpack(_read(accumulator.registers[first // 2]), f16)
         else:
             values = _read(accumulator.registers[first]), _read(accumulator.registers[first + 1])
-        epilogue = self._features.epilogue
-        if epilogue.plain:
+        if self._features.epilogue.plain:
             return values
-        row, col = self._place(accumulator, first)
-        if epilogue.scaled:
-            alpha = k.bitcast(self._output.alpha, f32)
-            values = values[0] * alpha, values[1] * alpha
-        if epilogue.bias:
-            bias = self._load_pair(self._output.bias, k.mul_wide(col, 1), None, col)
-            values = values[0] + bias[0], values[1] + bias[1]
-        extras = [
-            self._load_pair(pointer, k.mul_wide(row, self._output.extra_stride) + k.mul_wide(col, 1), row, col)
-            for pointer in self._output.extras
-        ]
-        return tuple(epilogue.call(x, [e[i] for e in extras]) for i, x in enumerate(values))  # type: ignore[return-value]
-
-    def _load_pair(
-        self, pointer: GlobalPointer, offset: Traced, row: Traced | None, col: Traced
-    ) -> tuple[Traced, Traced]:
-        """Two neighbouring 16-bit elements as f32; those beyond C's edge are 0."""
-        k, half = self._k, self._config.dtype
-        source = pointer + offset
-        if self._features.pairs:
-            exists = self._exists(self._k.value(0, u32) if row is None else row, col)
-            (both,) = self._guarded(source, exists, u32)
-            return k.unpack(both, half)
-        loaded: list[Traced] = []
-        for i in range(2):
-            exists = self._exists(self._k.value(0, u32) if row is None else row, col + i)
-            (bits,) = self._guarded(source + i, exists, u16)
-            loaded.append(k.unpack(bits, half)[0])
-        return loaded[0], loaded[1]
-
-    def _guarded(self, source: GlobalPointer, exists: Traced | None, dtype: object) -> list[Traced]:
-        kind = u32 if dtype is u32 else u16
-        if exists is None:
-            return source.load(dtype=kind)
-        value = self._k.register(u32, 0)
-        with self._k.when(exists):
-            value.set(source.load(dtype=kind)[0])
-        return [value.get()]
+        return self._elements.finished(values, *self._place(accumulator, first))
 
     # -- f32: four lanes fill a sector of 32 bytes, so registers go out as they are
     def _store_f32(self, accumulator: Fragment) -> None:
@@ -121,19 +140,7 @@ class Finish:
             low, high = self._pair(accumulator, first)
             row, col = self._place(accumulator, first)
             target = output.pointer + (k.mul_wide(row, output.stride) + k.mul_wide(col, 1))
-            if self._features.pairs:
-                self._when_exists(row, col, target, [low, high])
-            else:
-                self._when_exists(row, col, target, [low])
-                self._when_exists(row, col + 1, target + 1, [high])
-
-    def _when_exists(self, row: Traced, col: Traced, target: GlobalPointer, values: list[Traced]) -> None:
-        exists = self._exists(row, col)
-        if exists is None:
-            target.store(values, dtype=f32)
-        else:
-            with self._k.when(exists):
-                target.store(values, dtype=f32)
+            self._elements.store(target, row, col, (low, high))
 
     # -- 16-bit: through shared memory, so that whole rows leave 16 bytes per thread
     def _store_staged(self, accumulator: Fragment, over: SharedTile) -> None:
@@ -158,6 +165,9 @@ class Finish:
         k, c, output = self._k, self._config, self._output
         chunk = self._features.out_chunk
         plan = CopyPlan(c.tile_m, c.tile_n, c.num_warps, True, chunk)
+        while plan.rows_per_step > c.tile_m:  # more threads than 16-byte chunks: narrower ones
+            chunk //= 2
+            plan = CopyPlan(c.tile_m, c.tile_n, c.num_warps, True, chunk)
         lanes = plan.threads()
         at = lanes.apply(lane=k.thread)
         row0, col0 = cast("Traced", at["row"]), cast("Traced", at["col"])
@@ -167,7 +177,7 @@ class Finish:
         for row, col in plan.steps:
             words = k.load("shared", addresses.address(row, col), kind, count, "", "weak")
             target = start.bytes(k.mul_wide(output.stride, 2 * row)) if row else start
-            exists = self._exists(row0 + self._first_row + row, col0 + self._first_col + col)
+            exists = self._elements.exists(row0 + self._first_row + row, col0 + self._first_col + col)
             if exists is None:
                 (target + col).store(words, dtype=kind)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warploom.core.dtypes import f16, u16, u32
+from warploom.core.dtypes import f16, f32, u16, u32
 from warploom.core.errors import ConfigError
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.epilogue import Finish, Output
@@ -24,6 +24,7 @@ def gemm(
     a: Global[u16],
     b: Global[u16],
     out: Global[u16],
+    out_f32: Global[f32],
     bias: Global[u16],
     extra0: Global[u16],
     extra1: Global[u16],
@@ -38,22 +39,20 @@ def gemm(
     """C = epilogue(A·B): one CTA per tile of C; grid (tiles along N, tiles along M, batches · splits).
 
     With block_stride the tiles are numbered along x. Strides and extents in elements; ``k_tiles`` = ⌈depth / tile_k⌉,
-    ``tiles_per_split`` of them per part of a split K, whose f32 sums go to ``out`` as (batch · splits, m, n). ``alpha``
-    is the bits of an f32. Parameters that a configuration does not use are left out.
+    ``tiles_per_split`` of them per part of a split K, whose f32 sums go out as (batch · splits, m, n). A 16-bit C goes
+    to ``out``, an f32 one to ``out_f32``. ``alpha`` is the bits of an f32. Parameters that a configuration does not use are left out.
     """
     config.require(a_k_contiguous=features.a.k_contiguous, b_k_contiguous=features.b.k_contiguous)
     if config.static_strides and None in (features.a.stride, features.b.stride):
         raise ConfigError("static_strides needs the leading strides of A and B while tracing")
     work = Gemm(k, config, features)
     work.locate(m, n, k_tiles, tiles_per_split)
-    of_a, of_b = (
-        (features.a.stride, features.b.stride) if config.static_strides else (a_stride, b_stride)
-    )
-    batches = work.batched(a, a_batch), work.batched(b, b_batch)
-    work.aim(batches, (of_a if of_a is not None else a_stride, of_b if of_b is not None else b_stride), (m, n, depth))
+    known = (features.a.stride, features.b.stride) if config.static_strides else (None, None)
+    strides = tuple(given if s is None else s for s, given in zip(known, (a_stride, b_stride), strict=True))
+    work.aim((work.batched(a, a_batch), work.batched(b, b_batch)), strides, (m, n, depth))
     accumulator = work.multiply()
     extras = tuple(work.batched(x, extra_batch) for x in (extra0, extra1)[: features.epilogue.extras])
-    target = replace(out, dtype=features.out_dtype)
+    target = out_f32 if features.out_dtype is f32 else out
     output = Output(work.of_result(target, c_batch), c_stride, m, n, alpha, bias, extras, extra_stride)
     Finish(k, config, features, output, work.first).store(accumulator, work.a.tile)
 
@@ -103,7 +102,7 @@ class Gemm:
         return pointer
 
     def aim(
-        self, matrices: tuple[GlobalPointer, GlobalPointer], strides: tuple[Number, Number], sizes: tuple[Traced, ...]
+        self, matrices: tuple[GlobalPointer, GlobalPointer], strides: tuple[Number, ...], sizes: tuple[Traced, ...]
     ) -> None:
         """Point the copies at A and B, and form the addresses of the fragments."""
         m, n, depth = sizes
@@ -213,7 +212,9 @@ class Gemm:
                 following = self._fragments(step, read.get())
                 self._mma(a, b)
                 if step == c.k_steps // 2:
-                    self._load_ahead(tile, write)  # over the tile before this one, which no warp reads since the barrier
+                    self._load_ahead(
+                        tile, write
+                    )  # over the tile before this one, which no warp reads since the barrier
                 a, b = following
             self._advance(read)
             k.wait_group(c.stages - 2)
@@ -232,5 +233,3 @@ def _set(registers: list[list[Mutable]], values: list[Registers]) -> None:
     for group, loaded in zip(registers, values, strict=True):
         for register, value in zip(group, loaded, strict=True):
             register.set(value)
-
-

@@ -1,0 +1,113 @@
+"""Which configuration runs a product when nobody has tuned for it: the least time of a small cost model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from warploom.core.dtypes import f16
+from warploom.core.errors import ProblemError
+from warploom.core.targets import Target
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.ladder import BEST16, BEST32
+from warploom.kernels.gemm.problem import GemmProblem
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the model knows of a GPU: per second, and per SM and cycle."""
+
+    sms: int
+    clock: float
+    """Hz under load."""
+    flops_per_cycle: float
+    """Per SM, dense ``mma.sync`` of 16-bit inputs."""
+    bandwidth: float
+    """DRAM bytes per second."""
+
+
+MACHINES = {
+    "sm_80": Machine(108, 1.41e9, 2048, 1.55e12),
+    "sm_86": Machine(84, 1.70e9, 512, 0.76e12),
+    "sm_89": Machine(128, 2.50e9, 1024, 1.00e12),
+    "sm_90a": Machine(132, 1.70e9, 2850, 4.30e12),
+    "sm_100a": Machine(148, 1.80e9, 2850, 7.00e12),
+    "sm_120a": Machine(170, 2.40e9, 1024, 1.79e12),
+}
+"""Published figures; sm_90a's rate is what ``mma.sync`` reaches there, not ``wgmma``."""
+
+SHARED_BYTES_PER_CYCLE = 128
+LATENCY_BYTES = 40e3
+"""Bytes in flight per SM that keep the DRAM busy (Little's law, about a microsecond of its bandwidth)."""
+START_SECONDS = 2.5e-6
+"""A CTA's fixed cost: the first tiles' latency and the epilogue."""
+SECOND_KERNEL_SECONDS = 2.5e-6
+
+
+def _tile(base: GemmConfig, m: int, n: int, k: int, warp_m: int, warp_n: int, stages: int) -> GemmConfig:
+    return replace(base, tile_m=m, tile_n=n, tile_k=k, warp_m=warp_m, warp_n=warp_n, stages=stages,
+                   wide_b=warp_n >= 16)  # fmt: skip
+
+
+def candidates(problem: GemmProblem) -> tuple[GemmConfig, ...]:
+    """The tiles to choose from, the largest first."""
+    base = replace(BEST16 if problem.accumulate is f16 else BEST32, dtype=problem.dtype)
+    tiles = [
+        base,
+        _tile(base, 256, 128, 32, 64, 64, 4),
+        _tile(base, 128, 128, 32, 64, 64, 4),
+        _tile(base, 128, 64, 64, 32, 64, 4),
+        _tile(base, 64, 128, 64, 64, 32, 4),
+        _tile(base, 64, 64, 64, 32, 32, 4),
+        _tile(base, 32, 128, 64, 32, 32, 5),
+        _tile(base, 32, 64, 128, 32, 16, 4),
+        _tile(base, 16, 128, 64, 16, 32, 6),
+        _tile(base, 16, 64, 128, 16, 16, 5),
+        _tile(base, 16, 32, 128, 16, 8, 6),
+    ]
+    if problem.k == 0:
+        tiles = [replace(t, pipelined=False) for t in tiles]
+    return tuple(replace(t, split_k=s) for t in tiles for s in (1, 2, 3, 4, 6, 8))
+
+
+def seconds(problem: GemmProblem, config: GemmConfig, machine: Machine, shared_per_sm: int) -> float:
+    """What the model expects a launch to take."""
+    rows, cols, _ = problem.tiles(config)
+    ctas = rows * cols * problem.batch * config.split_k
+    depth = problem.tiles_per_split(config) * config.tile_k
+    resident = max(1, min(shared_per_sm // (config.shared_bytes() + 1024), 65536 // (config.threads * 200), 8))
+    waves = -(-ctas // machine.sms)
+    warps = min(resident, waves) * config.num_warps
+    # Four tensor cores per SM: fewer warps leave some idle, and one warp each hides little.
+    busy = min(1.0, 0.25 * warps) * (0.93 if warps < 8 else 1.0)
+    mma = 2 * config.tile_m * config.tile_n * depth / (machine.flops_per_cycle * busy)
+    fragments = config.num_warps * (config.warp_m + config.warp_n)
+    shared = (fragments + config.tile_m + config.tile_n) * depth * 2 / SHARED_BYTES_PER_CYCLE
+    cycles = max(mma, shared) + 0.15 * min(mma, shared)
+    compute = waves * cycles / machine.clock + START_SECONDS * max(1.0, waves / resident)
+    stage_bytes = (config.tile_m + config.tile_n) * config.tile_k * 2
+    in_flight = min(resident, waves) * (config.stages - 1) * stage_bytes * min(1.0, ctas / machine.sms)
+    moved = problem.bytes
+    extra = 0.0
+    if config.split_k > 1:
+        moved += 2 * config.split_k * problem.batch * problem.m * problem.n * 4
+        extra = SECOND_KERNEL_SECONDS
+    memory = moved / (machine.bandwidth * min(1.0, in_flight / LATENCY_BYTES)) + START_SECONDS
+    return max(compute, memory) + extra
+
+
+def choose(problem: GemmProblem, goal: Target) -> tuple[GemmConfig, str]:
+    """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
+    machine = MACHINES[goal.name]
+    found: list[tuple[float, int, GemmConfig]] = []
+    reasons: list[str] = []
+    for number, config in enumerate(candidates(problem)):
+        operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
+        problems = config.check(goal, **operands) + problem.misfits(config)
+        if problems:
+            reasons.append(problems[0])
+        else:
+            found.append((seconds(problem, config, machine, goal.shared_per_sm), number, config))
+    if not found:
+        raise ProblemError("no GEMM kernel takes this problem: " + "; ".join(dict.fromkeys(reasons)))
+    expected, _, config = min(found)
+    return config, f"the least of {len(found)} by the cost model, about {expected * 1e6:.0f} µs; untuned"

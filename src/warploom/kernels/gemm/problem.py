@@ -1,0 +1,161 @@
+"""A matrix product as a problem: extents, types, how the operands lie; and how a configuration is launched on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from warploom.core.dtypes import DType, f32
+from warploom.core.errors import ConfigError
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.features import Epilogue, GemmFeatures, OperandFeatures
+from warploom.kernels.gemm.reduction import COLUMNS
+
+MOST_GRID_ROWS = 65535  # CTAs along y and z
+MOST_EXTENT = 2**31  # positions are u32 in the kernel, and a tile may reach beyond the last
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """How A, B or C lies in memory: strides in elements; ``chunk``: elements its lines are aligned to (8, 4, 2, 1).
+
+    ``k_contiguous`` tells for A and B which axis has stride 1. ``batch``: the distance of matrices, 0 for one shared.
+    """
+
+    k_contiguous: bool
+    stride: int
+    batch: int = 0
+    chunk: int = 8
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """C (batch, m, n) = epilogue(A (batch, m, k) · B (batch, k, n)); A and B of type ``dtype``."""
+
+    m: int
+    n: int
+    k: int
+    dtype: DType
+    accumulate: DType
+    out_dtype: DType
+    a: Matrix
+    b: Matrix
+    out: Matrix
+    batch: int = 1
+    epilogue: Epilogue = Epilogue()
+    pairs: bool = True
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the product: 2 · batch · m · n · k."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """The least that must move: A, B and C once."""
+        batches_a, batches_b = (self.batch if x.batch else 1 for x in (self.a, self.b))
+        read = (batches_a * self.m + batches_b * self.n) * self.k * self.dtype.bytes
+        return read + self.batch * self.m * self.n * self.out_dtype.bytes
+
+    def _operand(self, matrix: Matrix, outer: int, tile: int, config: GemmConfig) -> OperandFeatures:
+        line = self.k if matrix.k_contiguous else outer
+        return OperandFeatures(
+            matrix.k_contiguous,
+            matrix.chunk,
+            ragged_outer=outer % tile != 0,
+            ragged_k=self.k % config.tile_k != 0,
+            partial=line % matrix.chunk != 0,
+            stride=matrix.stride if config.static_strides else None,
+        )
+
+    def features(self, config: GemmConfig) -> GemmFeatures:
+        """What a kernel of this configuration must be able to do, and nothing more; a split K writes f32 parts."""
+        whole = GemmFeatures(
+            self._operand(self.a, self.m, config.tile_m, config),
+            self._operand(self.b, self.n, config.tile_n, config),
+            self.out_dtype,
+            self.out.chunk,
+            self.pairs,
+            self.m % config.tile_m != 0,
+            self.n % config.tile_n != 0,
+            self.batch > 1,
+            self.epilogue,
+        )
+        if config.split_k == 1:
+            return whole
+        return replace(whole, out_dtype=f32, out_chunk=8, pairs=self.n % 2 == 0, epilogue=Epilogue())
+
+    def finish_features(self) -> GemmFeatures:
+        """What the kernel that adds the parts of a split K must do."""
+        return GemmFeatures(out_dtype=self.out_dtype, pairs=self.pairs and self.n % 2 == 0, epilogue=self.epilogue)
+
+    def misfits(self, config: GemmConfig) -> list[str]:
+        """Every reason why ``config`` cannot run this problem; empty if it can."""
+        found = [
+            x for x in config.check(a_k_contiguous=self.a.k_contiguous, b_k_contiguous=self.b.k_contiguous)
+            if x.startswith(("A:", "B:", "A's", "B's"))
+        ]  # fmt: skip
+        if config.dtype is not self.dtype:
+            found.append(f"the arrays are {self.dtype}, the configuration {config.dtype}")
+        if config.accumulate is not self.accumulate:
+            found.append(f"sums are wanted in {self.accumulate}, the configuration has {config.accumulate}")
+        if max(self.m, self.n, self.k) >= MOST_EXTENT:
+            found.append(f"{self.m}×{self.n}×{self.k} reaches {MOST_EXTENT}")
+        rows = -(-self.m // config.tile_m)
+        if rows > MOST_GRID_ROWS and config.block_stride == 0:
+            found.append(f"{rows} rows of tiles are more than {MOST_GRID_ROWS}: set block_stride")
+        if self.batch * config.split_k > MOST_GRID_ROWS:
+            found.append(f"{self.batch} batches in {config.split_k} parts are more than {MOST_GRID_ROWS}")
+        if config.split_k > 1 and self.m > MOST_GRID_ROWS:
+            found.append(f"split_k takes at most {MOST_GRID_ROWS} rows, not {self.m}")
+        if config.split_k > 1 and self.parts(config) < config.split_k:
+            found.append(f"K = {self.k} has fewer than {config.split_k} parts of whole tiles")
+        if self.k == 0 and (config.pipelined or config.split_k > 1):
+            found.append("K = 0: a pipelined or split loop needs at least one tile")
+        return found
+
+    def tiles(self, config: GemmConfig) -> tuple[int, int, int]:
+        """Tiles along M, N and K."""
+        return -(-self.m // config.tile_m), -(-self.n // config.tile_n), -(-self.k // config.tile_k)
+
+    def tiles_per_split(self, config: GemmConfig) -> int:
+        """k-tiles of each part of a split K."""
+        return -(-self.tiles(config)[2] // config.split_k)
+
+    def parts(self, config: GemmConfig) -> int:
+        """Parts of K that have a tile."""
+        return -(-self.tiles(config)[2] // max(1, self.tiles_per_split(config)))
+
+    def grid(self, config: GemmConfig) -> tuple[int, int, int]:
+        """CTAs along x, y, z. Raises ConfigError with every reason of :meth:`misfits`."""
+        misfits = self.misfits(config)
+        if misfits:
+            raise ConfigError(f"{config} does not fit: " + "; ".join(misfits))
+        rows, cols, _ = self.tiles(config)
+        z = self.batch * config.split_k
+        return (rows * cols, 1, z) if config.block_stride else (cols, rows, z)
+
+    def finish_grid(self) -> tuple[int, int, int]:
+        """CTAs of the kernel that adds the parts."""
+        return -(-self.n // COLUMNS), self.m, self.batch
+
+    def scalars(self, config: GemmConfig, alpha_bits: int = 0) -> dict[str, int]:
+        """The kernel's scalar arguments by name; a Program takes those among its parameters."""
+        split = config.split_k > 1
+        return {
+            "m": self.m, "n": self.n, "depth": self.k,
+            "a_stride": self.a.stride, "b_stride": self.b.stride,
+            "c_stride": self.n if split else self.out.stride,
+            "extra_stride": self.n,
+            "a_batch": self.a.batch, "b_batch": self.b.batch,
+            "c_batch": self.m * self.n if split else self.out.batch,
+            "extra_batch": self.m * self.n,
+            "k_tiles": self.tiles(config)[2], "tiles_per_split": self.tiles_per_split(config),
+            "alpha": alpha_bits,
+        }  # fmt: skip
+
+    def finish_scalars(self, alpha_bits: int = 0) -> dict[str, int]:
+        """The scalar arguments of the kernel that adds the parts."""
+        return {
+            "m": self.m, "n": self.n, "c_stride": self.out.stride, "extra_stride": self.n,
+            "c_batch": self.out.batch, "extra_batch": self.m * self.n, "alpha": alpha_bits,
+        }  # fmt: skip

@@ -1,0 +1,318 @@
+"""``matmul`` and ``plan_matmul``: matrix products on arrays of any framework."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from warploom.core.dtypes import DType, f32
+from warploom.core.errors import ConfigError
+from warploom.core.targets import target
+from warploom.interop.arrays import ArrayView, as_numpy, describe, empty, empty_like
+from warploom.ir.program import Program
+from warploom.kernels.gemm.choice import choose
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.features import EpilogueFunction, GemmFeatures, epilogue_key
+from warploom.kernels.gemm.forward import gemm
+from warploom.kernels.gemm.problem import GemmProblem
+from warploom.kernels.gemm.reduction import add_parts
+from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, run_on_emulator
+from warploom.ops.matmul_arrays import Inputs, read_inputs
+
+EMULATED_TARGET = "sm_80"
+"""The architecture a plan is made for where there is no GPU."""
+
+
+@dataclass(frozen=True)
+class MatmulPlan:
+    """What a call of :func:`matmul` would run: nothing has been compiled or launched yet."""
+
+    problem: GemmProblem
+    config: GemmConfig
+    reason: str
+    target: str
+    device: str
+    alpha: float
+
+    @property
+    def grid(self) -> Grid:
+        """CTAs along x, y and z."""
+        return self.problem.grid(self.config)
+
+    @property
+    def workspace(self) -> tuple[int, ...]:
+        """Shape of the f32 workspace that the parts of a split K need; empty without one."""
+        p, splits = self.problem, self.config.split_k
+        return (p.batch, splits, p.m, p.n) if splits > 1 else ()
+
+    @cached_property
+    def program(self) -> Program:
+        """The traced kernel."""
+        return trace(self.config, self.problem.features(self.config))
+
+    @cached_property
+    def finish(self) -> Program | None:
+        """The kernel that adds the parts of a split K."""
+        if self.config.split_k == 1:
+            return None
+        return trace_finish(self.config.split_k, self.config.dtype, self.problem.finish_features())
+
+    @property
+    def scalars(self) -> dict[str, int]:
+        """Scalar arguments of :attr:`program`."""
+        return self.problem.scalars(self.config, _bits(self.alpha))
+
+    @property
+    def finish_scalars(self) -> dict[str, int]:
+        """Scalar arguments of :attr:`finish`."""
+        return self.problem.finish_scalars(_bits(self.alpha))
+
+    @cached_property
+    def cuda(self) -> str:
+        """The CUDA C++ that would be compiled."""
+        from warploom.cuda.printer import print_cuda
+
+        return "\n".join(print_cuda(p) for p in (self.program, self.finish) if p is not None)
+
+    def __str__(self) -> str:
+        return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
+
+
+def _bits(value: float) -> int:
+    return int.from_bytes(struct.pack("<f", value), "little")
+
+
+@lru_cache(maxsize=256)
+def trace(config: GemmConfig, features: GemmFeatures) -> Program:
+    """The Program of a configuration and its features, traced once per process."""
+    name = f"gemm_{config.tile_m}x{config.tile_n}x{config.tile_k}"
+    program = gemm.trace(config=config, features=features, name=name)
+    return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
+
+
+@lru_cache(maxsize=256)
+def trace_finish(splits: int, half: DType, features: GemmFeatures) -> Program:
+    """The Program that adds the parts of a split K."""
+    return add_parts.trace(splits=splits, half=half, features=features, name=f"gemm_add_{splits}_parts")
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Everything that a repeated call needs: launches take pointers alone.
+
+    ``offsets``: for each group of batches, byte offsets of (a, b, out, extras); one group of zeros as a rule.
+    """
+
+    call: GpuCall
+    finish: GpuCall | None
+    workspace: tuple[int, ...]
+    shape: tuple[int, ...]
+    out_dtype: DType
+    offsets: tuple[tuple[int, int, int, int], ...]
+
+    def run(self, views: Sequence[ArrayView], result: ArrayView) -> None:
+        """Queue the launches. ``views``: a, b, then the bias (if there is one) and the extra matrices."""
+        a, b, *others = views
+        parts = describe(empty(a.kind, self.workspace, f32, a.device)) if self.workspace else None
+        for of_a, of_b, of_out, of_extra in self.offsets:
+            combined = tuple(x.pointer + (of_extra if len(x.shape) > 1 else 0) for x in others)
+            operands = (a.pointer + of_a, b.pointer + of_b)
+            out = (result.pointer + of_out,)
+            if parts is None or self.finish is None:
+                self.call.launch(operands + out + combined, result.kind)
+            else:
+                self.call.launch((*operands, parts.pointer), result.kind)
+                self.finish.launch((parts.pointer, *out, *combined), result.kind)
+
+
+_Key = tuple[Hashable, ...]
+_prepared: dict[_Key, _Prepared] = {}
+_PREPARED_KEPT = 4096
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    *,
+    out_dtype: Any = None,
+    accumulate: Any = "f32",
+    bias: Any = None,
+    epilogue: EpilogueFunction | None = None,
+    extras: Sequence[Any] = (),
+    alpha: float = 1.0,
+    out: Any = None,
+    config: GemmConfig | None = None,
+) -> Any:
+    """epilogue(alpha · a·b + bias), in one kernel.
+
+    Shapes: a (…, m, k), b (…, k, n), result (…, m, n); leading dimensions broadcast as in NumPy. dtypes: float16 or
+    bfloat16, both the same. Any m, n, k, zero included; each matrix row- or column-major with any leading stride (of
+    both strides one is 1; others are copied first): ``matmul(x, w.T)`` reads w as it lies. Lines that do not start at
+    multiples of 16 bytes are copied by 8 or 4 bytes, and element by element where they start at odd elements, which is
+    slower: pad K (or the leading stride) to a multiple of 8 where you can.
+
+    ``out_dtype`` is the inputs' type by default, or float16, bfloat16, float32. ``accumulate`` "f32", or "f16" (float16
+    inputs; faster where the hardware is, and the sum is rounded to 11 bits at every step of 16). ``bias``, (n,), of the
+    inputs' type, is added to every row. ``epilogue`` is a Python function of the f32 sum that is compiled into the
+    kernel (``warploom.lang.functions`` has relu, gelu, silu, maximum …); with ``extras``, one or two matrices of the
+    result's shape and the inputs' type, it takes their elements too: ``epilogue=lambda x, gate: silu(x) * gate``.
+    ``out`` receives the result: of that shape, row-major with any stride between rows.
+
+    Small m·n with large k is cut along k (``split_k`` of the config); its parts are added in a fixed order, so equal
+    calls give equal bits. Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the caller's stream; the
+    result is of the same kind. NumPy (and other CPU) arrays run on the GPU when there is one, else on the emulator.
+
+    Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
+    """
+    others = (() if bias is None else (bias,)) + tuple(extras)
+    views = [describe(x) for x in (a, b, *others)]
+    into = None if out is None else describe(out)
+    asked = (
+        out_dtype, accumulate, bias is None, None if epilogue is None else epilogue_key(epilogue), alpha, config,
+        None if into is None else (into[1:5], into.pointer & 15),
+    )  # fmt: skip
+    key = (asked, *[(view[1:5], view.pointer & 15) for view in views])
+    ready = _prepared.get(key)
+    if ready is None:
+        inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, float(alpha))
+        return _first_call(inputs, out, config, key)
+    result = empty_like(views[0], ready.shape, ready.out_dtype) if out is None else out
+    ready.run(views, describe(result))
+    return result
+
+
+def plan_matmul(
+    a: Any,
+    b: Any,
+    *,
+    out_dtype: Any = None,
+    accumulate: Any = "f32",
+    bias: Any = None,
+    epilogue: EpilogueFunction | None = None,
+    extras: Sequence[Any] = (),
+    alpha: float = 1.0,
+    out: Any = None,
+    config: GemmConfig | None = None,
+) -> MatmulPlan:
+    """What :func:`matmul` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
+    others = (() if bias is None else (bias,)) + tuple(extras)
+    views = [describe(x) for x in (a, b, *others)]
+    into = None if out is None else describe(out)
+    inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, float(alpha))
+    return _plan(inputs, config)
+
+
+def _plan(inputs: Inputs, config: GemmConfig | None) -> MatmulPlan:
+    problem, device = inputs.problem, inputs.views[0].device
+    on_gpu = device[0] == "cuda" or gpu_present()
+    number = device[1] if device[0] == "cuda" else 0
+    goal = gpu_target(number) if on_gpu else target(EMULATED_TARGET)
+    if config is None:
+        config, reason = choose(problem, goal)
+    else:
+        reason = "asked for by the caller"
+        operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
+        problems = list(dict.fromkeys(config.check(goal, **operands) + problem.misfits(config)))
+        if problems:
+            raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
+    where = f"GPU {number}" if on_gpu else "the emulator"
+    return MatmulPlan(problem, config, reason, goal.name, where, inputs.alpha)
+
+
+def _first_call(inputs: Inputs, out: Any, config: GemmConfig | None, key: _Key) -> Any:
+    """Everything that :func:`matmul` need not repeat for arrays of the same shapes, strides and device."""
+    first = inputs.views[0]
+    result = empty_like(first, inputs.shape, inputs.problem.out_dtype) if out is None else out
+    if 0 in inputs.shape:
+        return result
+    view = describe(result)
+    made = _plan(inputs, config)
+    if first.device[0] == "cuda":
+        ready = _prepare(made, inputs, first.device[1])
+        if not inputs.copied:
+            if len(_prepared) >= _PREPARED_KEPT:
+                _prepared.clear()
+            _prepared[key] = ready
+        ready.run(inputs.views, view)
+    elif made.device == "the emulator":
+        _run_on_emulator(made, inputs, view)
+    else:
+        _run_from_host(inputs, view, config)
+    return result
+
+
+def _prepare(made: MatmulPlan, inputs: Inputs, device: int) -> _Prepared:
+    finish = made.finish
+    return _Prepared(
+        GpuCall.prepare(made.program, made.grid, made.scalars, device),
+        None if finish is None
+        else GpuCall.prepare(finish, made.problem.finish_grid(), made.finish_scalars, device),
+        made.workspace,
+        inputs.shape,
+        made.problem.out_dtype,
+        inputs.offsets,
+    )  # fmt: skip
+
+
+def _names(inputs: Inputs, out_dtype: DType) -> list[str]:
+    """The kernel's names of a, b, the result and what is combined with it, in that order."""
+    extras = [f"extra{i}" for i in range(inputs.problem.epilogue.extras)]
+    return ["a", "b", "out_f32" if out_dtype is f32 else "out", *(["bias"] if inputs.problem.epilogue.bias else []),
+            *extras]  # fmt: skip
+
+
+def _run_on_emulator(made: MatmulPlan, inputs: Inputs, result: ArrayView) -> None:
+    """One launch per group of batches, with the arrays of each group as views of their own."""
+    problem = made.problem
+    a, b, *others = inputs.views
+    parts = describe(np.full(made.workspace, np.nan, np.float32)) if made.workspace else None
+    for of_a, of_b, of_out, of_extra in inputs.offsets:
+        moved = [_moved(a, of_a), _moved(b, of_b), _moved(result, of_out)]
+        moved += [_moved(x, of_extra if len(x.shape) > 1 else 0) for x in others]
+        arrays = dict(zip(_names(inputs, problem.out_dtype), moved, strict=True))
+        if parts is None or made.finish is None:
+            run_on_emulator(made.program, made.grid, arrays, made.scalars, problem.flops)
+            continue
+        first = {"a": arrays["a"], "b": arrays["b"], "out_f32": parts}
+        run_on_emulator(made.program, made.grid, first, made.scalars, problem.flops)
+        second = {"parts": parts} | {name: x for name, x in arrays.items() if name not in ("a", "b")}
+        run_on_emulator(made.finish, problem.finish_grid(), second, made.finish_scalars, problem.batch * problem.n)
+
+
+def _moved(view: ArrayView, offset: int) -> ArrayView:
+    """The array from ``offset`` bytes on, flattened to what lies behind it."""
+    if offset == 0:
+        return view
+    whole = as_numpy(view)
+    reach = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True)) + 1
+    elements = offset // view.dtype.bytes
+    flat = np.lib.stride_tricks.as_strided(whole, (reach,), (view.dtype.bytes,))
+    return describe(flat[elements:])
+
+
+def _run_from_host(inputs: Inputs, result: ArrayView, config: GemmConfig | None) -> None:
+    """CPU arrays on a GPU: contiguous copies there and back."""
+    hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.views]
+    target_host = np.empty(inputs.shape, result.dtype.numpy)
+    again = inputs.reread([describe(x) for x in hosts], describe(target_host))
+    made = _plan(again, config)
+    if made.config.split_k > 1 or len(again.offsets) > 1:
+        hosts[:2], again = _one_launch(hosts, again, target_host)
+        made = _plan(again, replace(made.config, split_k=1))
+    call = GpuCall.prepare(made.program, made.grid, made.scalars, 0)
+    call.run_from_host([*hosts[:2], *hosts[2:]], [target_host])
+    as_numpy(result)[...] = target_host
+
+
+def _one_launch(
+    hosts: list[np.ndarray[Any, Any]], inputs: Inputs, result: np.ndarray[Any, Any]
+) -> tuple[list[np.ndarray[Any, Any]], Inputs]:
+    """Batches written out in full, so that one launch takes them all."""
+    batch = inputs.shape[:-2]
+    full = [np.ascontiguousarray(np.broadcast_to(x, (*batch, *x.shape[-2:]))) for x in hosts[:2]]
+    return full, inputs.reread([describe(x) for x in (*full, *hosts[2:])], describe(result))

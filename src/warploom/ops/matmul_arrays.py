@@ -1,0 +1,266 @@
+"""From arrays to a matrix product: shapes, layouts, alignment, and which batches one launch can take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from warploom.core.dtypes import DType, bf16, dtype_of, f16, f32
+from warploom.core.errors import ProblemError
+from warploom.interop.arrays import ArrayView, compact, require_dtype, same_device
+from warploom.kernels.gemm.features import Epilogue, EpilogueFunction, epilogue_key
+from warploom.kernels.gemm.forward import MOST_EXTRAS
+from warploom.kernels.gemm.problem import MOST_GRID_ROWS, GemmProblem, Matrix
+
+_STRIDE_LIMIT = 2**32
+Offsets = tuple[int, int, int, int]
+"""Of (a, b, the result, the extra matrices)."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Described and checked arrays (a, b, bias, extras …) and the problem they are.
+
+    ``offsets``: bytes to add to (a, b, out, extras) for each launch; ``copied``: some array had to be copied first.
+    """
+
+    views: tuple[ArrayView, ...]
+    shape: tuple[int, ...]
+    problem: GemmProblem
+    offsets: tuple[Offsets, ...]
+    copied: bool
+    alpha: float
+    reread: Callable[[Sequence[ArrayView], ArrayView], Inputs]
+
+
+def read_inputs(
+    views: Sequence[ArrayView],
+    out: ArrayView | None,
+    has_bias: bool,
+    function: EpilogueFunction | None,
+    out_dtype: Any,
+    accumulate: Any,
+    alpha: float,
+) -> Inputs:
+    """Check the arrays (a, b, the bias if there is one, extras). Raises ProblemError with the first thing wrong."""
+    a, b, *others = views
+    shape = _result_shape(a, b)
+    dtypes = _dtypes(a, b, out, out_dtype, accumulate, alpha)
+    extras = others[1:] if has_bias else others
+    _check_others(others, has_bias, extras, function, shape, a.dtype)
+    same_device(views, ["a", "b", *["bias"] * has_bias, *["an extra matrix"] * len(extras)])
+    kept = [_readable(a), _readable(b)] + [x if x.contiguous else compact(x) for x in others]
+    target = _result_layout(shape, out, a, dtypes[0])
+    batches = _Batches.of(kept, shape, target[1])
+    epilogue = Epilogue(alpha != 1.0, has_bias, len(extras), function, epilogue_key(function))
+    problem = _problem(kept, batches, shape, target, dtypes, epilogue)
+
+    def reread(again: Sequence[ArrayView], result: ArrayView) -> Inputs:
+        return read_inputs(again, result, has_bias, function, dtypes[0], dtypes[1], alpha)
+
+    copied = any(x is not y for x, y in zip(kept, views, strict=True))
+    sizes = (a.dtype.bytes, b.dtype.bytes, dtypes[0].bytes, a.dtype.bytes)
+    offsets = tuple(tuple(o * size for o, size in zip(group, sizes, strict=True)) for group in batches.offsets)
+    return Inputs(tuple(kept), shape, problem, offsets, copied, alpha, reread)  # type: ignore[arg-type]
+
+
+# -- checks
+def _result_shape(a: ArrayView, b: ArrayView) -> tuple[int, ...]:
+    for name, view in (("a", a), ("b", b)):
+        if len(view.shape) < 2:
+            raise ProblemError(f"{name} has shape {tuple(view.shape)}; matmul takes matrices: add a dimension")
+        require_dtype(view, name, (f16, bf16))
+    if a.dtype is not b.dtype:
+        raise ProblemError(f"a is {a.dtype} and b is {b.dtype}: convert them to one type")
+    if a.shape[-1] != b.shape[-2]:
+        raise ProblemError(
+            f"a has {a.shape[-1]} columns and b has {b.shape[-2]} rows ({tuple(a.shape)} · {tuple(b.shape)}): they "
+            "must be equal; for x·wᵀ pass w.T"
+        )
+    outer_a, outer_b = tuple(a.shape[:-2]), tuple(b.shape[:-2])
+    rank = max(len(outer_a), len(outer_b))
+    padded = [(1,) * (rank - len(x)) + x for x in (outer_a, outer_b)]
+    if any(x != y and 1 not in (x, y) for x, y in zip(*padded, strict=True)):
+        raise ProblemError(f"the leading dimensions {outer_a} of a and {outer_b} of b do not broadcast")
+    batch = tuple(y if x == 1 else x for x, y in zip(*padded, strict=True))
+    return (*batch, a.shape[-2], b.shape[-1])
+
+
+def _dtypes(
+    a: ArrayView, b: ArrayView, out: ArrayView | None, out_dtype: Any, accumulate: Any, alpha: float
+) -> tuple[DType, DType]:
+    try:
+        result = dtype_of(out_dtype) if out_dtype is not None else out.dtype if out is not None else a.dtype
+        sums = dtype_of(accumulate)
+    except ValueError as error:
+        raise ProblemError(str(error)) from error
+    if result not in (f16, bf16, f32):
+        raise ProblemError(f"out_dtype is f16, bf16 or f32, not {result}")
+    if sums not in (f16, f32) or (sums is f16 and a.dtype is not f16):
+        raise ProblemError(f"accumulate is 'f32', or 'f16' for float16 inputs; not {sums} for {a.dtype}")
+    if out is not None and out.dtype is not result:
+        raise ProblemError(f"out is {out.dtype}, out_dtype {result}: leave one away")
+    if not math.isfinite(alpha):
+        raise ProblemError(f"alpha must be finite, not {alpha}")
+    return result, sums
+
+
+def _check_others(
+    others: Sequence[ArrayView], has_bias: bool, extras: Sequence[ArrayView], function: EpilogueFunction | None,
+    shape: tuple[int, ...], dtype: DType,
+) -> None:  # fmt: skip
+    if has_bias and tuple(others[0].shape) != (shape[-1],):
+        raise ProblemError(f"bias has shape {tuple(others[0].shape)}, the result {shape}: bias must be ({shape[-1]},)")
+    if len(extras) > MOST_EXTRAS:
+        raise ProblemError(f"an epilogue takes at most {MOST_EXTRAS} extra matrices, not {len(extras)}")
+    if extras and function is None:
+        raise ProblemError("extras are arguments of an epilogue: pass epilogue=lambda x, y: …")
+    for extra in extras:
+        if tuple(extra.shape) != shape:
+            raise ProblemError(f"an extra matrix has shape {tuple(extra.shape)}, the result {shape}: make them equal")
+    for view in others:
+        if view.dtype is not dtype:
+            raise ProblemError(f"bias and extras must be {dtype} as a and b are, not {view.dtype}")
+
+
+# -- layout
+def _readable(view: ArrayView) -> ArrayView:
+    """The view, or a row-major copy where neither rows nor columns are contiguous or a stride cannot be expressed."""
+    if 0 in view.shape:
+        return view
+    outer = [s for size, s in zip(view.shape, view.strides, strict=True) if size > 1]
+    plain = view.strides[-1] == 1 or view.strides[-2] == 1 or view.shape[-1] == 1 or view.shape[-2] == 1
+    return view if plain and all(0 <= s < _STRIDE_LIMIT for s in outer) else compact(view)
+
+
+def _result_layout(
+    shape: tuple[int, ...], out: ArrayView | None, a: ArrayView, dtype: DType
+) -> tuple[int, tuple[int, ...]]:
+    """(address modulo 16, strides) of the result: the caller's, or of a new row-major array."""
+    if out is None:
+        strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        return 0, strides
+    if tuple(out.shape) != shape:
+        raise ProblemError(f"out has shape {tuple(out.shape)}, the result {shape}")
+    if out.device != a.device:
+        raise ProblemError(f"out is on {out.device}, a on {a.device}: they must be on one device")
+    if out.readonly:
+        raise ProblemError("out is read-only")
+    bad = [s for size, s in zip(shape, out.strides, strict=True) if size > 1 and not 0 < s < _STRIDE_LIMIT]
+    if (shape[-1] > 1 and out.strides[-1] != 1) or bad:
+        raise ProblemError(f"out has strides {out.strides}: it must be row-major with a contiguous last dimension")
+    return out.pointer % 16, tuple(out.strides)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Leading dimensions as one launch sees them: ``count`` batches at the strides of (a, b, out, extras).
+
+    ``offsets`` (elements): where each launch begins. ``folded``: the batches are more rows of A instead (b is one matrix, and rows follow each other evenly).
+    """
+
+    count: int
+    strides: tuple[int, int, int, int]
+    offsets: tuple[Offsets, ...]
+    folded: bool = False
+
+    @classmethod
+    def of(cls, views: Sequence[ArrayView], shape: tuple[int, ...], out: tuple[int, ...]) -> _Batches:
+        a, b = views[:2]
+        lead, rows, cols = shape[:-2], shape[-2], shape[-1]
+        of_extra = tuple(math.prod(shape[i + 1 :]) for i in range(len(lead)))
+        dims = [
+            (size, (sa, sb, so, se))
+            for size, sa, sb, so, se in zip(
+                lead, _lead_strides(a, lead), _lead_strides(b, lead), out[:-2], of_extra, strict=True
+            )
+            if size != 1
+        ]
+        merged: list[tuple[int, tuple[int, int, int, int]]] = []
+        for size, strides in dims:
+            if merged and merged[-1][1] == tuple(size * s for s in strides):
+                merged[-1] = (merged[-1][0] * size, strides)
+            else:
+                merged.append((size, strides))
+        if not merged:
+            return cls(1, (0, 0, 0, 0), ((0, 0, 0, 0),))
+        count, strides = merged[-1]
+        as_rows = (rows * a.strides[-2], 0, rows * out[-2], rows * cols)
+        folded = rows > 0 and (rows == 1 or strides == as_rows) and strides[1] == 0 and _is_row_major(a)
+        if rows == 1:
+            folded = folded and strides[3] == cols
+        outer = merged[:-1]
+        if not folded and count > MOST_GRID_ROWS:
+            outer, count, strides = merged, 1, (0, 0, 0, 0)
+        return cls(count, strides, _offsets(outer), folded)
+
+
+def _offsets(dims: Sequence[tuple[int, tuple[int, int, int, int]]]) -> tuple[Offsets, ...]:
+    """Element offsets of every combination of the outer dimensions."""
+    found: list[Offsets] = [(0, 0, 0, 0)]
+    for size, strides in dims:
+        found = [
+            (o[0] + i * strides[0], o[1] + i * strides[1], o[2] + i * strides[2], o[3] + i * strides[3])
+            for o in found
+            for i in range(size)
+        ]
+    return tuple(found)
+
+
+def _lead_strides(view: ArrayView, lead: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides along the result's leading dimensions; 0 where the array has one matrix for all."""
+    own, strides = view.shape[:-2], view.strides[:-2]
+    missing = len(lead) - len(own)
+    return (0,) * missing + tuple(0 if size == 1 else s for size, s in zip(own, strides, strict=True))
+
+
+def _is_row_major(view: ArrayView) -> bool:
+    return view.strides[-1] == 1 or view.shape[-1] == 1
+
+
+def _chunk(address: int, *strides: int) -> int:
+    """Elements (8, 4, 2, 1) that every line is aligned to, 16-bit elements, ``address`` in bytes."""
+    bits = address | 16
+    for stride in strides:
+        bits |= 2 * stride
+    return (bits & -bits) // 2
+
+
+def _problem(
+    views: Sequence[ArrayView], batches: _Batches, shape: tuple[int, ...], target: tuple[int, tuple[int, ...]],
+    dtypes: tuple[DType, DType], epilogue: Epilogue,
+) -> GemmProblem:  # fmt: skip
+    a, b, *others = views
+    address, out = target
+    count = batches.count
+    rows, cols, depth = shape[-2], shape[-1], a.shape[-1]
+    inner = (0, 0, 0, 0) if batches.folded else batches.strides
+    row_stride = (batches.strides[0], batches.strides[2]) if batches.folded and rows == 1 else (a.strides[-2], out[-2])
+    if batches.folded:
+        rows, count = rows * count, 1
+    steps = [[group[i] for group in batches.offsets] for i in range(4)]  # between launches
+    a_k, a_line = _lines(a, rows, row_stride[0], 0)
+    b_k, b_line = _lines(b, cols, b.strides[-1], 1)
+    out_line = row_stride[1] if rows > 1 else 0
+    pairs = cols % 2 == 0 and (address % (8 if dtypes[0] is f32 else 4)) == 0 and not (out_line | inner[2]) & 1
+    pairs = pairs and all(x.pointer % 4 == 0 for x in others) and not any(o & 1 for o in steps[2])
+    return GemmProblem(
+        rows, cols, depth, a.dtype, dtypes[1], dtypes[0],
+        Matrix(a_k, a_line, inner[0], _chunk(a.pointer, a_line, inner[0], *steps[0])),
+        Matrix(b_k, b_line, inner[1], _chunk(b.pointer, b_line, inner[1], *steps[1])),
+        Matrix(True, out_line, inner[2], _chunk(address, out_line, inner[2], cols % 8, *steps[2])),
+        count, epilogue, pairs,
+    )  # fmt: skip
+
+
+def _lines(view: ArrayView, outer: int, outer_stride: int, k_dim: int) -> tuple[bool, int]:
+    """(whether K is contiguous, the stride between lines): ``outer`` is the extent of M or N, ``k_dim`` 0 for A."""
+    k_stride = view.strides[-1] if k_dim == 0 else view.strides[-2]
+    depth = view.shape[-1] if k_dim == 0 else view.shape[-2]
+    if k_stride == 1 or (depth <= 1 and outer_stride != 1):
+        return True, outer_stride if outer > 1 else 0
+    if outer_stride == 1 or outer <= 1:
+        return (False, k_stride) if depth > 1 else (True, outer_stride if outer > 1 else 0)
+    raise ProblemError(f"strides {view.strides} of shape {view.shape} have no contiguous axis")
