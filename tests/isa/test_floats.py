@@ -84,6 +84,8 @@ def test_double_precision_fma_does_not_lose_the_product():
     (got,) = Fma(f64).meaning(np.array([[2.0**1000 * (1 + 2.0**-30)]]), np.array([[2.0**-1000 * (1 - 2.0**-30)]]),
                               np.array([[-1.0]]))  # fmt: skip
     assert got[0, 0] == -(2.0**-60)
+    (got,) = Fma(f64).meaning(np.array([[-0.0, -0.0]]), np.array([[2.0, 2.0]]), np.array([[-0.0, 0.0]]))
+    assert np.signbit(got)[0].tolist() == [True, False]
 
 
 @CASES

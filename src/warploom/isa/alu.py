@@ -84,7 +84,8 @@ class Binary(Instruction):
 
     Integers wrap. A shift by the width or more gives 0 (or the sign). A division of integers by zero is unspecified in
     PTX; here it gives all ones, as 32-bit divisions do on the hardware. ``min`` and ``max`` of floats return the
-    operand that is not NaN and take -0 for less than +0. ``shl``/``shr`` take a u32 count. Floats round to nearest even.
+    operand that is not NaN and take -0 for less than +0. ``shl``/``shr`` take a u32 count. Floats round to nearest
+    even.
     """
 
     op: str

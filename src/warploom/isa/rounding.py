@@ -71,7 +71,8 @@ def fma_double(a: Array, b: Array, c: Array) -> Array:
     low, low_error = _two_sum(c, product_error)
     high, high_error = _two_sum(product, low)
     result = high + sum_to_odd(low_error, high_error)
-    return np.where(np.isfinite(result), result, a * b + c)
+    # A zero or an infinity has its sign from the plain operations.
+    return np.where(np.isfinite(result) & (result != 0), result, a * b + c)
 
 
 def _balanced(a: Array, b: Array) -> tuple[Array, Array]:

@@ -266,15 +266,13 @@ class FragmentWords(WarpWords):
     ) -> tuple[Traced, ...]:
         """``mma.sync``: the registers of D = A·B + C. ``into`` writes D to mutable registers (in place if it is C)."""
         instruction = MmaSync(shape, inputs, accumulate)
+        given, expected = len(a) + len(b) + len(c), len(instruction.operand_types)
+        if given != expected:
+            raise TraceError(f"{instruction.mnemonic} takes {expected} registers, got {given} ({self.here()})")
         kinds = instruction.operand_types[len(a) + len(b) :]
         operands: list[Traced] = [self.operand(x, u32) for x in (*a, *b)]
         operands += [Traced(self, x.register) if isinstance(x, Mutable) else self.operand(x, t)
                      for x, t in zip(c, kinds, strict=True)]  # fmt: skip
-        if len(operands) != len(instruction.operand_types):
-            raise TraceError(
-                f"{instruction.mnemonic} takes {len(instruction.operand_types)} registers, got {len(operands)} "
-                f"({self.here()})"
-            )
         if into is None:
             return self.emit(instruction, operands)
         self.emit_into(instruction, operands, into)
