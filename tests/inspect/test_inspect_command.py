@@ -67,6 +67,16 @@ def test_source_beside_sass(tmp_path):
 
 
 @needs_nvdisasm
+def test_a_wgmma_rung_is_compiled_for_the_architecture_it_needs():
+    result = inspect("attention", "--rung", "h1")
+    assert "for sm_90a" in result.stdout
+    assert "HGMMA" in result.stdout
+    too_old = inspect("attention", "--rung", "h1", "--arch", "sm_80")
+    assert too_old.exit_code == 2
+    assert "needs sm_90a" in too_old.stderr
+
+
+@needs_nvdisasm
 def test_static_strides():
     assert inspect("attention", "--rung", "16").exit_code == 0
 

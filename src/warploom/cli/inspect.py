@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import DTypeName, HeadDim, JsonFile, Settings
+from warploom.cli.options import DTypeName, HeadDim, JsonFile, Settings, parse_settings
 from warploom.cli.output import console, write_json
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @explains_errors
 def inspect_command(
     what: Annotated[str, typer.Argument(metavar="attention|FILE", help="attention, or a file: a cubin or SASS text.")],
-    rung: Annotated[str, typer.Option(help="A rung's number or name.")] = "1",
+    rung: Annotated[str, typer.Option(help="A rung's number or name; h1, h2, … are wgmma's.")] = "1",
     arch: Annotated[
         str | None, typer.Option(help="Architecture to compile for: sm_80, sm_90a, …; default the oldest that can.")
     ] = None,
@@ -132,12 +132,16 @@ class _Wanted:
         return self._of_attention() if self.what == "attention" else self._of_file()
 
     def _of_attention(self) -> SassReport:
-        from warploom.cli.ladder import attention_rungs
+        from warploom.bench.attention import settled
+        from warploom.core.dtypes import bf16, f16
         from warploom.inspect import inspect_program
-        from warploom.inspect.subjects import attention_program
+        from warploom.inspect.subjects import ALL_ATTENTION, attention_program
 
-        _, (chosen,) = attention_rungs([self.rung], self.settings, 256, 1, self.head_dim, self.dtype)
-        program = attention_program(chosen.config)
+        kinds = {"bf16": bf16, "f16": f16, "fp16": f16}
+        if (kind := kinds.get(self.dtype.lower())) is None:
+            raise typer.BadParameter(f"--dtype is bf16 or f16, not {self.dtype!r}")
+        rung = settled(ALL_ATTENTION.rung(self.rung), self.head_dim, kind, parse_settings(self.settings))
+        program = attention_program(rung.config)
         return inspect_program(program, self.arch or program.requires, self.opt_level, with_source=self.source)
 
     def _of_file(self) -> SassReport:
