@@ -15,7 +15,7 @@ class DeviceCopy:
 
     def __init__(self, host: np.ndarray[Any, Any], device: int, *, copy: bool = True) -> None:
         self._driver = require_driver()
-        self._host, self._device = host, device
+        self.host, self.device = host, device
         with current_context(device):
             self.pointer = int(check(self._driver, self._driver.cuMemAlloc(max(1, host.nbytes))))
             if copy and host.nbytes:
@@ -24,11 +24,11 @@ class DeviceCopy:
 
     def download(self) -> None:
         """Copy the GPU's contents back into the NumPy array; waits for the kernels before it."""
-        with current_context(self._device):
-            status = self._driver.cuMemcpyDtoH(self._host.ctypes.data, self.pointer, self._host.nbytes)
+        with current_context(self.device):
+            status = self._driver.cuMemcpyDtoH(self.host.ctypes.data, self.pointer, self.host.nbytes)
             check(self._driver, (*status, None))
 
     def __del__(self) -> None:
         if getattr(self, "pointer", None):
-            with current_context(self._device):
+            with current_context(self.device):
                 self._driver.cuMemFree(self.pointer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
 
 
@@ -20,24 +21,39 @@ def _kinds() -> Any:
     return kinds
 
 
-def encode(array: Any, box: tuple[int, ...], dtype_name: str) -> Any:
-    """The tensor map of a 16-bit GPU array for boxes of ``box`` elements, outermost dimension first.
+class _Memory:
+    """GPU memory by address alone: a descriptor made from it keeps nobody's array alive."""
 
-    Rows of the box's last dimension are 128 bytes, swizzled. ``array`` is a torch tensor or anything with DLPack or
-    ``__cuda_array_interface__``; its strides are multiples of 16 bytes. The descriptor holds the address: it is good
-    for as long as the memory is.
+    def __init__(self, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "strides": tuple(2 * stride for stride in strides),
+            "typestr": "<u2",  # 16-bit data; the descriptor's own type says which
+            "data": (pointer, False),
+            "stream": None,
+        }
+
+
+def encode(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, box: tuple[int, ...]) -> Any:
+    """The tensor map of 16-bit GPU memory for boxes of ``box`` elements, outermost dimension first.
+
+    ``strides`` count elements and are multiples of 8 but for the last, which is 1. Rows of the box's last dimension
+    are 128 bytes, swizzled. The descriptor holds the address and nothing else: it is good for any such array there.
+    Raises ConfigError with the driver's reason for what the TMA does not take.
     """
     from cuda.core.utils import StridedMemoryView
 
     kinds = _kinds()
-    view = StridedMemoryView.from_any_interface(array, stream_ptr=-1)
     names = {"bf16": "BFLOAT16", "f16": "FLOAT16"}
     try:
-        return view.as_tensor_map(
+        return StridedMemoryView.from_cuda_array_interface(
+            _Memory(pointer, shape, strides), stream_ptr=-1
+        ).as_tensor_map(
             box_dim=box,
-            data_type=getattr(kinds.TensorMapDataType, names[dtype_name]),
+            data_type=getattr(kinds.TensorMapDataType, names[dtype.name]),
             swizzle=kinds.TensorMapSwizzle.SWIZZLE_128B,
             l2_promotion=kinds.TensorMapL2Promotion.L2_256B,
         )
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"the TMA does not take this array (shape {view.shape}, box {box}): {error}") from error
+        raise ConfigError(f"the TMA does not take this array (shape {shape}, box {box}): {error}") from error

@@ -378,14 +378,11 @@ def _without_keys(q: ArrayView, options: Options) -> Any:
 
 
 def _run_from_host(inputs: _Inputs, outs: list[ArrayView], layout: str, made: AttentionPlan) -> None:
-    """CPU arrays on a GPU: contiguous copies there and back, through the kernel that takes plain pointers."""
-    config = made.config
-    if not isinstance(config, AttentionConfig):
-        config, _ = choose(made.problem, target(EMULATED_TARGET))
+    """CPU arrays on a GPU: row-major copies there and back."""
     hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.all]
     q, k, v = (_strides(describe(x), layout) for x in hosts)
     strides = q, k, v, _strides(outs[0], layout)
-    program = trace_for(made.problem, config, strides, layout)
-    grid = made.problem.grid(config, made.multiprocessors)
-    call = GpuCall.prepare(program, grid, made.problem.scalars(config, *strides), 0)
+    program = trace_for(made.problem, made.config, strides, layout)
+    scalars = made.problem.scalars(made.config, *strides)
+    call = GpuCall.prepare(program, made.grid, scalars, 0, boxes(made.config, layout))
     call.run_from_host(hosts, [as_numpy(out) for out in outs])

@@ -13,10 +13,11 @@ import numpy as np
 from warploom.core.dtypes import u32
 from warploom.core.errors import EmulationError, EmulationWarning
 from warploom.core.targets import Target
-from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream
+from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream, describe
 from warploom.ir.program import Program
 
 if TYPE_CHECKING:
+    from warploom.cuda.buffers import DeviceCopy
     from warploom.cuda.compile import CompiledKernel
     from warploom.cuda.launch import LoadedKernel
     from warploom.emulate import Emulation
@@ -109,12 +110,12 @@ class GpuCall:
             arguments = [self._map(i, arrays[i]) for i in range(mapped)] + [x.pointer for x in arrays[mapped:]]
         else:
             arguments = [x.pointer for x in arrays]
-        self.launch_raw((*arguments, *self.scalars), kind)
+        self.launch_pointers(tuple(arguments), kind)
 
-    def launch_raw(self, arguments: tuple[Any, ...], kind: str) -> None:
-        """Queue the kernel with finished arguments."""
+    def launch_pointers(self, pointers: tuple[Any, ...], kind: str) -> None:
+        """The same with addresses (and finished tensor maps)."""
         stream = current_stream(kind, self.device)
-        self.kernel.launch(stream, self.config, arguments)
+        self.kernel.launch(stream, self.config, pointers + self.scalars)
         if kind in SYNCHRONOUS_KINDS:
             from warploom.cuda.launch import synchronize
 
@@ -129,8 +130,8 @@ class GpuCall:
 
             if len(self.maps) >= _MAPS_KEPT:
                 self.maps.clear()
-            owner = array.owner[0] if isinstance(array.owner, tuple) else array.owner
-            found = self.maps[key] = encode(owner, self.boxes[index], array.dtype.name)
+            place = array.pointer, tuple(array.shape), tuple(array.strides)
+            found = self.maps[key] = encode(*place, array.dtype, self.boxes[index])
         return found
 
     def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
@@ -139,9 +140,15 @@ class GpuCall:
 
         copies = [DeviceCopy(x, self.device) for x in inputs]
         results = [DeviceCopy(x, self.device, copy=False) for x in outputs]
-        self.launch_raw((*(c.pointer for c in (*copies, *results)), *self.scalars), "numpy")
+        self.launch(tuple(_on_gpu(c) for c in (*copies, *results)), "numpy")
         for result in results:
             result.download()
+
+
+def _on_gpu(copy: DeviceCopy) -> ArrayView:
+    """A device copy as the array it holds."""
+    host = describe(copy.host)
+    return ArrayView(copy.pointer, host.shape, host.strides, host.dtype, ("cuda", copy.device), "numpy", copy)
 
 
 _MAPS_KEPT = 1024  # tensor maps per prepared call
