@@ -1,0 +1,275 @@
+"""``attention`` and ``plan`` on CPU arrays through the emulator: right results, clear refusals of what cannot be."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import warploom
+from warploom.core.dtypes import bf16, f16
+from warploom.core.errors import ConfigError, EmulationWarning, ProblemError
+from warploom.core.targets import target
+from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.reference import UNIT_ROUNDOFF
+from warploom.ops import backends
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+
+NUMPY = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    """These tests are of the emulator's path, also where there is a GPU."""
+    monkeypatch.setattr("warploom.ops.attention.gpu_present", lambda: False)
+
+
+def make(batch=1, q_len=64, kv_len=64, heads=2, head_dim=64, dtype="f16", seed=0) -> list[Any]:
+    """Q, K, V in layout bshd."""
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((batch, n, heads, head_dim)).astype(NUMPY[dtype]) for n in (q_len, kv_len, kv_len)]
+
+
+def excess(out: Any, q: Any, k: Any, v: Any) -> float:
+    """The largest error over its bound, element by element; everything bshd."""
+    q64, k64, v64 = (np.asarray(x).astype(np.float64).transpose(0, 2, 1, 3) for x in (q, k, v))
+    scores = q64 @ k64.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    exact, magnitude = p @ v64, p @ np.abs(v64)
+    got = np.asarray(out)
+    unit = UNIT_ROUNDOFF["f16" if got.dtype == np.float16 else "bf16"]
+    error = np.abs(got.astype(np.float64).transpose(0, 2, 1, 3) - exact)
+    error = np.where(np.isnan(error), np.inf, error)
+    return float((error / (unit * (np.abs(exact) + magnitude) + 2.0**-18 * magnitude)).max())
+
+
+# -- right results
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_numpy_arrays(dtype, head_dim):
+    q, k, v = make(2, 128, 192, 2, head_dim, dtype)
+    out = warploom.attention(q, k, v)
+    assert isinstance(out, np.ndarray)
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    assert excess(out, q, k, v) <= 1.0
+
+
+def test_it_says_that_it_runs_on_the_emulator_and_how_long():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warploom.attention(*make())
+    (message,) = [str(w.message) for w in caught if issubclass(w.category, EmulationWarning)]
+    assert "no GPU" in message
+    assert "takes about" in message
+
+
+def test_layouts_agree():
+    q, k, v = make(2, 64, 128, 3)
+    expected = warploom.attention(q, k, v)
+    swapped = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (q, k, v)]
+    out = warploom.attention(*swapped, layout="bhsd")
+    assert out.shape == swapped[0].shape
+    np.testing.assert_array_equal(out.transpose(0, 2, 1, 3), expected)
+
+
+def test_strided_views_are_read_where_they_lie():
+    """One projection that holds Q, K and V side by side; every other head; every other position."""
+    rng = np.random.default_rng(1)
+    qkv = rng.standard_normal((1, 64, 3, 2, 64)).astype(np.float16)
+    views = [qkv[:, :, i] for i in range(3)]
+    np.testing.assert_array_equal(
+        warploom.attention(*views), warploom.attention(*(np.ascontiguousarray(x) for x in views))
+    )
+    wide = make(1, 128, 128, 4)
+    views = [x[:, ::2, ::2] for x in wide]
+    np.testing.assert_array_equal(
+        warploom.attention(*views), warploom.attention(*(np.ascontiguousarray(x) for x in views))
+    )
+
+
+def test_q_k_and_v_may_have_different_strides():
+    q, k, v = make(1, 64, 128, 2)
+    k_view = np.ascontiguousarray(k.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+    np.testing.assert_array_equal(warploom.attention(q, k_view, v), warploom.attention(q, k, v))
+
+
+@pytest.mark.parametrize("shift", [1, 4])
+def test_rows_that_are_not_aligned_are_copied(shift):
+    q, k, v = make()
+
+    def shifted(x):
+        memory = np.zeros(x.size + 16, x.dtype)
+        start = (-memory.ctypes.data % 16) // 2 + shift
+        view = memory[start : start + x.size].reshape(x.shape)
+        view[:] = x
+        assert view.ctypes.data % 16
+        return view
+
+    np.testing.assert_array_equal(warploom.attention(*map(shifted, (q, k, v))), warploom.attention(q, k, v))
+
+
+def test_odd_row_strides_are_copied():
+    q, k, v = make()
+    padded = [np.zeros((1, 64, 2, 65), np.float16) for _ in range(3)]
+    for memory, x in zip(padded, (q, k, v), strict=True):
+        memory[..., :64] = x
+    np.testing.assert_array_equal(warploom.attention(*(x[..., :64] for x in padded)), warploom.attention(q, k, v))
+
+
+def test_reversed_views_are_copied():
+    q, k, v = make()
+    np.testing.assert_array_equal(
+        warploom.attention(q, k[:, ::-1], v[:, ::-1]),
+        warploom.attention(q, np.ascontiguousarray(k[:, ::-1]), np.ascontiguousarray(v[:, ::-1])),
+    )
+
+
+def test_inputs_are_left_alone():
+    arrays = make()
+    copies = [x.copy() for x in arrays]
+    for x in arrays:
+        x.flags.writeable = False
+    warploom.attention(*arrays)
+    assert all(np.array_equal(x, y) for x, y in zip(arrays, copies, strict=True))
+
+
+def test_a_config_of_the_callers_is_used():
+    q, k, v = make(head_dim=64)
+    config = AttentionConfig(head_dim=64, dtype=f16, swizzle=True)
+    assert warploom.plan(q, k, v, config=config).config == config
+    assert excess(warploom.attention(q, k, v, config=config), q, k, v) <= 1.0
+
+
+# -- torch tensors
+
+
+def test_torch_tensors_come_back_as_torch_tensors():
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.bfloat16, torch.float16):
+        q, k, v = (torch.randn(1, 64, 2, 64, generator=torch.Generator().manual_seed(i)).to(dtype) for i in range(3))
+        out = warploom.attention(q, k, v)
+        assert isinstance(out, torch.Tensor)
+        assert (out.dtype, out.shape) == (dtype, q.shape)
+        swapped = (x.transpose(1, 2).float() for x in (q, k, v))
+        expected = torch.nn.functional.scaled_dot_product_attention(*swapped).transpose(1, 2)
+        torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.02)
+        transposed = warploom.attention(*(x.transpose(1, 2) for x in (q, k, v)), layout="bhsd")
+        assert torch.equal(transposed.transpose(1, 2), out)
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_what_is_not_finite_spreads_as_in_torchs_math(which, bad, blocks):
+    torch = pytest.importorskip("torch")
+    arrays = dict(zip("qkv", make(1, 64, 64 * blocks, 1), strict=True))
+    arrays[which][0, 40, 0, 5] = bad
+    out = warploom.attention(*arrays.values())
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        swapped = (torch.from_numpy(x).transpose(1, 2).float() for x in arrays.values())
+        expected = torch.nn.functional.scaled_dot_product_attention(*swapped).transpose(1, 2).numpy()
+    np.testing.assert_array_equal(np.isnan(out), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(out), np.isinf(expected))
+    finite = np.isfinite(expected)
+    np.testing.assert_allclose(out[finite].astype(np.float32), expected[finite], rtol=0.01, atol=0.01)
+
+
+def test_a_whole_row_of_infinities():
+    """Every score of one query is minus infinity: torch gives NaN, and so do we."""
+    q, k, v = make(1, 64, 64, 1)
+    q[0, 3, 0, :], k[0, :, 0, :] = 0, np.abs(k[0, :, 0, :]) + 1
+    q[0, 3, 0, 0] = -np.inf
+    out = warploom.attention(q, k, v)
+    assert np.isnan(out[0, 3]).all()
+    assert np.isfinite(np.delete(out, 3, axis=1)).all()
+
+
+# -- refusals
+
+
+def _cast(arrays: list[Any], index: int, dtype: Any) -> list[Any]:
+    return [x.astype(dtype) if i == index else x for i, x in enumerate(arrays)]
+
+
+BAD: dict[str, tuple[Any, type[Exception], str]] = {
+    "rank 3": (lambda: [x[0] for x in make()], ProblemError, "q has shape .* attention takes four dimensions, bshd"),
+    "one array of rank 5": (lambda: [*make()[:2], make()[2][None]], ProblemError, "v has shape"),
+    "mixed types": (lambda: _cast(make(), 1, NUMPY["bf16"]), ProblemError, "q is f16 and k is bf16"),
+    "float32": (lambda: [x.astype(np.float32) for x in make()], ProblemError, "q is f32.*convert it to bf16 or f16"),
+    "integers": (lambda: [x.astype(np.int32) for x in make()], ProblemError, "q is s32"),
+    "last dimension strided": (
+        lambda: [x[..., ::2] for x in make(head_dim=128)], ProblemError, "last dimension of q is not contiguous"),
+    "k and v differ": (lambda: [*make()[:2], make(kv_len=128)[2]], ProblemError, "k has .* and v .*must be equal"),
+    "batches differ": (lambda: [make(2)[0], *make(1)[1:]], ProblemError, "batch"),
+    "head_dims differ": (lambda: [make(head_dim=64)[0], *make(head_dim=128)[1:]], ProblemError, "head_dim"),
+    "heads that do not divide": (lambda: [make(heads=3)[0], *make(heads=2)[1:]], ProblemError, "heads"),
+    "head_dim too large": (lambda: make(head_dim=264), ProblemError, "head_dim"),
+    "no array": (lambda: [*make()[:2], "v"], ProblemError, "array"),
+    "a list": (lambda: [make()[0].tolist(), *make()[1:]], ProblemError, "array"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("call", [warploom.attention, warploom.plan], ids=["attention", "plan"])
+def test_bad_input_gets_a_clear_error(case, call):
+    build, kind, says = BAD[case]
+    with pytest.raises(kind, match=says):
+        call(*build())
+
+
+def test_an_unknown_layout_is_refused():
+    with pytest.raises(ProblemError, match=r"layout is 'bshd'.*or 'bhsd', not 'sbhd'"):
+        warploom.attention(*make(), layout="sbhd")  # type: ignore[arg-type]
+
+
+def test_a_config_that_does_not_fit_says_every_reason():
+    config = AttentionConfig(head_dim=128, dtype=bf16, tile_m=512, tile_n=128, num_warps=8)
+    with pytest.raises(ConfigError) as caught:
+        warploom.attention(*make(), config=config)
+    for says in ("head_dim is 64", "the arrays are f16", "shared memory"):
+        assert says in str(caught.value)
+
+
+def test_a_tensor_that_wants_a_gradient_is_refused():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(1, 64, 1, 64).half() for _ in range(3))
+    with pytest.raises(ProblemError, match="grad"):
+        warploom.attention(q.requires_grad_(), k, v)
+
+
+# -- plans
+
+
+def test_a_plan_says_what_would_run_and_why_and_runs_nothing(monkeypatch):
+    monkeypatch.setattr(backends, "run_on_emulator", lambda *_: pytest.fail("a plan runs nothing"))
+    q, k, v = make(1, 256, 256, 2, 128, "bf16")
+    plan = warploom.plan(q, k, v)
+    assert plan.config.check() == []
+    assert plan.grid == plan.problem.grid(plan.config)
+    assert plan.reason
+    assert "emulator" in plan.device
+    assert str(plan.config) in str(plan)
+    assert plan.program.threads == plan.config.threads
+    assert plan.program.name in plan.cuda
+    assert set(plan.scalars) >= {p.name for p in plan.program.parameters if p.kind == "scalar"}
+
+
+def test_programs_are_traced_once():
+    q, k, v = make()
+    assert warploom.plan(q, k, v).program is warploom.plan(q.copy(), k.copy(), v.copy()).program
+
+
+def test_larger_kernels_than_shared_memory_holds_are_not_chosen():
+    plan = warploom.plan(*make(1, 256, 256, 1, 128, "bf16"))
+    assert plan.program.shared_bytes <= target(plan.target).shared_per_block
+    too_large = replace(plan.config, tile_m=512, num_warps=16)
+    with pytest.raises(ConfigError, match="bytes of shared memory"):
+        warploom.plan(*make(1, 512, 256, 1, 128, "bf16"), config=too_large)
