@@ -46,6 +46,9 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dtype_of, (self.name,)  # a copy, and one from another process, is the same object
+
 
 def _dtype(name: str, bits: int, cuda: str, ptx: str, constraint: str, numpy: Any, kind: str) -> DType:
     return DType(name, bits, cuda, ptx, constraint, np.dtype(numpy), kind)

@@ -266,6 +266,12 @@ def shipped_winners(gpu: str) -> tuple[Winner, ...]:
     return tuple(Winner.from_json(one) for one in content["winners"])
 
 
+def all_shipped_winners() -> list[Winner]:
+    """The winners that come with the package, for every GPU."""
+    names = [json.loads(file.read_text(encoding="utf-8"))["gpu"] for file in sorted(SHIPPED.glob("*.json"))]
+    return [winner for name in names for winner in shipped_winners(name)]
+
+
 @lru_cache(maxsize=16)
 def _store_of(folder: Path) -> WinnerStore:
     return WinnerStore(folder)

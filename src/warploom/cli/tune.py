@@ -1,0 +1,172 @@
+"""``warploom tune``: search the fastest configuration for a class of problems, and show what is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from warploom.cli.errors import explains_errors
+from warploom.cli.output import console, note, progress_bar, write_json
+
+if TYPE_CHECKING:
+    from warploom.tune.store import Winner
+    from warploom.tune.tuner import Outcome
+
+app = typer.Typer(help="Find the fastest configuration for this GPU and keep it.", no_args_is_help=True)
+
+_TOKENS = 16384
+_WIDTH = 2048
+
+Json = Annotated[bool, typer.Option("--json", help="The same as JSON on standard output.")]
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise typer.BadParameter(f"--seq takes lengths with commas between, for example 1024,4096, not {text!r}")
+    return found
+
+
+@app.command("attention")
+@explains_errors
+def tune_attention(
+    head_dim: Annotated[int, typer.Option(help="Elements per head: a multiple of 8 up to 256.")] = 128,
+    seq: Annotated[str, typer.Option(metavar="SEQ,…", help="Lengths of queries and keys.")] = "4096",
+    causal: Annotated[bool, typer.Option("--causal", help="Each query sees the keys up to its own.")] = False,
+    window: Annotated[int | None, typer.Option(min=0, help="Keys seen before a query's own.")] = None,
+    softcap: Annotated[float | None, typer.Option(help="c of c·tanh(s/c) on the scores.")] = None,
+    dtype: Annotated[str, typer.Option(help="bf16 or f16.")] = "bf16",
+    batch: Annotated[int | None, typer.Option(min=1, help="Default: 16384 tokens in all.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Default: 2048 / head_dim.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="Heads of K and V; default: as many.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=1, help="Stop after this time with the best so far.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Search although a winner is known.")] = False,
+    gpu: Annotated[int, typer.Option(min=0, help="Which GPU.")] = 0,
+    json: Json = False,
+) -> None:
+    """Search, check and time configurations of attention for the GPU; attention() takes the winners by itself.
+
+    A search that was interrupted goes on where it was when the same command is given again.
+
+    \b
+    Examples:
+      warploom tune attention --head-dim 128 --seq 1024,4096 --causal
+      warploom tune attention --head-dim 64 --seq 8192 --heads 32 --kv-heads 8 --budget 60
+    """
+    from warploom.core.dtypes import dtype_of
+    from warploom.kernels.attention.problem import AttentionProblem
+    from warploom.tune.attention import AttentionFamily
+    from warploom.tune.gpu import gpu_for_tuning
+    from warploom.tune.store import WinnerStore
+    from warploom.tune.tuner import Tuner
+
+    heads = heads or max(1, _WIDTH // head_dim)
+    kv_heads = kv_heads or heads
+    if heads % kv_heads:
+        raise typer.BadParameter(f"--heads {heads} is no multiple of --kv-heads {kv_heads}")
+    try:
+        kind = dtype_of(dtype)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    sides = (window, 0 if causal else None)
+    problems = [
+        AttentionProblem(
+            batch or max(1, _TOKENS // n), heads, kv_heads, n, n, head_dim, kind, window=sides, softcap=softcap
+        )
+        for n in _lengths(seq)
+    ]
+    with progress_bar() as report:
+        tuner = Tuner(AttentionFamily(), gpu_for_tuning(gpu), WinnerStore(), budget=budget, report=report)
+        outcomes = tuner.tune_all(problems, again=again)
+    if json:
+        write_json([_outcome_json(outcome) for outcome in outcomes], "-")
+    else:
+        _show_outcomes(outcomes)
+    if any(outcome.winner is None for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+@app.command("show")
+@explains_errors
+def show(
+    gpu: Annotated[str | None, typer.Option(help="Only winners for the GPU of this name.")] = None, json: Json = False
+) -> None:
+    """The winners known: those found on this machine, and those that come with the package.
+
+    \b
+    Example:
+      warploom tune show --gpu "NVIDIA H200"
+    """
+    from warploom.tune.store import WinnerStore, all_shipped_winners, package_version
+
+    own = WinnerStore().winners(gpu)
+    shipped = [w for w in all_shipped_winners() if gpu in (None, w.gpu)]
+    if json:
+        listed = [{"from": "this machine", **w.json()} for w in own] + [
+            {"from": "package", **w.json()} for w in shipped
+        ]
+        write_json(listed, "-")
+        return
+    if not own and not shipped:
+        note("no winners are known: every call takes its default. Tune with: warploom tune attention --help")
+        return
+    stale = [w for w in own if w.version != package_version()]
+    _show_winners("found on this machine", [w for w in own if w not in stale])
+    _show_winners("come with the package", shipped)
+    _show_winners(f"of other versions, not used by {package_version()}", stale)
+
+
+def _show_winners(title: str, winners: list[Winner]) -> None:
+    if not winners:
+        return
+    from rich.table import Table
+
+    table = Table(title=f"winners {title}")
+    for column in ("problem", "ms", "spread", "× default", "configuration", "GPU"):
+        table.add_column(column, overflow="fold")
+    for w in winners:
+        table.add_row(str(w.problem), *_figures(w), w.config, w.gpu)
+    console().print(table)
+
+
+def _figures(winner: Winner) -> tuple[str, str, str]:
+    spread = f"{winner.low * 1e3:.4g}–{winner.high * 1e3:.4g}"
+    return f"{winner.seconds * 1e3:.4g}", spread, f"{winner.speedup:.3f}"
+
+
+def _show_outcomes(outcomes: list[Outcome]) -> None:
+    from rich.table import Table
+
+    table = Table(title="tuned")
+    for column in ("problem", "ms", "spread", "× default", "configuration", ""):
+        table.add_column(column, overflow="fold")
+    for outcome in outcomes:
+        if outcome.winner is None:
+            table.add_row(
+                str(outcome.problem), "", "", "", "none", "the budget was spent" if not outcome.dropped else ""
+            )
+            continue
+        remark = "known" if outcome.known else f"{outcome.winner.candidates} timed"
+        if not outcome.complete:
+            remark += ", cut short by the budget"
+        table.add_row(str(outcome.problem), *_figures(outcome.winner), outcome.winner.config, remark)
+    console().print(table)
+    for outcome in outcomes:
+        for reason, count in outcome.dropped.most_common(6):
+            note(f"{outcome.problem}: {count} not timed: {reason}")
+
+
+def _outcome_json(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "problem": outcome.problem.json(),
+        "winner": outcome.winner.json() if outcome.winner else None,
+        "known": outcome.known,
+        "complete": outcome.complete,
+        "dropped": dict(outcome.dropped),
+    }

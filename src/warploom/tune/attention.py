@@ -1,0 +1,214 @@
+"""Attention as the tuner sees it: its two generators' spaces, its inputs on a GPU, and the check of its results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from warploom.bench.peers import torch_module
+from warploom.bench.timing import input_sets
+from warploom.core.dtypes import u32
+from warploom.core.targets import Target
+from warploom.interop.arrays import ArrayView, describe
+from warploom.ir.program import Program
+from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.hopper_config import WARPGROUP, WARPGROUP_ROWS, HopperConfig
+from warploom.kernels.attention.ladder import BEST
+from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
+from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
+from warploom.ops.attention import boxes, plan, trace_for
+from warploom.ops.backends import GpuCall
+from warploom.tune.build import Built
+from warploom.tune.classes import ProblemClass, attention_class
+from warploom.tune.space import Space
+
+_LAYOUT = "bshd"
+_WORK_REGISTERS = 16  # for addresses and the rows' statistics
+_CHECKED_ROWS = 512  # a multiple of every tile_m
+
+_ALWAYS_WON = frozenset(
+    {"dtype", "head_dim", "async_copy", "swizzle", "eager", "cooperative", "strided", "folded_scale", "opt_level"}
+)
+"""Flags of ``mma.sync`` kernels that no search needs to try without: the lower rungs of the ladder."""
+
+
+@dataclass(frozen=True)
+class AttentionFamily:
+    """Attention forward on contiguous (batch, sequence, heads, head_dim) tensors."""
+
+    name: str = "attention"
+
+    def problem_class(self, problem: AttentionProblem) -> ProblemClass:
+        """Which problems share a winner with this one."""
+        return attention_class(problem)
+
+    def default(self, problem: AttentionProblem, goal: Target) -> AnyConfig:
+        """What runs untuned. Raises ProblemError where nothing does."""
+        return choose(problem, goal)[0]
+
+    def spaces(self, problem: AttentionProblem, goal: Target) -> Sequence[Space[Any]]:
+        """``mma.sync`` everywhere; where there is ``wgmma`` that generator first, and of the other the tiles alone."""
+        base = replace(BEST, head_dim=problem.head_dim, dtype=problem.dtype)
+        tiles = ("tile_m", "tile_n", "num_warps")
+        if not goal.has_wgmma:
+            return (Space(base, (*tiles, "stages", "lazy_rescale"), _ALWAYS_WON),)
+        default = self.default(problem, goal)
+        own = HopperConfig(head_dim=problem.head_dim, dtype=problem.dtype)
+        hopper = Space(
+            default if isinstance(default, HopperConfig) else own,
+            ("consumers", "tile_n", "stages", "pingpong", "flat"),
+            frozenset({"dtype", "head_dim", "opt_level"}),
+        )
+        return hopper, Space(base, tiles, _ALWAYS_WON)
+
+    def misfits(self, problem: AttentionProblem, config: AnyConfig, goal: Target) -> list[str]:
+        """What ``check`` and the problem say, and accumulators that no register file holds."""
+        found = config.check(goal) + problem.misfits(config)
+        need, limit = accumulator_registers(config), _register_limit(config, goal)
+        if not found and need + _WORK_REGISTERS > limit:
+            found.append(f"its fragments alone take {need} of {limit} registers")
+        return found
+
+    def kernel_key(self, problem: AttentionProblem, config: AnyConfig) -> Hashable:
+        """Equal for problems that run the same kernel."""
+        strides = _strides(problem)
+        return config, problem.features(config), len(set(strides)), tuple(s[2] for s in strides)
+
+    def program(self, problem: AttentionProblem, config: AnyConfig) -> Program:
+        """The traced kernel."""
+        return trace_for(problem, config, _strides(problem), _LAYOUT)
+
+    def parse(self, text: str) -> AnyConfig:
+        """A configuration from ``str(config)``. Raises ConfigError."""
+        return parse_config(text)
+
+    def workload(self, problem: AttentionProblem, device: int) -> AttentionWorkload:
+        """The problem on a GPU. Raises UnsupportedDeviceError without PyTorch or a GPU."""
+        return AttentionWorkload(problem, device)
+
+
+def accumulator_registers(config: AnyConfig) -> int:
+    """Registers per thread of the fragments that live through the main loop: O, S (32 bits), P and a resident Q."""
+    if isinstance(config, HopperConfig):
+        rows, threads = WARPGROUP_ROWS, WARPGROUP
+        resident_q = config.q_in_registers
+    else:
+        rows, threads = config.warp_rows, 32
+        resident_q = config.load_q == 0
+    output, scores = rows * config.head_dim // threads, rows * config.tile_n // threads
+    weights = scores // 2 if isinstance(config, HopperConfig) else 0  # mma.sync packs P in place, slice by slice
+    return output + scores + weights + (output // 2 if resident_q else 0)
+
+
+def _register_limit(config: AnyConfig, goal: Target) -> int:
+    if isinstance(config, HopperConfig):
+        return config.consumer_registers
+    return min(goal.registers_per_thread, goal.registers_per_sm // (config.threads * config.min_ctas))
+
+
+def _strides(problem: AttentionProblem) -> tuple[TensorStrides, ...]:
+    """(batch, head, sequence) of Q, K, V and O, contiguous."""
+    q, k = (
+        (length * heads * problem.head_dim, problem.head_dim, heads * problem.head_dim)
+        for length, heads in ((problem.q_len, problem.heads), (problem.kv_len, problem.kv_heads))
+    )
+    return q, k, k, q
+
+
+def checked_problem(problem: AttentionProblem) -> AttentionProblem:
+    """A small problem that the same kernel runs: equal remainders of the lengths, equal rows."""
+    lengths = (
+        n if n < 2 * _CHECKED_ROWS else _CHECKED_ROWS + n % _CHECKED_ROWS for n in (problem.q_len, problem.kv_len)
+    )
+    q_len, kv_len = lengths
+    return replace(problem, batch=1, q_len=q_len, kv_len=kv_len)
+
+
+class AttentionWorkload:
+    """Inputs of one problem on one GPU, held by PyTorch; its current stream is the one timed."""
+
+    def __init__(self, problem: AttentionProblem, device: int) -> None:
+        torch = self._torch = torch_module()
+        self._problem, self._index = problem, device
+        self._device = torch.device("cuda", device)
+        self._generator = torch.Generator(self._device).manual_seed(0)
+        size = problem.dtype.bytes * problem.batch * problem.head_dim
+        per_set = size * (problem.q_len * problem.heads + 2 * problem.kv_len * problem.kv_heads)
+        self.sets = input_sets(per_set, int(torch.cuda.get_device_properties(self._device).L2_cache_size))
+        self._inputs = [self._fresh(problem) for _ in range(self.sets)]
+        self._output = torch.empty_like(self._inputs[0][0])
+        self._checked = checked_problem(problem)
+        self._checked_inputs = self._fresh(self._checked)
+        self._expected = reference(torch, *self._checked_inputs, self._checked)
+
+    def _fresh(self, problem: AttentionProblem) -> tuple[Any, Any, Any]:
+        kind = {"bf16": self._torch.bfloat16, "f16": self._torch.float16}[problem.dtype.name]
+
+        def one(length: int, heads: int) -> Any:
+            shape = problem.batch, length, heads, problem.head_dim
+            return self._torch.randn(shape, generator=self._generator, device=self._device, dtype=kind)
+
+        keys = problem.kv_len, problem.kv_heads
+        return one(problem.q_len, problem.heads), one(*keys), one(*keys)
+
+    def prepare(self, config: AnyConfig, built: Built) -> Callable[[int], object]:
+        """Launches without allocation, on input set i."""
+        call = self._call(config, built, self._inputs[0])
+        out = self._views(self._output, self._problem)
+        views = [(*(describe(x) for x in inputs), *out) for inputs in self._inputs]
+        return lambda i: call.launch(views[i], "torch")
+
+    def fault(self, config: AnyConfig, built: Built) -> str | None:
+        """Compare a small problem with float64; waits for the GPU."""
+        out = self._torch.full_like(self._checked_inputs[0], math.nan)
+        call = self._call(config, built, self._checked_inputs)
+        call.launch((*(describe(x) for x in self._checked_inputs), *self._views(out, self._checked)), "torch")
+        error = relative_error(self._torch, out, *self._expected, self._problem.dtype.name)
+        return None if error <= 1.0 else f"computes wrong results (error {error:.3g} of what the type allows)"
+
+    def _views(self, out: Any, problem: AttentionProblem) -> tuple[ArrayView, ...]:
+        if not problem.lse:
+            return (describe(out),)
+        rows = problem.batch, problem.heads, problem.q_len
+        return describe(out), describe(self._torch.empty(rows, device=self._device, dtype=self._torch.float32))
+
+    def _call(self, config: AnyConfig, built: Built, inputs: tuple[Any, Any, Any]) -> GpuCall:
+        """The compiled kernel with the grid and scalars of these inputs; nothing is traced here."""
+        from warploom.cuda.launch import load, scalar
+
+        p = self._problem
+        made = plan(
+            *inputs, scale=p.scale, window=p.window, softcap=p.softcap, return_lse=p.lse, layout=_LAYOUT, config=config
+        )
+        kernel = load(built.kernel, self._index)
+        launch = kernel.configure(made.grid, built.threads, shared_bytes=built.shared_bytes)
+        scalars = tuple(scalar(u32, made.scalars[name]) for name in built.scalars)
+        return GpuCall(kernel, launch, scalars, self._index, boxes(config, _LAYOUT))
+
+
+def reference(torch: Any, q: Any, k: Any, v: Any, problem: AttentionProblem) -> tuple[Any, Any]:
+    """(O, Σ p·|v|) in float64, of the shape of q; rows that see no key are zero."""
+    q64, k64, v64 = (x.double().transpose(1, 2) for x in (q, k, v))
+    group = problem.heads // problem.kv_heads
+    k64, v64 = (x.repeat_interleave(group, dim=1) for x in (k64, v64))
+    scores = q64 @ k64.transpose(-1, -2) * (problem.scale or 1 / math.sqrt(problem.head_dim))
+    if problem.softcap is not None:
+        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    left, right = problem.window
+    row = torch.arange(problem.q_len, device=q.device)[:, None] + (problem.kv_len - problem.q_len)
+    column = torch.arange(problem.kv_len, device=q.device)[None, :]
+    if left is not None:
+        scores = scores.masked_fill(column < row - left, -math.inf)
+    if right is not None:
+        scores = scores.masked_fill(column > row + right, -math.inf)
+    weights = torch.nan_to_num(torch.softmax(scores, -1), nan=0.0)
+    return (weights @ v64).transpose(1, 2), (weights @ v64.abs()).transpose(1, 2)
+
+
+def relative_error(torch: Any, out: Any, expected: Any, magnitude: Any, dtype: str) -> float:
+    """The largest |out - expected| over what the type allows at that element (twice, as P is rounded too)."""
+    allowed = UNIT_ROUNDOFF[dtype] * (expected.abs() + magnitude) * 2 + F32_SLACK * (magnitude + 1)
+    error = torch.nan_to_num((out.double() - expected).abs(), nan=math.inf)
+    return float((error / allowed).max())
