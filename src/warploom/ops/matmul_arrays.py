@@ -158,7 +158,8 @@ def _result_layout(
 class _Batches:
     """Leading dimensions as one launch sees them: ``count`` batches at the strides of (a, b, out, extras).
 
-    ``offsets`` (elements): where each launch begins. ``folded``: the batches are more rows of A instead (b is one matrix, and rows follow each other evenly).
+    ``offsets`` (elements): where each launch begins. ``folded``: the batches are more rows of A instead
+    (b is one matrix, and rows follow each other evenly).
     """
 
     count: int

@@ -165,7 +165,7 @@ class GemmConfig:
 
     # -- notation
     def __str__(self) -> str:
-        """The seeds' notation and what differs beyond it: ``BM=128,BN=128,BK=64,WM=64,WN=64,STAGES=3,BLOCK_STRIDE=8``."""
+        """The seeds' notation, then flags: ``BM=128,BN=128,BK=64,WM=64,WN=64,STAGES=3,BLOCK_STRIDE=8,ldmatrix,…``."""
         words = [f"{word}={getattr(self, name)}" for word, name in _SEED_WORDS.items()]
         for f in fields(self):
             value = getattr(self, f.name)

@@ -40,7 +40,8 @@ def gemm(
 
     With block_stride the tiles are numbered along x. Strides and extents in elements; ``k_tiles`` = ⌈depth / tile_k⌉,
     ``tiles_per_split`` of them per part of a split K, whose f32 sums go out as (batch · splits, m, n). A 16-bit C goes
-    to ``out``, an f32 one to ``out_f32``. ``alpha`` is the bits of an f32. Parameters that a configuration does not use are left out.
+    to ``out``, an f32 one to ``out_f32``. ``alpha`` is the bits of an f32. Parameters that a configuration
+    does not use are left out.
     """
     config.require(a_k_contiguous=features.a.k_contiguous, b_k_contiguous=features.b.k_contiguous)
     if config.static_strides and None in (features.a.stride, features.b.stride):

@@ -250,6 +250,3 @@ class Operand:
 def carried(k: Kernel, operands: list[Registers], name: str) -> list[list[Mutable]]:
     """Mutable registers that hold ``operands`` from one tile to the next."""
     return [[k.register(u32, r, f"{name}{i}_{j}") for j, r in enumerate(group)] for i, group in enumerate(operands)]
-
-
-__all__ = ["SHAPE", "A", "B", "C", "Fragment", "Operand", "Registers", "Side", "Source", "carried"]
