@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import ProblemError
+from warploom.emulate.tensor_maps import TensorMapArgument
 from warploom.ir.program import Op, Parameter, Program, Value, operands_of, walk
-from warploom.isa.effects import Access, AsyncCopy
+from warploom.isa.effects import Access, AsyncCopy, BulkTensorCopy, Effect
 
 Array = NDArray[Any]
 
@@ -76,7 +77,7 @@ def buffer_of(name: str, array: Array, index: int) -> GlobalBuffer:
 
 def bind(
     program: Program, arguments: Sequence[Any] | Mapping[str, Any]
-) -> tuple[list[GlobalBuffer], dict[Value, Array], dict[int, Any]]:
+) -> tuple[list[GlobalBuffer], dict[Value, Array], dict[int, TensorMapArgument]]:
     """Buffers, the values of the parameters as (1, 1, 1) arrays, and tensor maps by their fake address.
 
     Raises ProblemError when an argument is missing, of the wrong kind, or of another element size than the kernel's.
@@ -92,7 +93,7 @@ def bind(
         raise ProblemError(f"{program.name} takes {len(program.parameters)} arguments ({names}), not {len(arguments)}")
     buffers: list[GlobalBuffer] = []
     values: dict[Value, Array] = {}
-    maps: dict[int, Any] = {}
+    maps: dict[int, TensorMapArgument] = {}
     for index, (parameter, argument) in enumerate(zip(program.parameters, arguments, strict=True)):
         if parameter.kind == "pointer":
             buffer = _pointer(parameter, argument, index)
@@ -101,10 +102,23 @@ def bind(
         elif parameter.kind == "scalar":
             values[parameter.value] = _scalar(parameter, argument)
         else:
-            address = (index + 1) << ADDRESS_BITS
-            maps[address] = argument
-            values[parameter.value] = np.array([[[address]]], np.uint64)
+            tensor_map = _tensor_map(parameter, argument, index)
+            assert tensor_map.buffer is not None
+            buffers.append(tensor_map.buffer)
+            maps[tensor_map.buffer.address] = tensor_map
+            values[parameter.value] = np.array([[[tensor_map.buffer.address]]], np.uint64)
     return buffers, values, maps
+
+
+def _tensor_map(parameter: Parameter, argument: Any, index: int) -> TensorMapArgument:
+    if isinstance(argument, tuple) and len(argument) == 2:
+        argument = TensorMapArgument(*argument)
+    if not isinstance(argument, TensorMapArgument):
+        raise ProblemError(
+            f"argument {parameter.name} must be a TensorMapArgument, or an (array, TensorMapSpec) pair, not "
+            f"{type(argument).__name__}"
+        )
+    return argument.bound(buffer_of(parameter.name, argument.array, index))
 
 
 def _pointer(parameter: Parameter, argument: Any, index: int) -> GlobalBuffer:
@@ -144,7 +158,7 @@ def written_parameters(program: Program) -> set[str] | None:
     Follows each pointer through the arithmetic on it. Never too few: at worst more is tracked than is needed.
     """
     sources: dict[Value, frozenset[str]] = {
-        p.value: frozenset([p.name]) for p in program.parameters if p.kind == "pointer"
+        p.value: frozenset([p.name]) for p in program.parameters if p.kind in ("pointer", "tensor_map")
     }
     ops = [s for s in walk(program.body) if isinstance(s, Op)]
     changed = True
@@ -164,13 +178,23 @@ def written_parameters(program: Program) -> set[str] | None:
     written: set[str] = set()
     for op in ops:
         for effect in op.instruction.effects():
-            if isinstance(effect, Access) and effect.space == "global" and effect.mode != "load":
-                address = op.operands[effect.address]
+            through = _writes_through(effect)
+            if through is not None:
+                address = op.operands[through]
                 origin = sources.get(address) if isinstance(address, Value) else None
                 if not origin:
                     return None
                 written |= origin
     return written
+
+
+def _writes_through(effect: Effect) -> int | None:
+    """The operand that says where an effect writes global memory."""
+    if isinstance(effect, Access) and effect.space == "global" and effect.mode != "load":
+        return effect.address
+    if isinstance(effect, BulkTensorCopy) and effect.direction == "store":
+        return effect.tensor_map
+    return None
 
 
 def granules(program: Program) -> tuple[int, int]:

@@ -26,12 +26,17 @@ class Clocks:
     """
 
     def __init__(
-        self, rows: int, warps_per_cta: int, total: int, first: int, across: bool, history: list[Op | None]
-    ) -> None:
+        self, rows: int, warps_per_cta: int, total: int, first: int, across: bool, history: list[Op | None],
+        engines: int = 0,
+    ) -> None:  # fmt: skip
         self.warps_per_cta = warps_per_cta
         self.across = across
         self.first = first
-        self.known = np.zeros((rows, total if across else warps_per_cta), np.int64)
+        self.warps = total if across else warps_per_cta
+        self.known = np.zeros((rows, self.warps + engines), np.int64)
+        # Engines used so far, and the newest stamp of each: what they did before it does not hold a row's limit back.
+        self.newest = np.zeros(engines, np.int64)
+        self._ordering: list[int] = []
         self.rows = rows
         self.history = history  # stamp → operation; stamp 0 is "before the kernel"
         self.limit = np.zeros(rows, np.int64)
@@ -39,6 +44,12 @@ class Clocks:
         # What single lanes released about themselves: row → {(agent, its lane): stamp}.
         self.single: dict[int, dict[tuple[int, int], int]] = {}
         self._own = np.arange(rows) % warps_per_cta + (self._cta_first(np.arange(rows)) if across else 0)
+
+    def engine_acts(self, engine: int, stamp: int) -> None:
+        """An engine whose accesses are recorded in cells has made one."""
+        if engine not in self._ordering:
+            self._ordering.append(engine)
+        self.newest[engine] = stamp
 
     def _cta_first(self, row: Array) -> Array:
         return self.first + row // self.warps_per_cta * self.warps_per_cta
@@ -56,13 +67,18 @@ class Clocks:
     def in_cta(self, rows: Array) -> Array:
         """``known`` of the warps of each row's own CTA, (rows, warps per CTA)."""
         if not self.across:
-            return self.known[rows]
+            return self.known[rows, : self.warps] if self.newest.size else self.known[rows]
         columns = self._cta_first(rows)[:, None] + np.arange(self.warps_per_cta)
         return self.known[rows[:, None], columns]
 
     def refresh(self, rows: Array) -> None:
         """Recompute the stamp up to which a row knows everything of its CTA."""
         self.limit[rows] = self.in_cta(rows).min(axis=1)
+        if self._ordering:
+            engines = np.array(self._ordering)
+            known = self.known[rows][:, self.warps + engines]
+            seen = np.where(known >= self.newest[engines], self.now, known).min(axis=1)
+            self.limit[rows] = np.minimum(self.limit[rows], seen)
 
     def sync_warps(self, rows: Array) -> None:
         """All lanes of each row have met (``__syncwarp``)."""
@@ -81,9 +97,16 @@ class Clocks:
             for group in groups:
                 self.sync_group(group, group)
             return
-        self.known[rows] = self.now
         self.absorb(rows)
-        self.limit[rows] = self.now
+        if not self.newest.size:
+            self.known[rows] = self.now
+            self.limit[rows] = self.now
+            return
+        self.known[rows, : self.warps] = self.now
+        engines = self.known[rows, self.warps :].reshape(-1, self.warps_per_cta, self.newest.size)
+        together = np.broadcast_to(engines.max(axis=1, keepdims=True), engines.shape)
+        self.known[rows, self.warps :] = together.reshape(rows.size, -1)
+        self.refresh(rows)
 
     def snapshot(self, row: int) -> Array:
         """What a whole warp releases: all it knows, and all that its own lanes did until now."""
@@ -147,6 +170,55 @@ class Clocks:
             row = key[0]
             self.known[row] = np.maximum(self.known[row], self.lanes.pop(key))
 
+    # -- mbarriers and proxies -------------------------------------------------------------------------------------
+
+    def release(self, row: int, lanes: list[int] | None) -> tuple[Array, dict[tuple[int, int], int]]:
+        """What some lanes of a warp (None: all) make known to who acquires it."""
+        singles = self.singles(np.array([row]))
+        if lanes is None:
+            clock = self.snapshot(row)
+            for (owner, agent), extra in self.lanes.items():
+                if owner == row and agent < 0:
+                    clock = np.maximum(clock, extra)
+            return clock, singles
+        clock = np.max(np.stack([self.lane_snapshot(row, lane) for lane in lanes]), axis=0)
+        for lane in lanes:
+            singles[(self.first + row, lane)] = self.now
+        return clock, singles
+
+    def acquire(self, row: int, lanes: list[int] | None, clock: Array, singles: dict[tuple[int, int], int]) -> None:
+        """Some lanes of a warp (None: all) learn a release."""
+        rows = np.array([row])
+        if lanes is None:
+            self.known[row] = np.maximum(self.known[row], clock)
+            self.refresh(rows)
+        else:
+            for lane in lanes:
+                self.join_lane(row, lane, clock)
+        self.learn_singles(rows, singles)
+
+    def proxy_fence(self, row: int, lanes: list[int] | None) -> None:
+        """All that these lanes know of generic accesses now also comes before later accesses of the async proxy."""
+        warps = self.warps_per_cta
+        mine = slice(self.warps, self.warps + warps)
+        first = int(self._cta_first(np.array(row))) if self.across else 0
+        for lane in range(1) if lanes is None else lanes:
+            clock = self.snapshot(row) if lanes is None else self.lane_snapshot(row, lane)
+            clock[mine] = np.maximum(clock[mine], clock[first : first + warps])
+            if lanes is None:
+                self.known[row, mine] = clock[mine]
+            else:
+                self.join_lane(row, lane, clock)
+                self.learn_singles(np.array([row]), {(-1 - row % warps, lane): self.now})
+
+    def reach(self, row: int, lane: int | None) -> Array:
+        """What a lane (None: the warp) knows of the warps and engines of its CTA, by their number within the CTA."""
+        clock = self.known[row] if lane is None else self.lane_snapshot(row, lane)
+        if not self.across:
+            return clock
+        first = int(self._cta_first(np.array(row)))
+        return np.concatenate([clock[first : first + self.warps_per_cta], clock[self.warps :]])
+
     # -- the question --------------------------------------------------------------------------------------------
 
     def ordered(
@@ -154,15 +226,15 @@ class Clocks:
     ) -> Array:
         """Whether each access (agent, agent lane, stamp) happened before the step of (row, lane) now, elementwise.
 
-        ``agents`` are grid-wide warp numbers; an agent lane above 31 stands for several lanes; ``whole_warp`` means the
+        ``agents`` are grid-wide warp numbers, or engines of the same CTA (-1 - engine); an agent lane above 31 stands for several lanes; ``whole_warp`` means the
         step is a collective one, on behalf of every lane.
         """
         mine = self.first + rows
         if self.across:
-            known = self.known[rows, agents]
+            known = self.known[rows, self._columns(agents)]
         else:
-            near = agents // self.warps_per_cta == mine // self.warps_per_cta
-            known = np.where(near, self.known[rows, agents % self.warps_per_cta], 0)
+            near = (agents < 0) | (agents // self.warps_per_cta == mine // self.warps_per_cta)
+            known = np.where(near, self.known[rows, self._columns(agents)], 0)
         result = stamps <= known
         if not whole_warp:
             result |= (agents == mine) & (agent_lanes == lanes)
@@ -173,6 +245,11 @@ class Clocks:
                 )
         return result
 
+    def _columns(self, agents: Array) -> Array:
+        """The column of ``known`` of each agent (of the own CTA, unless clocks cover the grid)."""
+        warps = agents if self.across else agents % self.warps_per_cta
+        return np.where(agents < 0, self.warps - 1 - agents, warps) if self.newest.size else warps
+
     def _ordered_for_lane(self, row: int, lane: int, whole_warp: bool, agent: int, agent_lane: int, stamp: int) -> bool:
         if stamp <= self.single.get(row, {}).get((agent, agent_lane), 0):
             return True
@@ -180,8 +257,8 @@ class Clocks:
             return False
         extra = self.lanes.get((row, -1 - lane))
         if extra is not None:
-            column = agent if self.across else agent % self.warps_per_cta
-            same_cta = agent // self.warps_per_cta == (self.first + row) // self.warps_per_cta
+            column = self.warps - 1 - agent if agent < 0 else (agent if self.across else agent % self.warps_per_cta)
+            same_cta = agent < 0 or agent // self.warps_per_cta == (self.first + row) // self.warps_per_cta
             if (self.across or same_cta) and stamp <= extra[column]:
                 return True
         met = self.lanes.get((row, row))

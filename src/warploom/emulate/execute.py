@@ -15,13 +15,14 @@ from warploom.emulate.accesses import AccessSteps
 from warploom.emulate.barriers import Barriers, Wait
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.copies import CopyQueue
+from warploom.emulate.engine_steps import EngineState, EngineSteps
 from warploom.emulate.frames import LANES, Frame, Origin, constant_array, shadow_dtype
 from warploom.emulate.global_memory import GlobalMemory
 from warploom.emulate.ordering import Ordering
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.traffic import TrafficCounter
-from warploom.ir.program import Const, Loop, Op, Register, Roles, Statement, Value, When
+from warploom.ir.program import Const, Loop, Op, Program, Register, Roles, Statement, Value, When
 from warploom.isa import effects as fx
 from warploom.isa.matrix import MmaSync
 from warploom.isa.warp import Shuffle
@@ -41,7 +42,10 @@ _KEPT_MATRICES = 96
 class Executor:
     """Runs statements on frames. The batch's memories and clocks are attributes, set by :meth:`enter`."""
 
-    def __init__(self, memory: GlobalMemory, counter: TrafficCounter, checks: bool, across: bool, seeded: bool) -> None:
+    def __init__(
+        self, program: Program, memory: GlobalMemory, counter: TrafficCounter, checks: bool, across: bool, seeded: bool
+    ) -> None:
+        self.engines = EngineSteps(self, program)
         self.memory = memory
         self.counter = counter
         self.checks = checks
@@ -56,11 +60,12 @@ class Executor:
 
     def enter(
         self, clocks: Clocks, report: Reporter, shared: SharedMemory, copies: CopyQueue, barriers: Barriers,
-        ordering: Ordering, control: Control,
+        ordering: Ordering, control: Control, engines: EngineState,
     ) -> None:  # fmt: skip
         """Work on this batch from now on."""
         self.clocks, self.report, self.shared, self.copies = clocks, report, shared, copies
         self.barriers, self.ordering, self.control = barriers, ordering, control
+        self.engines.state = engines
         self._matrices.clear()
 
     # -- registers -----------------------------------------------------------------------------------------------
@@ -128,7 +133,8 @@ class Executor:
     # -- instructions --------------------------------------------------------------------------------------------
 
     def _op(self, op: Op) -> Step:
-        parts: list[Step] = []
+        watch = self.engines.watch(op) if self.checks else None
+        parts: list[Step] = [] if watch is None else [watch]
         handled = False
         for effect in op.instruction.effects():
             if isinstance(effect, fx.WarpSync):
@@ -180,6 +186,9 @@ class Executor:
             return barrier
         if isinstance(effect, fx.Fence):
             return lambda frame: self.ordering.fence(frame, effect.scope) if self.across and self.checks else None
+        step = self.engines.step(op, effect)
+        if step is not None:
+            return step
         raise EmulationError(
             f"{op.where}: the emulator does not execute {op.instruction.mnemonic} ({type(effect).__name__}); "
             "run this kernel on a GPU"

@@ -19,6 +19,7 @@ Kind = Literal[
     "deadlock",
     "barrier",
     "mbarrier",
+    "proxy",
     "leak",
 ]
 

@@ -231,6 +231,19 @@ class GlobalMemory:
             if mode == "write" and not strong and data is not None:
                 self._check_clash(record, cells, rows, lane, op, data.reshape(-1, data.shape[2])[positions], per_lane)
 
+    def track_engine(
+        self, buffer: GlobalBuffer, offsets: Array, row: int, lane: int, op: Op, mode: str, size: int
+    ) -> None:
+        """The same for a copy that a lane has started: byte offsets of its elements of ``size`` bytes."""
+        record = self.records.get(buffer.region) if self.checks and buffer.region is not None else None
+        if record is None or not offsets.size:
+            return
+        cells = np.unique((offsets + (buffer.real - record.region.real)) // self.granule)
+        if size > self.granule:
+            cells = np.unique(cells[:, None] + np.arange(size // self.granule))
+        rows, lanes = np.full(cells.shape, row), np.full(cells.shape, lane)
+        self._track_cells(record, Target(buffer, None, offsets), cells, rows, lanes, op, mode, False, False)
+
     def _track_cells(
         self, record: Record, target: Target, cells: Array, rows: Array, lane: Array, op: Op, mode: str, strong: bool,
         cta_only: bool,

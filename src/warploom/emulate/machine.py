@@ -11,19 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError
+from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.barriers import Barriers, Wait
 from warploom.emulate.buffers import GlobalBuffer, bind, granules, written_parameters
+from warploom.emulate.bulk import BulkCopies
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.control import Control
 from warploom.emulate.copies import CopyQueue
+from warploom.emulate.engine_steps import EngineState
+from warploom.emulate.engines import Engines, uses_engines
 from warploom.emulate.execute import Executor, Running
 from warploom.emulate.findings import Finding, Findings
 from warploom.emulate.frames import Frame
 from warploom.emulate.global_memory import GlobalMemory
+from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.ordering import Ordering
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SharedMemory
 from warploom.emulate.traffic import Traffic, TrafficCounter
+from warploom.emulate.warpgroups import WARPS, Warpgroups, has_wgmma
 from warploom.ir.program import Op, Program
 from warploom.isa.effects import Access, Fence
 
@@ -90,7 +96,8 @@ def emulate(
     """Run ``program`` on a grid of CTAs; arrays among ``arguments`` are global memory and are changed in place.
 
     ``arguments`` follow the parameters, by position or by name: NumPy arrays for pointers (the pointer is the array's
-    first element; strides are the kernel's business), numbers for scalars. Warps run in lock-step, or, with ``seed``,
+    first element; strides are the kernel's business), numbers for scalars, a :class:`TensorMapArgument` or an
+    ``(array, TensorMapSpec)`` pair for tensor maps. Warps run in lock-step, or, with ``seed``,
     in an adversarial order that the seed determines; either way every check sees what is ordered, not what happened to
     come first. ``stop`` raises EmulationError at the first finding. ``checks=False`` computes the outputs alone.
     ``progress`` is called with the fraction done. Raises ProblemError for arguments that do not fit the parameters.
@@ -102,7 +109,8 @@ def emulate(
     backups = [(b, b.data.copy()) for b in buffers if b.writable and (written is None or b.name in written)]
     # The coarsest division into tasks is the fastest. Where warps must wait for each other inside a division, a finer
     # one tells a deadlock from an artefact: at one warp a task nothing is an artefact.
-    levels = ("cohort", "warp", "row") if seed is None else ("warp", "row")
+    first = "warpgroup" if has_wgmma(program) else "warp"
+    levels = ("cohort", first, "row") if seed is None else (first, "row")
     for level in levels:
         findings = Findings(stop, checks)
         launch = _Launch(program, full, arguments, findings, level, seed, checks, progress)
@@ -129,13 +137,13 @@ class _Launch:
         self.progress = progress
         self.warps = program.warps
         self.ctas = grid[0] * grid[1] * grid[2]
-        buffers, values, _ = bind(program, arguments)
+        buffers, values, self.maps = bind(program, arguments)
         self.buffers: list[GlobalBuffer] = buffers
         self.shared_granule, global_granule = granules(program)
         self.across = checks and any(_orders(op) for op in program.ops())
         self.memory = GlobalMemory(buffers, written_parameters(program), global_granule, checks)
         self.counter = TrafficCounter()
-        self.executor = Executor(self.memory, self.counter, checks, self.across, seed is not None)
+        self.executor = Executor(program, self.memory, self.counter, checks, self.across, seed is not None)
         self.executor.grid = grid
         self.executor.constants.update(values)
         self.control = Control(self._spawn)
@@ -144,6 +152,9 @@ class _Launch:
         self.history: list[Op | None] = [None]
         self.published: dict[int, Any] = {}
         self.tasks: list[_Task] = []
+        self.uses_engines = uses_engines(program)
+        # How often a copy lands before some warp goes on; without a seed, none does while any warp can.
+        self.haste = 0.0 if self.rng is None else self.rng.choice((0.02, 0.2, 0.6))
 
     def _spawn(self, body: Running, done: Wait) -> None:
         self.tasks.append(_Task(body))
@@ -165,14 +176,18 @@ class _Launch:
 
     def _run_batch(self, first: int, ctas: int) -> None:
         rows, start = ctas * self.warps, first * self.warps
-        clocks = Clocks(rows, self.warps, self.ctas * self.warps, start, self.across, self.history)
+        engines = Engines(self.warps, self.uses_engines)
+        clocks = Clocks(
+            rows, self.warps, self.ctas * self.warps, start, self.across, self.history, engines=engines.count
+        )
         report = self.report = Reporter(self.findings, self.warps, start, clocks)
         self.memory.clocks, self.memory.report = clocks, report
         shared = SharedMemory(ctas, self.program.shared_bytes, self.shared_granule, clocks, report, self.checks)
         copies = CopyQueue(rows, shared, self.memory, report)
         barriers = self.barriers = Barriers(clocks, report, self.program.threads)
         ordering = Ordering(clocks, self.published)
-        self.executor.enter(clocks, report, shared, copies, barriers, ordering, self.control)
+        state = self.engines = self._engines(rows, engines, shared, clocks, report)
+        self.executor.enter(clocks, report, shared, copies, barriers, ordering, self.control, state)
         if self.progress is not None:
             done, share = first / self.ctas, ctas / self.ctas
             tell = self.progress
@@ -186,10 +201,23 @@ class _Launch:
         if self.checks:
             copies.at_exit()
             barriers.at_exit()
+            state.bulk.at_exit()
+            state.mbarriers.at_exit()
+            state.warpgroups.at_exit()
+
+    def _engines(
+        self, rows: int, engines: Engines, shared: SharedMemory, clocks: Clocks, report: Reporter
+    ) -> EngineState:
+        mbarriers = Mbarriers(clocks, report, self.program)
+        proxy = AsyncProxy(shared, clocks, report, self.checks)
+        bulk = BulkCopies(proxy, self.memory, mbarriers, engines, report, self.maps)
+        return EngineState(mbarriers, bulk, Warpgroups(rows, proxy, engines, report, self.executor.engines.watched))
 
     def _divide(self, everyone: Array) -> list[Array]:
         if self.level == "cohort":
             return [everyone]
+        if self.level == "warpgroup":
+            return [everyone[:, w : w + WARPS] for w in range(0, self.warps, WARPS)]
         if self.level == "warp":
             return [everyone[:, w : w + 1] for w in range(self.warps)]
         return [everyone[c : c + 1, w : w + 1] for c in range(everyone.shape[0]) for w in range(self.warps)]
@@ -198,11 +226,15 @@ class _Launch:
         """Run tasks until all have ended; those that wait are passed over."""
         while self.tasks:
             ready = [t for t in self.tasks if t.wait is None or t.wait.ready]
+            if not ready and self.engines.bulk.land(self.rng):
+                continue
             if not ready:
                 raise _StuckError([t.wait for t in self.tasks if t.wait is not None])
             if self.rng is None:
                 for task in ready:
                     self._advance(task, None)
+            elif self.engines.bulk.loads and self.rng.random() < self.haste:
+                self.engines.bulk.land(self.rng)
             else:
                 self._advance(self.rng.choice(ready), self.rng.choice((1, 1, 2, _BURST)))
 
@@ -221,16 +253,19 @@ class _Launch:
 
     def report_deadlock(self, waits: list[Wait]) -> None:
         """One finding for each line that is waited at, with the state of every barrier."""
-        state = "; ".join(self.barriers.describe(key) for key in self.barriers.open) or "nothing will complete"
+        named = "; ".join(self.barriers.describe(key) for key in self.barriers.open)
         for wait in waits:
             if wait.what or not wait.rows:
                 continue
+            parts = (named, self.engines.mbarriers.describe(min(wait.rows) // self.warps))
+            state = "; ".join(p for p in parts if p) or "nothing will complete"
             message = (
                 f"{wait.op.instruction.mnemonic} waits for ever ({state}): every thread it counts must arrive, "
                 "in every branch and as often"
             )
             for row in sorted(wait.rows):
                 self.report.add("deadlock", wait.op.where, message, row, 0)
+        self.engines.warpgroups.check_together()
 
 
 def _orders(op: Op) -> bool:

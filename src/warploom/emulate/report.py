@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.clocks import Clocks
+from warploom.emulate.engines import engine_name
 from warploom.emulate.findings import Finding, Findings, Kind
 from warploom.emulate.frames import Frame
 from warploom.ir.program import NOWHERE, Op, SourceLine, Value
@@ -54,7 +55,9 @@ class Reporter:
             other = self.line_of(int(stamp))
             mine, agent = self.first + int(rows[i]), int(agents[i])
             verb = "writes" if what == "write" else ("updates" if what == "atomic" else "reads")
-            if mine == agent:
+            if agent < 0:
+                whom, cure = engine_name(-1 - agent, self.warps_per_cta)
+            elif mine == agent:
                 whom, cure = "another lane of the same warp", "put a __syncwarp (or a barrier) between them"
             elif mine // self.warps_per_cta == agent // self.warps_per_cta:
                 whom = f"warp {agent % self.warps_per_cta} of the same CTA"

@@ -12,6 +12,7 @@ from warploom.emulate.clocks import Clocks
 from warploom.emulate.frames import Frame, Origin
 from warploom.emulate.report import Reporter
 from warploom.ir.program import Op
+from warploom.isa.effects import BulkTensorCopy
 
 Array = NDArray[Any]
 
@@ -19,9 +20,14 @@ SHARED_BASE = 1024
 """Where dynamic shared memory starts in the shared window: not 0, so that a kernel that forgets the base is found."""
 
 # A record is stamp · 64 + lane; MANY stands for several lanes or a collective access.
-_LANE_BITS = 6
+LANE_BITS = 6
 MANY = 32
 NEVER = np.int32(0x7FFFFFFF)  # the writer's record of cells that hold no data: never written, or still in flight
+
+
+def _how_to_wait(started: Op) -> str:
+    bulk = any(isinstance(e, BulkTensorCopy) for e in started.instruction.effects())
+    return "wait for the phase of its mbarrier" if bulk else "commit and wait for its group"
 
 
 @dataclass(slots=True)
@@ -53,6 +59,7 @@ class SharedMemory:
             self.writer = np.full(cells, NEVER, np.int32)
             self.writer_warp = np.zeros(cells, np.uint8)
             self.readers = np.zeros((clocks.warps_per_cta, cells), np.int32)
+            self.engine_readers: dict[int, Array] = {}  # engine → last read of each cell
             self.in_flight = np.zeros(cells, np.int32)  # 1 + index into copies
             self.copies: list[tuple[Op, int]] = []
 
@@ -122,7 +129,7 @@ class SharedMemory:
         stamp = self.clocks.stamp(op)
         cells = size // self.granule
         writer = self.writer.reshape(-1, cells).take(place.index, axis=0)
-        limit = ((self.clocks.limit[frame.flat] << _LANE_BITS) | 63)[:, None, None]
+        limit = ((self.clocks.limit[frame.flat] << LANE_BITS) | 63)[:, None, None]
         suspicious = writer > limit
         if place.active is not None:
             suspicious &= place.active[:, :, None]
@@ -131,7 +138,7 @@ class SharedMemory:
             if shadow.any():
                 which = np.nonzero(shadow.any(axis=2))
                 cell = place.index[which][0] * cells
-                origin = self.origins.get(int(self.writer[cell]) >> _LANE_BITS, (op.where, "poisoned shared memory"))
+                origin = self.origins.get(int(self.writer[cell]) >> LANE_BITS, (op.where, "poisoned shared memory"))
             else:
                 shadow = None
         if suspicious.any():
@@ -152,38 +159,38 @@ class SharedMemory:
         if collective:
             if place.active is not None:
                 where = where[place.active]
-            table[where] = stamp << _LANE_BITS | MANY
+            table[where] = stamp << LANE_BITS | MANY
             return
         lane = np.broadcast_to(np.arange(where.shape[1], dtype=np.int32), where.shape)
         own = self.clocks.in_cta(frame.flat)[np.arange(frame.n), frame.local]
-        epoch = np.broadcast_to(((own << _LANE_BITS) | 63)[:, None], where.shape)
+        epoch = np.broadcast_to(((own << LANE_BITS) | 63)[:, None], where.shape)
         if place.active is not None:
             where, lane, epoch = where[place.active], lane[place.active], epoch[place.active]
         old = table[where]
         others = (old > epoch[..., None]) & ((old & 63) != lane[..., None])
-        code = np.where(others, MANY, lane[..., None]).astype(np.int32) | np.int32(stamp << _LANE_BITS)
+        code = np.where(others, MANY, lane[..., None]).astype(np.int32) | np.int32(stamp << LANE_BITS)
         table[where] = code
         shared = table[where] != code  # several lanes of the warp read the cell in this access
         if shared.any():
-            table[where] = np.where(shared.any(axis=-1, keepdims=True), stamp << _LANE_BITS | MANY, table[where])
+            table[where] = np.where(shared.any(axis=-1, keepdims=True), stamp << LANE_BITS | MANY, table[where])
 
     # -- stores --------------------------------------------------------------------------------------------------
 
     def check_write(self, frame: Frame, place: Place, size: int, op: Op, collective: bool, what: str = "write") -> None:
         """Compare a write (or the start of a copy) with every unordered access before it."""
         cells = size // self.granule
-        limit = ((self.clocks.limit[frame.flat] << _LANE_BITS) | 63)[:, None, None]
+        limit = ((self.clocks.limit[frame.flat] << LANE_BITS) | 63)[:, None, None]
         suspicious = self.writer.reshape(-1, cells).take(place.index, axis=0) > limit
         if place.active is not None:
             suspicious &= place.active[:, :, None]
         if suspicious.any():
             self._examine_write(frame, place, suspicious, cells, op, what, collective)
-        for warp in range(self.clocks.warps_per_cta):
-            read = self.readers[warp].reshape(-1, cells).take(place.index, axis=0) > limit
+        for agent, readers in (*enumerate(self.readers), *((-1 - e, r) for e, r in self.engine_readers.items())):
+            read = readers.reshape(-1, cells).take(place.index, axis=0) > limit
             if place.active is not None:
                 read &= place.active[:, :, None]
             if read.any():
-                self._examine_reads(frame, place, read, warp, cells, op, collective)
+                self._examine_reads(frame, place, read, agent, readers, cells, op, collective)
 
     def store(
         self, frame: Frame, place: Place, data: Array, shadow: Array | None, origin: Origin | None, op: Op,
@@ -218,7 +225,7 @@ class SharedMemory:
     ) -> None:  # fmt: skip
         cells = size // self.granule
         table, warps = self.writer.reshape(-1, cells), self.writer_warp.reshape(-1, cells)
-        code = (lane | np.int32(stamp << _LANE_BITS))[..., None]
+        code = (lane | np.int32(stamp << LANE_BITS))[..., None]
         local = (rows % self.clocks.warps_per_cta).astype(np.uint8)[..., None]
         table[index] = code
         warps[index] = local
@@ -232,9 +239,9 @@ class SharedMemory:
             bad &= different
             if bad.any():
                 self._report_clash(op, rows[bad], lane[bad], index[bad] * size, stamp)
-            table[index[clash.any(axis=-1)]] = stamp << _LANE_BITS | MANY
+            table[index[clash.any(axis=-1)]] = stamp << LANE_BITS | MANY
         if collective:
-            table[index] = stamp << _LANE_BITS | MANY
+            table[index] = stamp << LANE_BITS | MANY
 
     def _report_clash(self, op: Op, rows: Array, lanes: Array, addresses: Array, stamp: int) -> None:
         message = (
@@ -259,7 +266,7 @@ class SharedMemory:
         index = place.index
         if place.active is not None:
             index, lane, local = index[place.active], lane[place.active], local[place.active]
-        self.writer.reshape(-1, cells)[index] = (lane | np.int32(stamp << _LANE_BITS))[..., None]
+        self.writer.reshape(-1, cells)[index] = (lane | np.int32(stamp << LANE_BITS))[..., None]
         self.writer_warp.reshape(-1, cells)[index] = local[..., None]
         self.atomic.reshape(-1, cells)[index] = True
 
@@ -284,6 +291,12 @@ class SharedMemory:
         stamp = self.clocks.stamp(op)
         self._record_write(index, rows, lane, data, view, words * data.dtype.itemsize, stamp, op, collective=False)
 
+    def agents(self, rows: Array, local: Array) -> Array:
+        """Agents as clocks number them, from the writers' numbers within a CTA: warps, then engines."""
+        warps = self.clocks.warps_per_cta
+        first = self.report.first + rows // warps * warps
+        return np.where(local < warps, first + local, warps - 1 - local.astype(np.int64))
+
     # -- the slow path: some access is not ordered by a whole barrier ---------------------------------------------
 
     def _examine_write(
@@ -296,16 +309,15 @@ class SharedMemory:
         rows, bytes_at = frame.flat[row], (cell * self.granule) % self.stride
         flying = copy > 0
         if flying.any():
-            self._report_in_flight(op, what, rows[flying], lane[flying], copy[flying], bytes_at[flying])
+            self.report_in_flight(op, what, rows[flying], lane[flying], copy[flying], bytes_at[flying])
         written = record != NEVER
         relevant = written
         if what == "atomic" and self.atomic is not None:
             relevant = written & ~self.atomic[cell]
         if relevant.any():
             mine = [x[relevant] for x in (rows, lane, cell, bytes_at)]
-            stamps, lanes = record[relevant] >> _LANE_BITS, record[relevant] & 63
-            cta_first = self.report.first + mine[0] // self.clocks.warps_per_cta * self.clocks.warps_per_cta
-            agents = cta_first + self.writer_warp[mine[2]]
+            stamps, lanes = record[relevant] >> LANE_BITS, record[relevant] & 63
+            agents = self.agents(mine[0], self.writer_warp[mine[2]])
             fine = self.clocks.ordered(mine[0], mine[1], collective, agents, lanes, stamps)
             if not fine.all():
                 wrong = ~fine
@@ -327,7 +339,7 @@ class SharedMemory:
         never[row[empty], lane[empty], part[empty]] = True
         return never
 
-    def _report_in_flight(self, op: Op, what: str, rows: Array, lanes: Array, copies: Array, addresses: Array) -> None:
+    def report_in_flight(self, op: Op, what: str, rows: Array, lanes: Array, copies: Array, addresses: Array) -> None:
         for number in np.unique(copies):
             these = copies == number
             i = int(np.argmax(these))
@@ -335,19 +347,19 @@ class SharedMemory:
             verb = "reads" if what == "read" else "overwrites"
             message = (
                 f"{op.instruction.mnemonic} {verb} byte {int(addresses[i])} of shared memory while "
-                f"{started.instruction.mnemonic} is still copying there: commit and wait for its group first"
+                f"{started.instruction.mnemonic} is still copying there: {_how_to_wait(started)} first"
             )
             self.report.add("in_flight", op.where, message, int(rows[i]), int(lanes[i]), other=started.where,
                             count=int(these.sum()), address=int(addresses[i]))  # fmt: skip
 
     def _examine_reads(
-        self, frame: Frame, place: Place, read: Array, warp: int, cells: int, op: Op, collective: bool
+        self, frame: Frame, place: Place, read: Array, agent: int, readers: Array, cells: int, op: Op, collective: bool
     ) -> None:
         row, lane, part = np.nonzero(read)
         cell = place.index[row, lane] * cells + part
-        record, rows = self.readers[warp][cell], frame.flat[row]
-        stamps, lanes = record >> _LANE_BITS, record & 63
-        agents = self.report.first + rows // self.clocks.warps_per_cta * self.clocks.warps_per_cta + warp
+        record, rows = readers[cell], frame.flat[row]
+        stamps, lanes = record >> LANE_BITS, record & 63
+        agents = np.full(rows.shape, agent) if agent < 0 else self.agents(rows, np.full(rows.shape, agent))
         fine = self.clocks.ordered(rows, lane, collective, agents, lanes, stamps)
         if not fine.all():
             wrong = ~fine

@@ -1,0 +1,192 @@
+"""Shared memory as engines see it: what they read and write through the async proxy, against everybody else's accesses.
+
+The source and destination of an engine's access are cells of one CTA, given as a flat list. It is checked with the
+clock of the thread that starts it, and recorded in the name of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.clocks import Clocks
+from warploom.emulate.report import Reporter
+from warploom.emulate.shared_memory import LANE_BITS, MANY, NEVER, SHARED_BASE, SharedMemory
+from warploom.ir.program import Op
+
+Array = NDArray[Any]
+Starter = tuple[Sequence[int], int | None]
+"""Who starts an access: rows of warps that act together, and the lane if it is a single one."""
+
+
+class AsyncProxy:
+    """Checks and records of one batch."""
+
+    def __init__(self, shared: SharedMemory, clocks: Clocks, reporter: Reporter, checks: bool) -> None:
+        self.shared = shared
+        self.clocks = clocks
+        self.report = reporter
+        self.checks = checks
+
+    def cells(self, addresses: Array, cta: int) -> Array:
+        """The cells of a CTA that hold the bytes at shared addresses (each within one cell's reach)."""
+        local = np.unique((addresses - SHARED_BASE) // self.shared.granule)
+        return local + cta * self.shared.stride // self.shared.granule
+
+    def chunk_cells(self, addresses: Array, cta: int) -> Array:
+        """The cells of 16-byte chunks."""
+        granule = self.shared.granule
+        first = (addresses - SHARED_BASE + cta * self.shared.stride) // granule
+        return first if granule == 16 else (first[:, None] + np.arange(16 // granule)).reshape(-1)
+
+    def state(self, cells: Array) -> Array:
+        """What a later call of :meth:`unchanged` compares with."""
+        return self.shared.writer[cells]
+
+    # -- starting an access --------------------------------------------------------------------------------------
+
+    def check(self, starter: Starter, cells: Array, what: str, op: Op) -> None:
+        """Conflicts of an access ("read" or "write") with those before it."""
+        rows, lane = starter
+        reach = np.min([self.clocks.reach(row, lane) for row in rows], axis=0)
+        row, shared = rows[0], self.shared
+        record, local = shared.writer[cells], shared.writer_warp[cells].astype(np.int64)
+        flying = shared.in_flight[cells] > 0
+        if flying.any():
+            self._in_flight(row, lane, cells[flying], what, op)
+        written = record != NEVER
+        if what == "read":
+            unset = ~written & ~flying
+            if unset.any():
+                where = self._byte(cells[unset][0])
+                message = f"{op.instruction.mnemonic} reads byte {where} of shared memory, which nobody has written"
+                message += ": write it, or wait for its data, before"
+                self.report.add("uninitialised", op.where, message, row, lane or 0, count=int(unset.sum()),
+                                address=where)  # fmt: skip
+        self._check_records(starter, reach, cells[written], local[written], record[written], what, op, "wrote")
+        self._check_proxy(starter, reach, cells[written], local[written], record[written], what, op)
+        if what == "write":
+            for agent, readers in (*enumerate(shared.readers), *self._engine_readers()):
+                read = readers[cells]
+                suspicious = (read >> LANE_BITS) > reach[agent]
+                if suspicious.any():
+                    number = np.full(int(suspicious.sum()), agent)
+                    mine = cells[suspicious], number, read[suspicious]
+                    self._check_records(starter, reach, *mine, what, op, "read")
+
+    def _engine_readers(self) -> list[tuple[int, Array]]:
+        return [(self.clocks.warps_per_cta + e, r) for e, r in self.shared.engine_readers.items()]
+
+    def _known_singly(self, row: int, lane: int | None, agents: Array, lanes: Array, stamps: Array) -> Array:
+        """Accesses of single lanes that this row has been told of, or that the starting lane made itself."""
+        table = self.clocks.single.get(row, {})
+        kinds, which = np.unique(np.stack([agents, lanes, stamps], axis=1), axis=0, return_inverse=True)
+        known = np.zeros(kinds.shape[0], np.bool_)
+        for i, (agent, other, stamp) in enumerate(kinds.tolist()):
+            own = lane is not None and other == lane and agent == self.report.first + row
+            known[i] = own or stamp <= table.get((agent, other), 0)
+        return known[which.reshape(-1)]
+
+    def _check_records(
+        self, starter: Starter, reach: Array, cells: Array, local: Array, record: Array, what: str, op: Op, past: str
+    ) -> None:
+        rows, lane = starter
+        stamps, lanes = record >> LANE_BITS, record & 63
+        wrong = np.nonzero(stamps > reach[local])[0]
+        if wrong.size:
+            agents = self.shared.agents(np.full(wrong.shape, rows[0]), local[wrong])
+            fine = np.ones(wrong.shape, np.bool_)
+            for row in rows:
+                fine &= self._known_singly(row, lane, agents, lanes[wrong], stamps[wrong])
+            wrong, agents = wrong[~fine], agents[~fine]
+            if wrong.size:
+                every = np.full(wrong.shape, rows[0])
+                where = (cells[wrong] * self.shared.granule) % self.shared.stride
+                self.report.races(op, what, every, np.full(wrong.shape, lane or 0), agents, stamps[wrong], where, past)
+
+    def _check_proxy(
+        self, starter: Starter, reach: Array, cells: Array, local: Array, record: Array, what: str, op: Op
+    ) -> None:
+        """Data that the generic proxy wrote must be fenced before the async proxy touches it."""
+        rows, lane = starter
+        warps, stamps = self.clocks.warps_per_cta, record >> LANE_BITS
+        generic = local < warps
+        fenced = reach[warps : 2 * warps][np.where(generic, local, 0)]
+        wrong = np.nonzero(generic & (stamps > fenced))[0]
+        if not wrong.size:
+            return
+        fine = np.ones(wrong.shape, np.bool_)
+        for row in rows:
+            fine &= self._known_singly(row, None, -1 - local[wrong], record[wrong] & 63, stamps[wrong])
+        wrong = wrong[~fine]
+        for stamp in np.unique(stamps[wrong]):
+            these = wrong[stamps[wrong] == stamp]
+            where = self._byte(cells[these[0]])
+            message = (
+                f"{op.instruction.mnemonic} {what}s byte {where} of shared memory through the async proxy, which "
+                f"{self.report.name_of(int(stamp))} wrote through the generic proxy: fence (fence.proxy.async) in the "
+                "writing threads before they signal"
+            )
+            self.report.add("proxy", op.where, message, rows[0], lane or 0, other=self.report.line_of(int(stamp)),
+                            count=these.size, address=where)  # fmt: skip
+
+    def _byte(self, cell: Any) -> int:
+        return int(cell) * self.shared.granule % self.shared.stride
+
+    def _in_flight(self, row: int, lane: int | None, cells: Array, what: str, op: Op) -> None:
+        numbers = self.shared.in_flight[cells]
+        lanes = np.full(cells.shape, lane or 0)
+        where = (cells * self.shared.granule) % self.shared.stride
+        self.shared.report_in_flight(op, what, np.full(cells.shape, row), lanes, numbers, where)
+
+    # -- recording -----------------------------------------------------------------------------------------------
+
+    def record_read(self, engine: int, cells: Array, stamp: int) -> None:
+        """The engine reads cells until what it does up to ``stamp`` has been waited for."""
+        table = self.shared.engine_readers.get(engine)
+        if table is None:
+            table = self.shared.engine_readers[engine] = np.zeros(self.shared.cells, np.int32)
+        table[cells] = np.int32(stamp << LANE_BITS | MANY)
+        self.clocks.engine_acts(engine, stamp)
+
+    def unchanged(self, row: int, lane: int, cells: Array, before: Array, op: Op) -> None:
+        """A read that ends now: nobody may have written its cells since it began."""
+        changed = self.shared.writer[cells] != before
+        if not changed.any():
+            return
+        cell = cells[changed]
+        flying = self.shared.in_flight[cell] > 0
+        if flying.any():
+            other = self.shared.copies[int(self.shared.in_flight[cell[flying][0]]) - 1][0]
+        else:
+            found = self.clocks.history[int(self.shared.writer[cell[0]]) >> LANE_BITS]
+            if found is None:
+                return
+            other = found
+        where = self._byte(cell[0])
+        message = (
+            f"{op.instruction.mnemonic} may still read byte {where} of shared memory when {other.instruction.mnemonic} "
+            "overwrites it: wait for its group before the memory is given away"
+        )
+        self.report.add("race", op.where, message, row, lane, other=other.where, count=cell.size, address=where)
+
+    def begin_write(self, row: int, cells: Array, op: Op) -> int:
+        """The cells hold nothing until the write lands. Returns the number of the copy."""
+        shared = self.shared
+        shared.copies.append((op, row))
+        shared.in_flight[cells] = len(shared.copies)
+        shared.writer[cells] = NEVER
+        return len(shared.copies)
+
+    def end_write(self, engine: int, cells: Array, number: int, op: Op) -> int:
+        """The write lands, in cells that no other copy has claimed since. Returns its stamp."""
+        shared, stamp = self.shared, self.clocks.stamp(op)
+        mine = cells[shared.in_flight[cells] == number]
+        shared.in_flight[mine] = 0
+        shared.writer[mine] = np.int32(stamp << LANE_BITS | MANY)
+        shared.writer_warp[mine] = self.clocks.warps_per_cta + engine
+        self.clocks.engine_acts(engine, stamp)
+        return stamp

@@ -1,0 +1,249 @@
+"""Bulk tensor copies (the TMA): loads that land late and complete bytes on an mbarrier, stores that read late.
+
+Sources: PTX ISA, ``cp.async.bulk.tensor``, "Async proxy", "Completion mechanisms for asynchronous copies".
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.async_proxy import AsyncProxy
+from warploom.emulate.engines import Engines
+from warploom.emulate.frames import Frame
+from warploom.emulate.global_memory import GlobalMemory
+from warploom.emulate.mbarriers import Lanes, Mbarrier, Mbarriers, lanes_of
+from warploom.emulate.report import Reporter
+from warploom.emulate.shared_memory import SHARED_BASE
+from warploom.emulate.tensor_maps import CHUNK, TensorMapArgument
+from warploom.ir.program import Op
+
+Array = NDArray[Any]
+_ALIGNMENT = 128  # of a box in shared memory
+
+
+@dataclass(eq=False)
+class _Load:
+    op: Op
+    row: int
+    lane: int
+    source: TensorMapArgument
+    at: tuple[int, ...]
+    chunks: Array
+    cells: Array
+    barrier: Mbarrier
+    number: int
+
+
+@dataclass(eq=False)
+class _Store:
+    op: Op
+    row: int
+    lane: int
+    target: TensorMapArgument
+    at: tuple[int, ...]
+    chunks: Array
+    cells: Array
+    before: Array
+    stamp: int
+    group: int
+
+
+class BulkCopies:
+    """The bulk tensor copies of a batch."""
+
+    def __init__(
+        self, proxy: AsyncProxy, memory: GlobalMemory, barriers: Mbarriers, engines: Engines, reporter: Reporter,
+        maps: dict[int, TensorMapArgument],
+    ) -> None:  # fmt: skip
+        self.proxy, self.memory, self.barriers, self.engines = proxy, memory, barriers, engines
+        self.report, self.maps = reporter, maps
+        self.warps = engines.warps
+        self.loads: list[_Load] = []
+        self.stores: list[_Store] = []
+        self.committed: dict[tuple[int, int], int] = {}
+
+    # -- issue ---------------------------------------------------------------------------------------------------
+
+    def issue(
+        self, frame: Frame, op: Op, load: bool, tensor_map: Array, shared: Array, coordinates: list[Array],
+        barrier: Array | None, guard: Array,
+    ) -> None:  # fmt: skip
+        """The acting lanes start a copy; each of them should be the only one of its CTA to do so."""
+        maps, places = frame.full(tensor_map), frame.full(shared).astype(np.int64)
+        where = [frame.full(c) for c in coordinates]
+        bars = None if barrier is None else frame.full(barrier).astype(np.int64)
+        for i, row, lanes in lanes_of(frame, guard):
+            lane = self._only(row, lanes, op)
+            source = self.maps.get(int(maps[i, lane]))
+            if source is None:
+                message = f"{op.instruction.mnemonic}: address {int(maps[i, lane]):#x} is no tensor map of the kernel's"
+                self.report.add("bounds", op.where, message, row, lane)
+                continue
+            at = tuple(int(c[i, lane]) for c in where)
+            if len(at) != len(source.spec.box):
+                message = f"{op.instruction.mnemonic} gives {len(at)} coordinates for a tensor of "
+                message += f"{len(source.spec.box)} dimensions: use the instruction of its rank"
+                self.report.add("bounds", op.where, message, row, lane)
+                continue
+            chunks = self._box(source, int(places[i, lane]), row, lane, op)
+            if load:
+                assert bars is not None
+                self._start_load(row, lane, op, source, at, chunks, int(bars[i, lane]) - SHARED_BASE)
+            elif chunks is not None:
+                self._start_store(row, lane, op, source, at, chunks)
+
+    def _only(self, row: int, lanes: Lanes, op: Op) -> int:
+        if lanes is not None and len(lanes) == 1:
+            return lanes[0]
+        count = 32 if lanes is None else len(lanes)
+        message = f"{count} threads of a warp start the same copy ({op.instruction.mnemonic}): elect one"
+        lane = 0 if lanes is None else lanes[0]
+        self.report.add("race", op.where, message, row, lane, count=count)
+        return lane
+
+    def _box(self, source: TensorMapArgument, address: int, row: int, lane: int, op: Op) -> Array | None:
+        """Addresses of the box's chunks in shared memory; None where it cannot lie there."""
+        chunks = source.chunk_addresses(address)
+        size, where = self.proxy.shared.size, address - SHARED_BASE
+        if address % _ALIGNMENT:
+            message = f"{op.instruction.mnemonic} at byte {where} of shared memory: a box starts at a multiple of "
+            message += f"{_ALIGNMENT} bytes"
+            self.report.add("misaligned", op.where, message, row, lane, address=where)
+            return None
+        if int(chunks.min()) < SHARED_BASE or int(chunks.max()) + CHUNK > SHARED_BASE + size:
+            message = (
+                f"{op.instruction.mnemonic} moves a box of {source.spec.box_bytes} bytes at byte {where}, outside the "
+                f"{size} bytes of shared memory: correct the address, or ask for more shared memory"
+            )
+            self.report.add("bounds", op.where, message, row, lane, address=where)
+            return None
+        return chunks
+
+    def _start_load(
+        self, row: int, lane: int, op: Op, source: TensorMapArgument, at: tuple[int, ...], chunks: Array | None,
+        barrier: int,
+    ) -> None:  # fmt: skip
+        bar = self.barriers.find(barrier, row, lane, op)
+        if bar is None:
+            return
+        if not bar.fenced:
+            message = (
+                f"{op.instruction.mnemonic} completes on {self.barriers.name(barrier)}, whose initialisation the async "
+                "proxy may not see: fence (fence.mbarrier_init) after mbarrier.init in the thread that runs it"
+            )
+            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=barrier)
+        if chunks is None:
+            return
+        cells, number = self.proxy.chunk_cells(chunks, row // self.warps), 0
+        if self.proxy.checks:
+            self._check_barriers(row, lane, chunks, op)
+            self.proxy.check(([row], lane), cells, "write", op)
+            number = self.proxy.begin_write(row, cells, op)
+        self.loads.append(_Load(op, row, lane, source, at, chunks, cells, bar, number))
+
+    def _check_barriers(self, row: int, lane: int, chunks: Array, op: Op) -> None:
+        low, high = int(chunks.min()) - SHARED_BASE, int(chunks.max()) + CHUNK - SHARED_BASE
+        for cta, address in self.barriers.all:
+            if cta == row // self.warps and low <= address < high:
+                message = f"{op.instruction.mnemonic} overwrites the mbarrier {self.barriers.name(address)}: "
+                message += "correct the address"
+                self.report.add("race", op.where, message, row, lane, address=address)
+
+    def _start_store(
+        self, row: int, lane: int, op: Op, target: TensorMapArgument, at: tuple[int, ...], chunks: Array
+    ) -> None:
+        cells, before, stamp = self.proxy.chunk_cells(chunks, row // self.warps), np.zeros(0), 0
+        if self.proxy.checks:
+            self.proxy.check(([row], lane), cells, "read", op)
+            before, stamp = self.proxy.state(cells), self.proxy.clocks.stamp(op)
+            self.proxy.record_read(self.engines.bulk_stores(row % self.warps), cells, stamp)
+            assert target.buffer is not None
+            self.memory.track_engine(target.buffer, target.element_offsets(at), row, lane, op, "write",
+                                     target.spec.dtype.bytes)  # fmt: skip
+        group = self.committed.get((row, lane), 0)
+        self.stores.append(_Store(op, row, lane, target, at, chunks, cells, before, stamp, group))
+
+    # -- completion ----------------------------------------------------------------------------------------------
+
+    def land(self, rng: random.Random | None) -> bool:
+        """Let one load land: the oldest, or any. Returns whether there was one."""
+        if not self.loads:
+            return False
+        load = self.loads.pop(0 if rng is None else rng.randrange(len(self.loads)))
+        source, shared = load.source, self.proxy.shared
+        assert source.buffer is not None
+        index = (load.chunks - SHARED_BASE + load.row // self.warps * shared.stride) // CHUNK
+        shared.data.reshape(-1, CHUNK)[index] = source.load(load.at)
+        engine = self.engines.mbarrier(load.barrier.address)
+        stamp = 0
+        if self.proxy.checks:
+            if shared.shadow is not None:
+                shared.shadow.reshape(-1, CHUNK)[index] = 0
+            stamp = self.proxy.end_write(engine, load.cells, load.number, load.op)
+            self.memory.track_engine(source.buffer, source.element_offsets(load.at), load.row, load.lane, load.op,
+                                     "read", source.spec.dtype.bytes)  # fmt: skip
+        self.barriers.complete_bytes(load.barrier, source.spec.box_bytes, engine, stamp, load.op)
+        return True
+
+    def commit(self, frame: Frame) -> None:
+        """Each active lane closes its group of stores."""
+        for _, row, lanes in lanes_of(frame, None):
+            for lane in range(32) if lanes is None else lanes:
+                self.committed[(row, lane)] = self.committed.get((row, lane), 0) + 1
+
+    def wait(self, frame: Frame, pending: int) -> None:
+        """Stores of all but the newest ``pending`` groups of each active lane end, at this last moment."""
+        if not self.stores:
+            return
+        for _, row, lanes in lanes_of(frame, None):
+            for lane in range(32) if lanes is None else lanes:
+                done_below = self.committed.get((row, lane), 0) - pending
+                done = [s for s in self.stores if s.row == row and s.lane == lane and s.group < done_below]
+                if done:
+                    self._end(done)
+
+    def _end(self, done: list[_Store]) -> None:
+        for store in done:
+            self._write(store)
+            self.stores.remove(store)
+        row, lane = done[0].row, done[0].lane
+        clocks = self.proxy.clocks
+        clock = np.zeros(clocks.known.shape[1], np.int64)
+        clock[clocks.warps + self.engines.bulk_stores(row % self.warps)] = max(s.stamp for s in done)
+        clocks.acquire(row, [lane], clock, {})
+
+    def _write(self, store: _Store) -> None:
+        shared, target = self.proxy.shared, store.target
+        index = (store.chunks - SHARED_BASE + store.row // self.warps * shared.stride) // CHUNK
+        if self.proxy.checks:
+            self.proxy.unchanged(store.row, store.lane, store.cells, store.before, store.op)
+            if shared.shadow is not None and shared.shadow.reshape(-1, CHUNK)[index].any():
+                message = f"{store.op.instruction.mnemonic} stores to global memory what depends on data nobody wrote: "
+                message += "write it before, or wait for its data"
+                self.report.add("uninitialised", store.op.where, message, store.row, store.lane)
+        assert target.buffer is not None
+        if not target.buffer.writable:
+            message = f"{store.op.instruction.mnemonic} writes {target.buffer.name}, a read-only array: pass a writable"
+            self.report.add("bounds", store.op.where, message + " one", store.row, store.lane)
+            return
+        target.store(store.at, shared.data.reshape(-1, CHUNK)[index])
+
+    def at_exit(self) -> None:
+        """Copies under way when their CTA's shared memory goes to the next one."""
+        for load in self.loads:
+            message = f"the kernel ends while {load.op.instruction.mnemonic} is under way: wait for the phase of "
+            message += self.barriers.name(load.barrier.address)
+            self.report.add("leak", load.op.where, message, load.row, load.lane)
+        for store in self.stores:
+            uncommitted = store.group >= self.committed.get((store.row, store.lane), 0)
+            what = "was never committed to a group" if uncommitted else "was never waited for"
+            cure = "commit it and wait for its group" if uncommitted else "wait until it has read (wait_group.read)"
+            message = f"the kernel ends while {store.op.instruction.mnemonic} reads shared memory; it {what}: {cure}"
+            self.report.add("leak", store.op.where, message, store.row, store.lane)
+            if not uncommitted:
+                self._write(store)

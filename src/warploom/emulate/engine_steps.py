@@ -1,0 +1,160 @@
+"""Steps of the instructions that work through engines: mbarriers, bulk copies, ``wgmma``, proxy fences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.bulk import BulkCopies
+from warploom.emulate.frames import Frame
+from warploom.emulate.mbarriers import Mbarriers, lanes_of
+from warploom.emulate.warpgroups import Warpgroups, WatchedRegisters
+from warploom.ir.program import Op, Program, Value
+from warploom.isa import effects as fx
+from warploom.isa.wgmma import Wgmma, WgmmaWait
+
+if TYPE_CHECKING:
+    from warploom.emulate.execute import Executor, Step
+
+Array = NDArray[Any]
+
+
+@dataclass
+class EngineState:
+    """What the engines of a batch of CTAs are at."""
+
+    mbarriers: Mbarriers
+    bulk: BulkCopies
+    warpgroups: Warpgroups
+
+
+class EngineSteps:
+    """Builds the steps of one executor; ``state`` is the current batch's."""
+
+    def __init__(self, executor: Executor, program: Program) -> None:
+        self.run = executor
+        self.watched = WatchedRegisters(program)
+        self.state: EngineState
+
+    def watch(self, op: Op) -> Step | None:
+        """The check of an ordinary instruction that accesses registers of a ``wgmma``; None for all others."""
+        if isinstance(op.instruction, Wgmma | WgmmaWait):
+            return None
+        registers = self.watched.of(op)
+        return None if registers is None else lambda frame: self.state.warpgroups.access(frame, registers, op)
+
+    def step(self, op: Op, effect: fx.Effect) -> Step | None:
+        """The step of an effect; None for one that no engine has to do with."""
+        keys = self.run.keys(op)
+        if isinstance(effect, fx.MbarrierInit | fx.MbarrierFence | fx.MbarrierArrive | fx.MbarrierWait):
+            return self._mbarrier(op, effect, keys)
+        if isinstance(effect, fx.BulkTensorCopy):
+            return self._copy(op, effect, keys)
+        if isinstance(effect, fx.ProxyFence):
+            return self._proxy_fence(op)
+        if isinstance(effect, fx.RegisterBudget):
+            return lambda frame: self.state.warpgroups.meet(frame, op)
+        if isinstance(effect, fx.WarpgroupFence):
+            return lambda frame: self.state.warpgroups.fence(frame)
+        if isinstance(effect, fx.AsyncMatrix):
+            return self._matrix(op, keys)
+        if isinstance(effect, fx.CommitGroup):
+            if effect.queue == "bulk":
+                return lambda frame: self.state.bulk.commit(frame)
+            return lambda frame: self.state.warpgroups.commit(frame)
+        if isinstance(effect, fx.WaitGroup):
+            if effect.queue == "bulk":
+                return lambda frame: self.state.bulk.wait(frame, effect.pending)
+            registers = self.watched.of(op)
+            return lambda frame: self.state.warpgroups.wait(frame, effect.pending, op, registers)
+        return None
+
+    def _address(self, frame: Frame, key: Value, offset: int, op: Op) -> Array:
+        self.run.observe(frame, key, op, "an address")
+        address = frame.env[key]
+        return address + address.dtype.type(offset) if offset else address
+
+    def _mbarrier(
+        self, op: Op, effect: fx.MbarrierInit | fx.MbarrierFence | fx.MbarrierArrive | fx.MbarrierWait,
+        keys: tuple[Value, ...],
+    ) -> Step:  # fmt: skip
+        if isinstance(effect, fx.MbarrierFence):
+            return lambda frame: self.state.mbarriers.fence(frame)
+        if isinstance(effect, fx.MbarrierInit):
+
+            def initialise(frame: Frame) -> None:
+                address = self._address(frame, keys[effect.address], effect.offset, op)
+                self.state.mbarriers.initialise(frame, address, effect.count, op)
+
+            return initialise
+        if isinstance(effect, fx.MbarrierArrive):
+
+            def arrive(frame: Frame) -> None:
+                address = self._address(frame, keys[effect.address], effect.offset, op)
+                guard = self._guard(frame, op, effect.guard, keys)
+                self.state.mbarriers.arrive(frame, address, effect.expected_bytes, guard, op)
+
+            return arrive
+
+        def wait(frame: Frame) -> Any:
+            address = self._address(frame, keys[effect.address], effect.offset, op)
+            self.run.observe(frame, keys[effect.parity], op, "the parity")
+            return self.state.mbarriers.wait(frame, address, frame.env[keys[effect.parity]], op)
+
+        return wait
+
+    def _guard(self, frame: Frame, op: Op, position: int | None, keys: tuple[Value, ...]) -> Array | None:
+        if position is None:
+            return None
+        self.run.observe(frame, keys[position], op, "the predicate")
+        guard = frame.env[keys[position]]
+        return None if guard.all() else guard
+
+    def _copy(self, op: Op, copy: fx.BulkTensorCopy, keys: tuple[Value, ...]) -> Step:
+        def step(frame: Frame) -> None:
+            for key in keys:
+                self.run.observe(frame, key, op, "an operand")
+            shared = self._address(frame, keys[copy.shared], copy.shared_offset, op)
+            guard = self._guard(frame, op, copy.guard, keys)
+            barrier = None
+            if copy.barrier is not None:
+                barrier = self._address(frame, keys[copy.barrier], copy.barrier_offset, op)
+            coordinates = [frame.env[keys[c]] for c in copy.coordinates]
+            self.state.bulk.issue(
+                frame,
+                op,
+                copy.direction == "load",
+                frame.env[keys[copy.tensor_map]],
+                shared,
+                coordinates,
+                barrier,
+                np.ones((1, 1, 1), np.bool_) if guard is None else guard,
+            )
+
+        return step
+
+    def _proxy_fence(self, op: Op) -> Step:
+        def step(frame: Frame) -> None:
+            self.run.clocks.stamp(op)
+            for _, row, lanes in lanes_of(frame, None):
+                self.run.clocks.proxy_fence(row, lanes)
+            self.state.mbarriers.fence(frame)
+
+        return step
+
+    def _matrix(self, op: Op, keys: tuple[Value, ...]) -> Step:
+        instruction = op.instruction
+        assert isinstance(instruction, Wgmma)
+        first = instruction.a_count if instruction.a_source == "registers" else 0
+        decisive = keys[first : instruction.a_count + 2]
+
+        def step(frame: Frame) -> None:
+            for key in decisive:
+                self.run.observe(frame, key, op, "a descriptor or predicate")
+            self.state.warpgroups.meet(frame, op)
+            self.state.warpgroups.issue(frame, op, keys)
+
+        return step

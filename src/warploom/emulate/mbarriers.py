@@ -1,0 +1,302 @@
+"""mbarriers: phases, pending arrivals and transaction bytes, and what waiting for a phase makes known.
+
+Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier" (phases, tx-count, parity waits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.barriers import Wait
+from warploom.emulate.clocks import Clocks
+from warploom.emulate.frames import Frame
+from warploom.emulate.report import Reporter
+from warploom.emulate.shared_memory import SHARED_BASE
+from warploom.ir.program import Op, Program
+
+Array = NDArray[Any]
+Lanes = list[int] | None  # None: all lanes of the warp
+BYTES = 8
+
+
+@dataclass(eq=False)
+class Mbarrier:
+    """One mbarrier. ``phase`` counts completed phases, ``observed`` those that somebody has waited for."""
+
+    cta: int
+    address: int
+    count: int
+    op: Op
+    row: int
+    lane: int
+    stamp: int
+    pending: int
+    fenced: bool = False
+    tx: int = 0
+    phase: int = 0
+    observed: int = 0
+    clock: Array | None = None
+    singles: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    done_clock: Array | None = None
+    done_singles: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    waiters: list[_Waiter] = field(default_factory=list["_Waiter"])
+    arrival: Op | None = None
+    copy: Op | None = None
+    copied_phase: int = -1
+
+    @property
+    def idle(self) -> bool:
+        """Nothing has happened in the current phase."""
+        return self.pending == self.count and self.tx == 0
+
+
+@dataclass(eq=False)
+class _Waiter:
+    """Lanes of a warp that wait for the phase of a parity to complete."""
+
+    wait: Wait
+    left: list[_Waiter]  # the waiters of the same warp's execution that are not done
+    row: int
+    lanes: Lanes
+    parity: int
+
+
+def lanes_of(frame: Frame, guard: Array | None) -> Iterator[tuple[int, int, Lanes]]:
+    """(position in the frame, row, acting lanes) of each warp with any."""
+    if guard is None and frame.mask is None:
+        for i, row in enumerate(frame.flat.tolist()):
+            yield i, row, None
+        return
+    acting = np.ones((frame.n, 32), np.bool_) if guard is None else frame.full(guard)
+    if frame.active is not None:
+        acting = acting & frame.active
+    for i, row in enumerate(frame.flat.tolist()):
+        lanes = np.nonzero(acting[i])[0].tolist()
+        if lanes:
+            yield i, row, None if len(lanes) == 32 else lanes
+
+
+def split(values: Array, lanes: Lanes) -> list[tuple[Any, Lanes]]:
+    """The acting lanes by the value they give (one row of 32, or of one entry per value)."""
+    if lanes is not None and len(lanes) == 1:
+        return [(values[lanes[0]].tolist(), lanes)]
+    first = values[0 if lanes is None else lanes[0]]
+    mine = values if lanes is None else values[lanes]
+    if (mine == first).all():
+        return [(first.tolist(), lanes)]
+    numbers = range(32) if lanes is None else lanes
+    found: dict[Any, list[int]] = {}
+    for lane in numbers:
+        found.setdefault(values[lane].tolist(), []).append(lane)
+    return list(found.items())
+
+
+class Mbarriers:
+    """All mbarriers of a batch, by (CTA of the batch, byte in shared memory)."""
+
+    def __init__(self, clocks: Clocks, reporter: Reporter, program: Program) -> None:
+        self.clocks = clocks
+        self.report = reporter
+        self.program = program
+        self.all: dict[tuple[int, int], Mbarrier] = {}
+
+    def name(self, address: int) -> str:
+        """The author's name of the mbarrier at a byte of shared memory."""
+        for region in self.program.shared:
+            if region.name and region.offset <= address < region.offset + region.bytes:
+                index = (address - region.offset) // BYTES
+                return f"{region.name}[{index}]" if region.bytes > BYTES else region.name
+        return f"byte {address}"
+
+    def describe(self, cta: int) -> str:
+        """The state of the mbarriers of a CTA that are in the middle of a phase or waited for."""
+        parts: list[str] = []
+        for (owner, address), bar in self.all.items():
+            if owner == cta and (bar.waiters or not bar.idle):
+                state = f"{self.name(address)} is in phase {bar.phase} (parity {bar.phase & 1}), "
+                state += f"{bar.pending} of {bar.count} arrivals and {bar.tx} bytes missing"
+                waiting = sorted({f"warp {w.row % self.clocks.warps_per_cta} (parity {w.parity})" for w in bar.waiters})
+                parts.append(state + (f", waited for by {', '.join(waiting)}" if waiting else ""))
+        return "; ".join(parts)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def initialise(self, frame: Frame, address: Array, count: int, op: Op) -> None:
+        """``mbarrier.init`` by the active lanes."""
+        places = frame.full(address).astype(np.int64)
+        for i, row, lanes in lanes_of(frame, None):
+            for place, group in split(places[i], lanes):
+                where = place - SHARED_BASE
+                lane = 0 if group is None else group[0]
+                if not self._fits(where, row, lane, op):
+                    continue
+                if group is None or len(group) > 1:
+                    message = f"several threads initialise the mbarrier {self.name(where)}: let one do it"
+                    self.report.add("mbarrier", op.where, message, row, lane, address=where)
+                key = (row // self.clocks.warps_per_cta, where)
+                earlier = self.all.get(key)
+                if earlier is not None and not (earlier.idle and earlier.phase == 0):
+                    message = f"the mbarrier {self.name(where)} is initialised again while in use: initialise it once"
+                    self.report.add("mbarrier", op.where, message, row, lane, other=earlier.op.where, address=where)
+                self.all[key] = Mbarrier(*key, count, op, row, lane, self.clocks.stamp(op), count)
+
+    def _fits(self, where: int, row: int, lane: int, op: Op) -> bool:
+        if where % BYTES == 0 and 0 <= where <= self.program.shared_bytes - BYTES:
+            return True
+        kind = "misaligned" if where % BYTES else "bounds"
+        message = f"{op.instruction.mnemonic}: no mbarrier can be at byte {where} of shared memory: correct the address"
+        self.report.add(kind, op.where, message, row, lane, address=where)
+        return False
+
+    def fence(self, frame: Frame) -> None:
+        """The active lanes make the mbarriers they initialised visible to the async proxy."""
+        for _, row, lanes in lanes_of(frame, None):
+            for bar in self.all.values():
+                if bar.row == row and (lanes is None or bar.lane in lanes):
+                    bar.fenced = True
+
+    def find(self, where: int, row: int, lane: int, op: Op) -> Mbarrier | None:
+        """The mbarrier that a lane uses; a finding (and None) unless its initialisation is known to the lane."""
+        if not self._fits(where, row, lane, op):
+            return None
+        bar = self.all.get((row // self.clocks.warps_per_cta, where))
+        if bar is None:
+            message = f"{op.instruction.mnemonic} uses {self.name(where)}, which is no initialised mbarrier: "
+            message += "initialise it, fence, and meet at a barrier before its first use"
+            self.report.add("mbarrier", op.where, message, row, lane, address=where)
+            return None
+        if bar.row == row and bar.lane == lane:
+            return bar
+        known = int(self.clocks.reach(row, lane)[bar.row % self.clocks.warps_per_cta])
+        if bar.stamp > known:
+            agent = (self.report.first + bar.row, bar.lane)
+            if bar.stamp > self.clocks.single.get(row, {}).get(agent, 0):
+                message = f"{op.instruction.mnemonic} uses {self.name(where)}, and nothing orders its initialisation "
+                message += "before: put a barrier (__syncthreads) between them"
+                self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=where)
+        return bar
+
+    # -- arrivals ------------------------------------------------------------------------------------------------
+
+    def arrive(self, frame: Frame, address: Array, expected: int | None, guard: Array | None, op: Op) -> None:
+        """One arrival for each acting lane."""
+        places = frame.full(address).astype(np.int64)
+        for i, row, lanes in lanes_of(frame, guard):
+            self.clocks.stamp(op)
+            for place, group in split(places[i], lanes):
+                lane = 0 if group is None else group[0]
+                bar = self.find(place - SHARED_BASE, row, lane, op)
+                if bar is None:
+                    continue
+                self._learn(bar, *self.clocks.release(row, group))
+                bar.arrival = op
+                for number in range(32) if group is None else group:
+                    self._arrive(bar, expected or 0, row, number, op)
+
+    def _learn(self, bar: Mbarrier, clock: Array, singles: dict[tuple[int, int], int]) -> None:
+        bar.clock = clock if bar.clock is None else np.maximum(bar.clock, clock)
+        for key, stamp in singles.items():
+            bar.singles[key] = max(stamp, bar.singles.get(key, 0))
+
+    def _arrive(self, bar: Mbarrier, expected: int, row: int, lane: int, op: Op) -> None:
+        if bar.pending == 0:
+            message = (
+                f"{op.instruction.mnemonic} arrives at {self.name(bar.address)} in a phase that has all its "
+                f"{bar.count} arrivals and still misses {bar.tx} bytes: arrive once for each expected arrival"
+            )
+            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+            bar.pending += 1
+        bar.tx += expected
+        bar.pending -= 1
+        self._complete(bar, op, row, lane)
+
+    def complete_bytes(self, bar: Mbarrier, size: int, engine: int, stamp: int, op: Op) -> None:
+        """A copy of ``size`` bytes has landed at ``stamp``."""
+        width = self.clocks.known.shape[1]
+        clock = np.zeros(width, np.int64)
+        clock[self.clocks.warps + engine] = stamp
+        self._learn(bar, clock, {})
+        bar.tx -= size
+        bar.copy, bar.copied_phase = op, bar.phase
+        self._complete(bar, op, bar.row, bar.lane)
+
+    def _complete(self, bar: Mbarrier, op: Op, row: int, lane: int) -> None:
+        if bar.pending or bar.tx:
+            return
+        if bar.phase > bar.observed:
+            message = (
+                f"phase {bar.phase} of {self.name(bar.address)} completes before anybody has waited for phase "
+                f"{bar.phase - 1}, so that a wait by parity mistakes one for the other: more arrivals reach it than "
+                f"the {bar.count} it was initialised for, or a wait is missing"
+            )
+            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+            bar.observed = bar.phase
+        bar.phase += 1
+        bar.pending = bar.count
+        assert bar.clock is not None
+        bar.done_clock = bar.clock  # later releases add to it: a later phase implies the earlier ones
+        bar.done_singles = dict(bar.singles)
+        ready = [w for w in bar.waiters if w.parity != bar.phase & 1]
+        bar.waiters = [w for w in bar.waiters if w.parity == bar.phase & 1]
+        for waiter in ready:
+            self._acquire(bar, waiter.row, waiter.lanes)
+            waiter.left.remove(waiter)
+            if not waiter.left:
+                waiter.wait.rows.discard(waiter.row)
+
+    # -- waits ---------------------------------------------------------------------------------------------------
+
+    def _acquire(self, bar: Mbarrier, row: int, lanes: Lanes) -> None:
+        bar.observed = bar.phase
+        if bar.done_clock is not None:
+            self.clocks.acquire(row, lanes, bar.done_clock, bar.done_singles)
+
+    def wait(self, frame: Frame, address: Array, parity: Array, op: Op) -> Wait | None:
+        """``try_wait.parity`` in a loop: what the frame has to wait for, or None."""
+        places, parities = frame.full(address).astype(np.int64), frame.full(parity).astype(np.int64)
+        wait = Wait(op, set())
+        for i, row, lanes in lanes_of(frame, None):
+            left: list[_Waiter] = []
+            for (place, odd), group in _by_both(places[i], parities[i], lanes):
+                bar = self.find(place - SHARED_BASE, row, 0 if group is None else group[0], op)
+                if bar is None:
+                    continue
+                if bar.phase & 1 != odd & 1:
+                    self._acquire(bar, row, group)
+                    continue
+                waiter = _Waiter(wait, left, row, group, odd & 1)
+                left.append(waiter)
+                bar.waiters.append(waiter)
+            if left:
+                wait.rows.add(row)
+        return None if wait.ready else wait
+
+    def at_exit(self) -> None:
+        """A phase that is left half done, or copies that nobody waited for."""
+        for bar in self.all.values():
+            if bar.tx == 0 and bar.pending != bar.count:
+                line = bar.arrival or bar.op
+                message = (
+                    f"the kernel ends in the middle of a phase of {self.name(bar.address)}: {bar.count - bar.pending} "
+                    f"of {bar.count} arrivals; initialise it for as many as there are, and let all arrive"
+                )
+                self.report.add("mbarrier", line.where, message, bar.row, bar.lane, other=bar.op.where,
+                                address=bar.address)  # fmt: skip
+            if bar.copy is not None and bar.copied_phase >= bar.observed:
+                message = (
+                    f"the kernel ends and nobody has waited for the phase of {self.name(bar.address)} in which "
+                    f"{bar.copy.instruction.mnemonic} lands: wait for every copy that is started"
+                )
+                self.report.add("leak", bar.copy.where, message, bar.row, bar.lane, address=bar.address)
+
+
+def _by_both(places: Array, parities: Array, lanes: Lanes) -> list[tuple[tuple[int, int], Lanes]]:
+    found: list[tuple[tuple[int, int], Lanes]] = []
+    for place, group in split(places, lanes):
+        found += [((place, odd), part) for odd, part in split(parities, group)]
+    return found

@@ -1,0 +1,113 @@
+"""Tensor maps as arguments, and the boxes that bulk tensor copies move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.errors import ProblemError
+from warploom.layout.tensor_map import TensorMapSpec
+
+if TYPE_CHECKING:
+    from warploom.emulate.buffers import GlobalBuffer
+
+Array = NDArray[Any]
+CHUNK = 16
+"""Bytes that stay together under every swizzle."""
+
+
+@dataclass(eq=False)
+class TensorMapArgument:
+    """The argument of a ``tensor_map`` parameter: an array whose first element is the tensor's, and what the map says.
+
+    ``spec`` lists dimensions innermost first. An ``(array, spec)`` pair means the same.
+    """
+
+    array: Array
+    spec: TensorMapSpec
+    buffer: GlobalBuffer | None = field(default=None, repr=False)
+
+    def bound(self, buffer: GlobalBuffer) -> TensorMapArgument:
+        """The same over a buffer. Raises ProblemError for a tensor that does not lie within the array."""
+        spec = self.spec
+        if self.array.dtype.itemsize != spec.dtype.bytes:
+            raise ProblemError(
+                f"argument {buffer.name} has elements of {self.array.dtype.itemsize} bytes ({self.array.dtype}); "
+                f"its tensor map's are {spec.dtype.name}"
+            )
+        last = sum((n - 1) * s for n, s in zip(spec.shape, (spec.dtype.bytes, *spec.strides), strict=True))
+        if last + spec.dtype.bytes > buffer.data.size:
+            raise ProblemError(
+                f"argument {buffer.name}: the tensor map reaches byte {last + spec.dtype.bytes} of an array of "
+                f"{buffer.data.size}; correct its shape or strides"
+            )
+        return TensorMapArgument(self.array, spec, buffer)
+
+    # -- global memory -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tensor(self) -> Array:
+        """The tensor, outermost dimension first, as unsigned integers, over the argument's memory."""
+        assert self.buffer is not None
+        size = self.spec.dtype.bytes
+        strides = (size, *self.spec.strides)[::-1]
+        return np.ndarray(self.spec.shape[::-1], f"u{size}", self.buffer.data, 0, strides)  # type: ignore[arg-type]
+
+    def inside(self, at: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+        """What of the box at ``at`` (innermost first) exists: slices of the tensor and of the box; None if nothing."""
+        source: list[slice] = []
+        target: list[slice] = []
+        for start, extent, length in zip(at[::-1], self.spec.box[::-1], self.spec.shape[::-1], strict=True):
+            low, high = max(start, 0), min(start + extent, length)
+            if high <= low:
+                return None
+            source.append(slice(low, high))
+            target.append(slice(low - start, high - start))
+        return tuple(source), tuple(target)
+
+    def load(self, at: tuple[int, ...]) -> Array:
+        """The box's bytes in the order of its elements, u8 (chunks, 16); zeros outside the tensor."""
+        box = np.zeros(self.spec.box[::-1], self.tensor.dtype)
+        parts = self.inside(at)
+        if parts is not None:
+            box[parts[1]] = self.tensor[parts[0]]
+        return box.view(np.uint8).reshape(-1, CHUNK)
+
+    def store(self, at: tuple[int, ...], chunks: Array) -> None:
+        """Write what exists of the box."""
+        parts = self.inside(at)
+        if parts is not None:
+            box = chunks.reshape(-1).view(self.tensor.dtype).reshape(self.spec.box[::-1])
+            self.tensor[parts[0]] = box[parts[1]]
+
+    def element_offsets(self, at: tuple[int, ...]) -> Array:
+        """Byte offsets in the buffer of the box's elements that exist."""
+        parts = self.inside(at)
+        if parts is None:
+            return np.zeros(0, np.int64)
+        size = self.spec.dtype.bytes
+        total = np.zeros((1,) * len(self.spec.box), np.int64)
+        strides = (size, *self.spec.strides)[::-1]
+        for axis, (part, stride) in enumerate(zip(parts[0], strides, strict=True)):
+            shape = [1] * len(strides)
+            shape[axis] = -1
+            total = total + (np.arange(part.start, part.stop, dtype=np.int64) * stride).reshape(shape)
+        return total.reshape(-1)
+
+    # -- shared memory -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _offsets(self) -> Array:
+        inner = self.spec.box[0] * self.spec.dtype.bytes
+        pitch = self.spec.swizzle_bytes or inner  # rows narrower than the swizzle still start a whole width apart
+        rows = self.spec.box_bytes // inner
+        chunks = np.arange(0, inner, CHUNK, dtype=np.int64)
+        return (np.arange(rows, dtype=np.int64)[:, None] * pitch + chunks).reshape(-1)
+
+    def chunk_addresses(self, address: int) -> Array:
+        """Shared address of each of the box's chunks when it lies at ``address``."""
+        return self.spec.swizzle.apply(address + self._offsets)

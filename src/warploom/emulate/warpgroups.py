@@ -1,0 +1,397 @@
+"""``wgmma``: matrix products that a warpgroup starts now and that read and write at any time until they are waited for.
+
+Every warp computes its 16 rows of D when it waits, the last moment the hardware may take. Until then its registers
+are in flight, and shared operands count as being read by the warpgroup, an agent of its own.
+
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.accumulators import WARP_ROWS, Accumulator
+from warploom.emulate.async_proxy import AsyncProxy
+from warploom.emulate.barriers import Wait
+from warploom.emulate.engines import Engines
+from warploom.emulate.frames import Frame
+from warploom.emulate.report import Reporter
+from warploom.emulate.shared_memory import SHARED_BASE
+from warploom.ir.program import Op, Program, Value
+from warploom.isa.alu import half_to_f32
+from warploom.isa.effects import AsyncMatrix
+from warploom.isa.wgmma import Wgmma
+
+Array = NDArray[Any]
+WARPS = 4
+
+
+@dataclass(eq=False)
+class _Part:
+    """What one warp gives to a product: A's registers and their shadows, and whether D is added to."""
+
+    a: list[Array]
+    a_shadow: list[Array] | None
+    accumulate: bool
+
+
+@dataclass(eq=False)
+class _Product:
+    """One ``wgmma`` of one warpgroup. ``number`` counts them from 1."""
+
+    op: Op
+    instruction: Wgmma
+    number: int
+    cta: int
+    a: int | None
+    b: int
+    stamp: int
+    cells: Array
+    before: Array
+    outside: bool
+    parts: dict[int, _Part] = field(default_factory=dict[int, _Part])
+
+
+@dataclass(eq=False)
+class _Group:
+    """One warpgroup of one CTA."""
+
+    number: int
+    first: int
+    products: list[_Product] = field(default_factory=list[_Product])
+    waits: list[tuple[Wait, int, int]] = field(default_factory=list[tuple[Wait, int, int]])  # (wait, row, needs)
+
+
+class WatchedRegisters:
+    """The registers that any ``wgmma`` of a program names, numbered; made once for a program."""
+
+    def __init__(self, program: Program) -> None:
+        self.numbers: dict[Value, int] = {}
+        for op in program.ops():
+            if isinstance(op.instruction, Wgmma):
+                count = 0 if op.instruction.a_source == "shared" else op.instruction.a_count
+                for value in (*op.operands[:count], *op.results):
+                    if isinstance(value, Value):
+                        self.numbers.setdefault(value, len(self.numbers))
+
+    def of(self, op: Op) -> Array | None:
+        """The watched registers an instruction reads or writes; None for none."""
+        found = {self.numbers[x] for x in (*op.operands, *op.results) if isinstance(x, Value) and x in self.numbers}
+        return np.array(sorted(found)) if found else None
+
+
+class Warpgroups:
+    """The ``wgmma`` of a batch."""
+
+    def __init__(
+        self, rows: int, proxy: AsyncProxy, engines: Engines, reporter: Reporter, watched: WatchedRegisters
+    ) -> None:
+        self.proxy, self.engines, self.report, self.watched = proxy, engines, reporter, watched
+        self.warps = engines.warps
+        self.groups: dict[int, _Group] = {}
+        self.issued = np.zeros(rows, np.int64)
+        self.completed = np.zeros(rows, np.int64)
+        self.commits: dict[int, list[int]] = {}
+        count = len(watched.numbers)
+        self.last = np.zeros((count, rows), np.int64)  # the newest product that has the register in flight
+        self.touched = np.zeros((count, rows), np.int64)  # when an ordinary instruction last accessed it
+        self.fenced = np.full(rows, -1, np.int64)
+        self.clock = 0
+        self.values = list(watched.numbers)
+        self.together: dict[int, tuple[Op, Array]] = {}
+        self._indices: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+
+    def _group(self, row: int) -> _Group:
+        warp = row % self.warps
+        first = row - warp % WARPS
+        if first not in self.groups:
+            self.groups[first] = _Group(warp // WARPS, first)
+        return self.groups[first]
+
+    # -- ordinary instructions -----------------------------------------------------------------------------------
+
+    def access(self, frame: Frame, registers: Array, op: Op) -> None:
+        """An instruction that is no ``wgmma`` reads or writes registers that some ``wgmma`` uses."""
+        rows = frame.flat
+        flying = self.last[registers[:, None], rows] > self.completed[rows]
+        if flying.any():
+            self._report_flying(frame, registers, flying, op)
+        self.clock += 1
+        self.touched[registers[:, None], rows] = self.clock
+
+    def _report_flying(self, frame: Frame, registers: Array, flying: Array, op: Op) -> None:
+        which, position = (int(x[0]) for x in np.nonzero(flying))
+        row, value = int(frame.flat[position]), self.values[int(registers[which])]
+        product = self._group(row).products[int(self.last[registers[which], row]) - 1]
+        verb = "writes" if value in op.results and value not in op.operands else "accesses"
+        name = f"register {value.name}" if value.name else "a register"
+        message = (
+            f"{op.instruction.mnemonic} {verb} {name} of {product.op.instruction.mnemonic}, which is still in flight: "
+            "commit the wgmma and wait for its group first"
+        )
+        self.report.add("in_flight", op.where, message, row, 0, other=product.op.where, count=32 * int(flying.sum()))
+
+    def fence(self, frame: Frame) -> None:
+        """``wgmma.fence``."""
+        self.clock += 1
+        self.fenced[frame.flat] = self.clock
+
+    def meet(self, frame: Frame, op: Op) -> None:
+        """Count an instruction that whole warpgroups execute; compared at exit."""
+        counts = self.together.setdefault(id(op), (op, np.zeros(self.issued.size, np.int64)))[1]
+        counts[frame.flat] += 1
+
+    # -- issue ---------------------------------------------------------------------------------------------------
+
+    def issue(self, frame: Frame, op: Op, keys: tuple[Value, ...]) -> None:
+        """Warps of a frame start a product."""
+        instruction = op.instruction
+        assert isinstance(instruction, Wgmma)
+        from_registers = instruction.a_source == "registers"
+        count = instruction.a_count
+        b, adds = (frame.full(frame.env[k])[:, 0] for k in keys[count : count + 2])
+        a = None if from_registers else frame.full(frame.env[keys[0]])[:, 0]
+        registers = [frame.full(frame.env[k]) for k in keys[:count]] if from_registers else []
+        shadows = self._shadows(frame, keys[:count]) if from_registers else None
+        if self.proxy.checks:
+            self._check_registers(frame, op, keys)
+        rows = frame.flat.tolist()
+        fresh: dict[int, tuple[_Product, list[int]]] = {}
+        for i, row in enumerate(rows):
+            group = self._group(row)
+            number = int(self.issued[row]) + 1
+            self.issued[row] = number
+            descriptors = None if a is None else int(a[i]), int(b[i])
+            if number > len(group.products):
+                group.products.append(self._product(op, instruction, number, row, *descriptors))
+            product = group.products[number - 1]
+            if product.op is not op or (product.a, product.b) != descriptors:
+                self._disagree(row, op, product)
+            part_shadow = None if shadows is None else [s[i] for s in shadows]
+            product.parts[row] = _Part([r[i] for r in registers], part_shadow, bool(adds[i]))
+            fresh.setdefault(group.first, (product, []))[1].append(row)
+        for product, mine in fresh.values():
+            if self.proxy.checks and product.cells.size:
+                self.proxy.check((mine, None), product.cells, "read", op)
+                engine = self.engines.warpgroup(mine[0] % self.warps // WARPS)
+                self.proxy.record_read(engine, product.cells, product.stamp)
+            self._wake(self.groups[mine[0] - mine[0] % self.warps % WARPS])
+
+    @staticmethod
+    def _shadows(frame: Frame, keys: tuple[Value, ...]) -> list[Array] | None:
+        if not any(k in frame.shadows for k in keys):
+            return None
+        none = np.zeros((1, 1, 1), np.uint32)
+        return [frame.full(frame.shadows.get(k, none)) for k in keys]
+
+    def _product(self, op: Op, instruction: Wgmma, number: int, row: int, a: int | None, b: int) -> _Product:
+        cta = row // self.warps
+        stamp = self.proxy.clocks.stamp(op)
+        parts = [self._operand(instruction, "b", b)] + ([] if a is None else [self._operand(instruction, "a", a)])
+        outside = any(index.min() < 0 or 2 * int(index.max()) + 2 > self.proxy.shared.size for index, _ in parts)
+        cells, before = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        if outside:
+            message = f"{op.instruction.mnemonic}: an operand lies outside the {self.proxy.shared.size} bytes of "
+            message += "shared memory: correct the descriptor's address, stride or leading offset"
+            self.report.add("bounds", op.where, message, row, 0)
+        elif self.proxy.checks:
+            first = cta * self.proxy.shared.stride // self.proxy.shared.granule
+            cells = (parts[0][1] if len(parts) == 1 else np.union1d(parts[0][1], parts[1][1])) + first
+            before = self.proxy.state(cells)
+        return _Product(op, instruction, number, cta, a, b, stamp, cells, before, outside)
+
+    def _operand(self, instruction: Wgmma, which: str, descriptor: int) -> tuple[Array, Array]:
+        """Indices of an operand's elements in 16-bit units of its CTA's shared memory, and their cells; kept."""
+        key = (which, instruction.n if which == "b" else 0, instruction.transposed_b, descriptor)
+        found = self._indices.get(key)
+        if found is None:
+            addresses = instruction.a_addresses if which == "a" else instruction.b_addresses
+            local = addresses(descriptor) - SHARED_BASE
+            found = self._indices[key] = local >> 1, np.unique(local // self.proxy.shared.granule)
+        return found
+
+    def _disagree(self, row: int, op: Op, product: _Product) -> None:
+        message = (
+            f"the warps of a warpgroup disagree on {op.instruction.mnemonic} (another line, or other descriptors): "
+            "all four execute the same ones"
+        )
+        self.report.add("divergence", op.where, message, row, 0, other=product.op.where)
+
+    def _check_registers(self, frame: Frame, op: Op, keys: tuple[Value, ...]) -> None:
+        """Registers must be fenced since ordinary accesses; in flight, only the same shape may continue them."""
+        numbers, rows = self.watched.of(op), frame.flat
+        assert numbers is not None
+        late = (self.touched[numbers[:, None], rows] > self.fenced[rows]) | (self.fenced[rows] < 0)
+        if late.any():
+            row = int(rows[np.nonzero(late)[1][0]])
+            message = (
+                f"{op.instruction.mnemonic} without a wgmma.fence since ordinary instructions last accessed its "
+                "registers (or at all): put one before it"
+            )
+            self.report.add("race", op.where, message, row, 0)
+        flying = self.last[numbers[:, None], rows] > self.completed[rows]
+        if flying.any():
+            results = set(op.results)
+            for which, position in np.argwhere(flying).tolist():
+                number, row = int(numbers[which]), int(rows[position])
+                product = self._group(row).products[int(self.last[number, row]) - 1]
+                value = self.values[number]
+                continues = value in results and value in product.op.results
+                same = continues and product.instruction.n == op.instruction.n  # type: ignore[attr-defined]
+                if not same and (value in results or value in product.op.results):
+                    self._report_flying(frame, numbers[[which]], flying[[which]], op)
+                    break
+        self.last[numbers[:, None], rows] = self.issued[rows] + 1
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def commit(self, frame: Frame) -> None:
+        """``wgmma.commit_group``."""
+        for row in frame.flat.tolist():
+            self.commits.setdefault(row, []).append(int(self.issued[row]))
+
+    def wait(self, frame: Frame, pending: int, op: Op, registers: Array | None) -> Generator[Wait | None, None, None]:
+        """``wgmma.wait_group``: the results of all but the newest groups arrive, once all four warps have issued."""
+        needs: dict[int, int] = {}
+        for row in frame.flat.tolist():
+            commits = self.commits.get(row, [])
+            needs[row] = commits[-1 - pending] if len(commits) > pending else 0
+        wait = Wait(op, set())
+        for row, number in needs.items():
+            group = self._group(row)
+            if number > self._all_issued(group):
+                wait.rows.add(row)
+                group.waits.append((wait, row, number))
+        while not wait.ready:
+            yield wait
+        self._complete(frame, needs, op)
+        if registers is not None and self.proxy.checks:
+            flying = self.last[registers[:, None], frame.flat] > self.completed[frame.flat]
+            if flying.any():
+                self._report_flying(frame, registers, flying, op)
+
+    def _all_issued(self, group: _Group) -> int:
+        return int(self.issued[group.first : group.first + WARPS].min())
+
+    def _wake(self, group: _Group) -> None:
+        if group.waits:
+            issued = self._all_issued(group)
+            for wait, row, number in group.waits:
+                if number <= issued:
+                    wait.rows.discard(row)
+            group.waits = [w for w in group.waits if w[2] > issued]
+
+    def _complete(self, frame: Frame, needs: dict[int, int], op: Op) -> None:
+        accumulators: dict[tuple[Value, ...], Accumulator] = {}
+        positions: dict[int, list[int]] = {}
+        for i, row in enumerate(frame.flat.tolist()):
+            positions.setdefault(row - row % self.warps % WARPS, []).append(i)
+        for first, mine in positions.items():
+            group = self.groups.get(first)
+            rows = [int(frame.flat[i]) for i in mine]
+            ranges = [(int(self.completed[r]), needs[r]) for r in rows]
+            for done, until in set(ranges):
+                taking = [i for i, r in zip(mine, ranges, strict=True) if r == (done, until)]
+                for product in group.products[done:until] if group is not None else ():
+                    d = product.op.results
+                    found = accumulators.get(d)
+                    if found is None:
+                        found = accumulators[d] = Accumulator(frame, d, product.instruction)
+                    self._multiply(product, frame, taking, found)
+        clocks = self.proxy.clocks
+        for row, number in needs.items():
+            if number > self.completed[row]:
+                self.completed[row] = number
+                engine = clocks.warps + self.engines.warpgroup(row % self.warps // WARPS)
+                stamp = self._group(row).products[number - 1].stamp
+                clocks.known[row, engine] = max(clocks.known[row, engine], stamp)
+        clocks.refresh(frame.flat)
+        for found in accumulators.values():
+            found.write(op)
+
+    def _multiply(self, product: _Product, frame: Frame, positions: list[int], d: Accumulator) -> None:
+        """D of some warps of a warpgroup, from what their operands hold now."""
+        rows = [int(frame.flat[i]) for i in positions]
+        if self.proxy.checks:
+            self.proxy.unchanged(rows[0], 0, product.cells, product.before, product.op)
+        if product.outside:
+            return
+        instruction = product.instruction
+        b, b_poison = self._shared_matrix(product, "b")
+        parts = [product.parts.pop(row) for row in rows]
+        if product.a is None:
+            a = self._register_a(instruction, [p.a for p in parts])
+            shadows = [p.a_shadow for p in parts]
+            a_poison = None
+            if any(s is not None for s in shadows):
+                zero = [np.zeros(32, np.uint32)] * instruction.a_count
+                a_poison = self._register_a(instruction, [s or zero for s in shadows], poison=True)
+        else:
+            whole, a_poison = self._shared_matrix(product, "a")
+            quarter = [row % self.warps % WARPS for row in rows]
+            a = whole.reshape(WARPS, WARP_ROWS, -1)[quarter]
+            a_poison = None if a_poison is None else a_poison.reshape(WARPS, WARP_ROWS, -1)[quarter]
+        adds = np.array([p.accumulate for p in parts])
+        d.add(positions, adds, instruction, a, b)
+        d.spoil(positions, adds, a_poison, b_poison)
+
+    def _shared_matrix(self, product: _Product, which: str) -> tuple[Array, Array | None]:
+        descriptor = product.a if which == "a" else product.b
+        assert descriptor is not None
+        index = self._operand(product.instruction, which, descriptor)[0]
+        shared = self.proxy.shared
+        first = product.cta * shared.stride >> 1
+        words = shared.data.view(np.uint16)[first + index]
+        poison = None
+        if shared.shadow is not None:
+            poison = shared.shadow.view(np.uint16)[first + index] != 0
+            poison = poison if poison.any() else None
+        return half_to_f32(words, product.instruction.inputs), poison
+
+    @staticmethod
+    def _register_a(instruction: Wgmma, registers: list[list[Array]], *, poison: bool = False) -> Array:
+        """A of each warp (warps, 16, 16) from its four registers."""
+        slot = instruction.a_slot
+        words = np.ascontiguousarray(np.stack([np.stack(r, axis=-1) for r in registers])).view(np.uint16)
+        elements = words != 0 if poison else half_to_f32(words, instruction.inputs)
+        owner = slot.layout.owner_index()[: WARP_ROWS * slot.layout.shape[1]]
+        return elements.reshape(len(registers), -1)[:, owner].reshape(len(registers), WARP_ROWS, -1)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def at_exit(self) -> None:
+        """Products under way, and warpgroups of which only some warps came."""
+        for group in self.groups.values():
+            for product in group.products:
+                if product.number <= int(self.completed[group.first : group.first + WARPS].max()):
+                    continue
+                mine = range(group.first, group.first + WARPS)
+                committed = max((c[-1] for r in mine if (c := self.commits.get(r))), default=0)
+                late = product.number > committed
+                what, cure = ("never committed", "commit it and wait for its group") if late else (
+                    "never waited for", "wait for its group")  # fmt: skip
+                message = f"the kernel ends while {product.op.instruction.mnemonic} is under way; it was {what}: {cure}"
+                self.report.add("leak", product.op.where, message, group.first, 0)
+        self.check_together()
+
+    def check_together(self) -> None:
+        """All four warps of a warpgroup must have executed what warpgroups execute together."""
+        for op, counts in self.together.values():
+            usable = counts.size // WARPS * WARPS
+            by_group = counts[:usable].reshape(-1, WARPS)
+            apart = np.nonzero(by_group.min(axis=1) != by_group.max(axis=1))[0]
+            if apart.size:
+                row = int(apart[0]) * WARPS + int(by_group[apart[0]].argmin())
+                message = f"{op.instruction.mnemonic} is for whole warpgroups, four warps from a multiple of four: "
+                message += "here some warps of one do not execute it"
+                self.report.add("divergence", op.where, message, row, 0, count=int(apart.size))
+
+
+def has_wgmma(program: Program) -> bool:
+    """Whether a program multiplies by warpgroups."""
+    return any(isinstance(e, AsyncMatrix) for op in program.ops() for e in op.instruction.effects())
