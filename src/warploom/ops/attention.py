@@ -16,6 +16,7 @@ from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import (
     ArrayView,
+    address,
     as_numpy,
     compact,
     describe,
@@ -329,13 +330,12 @@ def attention(
     if call is None or (views[0].pointer | views[1].pointer | views[2].pointer) % 16:
         return _first_call(views, Options(*asked[:6]), config, key)
     result = empty_like(views[0], views[0].shape)
-    out = describe(result)
-    if not return_lse:
-        call.launch((*views, out), out.kind)
-        return result
-    lse = _empty_lse(views[0], layout)
-    call.launch((*views, out, describe(lse)), out.kind)
-    return result, lse
+    lse = _empty_lse(views[0], layout) if return_lse else None
+    outputs = (address(result),) if lse is None else (address(result), address(lse))
+    kind = views[0].kind
+    if not call.launch_again((views[0].pointer, views[1].pointer, views[2].pointer, *outputs), kind):
+        call.launch((*views, *(describe(x) for x in (result, lse) if x is not None)), kind)
+    return result if lse is None else (result, lse)
 
 
 def _empty_lse(q: ArrayView, layout: str) -> Any:

@@ -78,7 +78,7 @@ Box = tuple[int, ...]
 class GpuCall:
     """A Program loaded on one GPU with a fixed grid and fixed scalars: a launch takes arrays, pointers first.
 
-    Arrays that the kernel reads through the TMA have a box; their tensor maps are kept per address.
+    Arrays that the kernel reads through the TMA have a box; their tensor maps are kept per set of addresses.
     """
 
     kernel: LoadedKernel
@@ -86,7 +86,7 @@ class GpuCall:
     scalars: tuple[Any, ...]
     device: int
     boxes: tuple[Box, ...] = ()
-    maps: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
+    known: dict[tuple[int, ...], tuple[Any, ...]] = field(default_factory=dict[tuple[int, ...], tuple[Any, ...]])
 
     @classmethod
     def prepare(
@@ -105,34 +105,35 @@ class GpuCall:
 
     def launch(self, arrays: tuple[ArrayView, ...], kind: str) -> None:
         """Queue the kernel on the caller's current stream; ``arrays`` in the order of the Program's parameters."""
-        if self.boxes:
-            mapped = len(self.boxes)
-            arguments = [self._map(i, arrays[i]) for i in range(mapped)] + [x.pointer for x in arrays[mapped:]]
-        else:
-            arguments = [x.pointer for x in arrays]
-        self.launch_pointers(tuple(arguments), kind)
+        pointers = tuple(x.pointer for x in arrays)
+        if not self.launch_again(pointers, kind):
+            self._remember(pointers, arrays)
+            self.launch_again(pointers, kind)
 
-    def launch_pointers(self, pointers: tuple[Any, ...], kind: str) -> None:
-        """The same with addresses (and finished tensor maps)."""
+    def launch_again(self, pointers: tuple[int, ...], kind: str) -> bool:
+        """:meth:`launch` by addresses alone; False, and nothing launched, where tensor maps are needed first."""
+        arguments = self.known.get(pointers) if self.boxes else pointers + self.scalars
+        if arguments is None:
+            return False
         stream = current_stream(kind, self.device)
-        self.kernel.launch(stream, self.config, pointers + self.scalars)
+        self.kernel.launch(stream, self.config, arguments)
         if kind in SYNCHRONOUS_KINDS:
             from warploom.cuda.launch import synchronize
 
             synchronize(stream, self.device)
+        return True
 
-    def _map(self, index: int, array: ArrayView) -> Any:
-        """The tensor map of array number ``index``. Shapes and strides are fixed, so the address tells it apart."""
-        key = index, array.pointer
-        found = self.maps.get(key)
-        if found is None:
-            from warploom.cuda.tensor_maps import encode
+    def _remember(self, pointers: tuple[int, ...], arrays: tuple[ArrayView, ...]) -> None:
+        """Make the tensor maps of the first arrays. Shapes and strides are fixed, so addresses tell them apart."""
+        from warploom.cuda.tensor_maps import encode
 
-            if len(self.maps) >= _MAPS_KEPT:
-                self.maps.clear()
-            place = array.pointer, tuple(array.shape), tuple(array.strides)
-            found = self.maps[key] = encode(*place, array.dtype, self.boxes[index])
-        return found
+        maps = [
+            encode(x.pointer, tuple(x.shape), tuple(x.strides), x.dtype, box)
+            for x, box in zip(arrays, self.boxes, strict=False)
+        ]
+        if len(self.known) >= _ARGUMENTS_KEPT:
+            self.known.clear()
+        self.known[pointers] = (*maps, *pointers[len(maps) :], *self.scalars)
 
     def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
         """Copy C-contiguous host arrays to the GPU, run, and copy the outputs back."""
@@ -151,7 +152,7 @@ def _on_gpu(copy: DeviceCopy) -> ArrayView:
     return ArrayView(copy.pointer, host.shape, host.strides, host.dtype, ("cuda", copy.device), "numpy", copy)
 
 
-_MAPS_KEPT = 1024  # tensor maps per prepared call
+_ARGUMENTS_KEPT = 1024  # argument lists with tensor maps per prepared call
 
 
 SECONDS_PER_FLOP = 6e-10
