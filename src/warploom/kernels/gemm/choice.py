@@ -86,13 +86,12 @@ def seconds(problem: GemmProblem, config: GemmConfig, machine: Machine, shared_p
     compute = waves * cycles / machine.clock + START_SECONDS * max(1.0, waves / resident)
     stage_bytes = (config.tile_m + config.tile_n) * config.tile_k * 2
     in_flight = min(resident, waves) * (config.stages - 1) * stage_bytes * min(1.0, ctas / machine.sms)
-    moved = problem.bytes
+    memory = problem.bytes / (machine.bandwidth * min(1.0, in_flight / LATENCY_BYTES)) + START_SECONDS
     extra = 0.0
-    if config.split_k > 1:
-        moved += 2 * config.split_k * problem.batch * problem.m * problem.n * 4
-        extra = SECOND_KERNEL_SECONDS
-    memory = moved / (machine.bandwidth * min(1.0, in_flight / LATENCY_BYTES)) + START_SECONDS
-    return max(compute, memory) + extra
+    if config.split_k > 1:  # the parts are written, and read by a kernel of its own
+        parts_bytes = 4 * config.split_k * problem.batch * problem.m * problem.n
+        extra = SECOND_KERNEL_SECONDS + 2 * parts_bytes / machine.bandwidth
+    return max(compute, memory) + 0.15 * min(compute, memory) + extra
 
 
 def choose(problem: GemmProblem, goal: Target) -> tuple[GemmConfig, str]:

@@ -82,7 +82,8 @@ def epilogue_key(function: EpilogueFunction | None) -> Hashable:
 class GemmFeatures:
     """Trace-time features of a kernel.
 
-    ``out_chunk``: elements per store of a 16-bit C (8, 4, 2, 1), from its alignment. ``pairs``: columns of C, the bias and the extras come in aligned pairs.
+    ``out_chunk``: elements per store of a 16-bit C (8, 4, 2, 1), from its alignment. ``pairs``: columns of C, the bias
+    and the extras come in aligned pairs.
     """
 
     a: OperandFeatures = OperandFeatures(True)

@@ -1,0 +1,126 @@
+"""Every rung and every tile of the tuning space on the emulator: right, without findings, and without conflicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.kernels.gemm_cases import RUNGS, problem_of, run
+from warploom.core.dtypes import bf16, f16, f32
+from warploom.kernels.gemm.choice import candidates
+from warploom.kernels.gemm.config import GemmConfig
+
+CLEAN = [key for key in RUNGS if key not in ("01a", "01b")]
+SMALL = replace(RUNGS["06"], tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, accumulate=f32)
+
+
+def two_tiles(config: GemmConfig, **options):
+    """Two tiles along M and N, and enough along K that every ring of stages wraps twice."""
+    depth = config.tile_k * (2 * config.stages + 1)
+    return problem_of(config, 2 * config.tile_m, 2 * config.tile_n, depth, **options)
+
+
+@pytest.mark.parametrize("key", RUNGS)
+def test_each_rung_is_right_and_clean(key):
+    config = RUNGS[key]
+    outcome = run(config, two_tiles(config))
+    assert outcome.fine, (outcome.error, *map(str, outcome.emulation.findings))
+
+
+@pytest.mark.parametrize("key", CLEAN)
+def test_swizzled_rungs_take_the_ideal_wavefronts(key):
+    """Of every shared access: copies in, fragments, and the epilogue both ways."""
+    config = RUNGS[key]
+    traffic = run(config, two_tiles(config)).emulation.traffic
+    assert set(traffic.shared) == {"cp.async", "ldmatrix", "st.shared", "ld.shared"}
+    assert {name: w.conflicts for name, w in traffic.shared.items()} == dict.fromkeys(traffic.shared, 0)
+
+
+def test_without_swizzle_every_ldmatrix_takes_eight_times_as_long():
+    """Rows of 128 and 256 bytes: the eight rows of a matrix begin in one bank."""
+    traffic = run(RUNGS["01b"], two_tiles(RUNGS["01b"])).emulation.traffic
+    assert traffic["ldmatrix"].actual == 8 * traffic["ldmatrix"].ideal
+    assert traffic["st.shared"].actual == 8 * traffic["st.shared"].ideal
+    assert traffic["cp.async"].conflicts == 0
+
+
+def test_element_wise_loads_conflict_as_much_and_are_more():
+    """01a asks for two bytes at a time: more accesses than 01b, and conflicts too."""
+    direct, matrix = (run(RUNGS[key], two_tiles(RUNGS[key])).emulation.traffic for key in ("01a", "01b"))
+    assert direct["ldmatrix"].accesses == 0
+    assert direct["ld.shared"].accesses > 4 * matrix["ldmatrix"].accesses
+    assert direct["ld.shared"].conflicts > 0
+
+
+def test_wide_b_halves_the_loads_of_b():
+    narrow, wide = RUNGS["05"], RUNGS["06"]
+    counts = [run(c, two_tiles(c)).emulation.traffic["ldmatrix"] for c in (narrow, wide)]
+    assert counts[0].actual == counts[1].actual
+    assert counts[1].accesses * 3 == counts[0].accesses * 2  # A: 4 per k-step, B: 8 become 4
+
+
+def _tuning_space() -> dict[str, GemmConfig]:
+    problem = problem_of(GemmConfig(), 512, 512, 4096)
+    found = {}
+    for config in candidates(problem):
+        tile = replace(config, split_k=1, block_stride=0)
+        found[f"{tile.tile_m}x{tile.tile_n}x{tile.tile_k}"] = tile
+    base = GemmConfig(ldmatrix=True, swizzle=True, strided=True)
+    for tile_m, tile_n, tile_k in ((64, 32, 32), (32, 256, 16), (256, 256, 32), (16, 64, 32), (128, 128, 128)):
+        warps = {"warp_m": min(tile_m, 64), "warp_n": min(tile_n, 32)}
+        found[f"{tile_m}x{tile_n}x{tile_k}"] = replace(
+            base, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, wide_b=True, **warps
+        )
+    return found
+
+
+SPACE = _tuning_space()
+
+
+@pytest.mark.parametrize("rows", [(True, True), (True, False), (False, True), (False, False)], ids=str)
+@pytest.mark.parametrize("tile", SPACE)
+def test_every_tile_is_free_of_conflicts_for_every_layout(tile, rows):
+    config = SPACE[tile]
+    a_rows, b_rows = rows
+    if config.check(a_k_contiguous=a_rows, b_k_contiguous=not b_rows):
+        pytest.skip("the tile does not take this layout")
+    problem = problem_of(config, config.tile_m, config.tile_n, config.tile_k, a_rows=a_rows, b_rows=b_rows)
+    outcome = run(config, problem)
+    assert outcome.fine, (outcome.error, *map(str, outcome.emulation.findings))
+    shared = outcome.emulation.traffic.shared
+    assert {name: w.conflicts for name, w in shared.items()} == dict.fromkeys(shared, 0)
+
+
+VARIANTS = {
+    "best": SMALL,
+    "one stage": replace(SMALL, stages=1, pipelined=False),
+    "element-wise": replace(SMALL, ldmatrix=False, swizzle=False, stages=2, pipelined=False, wide_b=False),
+    "recomputed, narrow": replace(SMALL, strided=False, wide_b=False, block_stride=0),
+    "static strides": replace(SMALL, static_strides=True),
+    "bf16": replace(SMALL, dtype=bf16),
+    "f16 sums": replace(SMALL, accumulate=f16),
+}
+
+
+@pytest.mark.parametrize("extents", [(64, 64, 64), (72, 88, 104), (70, 66, 98), (33, 51, 37), (5, 3, 7), (1, 130, 1)])
+@pytest.mark.parametrize("rows", [(True, True), (True, False), (False, True), (False, False)], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_any_extents_and_layouts(variant, rows, extents):
+    """Multiples of the tile; of 8, 4 and 2 elements; odd ones; less than a tile."""
+    config = VARIANTS[variant]
+    out = f32 if extents[0] == 33 else None
+    problem = problem_of(config, *extents, a_rows=rows[0], b_rows=rows[1], out=out)
+    outcome = run(config, problem)
+    assert outcome.fine, (outcome.error, *map(str, outcome.emulation.findings))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_adversarial_orders_of_the_warps(seed):
+    assert run(SMALL, problem_of(SMALL, 64, 64, 32 * 8), seed=seed).fine
+
+
+def test_block_swizzle_visits_every_tile_once():
+    """Groups of 8 rows of tiles, the last one lower: any tile left out would stay NaN."""
+    config = replace(SMALL, tile_m=16, tile_n=32, warp_m=16, warp_n=32, stages=2)
+    assert run(config, problem_of(config, 16 * 11, 32 * 3, 32)).fine
