@@ -40,7 +40,7 @@ def _block(torch: Any, got: Any, q: Any, k: Any, v: Any, dtype: DType, kind: Any
     weights = torch.exp_(scores.sub_(scores.amax(-1, keepdim=True)))
     total = weights.sum(-1, keepdim=True)
     expected, magnitude = weights @ v / total, weights @ v.abs() / total
-    rounded = (weights.to(kind).double() @ v / total).to(kind).double()
+    rounded = ((weights / total).to(kind).double() @ v).to(kind).double()
     error = torch.nan_to_num((got - expected).abs(), nan=math.inf)
     allowed = UNIT_ROUNDOFF[dtype.name] * (expected.abs() + magnitude) + F32_SLACK * magnitude
     return (error / allowed).max(), error.max(), (rounded - expected).abs().max()

@@ -52,9 +52,10 @@ def attention_reference(q: Any, k: Any, v: Any, dtype: DType, scale: float | Non
     s = q64 @ np.swapaxes(k64, -1, -2) * (1.0 / math.sqrt(q64.shape[-1]) if scale is None else scale)
     weights = np.exp(s - s.max(-1, keepdims=True))
     total = weights.sum(-1, keepdims=True)
-    rounded = weights.astype(dtype.numpy).astype(np.float64)
+    # Normalised first: relative to the row's maximum the largest weight is 1, which would lose nothing by rounding.
+    rounded = (weights / total).astype(dtype.numpy).astype(np.float64)
     return AttentionReference(
-        output=weights @ v64 / total, magnitude=weights @ np.abs(v64) / total, rounded_p=rounded @ v64 / total
+        output=weights @ v64 / total, magnitude=weights @ np.abs(v64) / total, rounded_p=rounded @ v64
     )
 
 
