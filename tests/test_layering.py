@@ -57,7 +57,7 @@ EVERYWHERE = frozenset({"numpy", "ml_dtypes"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "core": EVERYWHERE,
     "cuda": EVERYWHERE | {"cuda"},
-    "cli": EVERYWHERE | {"typer", "rich", "click"},
+    "cli": EVERYWHERE | {"typer", "rich", "click", "matplotlib"},
     "emulate": EVERYWHERE | {"rich"},
     "inspect": EVERYWHERE | {"rich"},
     "bench": EVERYWHERE | {"rich", "matplotlib", "torch"},

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli import bench, check, doctor, ladder, show
+from warploom.cli import bench, check, discover, doctor, ladder, layout, show
 from warploom.cli.errors import settings
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app.command("check")(check.check)
 app.add_typer(show.app, name="show")
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
+app.command("layout")(layout.layout)
+app.command("discover")(discover.discover)
 
 
 def _version(wanted: bool) -> None:

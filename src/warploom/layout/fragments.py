@@ -153,6 +153,12 @@ class FragmentLayout:
         """
         return _owner_index(self)
 
+    def _repr_svg_(self) -> str:
+        """The picture that notebooks show: each element with its lane and register."""
+        from warploom.layout.draw import draw_elements
+
+        return draw_elements(self).svg()
+
     def __str__(self) -> str:
         rows, cols = self.shape
         tiled = "" if self.tiles == (1, 1) else f" = {self.tiles[0]}×{self.tiles[1]} atoms of {self.atom_shape}"

@@ -119,6 +119,12 @@ class SharedLayout:
         bases = {"row": [(byte,) for byte in rows], "col": [(byte,) for byte in cols]}
         return LinearMap(bases, {"byte": size})
 
+    def _repr_svg_(self) -> str:
+        """The picture that notebooks show: which chunk lies in which banks."""
+        from warploom.layout.draw import draw_banks
+
+        return draw_banks(self).svg()
+
     def offset(self, row: Any, col: Any) -> Any:
         """The byte offset of element (row, col): integers, integer arrays, or traced values.
 
