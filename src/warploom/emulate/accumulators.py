@@ -33,9 +33,8 @@ class Accumulator:
             self.matrix = self._matrix(values)
             if any(r in frame.shadows for r in self.registers):
                 none = np.zeros((1, 1, 1), shadow_dtype(values[0].dtype))
-                self.poison = np.not_equal(
-                    self._matrix([frame.full(frame.shadows.get(r, none)) for r in self.registers]), 0
-                )
+                shadows = [frame.full(frame.shadows.get(r, none)) for r in self.registers]
+                self.poison = self._matrix(shadows).astype(np.bool_)
         return self.matrix
 
     def _matrix(self, values: list[Array]) -> Array:
@@ -58,13 +57,14 @@ class Accumulator:
         if self.poison is None:
             assert self.matrix is not None
             self.poison = np.zeros(self.matrix.shape, np.bool_)
-        mine = self.poison[positions]
+        poison = self.poison
+        mine = poison[positions]
         mine[~adds] = False
         if a is not None:
             mine |= a.any(axis=2, keepdims=True)
         if b is not None:
             mine |= b.any(axis=1)[None, None, :]
-        self.poison[positions] = mine
+        poison[positions] = mine
 
     def write(self, op: Op) -> None:
         """The registers of the frame from the matrices."""

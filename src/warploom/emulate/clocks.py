@@ -226,8 +226,8 @@ class Clocks:
     ) -> Array:
         """Whether each access (agent, agent lane, stamp) happened before the step of (row, lane) now, elementwise.
 
-        ``agents`` are grid-wide warp numbers, or engines of the same CTA (-1 - engine); an agent lane above 31 stands for several lanes; ``whole_warp`` means the
-        step is a collective one, on behalf of every lane.
+        ``agents`` are grid-wide warp numbers, or engines of the same CTA (-1 - engine); an agent lane above 31 stands
+        for several lanes; ``whole_warp`` means the step is a collective one, on behalf of every lane.
         """
         mine = self.first + rows
         if self.across:

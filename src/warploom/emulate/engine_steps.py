@@ -75,7 +75,7 @@ class EngineSteps:
     def _address(self, frame: Frame, key: Value, offset: int, op: Op) -> Array:
         self.run.observe(frame, key, op, "an address")
         address = frame.env[key]
-        return address + address.dtype.type(offset) if offset else address
+        return address + np.uint32(offset % 2**32) if offset else address
 
     def _mbarrier(
         self, op: Op, effect: fx.MbarrierInit | fx.MbarrierFence | fx.MbarrierArrive | fx.MbarrierWait,
