@@ -31,17 +31,23 @@ def keep(store, config, problem=PROBLEM):
     )
 
 
+def tuned(problem):
+    found = ops.tuned(problem, target("sm_90a"), 0)
+    assert found is not None
+    return found
+
+
 def test_a_winner_goes_before_the_default(store):
     assert ops.tuned(PROBLEM, target("sm_90a"), 0) is None
     keep(store, str(CONFIG))
-    config, reason = ops.tuned(PROBLEM, target("sm_90a"), 0)
+    config, reason = tuned(PROBLEM)
     assert config == CONFIG
     assert reason.startswith(f"tuned on {GPU} for attention bf16 head_dim=128 mask=full")
 
 
 def test_type_and_head_dim_follow_the_problem(store):
     keep(store, str(CONFIG))
-    config, _ = ops.tuned(replace(PROBLEM, dtype=f16, head_dim=96), target("sm_90a"), 0)
+    config, _ = tuned(replace(PROBLEM, dtype=f16, head_dim=96))
     assert config == replace(CONFIG, dtype=f16, head_dim=96)
 
 

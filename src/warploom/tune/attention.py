@@ -26,7 +26,7 @@ from warploom.tune.space import Space
 
 _LAYOUT = "bshd"
 _WORK_REGISTERS = 16  # for addresses and the rows' statistics
-_CHECKED_ROWS = 512  # a multiple of every tile_m
+_CHECKED_ROWS = 512  # at least, of the problem that results are checked on
 
 _ALWAYS_WON = frozenset(
     {"dtype", "head_dim", "async_copy", "swizzle", "eager", "cooperative", "strided", "folded_scale", "opt_level"}
@@ -117,13 +117,17 @@ def _strides(problem: AttentionProblem) -> tuple[TensorStrides, ...]:
     return q, k, k, q
 
 
-def checked_problem(problem: AttentionProblem) -> AttentionProblem:
-    """A small problem that the same kernel runs: equal remainders of the lengths, equal rows."""
-    lengths = (
-        n if n < 2 * _CHECKED_ROWS else _CHECKED_ROWS + n % _CHECKED_ROWS for n in (problem.q_len, problem.kv_len)
-    )
-    q_len, kv_len = lengths
+def checked_problem(problem: AttentionProblem, config: AnyConfig) -> AttentionProblem:
+    """A small problem that the same kernel runs: lengths with the same remainders of the tiles, one batch."""
+    period = math.lcm(config.tile_m, config.tile_n)
+    least = period * -(-_CHECKED_ROWS // period)
+    q_len, kv_len = (min(n, n % period + least) for n in (problem.q_len, problem.kv_len))
+    if q_len == kv_len and problem.q_len != problem.kv_len:  # equal strides would be another kernel
+        q_len, kv_len = problem.q_len, problem.kv_len
     return replace(problem, batch=1, q_len=q_len, kv_len=kv_len)
+
+
+_Tensors = tuple[Any, Any, Any]
 
 
 class AttentionWorkload:
@@ -139,11 +143,9 @@ class AttentionWorkload:
         self.sets = input_sets(per_set, int(torch.cuda.get_device_properties(self._device).L2_cache_size))
         self._inputs = [self._fresh(problem) for _ in range(self.sets)]
         self._output = torch.empty_like(self._inputs[0][0])
-        self._checked = checked_problem(problem)
-        self._checked_inputs = self._fresh(self._checked)
-        self._expected = reference(torch, *self._checked_inputs, self._checked)
+        self._checks: dict[AttentionProblem, tuple[_Tensors, tuple[Any, Any]]] = {}
 
-    def _fresh(self, problem: AttentionProblem) -> tuple[Any, Any, Any]:
+    def _fresh(self, problem: AttentionProblem) -> _Tensors:
         kind = {"bf16": self._torch.bfloat16, "f16": self._torch.float16}[problem.dtype.name]
 
         def one(length: int, heads: int) -> Any:
@@ -162,10 +164,15 @@ class AttentionWorkload:
 
     def fault(self, config: AnyConfig, built: Built) -> str | None:
         """Compare a small problem with float64; waits for the GPU."""
-        out = self._torch.full_like(self._checked_inputs[0], math.nan)
-        call = self._call(config, built, self._checked_inputs)
-        call.launch((*(describe(x) for x in self._checked_inputs), *self._views(out, self._checked)), "torch")
-        error = relative_error(self._torch, out, *self._expected, self._problem.dtype.name)
+        problem = checked_problem(self._problem, config)
+        if problem not in self._checks:
+            fresh = self._fresh(problem)
+            self._checks[problem] = fresh, reference(self._torch, *fresh, problem)
+        inputs, (expected, magnitude) = self._checks[problem]
+        out = self._torch.full_like(inputs[0], math.nan)
+        call = self._call(config, built, inputs)
+        call.launch((*(describe(x) for x in inputs), *self._views(out, problem)), "torch")
+        error = relative_error(self._torch, out, expected, magnitude, problem.dtype.name)
         return None if error <= 1.0 else f"computes wrong results (error {error:.3g} of what the type allows)"
 
     def _views(self, out: Any, problem: AttentionProblem) -> tuple[ArrayView, ...]:
@@ -174,7 +181,7 @@ class AttentionWorkload:
         rows = problem.batch, problem.heads, problem.q_len
         return describe(out), describe(self._torch.empty(rows, device=self._device, dtype=self._torch.float32))
 
-    def _call(self, config: AnyConfig, built: Built, inputs: tuple[Any, Any, Any]) -> GpuCall:
+    def _call(self, config: AnyConfig, built: Built, inputs: _Tensors) -> GpuCall:
         """The compiled kernel with the grid and scalars of these inputs; nothing is traced here."""
         from warploom.cuda.launch import load, scalar
 
@@ -189,22 +196,33 @@ class AttentionWorkload:
 
 
 def reference(torch: Any, q: Any, k: Any, v: Any, problem: AttentionProblem) -> tuple[Any, Any]:
-    """(O, Σ p·|v|) in float64, of the shape of q; rows that see no key are zero."""
-    q64, k64, v64 = (x.double().transpose(1, 2) for x in (q, k, v))
+    """(O, Σ p·|v|) in float64, of the shape of q; rows that see no key are zero. Head by head, to spare memory."""
+    outputs, magnitudes = (torch.zeros(q.shape, dtype=torch.float64, device=q.device) for _ in range(2))
     group = problem.heads // problem.kv_heads
-    k64, v64 = (x.repeat_interleave(group, dim=1) for x in (k64, v64))
-    scores = q64 @ k64.transpose(-1, -2) * (problem.scale or 1 / math.sqrt(problem.head_dim))
-    if problem.softcap is not None:
-        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    hidden = _hidden(torch, problem, q.device)
+    for b in range(problem.batch):
+        for h in range(problem.heads):
+            queries, keys, values = q[b, :, h].double(), k[b, :, h // group].double(), v[b, :, h // group].double()
+            scale = 1 / math.sqrt(problem.head_dim) if problem.scale is None else problem.scale
+            scores = queries @ keys.T * scale
+            if problem.softcap is not None:
+                scores = problem.softcap * torch.tanh(scores / problem.softcap)
+            weights = torch.nan_to_num(torch.softmax(scores.masked_fill(hidden, -math.inf), -1), nan=0.0)
+            outputs[b, :, h], magnitudes[b, :, h] = weights @ values, weights @ values.abs()
+    return outputs, magnitudes
+
+
+def _hidden(torch: Any, problem: AttentionProblem, device: Any) -> Any:
+    """Which keys (columns) a query (row) does not see."""
+    row = torch.arange(problem.q_len, device=device)[:, None] + (problem.kv_len - problem.q_len)
+    distance = torch.arange(problem.kv_len, device=device)[None, :] - row
     left, right = problem.window
-    row = torch.arange(problem.q_len, device=q.device)[:, None] + (problem.kv_len - problem.q_len)
-    column = torch.arange(problem.kv_len, device=q.device)[None, :]
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
     if left is not None:
-        scores = scores.masked_fill(column < row - left, -math.inf)
+        hidden |= distance < -left
     if right is not None:
-        scores = scores.masked_fill(column > row + right, -math.inf)
-    weights = torch.nan_to_num(torch.softmax(scores, -1), nan=0.0)
-    return (weights @ v64).transpose(1, 2), (weights @ v64.abs()).transpose(1, 2)
+        hidden |= distance > right
+    return hidden
 
 
 def relative_error(torch: Any, out: Any, expected: Any, magnitude: Any, dtype: str) -> float:

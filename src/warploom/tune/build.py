@@ -10,6 +10,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.errors import WarploomError
@@ -96,10 +97,16 @@ def build_all(
             results.append(build(family, problem, config, arch))
             progress(len(results), len(configs))
         return results
-    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(build, family, problem, config, arch): i for i, config in enumerate(configs)}
-        found: dict[int, Built | str] = {}
-        for future in as_completed(running):
-            found[running[future]] = future.result()
-            progress(len(found), len(configs))
+    pool = _pool(workers or available_cores())
+    running = {pool.submit(build, family, problem, config, arch): i for i, config in enumerate(configs)}
+    found: dict[int, Built | str] = {}
+    for future in as_completed(running):
+        found[running[future]] = future.result()
+        progress(len(found), len(configs))
     return [found[i] for i in range(len(configs))]
+
+
+@lru_cache(maxsize=1)
+def _pool(workers: int) -> ProcessPoolExecutor:
+    """Kept until this process ends: a search builds many times, and starting Python costs as much as a kernel."""
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))

@@ -24,8 +24,8 @@ from warploom.core.settings import cache_folder
 from warploom.tune.classes import ProblemClass
 
 SHIPPED = Path(__file__).parent / "winners"
-NEAR_ENOUGH = 2.0
-"""The distance of classes up to which a winner is still taken: lengths off by a factor of 4 together."""
+NEAR_ENOUGH = 3.0
+"""The distance of classes up to which a winner is still taken: both lengths and the batch off by a factor of 2."""
 
 Record = dict[str, Any]
 _FORMAT = 1
@@ -154,6 +154,11 @@ class WinnerStore:
         return [r for r in mine[last + 1 :] if r.get("record") == "round" and r.get("space") == space]
 
     # -- writing
+    def require_writable(self) -> None:
+        """Raise OSError where records could not be kept: better before a search than after it."""
+        with self._locked():
+            return
+
     def add(self, winner: Winner) -> None:
         """Keep a winner. Raises OSError where the folder cannot be written."""
         self.append({"record": "winner", **winner.json()})

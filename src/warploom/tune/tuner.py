@@ -78,7 +78,10 @@ class _Entry:
 
 
 class Tuner:
-    """Tunes problems of one family on one GPU. ``budget`` seconds are for all problems together."""
+    """Tunes problems of one family on one GPU. ``budget`` seconds are for all problems together.
+
+    Raises OSError where the store cannot be written.
+    """
 
     def __init__(
         self,
@@ -92,6 +95,7 @@ class Tuner:
         build: BuildAll = build_all,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        store.require_writable()
         self.family, self.gpu, self.store = family, gpu, store
         self.effort = effort or Effort()
         self._report, self._build, self._now = report, build, now

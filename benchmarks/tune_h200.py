@@ -1,0 +1,113 @@
+"""Tune attention for the GPU at hand and write the winners that ship with the package.
+
+    python benchmarks/tune_h200.py --out OUT --budget 200
+
+writes OUT/<gpu>.json (copy it to src/warploom/tune/winners/) and OUT/tuned/winners.jsonl, every round that was timed;
+started again with the same OUT it goes on where it was. Without a GPU, ``--compile-only`` fills the kernel cache
+($WARPLOOM_CACHE) with the first candidates, so that the time on the GPU goes into timing.
+
+Problems: 16384 tokens, heads × head_dim = 2048, bf16 (f16 takes the same winners: the tensor cores run both at one
+speed). The lengths that matter most come first, so that a short budget covers every head_dim and mask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+from warploom.bench.environment import environment
+from warploom.core.dtypes import bf16
+from warploom.core.targets import target
+from warploom.kernels.attention.problem import AttentionProblem
+from warploom.tune.attention import AttentionFamily
+from warploom.tune.build import build_all
+from warploom.tune.gpu import gpu_for_tuning
+from warploom.tune.space import distinct
+from warploom.tune.store import WinnerStore, gpu_file_name, package_version
+from warploom.tune.tuner import Effort, Outcome, Tuner
+
+TOKENS, WIDTH = 16384, 2048
+LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)
+HEAD_DIMS = (128, 64, 256)
+
+
+def problems(head_dims: list[int], lengths: list[int]) -> list[AttentionProblem]:
+    """Every head_dim and mask at the first length, then at the next."""
+    return [
+        AttentionProblem(max(1, TOKENS // n), WIDTH // d, WIDTH // d, n, n, d, bf16, window)
+        for n in lengths
+        for d in head_dims
+        for window in ((None, None), (None, 0))
+    ]
+
+
+def compile_only(todo: list[AttentionProblem], arch: str) -> None:
+    """The first candidates of every kernel into the disk cache; no GPU is needed."""
+    family, goal = AttentionFamily(), target(arch)
+    seen: set[object] = set()
+    for problem in todo:
+        configs = distinct(c for space in family.spaces(problem, goal) for c in space.combinations())
+        configs = [c for c in [family.default(problem, goal), *configs] if not family.misfits(problem, c, goal)]
+        fresh = [c for c in configs if (key := family.kernel_key(problem, c)) not in seen and not seen.add(key)]
+        start = time.perf_counter()
+        built = build_all(family, problem, fresh, arch) if fresh else []
+        worth = sum(not isinstance(b, str) and not b.faults(goal) for b in built)
+        seconds = time.perf_counter() - start
+        print(f"{family.problem_class(problem)}: {len(fresh)} compiled in {seconds:.1f} s, {worth} to time", flush=True)
+
+
+def write_winners(store: WinnerStore, gpu: str, out: Path) -> Path:
+    """The store's winners of this GPU and version as the package's file, replaced whole."""
+    winners = sorted(store.winners(gpu, package_version()), key=lambda w: str(w.problem))
+    content = {"gpu": gpu, "made_with": environment(), "winners": [w.json() for w in winners]}
+    path = out / gpu_file_name(gpu)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(fresh, path)
+    return path
+
+
+def describe(outcome: Outcome, seconds: float, flops: int) -> str:
+    """One line for the log."""
+    dropped = ", ".join(f"{count} × {reason}" for reason, count in outcome.dropped.most_common(4))
+    if outcome.winner is None:
+        return f"{outcome.problem}: no winner ({dropped or 'the budget was spent'})"
+    w = outcome.winner
+    remark = (
+        "known" if outcome.known else f"{w.candidates} timed in {seconds:.1f} s{'' if outcome.complete else ', cut'}"
+    )
+    rate = flops / w.seconds / 1e12
+    return f"{w.problem}: {rate:.0f} TFLOPS, {w.speedup:.3f}× default, {w.config} ({remark}; dropped: {dropped})"
+
+
+def main() -> None:
+    """Parse the command line and tune."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--budget", type=float, default=200.0, help="seconds for all problems, compiling included")
+    parser.add_argument("--head-dims", type=int, nargs="+", default=list(HEAD_DIMS))
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--variant-passes", type=int, default=1, help="how often one more flag is tried on the winner")
+    parser.add_argument("--compile-only", metavar="ARCH", nargs="?", const="sm_90a")
+    arguments = parser.parse_args()
+    todo = problems(arguments.head_dims, arguments.lengths)
+    if arguments.compile_only:
+        compile_only(todo, arguments.compile_only)
+        return
+    gpu, store = gpu_for_tuning(), WinnerStore(arguments.out / "tuned")
+    effort = Effort(variant_passes=arguments.variant_passes, sample_seconds=0.002, warm_up_seconds=0.002)
+    family = AttentionFamily()
+    tuner = Tuner(family, gpu, store, budget=arguments.budget, effort=effort)
+    for problem in todo:
+        start = time.perf_counter()
+        outcome = tuner.tune(problem)
+        print(describe(outcome, time.perf_counter() - start, problem.flops), flush=True)
+        write_winners(store, gpu.name, arguments.out)
+    print(f"written to {write_winners(store, gpu.name, arguments.out)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
