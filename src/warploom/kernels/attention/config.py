@@ -27,12 +27,14 @@ class AttentionConfig:
     num_warps: int = _flag(4, "warps per CTA; each owns tile_m / num_warps query rows", (4, 8))
     head_dim: int = _flag(128, "elements per head (d_head)", (64, 128, 256))
     dtype: DType = _flag(bf16, "element type of Q, K, V and O", (bf16, f16))
+    softmax_in_shared: bool = _flag(False, "softmax by a round trip through shared memory (the paper's baseline)")
     async_copy: bool = _flag(True, "global → shared by cp.async instead of through registers")
     swizzle: bool = _flag(False, "XOR-swizzled shared tiles (kernel 2)")
     eager: bool = _flag(False, "start the next K and V copies before they are needed (kernel 3)")
     load_q: int = _flag(0, "Q fragments loaded per step: 0 the whole tile once, 2 a k-slice of 16 (kernel 4)", (0, 2))
     load_k: int = _flag(0, "K fragments loaded per step", (0, 2))
     load_v: int = _flag(0, "V fragments loaded per step", (0, 2))
+    k_slices: bool = _flag(True, "fragments loaded along the inner dimension, not row by column (part 5)")
     double_buffer: bool = _flag(False, "load the next fragments while this slice multiplies (kernel 5)")
     folded_scale: bool = _flag(False, "scale folded into exp2: one FMA per element (kernel 6)")
     cooperative: bool = _flag(False, "the CTA copies tiles together instead of warp by warp (kernel 8)")
@@ -47,6 +49,7 @@ class AttentionConfig:
     static_strides: bool = _flag(False, "distances between sequence positions known while tracing (kernel 16)")
     stages: int = _flag(1, "K/V buffers; with 2, one barrier per step", (1, 2))
     lazy_rescale: bool = _flag(False, "rescale O only when a row's maximum grew by more than 2^8; exact")
+    heads_first: bool = _flag(False, "grid (head, query block, batch): neighbours do not share K and V in the L2")
     min_ctas: int = _flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
     opt_level: int = _flag(3, "ptxas's optimisation level", (1, 3))
 
@@ -83,12 +86,17 @@ class AttentionConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: Q (O goes over it), then K and V per stage."""
-        return (self.tile_m + 2 * self.stages * self.tile_n) * self.tile_cols * self.dtype.bytes
+        """Dynamic shared memory: Q (O goes over it), then K and V per stage; scores, if they go through it."""
+        tiles = (self.tile_m + 2 * self.stages * self.tile_n) * self.tile_cols * self.dtype.bytes
+        return tiles + (4 * self.tile_m * (self.tile_n + 1) if self.softmax_in_shared else 0)
 
     def copy_plan(self, rows: int) -> CopyPlan:
         """How a tile of ``rows`` sequence positions is copied."""
         return CopyPlan(rows, self.tile_cols, self.num_warps, self.cooperative)
+
+    @property
+    def _row_by_column(self) -> bool:
+        return not self.k_slices
 
     # -- whether it fits
     def check(self, target: Target | None = None) -> list[str]:
@@ -114,6 +122,10 @@ class AttentionConfig:
             found.append(f"stages is 1 or 2, not {self.stages}")
         if self.stages == 2 and self.peel:
             found.append("peel is for one stage: with two, the loop is unrolled over the stages instead")
+        if self.softmax_in_shared and (self.folded_scale or self.peel or self.warp_rows > 32):
+            found.append("softmax_in_shared takes no folded scale, no peeling and at most 32 rows per warp")
+        if not self.k_slices and (self.double_buffer or 0 in (self.load_q, self.load_k, self.load_v)):
+            found.append("row by column (k_slices off) needs load_q = load_k = load_v = 2 and no double buffer")
         if self.eager and not self.async_copy:
             found.append("eager copies are asynchronous ones")
         if self.lazy_rescale and not self.folded_scale:
@@ -161,6 +173,8 @@ class AttentionConfig:
                 changes |= dict(zip(("load_q", "load_k", "load_v"), map(int, loads.groups()), strict=True))
             elif setting and setting[1] in _NUMBERS:
                 changes[setting[1]] = int(setting[2])
+            elif word == "row_by_column":
+                changes["k_slices"] = False
             elif word in _WORDS:
                 changes[_WORDS[word]] = True
             else:
@@ -189,6 +203,9 @@ _WORDS = {
     "output_hint": "output_hint",
     "panels": "head_dim_panels",
     "static_strides": "static_strides",
+    "heads_first": "heads_first",
+    "shared_softmax": "softmax_in_shared",
+    "row_by_column": "_row_by_column",
     "lazy_rescale": "lazy_rescale",
 }
 _NUMBERS = ("stages", "min_ctas", "opt_level")

@@ -12,6 +12,7 @@ from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.mask import Mask
 from warploom.kernels.attention.softmax import OnlineSoftmax
+from warploom.kernels.attention.softmax_shared import SharedSoftmax
 from warploom.kernels.copies import TileCopy
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, SharedTile, TileReader, Traced, kernel
 from warploom.lang.fragments import TileAddresses
@@ -63,6 +64,8 @@ def attention_forward(
     Parameters that a configuration does not use are left out.
     """
     config.require()
+    if config.softmax_in_shared and (features.masked or features.lse):
+        raise ConfigError("softmax_in_shared is the plain product's baseline: it takes no masks and returns no lse")
     if config.static_strides and row_strides is None:
         raise ConfigError("static_strides needs the row_strides of Q, K, V and O while tracing")
     rows: tuple[Number, ...] = (q_seq, k_seq, v_seq, o_seq)
@@ -157,9 +160,10 @@ class Forward:
     ) -> None:
         self._k, self._config, self._features, self._tensors = k, config, features, tensors
         self._q_len, self._kv_len = lengths
+        self._head, q_block = (k.cta_x, k.cta_y) if config.heads_first else (k.cta_y, k.cta_x)
+        q_blocks = k.special("nctaid.y") if config.heads_first else k.grid_x
         # Under a causal mask later query blocks have more keys: start with them, so that the last wave is short.
-        late_first = features.window[1] is not None
-        self._q_block = k.grid_x - 1 - k.cta_x if late_first else k.cta_x
+        self._q_block = q_blocks - 1 - q_block if features.window[1] is not None else q_block
         self._q_tile = self._tile("q_tile", config.tile_m)
         self._k_tile = self._tile("k_tile", config.tile_n, config.stages)
         self._v_tile = self._tile("v_tile", config.tile_n, config.stages)
@@ -197,7 +201,8 @@ class Forward:
             self._start_copy(lambda: self._keys.load(0, 0 if c.stages == 2 else None))
         self._make_readers()
         self._output = k.accumulator(C.tile(self._m, 2 * self._d), None if c.peel else 0.0, "o")
-        self._softmax = OnlineSoftmax(k, c, self._features, C.tile(self._m, 2 * self._n), self._output)
+        kind = SharedSoftmax if c.softmax_in_shared else OnlineSoftmax
+        self._softmax = kind(k, c, self._features, C.tile(self._m, 2 * self._n), self._output)
         self._whole_q = self._read_whole_q() if c.load_q == 0 else None
         if c.stages == 2:
             self._two_stage_loop(count)
@@ -212,7 +217,7 @@ class Forward:
     def _stream(self, tile: SharedTile, tensor: Tensor, span: tuple[Traced | int, Traced]) -> Stream:
         k = self._k
         pointer, strides = tensor
-        head = k.cta_y // self._features.group if self._features.group > 1 else k.cta_y
+        head = self._head // self._features.group if self._features.group > 1 else self._head
         start = pointer + (k.mul_wide(k.cta_z, strides.batch) + k.mul_wide(head, strides.head))
         rows = self._kv_len if self._features.ragged_kv else None
         return Stream(k, self._config, tile, (start, strides.seq), span, rows)
@@ -235,7 +240,7 @@ class Forward:
     def _block_offset(self, strides: Strides) -> Traced:
         """Elements from a tensor's start to this CTA's query block."""
         k = self._k
-        head = k.mul_wide(k.cta_z, strides.batch) + k.mul_wide(k.cta_y, strides.head)
+        head = k.mul_wide(k.cta_z, strides.batch) + k.mul_wide(self._head, strides.head)
         return head + k.mul_wide(self._q_block * self._config.tile_m, strides.seq)
 
     def _start_copy(self, load: Callable[[], None]) -> None:
@@ -275,6 +280,23 @@ class Forward:
 
     def _q_slice(self, d: int) -> list[Registers]:
         return [self._q_reader.load(16 * m, 16 * d) for m in range(self._m)]
+
+    def _row_by_column(
+        self,
+        sizes: tuple[int, int, int],
+        load_a: Callable[[int, int], Registers],
+        load_b: Callable[[int, int], Registers],
+        multiply: Callable[[int, int, Registers, Registers], None],
+    ) -> None:
+        """The other order of part 5: for each row of A its fragments, and for each of those every column of B anew."""
+        rows, column_pairs, depth = sizes
+        for m in range(rows):
+            a = [load_a(m, d) for d in range(depth)]
+            for n in range(column_pairs):
+                b = [load_b(n, d) for d in range(depth)]
+                for d in range(depth):
+                    multiply(m, 2 * n, a[d], b[d][:2])
+                    multiply(m, 2 * n + 1, a[d], b[d][2:])
 
     def _k_slice(self, reader: TileReader, d: int) -> list[Registers]:
         pairs = [reader.load(16 * n, 16 * d) for n in range(self._n)]
@@ -320,7 +342,18 @@ class Forward:
             at = m * columns + n
             scores[at] = k.mma(a, b, scores[at], inputs=c.dtype)
 
-        self._sliced(self._d, load, multiply)
+        if c.k_slices:
+            self._sliced(self._d, load, multiply)
+        else:
+            sizes = self._m, self._n, self._d
+
+            def read_q(m: int, d: int) -> Registers:
+                return self._q_reader.load(16 * m, 16 * d)
+
+            def read_k(n: int, d: int) -> Registers:
+                return reader.load(16 * n, 16 * d)
+
+            self._row_by_column(sizes, read_q, read_k, multiply)
         return k.fragment(C.tile(self._m, columns), f32, [k.value(x, f32) for atom in scores for x in atom])
 
     def _masked_scores(self, block: Number, stage: int | None) -> Fragment:
@@ -346,7 +379,15 @@ class Forward:
             started.add((m, d))
             k.mma(a, b, (0.0,) * 4 if fresh else target, inputs=c.dtype, into=target)
 
-        self._sliced(self._n, load, multiply)
+        if c.k_slices:
+            self._sliced(self._n, load, multiply)
+        else:
+            sizes = self._m, self._d, self._n
+
+            def read_v(d: int, n: int) -> Registers:
+                return reader.load(16 * n, 16 * d)
+
+            self._row_by_column(sizes, operand.atom, read_v, multiply)
 
     def _step(self, block: Number, first: bool, more: Traced) -> None:
         """One block with one K and one V buffer; ``more``: there is another block after it."""
@@ -415,7 +456,8 @@ class Forward:
     def _store_lse(self, logs: list[Traced]) -> None:
         """One value per row, by the first lane of those that share it."""
         k, c = self._k, self._config
-        head = (k.cta_z * k.special("nctaid.y") + k.cta_y) * self._q_len
+        heads = k.grid_x if c.heads_first else k.special("nctaid.y")
+        head = (k.cta_z * heads + self._head) * self._q_len
         plan = reduction_plan(self._output.layout, "col")
         first_lane = (k.lane & sum(plan.lane_masks)) == 0
         for group, value in enumerate(logs):

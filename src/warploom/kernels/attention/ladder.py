@@ -11,7 +11,8 @@ from warploom.kernels.attention.problem import AnyConfig
 from warploom.kernels.ladder import Ladder, Rung
 
 _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("1", "kernel 1: base", "cp.async, ldmatrix, mma.m16n8k16, online softmax", {}),
+    ("0", "kernel 0: shared softmax", "softmax by a round trip through shared memory", {"softmax_in_shared": True}),
+    ("1", "kernel 1: base", "softmax in registers; cp.async, ldmatrix, mma.m16n8k16", {"softmax_in_shared": False}),
     ("2", "kernel 2: swizzle", "XOR swizzle of the shared tiles", {"swizzle": True}),
     ("3", "kernel 3: eager K/V", "the next K and V copies start before they are needed", {"eager": True}),
     ("4", "kernel 4: k-slices", "fragments loaded in slices of 16, between the mma",

@@ -94,7 +94,8 @@ class AttentionProblem:
         if misfits:
             raise ConfigError(f"{config} does not fit: " + "; ".join(misfits))
         if isinstance(config, AttentionConfig):
-            return -(-self.q_len // config.tile_m), self.heads, self.batch
+            q_blocks = -(-self.q_len // config.tile_m)
+            return (self.heads, q_blocks, self.batch) if config.heads_first else (q_blocks, self.heads, self.batch)
         tiles = self.tiles(config)
         return (min(tiles, multiprocessors) if config.flat else tiles), 1, 1
 
