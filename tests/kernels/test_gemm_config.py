@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -78,7 +79,7 @@ def test_each_rung_changes_what_it_says():
     keys = ["01a", "01b", "02", "03", "04", "05", "06"]
     changed = [
         {f.name for f in fields(GemmConfig) if getattr(RUNGS[x], f.name) != getattr(RUNGS[y], f.name)}
-        for x, y in zip(keys, keys[1:], strict=False)
+        for x, y in pairwise(keys)
     ]
     assert changed == [{"ldmatrix"}, {"swizzle"}, {"stages"}, {"pipelined"}, {"block_stride"}, {"strided", "wide_b"}]
     assert RUNGS["best16"].accumulate is f16

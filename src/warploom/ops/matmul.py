@@ -124,10 +124,10 @@ class _Prepared:
             operands = (a.pointer + of_a, b.pointer + of_b)
             out = (result.pointer + of_out,)
             if parts is None or self.finish is None:
-                self.call.launch_pointers(operands + out + combined, result.kind)
+                self.call.launch_again(operands + out + combined, result.kind)
             else:
-                self.call.launch_pointers((*operands, parts.pointer), result.kind)
-                self.finish.launch_pointers((parts.pointer, *out, *combined), result.kind)
+                self.call.launch_again((*operands, parts.pointer), result.kind)
+                self.finish.launch_again((parts.pointer, *out, *combined), result.kind)
 
 
 _Key = tuple[Hashable, ...]

@@ -258,6 +258,8 @@ def _problem(
 
 def _lines(view: ArrayView, outer: int, outer_stride: int, k_dim: int) -> tuple[bool, int]:
     """(whether K is contiguous, the stride between lines): ``outer`` is the extent of M or N, ``k_dim`` 0 for A."""
+    if 0 in view.shape:
+        return True, 0
     k_stride = view.strides[-1] if k_dim == 0 else view.strides[-2]
     depth = view.shape[-1] if k_dim == 0 else view.shape[-2]
     if k_stride == 1 or (depth <= 1 and outer_stride != 1):

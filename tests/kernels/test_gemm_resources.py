@@ -1,0 +1,21 @@
+"""Registers and spills of the rungs, from the cubin: no GPU is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels.gemm_cases import RUNGS, problem_of, traced
+
+pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("key", RUNGS)
+def test_no_rung_spills(key, arch):
+    from warploom.ops.backends import compiled
+
+    config = RUNGS[key]
+    problem = problem_of(config, config.tile_m, config.tile_n, config.tile_k)
+    used = compiled(traced(config, problem), arch).resources
+    assert used.spill_bytes == 0
+    assert used.registers * config.threads <= 65536

@@ -1,0 +1,275 @@
+"""``matmul`` on NumPy arrays: any shapes, strides, layouts, types and epilogues, on the emulator with all its checks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import warploom
+from warploom.core.dtypes import bf16, dtype_of, f16, f32
+from warploom.core.errors import ConfigError, EmulationWarning, ProblemError
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.features import epilogue_key
+from warploom.kernels.gemm.ladder import BEST32
+from warploom.kernels.gemm.reference import gemm_error, gemm_reference
+from warploom.lang.functions import absolute, exp, fma, gelu, log, maximum, minimum, relu, select, silu, sqrt, tanh
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+
+SMALL = replace(BEST32, tile_m=32, tile_n=32, tile_k=32, warp_m=16, warp_n=16, stages=3)
+SPLIT = replace(SMALL, split_k=3)
+
+
+def random(*shape: int, dtype: Any = np.float16, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(dtype)
+
+
+def assert_right(c: Any, a: Any, b: Any, accumulate: str = "f32") -> None:
+    error = gemm_error(c, gemm_reference(a, b), dtype_of(c.dtype), dtype_of(accumulate))
+    assert error.ok, error
+
+
+@st.composite
+def matrices(draw: st.DrawFn, rows: int, cols: int, batch: tuple[int, ...], dtype: Any, seed: int) -> Any:
+    """A matrix row-major, column-major, padded, sliced, reversed or strided in both axes."""
+    kind = draw(st.sampled_from(["rows", "columns", "padded", "sliced", "reversed", "strided"]))
+    pad = draw(st.integers(0, 9))
+    if kind == "columns":
+        return random(*batch, cols, rows + pad, dtype=dtype, seed=seed)[..., :rows].swapaxes(-1, -2)
+    whole = random(*batch, 2 * rows, 2 * cols + pad, dtype=dtype, seed=seed)
+    if kind == "rows":
+        return np.ascontiguousarray(whole[..., :rows, :cols])
+    if kind == "padded":
+        return whole[..., :rows, :cols]
+    if kind == "sliced":
+        return whole[..., ::2, :][..., :rows, pad // 2 : pad // 2 + cols]
+    if kind == "reversed":
+        return whole[..., :rows, :cols][..., ::-1, :]
+    return whole[..., ::2, ::2][..., :rows, :cols]
+
+
+@st.composite
+def products(draw: st.DrawFn) -> tuple[Any, Any, dict[str, Any]]:
+    m, n, k = draw(st.integers(1, 70)), draw(st.integers(1, 70)), draw(st.integers(1, 140))
+    dtype = draw(st.sampled_from([np.float16, ml_dtypes.bfloat16]))
+    lead = draw(st.sampled_from([(), (), (2,), (2, 3)]))
+    lead_b = draw(st.sampled_from([(), lead, lead[-1:], (1,) * len(lead)]))
+    a = draw(matrices(m, k, lead, dtype, 1))
+    b = draw(matrices(k, n, lead_b, dtype, 2))
+    options: dict[str, Any] = {"out_dtype": draw(st.sampled_from([None, "f32", "f16", "bf16"]))}
+    options["accumulate"] = draw(st.sampled_from(["f32", "f16"])) if dtype is np.float16 else "f32"
+    options["config"] = draw(st.sampled_from([None, SMALL]))
+    if options["config"] is not None:
+        options["config"] = replace(SMALL, dtype=dtype_of(dtype), accumulate=dtype_of(options["accumulate"]))
+    return a, b, options
+
+
+@settings(max_examples=60, deadline=None)
+@given(products())
+def test_any_product(case):
+    a, b, options = case
+    c = warploom.matmul(a, b, **options)
+    assert c.shape == np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1])
+    assert c.dtype == (dtype_of(options["out_dtype"]).numpy if options["out_dtype"] else a.dtype)
+    assert_right(c, a, b, options["accumulate"])
+
+
+EPILOGUES: dict[str, tuple[Any, Any]] = {
+    "relu": (relu, lambda x: np.maximum(x, 0)),
+    "clip": (lambda x: minimum(maximum(x, -1), 2), lambda x: np.clip(x, -1, 2)),
+    "gelu": (gelu, lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+    "silu": (silu, lambda x: x / (1 + np.exp(-x))),
+    "leaky": (lambda x: select(x > 0, x, x * 0.1), lambda x: np.where(x > 0, x, 0.1 * x)),
+    "log": (lambda x: log(fma(x, x, 1.0)), lambda x: np.log(x * x + 1)),
+    "root": (lambda x: sqrt(absolute(x)), lambda x: np.sqrt(np.abs(x))),
+    "exponential": (lambda x: exp(-absolute(x)), lambda x: np.exp(-np.abs(x))),
+    "constant": (lambda x: 3, lambda x: np.full_like(x, 3)),
+}
+
+
+@pytest.mark.parametrize("n", [64, 33])
+@pytest.mark.parametrize("config", [SMALL, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_epilogues(name, config, n):
+    """In the product's kernel, and in the one that adds the parts of a split K; pairs and single columns."""
+    traced, exact = EPILOGUES[name]
+    a, b, bias = random(35, 200), random(200, n), random(n)
+    c = warploom.matmul(a, b, bias=bias, epilogue=traced, alpha=0.25, out_dtype="f32", config=config)
+    expected = exact(0.25 * (a.astype(np.float64) @ b.astype(np.float64)) + bias.astype(np.float64))
+    assert np.abs(c - expected).max() < 3e-5
+
+
+@pytest.mark.parametrize("config", [SMALL, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("out_dtype", ["f16", "f32"])
+@pytest.mark.parametrize("n", [40, 37])
+def test_extra_matrices(config, out_dtype, n):
+    """SiLU of the product times a gate, plus a residual."""
+    a, b, gate, rest = random(2, 20, 96), random(96, n), random(2, 20, n), random(2, 20, n, seed=9)
+    c = warploom.matmul(
+        a, b, epilogue=lambda x, g, r: silu(x) * g + r, extras=(gate, rest), out_dtype=out_dtype, config=config
+    )
+    x = a.astype(np.float64) @ b.astype(np.float64)
+    expected = x / (1 + np.exp(-x)) * gate + rest
+    assert np.abs(c - expected).max() < (0.05 if out_dtype == "f16" else 1e-4)
+
+
+def test_hyperbolic_tangent_is_approximate():
+    a, b = random(16, 32), random(32, 16)
+    c = warploom.matmul(a, b, epilogue=tanh, out_dtype="f32")
+    assert np.abs(c - np.tanh(a.astype(np.float64) @ b.astype(np.float64))).max() < 2**-10
+
+
+@pytest.mark.parametrize("shapes", [((16, 1000), (1000, 33)), ((3, 16, 768), (3, 768, 32)), ((16, 768), (2, 768, 8))])
+@pytest.mark.parametrize("splits", [2, 5, 8])
+def test_split_k_is_right_and_repeatable(shapes, splits):
+    a, b = random(*shapes[0]), random(*shapes[1])
+    config = replace(SMALL, split_k=splits)
+    first, second = (warploom.matmul(a, b, config=config, out_dtype="f32") for _ in range(2))
+    assert_right(first, a, b)
+    assert np.array_equal(first, second)
+
+
+def test_long_thin_products_are_split():
+    plan = warploom.plan_matmul(random(16, 16384), random(16384, 32))
+    assert plan.config.split_k > 1
+    assert plan.workspace == (1, plan.config.split_k, 16, 32)
+    assert plan.finish is not None
+
+
+@pytest.mark.parametrize("shapes", [((0, 4), (4, 5)), ((3, 4), (4, 0)), ((0, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 0))])
+def test_empty_results(shapes):
+    c = warploom.matmul(random(*shapes[0]), random(*shapes[1]))
+    assert c.size == 0
+    assert c.shape[-2:] == (shapes[0][-2], shapes[1][-1])
+
+
+def test_an_empty_sum_is_zero_and_still_gets_its_epilogue():
+    a, b, bias = random(3, 0), random(0, 5), random(5)
+    assert np.array_equal(warploom.matmul(a, b), np.zeros((3, 5)))
+    c = warploom.matmul(a, b, bias=bias, epilogue=lambda x: x * 2.0, out_dtype="f32")
+    assert np.array_equal(c, np.broadcast_to(2 * bias.astype(np.float32), (3, 5)))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_out_receives_the_result_and_nothing_else(dtype):
+    whole = np.full((40, 50), 7, dtype)
+    out = whole[3:36, 5:45]
+    a, b = random(33, 72), random(72, 40)
+    assert warploom.matmul(a, b, out=out) is out
+    assert_right(out, a, b)
+    whole[3:36, 5:45] = 7
+    assert (whole == 7).all()
+
+
+def test_batches_that_share_b_become_rows():
+    assert warploom.plan_matmul(random(4, 8, 32), random(32, 16)).problem.m == 32
+    assert warploom.plan_matmul(random(4, 8, 32).swapaxes(0, 1), random(32, 16)).problem.m == 4
+    assert warploom.plan_matmul(random(4, 1, 32), random(32, 16)).problem.m == 4
+
+
+def test_transposed_operands_are_read_as_they_lie():
+    x, w = random(64, 64), random(64, 64)
+    plan = warploom.plan_matmul(x, w.T)
+    assert plan.problem.a.k_contiguous
+    assert plan.problem.b.k_contiguous
+    assert "ldmatrix.sync.aligned.m8n8.x4.trans" not in plan.cuda
+    assert "ldmatrix.sync.aligned.m8n8.x4.trans" in warploom.plan_matmul(x.T, w).cuda
+
+
+@pytest.mark.parametrize(("extent", "chunk"), [(64, 8), (68, 4), (66, 2), (65, 1)])
+def test_alignment_decides_how_lines_are_copied(extent, chunk):
+    plan = warploom.plan_matmul(random(64, extent), random(extent, 64))
+    assert plan.problem.a.chunk == chunk
+    assert (f"cp.async.c{'g' if chunk == 8 else 'a'}.shared.global" in plan.cuda) or chunk == 1
+
+
+def test_nan_and_infinity_propagate():
+    a, b = random(16, 32), random(32, 16)
+    a[3, 4], a[5, 6] = np.nan, np.inf
+    c = warploom.matmul(a, b)
+    assert np.isnan(c[3]).all()
+    assert np.isinf(c[5]).all()
+    assert np.isfinite(np.delete(c, [3, 5], axis=0)).all()
+
+
+def test_equal_lambdas_share_a_kernel():
+    def scaled(factor: float) -> Any:
+        return lambda x: x * factor
+
+    assert epilogue_key(scaled(2.0)) == epilogue_key(scaled(2.0))
+    assert epilogue_key(scaled(2.0)) != epilogue_key(scaled(3.0))
+    assert epilogue_key(scaled(2)) != epilogue_key(scaled(2.0))
+    unhashable = lambda x, table=[1.0]: x * table[0]  # noqa: B006, E731
+    assert epilogue_key(unhashable) is unhashable
+    a, b = random(16, 32), random(32, 16)
+    twice, thrice = (warploom.matmul(a, b, epilogue=scaled(s), out_dtype="f32") for s in (2.0, 3.0))
+    assert np.allclose(thrice, twice * 1.5, rtol=1e-6)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "inner extents": (lambda: warploom.matmul(random(3, 4), random(5, 6)), "pass w.T"),
+    "vector": (lambda: warploom.matmul(random(4), random(4, 2)), "add a dimension"),
+    "f32": (lambda: warploom.matmul(random(3, 4, dtype=np.float32), random(4, 5)), "convert"),
+    "mixed": (lambda: warploom.matmul(random(3, 4), random(4, 5, dtype=ml_dtypes.bfloat16)), "one type"),
+    "batches": (lambda: warploom.matmul(random(2, 3, 4), random(3, 4, 5)), "do not broadcast"),
+    "bias": (lambda: warploom.matmul(random(3, 4), random(4, 6), bias=random(3)), "must be (6,)"),
+    "bias type": (lambda: warploom.matmul(random(3, 4), random(4, 3), bias=random(3, dtype=np.float32)), "must be f16"),
+    "extras alone": (lambda: warploom.matmul(random(3, 4), random(4, 6), extras=(random(3, 6),)), "epilogue"),
+    "extra shape": (
+        lambda: warploom.matmul(random(3, 4), random(4, 6), epilogue=lambda x, y: x + y, extras=(random(6),)),
+        "make them equal",
+    ),
+    "no value": (lambda: warploom.matmul(random(3, 4), random(4, 6), epilogue=lambda x: None), "one traced value"),
+    "out type": (lambda: warploom.matmul(random(3, 4), random(4, 6), out_dtype="int8"), "f16, bf16 or f32"),
+    "accumulate": (
+        lambda: warploom.matmul(*(random(4, 4, dtype=ml_dtypes.bfloat16),) * 2, accumulate="f16"), "float16 inputs"
+    ),
+    "out shape": (lambda: warploom.matmul(random(3, 4), random(4, 6), out=random(3, 5)), "out has shape"),
+    "out strides": (lambda: warploom.matmul(random(3, 4), random(4, 6), out=random(6, 3).T), "row-major"),
+    "alpha": (lambda: warploom.matmul(random(3, 4), random(4, 6), alpha=math.inf), "finite"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_what_to_do(name):
+    call, words = REFUSED[name]
+    with pytest.raises(ProblemError) as refused:
+        call()
+    assert words in str(refused.value)
+
+
+def test_configurations_that_do_not_fit_are_refused():
+    a, b = random(32, 64), random(64, 32)
+    for config, words in (
+        (replace(SMALL, dtype=bf16), "the arrays are f16"),
+        (replace(SMALL, accumulate=f16), "sums are wanted in f32"),
+        (replace(SMALL, split_k=8), "fewer than 8 parts"),
+        (GemmConfig(tile_k=24), "tile_k"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            warploom.matmul(a, b, config=config)
+        assert words in str(refused.value)
+
+
+def test_a_plan_says_what_would_run():
+    plan = warploom.plan_matmul(random(32, 64), random(64, 32))
+    assert plan.problem.out_dtype is f16
+    assert plan.problem.accumulate is f32
+    assert "cost model" in str(plan)
+    assert "mma.sync" in plan.cuda
+    assert plan.grid[0] >= 1
+
+
+def test_the_emulator_says_that_it_is_slow():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(EmulationWarning, match="no GPU"):
+            warploom.matmul(random(8, 8), random(8, 8))
