@@ -1,0 +1,80 @@
+"""Hopper Programs with one defect: an instruction deleted, or one of its numbers changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from warploom.core.dtypes import u32
+from warploom.ir.program import Const, Loop, Op, Program, Statement, When
+from warploom.isa.alu import Binary
+
+Rewrite = Callable[[Op], list[Op]]
+
+
+def every_op(program: Program) -> Iterator[Op]:
+    """All instructions, in the order that :func:`rewritten` numbers them."""
+    yield from program.ops()
+
+
+def rewritten(program: Program, chosen: int, rewrite: Rewrite) -> Program:
+    """The program with its instruction number ``chosen`` replaced by what ``rewrite`` returns."""
+    counter = iter(range(10**9))
+
+    def block(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        kept: list[Statement] = []
+        for s in body:
+            if isinstance(s, Op):
+                kept.extend(rewrite(s) if next(counter) == chosen else [s])
+            elif isinstance(s, Loop):
+                kept.append(replace(s, body=block(s.body)))
+            elif isinstance(s, When):
+                kept.append(replace(s, body=block(s.body), otherwise=block(s.otherwise)))
+            else:
+                kept.append(replace(s, branches=tuple(replace(r, body=block(r.body)) for r in s.branches)))
+        return tuple(kept)
+
+    return replace(program, body=block(program.body))
+
+
+def position(program: Program, matches: Callable[[Op], bool], number: int = 0) -> int:
+    """The number of the ``number``-th instruction that matches (negative: from the end)."""
+    found = [i for i, op in enumerate(every_op(program)) if matches(op)]
+    assert found, "no such instruction"
+    return found[number]
+
+
+def named(kind: type, **fields: object) -> Callable[[Op], bool]:
+    """Matches instructions of a class with these field values."""
+    return lambda op: (
+        isinstance(op.instruction, kind) and all(getattr(op.instruction, k) == v for k, v in fields.items())
+    )
+
+
+def deleted(program: Program, matches: Callable[[Op], bool], number: int = 0) -> Program:
+    """Without that instruction."""
+    return rewritten(program, position(program, matches, number), lambda op: [])
+
+
+def changed(program: Program, matches: Callable[[Op], bool], number: int = 0, /, **fields: object) -> Program:
+    """With other field values in that instruction."""
+    change: Rewrite = lambda op: [replace(op, instruction=replace(op.instruction, **fields))]  # type: ignore[arg-type]  # noqa: E731
+    return rewritten(program, position(program, matches, number), change)
+
+
+def swapped(program: Program, first: Callable[[Op], bool], second: Callable[[Op], bool]) -> Program:
+    """With the first instruction that ``first`` matches put right behind the first that ``second`` matches."""
+    op = next(o for o in every_op(program) if first(o))
+    without = deleted(program, first)
+    return rewritten(without, position(without, second), lambda other: [other, op])
+
+
+def without_flip(program: Program, number: int = 0) -> Program:
+    """A ring whose parity does not flip when it wraps."""
+
+    def flips(op: Op) -> bool:
+        return isinstance(op.instruction, Binary) and op.instruction.op == "xor" and op.operands[1] == Const(u32, 1)
+
+    return rewritten(
+        program, position(program, flips, number), lambda op: [replace(op, operands=(op.operands[0], Const(u32, 0)))]
+    )
