@@ -63,7 +63,7 @@ class Accumulator:
         if a is not None:
             mine |= a.any(axis=2, keepdims=True)
         if b is not None:
-            mine |= b.any(axis=1)[None, None, :]
+            mine |= b.any(axis=1).reshape(1, 1, -1)
         poison[positions] = mine
 
     def write(self, op: Op) -> None:

@@ -72,6 +72,7 @@ class WatchedRegisters:
 
     def __init__(self, program: Program) -> None:
         self.numbers: dict[Value, int] = {}
+        self._known: dict[int, tuple[Op, Array | None]] = {}
         for op in program.ops():
             if isinstance(op.instruction, Wgmma):
                 count = 0 if op.instruction.a_source == "shared" else op.instruction.a_count
@@ -81,8 +82,13 @@ class WatchedRegisters:
 
     def of(self, op: Op) -> Array | None:
         """The watched registers an instruction reads or writes; None for none."""
-        found = {self.numbers[x] for x in (*op.operands, *op.results) if isinstance(x, Value) and x in self.numbers}
-        return np.array(sorted(found)) if found else None
+        if not self.numbers:
+            return None
+        kept = self._known.get(id(op))
+        if kept is None:
+            numbers = {self.numbers[x] for x in (*op.operands, *op.results) if x in self.numbers}  # type: ignore[index,operator]
+            kept = self._known[id(op)] = op, np.array(sorted(numbers)) if numbers else None
+        return kept[1]
 
 
 class Warpgroups:
@@ -236,17 +242,29 @@ class Warpgroups:
             self.report.add("race", op.where, message, row, 0)
         flying = self.last[numbers[:, None], rows] > self.completed[rows]
         if flying.any():
-            results = set(op.results)
-            for which, position in np.argwhere(flying).tolist():
-                number, row = int(numbers[which]), int(rows[position])
-                product = self._group(row).products[int(self.last[number, row]) - 1]
-                value = self.values[number]
-                continues = value in results and value in product.op.results
-                same = continues and product.instruction.n == op.instruction.n  # type: ignore[attr-defined]
-                if not same and (value in results or value in product.op.results):
-                    self._report_flying(frame, numbers[[which]], flying[[which]], op)
-                    break
+            self._check_continues(frame, op, numbers, flying)
         self.last[numbers[:, None], rows] = self.issued[rows] + 1
+
+    def _check_continues(self, frame: Frame, op: Op, numbers: Array, flying: Array) -> None:
+        """In flight, an operand A may be read again, and D continued by the same shape on the same registers."""
+        newest = np.where(flying, self.last[numbers[:, None], frame.flat], 0)
+        for position, row in enumerate(frame.flat.tolist()):
+            products = self._group(row).products
+            for number in np.unique(newest[:, position]).tolist():
+                if number == 0:
+                    continue
+                product = products[number - 1]
+                if product.op.results == op.results and product.instruction == op.instruction:
+                    continue
+                mine = newest[:, position] == number
+                both = (*op.results, *product.op.results)
+                clash = mine & np.array([self.values[int(n)] in both for n in numbers])
+                if product.op.results == op.results and product.instruction.n == op.instruction.n:  # type: ignore[attr-defined]
+                    clash &= np.array([self.values[int(n)] not in op.results for n in numbers])
+                if clash.any():
+                    only = np.zeros_like(flying)
+                    only[clash, position] = True
+                    self._report_flying(frame, numbers, only, op)
 
     # -- groups --------------------------------------------------------------------------------------------------
 
