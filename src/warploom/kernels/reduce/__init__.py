@@ -1,0 +1,1 @@
+"""A matrix product with a row reduction on top: the paper's experiment, and its fused softmax tile."""

@@ -1,0 +1,70 @@
+"""The configuration of the fused 16×16 matmul and row maximum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from warploom.core.dtypes import DType, bf16, f16
+from warploom.core.errors import ConfigError
+
+Method = Literal["serial", "parallel", "registers"]
+Mask = Literal["full", "quad"]
+
+
+def _flag(default: Any, doc: str, choices: tuple[Any, ...]) -> Any:
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+@dataclass(frozen=True)
+class ReduceConfig:
+    """One way to take the row maxima of a product of 16×16 tiles. Each warp has a tile of its own."""
+
+    method: Method = _flag(
+        "registers",
+        "serial: through shared memory, one thread per row (the paper's baseline); parallel: through swizzled shared "
+        "memory, all lanes, 16 bytes each; registers: the accumulator never leaves the registers",
+        ("serial", "parallel", "registers"),
+    )
+    repeats: int = _flag(1, "products and reductions per warp, each dependent on the one before", (1, 1024))
+    num_warps: int = _flag(1, "warps per CTA", (1, 2, 4))
+    member_mask: Mask = _flag("full", "lanes a shuffle names: the warp, or the quad that exchanges", ("full", "quad"))
+    wide: bool = _flag(False, "serial reads take 16 bytes each, as a compiler may combine them", (False, True))
+    dtype: DType = _flag(bf16, "element type of A and B", (bf16, f16))
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return 32 * self.num_warps
+
+    @property
+    def barriers(self) -> int:
+        """Barriers of each product and reduction."""
+        return 0 if self.method == "registers" else 1
+
+    def check(self) -> list[str]:
+        """Every reason why this is no kernel; empty if it is one."""
+        found: list[str] = []
+        if self.method not in ("serial", "parallel", "registers"):
+            found.append(f"method is serial, parallel or registers, not {self.method!r}")
+        if self.member_mask not in ("full", "quad"):
+            found.append(f"member_mask is full or quad, not {self.member_mask!r}")
+        if self.repeats != 1 and (self.repeats < 2 or self.repeats % 2):
+            found.append(f"repeats is 1 or even (two tiles take turns in shared memory), not {self.repeats}")
+        if self.wide and self.method != "serial":
+            found.append("wide is for serial reads; parallel ones are 16 bytes each anyway")
+        if not 1 <= self.num_warps <= 32:
+            found.append(f"num_warps is 1 … 32, not {self.num_warps}")
+        if self.dtype not in (bf16, f16):
+            found.append(f"dtype {self.dtype} is not f16 or bf16")
+        return found
+
+    def require(self) -> None:
+        """Raise ConfigError with every reason of :meth:`check`."""
+        problems = self.check()
+        if problems:
+            raise ConfigError(f"{self} is no matmul with row maximum: " + "; ".join(problems))
+
+    def __str__(self) -> str:
+        words = [self.method, *(["quad_mask"] if self.member_mask == "quad" else []), *(["wide"] if self.wide else [])]
+        return f"({self.dtype.name.upper()}, 16, 16, 16, {self.num_warps}): {'+'.join(words)}, {self.repeats} repeats"

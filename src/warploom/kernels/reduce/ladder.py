@@ -1,0 +1,45 @@
+"""The ladder of the paper's experiment: through shared memory as it describes it, done fairly, and in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from warploom.kernels.ladder import Ladder, Rung
+from warploom.kernels.reduce.config import ReduceConfig
+
+LADDER = Ladder(
+    "reduce",
+    (
+        Rung("1", "baseline (shared memory)", "product to shared memory, barrier, one thread reads each row",
+             ReduceConfig("serial")),
+        Rung("1w", "baseline, wide reads", "the same with 16-byte reads, which a compiler may make of it",
+             ReduceConfig("serial", wide=True)),
+        Rung("2", "fair shared memory", "swizzled tile, two lanes a row, no conflicts, __syncwarp",
+             ReduceConfig("parallel")),
+        Rung("3", "in registers, quad masks", "Algorithm 3: registers combined, then shuffles within each quad's mask",
+             ReduceConfig("registers", member_mask="quad")),
+        Rung("4", "in registers", "the same with the full member mask", ReduceConfig("registers")),
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way to run the experiment: repeats inside the kernel, and CTAs of a launch (None: enough to fill the GPU)."""
+
+    name: str
+    repeats: int
+    ctas: int | None
+    tells: str
+
+    def of(self, config: ReduceConfig) -> ReduceConfig:
+        """The configuration in this setting."""
+        return replace(config, repeats=self.repeats)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("launch", 1, 1, "one warp per launch, as the paper times it: mostly the launch"),
+    Setting("loop", 1024, 1, "one warp, 1024 dependent operations inside the kernel: cycles per operation"),
+    Setting("grid", 1024, None, "every SM full of such warps: operations per second"),
+)
+"""The three settings of the experiment."""
