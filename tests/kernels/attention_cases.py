@@ -23,7 +23,8 @@ from warploom.kernels.attention.reference import (
     attention_reference,
 )
 
-RUNGS = {rung.key: rung.config for rung in LADDER.rungs}
+RUNGS = {rung.key: rung.config for rung in LADDER.rungs if isinstance(rung.config, AttentionConfig)}
+"""The rungs of the ``mma.sync`` generator; those for sm_90a alone have their own tests."""
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,8 @@ RNG = np.random.default_rng(3)
 
 
 def _case(dtype, heads=2, length=96, head_dim=64, scale=1.0):
-    return [(scale * RNG.standard_normal((heads, length, head_dim))).astype(dtype.numpy) for _ in range(3)]
+    q, k, v = ((scale * RNG.standard_normal((heads, length, head_dim))).astype(dtype.numpy) for _ in range(3))
+    return q, k, v
 
 
 @pytest.mark.parametrize("dtype", HALVES)

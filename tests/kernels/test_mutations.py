@@ -7,6 +7,7 @@ neither must be listed here with the reason why they are equivalent, and the lis
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def test_each_barrier_wait_and_commit_is_needed(key):
 @pytest.mark.parametrize("key", RUNGS)
 def test_each_stage_and_tile_index_matters(key):
     config = RUNGS[key]
+    if not config.head_dim_panels:  # the same lines with half the instructions
+        config = replace(config, head_dim=64)
     mutants = shifts(traced(config), config.stages, EVERY)
     assert len(mutants) >= 6, "Q, K and V are written and read"
     assert escapes(config, mutants) == []
