@@ -1,4 +1,4 @@
-"""``matmul`` on NumPy arrays: any shapes, strides, layouts, types and epilogues, on the emulator with all its checks."""
+"""``matmul`` on NumPy arrays: any shapes, strides, layouts, types and epilogues, on the emulator with all checks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def products(draw: st.DrawFn) -> tuple[Any, Any, dict[str, Any]]:
 def test_any_product(case):
     a, b, options = case
     c = warploom.matmul(a, b, **options)
-    assert c.shape == np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1])
+    assert c.shape == (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     assert c.dtype == (dtype_of(options["out_dtype"]).numpy if options["out_dtype"] else a.dtype)
     assert_right(c, a, b, options["accumulate"])
 
@@ -207,7 +207,7 @@ def test_equal_lambdas_share_a_kernel():
     assert epilogue_key(scaled(2.0)) == epilogue_key(scaled(2.0))
     assert epilogue_key(scaled(2.0)) != epilogue_key(scaled(3.0))
     assert epilogue_key(scaled(2)) != epilogue_key(scaled(2.0))
-    unhashable = lambda x, table=[1.0]: x * table[0]  # noqa: B006, E731
+    unhashable = lambda x, table=[1.0]: x * table[0]  # noqa: E731
     assert epilogue_key(unhashable) is unhashable
     a, b = random(16, 32), random(32, 16)
     twice, thrice = (warploom.matmul(a, b, epilogue=scaled(s), out_dtype="f32") for s in (2.0, 3.0))

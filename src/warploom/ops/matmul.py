@@ -304,8 +304,10 @@ def _run_from_host(inputs: Inputs, result: ArrayView, config: GemmConfig | None)
     if made.config.split_k > 1 or len(again.offsets) > 1:
         hosts[:2], again = _one_launch(hosts, again, target_host)
         made = _plan(again, replace(made.config, split_k=1))
+    if len(again.offsets) > 1:
+        raise ProblemError(f"{inputs.shape} has more batches than one launch takes: move the arrays to the GPU first")
     call = GpuCall.prepare(made.program, made.grid, made.scalars, 0)
-    call.run_from_host([*hosts[:2], *hosts[2:]], [target_host])
+    call.run_from_host(hosts, [target_host])
     as_numpy(result)[...] = target_host
 
 
