@@ -21,7 +21,7 @@ from warploom.kernels.attention.problem import AnyConfig
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.ladder import Rung
 from warploom.ops.attention import boxes, plan
-from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, scalar_arguments
+from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, emulator_arguments
 
 GPU_TOKENS = 16384
 """Batch times sequence length of every size on the GPU."""
@@ -66,7 +66,8 @@ class AttentionFamily:
             reference = attention_reference(*heads_first, dtype=config.dtype)
             return _entry(attention_error(np.swapaxes(out, 1, 2), reference, config.dtype))
 
-        arguments = [q, k, v, out, *scalar_arguments(made.program, made.scalars)]
+        views = [describe(x) for x in (q, k, v, out)]
+        arguments = emulator_arguments(made.program, views, made.scalars, boxes(made.config, made.layout))
         return EmulatorCase(made.program, made.grid, arguments, errors)
 
     def expected_seconds(self, config: AnyConfig) -> float:

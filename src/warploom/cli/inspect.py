@@ -135,12 +135,13 @@ class _Wanted:
         from warploom.bench.attention import settled
         from warploom.core.dtypes import bf16, f16
         from warploom.inspect import inspect_program
-        from warploom.inspect.subjects import ALL_ATTENTION, attention_program
+        from warploom.inspect.subjects import attention_program
+        from warploom.kernels.attention.ladder import FULL_LADDER
 
         kinds = {"bf16": bf16, "f16": f16, "fp16": f16}
         if (kind := kinds.get(self.dtype.lower())) is None:
             raise typer.BadParameter(f"--dtype is bf16 or f16, not {self.dtype!r}")
-        rung = settled(ALL_ATTENTION.rung(self.rung), self.head_dim, kind, parse_settings(self.settings))
+        rung = settled(FULL_LADDER.rung(self.rung), self.head_dim, kind, parse_settings(self.settings))
         program = attention_program(rung.config)
         return inspect_program(program, self.arch or program.requires, self.opt_level, with_source=self.source)
 

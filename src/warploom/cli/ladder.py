@@ -97,12 +97,12 @@ def attention_rungs(
     """The family with the emulator's problem, and the rungs asked for with their flags overridden."""
     from warploom.bench.attention import AttentionFamily, settled
     from warploom.core.dtypes import bf16, f16
-    from warploom.kernels.attention.ladder import LADDER
+    from warploom.kernels.attention.ladder import FULL_LADDER
 
     kinds, overrides = {"bf16": bf16, "f16": f16, "fp16": f16}, parse_settings(settings)
     if (kind := kinds.get(dtype.lower())) is None:
         raise typer.BadParameter(f"--dtype is bf16 or f16, not {dtype!r}")
-    rungs = [settled(r, head_dim, kind, overrides) for r in chosen_rungs(LADDER, rung)]
+    rungs = [settled(r, head_dim, kind, overrides) for r in chosen_rungs(FULL_LADDER, rung)]
     return AttentionFamily(heads, seq, head_dim, kind), rungs
 
 

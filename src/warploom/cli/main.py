@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli import bench, check, discover, doctor, ladder, layout, show
+from warploom.cli import bench, check, discover, doctor, ladder, layout, show, tune
 from warploom.cli.errors import settings
+from warploom.cli.inspect import inspect_command
 
 app = typer.Typer(
     name="warploom",
@@ -23,7 +24,9 @@ app.add_typer(ladder.app, name="ladder")
 app.command("check")(check.check)
 app.add_typer(show.app, name="show")
 app.add_typer(bench.app, name="bench")
+app.add_typer(tune.app, name="tune")
 app.command("doctor")(doctor.doctor)
+app.command("inspect")(inspect_command)
 app.command("layout")(layout.layout)
 app.command("discover")(discover.discover)
 

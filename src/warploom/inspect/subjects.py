@@ -8,13 +8,8 @@ from warploom.core.errors import ConfigError
 from warploom.inspect.report import SassReport, inspect_cubin, inspect_sass
 from warploom.ir.program import Program
 from warploom.kernels.attention.hopper_config import HopperConfig
-from warploom.kernels.attention.ladder import HOPPER_LADDER, LADDER
 from warploom.kernels.attention.problem import AnyConfig
-from warploom.kernels.ladder import Ladder
 from warploom.ops.attention import trace, trace_hopper
-
-ALL_ATTENTION = Ladder[AnyConfig]("attention", (*LADDER.rungs, *HOPPER_LADDER.rungs))
-"""Every rung of attention, of ``mma.sync`` and of ``wgmma``."""
 
 STATIC_STRIDE_HEADS = 16
 """Heads of the problem whose row strides are traced into a configuration with static strides (the seeds' 16)."""

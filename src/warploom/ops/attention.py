@@ -361,9 +361,8 @@ def _first_call(views: _Views, options: Options, config: AnyConfig | None, key: 
             _prepared[key] = call
         call.launch((*inputs.all, *outs), outs[0].kind)
     elif made.device == "the emulator":
-        names = ("q", "key", "value", "out", "lse")
-        arrays: dict[str, ArrayView] = dict(zip(names, (*inputs.all, *outs), strict=False))
-        run_on_emulator(made.program, made.grid, arrays, made.scalars, problem.flops)
+        boxed = boxes(made.config, made.layout)
+        run_on_emulator(made.program, made.grid, (*inputs.all, *outs), made.scalars, problem.flops, boxed)
     else:
         _run_from_host(inputs, outs, options.layout, made)
     return (result, outputs[1]) if options.return_lse else result

@@ -15,6 +15,7 @@ from warploom.core.errors import EmulationError, EmulationWarning
 from warploom.core.targets import Target
 from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream, describe
 from warploom.ir.program import Program
+from warploom.layout.tensor_map import TensorMapSpec
 
 if TYPE_CHECKING:
     from warploom.cuda.buffers import DeviceCopy
@@ -155,16 +156,38 @@ def _on_gpu(copy: DeviceCopy) -> ArrayView:
 _ARGUMENTS_KEPT = 1024  # argument lists with tensor maps per prepared call
 
 
+TMA_ROW_BYTES = 128  # the width of a swizzled row of every box
+
 SECONDS_PER_FLOP = 6e-10
 EMULATION_OVERHEAD = 0.3
+
+
+def emulator_arguments(
+    program: Program,
+    views: Sequence[ArrayView] | Mapping[str, ArrayView],
+    scalars: Mapping[str, int],
+    boxes: Sequence[Box] = (),
+) -> list[Any]:
+    """What :func:`warploom.emulate.emulate` takes: arrays, the first with their tensor maps, then numbers.
+
+    ``views`` are in the order of the Program's parameters, or by their names.
+    """
+    listed = [views[p.name] for p in program.parameters if p.name in views] if isinstance(views, Mapping) else views
+    arrays: list[Any] = [as_numpy(view) for view in listed]
+    for i, (view, box) in enumerate(zip(listed, boxes, strict=False)):
+        row_bytes = tuple(view.dtype.bytes * stride for stride in reversed(view.strides[:-1]))
+        spec = TensorMapSpec(view.dtype, tuple(reversed(view.shape)), row_bytes, tuple(reversed(box)), TMA_ROW_BYTES)
+        arrays[i] = (arrays[i], spec)
+    return [*arrays, *scalar_arguments(program, scalars)]
 
 
 def run_on_emulator(
     program: Program,
     grid: Grid,
-    arrays: Mapping[str, ArrayView],
+    views: Sequence[ArrayView] | Mapping[str, ArrayView],
     scalars: Mapping[str, int],
     flops: int,
+    boxes: Sequence[Box] = (),
 ) -> Emulation:
     """Run on the CPU with all checks, saying so and how long it takes. Raises EmulationError if it finds a defect."""
     from warploom.emulate import emulate
@@ -175,8 +198,7 @@ def run_on_emulator(
         EmulationWarning,
         stacklevel=4,
     )
-    given = {name: as_numpy(view) for name, view in arrays.items()} | dict(scalars)
-    emulation = emulate(program, grid, {p.name: given[p.name] for p in program.parameters})
+    emulation = emulate(program, grid, emulator_arguments(program, views, scalars, boxes))
     if emulation.findings:
         listed = "\n".join(str(f) for f in emulation.findings[:8])
         raise EmulationError(f"{program.name} has defects:\n{listed}", tuple(emulation.findings))

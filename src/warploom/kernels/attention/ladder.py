@@ -95,3 +95,6 @@ LADDER = Ladder[AnyConfig]("attention", (*_rungs(), _TWO_STAGES))
 
 HOPPER_LADDER = Ladder[AnyConfig]("attention", _hopper_rungs())
 """The rungs above it, for sm_90a alone."""
+
+FULL_LADDER = Ladder[AnyConfig]("attention", (*LADDER.rungs, *HOPPER_LADDER.rungs))
+"""Every rung."""
