@@ -1,0 +1,205 @@
+# pyright: reportInvalidTypeForm=false, reportArgumentType=false
+"""Bulk tensor copies on the emulator: boxes at the edge of a tensor, stores that read late, proxies, roles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.hopper.mutants import changed, deleted, named
+from warploom.core.dtypes import f32
+from warploom.core.errors import ProblemError
+from warploom.emulate import Emulation, TensorMapArgument, emulate
+from warploom.ir.program import Program
+from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.sync import AsyncProxyFence, BarSync, SetMaxRegisters
+from warploom.lang import Global, Kernel, TensorMap, kernel
+from warploom.lang import f32 as F32  # noqa: N812
+from warploom.layout.tensor_map import TensorMapSpec
+
+ROWS, COLS = 8, 32  # a box: rows of 128 bytes
+SEEDS = (None, *range(20))
+
+
+def kinds(run: Emulation) -> set[str]:
+    return {f.kind for f in run.findings}
+
+
+def tensor_map(array: np.ndarray[Any, Any], swizzle: int = 0) -> TensorMapArgument:
+    spec = TensorMapSpec(f32, array.shape[::-1], (array.strides[0],), (COLS, ROWS), swizzle)
+    return TensorMapArgument(array, spec)
+
+
+def numbers(rows: int, cols: int) -> np.ndarray[Any, Any]:
+    return np.arange(1, rows * cols + 1, dtype=np.float32).reshape(rows, cols)
+
+
+@kernel(threads=64, requires="sm_90a")
+def copy_box(k: Kernel, source: TensorMap, target: TensorMap, *, at: tuple[int, int], to: tuple[int, int]) -> None:
+    """A box to shared memory, doubled there by all threads, and out again."""
+    tile = k.shared(F32, (ROWS, COLS), name="tile")
+    full = k.mbarriers(1, "full")
+    leader = k.thread == 0
+    with k.when(leader):
+        full.init(1)
+        k.mbarrier_fence()
+    k.syncthreads()
+    full.expect(ROWS * COLS * 4, when=leader)
+    k.tma_load(tile, source, at, full, when=leader)
+    full.wait(0)
+    row, col = k.thread >> 3, (k.thread & 7) * 4
+    tile.store([x + x for x in tile.load(row, col, 4)], row, col)
+    k.fence_async()
+    k.syncthreads()
+    k.tma_store(target, to, tile, when=leader)
+    k.commit_bulk()
+    k.wait_bulk(0, reads_only=True)
+    k.syncthreads()
+    tile.store([k.value(0.0, F32)] * 4, row, col)
+
+
+def run_copy(program: Program, seed: int | None = None) -> tuple[Emulation, np.ndarray[Any, Any]]:
+    out = np.full((12, 40), -1, np.float32)
+    return emulate(program, 1, [tensor_map(numbers(12, 40)), tensor_map(out)], seed=seed), out
+
+
+@pytest.mark.parametrize("at", [(0, 0), (4, 2), (24, 8), (-4, -3), (40, 0), (100, 100), (8, -8)])
+@pytest.mark.parametrize("to", [(0, 0), (24, 8), (-4, -3)])
+def test_boxes_fill_with_zeros_and_are_clipped(at: tuple[int, int], to: tuple[int, int]) -> None:
+    emulation, out = run_copy(copy_box.trace(at=at, to=to))
+    assert emulation.findings == ()
+    source, expected = numbers(12, 40), np.full((12, 40), -1, np.float32)
+    for r in range(ROWS):
+        for c in range(COLS):
+            y, x = r + at[1], c + at[0]
+            value = 2 * source[y, x] if 0 <= y < 12 and 0 <= x < 40 else 0
+            if 0 <= r + to[1] < 12 and 0 <= c + to[0] < 40:
+                expected[r + to[1], c + to[0]] = value
+    np.testing.assert_array_equal(out, expected)
+
+
+PLAIN = dict(at=(4, 2), to=(0, 0))
+DEFECTS = {
+    "no proxy fence": (lambda p: deleted(p, named(AsyncProxyFence)), {"proxy"}),
+    "no barrier before the store": (lambda p: deleted(p, named(BarSync), 1), {"race", "proxy"}),
+    "source overwritten early": (lambda p: deleted(p, named(WaitCopies)), {"race"}),
+    "no barrier after the wait": (lambda p: deleted(p, named(BarSync), 2), {"race"}),
+    "store not committed": (lambda p: deleted(p, named(CommitCopies)), {"race", "leak"}),
+    "store left pending": (lambda p: changed(p, named(WaitCopies), 0, pending=1), {"race"}),
+    "load past the tile": (lambda p: changed(p, named(TensorCopy), 0, shared_offset=128), {"race", "bounds"}),
+    "load not aligned": (lambda p: changed(p, named(TensorCopy), 0, shared_offset=16), {"misaligned"}),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_defect_is_caught_in_every_order(name: str) -> None:
+    mutate, expected = DEFECTS[name]
+    program = mutate(copy_box.trace(**PLAIN))
+    for seed in SEEDS:
+        found = kinds(run_copy(program, seed)[0])
+        assert found & expected, f"seed {seed}: {sorted(found)}"
+
+
+def test_late_store_reads_what_was_written_over_it() -> None:
+    emulation, out = run_copy(deleted(copy_box.trace(**PLAIN), named(WaitCopies)))
+    assert kinds(emulation) == {"race", "leak"}
+    assert (out[:ROWS, :COLS] == 0).all()
+
+
+@kernel(threads=128, requires="sm_90a")
+def who_copies(k: Kernel, source: TensorMap, out: Global[F32], *, how: str) -> None:
+    """One elected thread loads inside a divergent branch; the others wait."""
+    tile = k.shared(F32, (ROWS, COLS), name="tile", swizzle="auto")
+    full = k.mbarriers(1, "full")
+    with k.when(k.thread == 0):
+        full.init(1)
+        k.mbarrier_fence()
+    k.syncthreads()
+    if how == "elected":
+        elected = k.elect()
+        with k.when((k.warp == 0) & elected):
+            full.expect(ROWS * COLS * 4)
+            k.tma_load(tile, source, (0, 0), full)
+    else:
+        full.expect(ROWS * COLS * 4, when=k.thread == 0)
+        k.tma_load(tile, source, (0, 0), full, when=k.thread < 2)
+    if how != "unawaited":
+        full.wait(0)
+        row, col = k.thread >> 4, (k.thread & 7) * 4
+        with k.when((k.thread & 8) == 0):
+            out.store(tile.load(row, col, 4), row * COLS + col)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_elected_thread_loads_through_the_swizzle(seed: int | None) -> None:
+    source, out = numbers(ROWS, COLS), np.zeros((ROWS, COLS), np.float32)
+    assert emulate(who_copies.trace(how="elected"), 1, [tensor_map(source, 128), out], seed=seed).findings == ()
+    np.testing.assert_array_equal(out, source)
+
+
+def test_two_threads_that_start_one_copy_are_reported() -> None:
+    source, out = numbers(ROWS, COLS), np.zeros((ROWS, COLS), np.float32)
+    emulation = emulate(who_copies.trace(how="two"), 1, [tensor_map(source, 128), out])
+    assert any("2 threads" in f.message and "elect one" in f.message for f in emulation.findings)
+
+
+def test_copy_that_nobody_waits_for_is_a_leak() -> None:
+    source, out = numbers(ROWS, COLS), np.zeros((ROWS, COLS), np.float32)
+    program = who_copies.trace(how="unawaited")
+    for seed in SEEDS:
+        assert "leak" in kinds(emulate(program, 1, [tensor_map(source, 128), out], seed=seed))
+
+
+def test_store_to_a_read_only_array_is_reported() -> None:
+    out = np.zeros((12, 40), np.float32)
+    out.setflags(write=False)
+    program = copy_box.trace(**PLAIN)
+    emulation = emulate(program, 1, [tensor_map(numbers(12, 40)), tensor_map(out)])
+    assert kinds(emulation) == {"bounds"}
+
+
+def test_arguments_must_fit_the_tensor_map() -> None:
+    program, array = copy_box.trace(**PLAIN), numbers(12, 40)
+    good = tensor_map(array)
+    with pytest.raises(ProblemError, match="TensorMapArgument"):
+        emulate(program, 1, [array, good])
+    too_large = TensorMapSpec(f32, (40, 13), (160,), (COLS, ROWS))
+    with pytest.raises(ProblemError, match="reaches byte"):
+        emulate(program, 1, [(array, too_large), good])
+    with pytest.raises(ProblemError, match="elements"):
+        emulate(program, 1, [(array.astype(np.float64), good.spec), good])
+
+
+@kernel(threads=128, requires="sm_90a")
+def some_warps(k: Kernel, out: Global[F32]) -> None:
+    """A register budget that only three of a warpgroup's warps ask for."""
+    with k.when(k.warp < 3, uniform=True):
+        k.emit(SetMaxRegisters(40, "dec"), ())
+    out.store(k.value(0.0, F32), k.thread)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_register_budget_is_for_whole_warpgroups(seed: int | None) -> None:
+    emulation = emulate(some_warps.trace(), 1, [np.zeros(128, np.float32)], seed=seed)
+    assert kinds(emulation) == {"divergence"}
+
+
+@kernel(threads=64, requires="sm_90a")
+def initialised_twice(k: Kernel, out: Global[F32]) -> None:
+    bar = k.mbarriers(1, "bar")
+    with k.when(k.thread == 0):
+        bar.init(2)
+        k.mbarrier_fence()
+    k.syncthreads()
+    bar.arrive(when=k.thread == 32)
+    k.syncthreads()
+    with k.when(k.thread == 0):
+        bar.init(2)
+    out.store(k.value(0.0, F32), k.thread)
+
+
+def test_initialising_an_mbarrier_in_use_is_reported() -> None:
+    emulation = emulate(initialised_twice.trace(), 1, [np.zeros(64, np.float32)])
+    assert any(f.kind == "mbarrier" and "initialised again" in f.message for f in emulation.findings)
