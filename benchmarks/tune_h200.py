@@ -3,7 +3,8 @@
     python benchmarks/tune_h200.py --out OUT --budget 200
 
 writes OUT/<gpu>.json (copy it to src/warploom/tune/winners/) and OUT/tuned/winners.jsonl, every round that was timed;
-started again with the same OUT it goes on where it was. Without a GPU, ``--compile-only`` fills the kernel cache
+started again with the same OUT it goes on where it was. A kernel that hangs or makes the GPU unusable ends the process;
+the script starts itself again and goes on without that one. Without a GPU, ``--compile-only`` fills the kernel cache
 ($WARPLOOM_CACHE) with the first candidates, so that the time on the GPU goes into timing.
 
 Problems: 16384 tokens, heads × head_dim = 2048, bf16 (f16 takes the same winners: the tensor cores run both at one
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -27,7 +30,7 @@ from warploom.tune.build import build_all
 from warploom.tune.gpu import gpu_for_tuning
 from warploom.tune.space import distinct
 from warploom.tune.store import WinnerStore, gpu_file_name, package_version
-from warploom.tune.tuner import Effort, Outcome, Tuner
+from warploom.tune.tuner import HUNG, Effort, GpuLostError, Outcome, Tuner
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)
@@ -92,21 +95,47 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--variant-passes", type=int, default=1, help="how often one more flag is tried on the winner")
     parser.add_argument("--compile-only", metavar="ARCH", nargs="?", const="sm_90a")
+    parser.add_argument("--worker", action="store_true", help="tune in this very process")
     arguments = parser.parse_args()
     todo = problems(arguments.head_dims, arguments.lengths)
     if arguments.compile_only:
         compile_only(todo, arguments.compile_only)
         return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.worker:
+        tune(arguments, todo)
+    else:
+        raise SystemExit(supervise(arguments.budget))
+
+
+def tune(arguments: argparse.Namespace, todo: list[AttentionProblem]) -> None:
+    """Tune in this process; the file of winners is written after each problem."""
     gpu, store = gpu_for_tuning(), WinnerStore(arguments.out / "tuned")
-    effort = Effort(variant_passes=arguments.variant_passes, sample_seconds=0.002, warm_up_seconds=0.002)
-    family = AttentionFamily()
-    tuner = Tuner(family, gpu, store, budget=arguments.budget, effort=effort)
+    effort = Effort(
+        variant_passes=arguments.variant_passes, sample_seconds=0.002, warm_up_seconds=0.002, hung_after_seconds=20.0
+    )
+    tuner = Tuner(AttentionFamily(), gpu, store, budget=arguments.budget, effort=effort)
     for problem in todo:
         start = time.perf_counter()
-        outcome = tuner.tune(problem)
+        try:
+            outcome = tuner.tune(problem)
+        except GpuLostError as error:
+            print(error, flush=True)
+            os._exit(HUNG)
         print(describe(outcome, time.perf_counter() - start, problem.flops), flush=True)
         write_winners(store, gpu.name, arguments.out)
     print(f"written to {write_winners(store, gpu.name, arguments.out)}", flush=True)
+
+
+def supervise(budget: float) -> int:
+    """Run the work in another process, again as long as a kernel ends it and time is left; its exit code."""
+    end = time.monotonic() + budget
+    while True:
+        left = max(1.0, end - time.monotonic())
+        command = [sys.executable, __file__, *sys.argv[1:], "--worker", "--budget", f"{left:.1f}"]
+        code = subprocess.run(command, check=False).returncode
+        if code != HUNG or time.monotonic() >= end:
+            return code
 
 
 if __name__ == "__main__":

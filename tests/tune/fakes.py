@@ -79,6 +79,8 @@ class FakeFamily:
     ran: list[FakeConfig] = field(default_factory=list)
     compiled: list[FakeConfig] = field(default_factory=list)
     checked: list[FakeConfig] = field(default_factory=list)
+    lost: bool = False
+    first_run: Callable[[FakeConfig], None] = lambda config: None
     after_calls: Callable[[int], None] = lambda calls: None
 
     def problem_class(self, problem: int) -> ProblemClass:
@@ -135,9 +137,6 @@ class FakeWorkload:
     sets: int = 2
 
     def prepare(self, config: FakeConfig, built: Built) -> Callable[[int], object]:
-        if self.family.crashing(config):
-            raise RuntimeError("the CUDA driver refused a call: a test")
-
         def run(index: int) -> None:
             assert index < self.sets
             self.family.ran.append(config)
@@ -148,7 +147,13 @@ class FakeWorkload:
 
     def fault(self, config: FakeConfig, built: Built) -> str | None:
         self.family.checked.append(config)
+        self.family.first_run(config)
+        if self.family.crashing(config):
+            raise RuntimeError("the CUDA driver refused a call: a test")
         return "computes wrong results" if self.family.wrong(config) else None
+
+    def answers(self) -> bool:
+        return not self.family.lost
 
 
 def fake_gpu(clock: SimulatedClock) -> Gpu:

@@ -1,6 +1,7 @@
 """The search on a family whose answer is known: what is pruned, what wins, what is kept, and what survives a kill."""
 
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tests.tune.fakes import FakeConfig, FakeFamily, SimulatedClock, fake_gpu
 from warploom.tune.space import Space, distinct
 from warploom.tune.store import WinnerStore, find_winner
-from warploom.tune.tuner import Effort, Tuner
+from warploom.tune.tuner import Effort, GpuLostError, Tuner
 
 QUICK = Effort(sample_seconds=5e-4, warm_up_seconds=2e-4, rounds=2, final_rounds=5)
 BEST_LONG = FakeConfig(128, 8, 2, hint=True)
@@ -169,6 +170,36 @@ def test_a_killed_search_goes_on_with_what_it_had_left(tmp_path):
     assert rounds
     assert set(rounds[-1]["left"]) <= set(rounds[-1]["seconds"])
     json.dumps(rounds)
+
+
+def test_a_kernel_that_takes_the_gpu_with_it_is_left_out_next_time(tmp_path):
+    bad = FakeConfig(128, 8, 2)
+    family = FakeFamily(SimulatedClock(), crashing=lambda c: c == bad, lost=True)
+    with pytest.raises(GpuLostError, match="start the same command again"):
+        tuner(tmp_path, family).tune(4096)
+    family = FakeFamily(SimulatedClock())
+    other, outcome = tuner(tmp_path, family).tune_all([64, 4096])
+    assert outcome.dropped["did not come back from its first run"] == 1
+    assert other.dropped["did not come back from its first run"] == 1, "another length runs the same kernel"
+    assert bad not in family.ran
+    assert family.parse(won(outcome).config).tile == 128
+
+
+def test_a_kernel_that_hangs_is_told_and_left_out_next_time(tmp_path):
+    bad, told = FakeConfig(32, 4), threading.Event()
+
+    def hang(config):
+        if config == bad:
+            assert told.wait(20)
+            raise Killed  # what leave_hung does to the process
+
+    family = FakeFamily(SimulatedClock(), first_run=hang)
+    effort = replace(QUICK, hung_after_seconds=0.2)
+    with pytest.raises(Killed):
+        tuner(tmp_path, family, effort=effort, hung=lambda name: told.set()).tune(4096)
+    family = FakeFamily(SimulatedClock())
+    assert tuner(tmp_path, family).tune(4096).dropped["did not come back from its first run"] == 1
+    assert bad not in family.ran
 
 
 def test_rounds_of_another_space_do_not_count(tmp_path):

@@ -160,6 +160,8 @@ class AttentionWorkload:
         call = self._call(config, built, self._inputs[0])
         out = self._views(self._output, self._problem)
         views = [(*(describe(x) for x in inputs), *out) for inputs in self._inputs]
+        for view in views if call.boxes else ():
+            call.launch(view, "torch")  # makes the tensor maps of every input set
         return lambda i: call.launch(views[i], "torch")
 
     def fault(self, config: AnyConfig, built: Built) -> str | None:
@@ -174,6 +176,14 @@ class AttentionWorkload:
         call.launch((*(describe(x) for x in inputs), *self._views(out, problem)), "torch")
         error = relative_error(self._torch, out, expected, magnitude, problem.dtype.name)
         return None if error <= 1.0 else f"computes wrong results (error {error:.3g} of what the type allows)"
+
+    def answers(self) -> bool:
+        """Whether the GPU still runs anything in this process."""
+        try:
+            self._torch.cuda.synchronize(self._device)
+        except RuntimeError:
+            return False
+        return True
 
     def _views(self, out: Any, problem: AttentionProblem) -> tuple[ArrayView, ...]:
         if not problem.lse:

@@ -30,6 +30,10 @@ class Workload(Protocol[Candidate]):
         """What is wrong with the results on a small problem of the same kernel; None if nothing."""
         ...
 
+    def answers(self) -> bool:
+        """Whether the GPU still runs anything in this process: after an illegal access it does not."""
+        ...
+
 
 class Family(Protocol[Problem, Config]):
     """A kernel family. Instances are pickled: programs are built in other processes."""

@@ -163,6 +163,19 @@ class WinnerStore:
         """Keep a winner. Raises OSError where the folder cannot be written."""
         self.append({"record": "winner", **winner.json()})
 
+    def suspects(self, gpu: str, version: str, problem: ProblemClass) -> set[str]:
+        """Configurations whose first run was begun and never ended: they hung, or took the process with them.
+
+        For problems of any size that agree in all else: they run the same kernels.
+        """
+        begun: dict[str, bool] = {}
+        for r in self.records():
+            if r.get("record") in ("trying", "tried") and (r.get("gpu"), r.get("version")) == (gpu, version):
+                of = r.get("problem", {})
+                if (of.get("family"), of.get("fixed")) == (problem.family, dict(problem.fixed)):
+                    begun[r["config"]] = r["record"] == "trying"
+        return {config for config, is_open in begun.items() if is_open}
+
     def append(self, record: Record) -> None:
         """Keep a record: one line, whole or not at all for every reader. Raises OSError."""
         line = json.dumps({"format": _FORMAT, **record}, allow_nan=False, separators=(",", ":")).encode() + b"\n"
@@ -170,7 +183,8 @@ class WinnerStore:
             _remove_unfinished_line(file)
             file.write(line)
             file.flush()
-            os.fsync(file.fileno())
+            if record.get("record") == "winner":  # the rest may be lost with the power, not with the process
+                os.fsync(file.fileno())
 
     def _rebuild(self) -> None:
         """Set damaged lines aside; what is whole stays. A reader that may not write leaves the file as it is."""

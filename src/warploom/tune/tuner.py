@@ -7,6 +7,9 @@ each is kept in the store: a search that was killed goes on with the candidates 
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -40,6 +43,23 @@ class Effort:
     worth: float = 1.003
     """What one more flag must gain to be kept."""
     variant_passes: int = 2
+    hung_after_seconds: float = 60.0
+    """How long the first run of a kernel on a small problem may take, loading included."""
+
+
+class GpuLostError(WarploomError, RuntimeError):
+    """A candidate has made the GPU unusable for this process."""
+
+
+def leave_hung(config: str) -> None:
+    """End the process: a kernel that hangs cannot be stopped in any other way."""
+    sys.stderr.write(f"error: {config} hangs; start the same command again, it goes on without this configuration\n")
+    sys.stderr.flush()
+    os._exit(HUNG)
+
+
+HUNG = 75
+"""The exit code after a hanging kernel: EX_TEMPFAIL, try again."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +114,12 @@ class Tuner:
         report: Report = lambda text, fraction: None,
         build: BuildAll = build_all,
         now: Callable[[], float] = time.monotonic,
+        hung: Callable[[str], None] = leave_hung,
     ) -> None:
         store.require_writable()
         self.family, self.gpu, self.store = family, gpu, store
         self.effort = effort or Effort()
-        self._report, self._build, self._now = report, build, now
+        self._report, self._build, self._now, self._hung = report, build, now, hung
         self._deadline = None if budget is None else now() + budget
         self._built: dict[tuple[Hashable, str], Built | str] = {}
         self._verdicts: dict[tuple[Hashable, str], str | None] = {}
@@ -147,6 +168,7 @@ class _Search:
         self.dropped: Counter[str] = Counter()
         self.timed: set[str] = set()
         self.workload: Workload[Any] | None = None
+        self.suspects = tuner.store.suspects(tuner.gpu.name, package_version(), wanted)
 
     def run(self) -> Outcome:
         """Search, keep the winner, and say what was left out."""
@@ -212,17 +234,33 @@ class _Search:
         if self.workload is None:
             self.workload = self.family.workload(self.problem, self.gpu.index)
         key = self._key(config)
-        try:
-            if key not in self.tuner._verdicts:
-                self.tuner._verdicts[key] = self.workload.fault(config, built)
-            verdict = self.tuner._verdicts[key]
-            run = self.workload.prepare(config, built) if verdict is None else None
-        except (WarploomError, RuntimeError) as error:
-            verdict, run = f"does not run: {str(error).splitlines()[0]}", None
-        if run is None:
-            self._keep([verdict or ""])
+        if key not in self.tuner._verdicts:
+            self.tuner._verdicts[key] = self._first_run(config, built, self.workload)
+        if not self._keep([verdict] if (verdict := self.tuner._verdicts[key]) else []):
             return None
-        return _Entry(config, Candidate(str(config), run))
+        return _Entry(config, Candidate(str(config), self.workload.prepare(config, built)))
+
+    def _first_run(self, config: Any, built: Built, workload: Workload[Any]) -> str | None:
+        """What is wrong with a kernel. It may hang or end the process: then the next search goes on without it."""
+        if str(config) in self.suspects:
+            return "did not come back from its first run"
+        self._note("trying", {"config": str(config)})
+        guard = threading.Timer(self.effort.hung_after_seconds, self.tuner._hung, (str(config),))
+        guard.daemon = True
+        guard.start()
+        try:
+            verdict = workload.fault(config, built)
+        except (WarploomError, RuntimeError) as error:
+            verdict = f"does not run: {str(error).splitlines()[0]}"
+            if not workload.answers():
+                raise GpuLostError(
+                    f"the GPU no longer answers after {config} ({error}): start the same command again, it goes on "
+                    "without this configuration"
+                ) from error
+        finally:
+            guard.cancel()
+        self._note("tried", {"config": str(config)})
+        return verdict
 
     def _keep(self, reasons: list[str]) -> bool:
         """Whether there is no reason to drop a candidate; counts the first."""
@@ -254,13 +292,13 @@ class _Search:
         return entries, len(entries) <= effort.finalists
 
     def _note_round(self, turn: int, space_id: str, found: dict[str, Measured], left: Sequence[_Entry]) -> None:
-        self.tuner.store.append(
-            {
-                "record": "round", "gpu": self.gpu.name, "version": package_version(), "problem": self.wanted.json(),
-                "space": space_id, "round": turn, "left": [e.candidate.name for e in left],
-                "seconds": {name: float(f"{m.seconds.median:.4g}") for name, m in found.items()},
-            }
-        )  # fmt: skip
+        medians = {name: float(f"{m.seconds.median:.4g}") for name, m in found.items()}
+        values = {"space": space_id, "round": turn, "left": [e.candidate.name for e in left], "seconds": medians}
+        self._note("round", values)
+
+    def _note(self, kind: str, values: dict[str, Any]) -> None:
+        about = {"gpu": self.gpu.name, "version": package_version(), "problem": self.wanted.json()}
+        self.tuner.store.append({"record": kind, **about, **values})
 
     def _one_flag_better(self, best: _Entry) -> _Entry | None:
         """The best of the configurations that differ from ``best`` in one flag, if that is worth it."""
