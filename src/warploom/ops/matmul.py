@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from warploom.core.dtypes import DType, f32
-from warploom.core.errors import ConfigError
+from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target
-from warploom.interop.arrays import ArrayView, as_numpy, describe, empty, empty_like
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like
 from warploom.ir.program import Program
 from warploom.kernels.gemm.choice import choose
 from warploom.kernels.gemm.config import GemmConfig
@@ -115,19 +115,28 @@ class _Prepared:
     out_dtype: DType
     offsets: tuple[tuple[int, int, int, int], ...]
 
-    def run(self, views: Sequence[ArrayView], result: ArrayView) -> None:
-        """Queue the launches. ``views``: a, b, then the bias (if there is one) and the extra matrices."""
+    def new_result(self, like: ArrayView) -> Any:
+        """An array for the result, of the kind and on the device of ``like``."""
+        if like.kind == "torch" and like.dtype is self.out_dtype:
+            return like.owner.new_empty(self.shape)  # the shortest way that torch has
+        return empty_like(like, self.shape, self.out_dtype)
+
+    def run(self, views: Sequence[ArrayView], result: int) -> None:
+        """Queue the launches that write to address ``result``. ``views``: a, b, the bias (if any), the extras."""
+        if len(views) == 2 and self.finish is None and len(self.offsets) == 1:
+            self.call.launch_again((views[0].pointer, views[1].pointer, result), views[0].kind)
+            return
         a, b, *others = views
         parts = describe(empty(a.kind, self.workspace, f32, a.device)) if self.workspace else None
         for of_a, of_b, of_out, of_extra in self.offsets:
             combined = tuple(x.pointer + (of_extra if len(x.shape) > 1 else 0) for x in others)
             operands = (a.pointer + of_a, b.pointer + of_b)
-            out = (result.pointer + of_out,)
+            out = (result + of_out,)
             if parts is None or self.finish is None:
-                self.call.launch_again(operands + out + combined, result.kind)
+                self.call.launch_again(operands + out + combined, a.kind)
             else:
-                self.call.launch_again((*operands, parts.pointer), result.kind)
-                self.finish.launch_again((parts.pointer, *out, *combined), result.kind)
+                self.call.launch_again((*operands, parts.pointer), a.kind)
+                self.finish.launch_again((parts.pointer, *out, *combined), a.kind)
 
 
 _Key = tuple[Hashable, ...]
@@ -169,8 +178,9 @@ def matmul(
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
-    others = (() if bias is None else (bias,)) + tuple(extras)
-    views = [describe(x) for x in (a, b, *others)]
+    views = [describe(a), describe(b)]
+    if bias is not None or extras:
+        views += [describe(x) for x in ((() if bias is None else (bias,)) + tuple(extras))]
     into = None if out is None else describe(out)
     asked = (
         out_dtype, accumulate, bias is None, None if epilogue is None else epilogue_key(epilogue), alpha, config,
@@ -181,8 +191,8 @@ def matmul(
     if ready is None:
         inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, float(alpha))
         return _first_call(inputs, out, config, key)
-    result = empty_like(views[0], ready.shape, ready.out_dtype) if out is None else out
-    ready.run(views, describe(result))
+    result = ready.new_result(views[0]) if out is None else out
+    ready.run(views, address(result))
     return result
 
 
@@ -238,7 +248,7 @@ def _first_call(inputs: Inputs, out: Any, config: GemmConfig | None, key: _Key) 
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
             _prepared[key] = ready
-        ready.run(inputs.views, view)
+        ready.run(inputs.views, view.pointer)
     elif made.device == "the emulator":
         _run_on_emulator(made, inputs, view)
     else:
