@@ -156,7 +156,7 @@ def test_misfits_are_said(problem, says):
 
 def test_the_ladder_finds_rungs_by_key_and_name():
     assert LADDER.rung("2").config == RUNGS["2"]
-    assert LADDER.rung("kernel 1: base") is LADDER.rungs[0]
+    assert LADDER.rung("kernel 1: base") is LADDER.rung("1")
     assert LADDER.rung("best").config == BEST
     with pytest.raises(ConfigError, match="no rung '99'; its rungs: 1"):
         LADDER.rung("99")
