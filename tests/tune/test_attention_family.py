@@ -4,6 +4,8 @@ import copy
 import pickle
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 
 from warploom.core.dtypes import DTYPES, bf16, f16
 from warploom.core.targets import target
+from warploom.emulate import emulate
+from warploom.interop.arrays import as_numpy
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.ladder import BEST
@@ -186,3 +190,87 @@ def test_without_a_gpu_the_tuner_says_so(monkeypatch):
     monkeypatch.setattr(tuned_attention, "torch_module", missing)
     with pytest.raises(UnsupportedDeviceError, match="sees no GPU"):
         FAMILY.workload(PROBLEM, 0)
+
+
+class CpuTorch:
+    """PyTorch whose GPU is the CPU: enough for a workload's inputs."""
+
+    def __init__(self, torch):
+        self._torch = torch
+        self.cuda = SimpleNamespace(
+            get_device_properties=lambda device: SimpleNamespace(L2_cache_size=20000), synchronize=lambda device: None
+        )
+
+    def __getattr__(self, name):
+        return getattr(self._torch, name)
+
+    def device(self, *_):
+        return self._torch.device("cpu")
+
+    def Generator(self, _):  # noqa: N802 - PyTorch's name
+        return self._torch.Generator()
+
+
+class EmulatedCall:
+    """A GpuCall that runs the Program on the emulator, with the scalars and grid it was given."""
+
+    made: ClassVar[list["EmulatedCall"]] = []
+    broken = False
+
+    def __init__(self, kernel, grid, scalars, device, boxes):
+        self.program, self.grid, self.scalars, self.boxes = kernel, grid, scalars, boxes
+        self.launches = []
+        EmulatedCall.made.append(self)
+
+    def launch(self, views, kind):
+        assert kind == "torch"
+        self.launches.append(views)
+        if self.broken:
+            return
+        names = [p.name for p in self.program.parameters if p.kind == "scalar"]
+        arrays = dict(zip(("q", "key", "value", "out", "lse"), map(as_numpy, views), strict=False))
+        values = arrays | dict(zip(names, (s.value for s in self.scalars), strict=True))
+        emulate(self.program, self.grid, {p.name: values[p.name] for p in self.program.parameters})
+
+
+def test_a_workload_checks_and_runs_what_was_built(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(tuned_attention, "torch_module", lambda: CpuTorch(torch))
+    monkeypatch.setattr(tuned_attention, "GpuCall", EmulatedCall)
+    monkeypatch.setattr(EmulatedCall, "made", [])
+    monkeypatch.setattr("warploom.cuda.launch.load", lambda kernel, device: kernel)
+    problem = AttentionProblem(2, 2, 1, 72, 72, 64, bf16, (None, 0), lse=True)
+    program = FAMILY.program(problem, SMALL)
+    kernel = KernelStandIn(program)
+    built = Built(kernel, program.threads, program.shared_bytes, kernel.scalars)  # pyright: ignore[reportArgumentType]
+    workload = FAMILY.workload(problem, 0)
+    assert workload.sets == 2
+    assert workload.answers()
+    assert workload.fault(SMALL, built) is None
+    assert EmulatedCall.made[-1].grid == (2, 2, 1), "one batch"
+    run = workload.prepare(SMALL, built)
+    run(0)
+    run(1)
+    inputs = [views[0].pointer for views in EmulatedCall.made[-1].launches]
+    outputs = {views[3].pointer for views in EmulatedCall.made[-1].launches}
+    assert len(set(inputs)) == 2, "input sets rotate"
+    assert len(outputs) == 1
+    assert EmulatedCall.made[-1].grid == (2, 2, 2)
+    monkeypatch.setattr(EmulatedCall, "broken", True)
+    assert "wrong results (error inf" in str(workload.fault(SMALL, built))
+
+
+class KernelStandIn:
+    """A loaded kernel whose configuration is its grid."""
+
+    def __init__(self, program):
+        self.parameters = program.parameters
+        self.scalars = tuple(p.name for p in program.parameters if p.kind == "scalar")
+        self._program = program
+
+    def __getattr__(self, name):
+        return getattr(self._program, name)
+
+    def configure(self, grid, threads, *, shared_bytes):
+        assert (threads, shared_bytes) == (self._program.threads, self._program.shared_bytes)
+        return grid
