@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from warploom.ops.attention import AttentionPlan, attention, plan
     from warploom.ops.matmul import MatmulPlan, matmul, plan_matmul
+    from warploom.ops.reduce import ReducePlan, linear_cross_entropy, matmul_reduce, plan_matmul_reduce
 
 _PUBLIC = {
     "attention": "warploom.ops.attention",
@@ -22,9 +23,24 @@ _PUBLIC = {
     "matmul": "warploom.ops.matmul",
     "plan_matmul": "warploom.ops.matmul",
     "MatmulPlan": "warploom.ops.matmul",
+    "matmul_reduce": "warploom.ops.reduce",
+    "plan_matmul_reduce": "warploom.ops.reduce",
+    "linear_cross_entropy": "warploom.ops.reduce",
+    "ReducePlan": "warploom.ops.reduce",
 }
 
-__all__ = ["AttentionPlan", "MatmulPlan", "attention", "matmul", "plan", "plan_matmul"]
+__all__ = [
+    "AttentionPlan",
+    "MatmulPlan",
+    "ReducePlan",
+    "attention",
+    "linear_cross_entropy",
+    "matmul",
+    "matmul_reduce",
+    "plan",
+    "plan_matmul",
+    "plan_matmul_reduce",
+]
 
 
 def __getattr__(name: str) -> Any:

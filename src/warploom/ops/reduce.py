@@ -1,0 +1,302 @@
+"""``matmul_reduce`` and ``linear_cross_entropy``: row reductions of products that are never written."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from warploom.core.dtypes import DType, f32, s32, s64, u32
+from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.targets import target as target_named
+from warploom.interop.arrays import ArrayView, as_numpy, compact, describe, empty, same_device
+from warploom.ir.program import Program
+from warploom.kernels.gemm.choice import choose
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.features import GemmFeatures
+from warploom.kernels.gemm.problem import GemmProblem
+from warploom.kernels.reduce.matmul import DOT_WARPS, MERGE_THREADS, merge_tiles, reduce_tiles, target_logits
+from warploom.kernels.reduce.states import OPS, ReduceOp, Reduction
+from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, run_on_emulator
+from warploom.ops.matmul_arrays import Inputs, read_inputs
+
+EMULATED_TARGET = "sm_80"
+Op = Literal["max", "sum", "logsumexp"]
+
+
+@dataclass(frozen=True)
+class ReducePlan:
+    """What a call of :func:`matmul_reduce` runs: two kernels, and a workspace of one state per row and tile column."""
+
+    problem: GemmProblem
+    config: GemmConfig
+    op: ReduceOp
+    reason: str
+    device: str
+    subtract: bool = False
+
+    @property
+    def tiles(self) -> int:
+        """Tiles along N."""
+        return self.problem.tiles(self.config)[1]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory beyond inputs and results."""
+        return 4 * len(Reduction(self.op).types) * self.tiles * self.problem.m
+
+    @cached_property
+    def program(self) -> Program:
+        """The kernel of the product and the reductions of its tiles."""
+        return _trace_tiles(self.config, self.problem.features(self.config), self.op)
+
+    @cached_property
+    def merge(self) -> Program:
+        """The kernel that merges the tiles."""
+        return _trace_merge(self.op, self.subtract)
+
+    @property
+    def merge_grid(self) -> Grid:
+        """CTAs of :attr:`merge`."""
+        return -(-self.problem.m // MERGE_THREADS), 1, 1
+
+
+@lru_cache(maxsize=128)
+def _trace_tiles(config: GemmConfig, features: GemmFeatures, op: ReduceOp) -> Program:
+    name = f"matmul_{op}_{config.tile_m}x{config.tile_n}x{config.tile_k}"
+    program = reduce_tiles.trace(config=config, features=features, op=op, name=name)
+    return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
+
+
+@lru_cache(maxsize=16)
+def _trace_merge(op: ReduceOp, subtract: bool) -> Program:
+    return merge_tiles.trace(op=op, with_index=op == "argmax", subtract=subtract)
+
+
+def _as_words(target: ArrayView) -> ArrayView:
+    """Contiguous integers as the 32-bit words that the kernel reads."""
+    if target.dtype is s32:
+        return target
+    if target.device[0] == "cpu":
+        return describe(as_numpy(target).view(np.int32))
+    return target._replace(dtype=s32, shape=(2 * target.shape[0],), strides=(1,))
+
+
+@lru_cache(maxsize=8)
+def _trace_logits(dtype: DType, target_words: int) -> Program:
+    return target_logits.trace(dtype=dtype, target_words=target_words)
+
+
+def matmul_reduce(
+    a: Any,
+    b: Any,
+    op: Op = "max",
+    *,
+    scale: float = 1.0,
+    bias: Any = None,
+    return_index: bool = False,
+    config: GemmConfig | None = None,
+) -> Any:
+    """A reduction over the columns of ``scale · a·b + bias`` for every row, without writing the product.
+
+    Shapes: a (m, k), b (k, n), bias (n,); result float32 (m,). dtypes: float16 or bfloat16, all the same. Any sizes
+    with n ≥ 1, and any strides with one contiguous dimension (``matmul_reduce(queries, vectors.T)`` reads vectors as
+    they lie). ``op``: "max", "sum", or "logsumexp" (natural). ``return_index`` (with "max") also returns the column of
+    each row's maximum, int32 (m,), the first of equal ones: the nearest neighbour by inner product. NaN is no maximum;
+    sums propagate it.
+
+    Equal calls give equal bits: column blocks are merged in order, without atomics. Beyond inputs and result it takes 4
+    or 8 bytes for each row and column block. Arrays and devices as for :func:`warploom.matmul`.
+
+    Raises ProblemError for arrays or an ``op`` it does not take, ConfigError for a ``config`` that does not fit.
+    """
+    if op not in ("max", "sum", "logsumexp"):
+        raise ProblemError(f"op is 'max', 'sum' or 'logsumexp', not {op!r}")
+    if return_index and op != "max":
+        raise ProblemError(f"return_index goes with op='max': {op} has no column")
+    kind: ReduceOp = "argmax" if return_index else op
+    values, index = _reduced(a, b, kind, scale, bias, config, None)
+    return (values, index) if return_index else values
+
+
+def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: GemmConfig | None = None) -> Any:
+    """The loss of a language model's output layer for each row: logsumexp(x·wᵀ) - (x·wᵀ)[target], float32 (m,).
+
+    Shapes: x (m, k) hidden states, w (n, k) the vocabulary's embeddings, target (m,) int32 or int64 in 0 … n-1 (others
+    give NaN). dtypes of x and w: float16 or bfloat16. The m×n logits are never written. Take the mean for the usual
+    loss. Raises ProblemError as :func:`matmul_reduce` does.
+    """
+    rows, words, chosen = describe(x), describe(w), describe(target)
+    if len(rows.shape) != 2 or len(words.shape) != 2 or tuple(chosen.shape) != (rows.shape[0],):
+        raise ProblemError(
+            f"x is (m, k), w (n, k) and target (m,); got {tuple(rows.shape)}, {tuple(words.shape)} and "
+            f"{tuple(chosen.shape)}"
+        )
+    if chosen.dtype not in (s32, s64):
+        raise ProblemError(f"target is {chosen.dtype}: convert it to int32 or int64")
+    same_device((rows, words, chosen), ("x", "w", "target"))
+    return _reduced(rows, _transposed(words), "logsumexp", 1.0, None, config, chosen)[0]
+
+
+def plan_matmul_reduce(
+    a: Any, b: Any, op: ReduceOp = "max", *, scale: float = 1.0, bias: Any = None, config: GemmConfig | None = None
+) -> ReducePlan:
+    """What :func:`matmul_reduce` would run ("argmax" is "max" with its index); runs nothing."""
+    return _plan(_read(_view(a), _view(b), op, scale, bias), op, config, False)
+
+
+def _view(x: Any) -> ArrayView:
+    return x if isinstance(x, ArrayView) else describe(x)
+
+
+def _transposed(view: ArrayView) -> ArrayView:
+    """The transpose of a matrix, without a copy."""
+    if view.kind in ("numpy", "torch", "cupy") and not isinstance(view.owner, tuple):
+        return describe(view.owner.T)
+    return view._replace(shape=tuple(view.shape)[::-1], strides=tuple(view.strides)[::-1])
+
+
+def _read(a: ArrayView, b: ArrayView, op: str, scale: float, bias: Any) -> Inputs:
+    if op not in OPS:
+        raise ProblemError(f"op is one of {', '.join(OPS)}, not {op!r}")
+    if not math.isfinite(scale):
+        raise ProblemError(f"scale must be finite, not {scale}")
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        raise ProblemError(f"a and b are matrices, not of shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    views = [a, b] if bias is None else [a, b, _view(bias)]
+    if b.shape[1] == 0:
+        raise ProblemError("b has no columns: there is nothing to reduce over")
+    return read_inputs(views, None, bias is not None, None, f32, "f32", float(scale))
+
+
+def _plan(inputs: Inputs, op: ReduceOp, config: GemmConfig | None, subtract: bool) -> ReducePlan:
+    problem: GemmProblem = inputs.problem
+    first = inputs.views[0]
+    number = first.device[1] if first.device[0] == "cuda" else 0
+    device = "cuda" if first.device[0] == "cuda" or gpu_present() else "the emulator"
+    goal = gpu_target(number) if device == "cuda" else target_named(EMULATED_TARGET)
+    if config is not None:
+        operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
+        problems = list(dict.fromkeys(config.check(goal, **operands) + problem.misfits(config)))
+        if config.split_k > 1:
+            problems.append("split_k cuts sums that the reduction needs whole")
+        if problems:
+            raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
+        return ReducePlan(problem, config, op, "asked for by the caller", device, subtract)
+    # Splitting K is no choice here, so the product is judged as one that is long enough without.
+    chosen, reason = choose(problem, goal)
+    if chosen.split_k > 1:
+        chosen = replace(chosen, split_k=1)
+    return ReducePlan(problem, chosen, op, reason, device, subtract)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One kernel of a call: what it runs on, by the names of its parameters."""
+
+    program: Program
+    grid: Grid
+    arrays: dict[str, ArrayView]
+    scalars: dict[str, int]
+    flops: int
+
+    @property
+    def pointers(self) -> list[ArrayView]:
+        """The arrays in the order of the kernel's parameters."""
+        return [self.arrays[p.name] for p in self.program.parameters if p.kind == "pointer"]
+
+
+def _reduced(
+    a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: GemmConfig | None, target: ArrayView | None
+) -> tuple[Any, Any]:
+    """(values, indices or None) as arrays of a's kind."""
+    view = _view(a)
+    inputs = _read(view, _view(b), op, scale, bias)
+    m = inputs.problem.m
+    kind, device = view.kind, view.device
+    out = empty(kind, (m,), f32, device)
+    index = empty(kind, (m,), s32, device) if op == "argmax" else None
+    if m == 0:
+        return out, index
+    plan = _plan(inputs, op, config, target is not None)
+    copied = device[0] != "cuda" and plan.device == "cuda"
+    if copied:  # CPU arrays on a GPU travel as contiguous ones
+        hosts = [describe(np.ascontiguousarray(as_numpy(x))) for x in inputs.views]
+        inputs = _read(hosts[0], hosts[1], op, scale, hosts[2] if bias is not None else None)
+        plan = _plan(inputs, op, config, target is not None)
+    results = [describe(x) for x in (out, index) if x is not None]
+    steps = _steps(plan, inputs, results, target)
+    if copied:
+        _run_copied(steps, results)
+    elif device[0] == "cuda":
+        for step in steps:
+            call = _prepared(step.program, step.grid, tuple(step.scalars.items()), device[1])
+            call.launch_again(tuple(x.pointer for x in step.pointers), kind)
+    else:
+        for step in steps:
+            run_on_emulator(step.program, step.grid, step.arrays, step.scalars, step.flops)
+    return out, index
+
+
+def _run_copied(steps: list[_Step], results: list[ArrayView]) -> None:
+    """Run on GPU 0 with copies of CPU arrays, each made once; the results come back."""
+    from warploom.cuda.buffers import DeviceCopy
+
+    copies: dict[int, DeviceCopy] = {}
+    for step in steps:
+        for x in step.pointers:
+            if x.pointer not in copies:
+                copies[x.pointer] = DeviceCopy(as_numpy(x), 0)
+        call = _prepared(step.program, step.grid, tuple(step.scalars.items()), 0)
+        call.launch_again(tuple(copies[x.pointer].pointer for x in step.pointers), "numpy")
+    for result in results:
+        copies[result.pointer].download()
+
+
+@lru_cache(maxsize=1024)
+def _prepared(program: Program, grid: Grid, scalars: tuple[tuple[str, int], ...], device: int) -> GpuCall:
+    return GpuCall.prepare(program, grid, dict(scalars), device)
+
+
+def _steps(plan: ReducePlan, inputs: Inputs, results: list[ArrayView], target: ArrayView | None) -> list[_Step]:
+    problem, first = plan.problem, inputs.views[0]
+    alpha = int.from_bytes(struct.pack("<f", inputs.alpha), "little")
+
+    def workspace(dtype: DType, shape: tuple[int, ...]) -> ArrayView:
+        return describe(empty(first.kind, shape, dtype, first.device))
+
+    arrays: dict[str, ArrayView] = dict(zip(("a", "b", "bias"), inputs.views, strict=False))
+    parts = [workspace(_stored(t), (plan.tiles, problem.m)) for t in Reduction(plan.op).types]
+    arrays |= dict(zip(("first", "second"), parts, strict=False))
+    steps: list[_Step] = []
+    merged: dict[str, ArrayView] = dict(zip(("first", "second"), parts, strict=False))
+    merged |= dict(zip(("out", "index"), results, strict=False))
+    if target is not None:
+        logits = workspace(f32, (problem.m,))
+        steps.append(_logits_step(problem, inputs.views, target, logits))
+        merged["subtracted"] = logits
+    scalars = problem.scalars(plan.config, alpha)
+    steps.append(_Step(plan.program, problem.grid(plan.config), arrays, scalars, problem.flops))
+    scalars = {"m": problem.m, "tiles": plan.tiles}
+    steps.append(_Step(plan.merge, plan.merge_grid, merged, scalars, 100 * problem.m * plan.tiles))
+    return steps
+
+
+def _stored(register: DType) -> DType:
+    return s32 if register is u32 else register
+
+
+def _logits_step(problem: GemmProblem, views: tuple[ArrayView, ...], target: ArrayView, logits: ArrayView) -> _Step:
+    x = views[0] if views[0].strides[1] == 1 else compact(views[0])
+    w = _transposed(views[1])
+    w = w if w.strides[1] == 1 else compact(w)
+    target = target if target.contiguous else compact(target)
+    program = _trace_logits(x.dtype, target.dtype.bits // 32)
+    target = _as_words(target)
+    scalars = {"m": problem.m, "n": problem.n, "depth": problem.k, "x_stride": x.strides[0], "w_stride": w.strides[0]}
+    arrays = {"x": x, "w": w, "target": target, "out": logits}
+    return _Step(program, (-(-problem.m // DOT_WARPS), 1, 1), arrays, scalars, 2 * problem.m * problem.k)
