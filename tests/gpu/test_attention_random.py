@@ -1,0 +1,81 @@
+"""Two thousand random attention problems on the GPU, every element against float64."""
+
+import math
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import warploom
+
+pytestmark = pytest.mark.gpu
+
+FAMILIES = 40
+PROBLEMS_PER_FAMILY = 50
+UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def reference(q, k, v, *, left, right, softcap, scale):
+    """(O, Σ p·|v|, log-sum-exp), heads first, in float64."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q.double(), k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
+    scores = q @ k.transpose(-1, -2) * (scale or 1 / math.sqrt(q.shape[-1]))
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    rows = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
+    keys = torch.arange(k.shape[2], device=q.device)[None]
+    seen = torch.ones_like(scores[0, 0], dtype=torch.bool)
+    if left is not None:
+        seen &= keys >= rows - left
+    if right is not None:
+        seen &= keys <= rows + right
+    scores = scores.masked_fill(~seen, -math.inf)
+    p = torch.softmax(scores, -1).nan_to_num(0.0)
+    return p @ v, p @ v.abs(), torch.logsumexp(scores, -1)
+
+
+def family(number):
+    """What compiles a kernel of its own; lengths, batches and head counts then vary freely."""
+    draw = random.Random(number)
+    return {
+        "head_dim": draw.choice([8, 24, 40, 64, 72, 96, 128, 160, 192, 224, 256]),
+        "group": draw.choice([1, 1, 2, 4]),
+        "dtype": draw.choice([torch.bfloat16, torch.float16]),
+        "causal": draw.random() < 0.4,
+        "window": draw.choice([None, None, None, (draw.choice([None, 0, 17, 100]), draw.choice([None, 0, 9]))]),
+        "softcap": draw.choice([None, None, None, 12.0]),
+        "scale": draw.choice([None, None, 0.2]),
+        "layout": draw.choice(["bshd", "bhsd"]),
+    }
+
+
+@pytest.mark.parametrize("number", range(FAMILIES))
+def test_random_problems(number):
+    f, draw = family(number), random.Random(1000 + number)
+    torch.manual_seed(number)
+    seq = 1 if f["layout"] == "bshd" else 2
+    for _ in range(PROBLEMS_PER_FAMILY):
+        batch, kv_heads = draw.randint(1, 3), draw.randint(1, 3)
+        q_len, kv_len = (draw.choice([1, 2, 63, 64, 65, 128, draw.randint(1, 700)]) for _ in range(2))
+        heads = kv_heads * f["group"]
+
+        def make(length, count, batch=batch):
+            heads_first = torch.randn(batch, count, length, f["head_dim"], device="cuda").to(f["dtype"])
+            return heads_first if seq == 2 else heads_first.transpose(1, 2).contiguous()
+
+        q, k, v = make(q_len, heads), make(kv_len, kv_heads), make(kv_len, kv_heads)
+        options = {key: f[key] for key in ("causal", "window", "softcap", "scale", "layout")}
+        torch.full_like(q, math.nan)  # what the output's memory is likely to hold
+        out, lse = warploom.attention(q, k, v, return_lse=True, **options)
+        heads_first = [x if seq == 2 else x.transpose(1, 2) for x in (q, k, v, out)]
+        left, right = f["window"] or (None, None)
+        if f["causal"]:
+            right = 0 if right is None else min(right, 0)
+        limits = {"left": left, "right": right, "softcap": f["softcap"], "scale": f["scale"]}
+        expected, magnitude, lse64 = reference(*heads_first[:3], **limits)
+        allowed = UNIT[f["dtype"]] * (expected.abs() + magnitude) + 2.0**-17 * magnitude
+        error = (heads_first[3].double() - expected).abs()
+        assert bool((error <= allowed).all()), (f, q.shape, k.shape, float((error - allowed).max()))
+        finite = torch.isfinite(lse64)
+        assert torch.equal(torch.isfinite(lse), finite)
+        assert float((lse.double() - lse64)[finite].abs().max() if finite.any() else 0.0) < 1e-4
