@@ -12,7 +12,7 @@ LADDER = Ladder(
     (
         Rung("1", "baseline (shared memory)", "product to shared memory, barrier, one thread reads each row",
              ReduceConfig("serial")),
-        Rung("1w", "baseline, wide reads", "the same with 16-byte reads, which a compiler may make of it",
+        Rung("1w", "baseline, wide reads", "the same with 16-byte reads: what ptxas makes of the baseline too",
              ReduceConfig("serial", wide=True)),
         Rung("2", "fair shared memory", "swizzled tile, two lanes a row, no conflicts, __syncwarp",
              ReduceConfig("parallel")),

@@ -1,0 +1,36 @@
+"""``warploom ladder reduce`` without a GPU."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from warploom.cli.main import app
+from warploom.kernels.reduce.ladder import LADDER
+
+runner = CliRunner()
+
+
+def test_every_rung_is_shown_with_what_the_paper_counts(tmp_path):
+    out = tmp_path / "rows.json"
+    done = runner.invoke(app, ["ladder", "reduce", "--on", "cpu", "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(out.read_text())
+    rows = {row["rung"]: row for row in found["rungs"]}
+    assert list(rows) == [rung.key for rung in LADDER.rungs]
+    assert all(row["right"] and not row["findings"] for row in rows.values())
+    assert [rows[k]["shared_bytes"] for k in ("1", "2", "4")] == [1024, 1024, 0]
+    assert [rows[k]["barriers"] for k in ("1", "4")] == [1, 0]
+    assert rows["1"]["bank_conflicts"] > 0
+    assert rows["2"]["bank_conflicts"] == 0
+    assert found["paper"]["H100"]["speed_up"] == 6.1
+    if "registers" in rows["4"]["compiled"]:
+        assert rows["4"]["compiled"]["registers"] <= rows["1"]["compiled"]["registers"]
+
+
+def test_one_rung_alone():
+    done = runner.invoke(app, ["ladder", "reduce", "--rung", "4", "--on", "cpu"])
+    assert done.exit_code == 0
+    assert "in registers" in done.output
+    assert "baseline" not in done.output

@@ -1,0 +1,85 @@
+"""Reductions and discovery on a GPU, with torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import warploom
+from warploom.kernels.reduce.reference import softmax_reference
+from warploom.kernels.reduce.softmax_tile import SoftmaxTileConfig, softmax_tile
+from warploom.ops.backends import GpuCall
+from warploom.ops.discover import gpu_runner, trace_fragment
+from warploom.ops.tracers import tracers
+
+pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("tracer", tracers(), ids=lambda t: t.name)
+def test_the_catalogue_holds_on_this_gpu(tracer):
+    if torch.cuda.get_device_capability() < tracer.capability:
+        pytest.skip(f"{tracer.name} starts at compute capability {tracer.capability}")
+    found = trace_fragment(tracer, gpu_runner())
+    assert found.verdict != "differs", str(found.difference)
+
+
+@pytest.mark.parametrize("op", ["max", "sum", "logsumexp"])
+@pytest.mark.parametrize(("m", "n", "k"), [(512, 4096, 256), (1000, 777, 72), (3, 100000, 128), (1, 1, 8)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_matmul_reduce(op, m, n, k, dtype):
+    torch.manual_seed(0)
+    a = torch.randn(m, k, device="cuda", dtype=dtype)
+    b = torch.randn(n, k, device="cuda", dtype=dtype).T
+    bias = torch.randn(n, device="cuda", dtype=dtype)
+    product = a.double() @ b.double() * 0.5 + bias.double()
+    size = a.abs().double() @ b.abs().double() + bias.abs().double()
+    bound = k * 2.0**-21 * (size.sum(-1) if op == "sum" else size.amax(-1)) + 1e-4
+    expected = {"max": product.amax(-1), "sum": product.sum(-1), "logsumexp": product.logsumexp(-1)}[op]
+    found = warploom.matmul_reduce(a, b, op, scale=0.5, bias=bias)
+    assert bool(((found.double() - expected).abs() <= bound).all())
+    assert torch.equal(found, warploom.matmul_reduce(a, b, op, scale=0.5, bias=bias))
+
+
+def test_the_index_of_the_maximum():
+    a = torch.randint(-2, 3, (700, 64), device="cuda").to(torch.bfloat16)
+    b = torch.randint(-2, 3, (5000, 64), device="cuda").to(torch.bfloat16).T
+    values, index = warploom.matmul_reduce(a, b, return_index=True)
+    product = (a.float() @ b.float()).cpu().numpy()
+    assert (index.cpu().numpy() == product.argmax(1)).all()
+    assert (values.cpu().numpy() == product.max(1)).all()
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_linear_cross_entropy(kind):
+    x = torch.randn(300, 256, device="cuda", dtype=torch.bfloat16) / 16
+    w = torch.randn(5003, 256, device="cuda", dtype=torch.bfloat16)
+    target = torch.randint(5003, (300,), device="cuda")
+    expected = torch.nn.functional.cross_entropy(x.double() @ w.double().T, target, reduction="none")
+    found = warploom.linear_cross_entropy(x, w, target.to(kind))
+    assert float((found.double() - expected).abs().max()) < 1e-3
+
+
+def test_numpy_arrays_go_to_the_gpu_and_back():
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((100, 64), (64, 333)))
+    values, index = warploom.matmul_reduce(a, b, return_index=True)
+    product = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.abs(values - product.max(1)).max() < 1e-2
+    assert (np.take_along_axis(product, index[:, None].astype(np.int64), 1)[:, 0] >= product.max(1) - 1e-2).all()
+
+
+@pytest.mark.parametrize("normalise", ["tile", "end"])
+@pytest.mark.parametrize("mask", ["full", "quad"])
+def test_the_fused_softmax_tile(normalise, mask):
+    rng = np.random.default_rng(1)
+    q, keys, values = (rng.standard_normal((n, 16)).astype(np.float32) for n in (16, 80, 80))
+    halves = [torch.from_numpy(x).to(torch.bfloat16).cuda() for x in (q, keys, values)]
+    out, maxima, sums = (torch.zeros(s, device="cuda") for s in ((16, 16), (16,), (16,)))
+    program = softmax_tile.trace(config=SoftmaxTileConfig(normalise, mask))
+    call = GpuCall.prepare(program, (1, 1, 1), {"blocks": 5}, 0)
+    call.launch_again(tuple(x.data_ptr() for x in (*halves, out, maxima, sums)), "torch")
+    expected = softmax_reference(*(x.float().cpu().numpy() for x in halves))
+    assert np.allclose(maxima.cpu().numpy(), expected.maximum, atol=1e-5)
+    assert np.allclose(sums.cpu().numpy(), expected.total, rtol=1e-4)
+    assert np.abs(out.cpu().numpy() - expected.output).max() < 2.0**-7 * float(halves[2].abs().max())

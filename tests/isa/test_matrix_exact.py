@@ -1,0 +1,91 @@
+"""Integer and double ``mma``, ``movmatrix``: exact results, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from warploom.core.dtypes import DTYPES, bf16, f16, f32, f64, s8, s32, tf32, u8
+from warploom.core.errors import VerifyError
+from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
+from warploom.isa.wmma import ALL_SHAPES, WmmaLoad, WmmaMma, WmmaStore, fragment_registers
+from warploom.layout.wmma import WMMA_ACCUMULATORS
+
+WARPS = 3
+
+
+def packed(slot, matrices):
+    return slot.registers(matrices)
+
+
+@pytest.mark.parametrize(
+    ("shape", "a", "b"), itertools.product(("m8n8k16", "m16n8k16", "m16n8k32"), (s8, u8), (s8, u8))
+)
+def test_integer_products_are_exact(shape, a, b):
+    instruction = MmaInteger(shape, a, b)
+    slots = instruction.slots
+    rng = np.random.default_rng(0)
+    kinds = [slot.dtype.numpy for slot in slots]
+    bounds = [np.iinfo(k) for k in kinds]
+    left, right, start = (
+        rng.integers(x.min, x.max, (WARPS, *slot.layout.shape), endpoint=True).astype(k)
+        for slot, x, k in zip(slots, bounds, kinds, strict=True)
+    )
+    operands = [r for slot, m in zip(slots, (left, right, start), strict=True) for r in packed(slot, m)]
+    assert len(operands) == len(instruction.operand_types)
+    found = slots[2].matrix(instruction.meaning(*operands))
+    expected = (left.astype(np.int64) @ right.astype(np.int64) + start).astype(np.int32)  # wraps, as the GPU does
+    assert (found == expected).all()
+
+
+@pytest.mark.parametrize("shape", ["m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"])
+def test_double_products(shape):
+    instruction = MmaDouble(shape)
+    rng = np.random.default_rng(1)
+    matrices = [rng.integers(-1000, 1000, (WARPS, *slot.layout.shape)).astype(np.float64) for slot in instruction.slots]
+    operands = [r for slot, m in zip(instruction.slots, matrices, strict=True) for r in packed(slot, m)]
+    assert [o.dtype for o in operands] == [np.dtype(np.float64)] * len(instruction.operand_types)
+    found = instruction.slots[2].matrix(instruction.meaning(*operands))
+    assert (found == matrices[0] @ matrices[1] + matrices[2]).all()
+
+
+def test_movmatrix_transposes():
+    rows = np.arange(WARPS * 64, dtype=np.uint16).reshape(WARPS, 8, 8)
+    (result,) = MoveMatrix().meaning(rows.view(np.uint32).reshape(WARPS, 32))
+    assert (result.view(np.uint16).reshape(WARPS, 8, 8) == rows.transpose(0, 2, 1)).all()
+    (back,) = MoveMatrix().meaning(result)
+    assert (back.view(np.uint16).reshape(WARPS, 8, 8) == rows).all()
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda: MmaInteger("m16n8k8", s8, s8), lambda: MmaInteger("m16n8k16", s8, bf16), lambda: MmaDouble("m16n16k16"),
+    lambda: WmmaLoad("A", "m16n16k16", f32, "row", "global"), lambda: WmmaLoad("C", "m16n16k16", bf16, "row", "shared"),
+    lambda: WmmaStore("m8n8k4", f32, "row", "global"), lambda: WmmaMma("m16n16k16", bf16, f16),
+])  # fmt: skip
+def test_what_the_isa_does_not_have_is_refused(wrong):
+    with pytest.raises(VerifyError):
+        wrong()
+
+
+def test_wmma_registers_are_those_of_the_isas_tables():
+    def count(shape, operand, dtype):
+        return fragment_registers(shape, operand, dtype)
+
+    for shape in ("m16n16k16", "m32n8k16", "m8n32k16"):
+        assert (count(shape, "A", f16), count(shape, "B", f16)) == (8, 8)
+        assert (count(shape, "C", f16), count(shape, "C", f32), count(shape, "C", s32)) == (4, 8, 8)
+    for dtype, expected in ((bf16, (4, 4, 8, 2, 2, 8)), (s8, (2, 2, 4, 1, 1, 4)), (u8, (2, 2, 4, 1, 1, 4))):
+        found = tuple(count(s, o, dtype) for s in ("m16n16k16", "m32n8k16", "m8n32k16") for o in "AB")
+        assert found == expected
+    assert [count("m16n16k8", o, t) for o, t in (("A", tf32), ("B", tf32), ("C", f32))] == [4, 4, 8]
+    assert [count("m8n8k4", o, f64) for o in "ABC"] == [1, 1, 2]
+
+
+def test_types_of_wmma_mma_follow_its_registers():
+    for shape, dtype in ALL_SHAPES:
+        for accumulator in WMMA_ACCUMULATORS[dtype.name]:
+            mma = WmmaMma(shape, dtype, DTYPES[accumulator])
+            assert len(mma.operand_types) == sum(mma.counts)
+            assert len(mma.result_types) == mma.counts[2]
