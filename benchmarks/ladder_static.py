@@ -1,0 +1,137 @@
+"""The static evidence of docs/ladder-attention.md: what every rung compiles to, as figures in JSON.
+
+    python benchmarks/ladder_static.py [--out FILE]
+
+Needs NVRTC and nvdisasm, no GPU; takes about two minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from warploom.cuda.compile import available_cores
+from warploom.cuda.device import nvrtc_version
+from warploom.inspect import Instruction, SassReport, inspect_program
+from warploom.inspect.subjects import attention_program
+from warploom.kernels.attention.hopper_config import HopperConfig
+from warploom.kernels.attention.ladder import FULL_LADDER
+from warploom.kernels.attention.problem import AnyConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+EVIDENCE = ROOT / "benchmarks" / "results" / "static" / "attention-d128-bf16.json"
+SPILL_TILES = ((64, 32), (64, 64), (128, 32), (128, 64), (128, 128))
+"""(tile_m, tile_n) of the spill tables in part 5 of the seeds, with four warps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """One compilation: its name in the evidence, what, for which target, at which level."""
+
+    name: str
+    config: AnyConfig
+    arch: str
+    opt_level: int
+
+
+def subjects() -> Iterator[Subject]:
+    """Every rung at -O3 and -O1 for both targets, and the tiles and ablations that the seeds print."""
+    for rung in FULL_LADDER.rungs:
+        hopper = isinstance(rung.config, HopperConfig)
+        for arch in ("sm_90a",) if hopper else ("sm_80", "sm_90a"):
+            for level in (3,) if hopper or arch != "sm_80" else (3, 1):
+                yield Subject(f"{rung.key} {arch} -O{level}", rung.config, arch, level)
+    for key in ("3", "4"):
+        for tile_m, tile_n in SPILL_TILES:
+            yield _variant(key, f"({tile_m},{tile_n},4)", tile_m=tile_m, tile_n=tile_n)
+    for key in ("7", "8"):
+        yield _variant(key, "(64,64,4)", tile_m=64)
+        yield _variant(key, "(64,64,4) unswizzled", tile_m=64, swizzle=False)
+    yield _variant("7", "(128,64,4)", tile_m=128)
+    # The seed's kernel 7 loads Q once and its kernel 8 in slices: what of the spills is the fragments', not the swizzle's.
+    yield _variant("7", "(128,64,4) load_2_2_2", tile_m=128, load_q=2)
+
+
+def _variant(key: str, what: str, **flags: Any) -> Subject:
+    config = dataclasses.replace(FULL_LADDER.rung(key).config, **flags)
+    return Subject(f"{key} {what} sm_80 -O3", config, "sm_80", 3)
+
+
+def figures(subject: Subject) -> dict[str, Any]:
+    """Compile one subject and count."""
+    report = inspect_program(attention_program(subject.config), subject.arch, subject.opt_level)
+    known = report.known_occupancy()
+    code = "\n".join(map(str, report.instructions))
+    return {
+        "registers": report.registers,
+        "stack_bytes": report.stack_bytes,
+        "spill_store_bytes": report.spill_store_bytes,
+        "spill_load_bytes": report.spill_load_bytes,
+        "instructions": len(report.instructions),
+        "loop_instructions": len(report.loop_instructions),
+        "warps_per_sm": known.warps_per_sm if known else None,
+        "limited_by": list(known.limited_by) if known else [],
+        "groups": report.groups,
+        "loop_groups": report.loop_groups,
+        "counts": report.counts,
+        "loop_counts": report.loop_counts,
+        "ldsm_address_registers": len(report.address_registers("LDSM")),
+        "ldgsts_address_registers": len(report.address_registers("LDGSTS")),
+        "ldsm_to_hmma": load_use_distance(report),
+        "code": hashlib.sha256(code.encode()).hexdigest()[:16],
+    }
+
+
+def load_use_distance(report: SassReport) -> dict[str, float] | None:
+    """How many instructions stand between an LDSM of the main loop and the first HMMA that reads what it loads.
+
+    ``median``, and the share of the LDSM with at most two between (``short``): those HMMA wait for the scoreboard. The
+    loop is followed around its end once; None without such pairs.
+    """
+    loop = report.loop_instructions
+    distances = [d for i, load in enumerate(loop) if load.mnemonic == "LDSM" and (d := _distance(loop, i)) is not None]
+    if not distances:
+        return None
+    short = sum(distance <= 2 for distance in distances) / len(distances)
+    return {"median": statistics.median(distances), "short": round(short, 3)}
+
+
+def _distance(loop: Sequence[Instruction], start: int) -> int | None:
+    first = _register(loop[start].operands[0])
+    if first is None:
+        return None
+    loaded = range(first, first + 4)
+    for between in range(len(loop) - 1):
+        other = loop[(start + 1 + between) % len(loop)]
+        if other.mnemonic == "HMMA" and any(_register(o) in loaded for o in other.operands[1:3]):
+            return between
+    return None
+
+
+def _register(operand: str) -> int | None:
+    name = operand.split(".")[0]
+    return int(name[1:]) if name[:1] == "R" and name[1:].isdigit() else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=EVIDENCE)
+    out: Path = parser.parse_args().out
+    found = list(subjects())
+    with ThreadPoolExecutor(available_cores()) as pool:
+        rows = dict(zip((s.name for s in found), pool.map(figures, found), strict=True))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    version = ".".join(map(str, nvrtc_version()))
+    out.write_text(json.dumps({"nvrtc": version, "kernels": rows}, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(rows)} kernels written to {out}")
+
+
+if __name__ == "__main__":
+    main()
