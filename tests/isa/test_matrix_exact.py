@@ -21,7 +21,7 @@ def packed(slot, matrices):
 
 
 @pytest.mark.parametrize(
-    ("shape", "a", "b"), itertools.product(("m8n8k16", "m16n8k16", "m16n8k32"), (s8, u8), (s8, u8))
+    ("shape", "a", "b"), list(itertools.product(("m8n8k16", "m16n8k16", "m16n8k32"), (s8, u8), (s8, u8)))
 )
 def test_integer_products_are_exact(shape, a, b):
     instruction = MmaInteger(shape, a, b)

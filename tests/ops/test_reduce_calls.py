@@ -1,0 +1,121 @@
+"""How ``matmul_reduce`` launches: the short path of repeated calls, and what each barrier of its kernel is for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warploom.ops.reduce as ops
+from tests.kernels.mutate import deletions
+from warploom.core.dtypes import bf16, f32
+from warploom.core.errors import WarploomError
+from warploom.core.targets import target
+from warploom.emulate import emulate
+from warploom.interop.arrays import describe
+from warploom.kernels.gemm.config import GemmConfig
+
+SMALL = GemmConfig(32, 32, 32, 16, 16, dtype=bf16, ldmatrix=True, swizzle=True, stages=2, pipelined=True)
+
+
+def inputs(m, n, k, seed):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((m, k)).astype(bf16.numpy), rng.standard_normal((k, n)).astype(bf16.numpy)
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """Arrays of NumPy that claim to be on a GPU, whose launches the emulator carries out; yields the calls prepared."""
+    memory: dict[int, np.ndarray[Any, Any]] = {}
+    prepared: list[str] = []
+
+    class Call:
+        def __init__(self, program, grid, scalars):
+            self.program, self.grid, self.scalars = program, grid, scalars
+
+        def launch_again(self, pointers, _kind):
+            left = iter(pointers)
+            arguments = [
+                memory[next(left)] if p.kind == "pointer" else self.scalars[p.name] for p in self.program.parameters
+            ]
+            assert emulate(self.program, self.grid, arguments).findings == ()
+
+    def prepare(program, grid, scalars, _device):
+        prepared.append(program.name)
+        return Call(program, grid, dict(scalars))
+
+    def empty(_kind, shape, dtype, _device):
+        return np.empty(shape, dtype.numpy)
+
+    def on_gpu(array):
+        view = describe(array)
+        memory[view.pointer] = array
+        return view._replace(device=("cuda", 0))
+
+    for name, stand_in in (("_prepared", prepare), ("empty", empty), ("describe", on_gpu), ("_ready", {}),
+                           ("gpu_target", lambda _: target("sm_80"))):  # fmt: skip
+        monkeypatch.setattr(ops, name, stand_in)
+    return prepared
+
+
+def test_repeated_calls_prepare_nothing_and_read_their_own_arrays(pretended_gpu):
+    for trial in range(3):
+        a, b = inputs(40, 70, 48, trial)
+        bias = inputs(1, 70, 1, trial)[1][0]
+        values, index = ops.matmul_reduce(a, b, return_index=True, bias=bias)
+        product = a.astype(np.float64) @ b.astype(np.float64) + bias.astype(np.float64)
+        assert np.abs(values - product.max(1)).max() < 1e-4
+        assert (index == product.argmax(1)).all()
+        assert len(pretended_gpu) == 2
+
+
+def test_repeated_losses_too(pretended_gpu):
+    for trial in range(2):
+        x, w = inputs(33, 50, 32, trial)
+        w = np.ascontiguousarray(w.T)
+        chosen = np.random.default_rng(trial).integers(0, 50, 33).astype(np.int32)
+        logits = x.astype(np.float64) @ w.astype(np.float64).T
+        expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(33), chosen]
+        assert np.abs(ops.linear_cross_entropy(x, w, chosen) - expected).max() < 1e-4
+        assert len(pretended_gpu) == 3
+
+
+def test_another_scale_or_shape_is_another_call(pretended_gpu):
+    a, b = inputs(32, 64, 32, 0)
+    ops.matmul_reduce(a, b)
+    ops.matmul_reduce(a, b, scale=2.0)
+    ops.matmul_reduce(a[:16], b)
+    assert len(pretended_gpu) == 6
+
+
+def test_one_array_twice_is_not_confused_with_two(pretended_gpu):
+    square = inputs(32, 32, 32, 0)[0]
+    other = inputs(32, 32, 32, 1)[0]
+    ops.matmul_reduce(square, square)
+    found = ops.matmul_reduce(square, other)
+    assert np.abs(found - (square.astype(np.float64) @ other.astype(np.float64)).max(1)).max() < 1e-4
+
+
+@pytest.mark.parametrize("op", ["max", "logsumexp"])
+def test_each_barrier_and_wait_is_needed(op):
+    a, b = inputs(40, 70, 96, 0)
+    plan = ops.plan_matmul_reduce(a, b, op, config=SMALL)
+
+    def run(program):
+        parts = [np.full((plan.tiles, 40), np.nan, f32.numpy) for _ in range(2)]
+        given = {"a": a, "b": b, "first": parts[0], "second": parts[1]} | plan.problem.scalars(plan.config)
+        done = emulate(program, plan.problem.grid(plan.config), {p.name: given[p.name] for p in program.parameters})
+        return parts, done.findings
+
+    expected, findings = run(plan.program)
+    assert findings == ()
+    escaped: list[str] = []
+    for mutant in deletions(plan.program):
+        try:
+            parts, findings = run(mutant.program)
+        except WarploomError:
+            continue
+        if not findings and all(np.array_equal(x, y, equal_nan=True) for x, y in zip(parts, expected, strict=True)):
+            escaped.append(mutant.what)
+    assert escaped == []
