@@ -25,6 +25,7 @@ from warploom.bench.environment import environment
 from warploom.bench.monitor import GpuMonitor
 from warploom.bench.peers import SDPA_BACKENDS
 from warploom.bench.timing import Candidate, EventClock, input_sets, measure, paired_ratio
+from warploom.cuda.device import cuda_core
 from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
 
 TOKENS, WIDTH = 16384, 2048
@@ -93,8 +94,8 @@ def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor) -> dict[str
         "head_dim": head_dim, "causal": causal, "seq": seq, "batch": shape[0], "heads": shape[2],
         "config": str(warploom.plan(*checked, causal=causal).config),
         "error": {"metric": "max |o - o64| / bf16 bound", "value": error, "bound": 1.0},
-        "tflops": {name: m.time.rate(flops / 1e12).json() for name, m in found.items()},
-        "sm_mhz": {name: m.clock.json() for name, m in found.items() if m.clock is not None},
+        "tflops": {name: m.seconds.rate(flops / 1e12).json() for name, m in found.items()},
+        "sm_mhz": {name: m.clock_mhz.json() for name, m in found.items() if m.clock_mhz is not None},
         "ratio": {p: paired_ratio(found["warploom"], found[p]) for p in ("torch_flash", "torch_cudnn")},
     }  # fmt: skip
 
@@ -114,14 +115,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     folder: Path = parser.parse_args().out
     cells: list[dict[str, Any]] = []
-    with GpuMonitor(0) as monitor:
-        for head_dim, causal in CASES:
-            for seq in LENGTHS:
-                cells.append(cell(head_dim, causal, seq, monitor))
-                c = cells[-1]
-                speeds = "  ".join(f"{n} {s['median']:6.1f}" for n, s in c["tflops"].items())
-                ratios = "  ".join(f"{n} {r:.3f}" for n, r in c["ratio"].items())
-                print(f"{head_dim:4} {'causal' if causal else 'full':6} {seq:6}  {speeds}  × {ratios}", flush=True)
+    monitor = GpuMonitor(cuda_core().Device(0).pci_bus_id)
+    for head_dim, causal in CASES:
+        for seq in LENGTHS:
+            cells.append(cell(head_dim, causal, seq, monitor))
+            c = cells[-1]
+            speeds = "  ".join(f"{n} {s['median']:6.1f}" for n, s in c["tflops"].items())
+            ratios = "  ".join(f"{n} {r:.3f}" for n, r in c["ratio"].items())
+            print(f"{head_dim:4} {'causal' if causal else 'full':6} {seq:6}  {speeds}  × {ratios}", flush=True)
     failures = missed(cells)
     folder.mkdir(parents=True, exist_ok=True)
     result = {"environment": environment(), "cells": cells, "missed": failures}

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-torch = pytest.importorskip("torch")
 import warploom
 
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 FAMILIES = 40

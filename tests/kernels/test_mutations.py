@@ -51,10 +51,6 @@ def equivalent(config: AttentionConfig) -> dict[str, str]:
         found[commit.format(2)] = (
             "the first K and V are waited for together: K's copies then belong to V's group, committed next"
         )
-    if config.softmax_in_shared and config.stages == 1:
-        found["without bar.sync #3 in probabilities"] = (
-            "the barrier at V's arrival, which follows in every step, separates this block's reads from the next writes"
-        )
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.core.errors import EmulationError
+from warploom.core.errors import EmulationError, ProblemError
 from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.barriers import Barriers, Wait
 from warploom.emulate.buffers import GlobalBuffer, bind, granules, written_parameters
@@ -103,6 +103,8 @@ def emulate(
     ``progress`` is called with the fraction done. Raises ProblemError for arguments that do not fit the parameters.
     """
     shape = (grid,) if isinstance(grid, int) else tuple(grid)
+    if not 1 <= len(shape) <= 3 or any(n < 1 for n in shape):
+        raise ProblemError(f"a grid is one to three positive counts of CTAs, not {grid}")
     full: tuple[int, int, int] = (*shape, 1, 1)[:3]  # type: ignore[assignment]
     buffers, _, _ = bind(program, arguments)
     written = written_parameters(program)

@@ -130,7 +130,7 @@ def traced_attention(
     softcap: float | None,
     return_lse: bool,
     layout: Layout,
-    config: AnyConfig | None,
+    config: AnyConfig | str | None,
 ) -> Any:
     """:func:`warploom.attention` inside a traced graph: one call of an operator, no graph break."""
     left, right = (None, None) if window is None else window

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from warploom.core.dtypes import DType, bf16
 from warploom.core.errors import VerifyError
-from warploom.core.targets import Target
+from warploom.core.targets import TARGETS, Target
 from warploom.ir.program import (
     NOWHERE,
     Const,
@@ -261,10 +261,12 @@ def _shared(program: Program, target: Target | None) -> Iterator[str]:
                 f"{_at(program.where)}shared region '{region.name}' takes bytes {region.offset} to "
                 f"{region.offset + region.bytes}, the kernel has {program.shared_bytes}"
             )
-    if target is not None and program.shared_bytes > target.shared_per_block:
+    limits = target or max(TARGETS.values(), key=lambda t: t.shared_per_block)
+    if program.shared_bytes > limits.shared_per_block:
+        who = limits.name if target is not None else f"the largest target ({limits.name})"
         yield (
-            f"{_at(program.where)}the kernel needs {program.shared_bytes} bytes of shared memory, {target.name} has "
-            f"{target.shared_per_block} per CTA: use smaller tiles or fewer stages"
+            f"{_at(program.where)}the kernel needs {program.shared_bytes} bytes of shared memory, {who} has "
+            f"{limits.shared_per_block} per CTA: use smaller tiles or fewer stages"
         )
 
 

@@ -42,6 +42,17 @@ def _ordering(order: Order, scope: Scope) -> str:
     return "" if order == "weak" else f".{order}.{scope}"
 
 
+def _check_vector(dtype: DType, count: int) -> None:
+    if count not in (1, 2, 4) or count * dtype.bytes > MOST_BYTES:
+        raise VerifyError(f"one access moves 1, 2 or 4 elements and at most {MOST_BYTES} bytes, not {count} of {dtype}")
+    if count > 1 and dtype.bits < 32:
+        raise VerifyError(f"elements of {dtype} load and store one at a time; access pairs of them as u32")
+
+
+MOST_BYTES = 16
+"""What one thread moves in one access."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load(Instruction):
     """``ld.{shared,global}``: ``count`` consecutive elements at an address (1, 2, 4, 8 or 16 bytes in all).
@@ -57,6 +68,9 @@ class Load(Instruction):
     order: Order = "weak"
     scope: Scope = "gpu"
     moves_bits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_vector(self.dtype, self.count)
 
     @property
     def mnemonic(self) -> str:
@@ -103,6 +117,9 @@ class Store(Instruction):
     scope: Scope = "gpu"
     moves_bits: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        _check_vector(self.dtype, self.count)
+
     @property
     def mnemonic(self) -> str:
         vector = f".v{self.count}" if self.count > 1 else ""
@@ -115,7 +132,9 @@ class Store(Instruction):
 
     def effects(self) -> tuple[Effect, ...]:
         size = self.count * self.dtype.bytes
-        return (Access(self.space, "store", 0, size, self.offset, words=self.count, order=self.order, scope=self.scope),)
+        return (
+            Access(self.space, "store", 0, size, self.offset, words=self.count, order=self.order, scope=self.scope),
+        )
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         constraint = register_type(self.dtype).constraint

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from types import FrameType
 
@@ -53,6 +54,8 @@ class Builder:
     # -- values
     def constant(self, value: int | float | bool, dtype: DType) -> Traced:
         """An immediate of a type. Floats given for an integer type are an error."""
+        if dtype.is_integer and isinstance(value, Integral):
+            value = int(value)  # NumPy's integers too
         if dtype.is_integer and not isinstance(value, int):
             raise TraceError(f"{value!r} is not an integer, but the other operand is {dtype} ({self.here()})")
         if dtype.is_float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_type_hints
 
 from warploom.core.dtypes import DType, u64
 from warploom.core.errors import TraceError
@@ -105,6 +105,13 @@ class KernelFunction:
         verify(program)
         return program
 
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Kernels are not called: raises TraceError that says what to do instead."""
+        raise TraceError(
+            f"a kernel is traced, not called: {self.name}.trace(…) gives its Program, which "
+            "warploom.emulate.emulate(program, grid, arguments) runs"
+        )
+
     def _parameters(self, k: Kernel) -> tuple[list[Parameter], list[Any]]:
         hints = get_type_hints(self.function)
         parameters: list[Parameter] = []
@@ -138,8 +145,8 @@ class KernelFunction:
 
 
 def kernel(
-    *,
-    threads: int | Callable[..., int],
+    *undecorated: object,
+    threads: int | Callable[..., int] = 32,
     min_ctas: int = 1,
     opt_level: int = 3,
     requires: str = "sm_80",
@@ -154,6 +161,9 @@ def kernel(
     function of the configuration, ``min_ctas`` the CTAs per SM asked of ptxas, ``opt_level`` ptxas's. ``drop_unused``
     leaves parameters out of the Program that a configuration does not use: each costs a launch about 0.3 µs.
     """
+
+    if undecorated:
+        raise TraceError("@kernel takes arguments: write @kernel(threads=…) with the threads of a CTA")
 
     def wrap(function: Callable[..., None]) -> KernelFunction:
         return KernelFunction(

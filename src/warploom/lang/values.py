@@ -48,7 +48,7 @@ class Traced:
         raise TraceError(
             f"{self!r} is a value of the running kernel: it has no truth value while the kernel is traced "
             f"({self.builder.here()}). Use `with k.when(condition):` for control flow or "
-            "`k.select(condition, a, b)` for a value; `and`/`or` are `&`/`|`."
+            "`k.select(condition, a, b)` for a value; `and`/`or` are `&`/`|`, `max`/`min` are `k.maximum`/`k.minimum`."
         )
 
     def __index__(self) -> NoReturn:
@@ -93,6 +93,9 @@ class Traced:
 
     def __neg__(self) -> Traced:
         return self.builder.unary("neg", self) if self.dtype.is_float else self.builder.binary("sub", 0, self)
+
+    def __abs__(self) -> Traced:
+        return self.builder.unary("abs", self)
 
     # -- bits and predicates
     def __and__(self, other: Number) -> Traced:

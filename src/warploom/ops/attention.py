@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -69,6 +70,19 @@ class Options:
     softcap: float | None = None
     return_lse: bool = False
     layout: str = "bshd"
+
+    def check(self) -> None:
+        """Raises ProblemError for values of the wrong kind."""
+        for name in ("scale", "softcap"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Real):
+                raise ProblemError(f"{name} is a number or None, not {value!r}")
+        sides = (None, None) if self.window is None else self.window
+        sides = sides if isinstance(sides, tuple | list) else ()
+        if len(sides) != 2 or not all(side is None or isinstance(side, Integral) for side in sides):
+            raise ProblemError(
+                f"window is (left, right) counts of keys, None or -1 for an open side; not {self.window!r}"
+            )
 
     def sides(self) -> Window:
         """(left, right) keys a query sees around the one aligned with it; None is unbounded."""
@@ -164,6 +178,7 @@ class _Inputs:
 
 def _inputs(views: _Views, options: Options) -> _Inputs:
     """Check the arrays. Raises ProblemError with the first thing that is wrong."""
+    options.check()
     layout = options.layout
     if layout not in _AXES:
         raise ProblemError(f"layout is 'bshd' (batch, sequence, heads, head_dim) or 'bhsd', not {layout!r}")
@@ -214,10 +229,12 @@ def _strides(view: ArrayView, layout: str) -> TensorStrides:
     return view.strides[batch], view.strides[head], view.strides[seq]
 
 
-def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AnyConfig | None) -> AttentionPlan:
+def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AnyConfig | str | None) -> AttentionPlan:
     problem, q = inputs.problem, inputs.q
     on_gpu = q.device[0] == "cuda" or gpu_present()
     device = q.device[1] if q.device[0] == "cuda" else 0
+    if isinstance(config, str):
+        config = parse_config(config)
     emulated = "sm_90a" if isinstance(config, HopperConfig) else EMULATED_TARGET
     goal = gpu_target(device) if on_gpu else target(emulated)
     q_strides, k_strides, v_strides = (_strides(view, layout) for view in inputs.all)
@@ -267,7 +284,7 @@ def plan(
     softcap: float | None = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
-    config: AnyConfig | None = None,
+    config: AnyConfig | str | None = None,
 ) -> AttentionPlan:
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
     options = Options(causal, scale, window, softcap, return_lse, layout)
@@ -291,7 +308,7 @@ def attention(
     softcap: float | None = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
-    config: AnyConfig | None = None,
+    config: AnyConfig | str | None = None,
 ) -> Any:
     """softmax(scale · q·kᵀ) · v, computed without writing the attention matrix.
 
@@ -342,7 +359,7 @@ def _empty_lse(q: ArrayView, layout: str) -> Any:
     return empty(q.kind, [q.shape[axis] for axis in _AXES[layout]], f32, q.device)
 
 
-def _first_call(views: _Views, options: Options, config: AnyConfig | None, key: _Key) -> Any:
+def _first_call(views: _Views, options: Options, config: AnyConfig | str | None, key: _Key) -> Any:
     """Everything that :func:`attention` need not repeat for arrays of the same shapes, strides and device."""
     inputs = _inputs(views, options)
     q, problem = inputs.q, inputs.problem

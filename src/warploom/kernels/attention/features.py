@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from warploom.core.errors import ProblemError
@@ -29,8 +30,8 @@ class AttentionFeatures:
         for name, side in zip(("left", "right"), self.window, strict=True):
             if side is not None and side < 0:
                 raise ProblemError(f"the window's {name} side is {side}; give a count of keys from 0, or None")
-        if self.softcap is not None and not self.softcap > 0:
-            raise ProblemError(f"softcap must be positive, not {self.softcap}")
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
+            raise ProblemError(f"softcap must be positive and finite, not {self.softcap}; None leaves scores uncapped")
 
     @property
     def windowed(self) -> bool:

@@ -16,6 +16,10 @@ LAZY_GROWTH = 8.0
 """Powers of two that a row's maximum may grow before O is rescaled; exact, since P and O keep one common factor."""
 
 
+NEAR_ZERO = 0.03
+"""|x / cap| below which three terms of tanh's series are exact to float32."""
+
+
 class SoftmaxConfig(Protocol):
     """What the softmax needs to know of a kernel's configuration."""
 
@@ -61,11 +65,9 @@ class OnlineSoftmax:
 
     def scaled(self, scores: Fragment) -> Fragment:
         """Scores as the softmax takes them: scaled, unless the scale is folded into the exponential, and capped."""
-        k, cap = self._k, self._features.softcap
+        cap = self._features.softcap
         if cap is not None:
-            # tanh(x) = 1 - 2 / (1 + e^2x): tanh.approx is only good to 2^-11, and the cap multiplies its error
-            to_log2 = 2.0 * LOG2_E * self._scale / cap
-            return scores.map(lambda x: k.fma(k.reciprocal(k.exp2(x * to_log2) + 1.0), -2.0 * cap, cap))
+            return scores.map(lambda x: self._capped(x * self._scale, cap))
         return scores if self._folds_scale else scores.map(lambda x: x * self._scale)
 
     def probabilities(self, scores: Fragment, first: bool) -> Fragment:
@@ -79,6 +81,17 @@ class OnlineSoftmax:
         else:
             self._rescale([self._k.maximum(kept, top) for kept, top in zip(self._max, block_max, strict=True)])
         return self._exponentials(scores, first)
+
+    def _capped(self, x: Traced, cap: float) -> Traced:
+        """cap · tanh(x / cap) to float32's accuracy (tanh.approx is good to 2^-11, and the cap multiplies its error).
+
+        tanh(t) = 1 - 2 / (1 + e^2t) cancels near 0, where the first terms of the series are exact enough.
+        """
+        k = self._k
+        away = k.fma(k.reciprocal(k.exp2(x * (2.0 * LOG2_E / cap)) + 1.0), -2.0 * cap, cap)
+        square = (x * (1.0 / cap)) * (x * (1.0 / cap))
+        near = x * k.fma(square, k.fma(square, 2.0 / 15.0, -1.0 / 3.0), 1.0)
+        return k.select(square < NEAR_ZERO**2, near, away)
 
     def _rescale(self, new_max: list[Traced]) -> None:
         """Bring l and O from the old maxima to the new ones."""

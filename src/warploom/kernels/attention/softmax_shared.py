@@ -49,8 +49,8 @@ class SharedSoftmax(OnlineSoftmax):
             factor = self._row_value(group)
             for element in elements:
                 self._output.scale(element, factor)
+        # The next block's scores are stored after the barrier for V, when every lane has its probabilities.
         values = [self._tile.load(row + self._first_row, col)[0] for row, col in places]
-        k.syncthreads()  # every lane has its factors and probabilities before the next block overwrites them
         return k.fragment(scores.layout, f32, values)
 
     def _walk_row(self) -> None:

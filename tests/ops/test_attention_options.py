@@ -1,0 +1,56 @@
+"""Options of attention that are of the wrong kind, and what softcap computes."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+import warploom
+from warploom.core.errors import ConfigError, ProblemError
+
+
+def arrays(seed=0, length=64):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((1, length, 1, 64)).astype(np.float16) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 3}, "window is"),
+        ({"window": (1, 2, 3)}, "window is"),
+        ({"window": ("a", 0)}, "window is"),
+        ({"window": (-5, 0)}, "left side is -5"),
+        ({"scale": "x"}, "scale is a number"),
+        ({"scale": math.inf}, "scale must be finite"),
+        ({"softcap": math.inf}, "positive and finite"),
+        ({"softcap": -1.0}, "positive and finite"),
+        ({"softcap": "x"}, "softcap is a number"),
+        ({"layout": "hbsd"}, "layout is"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused(options, message):
+    with pytest.raises(ProblemError, match=message):
+        warploom.plan(*arrays(), **options)
+
+
+def test_a_configuration_may_be_given_as_text():
+    text = "(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_fragments"
+    assert str(warploom.plan(*arrays(), config=text).config) == text
+    with pytest.raises(ConfigError, match="no flag of attention"):
+        warploom.plan(*arrays(), config="(FP16, 64, 64, 64, 4): sparkling")
+
+
+@pytest.mark.parametrize("cap", [0.5, 20.0, 1e4, 1e8])
+def test_softcap_is_exact_for_small_and_large_caps(cap):
+    q, k, v = arrays(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = warploom.attention(q, k, v, softcap=cap).astype(np.float64)[0, :, 0]
+    q64, k64, v64 = (x.astype(np.float64)[0, :, 0] for x in (q, k, v))
+    scores = cap * np.tanh(q64 @ k64.T / 8.0 / cap)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    p = weights / weights.sum(-1, keepdims=True)
+    allowed = 2.0**-11 * (np.abs(p @ v64) + p @ np.abs(v64)) + 2.0**-16 * (p @ np.abs(v64))
+    assert (np.abs(out - p @ v64) <= allowed).all()
