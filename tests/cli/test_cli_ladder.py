@@ -98,7 +98,7 @@ def test_rungs_that_do_not_fit_are_left_out_unless_asked_for(invoke, monkeypatch
     from warploom.kernels.attention import ladder
 
     few = ladder.LADDER.__class__("attention", tuple(r for r in ladder.LADDER.rungs if r.key in ("2", "best")))
-    monkeypatch.setattr(ladder, "LADDER", few)
+    monkeypatch.setattr(ladder, "FULL_LADDER", few)
     size = ("--head-dim", "256", "--seq", "64", "--on", "cpu", "--json", "-")  # too much shared memory for one
     result = invoke("ladder", "attention", *size)
     assert result.exit_code == 0, result.output

@@ -77,6 +77,15 @@ def test_a_wgmma_rung_is_compiled_for_the_architecture_it_needs():
 
 
 @needs_nvdisasm
+def test_rungs_of_gemm():
+    value = json.loads(inspect("gemm", "--rung", "03", "--against", "01b", "--json", "-").stdout)
+    assert value["before"]["counts"]["HMMA"] == value["after"]["counts"]["HMMA"] == 128
+    titled = inspect("gemm", "--accumulate", "f32", "--set", "BK=32").stdout
+    assert "gemm, rung 01b for sm_80 BK=32" in titled
+    assert "HMMA" in titled
+
+
+@needs_nvdisasm
 def test_static_strides():
     assert inspect("attention", "--rung", "16").exit_code == 0
 
@@ -84,10 +93,12 @@ def test_static_strides():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nosuch.cubin"], "neither 'attention' nor a file"),
+        (["nosuch.cubin"], "neither 'attention' nor 'gemm' nor a file"),
         (["attention", "--rung", "99"], "no rung '99'"),
         (["attention", "--arch", "sm_10"], "unknown architecture"),
         (["attention", "--set", "nosuch=1"], "no flag"),
+        (["gemm", "--rung", "1"], "no rung '1'"),
+        (["gemm", "--accumulate", "f64"], "f16 or f32, not 'f64'"),
     ],
 )
 def test_errors_say_what_to_do(arguments, message):

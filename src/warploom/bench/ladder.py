@@ -121,7 +121,7 @@ class LadderResult:
             found += [f"{who} on {t}: {entry['error']}" for t, entry in row["targets"].items() if "error" in entry]
             for cell in (row["gpu"] or {}).get("cells", ()):
                 if not cell["error"]["value"] <= cell["error"]["bound"]:
-                    found.append(f"{who} on the GPU at {cell.get('seq', cell)}: wrong results")
+                    found.append(f"{who} on the GPU at {cell.get('seq', cell.get('n', cell))}: wrong results")
         return found
 
     def json(self) -> dict[str, Any]:

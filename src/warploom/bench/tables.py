@@ -59,11 +59,11 @@ def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def gpu_markdown(rows: Rows) -> str:
-    """TFLOP/s and, in brackets, the ratio to PyTorch's flash backend: a row for each rung, a column for each size."""
+    """TFLOP/s and, in brackets, the ratio to the first peer: a row for each rung, a column for each size."""
     cells = [{_size(c): c for c in (row["gpu"] or {}).get("cells", ())} for row in rows]
     sizes = list(dict.fromkeys(size for of_row in cells for size in of_row))
     body = [
-        [row["rung"], row["name"], *(_beside_flash(of_row.get(size)) for size in sizes)]
+        [row["rung"], row["name"], *(_beside_first_peer(of_row.get(size)) for size in sizes)]
         for row, of_row in zip(rows, cells, strict=True)
     ]
     return markdown_table(["rung", "name", *sizes], body)
@@ -104,7 +104,9 @@ def fill_markdown(text: str, tables: Mapping[str, str]) -> str:
 
 
 def _size(cell: Mapping[str, Any]) -> str:
-    return f"seq {cell['seq']}" if "seq" in cell else str(cell.get("label", ""))
+    if "seq" in cell:
+        return f"seq {cell['seq']}"
+    return f"N = {cell['n']}" if "n" in cell else str(cell.get("label", ""))
 
 
 def _rate(spread: Mapping[str, float]) -> str:
@@ -118,10 +120,11 @@ def _beside_peers(cell: Mapping[str, Any] | None) -> str:
     return "\n".join([_rate(cell["tflops"]), *ratios])
 
 
-def _beside_flash(cell: Mapping[str, Any] | None) -> str:
+def _beside_first_peer(cell: Mapping[str, Any] | None) -> str:
+    """The first peer measured: PyTorch's flash backend for attention, cuBLAS for matmul."""
     if cell is None:
         return "–"
-    ratio = cell["ratio"].get("torch_flash")
+    ratio = cell["ratio"].get("torch_flash") or next(iter(cell["ratio"].values()), None)
     return f"{cell['tflops']['median']:.0f}" + (f" ({ratio:.2f}×)" if ratio else "")
 
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import DTypeName, HeadDim, JsonFile, Settings, parse_settings
+from warploom.cli.options import Accumulate, DTypeName, HeadDim, JsonFile, Settings, parse_settings
 from warploom.cli.output import console, write_json
 
 if TYPE_CHECKING:
     from warploom.inspect import SassReport
+    from warploom.ir.program import Program
 
 
 @explains_errors
 def inspect_command(
-    what: Annotated[str, typer.Argument(metavar="attention|FILE", help="attention, or a file: a cubin or SASS text.")],
-    rung: Annotated[str, typer.Option(help="A rung's number or name; h1, h2, … are wgmma's.")] = "1",
+    what: Annotated[
+        str, typer.Argument(metavar="attention|gemm|FILE", help="A kernel, or a file: a cubin or SASS text.")
+    ],
+    rung: Annotated[
+        str | None,
+        typer.Option(help="A rung's number or name; attention's h1, h2, … are wgmma's. Default: 1, and 01b of gemm."),
+    ] = None,
     arch: Annotated[
         str | None, typer.Option(help="Architecture to compile for: sm_80, sm_90a, …; default the oldest that can.")
     ] = None,
@@ -33,6 +39,7 @@ def inspect_command(
     set_: Settings = None,
     head_dim: HeadDim = 128,
     dtype: DTypeName = "bf16",
+    accumulate: Accumulate = None,
     kernel: Annotated[str | None, typer.Option(help="Which kernel of a file that holds several.")] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Threads per CTA of a file's kernel, for its occupancy.")
@@ -59,36 +66,47 @@ def inspect_command(
       warploom inspect attention --rung 2 --against O1
       warploom inspect attention --rung 8 --against swizzle=off
       warploom inspect attention --rung 2 --source
+      warploom inspect gemm --rung 03 --against 02
       warploom inspect kernel.cubin --threads 128 --shared 49152 --against other.sass
     """
     from rich.markup import escape
 
     from warploom.cli import inspect_tables
-    from warploom.inspect import compare
 
-    wanted = _Wanted(what, rung, arch, opt_level, set_, head_dim, dtype, kernel, threads, shared, source)
+    rung = rung or _FIRST_RUNGS.get(what, "")
+    wanted = _Wanted(what, rung, arch, opt_level, set_, head_dim, dtype, accumulate, kernel, threads, shared, source)
     report = wanted.report()
     if against is None:
         value, tables = report.to_dict(), inspect_tables.report_tables(report)
     else:
-        other = wanted.other(against)
-        before = other.report()
-        found = compare(before, report)
-        value = {"before": before.to_dict(), "after": report.to_dict(), "differences": found.to_dict()}
-        tables = [f"[bold]against {escape(other.title(before))}[/bold]", *inspect_tables.headline(before)]
-        tables += inspect_tables.comparison_tables(found)
+        value, tables = _compared(wanted.other(against), report)
     if json != "-":
         out = console()
-        out.print(f"[bold]{escape(wanted.title(report))}[/bold]")
-        for text in inspect_tables.headline(report):
+        for text in (f"[bold]{escape(wanted.title(report))}[/bold]", *inspect_tables.headline(report), *tables):
             out.print(text)
-        for table in tables:
-            out.print(table)
         if source:
             for line in inspect_tables.source_lines(report):
                 typer.echo(line)
     if json is not None:
         write_json(value, json)
+
+
+def _compared(other: _Wanted, report: SassReport) -> tuple[dict[str, Any], list[Any]]:
+    """(value, tables) of ``report`` against another."""
+    from rich.markup import escape
+
+    from warploom.cli import inspect_tables
+    from warploom.inspect import compare
+
+    before = other.report()
+    found = compare(before, report)
+    value = {"before": before.to_dict(), "after": report.to_dict(), "differences": found.to_dict()}
+    title = f"[bold]against {escape(other.title(before))}[/bold]"
+    return value, [title, *inspect_tables.headline(before), *inspect_tables.comparison_tables(found)]
+
+
+_FIRST_RUNGS = {"attention": "1", "gemm": "01b"}
+"""The families that can be inspected, and the rung of each without ``--rung``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +120,7 @@ class _Wanted:
     settings: list[str] | None
     head_dim: int
     dtype: str
+    accumulate: str | None
     kernel: str | None
     threads: int | None
     shared: int | None
@@ -109,15 +128,15 @@ class _Wanted:
 
     def title(self, report: SassReport) -> str:
         """What it is, in one line."""
-        if self.what != "attention":
+        if self.what not in _FIRST_RUNGS:
             return self.what
         level = "" if self.opt_level is None else f" -O{self.opt_level}"
-        return " ".join([f"attention, rung {self.rung} for {report.arch}{level}", *(self.settings or ())])
+        return " ".join([f"{self.what}, rung {self.rung} for {report.arch}{level}", *(self.settings or ())])
 
     def other(self, against: str) -> _Wanted:
         """What to compare with: the same but for one thing, or another file."""
         levels = {f"O{level}": level for level in range(4)}
-        if self.what != "attention" or Path(against).is_file():
+        if self.what not in _FIRST_RUNGS or Path(against).is_file():
             return dataclasses.replace(self, what=against)
         if (level := levels.get(against.lstrip("-"))) is not None:
             return dataclasses.replace(self, opt_level=level)
@@ -129,12 +148,16 @@ class _Wanted:
 
     def report(self) -> SassReport:
         """Compile or read it. Raises ConfigError, CompileError, UnsupportedDeviceError, OSError."""
-        return self._of_attention() if self.what == "attention" else self._of_file()
+        if self.what not in _FIRST_RUNGS:
+            return self._of_file()
+        from warploom.inspect import inspect_program
 
-    def _of_attention(self) -> SassReport:
+        program = self._attention() if self.what == "attention" else self._gemm()
+        return inspect_program(program, self.arch or program.requires, self.opt_level, with_source=self.source)
+
+    def _attention(self) -> Program:
         from warploom.bench.attention import settled
         from warploom.core.dtypes import bf16, f16
-        from warploom.inspect import inspect_program
         from warploom.inspect.subjects import attention_program
         from warploom.kernels.attention.ladder import FULL_LADDER
 
@@ -142,8 +165,14 @@ class _Wanted:
         if (kind := kinds.get(self.dtype.lower())) is None:
             raise typer.BadParameter(f"--dtype is bf16 or f16, not {self.dtype!r}")
         rung = settled(FULL_LADDER.rung(self.rung), self.head_dim, kind, parse_settings(self.settings))
-        program = attention_program(rung.config)
-        return inspect_program(program, self.arch or program.requires, self.opt_level, with_source=self.source)
+        return attention_program(rung.config)
+
+    def _gemm(self) -> Program:
+        from warploom.cli.ladder import gemm_rungs
+        from warploom.inspect.subjects import gemm_program
+
+        _, (rung,) = gemm_rungs([self.rung], self.settings, self.accumulate, (1, 1, 1))
+        return gemm_program(rung.config)
 
     def _of_file(self) -> SassReport:
         from warploom.core.errors import ConfigError
@@ -151,6 +180,6 @@ class _Wanted:
 
         path = Path(self.what)
         if not path.is_file():
-            raise ConfigError(f"{self.what!r} is neither 'attention' nor a file; give a cubin, or SASS text")
+            raise ConfigError(f"{self.what!r} is neither 'attention' nor 'gemm' nor a file; give a cubin, or SASS text")
         report = inspect_file(path, self.kernel)
         return dataclasses.replace(report, threads=self.threads, dynamic_shared_bytes=self.shared)

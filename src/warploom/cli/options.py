@@ -21,6 +21,9 @@ Settings = Annotated[
 ]
 HeadDim = Annotated[int, typer.Option(help="Elements per head.")]
 DTypeName = Annotated[str, typer.Option(help="Element type: bf16 or f16.")]
+Accumulate = Annotated[
+    str | None, typer.Option(metavar="f16|f32", help="Accumulate in this type; default each rung's own.")
+]
 On = Annotated[str, typer.Option(metavar="cpu|gpu|auto", help="gpu: also time on the GPU; auto: if there is one.")]
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - for standard output.")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import DTypeName, HeadDim, Settings
+from warploom.cli.options import Accumulate, DTypeName, HeadDim, Settings
+
+if TYPE_CHECKING:
+    from warploom.ir.program import Program
+    from warploom.kernels.ladder import Rung
 
 app = typer.Typer(help="The generated code of a kernel.", no_args_is_help=True)
+
+
+What = Annotated[str, typer.Option(metavar="cuda|program|config", help="What to print.")]
 
 
 @app.callback()
@@ -21,7 +29,7 @@ def _show() -> None:
 @explains_errors
 def attention(
     rung: Annotated[str, typer.Option(help="A rung's number or name.")] = "1",
-    what: Annotated[str, typer.Option(metavar="cuda|program|config", help="What to print.")] = "cuda",
+    what: What = "cuda",
     set_: Settings = None,
     head_dim: HeadDim = 128,
     dtype: DTypeName = "bf16",
@@ -33,18 +41,44 @@ def attention(
       warploom show attention --rung 2
       warploom show attention --rung best --what config
     """
-    if what not in ("cuda", "program", "config"):
-        raise typer.BadParameter(f"--what is cuda, program or config, not {what!r}")
     from warploom.cli.ladder import attention_rungs
+    from warploom.inspect.subjects import attention_program
 
     _, (chosen,) = attention_rungs([rung], set_, 256, 1, head_dim, dtype)
-    if what == "config":
-        typer.echo(f"{chosen.key} · {chosen.name}: {chosen.changes}\n{chosen.config}\n")
-        typer.echo(_flags(chosen.config))
-        return
-    from warploom.ops.attention import trace
+    _print(chosen, what, attention_program)
 
-    program = trace(chosen.config)
+
+@app.command("gemm")
+@explains_errors
+def gemm(
+    rung: Annotated[str, typer.Option(help="A rung's number or name.")] = "01b",
+    what: What = "cuda",
+    set_: Settings = None,
+    accumulate: Accumulate = None,
+) -> None:
+    """Print the CUDA C++ of a rung of matrix products, its Program, or its flags with their meanings.
+
+    \b
+    Examples:
+      warploom show gemm --rung 02
+      warploom show gemm --rung best32 --set BM=64 --what config
+    """
+    from warploom.cli.ladder import gemm_rungs
+    from warploom.inspect.subjects import gemm_program
+
+    _, (chosen,) = gemm_rungs([rung], set_, accumulate, (1, 1, 1))
+    _print(chosen, what, gemm_program)
+
+
+def _print(rung: Rung[Any], what: str, program_of: Callable[[Any], Program]) -> None:
+    """The rung's CUDA, Program or flags. Raises typer.BadParameter for another word."""
+    if what not in ("cuda", "program", "config"):
+        raise typer.BadParameter(f"--what is cuda, program or config, not {what!r}")
+    if what == "config":
+        typer.echo(f"{rung.key} · {rung.name}: {rung.changes}\n{rung.config}\n")
+        typer.echo(_flags(rung.config))
+        return
+    program = program_of(rung.config)
     if what == "program":
         typer.echo(program.text, nl=False)
         return

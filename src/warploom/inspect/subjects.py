@@ -1,4 +1,4 @@
-"""What can be inspected: a rung of attention, a cubin, a file of SASS."""
+"""What can be inspected: a rung of attention or of gemm, a cubin, a file of SASS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from warploom.inspect.report import SassReport, inspect_cubin, inspect_sass
 from warploom.ir.program import Program
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.problem import contiguous_problem
 from warploom.ops.attention import trace, trace_hopper
+from warploom.ops.matmul import trace as trace_gemm
 
 STATIC_STRIDE_HEADS = 16
 """Heads of the problem whose row strides are traced into a configuration with static strides (the seeds' 16)."""
@@ -21,6 +24,16 @@ def attention_program(config: AnyConfig) -> Program:
         return trace_hopper(config)
     row = STATIC_STRIDE_HEADS * config.head_dim
     return trace(config, row_strides=(row,) * 4 if config.static_strides else None)
+
+
+SQUARE = 4096
+"""Extents of the product whose kernel is inspected: whole tiles, and the stride of a configuration that traces it."""
+
+
+def gemm_program(config: GemmConfig) -> Program:
+    """The Program of a GEMM configuration for row-major matrices and no epilogue; of a split K, that of its parts."""
+    problem = contiguous_problem(SQUARE, SQUARE, SQUARE, config.dtype, config.accumulate)
+    return trace_gemm(config, problem.features(config))
 
 
 def inspect_file(path: Path, kernel: str | None = None) -> SassReport:

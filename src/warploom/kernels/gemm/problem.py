@@ -159,3 +159,38 @@ class GemmProblem:
             "m": self.m, "n": self.n, "c_stride": self.out.stride, "extra_stride": self.n,
             "c_batch": self.out.batch, "extra_batch": self.m * self.n, "alpha": alpha_bits,
         }  # fmt: skip
+
+
+def contiguous_problem(
+    m: int,
+    n: int,
+    k: int,
+    dtype: DType,
+    accumulate: DType = f32,
+    *,
+    out_dtype: DType | None = None,
+    b_rows: bool = True,
+    batch: int = 1,
+) -> GemmProblem:
+    """The problem of contiguous matrices at aligned addresses: A (batch, m, k) and C row-major.
+
+    B is stored as (k, n) with ``b_rows``, else as (n, k): a layer's weights, passed transposed.
+    """
+    out = out_dtype or dtype
+    b_line = n if b_rows else k
+    sizes = (m * k, k * n, m * n) if batch > 1 else (0, 0, 0)
+    a = Matrix(True, k if m > 1 else 0, sizes[0], aligned_elements(k if m > 1 else 0, sizes[0]))
+    b_stride = b_line if (k if b_rows else n) > 1 else 0
+    b = Matrix(not b_rows, b_stride, sizes[1], aligned_elements(b_stride, sizes[1]))
+    c_stride = n if m > 1 else 0
+    c = Matrix(True, c_stride, sizes[2], aligned_elements(c_stride, sizes[2], n % 8))
+    pairs = n % 2 == 0 and not (c_stride | sizes[2]) & 1
+    return GemmProblem(m, n, k, dtype, accumulate, out, a, b, c, batch, pairs=pairs)
+
+
+def aligned_elements(*strides: int) -> int:
+    """Elements (8, 4, 2, 1) that lines at these strides from an aligned address are aligned to."""
+    bits = 8
+    for stride in strides:
+        bits |= stride
+    return bits & -bits

@@ -1,0 +1,205 @@
+"""Matmul's part of a ladder: square products against float64, and cuBLAS (through ``torch.mm``) as the peer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from warploom.bench.ladder import EmulatorCase, ErrorEntry
+from warploom.bench.peers import torch_module
+from warploom.bench.timing import Candidate, input_sets
+from warploom.core.dtypes import DType, bf16, f16, f32
+from warploom.core.errors import ConfigError
+from warploom.interop.arrays import describe
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.reference import (
+    F16_TINY,
+    UNIT_ROUNDOFF,
+    GemmError,
+    accumulation_bound,
+    gemm_error,
+    gemm_reference,
+)
+from warploom.kernels.ladder import Rung
+from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, emulator_arguments
+from warploom.ops.matmul import MatmulPlan, plan_matmul
+
+ACCUMULATORS = {"f16": f16, "f32": f32}
+"""What ``--accumulate`` may be."""
+_BLOCK_ROWS = 2048  # of the float64 product: 256 MiB at N = 16384
+_SHARED_OVERHEAD = 2.0  # of the emulator's estimate: shared-memory traffic per flop is higher than attention's
+
+
+def settled(
+    rungs: Sequence[Rung[GemmConfig]], accumulate: DType | None, settings: Mapping[str, str]
+) -> list[Rung[GemmConfig]]:
+    """The rungs with flags overridden; one that ``accumulate`` makes equal to another is left out.
+
+    Raises ConfigError for what is no kernel.
+    """
+    found: list[Rung[GemmConfig]] = []
+    own = {rung.config for rung in rungs}
+    for rung in rungs:
+        config = rung.config if accumulate is None else dataclasses.replace(rung.config, accumulate=accumulate)
+        if config != rung.config and config in own:
+            continue
+        config = config.with_settings(dict(settings))
+        problems = config.check()
+        if problems:
+            raise ConfigError(f"rung {rung.key} with these flags is no GEMM kernel: " + "; ".join(problems))
+        found.append(dataclasses.replace(rung, config=config))
+    return found
+
+
+@dataclass(frozen=True)
+class GemmFamily:
+    """C = A·B, all row-major, C of the inputs' type. (m, n, k) is the emulator's problem; a GPU's is square."""
+
+    m: int = 256
+    n: int = 256
+    k: int = 512
+    name: str = "gemm"
+
+    def emulator_case(self, config: GemmConfig, seed: int) -> EmulatorCase:
+        """a (m, k) and b (k, n) ~ N(0, 1), and an output full of NaN; of a split K the f32 parts."""
+        rng = np.random.default_rng(seed)
+        a, b = (
+            rng.standard_normal(shape, np.float32).astype(config.dtype.numpy)
+            for shape in ((self.m, self.k), (self.k, self.n))
+        )
+        made = plan_matmul(a, b, accumulate=config.accumulate, config=config)
+        split = config.split_k > 1
+        out = np.full(made.workspace or (self.m, self.n), np.nan, np.float32 if split else config.dtype.numpy)
+
+        def errors() -> ErrorEntry:
+            whole = out.sum(axis=1)[0].astype(config.dtype.numpy) if split else out
+            return _entry(gemm_error(whole, gemm_reference(a, b), config.dtype, config.accumulate))
+
+        views = {"a": describe(a), "b": describe(b), "out_f32" if split else "out": describe(out)}
+        arguments = emulator_arguments(made.program, views, made.scalars)
+        return EmulatorCase(made.program, made.grid, arguments, errors)
+
+    def expected_seconds(self, config: GemmConfig) -> float:
+        """From the floating-point operations of the tiles, ragged ones whole."""
+        rows, cols = (-(-x // tile) * tile for x, tile in ((self.m, config.tile_m), (self.n, config.tile_n)))
+        return EMULATION_OVERHEAD + _SHARED_OVERHEAD * SECONDS_PER_FLOP * 2 * rows * cols * self.k
+
+    def gpu_case(self, size: int, device: int, seed: int) -> GemmOnGpu:
+        """The product of two matrices of size × size."""
+        return GemmOnGpu(size, device, seed)
+
+
+def _entry(found: GemmError) -> ErrorEntry:
+    """NaN in the output counts as very far (a finite number: JSON has no infinity)."""
+    return ErrorEntry(found.metric, min(found.value, float(np.finfo(np.float64).max)), found.bound)
+
+
+def torch_error(out: Any, a: Any, b: Any, accumulate: DType) -> GemmError:
+    """How far ``out`` (m, n) is from the float64 product of a (m, k) and b (k, n), all torch tensors of one device.
+
+    The bounds of :func:`warploom.kernels.gemm.reference.gemm_error`, element by element.
+    """
+    torch = __import__("torch")
+    out_dtype = str(out.dtype).rpartition(".")[2]
+    u = UNIT_ROUNDOFF[{"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[out_dtype]]
+    gamma = accumulation_bound(a.shape[-1], accumulate)
+    steps = -(-a.shape[-1] // 16) if accumulate is f16 else int(out_dtype == "float16")
+    right, magnitudes = b.double(), b.double().abs()
+    worst = torch.zeros((), dtype=torch.float64, device=out.device)
+    for start in range(0, a.shape[0], _BLOCK_ROWS):
+        left = a[start : start + _BLOCK_ROWS].double()
+        product = left @ right
+        allowed = u * (1 + gamma) * product.abs() + gamma * (1 + u) * (left.abs() @ magnitudes) + steps * F16_TINY
+        error = torch.nan_to_num((out[start : start + _BLOCK_ROWS].double() - product).abs(), nan=torch.inf)
+        worst = torch.maximum(worst, (error / allowed.clamp_min(np.finfo(np.float64).tiny)).max())
+    return GemmError(float(worst))
+
+
+class PlannedCall:
+    """A plan's launches on one GPU without allocation: the kernel and, for a split K, the sum of its parts."""
+
+    def __init__(self, made: MatmulPlan, device: int, torch: Any, kernel: GpuCall | None = None) -> None:
+        self._kernel = kernel or GpuCall.prepare(made.program, made.grid, made.scalars, device)
+        self._finish: GpuCall | None = None
+        if made.finish is not None:
+            self._finish = GpuCall.prepare(made.finish, made.problem.finish_grid(), made.finish_scalars, device)
+            self._parts = torch.empty(made.workspace, dtype=torch.float32, device=torch.device("cuda", device))
+
+    def launch(self, a: int, b: int, out: int) -> None:
+        """Queue one product; addresses of the arrays."""
+        if self._finish is None:
+            self._kernel.launch_again((a, b, out), "torch")
+            return
+        parts = self._parts.data_ptr()
+        self._kernel.launch_again((a, b, parts), "torch")
+        self._finish.launch_again((parts, out), "torch")
+
+
+class GemmOnGpu:
+    """Square matrices of one size on the GPU: input sets that rotate past the L2, outputs, reference and the peer."""
+
+    def __init__(self, size: int, device: int, seed: int) -> None:
+        torch = self._torch = torch_module()
+        self._device, self._index, self._size = torch.device("cuda", device), device, size
+        self.label: Mapping[str, int] = {"n": size}
+        self.flops = 2 * size**3
+        l2 = int(torch.cuda.get_device_properties(self._device).L2_cache_size)
+        self.sets = input_sets(2 * 2 * size * size, l2)
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._inputs = [self._fresh() for _ in range(self.sets)]
+        self._arrays: dict[DType, tuple[list[tuple[Any, Any]], Any]] = {}
+        self._calls: dict[str, PlannedCall] = {}
+        self.stream = int(torch.cuda.current_stream(self._device).cuda_stream)
+        inputs, out = self._of(f16)
+        mm = torch.mm
+        self.peers: Sequence[Candidate] = [Candidate("cublas", lambda i: mm(*inputs[i], out=out))]
+
+    def _fresh(self) -> tuple[Any, Any]:
+        torch, shape = self._torch, (self._size, self._size)
+        a, b = (torch.randn(shape, generator=self._generator, device=self._device) for _ in range(2))
+        return a.to(torch.float16), b.to(torch.float16)
+
+    def _kind(self, dtype: DType) -> Any:
+        return self._torch.bfloat16 if dtype is bf16 else self._torch.float16
+
+    def _of(self, dtype: DType) -> tuple[list[tuple[Any, Any]], Any]:
+        """Input sets and an output of a type."""
+        if dtype not in self._arrays:
+            kind = self._kind(dtype)
+            out = self._torch.empty(self._size, self._size, device=self._device, dtype=kind)
+            self._arrays[dtype] = [(a.to(kind), b.to(kind)) for a, b in self._inputs], out
+        return self._arrays[dtype]
+
+    def prepare(self, rung: Rung[GemmConfig]) -> Candidate:
+        """The rung's kernel, loaded, as launches without allocation."""
+        config = rung.config
+        inputs, out = self._of(config.dtype)
+        made = plan_matmul(*inputs[0], accumulate=config.accumulate, config=config, out=out)
+        call = self._calls[rung.key] = PlannedCall(made, self._index, self._torch)
+        pointers = [(a.data_ptr(), b.data_ptr(), out.data_ptr()) for a, b in inputs]
+        return Candidate(f"rung {rung.key}", lambda i: call.launch(*pointers[i]))
+
+    def error(self, rung: Rung[GemmConfig]) -> ErrorEntry:
+        """Against float64 on the GPU, on inputs drawn for this check alone."""
+        kind, (_, out) = self._kind(rung.config.dtype), self._of(rung.config.dtype)
+        a, b = (x.to(kind) for x in self._fresh())
+        out.fill_(float("nan"))
+        self._calls[rung.key].launch(a.data_ptr(), b.data_ptr(), out.data_ptr())
+        return _entry(torch_error(out, a, b, rung.config.accumulate))
+
+
+def fitting(family: GemmFamily, rungs: Sequence[Rung[GemmConfig]]) -> tuple[list[Rung[GemmConfig]], list[str]]:
+    """The rungs that take the emulator's problem, and why the others do not."""
+    kept: list[Rung[GemmConfig]] = []
+    reasons: list[str] = []
+    for rung in rungs:
+        try:
+            family.emulator_case(rung.config, 0)
+            kept.append(rung)
+        except ConfigError as error:
+            reasons.append(f"rung {rung.key} is left out: {error}")
+    return kept, reasons

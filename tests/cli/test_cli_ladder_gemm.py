@@ -1,0 +1,137 @@
+"""``warploom ladder gemm``: rows, the seeds' words, and bad input."""
+
+import json
+
+import numpy as np
+import pytest
+
+from warploom.bench.gemm import GemmFamily, settled, torch_error
+from warploom.bench.ladder import run_ladder
+from warploom.bench.tables import gpu_markdown
+from warploom.core.dtypes import f16, f32
+from warploom.kernels.gemm.ladder import BEST16, BEST32, LADDER
+from warploom.kernels.gemm.reference import gemm_error, gemm_reference
+
+SMALL = ("--m", "64", "--n", "64", "--k", "128", "--set", "BM=64", "--set", "BN=64", "--set", "WM=32", "--set", "WN=32")
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch):
+    """What is compiled has tests of its own."""
+    monkeypatch.setattr("warploom.bench.ladder.missing_compiler", lambda: "not compiled")
+
+
+def rows(result):
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["rows"]
+
+
+def test_every_rung_is_right_and_the_swizzle_ends_the_conflicts(invoke):
+    found = rows(invoke("ladder", "gemm", "--on", "cpu", *SMALL, "--json", "-"))
+    assert [row["rung"] for row in found] == [rung.key for rung in LADDER.rungs]
+    for row in found:
+        assert set(row) == {"rung", "name", "config", "error", "findings", "wavefronts", "targets", "gpu"}
+        assert row["findings"] == []
+        assert 0 < row["error"]["value"] <= row["error"]["bound"]
+        conflicts = [w["actual"] - w["ideal"] for w in row["wavefronts"].values()]
+        assert any(conflicts) == (row["rung"] in ("01a", "01b"))
+    waves = {row["rung"]: row["wavefronts"]["ldmatrix"] for row in found}
+    assert waves["01a"]["ideal"] == 0
+    assert waves["01b"]["actual"] > 2 * waves["02"]["actual"] == 2 * waves["02"]["ideal"]
+
+
+def test_accumulate_and_seed(invoke):
+    words = (
+        "ladder",
+        "gemm",
+        "--rung",
+        "02,best16,best32",
+        "--on",
+        "cpu",
+        *SMALL,
+        "--json",
+        "-",
+        "--accumulate",
+        "f32",
+    )
+    found = rows(invoke(*words, "--seed", "3"))
+    assert [row["rung"] for row in found] == ["02", "best32"], "best16 would be best32 once more"
+    assert {row["config"]["accumulate"] for row in found} == {"f32"}
+    assert found[0]["error"]["value"] > 0.2, "the rounding of the output is most of what is allowed"
+
+
+def test_a_split_k_is_judged_by_the_sum_of_its_parts(invoke):
+    words = ("ladder", "gemm", "--rung", "02", "--on", "cpu", *SMALL, "--set", "split_k=2")
+    (row,) = rows(invoke(*words, "--accumulate", "f32", "--json", "-"))
+    assert row["config"]["split_k"] == 2
+    assert row["error"]["value"] <= 1
+
+
+def test_a_wrong_kernel_ends_with_exit_code_1(invoke, monkeypatch):
+    monkeypatch.setattr("warploom.bench.gemm.gemm_reference", lambda a, b: gemm_reference(a, -b))
+    result = invoke("ladder", "gemm", "--rung", "02", "--on", "cpu", *SMALL)
+    assert result.exit_code == 1
+    assert "over its bound" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rung", "1"], "no rung '1'"),
+        (["--set", "speed=9"], "no flag of gemm"),
+        (["--rung", "02", "--set", "WM=24"], "warp_m 24"),
+        (["--accumulate", "f64"], "f16 or f32"),
+        (["--set", "dtype=bf16"], "does not accumulate in f16"),
+        (["--rung", "02", "--set", "split_k=8", "--k", "64"], "fewer than 8 parts"),
+        (["--m", "0"], "--m"),
+    ],
+)
+def test_bad_input_is_one_clear_message(invoke, arguments, says):
+    result = invoke("ladder", "gemm", "--on", "cpu", *arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_settled_keeps_rungs_apart():
+    assert [r.key for r in settled(LADDER.rungs[-2:], f16, {})] == ["best16"]
+    assert [r.config for r in settled(LADDER.rungs[-2:], None, {})] == [BEST16, BEST32]
+
+
+def test_the_reference_on_the_gpu_is_the_one_of_the_emulator():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((50, 96), (96, 40)))
+    out = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16)
+    out[3, 7] += np.float16(0.5)
+    for accumulate in (f16, f32):
+        expected = gemm_error(out, gemm_reference(a, b), f16, accumulate).value
+        found = torch_error(torch.from_numpy(out), torch.from_numpy(a), torch.from_numpy(b), accumulate)
+        assert found.value == pytest.approx(expected)
+    out[0, 0] = np.nan
+    assert torch_error(torch.from_numpy(out), torch.from_numpy(a), torch.from_numpy(b), f32).value == float("inf")
+
+
+def test_cells_are_shown_by_their_size_and_beside_cublas():
+    cell = {"n": 4096, "tflops": {"median": 500.0, "low": 490.0, "high": 510.0}, "ratio": {"cublas": 0.65}}
+    text = gpu_markdown([{"rung": "02", "name": "swizzle", "gpu": {"cells": [cell]}}])
+    assert "N = 4096" in text
+    assert "500 (0.65×)" in text
+
+
+@pytest.mark.gpu
+def test_rungs_are_checked_and_timed_on_the_gpu(invoke):
+    pytest.importorskip("torch")
+    words = ("ladder", "gemm", "--rung", "02,best32", "--on", "gpu", "--gpu-n", "512,1024", "--json", "-")
+    for row in rows(invoke(*words)):
+        assert [cell["n"] for cell in row["gpu"]["cells"]] == [512, 1024]
+        for cell in row["gpu"]["cells"]:
+            assert cell["ratio"]["cublas"] > 0.02
+            assert cell["error"]["value"] <= cell["error"]["bound"]
+
+
+def test_the_whole_problem_of_the_default_fits_every_rung():
+    family = GemmFamily()
+    seconds = sum(family.expected_seconds(rung.config) for rung in LADDER.rungs)
+    assert seconds < 20
+    assert run_ladder(GemmFamily(40, 24, 72), settled(LADDER.rungs[:1], None, {})).problems == []
