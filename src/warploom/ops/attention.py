@@ -83,6 +83,7 @@ class Options:
             raise ProblemError(
                 f"window is (left, right) counts of keys, None or -1 for an open side; not {self.window!r}"
             )
+        AttentionFeatures(window=self.sides(), softcap=self.softcap)  # refuses what no kernel computes
 
     def sides(self) -> Window:
         """(left, right) keys a query sees around the one aligned with it; None is unbounded."""
