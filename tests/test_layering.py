@@ -44,11 +44,11 @@ ALLOWED: dict[str, frozenset[str]] = {
 }
 """Room → rooms it may import; '' is the package itself (``warploom/__init__.py``)."""
 
-ABOVE_OPS = frozenset({"interop.torch", "interop.jax"})
+ABOVE_OPS = frozenset({"interop.torch", "interop.torch_matmul", "interop.jax"})
 """Modules that register operators with a framework: in the room of arrays, but on top of ops."""
 
-TRACED_CALL = ("ops.attention", "interop.torch")
-"""The one step up: while a framework traces a graph, a call becomes the operator that stands on ops. In a function."""
+TRACED_CALLS = frozenset({("ops.attention", "interop.torch"), ("ops.matmul", "interop.torch_matmul")})
+"""The only steps up: while a framework traces a graph, a call becomes the operator that stands on ops. In functions."""
 
 BELOW_OPS = frozenset({"tune.store", "tune.classes"})
 """The store of winners is read by ops, so nothing of ops may be in it."""
@@ -63,7 +63,11 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "bench": EVERYWHERE | {"rich", "matplotlib", "torch"},
     "tune": EVERYWHERE | {"rich"},
 }
-FRAMEWORKS: dict[str, frozenset[str]] = {"interop.torch": frozenset({"torch"}), "interop.jax": frozenset({"jax"})}
+FRAMEWORKS: dict[str, frozenset[str]] = {
+    "interop.torch": frozenset({"torch"}),
+    "interop.torch_matmul": frozenset({"torch"}),
+    "interop.jax": frozenset({"jax"}),
+}
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def _is_allowed(found: Import) -> bool:
     source, target = found.source, found.module.removeprefix("warploom").lstrip(".")
     if source in ABOVE_OPS:
         return found.target_room not in ("cli", "bench", "inspect")
-    if (source, target) == TRACED_CALL:
+    if (source, target) in TRACED_CALLS:
         return found.deferred
     if target in ABOVE_OPS:
         return found.room in ("cli", "bench")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -176,8 +177,20 @@ def matmul(
     calls give equal bits. Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the caller's stream; the
     result is of the same kind. NumPy (and other CPU) arrays run on the GPU when there is one, else on the emulator.
 
+    Under ``torch.compile`` a call is one operator, ``warploom::matmul``; it takes no ``epilogue``, ``extras`` or
+    ``out``.
+
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():  # traced tensors have no memory: they meet an operator
+        from warploom.interop.torch_matmul import traced_matmul
+
+        given = {"epilogue": epilogue is not None, "extras": bool(extras), "out": out is not None}
+        return traced_matmul(
+            a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=alpha, config=config,
+            refused=tuple(name for name, is_given in given.items() if is_given),
+        )  # fmt: skip
     views = [describe(a), describe(b)]
     if bias is not None or extras:
         views += [describe(x) for x in ((() if bias is None else (bias,)) + tuple(extras))]

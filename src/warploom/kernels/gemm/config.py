@@ -171,7 +171,8 @@ class GemmConfig:
             value = getattr(self, f.name)
             # accumulate always: the seeds' words alone would be read as the seeds' kernel
             if f.name not in _SEED_WORDS.values() and (value != f.default or f.name == "accumulate"):
-                words.append(f.name if value is True else f"{f.name}={value}")
+                text = value.name if isinstance(value, DType) else value  # torch.compile traces names, not str(DType)
+                words.append(f.name if value is True else f"{f.name}={text}")
         return ",".join(words)
 
     @classmethod
