@@ -13,22 +13,10 @@ from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, f64, pred, s8, s
 from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Const, Op, Operand, Parameter, Program, Register, Value
 from warploom.ir.verify import least_architecture, verify
-from warploom.isa.alu import (
-    Binary,
-    Bitcast,
-    Convert,
-    Fma,
-    Move,
-    MultiplyWide,
-    PackPair,
-    PairArithmetic,
-    Permute,
-    Select,
-    Unary,
-    UnpackHalf,
-)
+from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
+from warploom.isa.conversion import Bitcast, Convert, Move, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.memory import CACHE_HINTS, Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store

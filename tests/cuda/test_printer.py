@@ -32,9 +32,10 @@ from warploom.ir.program import (
     When,
 )
 from warploom.ir.verify import verify
-from warploom.isa.alu import Binary, Convert, Move, MultiplyWide, PackPair, Select, Unary
+from warploom.isa.alu import Binary, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
+from warploom.isa.conversion import Convert, Move, PackPair
 from warploom.isa.matrix import MmaSync
 from warploom.isa.memory import LdMatrix, Load, Store
 from warploom.isa.sync import BarSync

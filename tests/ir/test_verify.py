@@ -26,9 +26,10 @@ from warploom.ir.program import (
     When,
 )
 from warploom.ir.verify import least_architecture, verify
-from warploom.isa.alu import Binary, Move, PairArithmetic
+from warploom.isa.alu import Binary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
+from warploom.isa.conversion import Move, PairArithmetic
 from warploom.isa.memory import StMatrix, Store
 from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, SetMaxRegisters
 from warploom.isa.warp import Elect

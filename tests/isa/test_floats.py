@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.core.dtypes import bf16, f16, f32, f64
-from warploom.isa.alu import Binary, Fma, PackPair, PairArithmetic, Unary, UnpackHalf
+from warploom.isa.alu import Binary, Fma, Unary
+from warploom.isa.conversion import PackPair, PairArithmetic, UnpackHalf
 from warploom.isa.rounding import single_to_odd, sum_to_odd
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow and NaN are what is tested

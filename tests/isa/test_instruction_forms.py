@@ -12,9 +12,10 @@ import pytest
 
 from warploom import isa
 from warploom.core.dtypes import bf16, f16, f32, f64, pred, s32, tf32, u16, u32, u64
-from warploom.isa.alu import Binary, Bitcast, Convert, Fma, PackPair, PairArithmetic, Permute, Select, Unary, UnpackHalf
+from warploom.isa.alu import Binary, Fma, Select, Unary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction, inline_ptx
+from warploom.isa.conversion import Bitcast, Convert, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.isa.matrix import MmaSync
 from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store
 from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, MbarrierTryWait

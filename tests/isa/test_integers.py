@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.core.dtypes import DType, f32, f64, pred, s32, s64, u32, u64
-from warploom.isa.alu import Binary, Bitcast, Convert, Move, MultiplyWide, Permute, Select, Unary
+from warploom.isa.alu import Binary, MultiplyWide, Select, Unary
+from warploom.isa.conversion import Bitcast, Convert, Move, Permute
 
 INTEGERS = [u32, s32, u64, s64]
 CASES = settings(deadline=None, max_examples=60)

@@ -13,8 +13,9 @@ from tests.kernels.gemm_cases import RUNGS, problem_of, run, traced
 from tests.kernels.mutate import Mutant, deletions, located_ops, rewritten, shifts
 from warploom.core.dtypes import f32, u32
 from warploom.ir.program import Const, Op, Program, Register
-from warploom.isa.alu import Binary, Move
+from warploom.isa.alu import Binary
 from warploom.isa.async_copy import WaitCopies
+from warploom.isa.conversion import Move
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.problem import GemmProblem
 

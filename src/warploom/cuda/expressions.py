@@ -11,8 +11,9 @@ import numpy as np
 
 from warploom.core.dtypes import DType, f64, pred
 from warploom.ir.program import Const, Op, Operand, Register, Value
-from warploom.isa.alu import Binary, Bitcast, Convert, Fma, Move, MultiplyWide, Permute, Select, Unary, UnpackHalf
+from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.base import Instruction
+from warploom.isa.conversion import Bitcast, Convert, Move, Permute, UnpackHalf
 from warploom.isa.warp import Shuffle, Special, Vote
 
 # How tightly an expression binds, as in C++'s operator table; higher binds tighter.

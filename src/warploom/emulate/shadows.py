@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.isa.alu import Binary, PackPair, PairArithmetic, Select, UnpackHalf
+from warploom.isa.alu import Binary, Select
 from warploom.isa.base import Instruction
+from warploom.isa.conversion import PackPair, PairArithmetic, UnpackHalf
 from warploom.isa.matrix import FragmentSlot, MmaSync
 
 Array = NDArray[Any]

@@ -23,7 +23,7 @@ from warploom.emulate.frames import Frame
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.ir.program import Op, Program, Value
-from warploom.isa.alu import half_to_f32
+from warploom.isa.conversion import half_to_f32
 from warploom.isa.effects import AsyncMatrix
 from warploom.isa.wgmma import Wgmma
 

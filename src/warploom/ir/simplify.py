@@ -29,7 +29,7 @@ from warploom.ir.program import (
     results_of,
     walk,
 )
-from warploom.isa.alu import Move
+from warploom.isa.conversion import Move
 
 Body = tuple[Statement, ...]
 NameAt = Callable[[SourceLine], str]

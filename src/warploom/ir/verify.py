@@ -33,8 +33,8 @@ from warploom.ir.program import (
     results_of,
     walk,
 )
-from warploom.isa.alu import PairArithmetic
 from warploom.isa.base import Instruction
+from warploom.isa.conversion import PairArithmetic
 from warploom.isa.effects import (
     AsyncMatrix,
     Barrier,

@@ -1,4 +1,4 @@
-"""Lanewise arithmetic: integers, bits, floats, comparisons, conversions and packed 16-bit pairs.
+"""Lanewise arithmetic: integers, bits, floats, comparisons, selection.
 
 Sources: PTX ISA, "Integer Arithmetic", "Floating-Point", "Comparison and Selection", "Logic and Shift" and "Data
 Movement and Conversion" instructions.
@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from warploom.core.dtypes import DType, bf16, f32, pred, s32, s64, u32, u64
+from warploom.core.dtypes import DType, f32, pred, s64, u32, u64
 from warploom.isa.base import Array, Instruction, inline_ptx
-from warploom.isa.rounding import fma_double, fma_single, single_to_odd, sum_to_odd
+from warploom.isa.rounding import fma_double, fma_single
 
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%", "shl": "<<", "shr": ">>"}
@@ -56,7 +56,7 @@ def _extreme(choose: Callable[[Array, Array], Array], a: Array, b: Array, if_neg
     return np.where(a == b, np.where(np.signbit(a), if_negative, if_not), choose(a, b))
 
 
-_BINARY: dict[str, Callable[[Array, Array], Array]] = {
+BINARY_MEANINGS: dict[str, Callable[[Array, Array], Array]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -114,7 +114,7 @@ class Binary(Instruction):
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
-            return (_BINARY[self.op](operands[0], operands[1]),)
+            return (BINARY_MEANINGS[self.op](operands[0], operands[1]),)
 
 
 def flush_subnormal(x: Array) -> Array:
@@ -301,289 +301,3 @@ class Select(Instruction):
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         return (np.where(operands[0], operands[1], operands[2]).astype(self.dtype.numpy),)
-
-
-_BITCAST = {
-    (f32.name, u32.name): "__float_as_uint({})",
-    (u32.name, f32.name): "__uint_as_float({})",
-    (f32.name, s32.name): "__float_as_int({})",
-    (s32.name, f32.name): "__int_as_float({})",
-    ("f64", "s64"): "__double_as_longlong({})",
-    ("s64", "f64"): "__longlong_as_double({})",
-    ("f64", "u64"): "(unsigned long long)__double_as_longlong({})",
-    ("u64", "f64"): "__longlong_as_double((long long)({}))",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Bitcast(Instruction):
-    """The same bits read as another type of the same width."""
-
-    source: DType
-    dtype: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
-    moves_bits: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        return f"mov.b{self.dtype.bits}.{self.source.name}.{self.dtype.name}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        return (self.source,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        return (self.dtype,)
-
-    def expression(self, operands: Sequence[str]) -> str:
-        cast = _BITCAST.get((self.source.name, self.dtype.name), f"({self.dtype.cuda}){{}}")
-        return cast.format(operands[0])
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        return (np.ascontiguousarray(operands[0]).view(self.dtype.numpy),)
-
-
-@dataclass(frozen=True, slots=True)
-class Convert(Instruction):
-    """A conversion by value: integers widen, narrow (wrapping) or become floats; floats truncate toward zero.
-
-    Floats beyond an integer type's range become its nearest end; a NaN becomes 0 where both types have 32 bits, else
-    the integer whose highest bit alone is set (PTX ISA, ``cvt``).
-    """
-
-    source: DType
-    dtype: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        return f"cvt.{self.dtype.name}.{self.source.name}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        return (self.source,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        return (self.dtype,)
-
-    def expression(self, operands: Sequence[str]) -> str:
-        if self.dtype is pred:
-            return f"{operands[0]} != 0"
-        return f"({self.dtype.cuda}){operands[0]}"
-
-    @property
-    def _from_nan(self) -> int:
-        if self.source.bits == self.dtype.bits == 32:
-            return 0
-        return -(1 << (self.dtype.bits - 1)) if self.dtype.kind == "signed" else 1 << (self.dtype.bits - 1)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        x = operands[0]
-        with np.errstate(all="ignore"):
-            if not (self.source.is_float and self.dtype.is_integer):
-                return (x.astype(self.dtype.numpy),)
-            info = np.iinfo(self.dtype.numpy)
-            whole = np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
-            clipped = np.clip(whole, float(info.min), float(info.max))
-            at_top = clipped >= float(info.max)
-            converted = np.where(at_top, info.max, np.where(at_top, 0, clipped).astype(self.dtype.numpy))
-            return (np.where(np.isnan(x), self.dtype.numpy.type(self._from_nan), converted),)
-
-
-def _to_half(x: Array, half: DType) -> Array:
-    return np.ascontiguousarray(x).astype(half.numpy).view(np.uint16)
-
-
-def half_to_f32(bits: Array, half: DType) -> Array:
-    """float32 values of 16-bit patterns of type ``half`` (f16 or bf16)."""
-    if half is bf16:
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.ascontiguousarray(bits).view(np.float16).astype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class PackPair(Instruction):
-    """``cvt.rn.{f16x2,bf16x2}.f32``: two f32 values (low, high) rounded to nearest even into one u32."""
-
-    half: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        return f"cvt.rn.{self.half.name}x2.f32"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        return (f32, f32)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        return (u32,)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        low, high = operands  # PTX puts its first source into the upper half
-        return inline_ptx(
-            f"{self.mnemonic} %0, %1, %2;", [("=r", results[0])], [("f", high), ("f", low)], volatile=False
-        )
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        with np.errstate(all="ignore"):
-            low, high = (_to_half(x, self.half).astype(np.uint32) for x in operands)
-        return (low | (high << np.uint32(16)),)
-
-
-@dataclass(frozen=True, slots=True)
-class UnpackHalf(Instruction):
-    """One half (0 low, 1 high) of a packed pair as f32, exactly."""
-
-    half: DType
-    which: int
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        return f"cvt.f32.{self.half.name}.{'high' if self.which else 'low'}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        return (u32,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        return (f32,)
-
-    @property
-    def has_expression(self) -> bool:
-        return self.half is bf16
-
-    def expression(self, operands: Sequence[str]) -> str:
-        bits = f"{operands[0]} & 0xffff0000u" if self.which else f"{operands[0]} << 16"
-        return f"__uint_as_float({bits})"
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        if self.half is bf16:
-            return f"{results[0]} = {self.expression(operands)};"
-        pair = "{unused, half}" if self.which else "{half, unused}"
-        body = f"{{ .reg .b16 half, unused; mov.b32 {pair}, %1; cvt.f32.f16 %0, half; }}"
-        return inline_ptx(body, [("=f", results[0])], [("r", operands[0])], volatile=False)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        bits = (operands[0] >> np.uint32(16 * self.which)).astype(np.uint16)
-        return (half_to_f32(bits, self.half),)
-
-
-_PAIR_COUNT = {"fma": 3, "add": 2, "mul": 2, "min": 2, "max": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class PairArithmetic(Instruction):
-    """Packed 16-bit arithmetic, ``fma add mul min max`` on f16x2 or bf16x2 (bf16 has add and mul from sm_90 on).
-
-    Each operation rounds once to the half type. ``min``/``max`` return the operand that is not NaN.
-    """
-
-    op: str
-    half: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        rounding = "" if self.op in ("min", "max") else ".rn"
-        return f"{self.op}{rounding}.{self.half.name}x2"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        return (u32,) * _PAIR_COUNT[self.op]
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        return (u32,)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        sources = ", ".join(f"%{i + 1}" for i in range(len(operands)))
-        ins = [("r", x) for x in operands]
-        return inline_ptx(f"{self.mnemonic} %0, {sources};", [("=r", results[0])], ins, volatile=False)
-
-    def _to_odd(self, *x: Array) -> Array:
-        """The exact result in f64, rounded to odd where it does not fit (products always do)."""
-        if self.op == "fma":
-            return sum_to_odd(x[0] * x[1], x[2])
-        return sum_to_odd(*x) if self.op == "add" else _BINARY[self.op](*x)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        halves: list[Array] = []
-        with np.errstate(all="ignore"):
-            for shift in (0, 16):
-                bits = [(x >> np.uint32(shift)).astype(np.uint16) for x in operands]
-                x = [half_to_f32(b, self.half).astype(np.float64) for b in bits]
-                halves.append(_to_half(single_to_odd(self._to_odd(*x)), self.half).astype(np.uint32))
-        return (halves[0] | (halves[1] << np.uint32(16)),)
-
-
-@dataclass(frozen=True, slots=True)
-class Permute(Instruction):
-    """``prmt.b32``: four bytes picked from the eight of two registers by the nibbles of an immediate selector."""
-
-    selector: int
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
-    moves_bits: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        return f"prmt.b32.{self.selector:#06x}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        return (u32, u32)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        return (u32,)
-
-    def expression(self, operands: Sequence[str]) -> str:
-        return f"__byte_perm({operands[0]}, {operands[1]}, {self.selector:#x})"
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        low, high = operands
-        result = np.zeros(np.broadcast(low, high).shape, np.uint32)
-        for i in range(4):
-            pick = (self.selector >> (4 * i)) & 7
-            source = low if pick < 4 else high
-            result |= ((source >> np.uint32(8 * (pick & 3))) & np.uint32(0xFF)) << np.uint32(8 * i)
-        return (result,)
-
-
-@dataclass(frozen=True, slots=True)
-class Move(Instruction):
-    """A copy of one register: how a mutable register is set and how its value is kept."""
-
-    dtype: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
-    moves_bits: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        return f"mov.{self.dtype.name}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        return (self.dtype,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        return (self.dtype,)
-
-    def expression(self, operands: Sequence[str]) -> str:
-        return operands[0]
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        return (operands[0],)

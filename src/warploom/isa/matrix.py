@@ -15,8 +15,8 @@ import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f16, f32, tf32, u32
 from warploom.core.errors import VerifyError
-from warploom.isa.alu import half_to_f32
 from warploom.isa.base import Array, Instruction, braces, inline_ptx
+from warploom.isa.conversion import half_to_f32
 from warploom.isa.effects import Effect, WarpSync
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.fragments import FragmentLayout

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from warploom.core.dtypes import DType, bf16, f16, f32, pred, u32, u64
 from warploom.core.errors import TraceError
-from warploom.isa.alu import Bitcast, Convert, Fma, MultiplyWide, PackPair, PairArithmetic, Permute, Select, UnpackHalf
+from warploom.isa.alu import Fma, MultiplyWide, Select
+from warploom.isa.conversion import Bitcast, Convert, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.lang.builder import Builder
 from warploom.lang.values import Mutable, Number, Traced
 

@@ -16,8 +16,9 @@ from types import FrameType
 from warploom.core.dtypes import DType, f32, pred, s32, u32
 from warploom.core.errors import TraceError
 from warploom.ir.program import Const, Loop, Op, Operand, Register, Role, Roles, SourceLine, Statement, Value, When
-from warploom.isa.alu import COMPARISONS, Binary, Move, Unary
+from warploom.isa.alu import COMPARISONS, Binary, Unary
 from warploom.isa.base import Instruction
+from warploom.isa.conversion import Move
 from warploom.lang.fold import fold_binary, is_commutative
 from warploom.lang.values import Mutable, Number, Traced
 

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from warploom.core.dtypes import f32, u16, u32, u64
+from warploom.core.dtypes import f32, u16, u32
 from warploom.core.errors import ConfigError
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.mask import Mask
 from warploom.kernels.attention.softmax import OnlineSoftmax
 from warploom.kernels.attention.softmax_shared import SharedSoftmax
+from warploom.kernels.attention.streams import Stream, Strides, Tensor, Tensors
 from warploom.kernels.copies import TileCopy
-from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, SharedTile, TileReader, Traced, kernel
+from warploom.lang import Fragment, Global, Kernel, SharedTile, TileReader, Traced, kernel
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment
@@ -26,15 +26,6 @@ B_PAIR = B.tile(1, 2)
 """Two B operands side by side: what one ``ldmatrix.x4`` fills."""
 
 Registers = tuple[Traced, ...]
-
-
-@dataclass(frozen=True)
-class Strides:
-    """Distances between batches, heads and sequence positions, in elements."""
-
-    batch: Traced
-    head: Traced
-    seq: Number
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
@@ -79,72 +70,6 @@ def attention_forward(
         of_o = Strides(o_batch, o_head, rows[3])
     tensors = Tensors((q, of_q), (key, of_k), (value, of_v), (out, of_o), lse)
     Forward(k, config, features, tensors, (q_len, kv_len)).run(kv_blocks)
-
-
-Tensor = tuple[GlobalPointer, Strides]
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """What the kernel reads and writes."""
-
-    q: Tensor
-    key: Tensor
-    value: Tensor
-    out: Tensor
-    lse: GlobalPointer
-
-
-class Stream:
-    """The blocks of K or V on their way to shared memory, one ``load`` after another."""
-
-    def __init__(
-        self,
-        k: Kernel,
-        config: AttentionConfig,
-        tile: SharedTile,
-        source: tuple[GlobalPointer, Number],
-        span: tuple[Traced | int, Traced],
-        rows: Traced | None,
-    ) -> None:
-        """``source``: this head's first row and the row stride; ``span``: (first block, count); ``rows``: if ragged."""
-        pointer, stride = source
-        self._k, self._config, self._rows = k, config, rows
-        self._first, self._count = span
-        plan = config.copy_plan(config.tile_n)
-        self._copy = TileCopy(k, tile, plan, stride, config.copy_addressing, config.head_dim)
-        self._start = self._copy.start(pointer)
-        self._block_bytes = k.operand(stride, u32) * (config.tile_n * 2)
-        self._position: Mutable | None = None
-        if not config.block_index:
-            self._position = k.register(u64, self._block_address(0), f"{tile.name}_source")
-        self._copy.prepare()
-
-    def block(self, index: Number) -> Traced:
-        """The block of keys that is loaded as number ``index``."""
-        number = self._count - 1 - index if self._config.backward else index
-        return self._k.value(number + self._first, u32)
-
-    def _block_address(self, index: Number) -> Traced:
-        """The address of this thread's part of the block that is loaded as number ``index``."""
-        return self._start.address + self._k.mul_wide(self.block(index), self._block_bytes)
-
-    def load(self, index: Number, stage: Number | None = None) -> None:
-        """Load block number ``index``; blocks are loaded in order. With pointers, the number is not needed."""
-        k = self._k
-        if self._position is None:
-            source = GlobalPointer(k, self._block_address(index), self._start.dtype)
-        else:
-            source = GlobalPointer(k, self._position.get(), self._start.dtype)
-            step = k.convert(self._block_bytes, u64)
-            self._position.set(self._position - step if self._config.backward else self._position + step)
-        rows: Traced | None = None
-        if self._rows is not None:
-            rows = self._rows - self.block(index) * self._config.tile_n
-        if self._config.async_copy:
-            self._copy.load_async(source, stage, rows)
-        else:
-            self._copy.load_sync(source, rows)
 
 
 class Forward:

@@ -1,0 +1,118 @@
+"""The producer of the sm_90a attention kernel: one thread that keeps the tiles coming."""
+
+from __future__ import annotations
+
+from warploom.core.dtypes import u32
+from warploom.kernels.attention.hopper_config import WARPGROUP_ROWS
+from warploom.kernels.attention.hopper_parts import Role, TilePlace
+from warploom.lang import SharedTile, Traced
+from warploom.lang.hopper import Mbarriers, Ring, TensorMapHandle
+from warploom.lang.values import Number
+
+
+class Producer(Role):
+    """One thread that keeps the tiles coming."""
+
+    def run(self) -> None:
+        """Load Q of each tile, and its K and V blocks from the last to the first."""
+        k, c = self._k, self._config
+        with k.when(k.thread == 0):
+            self._k_ring = k.ring(c.stages, "k_load", phase=1)
+            self._v_ring = k.ring(c.stages, "v_load", phase=1)
+            if c.flat:
+                self._flat()
+            else:
+                self._single()
+
+    def _single(self) -> None:
+        k = self._k
+        place = self.tile(0)
+        self._load_q(place, 0)
+        self._load_k(place, place.count - 1)
+        with k.loop(place.count, 1) as step:
+            self._load_k(place, place.count - 1 - step)
+            self._load_v(place, place.count - step)
+        self._load_v(place, 0)
+
+    def _flat(self) -> None:
+        """The last V block of a tile comes after the first K block and the Q of the next one."""
+        k, p = self._k, self._parts
+        previous = [k.register(u32, 0, name) for name in ("last_first", "last_head", "last_batch")]
+
+        def last_v() -> None:
+            first, head, batch = (x.get() for x in previous)
+            self._load(p.v, p.v_full, p.v_free, self._v_ring, self._maps.v, (first, head, batch))
+
+        count = self.tile_count()
+        with k.loop(count) as turn:
+            place = self.tile(turn)
+            self._load_k(place, place.count - 1)
+            buffer = turn & 1
+            p.q_free.wait(((turn >> 1) & 1) ^ 1, buffer)
+            self._load_q(place, buffer)
+            with k.when(turn != 0):
+                last_v()
+            with k.loop(place.count, 1) as step:
+                self._load_k(place, place.count - 1 - step)
+                self._load_v(place, place.count - step)
+            for kept, value in zip(previous, self._block(place, 0), strict=True):
+                kept.set(value)
+        with k.when(count != 0):
+            last_v()
+
+    def _load_q(self, place: TilePlace, buffer: Number) -> None:
+        c, p = self._config, self._parts
+        p.q_full.expect(c.consumers * p.q.layout.bytes, buffer)
+        for consumer in range(c.consumers):
+            row = place.q_block * c.tile_m + consumer * WARPGROUP_ROWS
+            tile = p.q.stage(buffer * c.consumers + consumer)
+            self._boxes(tile, self._maps.q, row, place.head, place.batch, p.q_full, buffer, first=True)
+
+    def _load_k(self, place: TilePlace, index: Number) -> None:
+        p = self._parts
+        self._load(p.k, p.k_full, p.k_free, self._k_ring, self._maps.k, self._block(place, index))
+
+    def _load_v(self, place: TilePlace, index: Number) -> None:
+        p = self._parts
+        self._load(p.v, p.v_full, p.v_free, self._v_ring, self._maps.v, self._block(place, index))
+
+    def _block(self, place: TilePlace, index: Number) -> tuple[Traced, Traced, Traced]:
+        """(block, head, batch) of K and V."""
+        group = self._features.group
+        head = place.head // group if group > 1 else place.head
+        return self._k.value(place.first + index, u32), head, place.batch
+
+    def _load(
+        self,
+        tile: SharedTile,
+        full: Mbarriers,
+        free: Mbarriers,
+        ring: Ring,
+        tensor_map: TensorMapHandle,
+        at: tuple[Traced, Traced, Traced],
+    ) -> None:
+        """One block of K or V: (block, head, batch)."""
+        block, head, batch = at
+        free.wait(ring.phase, ring.stage)
+        full.expect(tile.layout.bytes, ring.stage)
+        row = block * self._config.tile_n
+        self._boxes(tile.stage(ring.stage), tensor_map, row, head, batch, full, ring.stage, first=False)
+        ring.advance()
+
+    def _boxes(
+        self,
+        tile: SharedTile,
+        tensor_map: TensorMapHandle,
+        row: Number,
+        head: Traced,
+        batch: Traced,
+        full: Mbarriers,
+        index: Number,
+        *,
+        first: bool,
+    ) -> None:
+        """One box per panel of 64 columns. ``first``: read once, so first to leave the L2 again."""
+        for number, panel in enumerate(tile.layout.panels):
+            place = self._maps.place(number, row, head, batch)
+            eviction = "first" if first else "last"
+            self._k.tma_load(tile, tensor_map, place, full, index, offset=panel.byte_offset, eviction=eviction)
