@@ -55,7 +55,7 @@ def subjects() -> Iterator[Subject]:
         yield _variant(key, "(64,64,4)", tile_m=64)
         yield _variant(key, "(64,64,4) unswizzled", tile_m=64, swizzle=False)
     yield _variant("7", "(128,64,4)", tile_m=128)
-    # The seed's kernel 7 loads Q once and its kernel 8 in slices: what of the spills is the fragments', not the swizzle's.
+    # Kernel 7 loads Q once and kernel 8 in slices: this tells the fragments' share of the spills from the swizzle's.
     yield _variant("7", "(128,64,4) load_2_2_2", tile_m=128, load_q=2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from warploom.cli.options import (
     parse_settings,
 )
 from warploom.cli.output import console, note, progress_bar, write_json
+from warploom.cli.plot import PlotFile, draw, ready_to_plot
 
 if TYPE_CHECKING:
     from warploom.bench.attention import AttentionFamily
@@ -54,6 +56,7 @@ def attention(
         str, typer.Option(metavar="SEQ,…", help="Sequence lengths on the GPU, at 16384 tokens and 2048 columns.")
     ] = "4096",
     json: JsonFile = None,
+    plot: PlotFile = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Draw other inputs, and run the warps in an adversarial order.")
     ] = None,
@@ -68,12 +71,15 @@ def attention(
       warploom ladder attention
       warploom ladder attention --rung 1,2 --set tile_n=32 --json -
       warploom ladder attention --on gpu --gpu-seq 4096,16384
+      warploom ladder attention --plot ladder.svg
     """
     from warploom.bench.attention import fitting
 
+    if plot is not None:
+        ready_to_plot(plot)
     sizes = sequence_lengths(gpu_seq) if on_gpu(on) else []
     family, rungs = attention_rungs(rung, set_, seq, heads, head_dim, dtype)
-    _run_and_report(family, *fitting(family, rungs), asked=bool(rung), sizes=sizes, seed=seed, json=json)
+    _run_and_report(family, *fitting(family, rungs), asked=bool(rung), sizes=sizes, seed=seed, json=json, plot=plot)
 
 
 @app.command("gemm")
@@ -88,6 +94,7 @@ def gemm(
     on: On = "auto",
     gpu_n: Annotated[str, typer.Option(metavar="N,…", help="Sizes of the square products on the GPU.")] = "4096,8192",
     json: JsonFile = None,
+    plot: PlotFile = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Draw other inputs, and run the warps in an adversarial order.")
     ] = None,
@@ -106,22 +113,26 @@ def gemm(
     """
     from warploom.bench.gemm import fitting
 
+    if plot is not None:
+        ready_to_plot(plot)
     sizes = sequence_lengths(gpu_n, "sizes") if on_gpu(on) else []
     family, rungs = gemm_rungs(rung, set_, accumulate, (m, n, k))
-    _run_and_report(family, *fitting(family, rungs), asked=bool(rung), sizes=sizes, seed=seed, json=json)
+    _run_and_report(family, *fitting(family, rungs), asked=bool(rung), sizes=sizes, seed=seed, json=json, plot=plot)
 
 
 def _run_and_report(
     family: Family[Any], rungs: list[Rung[Any]], left_out: list[str], *, asked: bool, sizes: list[int],
-    seed: int | None, json: str | None,
+    seed: int | None, json: str | None, plot: Path | None,
 ) -> None:  # fmt: skip
-    """Run the rungs that fit. Raises ConfigError where none does, or one that was asked for does not."""
+    """Run the rungs that fit, draw and report them. Raises ConfigError where none does, or one that was asked for does not."""
     if left_out and (asked or not rungs):
         from warploom.core.errors import ConfigError
 
         raise ConfigError("; ".join(left_out))
     result = run(family, rungs, sizes, seed)
     result.notes[:0] = left_out
+    if plot is not None:
+        draw(result.json(), plot)
     report(result, json)
 
 

@@ -9,6 +9,7 @@ import typer
 from warploom.cli import bench, check, discover, doctor, ladder, ladder_reduce, layout, show, tune
 from warploom.cli.errors import settings
 from warploom.cli.inspect import inspect_command
+from warploom.cli.plot import plot
 
 app = typer.Typer(
     name="warploom",
@@ -28,6 +29,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(tune.app, name="tune")
 app.command("doctor")(doctor.doctor)
 app.command("inspect")(inspect_command)
+app.command("plot")(plot)
 app.command("layout")(layout.layout)
 app.command("discover")(discover.discover)
 

@@ -1,0 +1,279 @@
+"""Write docs/ladder-attention.md from the committed evidence: ``python benchmarks/ladder_page.py [--check]``.
+
+The evidence is benchmarks/results/h200/attention-d128-bf16.json (``warploom bench attention``), the SASS figures of
+``benchmarks/ladder_static.py`` and the seeds' figures in benchmarks/seeds/. ``--check`` changes nothing and ends with 1
+if the page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import ladder_seeds as seeds
+from ladder_static import EVIDENCE
+from render import provenance
+
+from warploom.bench.tables import markdown_table
+from warploom.kernels.attention.ladder import FULL_LADDER
+from warploom.kernels.ladder import Rung
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "ladder-attention.md"
+TIMED = ROOT / "benchmarks" / "results" / "h200" / "attention-d128-bf16.json"
+FALL = 0.02
+Row = Mapping[str, Any]
+
+WHY = {
+    "0": "Scores, probabilities and row statistics go through shared memory: the baseline of the in-register reduction "
+    "paper, with an unswizzled tile and its bank conflicts.",
+    "1": "The accumulator of Q·Kᵀ is the A operand of P·V without moving a value between lanes. What is left is "
+    "ldmatrix on a row-major tile: eight rows in the same four banks, so eight wavefronts instead of one.",
+    "2": "XOR of the 16-byte column with the row spreads eight rows over all banks. The price is address arithmetic: "
+    "every fragment gets its own address register.",
+    "3": "The copy of the next K block runs during P·V, and that of V during the softmax.",
+    "4": "Only a slice of 16 of each operand is live: fewer registers, and larger tiles no longer spill as much.",
+    "5": "Written as double buffering of fragments; at -O3 ptxas loads just as early in rung 4.",
+    "6": "The scale moves into the exponent: a subtraction and a multiplication per score become one FFMA.",
+    "7": "The best of the seeds' search: Q stays in registers, as in rung 3, and fragments are not double-buffered.",
+    "8": "The swizzle's XOR on aligned offsets is a sum of signed strides, so that few bases with immediate offsets "
+    "address everything; what that frees pays for 32 query rows per warp.",
+    "9": "The two registers of each B operand come out of ldmatrix next to each other; no move has to put them there.",
+    "10": "The first step writes O instead of adding to zeros, and rescales nothing. A step's code is there twice.",
+    "11": "The output's way through shared memory gets the strided addresses of rung 8.",
+    "12": "K and V addresses are computed from the block's number; pointers are not carried through the loop.",
+    "13": "The ragged block, if there is one, comes first. Here all blocks are whole: only the direction changes.",
+    "14": "A hint in the output's STG; nothing else.",
+    "15": "Shared tiles as panels of 64 columns: one more level of the address, the same accesses.",
+    "16": "Row strides are constants in the code instead of parameters.",
+    "best": "Two K/V stages with one barrier per step; 256 query rows for eight warps; O is rescaled only when a row's "
+    "maximum has grown by more than 2^8, which is exact.",
+    "h1": "The tensor cores read K and V from shared memory: no fragments, no ldmatrix, no copies by the consumers.",
+    "h2": "Q·Kᵀ of the next block is under way while the softmax of this one runs.",
+    "h3": "Named barriers make one warpgroup's softmax fall into the other's products.",
+    "h4": "Q is read once by ldmatrix and stays; the wgmma no longer reads Q from shared memory.",
+    "h5": "As in the two-stage rung.",
+    "h6": "CTAs stay and take tile after tile; the first loads of a tile do not wait for the last stores of another.",
+    "h7": "The wait for P·V stands behind the exponentials that do not need it.",
+}
+
+
+class Ladder:
+    """The rungs with their measurements and their SASS."""
+
+    def __init__(self) -> None:
+        timed = json.loads(TIMED.read_text(encoding="utf-8"))
+        static = json.loads(EVIDENCE.read_text(encoding="utf-8"))
+        self.environment: Row = timed["environment"]
+        self.rows: dict[str, Row] = {row["rung"]: row for row in timed["rows"]}
+        self.kernels: dict[str, Row] = static["kernels"]
+        self.nvrtc: str = static["nvrtc"]
+        self.rungs: list[Rung[Any]] = [rung for rung in FULL_LADDER.rungs if rung.key in self.rows]
+
+    def sass(self, key: str, arch: str | None = None, level: int = 3) -> Row:
+        """The figures of a rung's SASS, by default for sm_80 (sm_90a for the rungs that need it)."""
+        return self.kernels[f"{key} {arch or ('sm_90a' if key.startswith('h') else 'sm_80')} -O{level}"]
+
+    def geomean(self, key: str) -> tuple[float, float]:
+        """(TFLOP/s, ratio to flash), geometric means over all lengths."""
+        cells = self.rows[key]["gpu"]["cells"]
+        rates = (cell["tflops"]["median"] for cell in cells), (cell["ratio"]["torch_flash"] for cell in cells)
+        return tuple(math.exp(math.fsum(map(math.log, x)) / len(cells)) for x in rates)  # type: ignore[return-value]
+
+
+def overview(ladder: Ladder) -> str:
+    """One line a rung: speed beside the seeds' share of flash, wavefronts, registers, spills."""
+    a100 = seeds.seed_figures()["percent_of_flash"]["a100"]
+    body: list[list[str]] = []
+    for rung in ladder.rungs:
+        gpu, config = ladder.rows[rung.key]["gpu"], ladder.rows[rung.key]["config"]
+        tflops, (mean, ratio) = gpu["tflops"], ladder.geomean(rung.key)
+        share = a100.get(rung.key)
+        hopper = rung.key.startswith("h")
+        tile = "–" if hopper else f"({config['tile_m']},{config['tile_n']},{config['num_warps']})"
+        body.append([rung.key, rung.changes, tile,
+                     f"{tflops['median']:.0f} ({tflops['low']:.0f}–{tflops['high']:.0f})",
+                     f"{gpu['ratio']['torch_flash']:.2f}", f"{mean:.0f}", f"{ratio:.2f}",
+                     f"{share / 100:.2f}" if share else "–", wavefronts(ladder.rows[rung.key]),
+                     "–" if hopper else registers(ladder.sass(rung.key)),
+                     registers(ladder.sass(rung.key, "sm_90a"))])  # fmt: skip
+    header = ["rung", "what changes", "tile", "TFLOP/s at 16384 (10–90 %)", "× flash", "TFLOP/s, mean of lengths",
+              "× flash, mean", "seed on A100", "wavefronts: ldmatrix, others", "sm_80 registers (spills)",
+              "sm_90a registers (spills)"]  # fmt: skip
+    return markdown_table(header, body)
+
+
+def wavefronts(row: Row) -> str:
+    """Executed wavefronts over conflict-free ones: ldmatrix, everything else."""
+    parts: list[str] = []
+    for names in (["ldmatrix"], [n for n in row["wavefronts"] if n != "ldmatrix"]):
+        actual, ideal = (sum(row["wavefronts"][n][what] for n in names) for what in ("actual", "ideal"))
+        parts.append(f"{actual / ideal:.2f}" if ideal else "–")
+    return ", ".join(parts)
+
+
+def registers(kernel: Row) -> str:
+    """``255 (48+32)``: registers, and bytes of spill stores and loads."""
+    stored, loaded = kernel["spill_store_bytes"], kernel["spill_load_bytes"]
+    return f"{kernel['registers']} ({f'{stored}+{loaded}' if stored or loaded else '0'})"
+
+
+def groups(ladder: Ladder, keys: Sequence[str]) -> str:
+    """Instructions of one main-loop iteration by purpose."""
+    kernels = {key: ladder.sass(key) for key in keys}
+    names = list(dict.fromkeys(name for kernel in kernels.values() for name in kernel["loop_groups"]))
+    body = [
+        [key, *(str(k["loop_groups"].get(name, 0)) for name in names), str(k["loop_instructions"]), distance(k)]
+        for key, k in kernels.items()
+    ]
+    return markdown_table(["rung", *names, "all", "LDSM → HMMA"], body)
+
+
+def distance(kernel: Row) -> str:
+    """The median number of instructions between an LDSM and the HMMA that reads it."""
+    found = kernel["ldsm_to_hmma"]
+    return "–" if found is None else f"{found['median']:g}"
+
+
+def same_code(ladder: Ladder) -> str:
+    """Rungs that compile to their predecessor's instructions at -O3, with both at -O1."""
+    body: list[list[str]] = []
+    for before, after in pairwise(ladder.rungs):
+        if after.key.startswith("h") or ladder.sass(before.key)["code"] != ladder.sass(after.key)["code"]:
+            continue
+        same = "same" if ladder.sass(before.key, level=1)["code"] == ladder.sass(after.key, level=1)["code"] else ""
+        for rung in (before, after):
+            for level in (3, 1):
+                k = ladder.sass(rung.key, level=level)
+                body.append([rung.key, f"-O{level}", registers(k), str(k["loop_instructions"]), distance(k),
+                             "same as the rung before" if rung is after and (level == 3 or same) else ""])  # fmt: skip
+    return markdown_table(["rung", "ptxas", "registers (spills)", "loop instructions", "LDSM → HMMA", ""], body)
+
+
+def noise(ladder: Ladder) -> str:
+    """How far two rungs of the same code are apart at the longest length: TFLOP/s, and beside flash."""
+    first, second = (ladder.rows[key]["gpu"] for key in ("4", "5"))
+    rate = second["tflops"]["median"] / first["tflops"]["median"] - 1
+    ratio = second["ratio"]["torch_flash"] / first["ratio"]["torch_flash"] - 1
+    return f"{abs(rate):.1%} in TFLOP/s and {abs(ratio):.1%} in × flash"
+
+
+def loop_changes(before: Row, after: Row, most: int = 6) -> str:
+    """Opcodes whose number in one iteration of the main loop changes: ``BAR +2, MOV −1``."""
+    first, second = before["loop_counts"], after["loop_counts"]
+    changes = {name: second.get(name, 0) - first.get(name, 0) for name in {*first, *second}}
+    ordered = sorted((name for name in changes if changes[name]), key=lambda name: (-abs(changes[name]), name))
+    text = ", ".join(f"{name} {changes[name]:+d}".replace("-", "−") for name in ordered[:most])
+    return text or "no opcode's number changes"
+
+
+def falls(ladder: Ladder) -> str:
+    """Every rung from 8 on that is more than 2% below its predecessor, in TFLOP/s or beside flash, at some length."""
+    body: list[list[str]] = []
+    keys = [rung.key for rung in ladder.rungs]
+    for before, after in pairwise(keys):
+        if after in {str(n) for n in range(8)}:
+            continue
+        pairs = list(zip(*(ladder.rows[k]["gpu"]["cells"] for k in (before, after)), strict=True))
+        rates = {b["seq"]: b["tflops"]["median"] / a["tflops"]["median"] - 1 for a, b in pairs}
+        paired = {b["seq"]: b["ratio"]["torch_flash"] / a["ratio"]["torch_flash"] - 1 for a, b in pairs}
+        if min(*rates.values(), *paired.values()) >= -FALL:
+            continue
+        (r0, p0), (r1, p1) = ladder.geomean(before), ladder.geomean(after)
+        first, second = ladder.sass(before, "sm_90a"), ladder.sass(after, "sm_90a")
+        spills = f"; spills {registers(first)} → {registers(second)}" if registers(first) != registers(second) else ""
+        body.append(
+            [
+                f"{before} → {after}",
+                _lengths(rates),
+                f"{r1 / r0 - 1:+.1%}",
+                _lengths(paired),
+                f"{p1 / p0 - 1:+.1%}",
+                f"{loop_changes(first, second)}; LDSM → HMMA {distance(first)} → {distance(second)}{spills}",
+            ]
+        )
+    header = ["rungs", "TFLOP/s lower at", "mean", "× flash lower at", "mean", "SASS for sm_90a, one iteration"]
+    return markdown_table(header, body)
+
+
+def _lengths(changes: Mapping[int, float]) -> str:
+    return ", ".join(f"{seq} ({change:+.1%})" for seq, change in changes.items() if change < -FALL) or "–"
+
+
+def walk(ladder: Ladder) -> str:
+    """A paragraph a rung: the idea, then what moved against the rung before."""
+    parts: list[str] = []
+    for before, rung in zip([None, *ladder.rungs], ladder.rungs, strict=False):
+        parts.append(f"### {rung.name[0].upper()}{rung.name[1:]}\n\n{WHY[rung.key]}\n\n{moved(ladder, before, rung)}\n")
+    return "\n".join(parts)
+
+
+def moved(ladder: Ladder, before: Rung[Any] | None, rung: Rung[Any]) -> str:
+    """The figures of a rung, and of its predecessor where they differ."""
+    k, rate = ladder.sass(rung.key), ladder.rows[rung.key]["gpu"]["tflops"]["median"]
+    show = f"`warploom inspect attention --rung {rung.key}"
+    if before is None or (rung.key.startswith("h") and not before.key.startswith("h")):
+        return (f"{registers(k)} registers (spilled bytes), {k['loop_instructions']} instructions an iteration, "
+                f"{rate:.0f} TFLOP/s. {show}`")  # fmt: skip
+    old, old_rate = ladder.sass(before.key), ladder.rows[before.key]["gpu"]["tflops"]["median"]
+    changes = [
+        f"registers (spilled bytes) {registers(old)} → {registers(k)}",
+        f"instructions an iteration {old['loop_instructions']} → {k['loop_instructions']} ({loop_changes(old, k)})",
+        f"address registers of LDSM {old['ldsm_address_registers']} → {k['ldsm_address_registers']}, of LDGSTS "
+        f"{old['ldgsts_address_registers']} → {k['ldgsts_address_registers']}",
+        f"LDSM → HMMA {distance(old)} → {distance(k)}",
+        f"{old_rate:.0f} → {rate:.0f} TFLOP/s at 16384",
+    ]
+    if rung.key.startswith("h"):
+        del changes[2:4]
+    if old["code"] == k["code"]:
+        changes = ["the same SASS at -O3, instruction for instruction", changes[-1]]
+    return f"{'; '.join(changes)}. {show} --against {before.key}`"
+
+
+def page() -> str:
+    """The whole page."""
+    ladder = Ladder()
+    mma = [rung.key for rung in ladder.rungs if not rung.key.startswith("h")]
+    hopper = [rung.key for rung in ladder.rungs if rung.key.startswith("h")]
+    first = seeds.seed_figures()["spills_part5_first_table"]
+    figures = {
+        "OVERVIEW": overview(ladder), "GROUPS": groups(ladder, mma), "HOPPER": groups(ladder, hopper),
+        "SAME": same_code(ladder), "FALLS": falls(ladder), "NOISE": noise(ladder), "WALK": walk(ladder),
+        "NEED": seeds.register_need(), "SPILLS": seeds.spill_table(ladder.kernels),
+        "CLAIMS": seeds.claims_table(ladder.kernels), "COUNTS": seeds.counts_table(ladder.kernels),
+        "USED": str(ladder.sass("1")["registers"]), "THEIRS": str(seeds.seed_figures()["registers_used_part3"]),
+        "NEAR": f"{seeds.NEAR:.0%}", "NVRTC": ladder.nvrtc, "MADE": provenance(ladder.environment),
+        "FIRST": "; ".join(f"{tile} as {' / '.join(map(str, of))}" for tile, of in first.items()),
+    }  # fmt: skip
+    text = (Path(__file__).resolve().parent / "ladder-attention.template.md").read_text(encoding="utf-8")
+    for name, value in figures.items():
+        text = text.replace(f"@{name}@", value.rstrip("\n"))
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrite (or check) the page; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the page is out of date")
+    check = parser.parse_args(arguments).check
+    text = page()
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    if check:
+        print(f"{PAGE.name} is out of date: python benchmarks/ladder_page.py")
+        return 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

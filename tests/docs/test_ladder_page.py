@@ -1,0 +1,68 @@
+"""docs/ladder-attention.md is what its generator writes from the committed evidence, and says what that says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "ladder-attention.md").read_text(encoding="utf-8")
+
+
+def load(name: str) -> Any:
+    folder = str(ROOT / "benchmarks")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert load("ladder_page").main(["--check"]) == 0
+
+
+def test_nothing_is_left_open() -> None:
+    assert not re.search(r"@[A-Z]+@", TEXT)
+    assert not re.search(r"different: *\|", TEXT), "every difference has a reason"
+
+
+def test_every_rung_is_there() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/h200/attention-d128-bf16.json").read_text(encoding="utf-8"))["rows"]
+    for row in rows:
+        name = row["name"][0].upper() + row["name"][1:]
+        assert f"### {name}\n" in TEXT
+
+
+def test_register_needs_come_from_the_layouts() -> None:
+    table = load("ladder_seeds").register_need()
+    assert "| K | 128 | 128 | reproduced |" in table
+    assert "| all | 404 | 404 | reproduced |" in table
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "same"),
+    [((40, 8), (40, 5), True), ((40, 30), (40, 5), False), ((5, 40), (40, 5), False), ((0, 0), (0, 0), True),
+     ((64, 0), (130, 0), True)],
+)  # fmt: skip
+def test_when_a_change_is_reproduced(ours: tuple[int, int], theirs: tuple[int, int], same: bool) -> None:
+    assert load("ladder_seeds").same_change(ours, theirs) is same
+
+
+def test_static_evidence_is_of_this_generator() -> None:
+    """One kernel compiled anew has the committed figures (where the same NVRTC is installed)."""
+    if importlib.util.find_spec("cuda") is None:
+        pytest.skip("needs cuda.core")
+    static = load("ladder_static")
+    evidence = json.loads(static.EVIDENCE.read_text(encoding="utf-8"))
+    if ".".join(map(str, static.nvrtc_version())) != evidence["nvrtc"]:
+        pytest.skip("another NVRTC")
+    (subject,) = [s for s in static.subjects() if s.name == "4 sm_80 -O3"]
+    found = json.loads(json.dumps(static.figures(subject)))
+    assert found == evidence["kernels"][subject.name]
