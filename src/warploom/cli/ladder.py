@@ -124,7 +124,7 @@ def _run_and_report(
     family: Family[Any], rungs: list[Rung[Any]], left_out: list[str], *, asked: bool, sizes: list[int],
     seed: int | None, json: str | None, plot: Path | None,
 ) -> None:  # fmt: skip
-    """Run the rungs that fit, draw and report them. Raises ConfigError where none does, or one that was asked for does not."""
+    """Run, draw and report the rungs that fit. Raises ConfigError where none does, or one asked for does not."""
     if left_out and (asked or not rungs):
         from warploom.core.errors import ConfigError
 
