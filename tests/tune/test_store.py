@@ -240,7 +240,7 @@ def test_a_file_in_place_of_the_folder_is_an_error_when_writing(tmp_path):
 
 
 def test_shipped_files_are_whole_and_quick():
-    from warploom.kernels.attention.config import AttentionConfig
+    from warploom.kernels.attention.choice import parse_config
 
     for file in sorted(store_module.SHIPPED.glob("*.json")):
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -254,4 +254,4 @@ def test_shipped_files_are_whole_and_quick():
         for one in winners:
             assert one.gpu == content["gpu"]
             if one.problem.family == "attention":
-                assert AttentionConfig.parse(one.config).check() == []
+                assert parse_config(one.config).check() == []

@@ -10,6 +10,7 @@ from warploom.cli.errors import explains_errors
 from warploom.cli.output import console, note, progress_bar, write_json
 
 if TYPE_CHECKING:
+    from warploom.tune.family import Family
     from warploom.tune.store import Winner
     from warploom.tune.tuner import Outcome
 
@@ -19,6 +20,12 @@ _TOKENS = 16384
 _WIDTH = 2048
 
 Json = Annotated[bool, typer.Option("--json", help="The same as JSON on standard output.")]
+
+Budget = Annotated[
+    float | None, typer.Option(metavar="SECONDS", min=1, help="Stop after this time with the best so far.")
+]
+Again = Annotated[bool, typer.Option("--again", help="Search although a winner is known.")]
+GpuNumber = Annotated[int, typer.Option("--gpu", min=0, help="Which GPU.")]
 
 
 def _lengths(text: str) -> list[int]:
@@ -43,11 +50,9 @@ def tune_attention(
     batch: Annotated[int | None, typer.Option(min=1, help="Default: 16384 tokens in all.")] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Default: 2048 / head_dim.")] = None,
     kv_heads: Annotated[int | None, typer.Option(min=1, help="Heads of K and V; default: as many.")] = None,
-    budget: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=1, help="Stop after this time with the best so far.")
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Search although a winner is known.")] = False,
-    gpu: Annotated[int, typer.Option(min=0, help="Which GPU.")] = 0,
+    budget: Budget = None,
+    again: Again = False,
+    gpu: GpuNumber = 0,
     json: Json = False,
 ) -> None:
     """Search, check and time configurations of attention for the GPU; attention() takes the winners by itself.
@@ -62,9 +67,6 @@ def tune_attention(
     from warploom.core.dtypes import dtype_of
     from warploom.kernels.attention.problem import AttentionProblem
     from warploom.tune.attention import AttentionFamily
-    from warploom.tune.gpu import gpu_for_tuning
-    from warploom.tune.store import WinnerStore
-    from warploom.tune.tuner import Tuner
 
     heads = heads or max(1, _WIDTH // head_dim)
     kv_heads = kv_heads or heads
@@ -81,8 +83,65 @@ def tune_attention(
         )
         for n in _lengths(seq)
     ]
+    _tune(AttentionFamily(), problems, gpu, budget, again, json)
+
+
+@app.command("gemm")
+@explains_errors
+def tune_gemm(
+    m: Annotated[int, typer.Argument(metavar="M", min=1, help="Rows of A and C.")],
+    n: Annotated[int, typer.Argument(metavar="N", min=1, help="Columns of B and C.")],
+    k: Annotated[int, typer.Argument(metavar="K", min=1, help="Columns of A, rows of B.")],
+    b: Annotated[
+        str, typer.Option(metavar="kn|nk", help="How B is stored; nk: a layer's weights, passed transposed.")
+    ] = "kn",
+    dtype: Annotated[str, typer.Option(help="f16 or bf16.")] = "f16",
+    accumulate: Annotated[str, typer.Option(help="f32, or f16 for f16 inputs.")] = "f32",
+    out_dtype: Annotated[str | None, typer.Option(help="f16, bf16 or f32; default the inputs'.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Products at once.")] = 1,
+    budget: Budget = None,
+    again: Again = False,
+    gpu: GpuNumber = 0,
+    json: Json = False,
+) -> None:
+    """Search, check and time configurations of a matrix product for the GPU; matmul() takes the winners by itself.
+
+    A search that was interrupted goes on where it was when the same command is given again.
+
+    \b
+    Examples:
+      warploom tune gemm 4096 4096 4096
+      warploom tune gemm 16 6144 4096 --b nk --dtype bf16 --budget 60
+    """
+    from warploom.core.dtypes import bf16, dtype_of, f16, f32
+    from warploom.kernels.gemm.problem import contiguous_problem
+    from warploom.tune.gemm import GemmFamily
+
+    if b not in ("kn", "nk"):
+        raise typer.BadParameter(f"--b is kn or nk, not {b!r}")
+    try:
+        kind, sums, out = dtype_of(dtype), dtype_of(accumulate), dtype_of(out_dtype or dtype)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if kind not in (f16, bf16) or out not in (f16, bf16, f32) or sums not in ((f16, f32) if kind is f16 else (f32,)):
+        raise typer.BadParameter(
+            f"{kind} with sums in {sums} to {out}: --dtype is f16 or bf16, --accumulate f32 (or f16 for f16), "
+            "--out-dtype f16, bf16 or f32"
+        )
+    problem = contiguous_problem(m, n, k, kind, sums, out_dtype=out, b_rows=b == "kn", batch=batch)
+    _tune(GemmFamily(), [problem], gpu, budget, again, json)
+
+
+def _tune(
+    family: Family[Any, Any], problems: list[Any], gpu: int, budget: float | None, again: bool, json: bool
+) -> None:
+    """Tune, and show the outcomes: exit code 1 where a problem has no winner."""
+    from warploom.tune.gpu import gpu_for_tuning
+    from warploom.tune.store import WinnerStore
+    from warploom.tune.tuner import Tuner
+
     with progress_bar() as report:
-        tuner = Tuner(AttentionFamily(), gpu_for_tuning(gpu), WinnerStore(), budget=budget, report=report)
+        tuner = Tuner(family, gpu_for_tuning(gpu), WinnerStore(), budget=budget, report=report)
         outcomes = tuner.tune_all(problems, again=again)
     if json:
         write_json([_outcome_json(outcome) for outcome in outcomes], "-")
@@ -114,7 +173,7 @@ def show(
         write_json(listed, "-")
         return
     if not own and not shipped:
-        note("no winners are known: every call takes its default. Tune with: warploom tune attention --help")
+        note("no winners are known: every call takes its default. Tune with: warploom tune --help")
         return
     stale = [w for w in own if w.version != package_version()]
     _show_winners("found on this machine", [w for w in own if w not in stale])

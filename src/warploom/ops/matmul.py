@@ -13,17 +13,19 @@ import numpy as np
 
 from warploom.core.dtypes import DType, f32
 from warploom.core.errors import ConfigError, ProblemError
-from warploom.core.targets import target
+from warploom.core.targets import Target, target
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like
 from warploom.ir.program import Program
-from warploom.kernels.gemm.choice import choose
+from warploom.kernels.gemm.choice import choose, expected_seconds
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import EpilogueFunction, GemmFeatures, epilogue_key
 from warploom.kernels.gemm.forward import gemm
 from warploom.kernels.gemm.problem import GemmProblem
 from warploom.kernels.gemm.reduction import add_parts
-from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, run_on_emulator
+from warploom.ops.backends import GpuCall, Grid, gpu_name, gpu_present, gpu_target, run_on_emulator
 from warploom.ops.matmul_arrays import Inputs, read_inputs
+from warploom.tune.classes import gemm_class
+from warploom.tune.store import find_winner
 
 EMULATED_TARGET = "sm_80"
 """The architecture a plan is made for where there is no GPU."""
@@ -236,7 +238,7 @@ def _plan(inputs: Inputs, config: GemmConfig | None) -> MatmulPlan:
     number = device[1] if device[0] == "cuda" else 0
     goal = gpu_target(number) if on_gpu else target(EMULATED_TARGET)
     if config is None:
-        config, reason = choose(problem, goal)
+        config, reason = (tuned(problem, goal, number) if on_gpu else None) or choose(problem, goal)
     else:
         reason = "asked for by the caller"
         operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
@@ -245,6 +247,34 @@ def _plan(inputs: Inputs, config: GemmConfig | None) -> MatmulPlan:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
     where = f"GPU {number}" if on_gpu else "the emulator"
     return MatmulPlan(problem, config, reason, goal.name, where, inputs.alpha)
+
+
+NEAR_ENOUGH = 1.0
+"""The distance of classes up to which a winner is still taken: one size off by a factor of 2."""
+MOST_DOUBT = 1.1
+"""A winner of another class is taken where the cost model expects at most this many times its own choice's time."""
+
+
+def tuned(problem: GemmProblem, goal: Target, device: int) -> tuple[GemmConfig, str] | None:
+    """The configuration that won on this GPU for such products, and why; None where nobody has tuned for them.
+
+    How many tiles a size makes decides much, so the winner of a near class must also please the cost model.
+    """
+    found = find_winner(gpu_name(device), gemm_class(problem), near=NEAR_ENOUGH)
+    if found is None:
+        return None
+    try:
+        config = replace(GemmConfig.parse(found.winner.config), dtype=problem.dtype)
+    except ConfigError:  # flags that this version does not know
+        return None
+    operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
+    if config.check(goal, **operands) or problem.misfits(config):
+        return None
+    if found.distance > 0:
+        expected = [expected_seconds(problem, c, goal) for c in (config, choose(problem, goal)[0])]
+        if expected[0] > MOST_DOUBT * expected[1]:
+            return None
+    return config, found.reason
 
 
 def _first_call(inputs: Inputs, out: Any, config: GemmConfig | None, key: _Key) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.gemm.problem import GemmProblem
 
 Fixed = tuple[tuple[str, str | int], ...]
 Sizes = tuple[tuple[str, int], ...]
@@ -58,7 +59,7 @@ class ProblemClass:
         return cls(str(value["family"]), str(value["dtype"]), fixed, sizes)
 
 
-_ONLY_COUNTS = frozenset({"batch_heads", "group"})
+_ONLY_COUNTS = frozenset({"batch_heads", "group", "batch"})
 
 
 def bucket(size: int, least: int, most: int) -> int:
@@ -83,5 +84,30 @@ def attention_class(problem: AttentionProblem) -> ProblemClass:
             ("kv_len", bucket(problem.kv_len, 4, 14)),
             ("batch_heads", bucket(problem.batch * problem.heads, 0, 10)),
             ("group", bucket(problem.heads // problem.kv_heads, 0, 4)),
+        ),
+    )
+
+
+def gemm_class(problem: GemmProblem) -> ProblemClass:
+    """The class of a matrix product.
+
+    What must agree: the layout in the words of BLAS (n: row-major, t: transposed), the accumulators, the width of C's
+    elements, and how lines of A and B are aligned, which decides how they are copied.
+    """
+    layout = ("n" if problem.a.k_contiguous else "t") + ("t" if problem.b.k_contiguous else "n")
+    return ProblemClass(
+        "gemm",
+        problem.dtype.name,
+        (
+            ("layout", layout),
+            ("accumulate", problem.accumulate.name),
+            ("out_bits", problem.out_dtype.bits),
+            ("aligned", min(problem.a.chunk, problem.b.chunk)),
+        ),
+        (
+            ("m", bucket(problem.m, 4, 15)),
+            ("n", bucket(problem.n, 4, 17)),
+            ("k", bucket(problem.k, 5, 16)),
+            ("batch", bucket(problem.batch, 0, 10)),
         ),
     )

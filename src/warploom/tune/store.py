@@ -296,8 +296,10 @@ def _store_of(folder: Path) -> WinnerStore:
     return WinnerStore(folder)
 
 
-def find_winner(gpu: str, wanted: ProblemClass, store: WinnerStore | None = None) -> Found | None:
-    """The winner for a class of problems on a GPU: of the same class, else of the nearest within NEAR_ENOUGH.
+def find_winner(
+    gpu: str, wanted: ProblemClass, store: WinnerStore | None = None, *, near: float = NEAR_ENOUGH
+) -> Found | None:
+    """The winner for a class of problems on a GPU: of the same class, else of the nearest at a distance up to ``near``.
 
     At equal distance what was found on this machine (by this version of the package) goes before what came with it.
     """
@@ -306,6 +308,6 @@ def find_winner(gpu: str, wanted: ProblemClass, store: WinnerStore | None = None
     for shipped, winners in ((False, own), (True, shipped_winners(gpu))):
         for winner in winners:
             distance = wanted.distance(winner.problem)
-            if distance is not None and distance <= NEAR_ENOUGH and (best is None or distance < best.distance):
+            if distance is not None and distance <= near and (best is None or distance < best.distance):
                 best = Found(winner, distance, shipped)
     return best

@@ -177,6 +177,7 @@ def contiguous_problem(
     B is stored as (k, n) with ``b_rows``, else as (n, k): a layer's weights, passed transposed.
     """
     out = out_dtype or dtype
+    b_rows = b_rows and n > 1  # one column lies along K either way
     b_line = n if b_rows else k
     sizes = (m * k, k * n, m * n) if batch > 1 else (0, 0, 0)
     a = Matrix(True, k if m > 1 else 0, sizes[0], aligned_elements(k if m > 1 else 0, sizes[0]))
