@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli import bench, check, discover, doctor, ladder, ladder_reduce, layout, show, tune
+from warploom.cli import bench, check, discover, doctor, ladder, ladder_reduce, layout, profile, show, tune
 from warploom.cli.errors import settings
 from warploom.cli.inspect import inspect_command
 from warploom.cli.plot import plot
@@ -30,6 +30,7 @@ app.add_typer(tune.app, name="tune")
 app.command("doctor")(doctor.doctor)
 app.command("inspect")(inspect_command)
 app.command("plot")(plot)
+app.add_typer(profile.app, name="profile")
 app.command("layout")(layout.layout)
 app.command("discover")(discover.discover)
 

@@ -1,0 +1,75 @@
+"""``warploom profile``: hardware counters of a rung, where Nsight Compute runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from warploom.cli.errors import explains_errors
+from warploom.cli.options import JsonFile, Settings
+from warploom.cli.output import console, write_json
+
+app = typer.Typer(help="Hardware counters, read by Nsight Compute.", no_args_is_help=True)
+
+
+@app.callback()
+def _profile() -> None:
+    """Hardware counters of a kernel, read by Nsight Compute (ncu): needs a GPU and the right to read its counters."""
+
+
+@app.command("attention")
+@explains_errors
+def attention(
+    rung: Annotated[str, typer.Option(help="A rung's number or name; h1, h2, … are wgmma's.")] = "1",
+    seq: Annotated[int, typer.Option(min=1, help="Sequence length.")] = 4096,
+    batch: Annotated[int, typer.Option(min=1, help="Batch.")] = 4,
+    heads: Annotated[int, typer.Option(min=1, help="Heads.")] = 16,
+    set_: Settings = None,
+    json: JsonFile = None,
+) -> None:
+    """Stall reasons, shares of the pipes, shared memory and L2, bank conflicts, executed instructions by purpose.
+
+    One launch (full, head_dim 128, bf16) is replayed by ncu, at the clocks the GPU runs at. Shares of stalls are of the
+    cycles between two issues of a warp; "selected" is the issue itself. short_scoreboard is waiting for shared memory
+    (ldmatrix before its mma) and the special functions, wait a fixed latency, math_pipe_throttle a busy pipe.
+
+    \b
+    Examples:
+      warploom profile attention --rung 8
+      warploom profile attention --rung 8 --set swizzle=off --json unswizzled.json
+    """
+    from warploom.bench.profile import profile_attention
+    from warploom.cli.options import parse_settings
+    from warploom.kernels.attention.ladder import FULL_LADDER
+
+    key = FULL_LADDER.rung(rung).key
+    settings = [f"{name}={value}" for name, value in parse_settings(set_).items()]
+    found = profile_attention(key, seq=seq, batch=batch, heads=heads, settings=settings)
+    if json != "-":
+        out = console()
+        out.print(f"[bold]{found.kernel}[/bold], rung {key}, batch {batch}, heads {heads}, seq {seq}")
+        for name, figures in _shown(found).items():
+            out.print(_table(name, figures))
+    if json is not None:
+        write_json(found.json(), json)
+
+
+def _shown(found: Any) -> dict[str, dict[str, float]]:
+    """The tables in the order of reading; stalls as shares, those below half a percent left out."""
+    stalls = {reason: share for reason, share in found.stall_shares.items() if share >= 0.5}
+    tables = {"stalls, % of the cycles between two issues": stalls}
+    tables |= {name: figures for name, figures in found.tables.items() if name != "stalls"}
+    tables["executed warp instructions by purpose"] = found.groups
+    return {name: figures for name, figures in tables.items() if figures}
+
+
+def _table(title: str, figures: dict[str, float]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False, min_width=44)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.0f}" if value == int(value) and abs(value) >= 100 else f"{value:,.2f}")
+    return table
