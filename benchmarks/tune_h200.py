@@ -1,6 +1,6 @@
-"""Tune attention for the GPU at hand and write the winners that ship with the package.
+"""Tune attention (or matmul) for the GPU at hand and write the winners that ship with the package.
 
-    python benchmarks/tune_h200.py --out OUT --budget 200
+    python benchmarks/tune_h200.py --out OUT --budget 200 [--family gemm]
 
 writes OUT/<gpu>.json (copy it to src/warploom/tune/winners/) and OUT/tuned/winners.jsonl, every round that was timed;
 started again with the same OUT it goes on where it was. A kernel that hangs or makes the GPU unusable ends the process;
@@ -8,25 +8,32 @@ the script starts itself again and goes on without that one. Without a GPU, ``--
 ($WARPLOOM_CACHE) with the first candidates, so that the time on the GPU goes into timing.
 
 Problems: 16384 tokens, heads × head_dim = 2048, bf16 (f16 takes the same winners: the tensor cores run both at one
-speed). The lengths that matter most come first, so that a short budget covers every head_dim and mask.
+speed). The lengths that matter most come first, so that a short budget covers every head_dim and mask. Of matmul: the
+products in gemm_shapes.csv and squares, f16, B as (n, k) and as (k, n); f16 accumulation for the squares.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from warploom.bench.environment import environment
-from warploom.core.dtypes import bf16
+from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.targets import target
 from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.gemm.problem import GemmProblem, contiguous_problem
 from warploom.tune.attention import AttentionFamily
 from warploom.tune.build import build_all
+from warploom.tune.classes import gemm_class
+from warploom.tune.family import Family
+from warploom.tune.gemm import GemmFamily
 from warploom.tune.gpu import gpu_for_tuning
 from warploom.tune.space import distinct
 from warploom.tune.store import WinnerStore, gpu_file_name, package_version
@@ -35,6 +42,7 @@ from warploom.tune.tuner import HUNG, Effort, GpuLostError, Outcome, Tuner
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)
 HEAD_DIMS = (128, 64, 256)
+SQUARES = (4096, 8192, 2048, 1024, 16384)
 
 
 def problems(head_dims: list[int], lengths: list[int]) -> list[AttentionProblem]:
@@ -47,9 +55,23 @@ def problems(head_dims: list[int], lengths: list[int]) -> list[AttentionProblem]
     ]
 
 
-def compile_only(todo: list[AttentionProblem], arch: str) -> None:
+def products() -> list[GemmProblem]:
+    """Squares, then the products of LLM layers; one problem of each class."""
+    with (Path(__file__).parent / "gemm_shapes.csv").open() as file:
+        rows = [(int(r["m"]), int(r["n"]), int(r["k"])) for r in csv.DictReader(file)]
+    squares = [(n, n, n) for n in SQUARES]
+    found = [
+        contiguous_problem(m, n, k, f16, sums, b_rows=b_rows)
+        for sums, sizes in ((f32, squares), (f16, squares), (f32, rows))
+        for m, n, k in sizes
+        for b_rows in (False, True)
+    ]
+    return list({gemm_class(p): p for p in reversed(found)}.values())[::-1]
+
+
+def compile_only(family: Family[Any, Any], todo: list[Any], arch: str) -> None:
     """The first candidates of every kernel into the disk cache; no GPU is needed."""
-    family, goal = AttentionFamily(), target(arch)
+    goal = target(arch)
     seen: set[object] = set()
     for problem in todo:
         configs = distinct(c for space in family.spaces(problem, goal) for c in space.combinations())
@@ -90,6 +112,7 @@ def main() -> None:
     """Parse the command line and tune."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--family", choices=("attention", "gemm"), default="attention")
     parser.add_argument("--budget", type=float, default=200.0, help="seconds for all problems, compiling included")
     parser.add_argument("--head-dims", type=int, nargs="+", default=list(HEAD_DIMS))
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
@@ -97,24 +120,27 @@ def main() -> None:
     parser.add_argument("--compile-only", metavar="ARCH", nargs="?", const="sm_90a")
     parser.add_argument("--worker", action="store_true", help="tune in this very process")
     arguments = parser.parse_args()
-    todo = problems(arguments.head_dims, arguments.lengths)
+    family: Family[Any, Any] = AttentionFamily()
+    todo: list[Any] = problems(arguments.head_dims, arguments.lengths)
+    if arguments.family == "gemm":
+        family, todo = GemmFamily(), list(products())
     if arguments.compile_only:
-        compile_only(todo, arguments.compile_only)
+        compile_only(family, todo, arguments.compile_only)
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.worker:
-        tune(arguments, todo)
+        tune(arguments, family, todo)
     else:
         raise SystemExit(supervise(arguments.budget))
 
 
-def tune(arguments: argparse.Namespace, todo: list[AttentionProblem]) -> None:
+def tune(arguments: argparse.Namespace, family: Family[Any, Any], todo: list[Any]) -> None:
     """Tune in this process; the file of winners is written after each problem."""
     gpu, store = gpu_for_tuning(), WinnerStore(arguments.out / "tuned")
     effort = Effort(
         variant_passes=arguments.variant_passes, sample_seconds=0.002, warm_up_seconds=0.002, hung_after_seconds=20.0
     )
-    tuner = Tuner(AttentionFamily(), gpu, store, budget=arguments.budget, effort=effort)
+    tuner = Tuner(family, gpu, store, budget=arguments.budget, effort=effort)
     for problem in todo:
         start = time.perf_counter()
         try:

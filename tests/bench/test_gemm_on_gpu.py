@@ -1,0 +1,87 @@
+"""The GPU's part of the matmul ladder, its launches run by the emulator: addresses, split sums, types, the check."""
+
+import ctypes
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tests.tune.test_attention_family import CpuTorch
+
+from warploom.bench import gemm as bench
+from warploom.core.dtypes import bf16, f16, f32
+from warploom.emulate import emulate
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.ladder import Rung
+
+torch = pytest.importorskip("torch")
+
+SIZE = 64
+CONFIG = GemmConfig(tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, ldmatrix=True, swizzle=True)
+CONFIGS = {
+    "f16": replace(CONFIG, accumulate=f16),
+    "bf16": replace(CONFIG, dtype=bf16),
+    "split": replace(CONFIG, split_k=2),
+}
+
+
+class Emulated:
+    """A GpuCall that reads and writes at the addresses it is given."""
+
+    def __init__(self, program, grid, scalars):
+        self.program, self.grid, self.scalars = program, grid, scalars
+
+    @classmethod
+    def prepare(cls, program, grid, scalars, device):
+        return cls(program, grid, scalars)
+
+    def launch_again(self, pointers, kind):
+        assert kind == "torch"
+        names = [p.name for p in self.program.parameters if p.kind == "pointer"]
+        values = dict(self.scalars) | {n: memory(n, at) for n, at in zip(names, pointers, strict=True)}
+        assert not emulate(self.program, self.grid, {p.name: values[p.name] for p in self.program.parameters}).findings
+
+
+def memory(name, at):
+    if name in ("out_f32", "parts"):
+        return np.ctypeslib.as_array((ctypes.c_float * (2 * SIZE * SIZE)).from_address(at))
+    return np.ctypeslib.as_array((ctypes.c_uint16 * (SIZE * SIZE)).from_address(at))
+
+
+@pytest.fixture
+def case(monkeypatch):
+    stand_in = CpuTorch(torch)
+    stand_in.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(bench, "torch_module", lambda: stand_in)
+    monkeypatch.setattr(bench, "GpuCall", Emulated)
+    return bench.GemmFamily().gpu_case(SIZE, 0, 1)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_rung_is_right_and_a_wrong_one_is_seen(case, name, monkeypatch):
+    rung = Rung(name, name, "", CONFIGS[name])
+    candidate = case.prepare(rung)
+    assert candidate.name == f"rung {name}"
+    entry = case.error(rung)
+    assert entry.ok
+    assert entry.value > 0.001
+    inputs, out = case._of(rung.config.dtype)
+    for index in range(case.sets):
+        candidate.run(index)
+        a, b = inputs[index]
+        assert bench.torch_error(out, a, b, rung.config.accumulate).ok
+    monkeypatch.setattr(Emulated, "launch_again", lambda *_: True)
+    assert not case.error(rung).ok
+
+
+def test_the_case_says_its_size_and_has_the_peer(case):
+    assert dict(case.label) == {"n": SIZE}
+    assert case.flops == 2 * SIZE**3
+    assert case.sets >= 2
+    assert case.stream == 7
+    (peer,) = case.peers
+    assert peer.name == "cublas"
+    inputs, out = case._of(f16)
+    peer.run(1)
+    a, b = inputs[1]
+    assert bench.torch_error(out, a, b, f32).ok
