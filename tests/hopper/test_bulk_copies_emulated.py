@@ -80,7 +80,7 @@ def test_boxes_fill_with_zeros_and_are_clipped(at: tuple[int, int], to: tuple[in
     np.testing.assert_array_equal(out, expected)
 
 
-PLAIN = dict(at=(4, 2), to=(0, 0))
+PLAIN = {"at": (4, 2), "to": (0, 0)}
 DEFECTS = {
     "no proxy fence": (lambda p: deleted(p, named(AsyncProxyFence)), {"proxy"}),
     "no barrier before the store": (lambda p: deleted(p, named(BarSync), 1), {"race", "proxy"}),

@@ -126,12 +126,14 @@ class GpuCall:
 
     def _remember(self, pointers: tuple[int, ...], arrays: tuple[ArrayView, ...]) -> None:
         """Make the tensor maps of the first arrays. Shapes and strides are fixed, so addresses tell them apart."""
+        from warploom.cuda.launch import current_context
         from warploom.cuda.tensor_maps import encode
 
-        maps = [
-            encode(x.pointer, tuple(x.shape), tuple(x.strides), x.dtype, box)
-            for x, box in zip(arrays, self.boxes, strict=False)
-        ]
+        with current_context(self.device):  # a process without a framework has none of its own
+            maps = [
+                encode(x.pointer, tuple(x.shape), tuple(x.strides), x.dtype, box)
+                for x, box in zip(arrays, self.boxes, strict=False)
+            ]
         if len(self.known) >= _ARGUMENTS_KEPT:
             self.known.clear()
         self.known[pointers] = (*maps, *pointers[len(maps) :], *self.scalars)
