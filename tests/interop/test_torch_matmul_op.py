@@ -1,5 +1,7 @@
 """``warploom::matmul`` as a PyTorch operator: torch.compile without graph breaks, opcheck, and what it refuses."""
 
+from typing import Any
+
 import pytest
 
 import warploom
@@ -73,6 +75,7 @@ def test_opcheck(shapes, options):
 
 def test_an_epilogue_is_refused_in_words():
     a, b = tensors((16, 32), (32, 16))
+    options: dict[str, Any]
     for options, word in (({"epilogue": relu}, "epilogue"), ({"out": torch.empty(16, 16).half()}, "out")):
         with pytest.raises(Exception, match=f"takes no {word} under torch.compile"):
             compiled(lambda a, b, options=options: warploom.matmul(a, b, **options))(a, b)

@@ -141,7 +141,7 @@ def one_yardstick(tensor, rounds=2000):
     """Seconds that four descriptions of a tensor take here and now: what a busy machine slows down as much."""
     start = time.perf_counter()
     for _ in range(rounds):
-        ops.describe(tensor), ops.describe(tensor), ops.describe(tensor), ops.describe(tensor)
+        _ = ops.describe(tensor), ops.describe(tensor), ops.describe(tensor), ops.describe(tensor)
     return (time.perf_counter() - start) / rounds
 
 

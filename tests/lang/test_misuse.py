@@ -1,5 +1,7 @@
 """What people write by mistake, and the message that puts them right."""
 
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
+
 import numpy as np
 import pytest
 

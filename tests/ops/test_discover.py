@@ -1,5 +1,7 @@
 """Tracers on the emulator: what they see, what they would see of any other map, and what they say of a difference."""
 
+# pyright: reportInvalidTypeForm=false
+
 from __future__ import annotations
 
 import random

@@ -1,0 +1,149 @@
+"""Every synchronisation of the flat ``wgmma`` attention kernel deleted or shifted: caught, or shown to be redundant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.hopper.mutants import Rewrite, rewritten
+from warploom.core.dtypes import bf16, u32
+from warploom.emulate import Emulation, TensorMapArgument, emulate
+from warploom.ir.program import Const, Op, Program
+from warploom.isa.alu import Binary
+from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.sync import (
+    AsyncProxyFence,
+    BarArrive,
+    BarSync,
+    MbarrierArrival,
+    MbarrierInitFence,
+    MbarrierInitialise,
+    MbarrierTryWait,
+)
+from warploom.isa.wgmma import WgmmaCommit, WgmmaFence, WgmmaWait
+from warploom.kernels.attention.hopper import attention_hopper
+from warploom.kernels.attention.hopper_config import HopperConfig
+from warploom.layout.tensor_map import TensorMapSpec
+
+CONFIG = HopperConfig(head_dim=64, tile_n=64, hold=False)
+QUERIES = 5 * CONFIG.tile_m  # by one CTA: both Q buffers are used twice
+BLOCKS = (5, 1)  # key blocks: 5 wrap the ring of two stages twice; 1 takes the path of single-block tiles
+ROUNDS = (None, 0, 1, 2)
+
+DELETED = (
+    CommitCopies,
+    WaitCopies,
+    MbarrierInitialise,
+    MbarrierInitFence,
+    MbarrierArrival,
+    MbarrierTryWait,
+    AsyncProxyFence,
+    BarSync,
+    BarArrive,
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait,
+)
+
+REDUNDANT = {
+    # The fence before the scores orders P and O as well: nothing accesses them between the two products.
+    "without wgmma.fence.sync.aligned in _issue_product",
+    # Given back at the very end, when nothing more is loaded.
+    "without mbarrier.arrive in _release, the last",
+    # The producer's ring is not used after its last V block.
+    "parity kept in _load, the last",
+}
+
+
+@cache
+def program() -> Program:
+    return attention_hopper.trace(config=CONFIG, heads_inside=False)
+
+
+def run(mutant: Program, blocks: int, seed: int | None) -> tuple[Emulation, float]:
+    """The emulation, and the largest error of O."""
+    c, numbers = CONFIG, np.random.default_rng(2)
+    length = blocks * c.tile_n
+    q, k, v = (
+        numbers.standard_normal((1, 1, n, c.head_dim)).astype(ml_dtypes.bfloat16) for n in (QUERIES, length, length)
+    )
+    o = np.zeros_like(q)
+
+    def tensor_map(x: np.ndarray[Any, Any], rows: int) -> TensorMapArgument:
+        spec = TensorMapSpec(bf16, x.shape[::-1], x.strides[2::-1], (64, rows, 1, 1), 128)
+        return TensorMapArgument(x, spec)
+
+    values: dict[str, Any] = {
+        "q_map": tensor_map(q, 64),
+        "k_map": tensor_map(k, c.tile_n),
+        "v_map": tensor_map(v, c.tile_n),
+        "o_map": tensor_map(o, 64),
+        "lse": np.zeros(QUERIES, np.float32),
+        "q_len": QUERIES,
+        "kv_len": length,
+        "q_blocks": QUERIES // c.tile_m,
+        "kv_blocks": blocks,
+        "heads": 1,
+        "tiles": QUERIES // c.tile_m,
+    }
+    emulation = emulate(mutant, 1, {p.name: values[p.name] for p in mutant.parameters}, seed=seed)
+    a, b, w = (x[0, 0].astype(np.float64) for x in (q, k, v))
+    p = np.exp(a @ b.T / np.sqrt(c.head_dim))
+    return emulation, float(np.abs(o[0, 0].astype(np.float64) - p / p.sum(1, keepdims=True) @ w).max())
+
+
+def edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
+    """What is done to one instruction."""
+
+    def with_fields(**fields: Any) -> Rewrite:
+        return lambda x: [replace(x, instruction=replace(x.instruction, **fields))]
+
+    i = op.instruction
+    if isinstance(i, DELETED):
+        yield f"without {i.mnemonic}", lambda _: []
+    if isinstance(i, TensorCopy) and i.direction == "load":
+        yield f"without {i.mnemonic}", lambda _: []
+    if isinstance(i, WgmmaWait):
+        yield "one more group pending", with_fields(pending=i.pending + 1)
+    if isinstance(i, MbarrierInitialise):
+        yield "one arrival more expected", with_fields(count=i.count + 1)
+        if i.count > 1:
+            yield "one arrival less expected", with_fields(count=i.count - 1)
+    if isinstance(i, MbarrierArrival) and i.expected_bytes is not None:
+        yield "more bytes expected", with_fields(expected_bytes=i.expected_bytes + 128)
+        yield "fewer bytes expected", with_fields(expected_bytes=i.expected_bytes - 128)
+    if isinstance(i, Binary) and i.op == "xor" and op.operands[1] == Const(u32, 1):
+        yield "parity kept", lambda x: [replace(x, operands=(x.operands[0], Const(u32, 0)))]
+
+
+def caught(mutant: Program) -> bool:
+    return any(run(mutant, blocks, seed)[0].findings for seed in ROUNDS for blocks in BLOCKS)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("seed", [None, *range(5)])
+def test_kernel_is_right_and_clean(blocks: int, seed: int | None) -> None:
+    emulation, error = run(program(), blocks, seed)
+    assert emulation.findings == ()
+    assert error < 0.02
+
+
+def test_every_mutant_is_caught_or_redundant() -> None:
+    survivors: list[str] = []
+    ops = list(program().ops())
+    labels = [[f"{what} in {op.where.function}" for what, _ in edits(op)] for op in ops]
+    last = {label: i for i, names in enumerate(labels) for label in names}
+    count = 0
+    for number, op in enumerate(ops):
+        for label, (_, rewrite) in zip(labels[number], edits(op), strict=True):
+            count += 1
+            if not caught(rewritten(program(), number, rewrite)):
+                survivors.append(f"{label}, the last" if last[label] == number and label not in REDUNDANT else label)
+    assert count > 100
+    assert set(survivors) <= REDUNDANT
