@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from warploom.emulate.bulk import BulkCopies
 from warploom.emulate.frames import Frame
 from warploom.emulate.mbarriers import Mbarriers, lanes_of
-from warploom.emulate.warpgroups import Warpgroups, WatchedRegisters
+from warploom.emulate.products import WatchedRegisters
+from warploom.emulate.warpgroups import Warpgroups
 from warploom.ir.program import Op, Program, Value
 from warploom.isa import effects as fx
 from warploom.isa.wgmma import Wgmma, WgmmaWait

@@ -26,10 +26,11 @@ from warploom.emulate.frames import Frame
 from warploom.emulate.global_memory import GlobalMemory
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.ordering import Ordering
+from warploom.emulate.products import WARPS
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SharedMemory
 from warploom.emulate.traffic import Traffic, TrafficCounter
-from warploom.emulate.warpgroups import WARPS, Warpgroups, has_wgmma
+from warploom.emulate.warpgroups import Warpgroups, has_wgmma
 from warploom.ir.program import Op, Program
 from warploom.isa.effects import Access, Fence
 

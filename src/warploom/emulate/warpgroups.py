@@ -9,7 +9,6 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instru
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,75 +19,13 @@ from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.barriers import Wait
 from warploom.emulate.engines import Engines
 from warploom.emulate.frames import Frame
+from warploom.emulate.products import WARPS, Group, Part, Product, SharedOperands, WatchedRegisters, register_a
 from warploom.emulate.report import Reporter
-from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.ir.program import Op, Program, Value
-from warploom.isa.conversion import half_to_f32
 from warploom.isa.effects import AsyncMatrix
 from warploom.isa.wgmma import Wgmma
 
 Array = NDArray[Any]
-WARPS = 4
-
-
-@dataclass(eq=False)
-class _Part:
-    """What one warp gives to a product: A's registers and their shadows, and whether D is added to."""
-
-    a: list[Array]
-    a_shadow: list[Array] | None
-    accumulate: bool
-
-
-@dataclass(eq=False)
-class _Product:
-    """One ``wgmma`` of one warpgroup. ``number`` counts them from 1."""
-
-    op: Op
-    instruction: Wgmma
-    number: int
-    cta: int
-    a: int | None
-    b: int
-    stamp: int
-    cells: Array
-    before: Array
-    outside: bool
-    parts: dict[int, _Part] = field(default_factory=dict[int, _Part])
-
-
-@dataclass(eq=False)
-class _Group:
-    """One warpgroup of one CTA."""
-
-    number: int
-    first: int
-    products: list[_Product] = field(default_factory=list[_Product])
-    waits: list[tuple[Wait, int, int]] = field(default_factory=list[tuple[Wait, int, int]])  # (wait, row, needs)
-
-
-class WatchedRegisters:
-    """The registers that any ``wgmma`` of a program names, numbered; made once for a program."""
-
-    def __init__(self, program: Program) -> None:
-        self.numbers: dict[Value, int] = {}
-        self._known: dict[int, tuple[Op, Array | None]] = {}
-        for op in program.ops():
-            if isinstance(op.instruction, Wgmma):
-                count = 0 if op.instruction.a_source == "shared" else op.instruction.a_count
-                for value in (*op.operands[:count], *op.results):
-                    if isinstance(value, Value):
-                        self.numbers.setdefault(value, len(self.numbers))
-
-    def of(self, op: Op) -> Array | None:
-        """The watched registers an instruction reads or writes; None for none."""
-        if not self.numbers:
-            return None
-        kept = self._known.get(id(op))
-        if kept is None:
-            numbers = {self.numbers[x] for x in (*op.operands, *op.results) if x in self.numbers}  # type: ignore[index,operator]
-            kept = self._known[id(op)] = op, np.array(sorted(numbers)) if numbers else None
-        return kept[1]
 
 
 class Warpgroups:
@@ -99,7 +36,7 @@ class Warpgroups:
     ) -> None:
         self.proxy, self.engines, self.report, self.watched = proxy, engines, reporter, watched
         self.warps = engines.warps
-        self.groups: dict[int, _Group] = {}
+        self.groups: dict[int, Group] = {}
         self.issued = np.zeros(rows, np.int64)
         self.completed = np.zeros(rows, np.int64)
         self.commits: dict[int, list[int]] = {}
@@ -110,13 +47,13 @@ class Warpgroups:
         self.clock = 0
         self.values = list(watched.numbers)
         self.together: dict[int, tuple[Op, Array]] = {}
-        self._indices: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+        self.operands = SharedOperands(proxy)
 
-    def _group(self, row: int) -> _Group:
+    def _group(self, row: int) -> Group:
         warp = row % self.warps
         first = row - warp % WARPS
         if first not in self.groups:
-            self.groups[first] = _Group(warp // WARPS, first)
+            self.groups[first] = Group(warp // WARPS, first)
         return self.groups[first]
 
     # -- ordinary instructions -----------------------------------------------------------------------------------
@@ -167,7 +104,7 @@ class Warpgroups:
         if self.proxy.checks:
             self._check_registers(frame, op, keys)
         rows = frame.flat.tolist()
-        fresh: dict[int, tuple[_Product, list[int]]] = {}
+        fresh: dict[int, tuple[Product, list[int]]] = {}
         for i, row in enumerate(rows):
             group = self._group(row)
             number = int(self.issued[row]) + 1
@@ -179,7 +116,7 @@ class Warpgroups:
             if product.op is not op or (product.a, product.b) != descriptors:
                 self._disagree(row, op, product)
             part_shadow = None if shadows is None else [s[i] for s in shadows]
-            product.parts[row] = _Part([r[i] for r in registers], part_shadow, bool(adds[i]))
+            product.parts[row] = Part([r[i] for r in registers], part_shadow, bool(adds[i]))
             fresh.setdefault(group.first, (product, []))[1].append(row)
         for product, mine in fresh.values():
             if self.proxy.checks and product.cells.size:
@@ -195,10 +132,12 @@ class Warpgroups:
         none = np.zeros((1, 1, 1), np.uint32)
         return [frame.full(frame.shadows.get(k, none)) for k in keys]
 
-    def _product(self, op: Op, instruction: Wgmma, number: int, row: int, a: int | None, b: int) -> _Product:
+    def _product(self, op: Op, instruction: Wgmma, number: int, row: int, a: int | None, b: int) -> Product:
         cta = row // self.warps
         stamp = self.proxy.clocks.stamp(op)
-        parts = [self._operand(instruction, "b", b)] + ([] if a is None else [self._operand(instruction, "a", a)])
+        parts = [self.operands.indices(instruction, "b", b)]
+        if a is not None:
+            parts.append(self.operands.indices(instruction, "a", a))
         outside = any(index.min() < 0 or 2 * int(index.max()) + 2 > self.proxy.shared.size for index, _ in parts)
         cells, before = np.zeros(0, np.int64), np.zeros(0, np.int32)
         if outside:
@@ -209,19 +148,9 @@ class Warpgroups:
             first = cta * self.proxy.shared.stride // self.proxy.shared.granule
             cells = (parts[0][1] if len(parts) == 1 else np.union1d(parts[0][1], parts[1][1])) + first
             before = self.proxy.state(cells)
-        return _Product(op, instruction, number, cta, a, b, stamp, cells, before, outside)
+        return Product(op, instruction, number, cta, a, b, stamp, cells, before, outside)
 
-    def _operand(self, instruction: Wgmma, which: str, descriptor: int) -> tuple[Array, Array]:
-        """Indices of an operand's elements in 16-bit units of its CTA's shared memory, and their cells; kept."""
-        key = (which, instruction.n if which == "b" else 0, instruction.transposed_b, descriptor)
-        found = self._indices.get(key)
-        if found is None:
-            addresses = instruction.a_addresses if which == "a" else instruction.b_addresses
-            local = addresses(descriptor) - SHARED_BASE
-            found = self._indices[key] = local >> 1, np.unique(local // self.proxy.shared.granule)
-        return found
-
-    def _disagree(self, row: int, op: Op, product: _Product) -> None:
+    def _disagree(self, row: int, op: Op, product: Product) -> None:
         message = (
             f"the warps of a warpgroup disagree on {op.instruction.mnemonic} (another line, or other descriptors): "
             "all four execute the same ones"
@@ -293,10 +222,10 @@ class Warpgroups:
             if flying.any():
                 self._report_flying(frame, registers, flying, op)
 
-    def _all_issued(self, group: _Group) -> int:
+    def _all_issued(self, group: Group) -> int:
         return int(self.issued[group.first : group.first + WARPS].min())
 
-    def _wake(self, group: _Group) -> None:
+    def _wake(self, group: Group) -> None:
         if group.waits:
             issued = self._all_issued(group)
             for wait, row, number in group.waits:
@@ -332,7 +261,7 @@ class Warpgroups:
         for found in accumulators.values():
             found.write(op)
 
-    def _multiply(self, product: _Product, frame: Frame, positions: list[int], d: Accumulator) -> None:
+    def _multiply(self, product: Product, frame: Frame, positions: list[int], d: Accumulator) -> None:
         """D of some warps of a warpgroup, from what their operands hold now."""
         rows = [int(frame.flat[i]) for i in positions]
         if self.proxy.checks:
@@ -340,45 +269,23 @@ class Warpgroups:
         if product.outside:
             return
         instruction = product.instruction
-        b, b_poison = self._shared_matrix(product, "b")
+        b, b_poison = self.operands.shared_matrix(product, "b")
         parts = [product.parts.pop(row) for row in rows]
         if product.a is None:
-            a = self._register_a(instruction, [p.a for p in parts])
+            a = register_a(instruction, [p.a for p in parts])
             shadows = [p.a_shadow for p in parts]
             a_poison = None
             if any(s is not None for s in shadows):
                 zero = [np.zeros(32, np.uint32)] * instruction.a_count
-                a_poison = self._register_a(instruction, [s or zero for s in shadows], poison=True)
+                a_poison = register_a(instruction, [s or zero for s in shadows], poison=True)
         else:
-            whole, a_poison = self._shared_matrix(product, "a")
+            whole, a_poison = self.operands.shared_matrix(product, "a")
             quarter = [row % self.warps % WARPS for row in rows]
             a = whole.reshape(WARPS, WARP_ROWS, -1)[quarter]
             a_poison = None if a_poison is None else a_poison.reshape(WARPS, WARP_ROWS, -1)[quarter]
         adds = np.array([p.accumulate for p in parts])
         d.add(positions, adds, instruction, a, b)
         d.spoil(positions, adds, a_poison, b_poison)
-
-    def _shared_matrix(self, product: _Product, which: str) -> tuple[Array, Array | None]:
-        descriptor = product.a if which == "a" else product.b
-        assert descriptor is not None
-        index = self._operand(product.instruction, which, descriptor)[0]
-        shared = self.proxy.shared
-        first = product.cta * shared.stride >> 1
-        words = shared.data.view(np.uint16)[first + index]
-        poison = None
-        if shared.shadow is not None:
-            poison = shared.shadow.view(np.uint16)[first + index] != 0
-            poison = poison if poison.any() else None
-        return half_to_f32(words, product.instruction.inputs), poison
-
-    @staticmethod
-    def _register_a(instruction: Wgmma, registers: list[list[Array]], *, poison: bool = False) -> Array:
-        """A of each warp (warps, 16, 16) from its four registers."""
-        slot = instruction.a_slot
-        words = np.ascontiguousarray(np.stack([np.stack(r, axis=-1) for r in registers])).view(np.uint16)
-        elements = words != 0 if poison else half_to_f32(words, instruction.inputs)
-        owner = slot.layout.owner_index()[: WARP_ROWS * slot.layout.shape[1]]
-        return elements.reshape(len(registers), -1)[:, owner].reshape(len(registers), WARP_ROWS, -1)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,122 @@
+"""Products of ``wgmma`` that were issued, and where and what their operands are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.accumulators import WARP_ROWS
+from warploom.emulate.async_proxy import AsyncProxy
+from warploom.emulate.barriers import Wait
+from warploom.emulate.shared_memory import SHARED_BASE
+from warploom.ir.program import Op, Program, Value
+from warploom.isa.conversion import half_to_f32
+from warploom.isa.wgmma import Wgmma
+
+Array = NDArray[Any]
+WARPS = 4
+"""Warps of a warpgroup."""
+
+
+@dataclass(eq=False)
+class Part:
+    """What one warp gives to a product: A's registers and their shadows, and whether D is added to."""
+
+    a: list[Array]
+    a_shadow: list[Array] | None
+    accumulate: bool
+
+
+@dataclass(eq=False)
+class Product:
+    """One ``wgmma`` of one warpgroup. ``number`` counts them from 1."""
+
+    op: Op
+    instruction: Wgmma
+    number: int
+    cta: int
+    a: int | None
+    b: int
+    stamp: int
+    cells: Array
+    before: Array
+    outside: bool
+    parts: dict[int, Part] = field(default_factory=dict[int, Part])
+
+
+@dataclass(eq=False)
+class Group:
+    """One warpgroup of one CTA."""
+
+    number: int
+    first: int
+    products: list[Product] = field(default_factory=list[Product])
+    waits: list[tuple[Wait, int, int]] = field(default_factory=list[tuple[Wait, int, int]])  # (wait, row, needs)
+
+
+class WatchedRegisters:
+    """The registers that any ``wgmma`` of a program names, numbered; made once for a program."""
+
+    def __init__(self, program: Program) -> None:
+        self.numbers: dict[Value, int] = {}
+        self._known: dict[int, tuple[Op, Array | None]] = {}
+        for op in program.ops():
+            if isinstance(op.instruction, Wgmma):
+                count = 0 if op.instruction.a_source == "shared" else op.instruction.a_count
+                for value in (*op.operands[:count], *op.results):
+                    if isinstance(value, Value):
+                        self.numbers.setdefault(value, len(self.numbers))
+
+    def of(self, op: Op) -> Array | None:
+        """The watched registers an instruction reads or writes; None for none."""
+        if not self.numbers:
+            return None
+        kept = self._known.get(id(op))
+        if kept is None:
+            numbers = {self.numbers[x] for x in (*op.operands, *op.results) if x in self.numbers}  # type: ignore[index,operator]
+            kept = self._known[id(op)] = op, np.array(sorted(numbers)) if numbers else None
+        return kept[1]
+
+
+class SharedOperands:
+    """Operands that descriptors name in the shared memory of a batch."""
+
+    def __init__(self, proxy: AsyncProxy) -> None:
+        self.proxy = proxy
+        self._indices: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+
+    def indices(self, instruction: Wgmma, which: str, descriptor: int) -> tuple[Array, Array]:
+        """Indices of an operand's elements in 16-bit units of its CTA's shared memory, and their cells; kept."""
+        key = (which, instruction.n if which == "b" else 0, instruction.transposed_b, descriptor)
+        found = self._indices.get(key)
+        if found is None:
+            addresses = instruction.a_addresses if which == "a" else instruction.b_addresses
+            local = addresses(descriptor) - SHARED_BASE
+            found = self._indices[key] = local >> 1, np.unique(local // self.proxy.shared.granule)
+        return found
+
+    def shared_matrix(self, product: Product, which: str) -> tuple[Array, Array | None]:
+        """What operand A or B holds now, f32, and which elements are poison (None: none)."""
+        descriptor = product.a if which == "a" else product.b
+        assert descriptor is not None
+        index = self.indices(product.instruction, which, descriptor)[0]
+        shared = self.proxy.shared
+        first = product.cta * shared.stride >> 1
+        words = shared.data.view(np.uint16)[first + index]
+        poison = None
+        if shared.shadow is not None:
+            poison = shared.shadow.view(np.uint16)[first + index] != 0
+            poison = poison if poison.any() else None
+        return half_to_f32(words, product.instruction.inputs), poison
+
+
+def register_a(instruction: Wgmma, registers: list[list[Array]], *, poison: bool = False) -> Array:
+    """A of each warp (warps, 16, 16) from its four registers."""
+    slot = instruction.a_slot
+    words = np.ascontiguousarray(np.stack([np.stack(r, axis=-1) for r in registers])).view(np.uint16)
+    elements = words != 0 if poison else half_to_f32(words, instruction.inputs)
+    owner = slot.layout.owner_index()[: WARP_ROWS * slot.layout.shape[1]]
+    return elements.reshape(len(registers), -1)[:, owner].reshape(len(registers), WARP_ROWS, -1)
