@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 State = dict[str, float | str]
@@ -57,10 +58,25 @@ class GpuMonitor:
 
     def sm_clock(self) -> float | None:
         """The multiprocessors' clock in MHz; None where only ``nvidia-smi`` could tell, which is too slow to ask."""
+        return self._read(lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+
+    def watts(self) -> float | None:
+        """The board's power in W, the driver's average over up to a second; None without NVML."""
+        return self._read(lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+
+    def joules(self) -> float | None:
+        """The board's energy since the driver was loaded, in J; None without NVML or on a GPU without the counter."""
+        return self._read(lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
+
+    def power_limit(self) -> float | None:
+        """The power in W at which the driver lowers the clock; None where it cannot be read."""
+        return self._read(lambda nvml, handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
+
+    def _read(self, read: Callable[[Any, Any], float]) -> float | None:
         if self._nvml is None:
             return None
         try:
-            return float(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+            return float(read(self._nvml, self._handle))
         except self._nvml.NVMLError:
             return None
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from warploom.bench.monitor import GpuMonitor
 from warploom.bench.peers import torch_module
+from warploom.bench.power import power_of
 from warploom.bench.resources import compile_for
 from warploom.bench.timing import Candidate, EventClock, Spread, graphed, measure
 from warploom.emulate import emulate
@@ -152,7 +153,7 @@ class Experiment:
             rows[rung.key] = {"cycles_per_operation": Spread.of(samples).json()}
         return rows
 
-    def grids(self, rungs: Sequence[Rung[ReduceConfig]], watch_seconds: float = 3.0) -> dict[str, Row]:
+    def grids(self, rungs: Sequence[Rung[ReduceConfig]], watch_seconds: float = 2.0) -> dict[str, Row]:
         """The third setting: operations per second of the whole GPU, and the energy of each."""
         time.sleep(1.0)
         idle = self._watts()
@@ -161,31 +162,20 @@ class Experiment:
         rows: dict[str, Row] = {}
         for key, p in ready.items():
             seconds = times[p.candidate.name].seconds
-            watts = self._power_of(p.candidate, watch_seconds)
+            power = power_of(p.candidate, 1, self._clock, self._monitor, window=watch_seconds)
+            watts = None if power is None else round(power.watts, 1)
             row: Row = {
                 "operations_per_s": seconds.rate(p.operations).json(), "warps_per_sm": p.warps_per_sm,
                 "idle_watts": idle, "watts": watts,
             }  # fmt: skip
-            if watts is not None:
-                row["energy_per_operation_j"] = float(f"{watts * seconds.median / p.operations:.4g}")
+            if power is not None:
+                row["energy_per_operation_j"] = float(f"{power.joules_per_call / p.operations:.4g}")
             rows[key] = row
         return rows
 
     def _watts(self) -> float | None:
         found = self._monitor.state().get("watts")
         return None if found is None else float(found)
-
-    def _power_of(self, candidate: Candidate, seconds: float) -> float | None:
-        """The median power over the second half of a run of ``seconds``, when the driver's average has settled."""
-        samples: list[float] = []
-        start = time.perf_counter()
-        while (passed := time.perf_counter() - start) < seconds:
-            for _ in range(20):
-                candidate.run(0)
-            self._torch.cuda.synchronize()
-            if passed > seconds / 2 and (watts := self._watts()) is not None:
-                samples.append(watts)
-        return float(np.median(samples)) if samples else None
 
 
 def _pointer_names(program: Program) -> list[str]:
