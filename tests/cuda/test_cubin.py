@@ -7,7 +7,7 @@ import pytest
 from warploom.core.errors import UnsupportedDeviceError
 from warploom.core.targets import target
 from warploom.cuda import cubin as cubin_room
-from warploom.cuda.compile import CompiledKernel, compile_source
+from warploom.cuda.compile import compile_source
 from warploom.cuda.cubin import (
     Parameter,
     compute_capability,
@@ -17,6 +17,7 @@ from warploom.cuda.cubin import (
     resources,
     spills_from_log,
 )
+from warploom.cuda.store import CompiledKernel
 
 pytest.importorskip("cuda.core")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")

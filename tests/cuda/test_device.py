@@ -72,6 +72,7 @@ def use(monkeypatch, driver, nvrtc=(13, 0)) -> None:
     fakes = {"cuda.bindings.driver": driver, "cuda.core": object()}
     monkeypatch.setattr(device.importlib, "import_module", lambda name, *rest: fakes.get(name) or real(name, *rest))
     monkeypatch.setattr(device, "nvrtc_version", lambda: nvrtc)
+    monkeypatch.setattr(device, "compiler_generation", lambda: nvrtc[0])
 
 
 def test_a_gpu_is_described(monkeypatch):

@@ -8,9 +8,9 @@ from warploom.core.dtypes import f16, f32, pred, s32, u32, u64
 from warploom.core.errors import ConfigError, ProblemError, UnsupportedDeviceError
 from warploom.core.targets import target
 from warploom.cuda import device
-from warploom.cuda.compile import CompiledKernel
 from warploom.cuda.cubin import Parameter, Resources
 from warploom.cuda.launch import _triple, launch_problems, load, scalar
+from warploom.cuda.store import CompiledKernel
 
 
 def compiled(*, registers=64, static_shared=0, parameters=(8,)) -> CompiledKernel:

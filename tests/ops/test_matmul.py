@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import warploom
 from warploom.core.dtypes import bf16, dtype_of, f16, f32
 from warploom.core.errors import ConfigError, EmulationWarning, ProblemError
+from warploom.core.identity import function_key
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.features import epilogue_key
 from warploom.kernels.gemm.ladder import BEST32
 from warploom.kernels.gemm.reference import gemm_error, gemm_reference
 from warploom.lang.functions import absolute, exp, fma, gelu, log, maximum, minimum, relu, select, silu, sqrt, tanh
@@ -204,11 +204,11 @@ def test_equal_lambdas_share_a_kernel():
     def scaled(factor: float) -> Any:
         return lambda x: x * factor
 
-    assert epilogue_key(scaled(2.0)) == epilogue_key(scaled(2.0))
-    assert epilogue_key(scaled(2.0)) != epilogue_key(scaled(3.0))
-    assert epilogue_key(scaled(2)) != epilogue_key(scaled(2.0))
+    assert function_key(scaled(2.0)) == function_key(scaled(2.0))
+    assert function_key(scaled(2.0)) != function_key(scaled(3.0))
+    assert function_key(scaled(2)) != function_key(scaled(2.0))
     unhashable = lambda x, table=[1.0]: x * table[0]  # noqa: E731
-    assert epilogue_key(unhashable) is unhashable
+    assert function_key(unhashable) is unhashable
     a, b = random(16, 32), random(32, 16)
     twice, thrice = (warploom.matmul(a, b, epilogue=scaled(s), out_dtype="f32") for s in (2.0, 3.0))
     assert np.allclose(thrice, twice * 1.5, rtol=1e-6)

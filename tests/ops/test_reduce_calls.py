@@ -15,6 +15,7 @@ from warploom.core.targets import target
 from warploom.emulate import emulate
 from warploom.interop.arrays import describe
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.ops.recipes import Signature
 
 SMALL = GemmConfig(32, 32, 32, 16, 16, dtype=bf16, ldmatrix=True, swizzle=True, stages=2, pipelined=True)
 
@@ -33,6 +34,7 @@ def pretended_gpu(monkeypatch):
     class Call:
         def __init__(self, program, grid, scalars):
             self.program, self.grid, self.scalars = program, grid, scalars
+            self.arrays = Signature.of(program).arrays
 
         def launch_again(self, pointers, _kind):
             left = iter(pointers)
@@ -41,9 +43,9 @@ def pretended_gpu(monkeypatch):
             ]
             assert emulate(self.program, self.grid, arguments).findings == ()
 
-    def prepare(program, grid, scalars, _device):
-        prepared.append(program.name)
-        return Call(program, grid, dict(scalars))
+    def prepare(recipe, grid, scalars, _device):
+        prepared.append(recipe.program.name)
+        return Call(recipe.program, grid, dict(scalars))
 
     def empty(_kind, shape, dtype, _device):
         return np.empty(shape, dtype.numpy)

@@ -8,8 +8,8 @@ from typing import Any
 
 from warploom.core.errors import ConfigError
 from warploom.core.targets import target
-from warploom.cuda.compile import CompiledKernel
 from warploom.cuda.cubin import Resources
+from warploom.cuda.store import CompiledKernel
 from warploom.tune.build import Built
 from warploom.tune.classes import ProblemClass, bucket
 from warploom.tune.space import Space

@@ -1,9 +1,7 @@
 """Compile CUDA C++ to a cubin with NVRTC, without a GPU or a driver, and keep the results on disk.
 
-``cuda.core`` brings the compiler and the cache. An entry of the cache is the raw cubin (nvdisasm reads it as it is)
-and, beside it under a second key, ptxas's log and the cubin's checksum: so a hit still tells the spills, and a damaged
-entry is noticed, removed and compiled anew. Files appear by an atomic rename, so any number of processes may share a
-folder.
+``cuda.core`` brings the compiler, :mod:`warploom.cuda.store` keeps what it made: by source and options, and by what the
+source was traced from (:func:`find_traced`).
 """
 
 from __future__ import annotations
@@ -12,27 +10,24 @@ import hashlib
 import importlib
 import importlib.metadata
 import io
-import json
 import os
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from warploom.core.errors import CompileError
 from warploom.core.settings import cache_folder
 from warploom.core.targets import target
 from warploom.cuda import diagnostics
-from warploom.cuda.cubin import Resources, resources
-from warploom.cuda.device import cuda_core, nvrtc_version
+from warploom.cuda.cubin import resources
+from warploom.cuda.device import compiler_generation, cuda_core, nvrtc_version
+from warploom.cuda.store import CompiledKernel, KernelStore
 
-_CACHE_LIMIT_BYTES = 1 << 30  # least recently read entries go first
 _ENTRY_FORMAT = b"warploom kernel entry 1"
+_POINTER_FORMAT = "warploom traced kernel 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +40,6 @@ class CompileJob:
     opt_level: int = 3
     max_registers: int | None = None
     line_info: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledKernel:
-    """One compiled kernel.
-
-    ``log`` is what NVRTC and ptxas said when it was compiled (on a cache hit too); ``seconds`` is what this call took;
-    ``from_cache`` tells whether it came from memory or disk.
-    """
-
-    name: str
-    arch: str
-    cubin: bytes = field(repr=False)
-    log: str = field(repr=False)
-    resources: Resources
-    from_cache: bool
-    seconds: float
 
 
 _compiled: dict[CompileJob, CompiledKernel] = {}
@@ -103,17 +81,37 @@ def compile_job(job: CompileJob, *, cache: bool = True) -> CompiledKernel:
     job_for_target = replace(job, arch=arch)
     nvrtc_version()  # says what to install where the compiler is missing
     options = _options(job_for_target)
-    store = _Store.open(cache_folder() / "kernels") if cache else None
+    store = _store() if cache else None
     key = _key(job, options) if store else b""
-    kernel = store.load(key, job_for_target) if store else None
+    kernel = store.load(key, job.name, arch) if store else None
     if kernel is None:
         cubin, log = _run_nvrtc(job_for_target, options)
         kernel = CompiledKernel(job.name, arch, cubin, log, resources(cubin, job.name, log=log), False, 0.0)
         if store:
-            store.save(key, kernel)
+            kernel = store.save(key, kernel)
     if cache:
         _compiled[job] = kernel
     return replace(kernel, seconds=time.perf_counter() - start)
+
+
+def find_traced(origin: str, arch: str) -> tuple[CompiledKernel, dict[str, Any]] | None:
+    """The kernel that :func:`keep_traced` kept for ``origin`` and ``arch``, and its facts; None if there is none.
+
+    Needs neither the kernel's source nor NVRTC.
+    """
+    store = _store()
+    return store.load_pointer(_pointer_key(origin, arch), arch) if store else None
+
+
+def keep_traced(origin: str, kernel: CompiledKernel, facts: dict[str, Any]) -> None:
+    """Remember on disk that ``kernel`` is what ``origin`` gives.
+
+    ``origin`` is a text that determines the source and the compiler's settings; ``facts`` (JSON-able) are for who finds
+    it. Nothing is kept of a kernel that could not be written itself.
+    """
+    store = _store()
+    if store and kernel.key:
+        store.save_pointer(_pointer_key(origin, kernel.arch), kernel, facts)
 
 
 def compile_many(
@@ -197,16 +195,39 @@ def _run_nvrtc(job: CompileJob, options: Any) -> tuple[bytes, str]:
     return cubin, text
 
 
-@lru_cache(maxsize=1)
-def _compiler_identity() -> bytes:
-    """What the cache's key must hold beside cuda.core's own NVRTC major.minor: the wheel's full version."""
-    versions = ["{}.{}".format(*nvrtc_version())]
+def _store() -> KernelStore | None:
+    return KernelStore.open(cache_folder() / "kernels")
+
+
+def _wheel_versions() -> list[str]:
+    """Versions of the NVRTC wheels that are installed."""
+    versions: list[str] = []
     for wheel in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
         try:
             versions.append(importlib.metadata.version(wheel))
         except importlib.metadata.PackageNotFoundError:
             continue
-    return "|".join(versions).encode()
+    return versions
+
+
+@lru_cache(maxsize=1)
+def _compiler_identity() -> bytes:
+    """What the cache's key must hold beside cuda.core's own NVRTC major.minor: the wheel's full version."""
+    return "|".join(["{}.{}".format(*nvrtc_version()), *_wheel_versions()]).encode()
+
+
+@lru_cache(maxsize=1)
+def _compiler_unloaded() -> str:
+    """The compiler as far as it can be told without loading NVRTC (20 ms), which only an NVRTC from no wheel needs."""
+    wheels = [version for version in _wheel_versions() if version.startswith(f"{compiler_generation()}.")]
+    versions = wheels or ["{}.{}".format(*nvrtc_version())]
+    bindings: Any = importlib.import_module("cuda.bindings")
+    return "|".join([*versions, bindings.__version__, cuda_core().__version__])
+
+
+def _pointer_key(origin: str, arch: str) -> bytes:
+    parts = "\0".join((_POINTER_FORMAT, _compiler_unloaded(), arch, origin))
+    return hashlib.sha256(parts.encode()).digest()
 
 
 def _key(job: CompileJob, options: Any) -> bytes:
@@ -217,84 +238,4 @@ def _key(job: CompileJob, options: Any) -> bytes:
         options=options,
         target_type="cubin",
         extra_digest=_ENTRY_FORMAT + _compiler_identity(),
-    )
-
-
-class _Store:
-    """The disk cache of one folder. Whatever is wrong with the folder costs speed, never a result."""
-
-    _opened: dict[Path, _Store | None] = {}  # noqa: RUF012 - shared by all instances on purpose
-    _lock = threading.Lock()
-
-    def __init__(self, folder: Path) -> None:
-        utils: Any = importlib.import_module("cuda.core.utils")
-        self._folder = folder
-        self._entries = utils.FileStreamProgramCache(folder, max_size_bytes=_CACHE_LIMIT_BYTES)
-        self._warned = False
-
-    @classmethod
-    def open(cls, folder: Path) -> _Store | None:
-        """The store of ``folder``, or None after one warning where it cannot be made."""
-        with cls._lock:
-            if folder not in cls._opened:
-                try:
-                    cls._opened[folder] = cls(folder)
-                except OSError as error:
-                    cls._opened[folder] = None
-                    _warn(folder, error)
-            return cls._opened[folder]
-
-    def load(self, key: bytes, job: CompileJob) -> CompiledKernel | None:
-        """The kernel under ``key``; an entry that is not whole is removed and counts as absent."""
-        try:
-            cubin: bytes = self._entries.get(key) or b""
-            note: bytes = self._entries.get(_note_key(key)) or b""
-        except OSError as error:
-            self._warn_once(error)
-            return None
-        if not cubin and not note:
-            return None
-        try:
-            facts = json.loads(note)
-            if facts["sha256"] != hashlib.sha256(cubin).hexdigest():
-                raise ValueError("checksum differs")
-            log = str(facts["log"])
-            return CompiledKernel(job.name, job.arch, cubin, log, resources(cubin, job.name, log=log), True, 0.0)
-        except (ValueError, KeyError, TypeError):
-            self._remove(key)
-            return None
-
-    def save(self, key: bytes, kernel: CompiledKernel) -> None:
-        note = {"sha256": hashlib.sha256(kernel.cubin).hexdigest(), "log": kernel.log}
-        try:
-            self._entries[key] = kernel.cubin
-            self._entries[_note_key(key)] = json.dumps(note).encode()
-        except OSError as error:
-            self._warn_once(error)
-
-    def _remove(self, key: bytes) -> None:
-        for part in (key, _note_key(key)):
-            try:
-                del self._entries[part]
-            except KeyError:
-                continue
-            except OSError as error:
-                self._warn_once(error)
-
-    def _warn_once(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            _warn(self._folder, error)
-
-
-def _note_key(key: bytes) -> bytes:
-    return key + b"/note"
-
-
-def _warn(folder: Path, error: OSError) -> None:
-    warnings.warn(
-        f"the kernel cache {folder} cannot be used ({error.strerror or error}): kernels are compiled anew in every "
-        "process. Free some room there or set WARPLOOM_CACHE to a folder you can write.",
-        RuntimeWarning,
-        stacklevel=4,
     )

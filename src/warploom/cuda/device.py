@@ -82,6 +82,16 @@ def nvrtc_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def compiler_generation() -> int:
+    """The major version of CUDA that ``cuda.bindings`` is made for, hence of the NVRTC it loads; loads nothing itself.
+
+    Raises UnsupportedDeviceError where cuda.core is missing.
+    """
+    cuda_core()
+    bindings: Any = importlib.import_module("cuda.bindings")
+    return int(bindings.__version__.split(".")[0])
+
+
 @lru_cache(maxsize=1)
 def _initialised_driver() -> Any:
     """``cuda.bindings.driver`` after ``cuInit``; the module is kept, a failure is tried again on the next call."""
@@ -126,21 +136,21 @@ def driver_version() -> tuple[int, int]:
 
 
 def require_driver() -> Any:
-    """``cuda.bindings.driver``, initialised and checked against NVRTC's version.
+    """``cuda.bindings.driver``, initialised and checked against the compiler's generation.
 
     Raises UnsupportedDeviceError without driver or GPU, or if the driver's CUDA generation is older than the
     compiler's: a cubin loads on a driver of the same major version or a newer one.
     """
     driver = _initialised_driver()
-    _check_generation(driver_version(), nvrtc_version())
+    _check_generation(driver_version(), compiler_generation())
     return driver
 
 
-def _check_generation(driver: tuple[int, int], compiler: tuple[int, int]) -> None:
-    if driver[0] < compiler[0]:
+def _check_generation(driver: tuple[int, int], compiler: int) -> None:
+    if driver[0] < compiler:
         raise UnsupportedDeviceError(
-            f"the NVIDIA driver supports CUDA {driver[0]}.{driver[1]}, but the installed compiler is NVRTC "
-            f"{compiler[0]}.{compiler[1]}, whose code it cannot load: update the driver to 580 or newer, or "
+            f"the NVIDIA driver supports CUDA {driver[0]}.{driver[1]}, but the installed compiler is that of CUDA "
+            f"{compiler}, whose code it cannot load: update the driver to 580 or newer, or "
             f'pip install "warploom[cu12]"'
         )
 
@@ -174,9 +184,10 @@ def gpus() -> tuple[Gpu, ...]:
 
 @lru_cache(maxsize=1)
 def has_gpu() -> bool:
-    """Whether kernels can run here: a driver new enough and at least one GPU that warploom compiles for."""
+    """Whether kernels can run here: a compiler, a driver new enough and a GPU that warploom compiles for."""
     try:
         require_driver()
+        nvrtc_version()
         return any(gpu.target is not None for gpu in gpus())
     except RuntimeError:  # UnsupportedDeviceError is one; so is a driver that refuses a call
         return False

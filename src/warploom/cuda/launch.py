@@ -18,8 +18,8 @@ import numpy as np
 from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target, target
-from warploom.cuda.compile import CompiledKernel
 from warploom.cuda.device import check, cuda_core, require_driver, target_of
+from warploom.cuda.store import CompiledKernel
 
 Grid = int | tuple[int, ...]
 

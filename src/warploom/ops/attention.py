@@ -45,6 +45,7 @@ from warploom.ops.backends import (
     multiprocessors,
     run_on_emulator,
 )
+from warploom.ops.recipes import Recipe
 from warploom.tune.classes import attention_class
 from warploom.tune.store import find_winner
 
@@ -113,10 +114,15 @@ class AttentionPlan:
         """CTAs along x, y and z."""
         return self.problem.grid(self.config, self.multiprocessors)
 
+    @property
+    def recipe(self) -> Recipe:
+        """The kernel by what it is traced from."""
+        return recipe_for(self.problem, self.config, self.strides, self.layout)
+
     @cached_property
     def program(self) -> Program:
         """The traced kernel."""
-        return trace_for(self.problem, self.config, self.strides, self.layout)
+        return self.recipe.program
 
     @cached_property
     def cuda(self) -> str:
@@ -152,12 +158,17 @@ def trace_hopper(config: HopperConfig, features: AttentionFeatures = PLAIN, head
     return replace(program, opt_level=config.opt_level)
 
 
+def recipe_for(problem: AttentionProblem, config: AnyConfig, strides: Sequence[TensorStrides], layout: str) -> Recipe:
+    """The kernel for a problem whose Q, K, V and O have these strides."""
+    if isinstance(config, HopperConfig):
+        return Recipe(trace_hopper, (config, problem.features(config), layout == "bshd"))
+    row_strides = tuple(s[2] for s in strides) if config.static_strides else None
+    return Recipe(trace, (config, problem.features(config), len(set(strides)) == 1, row_strides))
+
+
 def trace_for(problem: AttentionProblem, config: AnyConfig, strides: Sequence[TensorStrides], layout: str) -> Program:
     """The Program for a problem whose Q, K, V and O have these strides."""
-    if isinstance(config, HopperConfig):
-        return trace_hopper(config, problem.features(config), layout == "bshd")
-    row_strides = tuple(s[2] for s in strides) if config.static_strides else None
-    return trace(config, problem.features(config), len(set(strides)) == 1, row_strides)
+    return recipe_for(problem, config, strides, layout).program
 
 
 _Views = tuple[ArrayView, ArrayView, ArrayView]
@@ -372,7 +383,7 @@ def _first_call(views: _Views, options: Options, config: AnyConfig | str | None,
     made = _plan(inputs, outs[0], options.layout, config)
     if q.device[0] == "cuda":
         boxed = boxes(made.config, made.layout)
-        call = GpuCall.prepare(made.program, made.grid, made.scalars, q.device[1], boxed)
+        call = GpuCall.prepare(made.recipe, made.grid, made.scalars, q.device[1], boxed)
         if all(a is b for a, b in zip(inputs.all, views, strict=True)):  # nothing had to be copied first
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
@@ -399,7 +410,7 @@ def _run_from_host(inputs: _Inputs, outs: list[ArrayView], layout: str, made: At
     hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.all]
     q, k, v = (_strides(describe(x), layout) for x in hosts)
     strides = q, k, v, _strides(outs[0], layout)
-    program = trace_for(made.problem, made.config, strides, layout)
+    recipe = recipe_for(made.problem, made.config, strides, layout)
     scalars = made.problem.scalars(made.config, *strides)
-    call = GpuCall.prepare(program, made.grid, scalars, 0, boxes(made.config, layout))
+    call = GpuCall.prepare(recipe, made.grid, scalars, 0, boxes(made.config, layout))
     call.run_from_host(hosts, [as_numpy(out) for out in outs])

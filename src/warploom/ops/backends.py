@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,15 @@ from warploom.core.dtypes import u32
 from warploom.core.errors import EmulationError, EmulationWarning
 from warploom.core.targets import Target
 from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream, describe
-from warploom.ir.program import Program
 from warploom.layout.tensor_map import TensorMapSpec
+from warploom.ops.recipes import Recipe, Signature
 
 if TYPE_CHECKING:
     from warploom.cuda.buffers import DeviceCopy
-    from warploom.cuda.compile import CompiledKernel
     from warploom.cuda.launch import LoadedKernel
+    from warploom.cuda.store import CompiledKernel
     from warploom.emulate import Emulation
+    from warploom.ir.program import Program
 
 Grid = tuple[int, int, int]
 
@@ -67,6 +68,22 @@ def compiled(program: Program, arch: str) -> CompiledKernel:
     )
 
 
+@lru_cache(maxsize=512)
+def built(recipe: Recipe, arch: str) -> tuple[CompiledKernel, Signature]:
+    """The kernel of a recipe for an architecture; nothing is traced if any process has made it before."""
+    from warploom.cuda.compile import find_traced, keep_traced
+
+    origin = recipe.origin()
+    found = find_traced(origin, arch) if origin is not None else None
+    if found is not None:
+        return found[0], Signature.read(found[1])
+    program = recipe.program
+    kernel, signature = compiled(program, arch), Signature.of(program)
+    if origin is not None and origin == recipe.origin():  # no source was edited while its code was being imported
+        keep_traced(origin, kernel, asdict(signature))
+    return kernel, signature
+
+
 def scalar_arguments(program: Program, scalars: Mapping[str, int]) -> list[int]:
     """The values of the Program's scalar parameters, in order."""
     return [scalars[p.name] for p in program.parameters if p.kind == "scalar"]
@@ -77,7 +94,7 @@ Box = tuple[int, ...]
 
 @dataclass(frozen=True)
 class GpuCall:
-    """A Program loaded on one GPU with a fixed grid and fixed scalars: a launch takes arrays, pointers first.
+    """A kernel loaded on one GPU with a fixed grid and fixed scalars: a launch takes arrays, pointers first.
 
     Arrays that the kernel reads through the TMA have a box; their tensor maps are kept per set of addresses.
     """
@@ -88,21 +105,29 @@ class GpuCall:
     device: int
     boxes: tuple[Box, ...] = ()
     known: dict[tuple[int, ...], tuple[Any, ...]] = field(default_factory=dict[tuple[int, ...], tuple[Any, ...]])
+    arrays: tuple[str, ...] = ()
+    """Names of the arrays, in order."""
 
     @classmethod
     def prepare(
-        cls, program: Program, grid: Grid, scalars: Mapping[str, int], device: int, boxes: Sequence[Box] = ()
+        cls, kernel: Recipe | Program, grid: Grid, scalars: Mapping[str, int], device: int, boxes: Sequence[Box] = ()
     ) -> GpuCall:
         """Compile (or take from the cache), load, and check the launch against the GPU's limits.
 
-        ``boxes`` are those of the first arrays, in order: the Program's tensor maps.
+        A Program is printed to be found in the cache, a Recipe is not even traced. ``boxes`` are those of the first
+        arrays, in order: the kernel's tensor maps.
         """
         from warploom.cuda.launch import load, scalar
 
-        kernel = load(compiled(program, gpu_target(device).name), device)
-        config = kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
-        values = tuple(scalar(u32, s) for s in scalar_arguments(program, scalars))
-        return cls(kernel, config, values, device, tuple(boxes))
+        arch = gpu_target(device).name
+        if isinstance(kernel, Recipe):
+            code, needs = built(kernel, arch)
+        else:
+            code, needs = compiled(kernel, arch), Signature.of(kernel)
+        loaded = load(code, device)
+        config = loaded.configure(grid, needs.threads, shared_bytes=needs.shared_bytes)
+        values = tuple(scalar(u32, scalars[name]) for name in needs.scalars)
+        return cls(loaded, config, values, device, tuple(boxes), arrays=needs.arrays)
 
     def launch(self, arrays: tuple[ArrayView, ...], kind: str) -> None:
         """Queue the kernel on the caller's current stream; ``arrays`` in the order of the Program's parameters."""

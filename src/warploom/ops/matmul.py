@@ -13,17 +13,19 @@ import numpy as np
 
 from warploom.core.dtypes import DType, f32
 from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.identity import function_key
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like
 from warploom.ir.program import Program
 from warploom.kernels.gemm.choice import choose, expected_seconds
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.features import EpilogueFunction, GemmFeatures, epilogue_key
+from warploom.kernels.gemm.features import EpilogueFunction, GemmFeatures
 from warploom.kernels.gemm.forward import gemm
 from warploom.kernels.gemm.problem import GemmProblem
 from warploom.kernels.gemm.reduction import add_parts
 from warploom.ops.backends import GpuCall, Grid, gpu_name, gpu_present, gpu_target, run_on_emulator
 from warploom.ops.matmul_arrays import Inputs, read_inputs
+from warploom.ops.recipes import Recipe
 from warploom.tune.classes import gemm_class
 from warploom.tune.store import find_winner
 
@@ -53,17 +55,27 @@ class MatmulPlan:
         p, splits = self.problem, self.config.split_k
         return (p.batch, splits, p.m, p.n) if splits > 1 else ()
 
+    @property
+    def recipe(self) -> Recipe:
+        """The kernel by what it is traced from."""
+        return Recipe(trace, (self.config, self.problem.features(self.config)))
+
+    @property
+    def finish_recipe(self) -> Recipe | None:
+        """The kernel that adds the parts of a split K, by what it is traced from."""
+        if self.config.split_k == 1:
+            return None
+        return Recipe(trace_finish, (self.config.split_k, self.config.dtype, self.problem.finish_features()))
+
     @cached_property
     def program(self) -> Program:
         """The traced kernel."""
-        return trace(self.config, self.problem.features(self.config))
+        return self.recipe.program
 
     @cached_property
     def finish(self) -> Program | None:
         """The kernel that adds the parts of a split K."""
-        if self.config.split_k == 1:
-            return None
-        return trace_finish(self.config.split_k, self.config.dtype, self.problem.finish_features())
+        return None if self.finish_recipe is None else self.finish_recipe.program
 
     @property
     def scalars(self) -> dict[str, int]:
@@ -198,7 +210,7 @@ def matmul(
         views += [describe(x) for x in ((() if bias is None else (bias,)) + tuple(extras))]
     into = None if out is None else describe(out)
     asked = (
-        out_dtype, accumulate, bias is None, None if epilogue is None else epilogue_key(epilogue), alpha, config,
+        out_dtype, accumulate, bias is None, None if epilogue is None else function_key(epilogue), alpha, config,
         None if into is None else (into[1:5], into.pointer & 15),
     )  # fmt: skip
     key = (asked, *[(view[1:5], view.pointer & 15) for view in views])
@@ -300,9 +312,9 @@ def _first_call(inputs: Inputs, out: Any, config: GemmConfig | None, key: _Key) 
 
 
 def _prepare(made: MatmulPlan, inputs: Inputs, device: int) -> _Prepared:
-    finish = made.finish
+    finish = made.finish_recipe
     return _Prepared(
-        GpuCall.prepare(made.program, made.grid, made.scalars, device),
+        GpuCall.prepare(made.recipe, made.grid, made.scalars, device),
         None if finish is None
         else GpuCall.prepare(finish, made.problem.finish_grid(), made.finish_scalars, device),
         made.workspace,
@@ -359,7 +371,7 @@ def _run_from_host(inputs: Inputs, result: ArrayView, config: GemmConfig | None)
         made = _plan(again, replace(made.config, split_k=1))
     if len(again.offsets) > 1:
         raise ProblemError(f"{inputs.shape} has more batches than one launch takes: move the arrays to the GPU first")
-    call = GpuCall.prepare(made.program, made.grid, made.scalars, 0)
+    call = GpuCall.prepare(made.recipe, made.grid, made.scalars, 0)
     call.run_from_host(hosts, [target_host])
     as_numpy(result)[...] = target_host
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from warploom.core.dtypes import DType, bf16, dtype_of, f16, f32
 from warploom.core.errors import ProblemError
+from warploom.core.identity import function_key
 from warploom.interop.arrays import ArrayView, compact, require_dtype, same_device
-from warploom.kernels.gemm.features import Epilogue, EpilogueFunction, epilogue_key
+from warploom.kernels.gemm.features import Epilogue, EpilogueFunction
 from warploom.kernels.gemm.forward import MOST_EXTRAS
 from warploom.kernels.gemm.problem import MOST_GRID_ROWS, GemmProblem, Matrix
 
@@ -54,7 +55,7 @@ def read_inputs(
     kept = [_readable(a), _readable(b)] + [x if x.contiguous else compact(x) for x in others]
     target = _result_layout(shape, out, a, dtypes[0])
     batches = _Batches.of(kept, shape, target[1])
-    epilogue = Epilogue(alpha != 1.0, has_bias, len(extras), function, epilogue_key(function))
+    epilogue = Epilogue(alpha != 1.0, has_bias, len(extras), function, function_key(function))
     problem = _problem(kept, batches, shape, target, dtypes, epilogue)
 
     def reread(again: Sequence[ArrayView], result: ArrayView) -> Inputs:

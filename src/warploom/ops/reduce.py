@@ -23,6 +23,7 @@ from warploom.kernels.reduce.matmul import DOT_WARPS, MERGE_THREADS, merge_tiles
 from warploom.kernels.reduce.states import OPS, ReduceOp, Reduction
 from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, run_on_emulator
 from warploom.ops.matmul_arrays import Inputs, read_inputs
+from warploom.ops.recipes import Recipe
 
 EMULATED_TARGET = "sm_80"
 Op = Literal["max", "sum", "logsumexp"]
@@ -49,15 +50,25 @@ class ReducePlan:
         """Memory beyond inputs and results."""
         return 4 * len(Reduction(self.op).types) * self.tiles * self.problem.m
 
+    @property
+    def recipe(self) -> Recipe:
+        """The kernel of the product and the reductions of its tiles, by what it is traced from."""
+        return Recipe(_trace_tiles, (self.config, self.problem.features(self.config), self.op))
+
+    @property
+    def merge_recipe(self) -> Recipe:
+        """The kernel that merges the tiles, by what it is traced from."""
+        return Recipe(_trace_merge, (self.op, self.subtract))
+
     @cached_property
     def program(self) -> Program:
         """The kernel of the product and the reductions of its tiles."""
-        return _trace_tiles(self.config, self.problem.features(self.config), self.op)
+        return self.recipe.program
 
     @cached_property
     def merge(self) -> Program:
         """The kernel that merges the tiles."""
-        return _trace_merge(self.op, self.subtract)
+        return self.merge_recipe.program
 
     @property
     def merge_grid(self) -> Grid:
@@ -198,16 +209,15 @@ def _plan(inputs: Inputs, op: ReduceOp, config: GemmConfig | None, subtract: boo
 class _Step:
     """One kernel of a call: what it runs on, by the names of its parameters."""
 
-    program: Program
+    recipe: Recipe
     grid: Grid
     arrays: dict[str, ArrayView]
     scalars: dict[str, int]
     flops: int
 
-    @property
-    def pointers(self) -> list[ArrayView]:
-        """The arrays in the order of the kernel's parameters."""
-        return [self.arrays[p.name] for p in self.program.parameters if p.kind == "pointer"]
+    def taken(self, call: GpuCall) -> list[ArrayView]:
+        """The arrays in the order in which the kernel takes them."""
+        return [self.arrays[name] for name in call.arrays]
 
 
 def _reduced(
@@ -240,13 +250,13 @@ def _reduced(
     if copied:
         _run_copied(steps, results)
     elif device[0] == "cuda":
-        calls = [_prepared(s.program, s.grid, tuple(s.scalars.items()), device[1]) for s in steps]
+        calls = [_prepared(s.recipe, s.grid, tuple(s.scalars.items()), device[1]) for s in steps]
         for call, step in zip(calls, steps, strict=True):
-            call.launch_again(tuple(x.pointer for x in step.pointers), kind)
+            call.launch_again(tuple(x.pointer for x in step.taken(call)), kind)
         _remember(key, given, results, calls, steps)
     else:
         for step in steps:
-            run_on_emulator(step.program, step.grid, step.arrays, step.scalars, step.flops)
+            run_on_emulator(step.recipe.program, step.grid, step.arrays, step.scalars, step.flops)
     return out, index
 
 
@@ -293,11 +303,12 @@ def _remember(
             if x.pointer not in roles and name in ("first", "second", "subtracted"):
                 made.setdefault(x.pointer, x)
     roles |= {pointer: i for i, pointer in enumerate(made)}
-    if any(x.pointer not in roles for step in steps for x in step.pointers):
+    taken = [step.taken(call) for call, step in zip(calls, steps, strict=True)]
+    if any(x.pointer not in roles for arrays in taken for x in arrays):
         return
     if len(_ready) >= _READY_KEPT:
         _ready.clear()
-    listed = [(call, tuple(roles[x.pointer] for x in s.pointers)) for call, s in zip(calls, steps, strict=True)]
+    listed = [(call, tuple(roles[x.pointer] for x in arrays)) for call, arrays in zip(calls, taken, strict=True)]
     shapes = tuple((tuple(x.shape), x.dtype) for x in made.values())
     _ready[key] = _Ready(tuple(listed), shapes, len(results))
 
@@ -308,18 +319,18 @@ def _run_copied(steps: list[_Step], results: list[ArrayView]) -> None:
 
     copies: dict[int, DeviceCopy] = {}
     for step in steps:
-        for x in step.pointers:
+        call = _prepared(step.recipe, step.grid, tuple(step.scalars.items()), 0)
+        for x in step.taken(call):
             if x.pointer not in copies:
                 copies[x.pointer] = DeviceCopy(as_numpy(x), 0)
-        call = _prepared(step.program, step.grid, tuple(step.scalars.items()), 0)
-        call.launch_again(tuple(copies[x.pointer].pointer for x in step.pointers), "numpy")
+        call.launch_again(tuple(copies[x.pointer].pointer for x in step.taken(call)), "numpy")
     for result in results:
         copies[result.pointer].download()
 
 
 @lru_cache(maxsize=1024)
-def _prepared(program: Program, grid: Grid, scalars: tuple[tuple[str, int], ...], device: int) -> GpuCall:
-    return GpuCall.prepare(program, grid, dict(scalars), device)
+def _prepared(recipe: Recipe, grid: Grid, scalars: tuple[tuple[str, int], ...], device: int) -> GpuCall:
+    return GpuCall.prepare(recipe, grid, dict(scalars), device)
 
 
 def _steps(plan: ReducePlan, inputs: Inputs, results: list[ArrayView], target: ArrayView | None) -> list[_Step]:
@@ -340,9 +351,9 @@ def _steps(plan: ReducePlan, inputs: Inputs, results: list[ArrayView], target: A
         steps.append(_logits_step(problem, inputs.views, target, logits))
         merged["subtracted"] = logits
     scalars = problem.scalars(plan.config, alpha)
-    steps.append(_Step(plan.program, problem.grid(plan.config), arrays, scalars, problem.flops))
+    steps.append(_Step(plan.recipe, problem.grid(plan.config), arrays, scalars, problem.flops))
     scalars = {"m": problem.m, "tiles": plan.tiles}
-    steps.append(_Step(plan.merge, plan.merge_grid, merged, scalars, 100 * problem.m * plan.tiles))
+    steps.append(_Step(plan.merge_recipe, plan.merge_grid, merged, scalars, 100 * problem.m * plan.tiles))
     return steps
 
 
@@ -355,8 +366,8 @@ def _logits_step(problem: GemmProblem, views: tuple[ArrayView, ...], target: Arr
     w = _transposed(views[1])
     w = w if w.strides[1] == 1 else compact(w)
     target = target if target.contiguous else compact(target)
-    program = _trace_logits(x.dtype, target.dtype.bits // 32)
+    recipe = Recipe(_trace_logits, (x.dtype, target.dtype.bits // 32))
     target = _as_words(target)
     scalars = {"m": problem.m, "n": problem.n, "depth": problem.k, "x_stride": x.strides[0], "w_stride": w.strides[0]}
     arrays = {"x": x, "w": w, "target": target, "out": logits}
-    return _Step(program, (-(-problem.m // DOT_WARPS), 1, 1), arrays, scalars, 2 * problem.m * problem.k)
+    return _Step(recipe, (-(-problem.m // DOT_WARPS), 1, 1), arrays, scalars, 2 * problem.m * problem.k)

@@ -18,7 +18,7 @@ from warploom.core.targets import Target
 from warploom.inspect.occupancy import Occupancy, occupancy
 
 if TYPE_CHECKING:
-    from warploom.cuda.compile import CompiledKernel
+    from warploom.cuda.store import CompiledKernel
     from warploom.tune.family import Family
 
 MOST_SPILLED_BYTES = 128

@@ -37,7 +37,8 @@ class OperandFeatures:
 class Epilogue:
     """What happens to a sum before it is stored: ``function(alpha · sum + bias[col], extra[0][row, col], …)``.
 
-    ``key`` stands for ``function`` in comparisons, so that equal lambdas share a kernel; see :func:`epilogue_key`.
+    ``key`` stands for ``function`` in comparisons, so that equal lambdas share a kernel:
+    :func:`warploom.core.identity.function_key`.
     """
 
     scaled: bool = False
@@ -59,23 +60,6 @@ class Epilogue:
         if not isinstance(result, Traced | int | float):
             raise ProblemError(f"the epilogue must return one traced value, not {type(result).__name__}")
         return as_f32(result, x)
-
-
-def epilogue_key(function: EpilogueFunction | None) -> Hashable:
-    """What identifies an epilogue: its code and what it closes over, so that a lambda made anew is recognised.
-
-    Functions whose closure or defaults cannot be hashed, and other callables, are identified by themselves.
-    """
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return function
-    try:
-        cells = tuple(cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
-        key = (code, function.__defaults__, cells, tuple(map(type, cells)))  # type: ignore[union-attr]
-        hash(key)
-    except (TypeError, ValueError):  # an unhashable value, an empty cell
-        return function
-    return key
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,157 @@
+"""Functions made anew are recognised; whatever changes what they compute makes another key."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warploom.lang.functions as words
+from warploom.core.dtypes import bf16, f16
+from warploom.core.identity import UnstableError, function_key, stable_text
+from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.gemm.features import Epilogue, GemmFeatures
+from warploom.lang.functions import relu
+
+
+def made(source: str, **scope: Any) -> Any:
+    """A function as it comes from a module of its own with these globals."""
+    return eval(source, scope)
+
+
+def key_and_text(function: Any) -> tuple[Any, str]:
+    key = function_key(function)
+    return key, stable_text(key)
+
+
+ALIKE = [
+    "lambda x: x * 2.0",
+    "lambda x, c=3.0: x * c",
+    "lambda x, *, c=3.0: x * c",
+    "lambda x: relu(x) + words.gelu(x) * math.pi",
+    "lambda x: abs(x) if flag else helper(x)",
+    "(lambda c: lambda x: x * c)(4.0)",
+]
+
+
+def scope(**changed: Any) -> dict[str, Any]:
+    return {"relu": relu, "words": words, "math": math, "flag": True, "helper": made("lambda x: x + 1.0")} | changed
+
+
+@pytest.mark.parametrize("source", ALIKE)
+def test_a_function_made_anew_is_recognised(source):
+    assert key_and_text(made(source, **scope())) == key_and_text(made(source, **scope()))
+    moved = made(f"(\n\n{source})", **scope())
+    assert stable_text(function_key(moved)) == stable_text(function_key(made(source, **scope())))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (made("lambda x: x * 2.0"), made("lambda x: x * 3.0")),
+        (made("lambda x: x * 2.0"), made("lambda x: x + 2.0")),
+        (made("lambda x: x * 2"), made("lambda x: x * 2.0")),
+        (made("lambda x, c=2.0: x * c"), made("lambda x, c=3.0: x * c")),
+        (made("lambda x, *, c=2.0: x * c"), made("lambda x, *, c=3.0: x * c")),
+        (made("lambda x, c=1: x * c"), made("lambda x, c=True: x * c")),
+        (made("(lambda c: lambda x: x * c)(0.0)"), made("(lambda c: lambda x: x * c)(-0.0)")),
+        (made("lambda x: x * c", c=2.0), made("lambda x: x * c", c=3.0)),
+        (made("lambda x: x * c", c=2.0), made("lambda x: x * c")),
+        (made("lambda x: f(x)", f=made("lambda x: x")), made("lambda x: f(x)", f=made("lambda x: -x"))),
+        (made("lambda x: (lambda y: y * c)(x)", c=2.0), made("lambda x: (lambda y: y * c)(x)", c=3.0)),
+        (made("lambda x: f(x)", f=relu), made("lambda x: f(x)", f=words.gelu)),
+    ],
+)  # fmt: skip
+def test_what_changes_the_result_changes_the_key(one, other):
+    (key, text), (other_key, other_text) = key_and_text(one), key_and_text(other)
+    assert key != other_key
+    assert text != other_text
+
+
+def test_a_function_that_calls_itself_has_a_key():
+    source = "lambda x, n=3: x if n == 0 else again(x * 2.0, n - 1)"
+    one: dict[str, Any] = {}
+    other: dict[str, Any] = {}
+    for names in (one, other):
+        names["again"] = eval(source, names)
+    assert key_and_text(one["again"]) == key_and_text(other["again"])
+
+
+class Scaler:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def apply(self, x):
+        return x * self.factor
+
+
+@dataclass(frozen=True)
+class UsersOwn:
+    factor: float
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [Scaler(2.0), UsersOwn(2.0), types.ModuleType("mine"), np.float32, Scaler, object(), np.ones(3), [1.0]],
+    ids=repr,
+)
+def test_what_only_this_process_knows_has_no_text(seen):
+    function = made("lambda x: seen(x)", seen=seen)
+    assert function_key(function) == function_key(function)
+    with pytest.raises(UnstableError):
+        stable_text(function_key(function))
+
+
+def test_methods_of_two_objects_are_two_functions():
+    one, other = Scaler(2.0), Scaler(3.0)
+    assert function_key(one.apply) == function_key(one.apply)
+    assert function_key(one.apply) != function_key(other.apply)
+    with pytest.raises(UnstableError):
+        stable_text(function_key(one.apply))
+
+
+def test_texts_of_features_tell_them_apart():
+    values = [
+        AttentionFeatures(),
+        AttentionFeatures(window=(None, 0)),
+        AttentionFeatures(window=(0, None)),
+        AttentionFeatures(scale=0.5),
+        AttentionFeatures(scale=np.float64(0.5)),  # type: ignore[arg-type]
+        AttentionFeatures(softcap=0.5),
+        GemmFeatures(out_dtype=f16),
+        GemmFeatures(out_dtype=bf16),
+        GemmFeatures(epilogue=Epilogue(key=function_key(relu))),
+        ("1,2",), ("1", "2"), (1, 2), ((1,), 2), (b"1",), (frozenset({1, 2}),),
+    ]  # fmt: skip
+    assert len({stable_text(x) for x in values}) == len(values)
+    assert stable_text(frozenset({3, 1, 2})) == stable_text(frozenset({2, 3, 1}))
+
+
+def test_texts_are_the_same_in_another_process():
+    script = textwrap.dedent("""
+        import math
+        from warploom.core.identity import function_key, stable_text
+        from warploom.kernels.gemm.features import Epilogue, GemmFeatures
+        from warploom.lang.functions import silu
+        def helper(x):
+            return x * 2.0
+        key = function_key(lambda x, gate: silu(x) * helper(gate) + math.pi if x in {1, 2, "a", "b"} else x)
+        print(stable_text((GemmFeatures(epilogue=Epilogue(key=key)),)))
+    """)
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(texts) == 1
+    assert "silu" in texts.pop()

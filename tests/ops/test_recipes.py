@@ -1,0 +1,275 @@
+"""Kernels kept on disk by what they are traced from: found without a trace, and never where anything has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import warploom
+from warploom.core.dtypes import bf16
+from warploom.cuda import compile as compile_room
+from warploom.cuda.compile import forget_compiled
+from warploom.cuda.store import KernelStore
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.ops import backends, recipes
+from warploom.ops.backends import built
+from warploom.ops.recipes import Recipe, Signature
+
+pytest.importorskip("cuda.core")
+
+ARCH = "sm_90a"
+SMALL = GemmConfig(32, 32, 32, 16, 16, dtype=bf16, ldmatrix=True, swizzle=True, stages=2, pipelined=True)
+
+
+def new_process() -> None:
+    """Forget what a process remembers, not what is on disk."""
+    built.cache_clear()
+    backends.compiled.cache_clear()
+    forget_compiled()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """An own, empty cache for each test."""
+    monkeypatch.setenv("WARPLOOM_CACHE", str(tmp_path / "cache"))
+    new_process()
+    return tmp_path / "cache" / "kernels"
+
+
+def product(**options):
+    a, b = np.zeros((32, 64), bf16.numpy), np.zeros((64, 32), bf16.numpy)
+    return warploom.plan_matmul(a, b, config=SMALL, **options).recipe
+
+
+def refuse_to_trace(monkeypatch) -> None:
+    def traced(*_):
+        pytest.fail("traced again")
+
+    def loaded():
+        pytest.fail("NVRTC is not needed")
+
+    monkeypatch.setattr(Recipe, "program", property(traced))
+    monkeypatch.setattr(compile_room, "nvrtc_version", loaded)
+
+
+def pointers(folder: Path) -> list[Path]:
+    """The entries that lead from a recipe to a kernel."""
+    files = (path for path in (folder / "entries").rglob("*") if path.is_file())
+    return [path for path in files if b'"facts"' in path.read_bytes()]
+
+
+def test_a_later_process_neither_traces_nor_needs_a_compiler(monkeypatch):
+    recipe = product()
+    kernel, signature = built(recipe, ARCH)
+    assert signature == Signature.of(recipe.program)
+    new_process()
+    refuse_to_trace(monkeypatch)
+    again, same = built(product(), ARCH)
+    assert (again.cubin, again.name, again.resources, same) == (kernel.cubin, kernel.name, kernel.resources, signature)
+    assert again.from_cache
+
+
+def test_every_operation_gives_recipes_that_determine_their_kernels():
+    q = np.zeros((1, 64, 2, 64), bf16.numpy)
+    a, b = np.zeros((32, 64), bf16.numpy), np.zeros((64, 32), bf16.numpy)
+    split = warploom.plan_matmul(a, b, config=GemmConfig(32, 32, 32, 16, 16, dtype=bf16, split_k=2))
+    reduced = warploom.plan_matmul_reduce(a, b, "logsumexp", config=SMALL)
+    hopper = "wgmma (BF16, 64, 128, 64, 2 consumers, 2 stages): overlap"
+    listed = [
+        warploom.plan(q, q, q).recipe,
+        warploom.plan(q, q, q, causal=True).recipe,
+        warploom.plan(q, q, q, scale=1 / np.sqrt(64)).recipe,
+        warploom.plan(q, q, q, config=hopper).recipe,
+        warploom.plan(q, q, q, config=hopper, layout="bhsd").recipe,
+        split.recipe,
+        split.finish_recipe,
+        reduced.recipe,
+        reduced.merge_recipe,
+    ]
+    origins = [None if recipe is None else recipe.origin() for recipe in listed]
+    assert None not in origins
+    assert len(set(origins)) == len(listed)
+
+
+def test_architecture_compiler_and_arguments_are_part_of_the_key(monkeypatch):
+    built(product(), ARCH)
+    new_process()
+    assert not built(product(), "sm_80")[0].from_cache
+    assert not built(product(out_dtype="f32"), ARCH)[0].from_cache
+    monkeypatch.setattr(compile_room, "_compiler_unloaded", lambda: "another NVRTC")
+    monkeypatch.setattr(compile_room, "_compiler_identity", lambda: b"another NVRTC")
+    new_process()
+    assert not built(product(), ARCH)[0].from_cache
+
+
+@pytest.mark.parametrize("damage", [lambda x: x[: len(x) // 2], lambda x: x.replace(b"128", b"256"), lambda _: b""])
+def test_a_damaged_pointer_is_replaced(cache, damage, monkeypatch):
+    kernel, signature = built(product(), ARCH)
+    (pointer,) = pointers(cache)
+    good = pointer.read_bytes()
+    pointer.write_bytes(damage(good))
+    assert pointer.read_bytes() != good
+    new_process()
+    again, same = built(product(), ARCH)
+    assert (again.cubin, same) == (kernel.cubin, signature)
+    assert pointer.read_bytes() == good
+    new_process()
+    refuse_to_trace(monkeypatch)
+    built(product(), ARCH)
+
+
+def test_a_pointer_to_another_kernel_or_to_none_is_not_believed(cache):
+    built(product(), ARCH)
+    (pointer,) = pointers(cache)
+    other = built(product(out_dtype="f32"), ARCH)[0]
+    (second,) = set(pointers(cache)) - {pointer}
+    found = json.loads(pointer.read_bytes().partition(b"\n")[2])
+    store = KernelStore.open(cache)
+    assert store is not None
+    good = pointer.read_bytes()
+    kernel = found["kernel"]
+    text = json.dumps(found | {"kernel": other.key.hex(), "name": other.name}).encode()
+    pointer.write_bytes(compile_room.hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+    new_process()
+    assert built(product(), ARCH)[0].key.hex() == kernel, "the checksum is that of the kernel pointed to"
+    assert pointer.read_bytes() == good
+    for path in (cache / "entries").rglob("*"):
+        if path.is_file() and path not in (pointer, second):
+            path.unlink()
+    new_process()
+    assert not built(product(), ARCH)[0].from_cache, "the kernel's own entry is gone"
+
+
+def test_a_full_disk_costs_no_result(monkeypatch, cache):
+    from cuda.core.utils import FileStreamProgramCache
+
+    def full(self, key, value):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FileStreamProgramCache, "__setitem__", full)
+    with pytest.warns(RuntimeWarning, match="No space left on device"):
+        assert built(product(), ARCH)[0].cubin
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert built(product(out_dtype="f32"), ARCH)[0].cubin
+    assert pointers(cache) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_cache_that_can_only_be_read_is_read(cache, monkeypatch):
+    built(product(), ARCH)
+    new_process()
+    folders = [cache, *(path for path in cache.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        refuse_to_trace(monkeypatch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert built(product(), ARCH)[0].from_cache
+    finally:
+        for folder in folders:
+            folder.chmod(stat.S_IRWXU)
+
+
+def test_an_epilogue_is_kept_by_what_it_computes(monkeypatch, cache):
+    def scaled(factor):
+        return lambda x: x * factor
+
+    class Own:
+        factor = 2.0
+
+    built(product(epilogue=scaled(2.0)), ARCH)
+    built(product(epilogue=scaled(3.0)), ARCH)
+    assert len(pointers(cache)) == 2
+    own = Own()
+    built(product(epilogue=lambda x: x * own.factor), ARCH)
+    assert len(pointers(cache)) == 2, "an object of this process is nothing that a file can be kept by"
+    new_process()
+    refuse_to_trace(monkeypatch)
+    assert built(product(epilogue=scaled(3.0)), ARCH)[0].from_cache
+
+
+@pytest.fixture
+def copied_package(tmp_path):
+    """A copy of the package's sources that may be edited, and a way to run code on it."""
+    folder = tmp_path / "sources"
+    shutil.copytree(Path(warploom.__file__).parent, folder / "warploom", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def run(script: str) -> str:
+        begin = "import time\nfrom warploom.ops.recipes import Recipe\nrecipe = Recipe(len, ('x',))\n"
+        done = subprocess.run(
+            [sys.executable, "-c", begin + textwrap.dedent(script)], env=environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    time.sleep(0.02)  # a file system's clock is coarser than the process's
+    return folder / "warploom", run
+
+
+def test_an_edited_source_is_never_met_by_an_old_entry(copied_package):
+    package, run = copied_package
+    before = run("print(recipe.origin())")
+    assert run("print(recipe.origin())") == before
+    source = package / "kernels" / "attention" / "softmax.py"
+    text, at = source.read_text(), source.stat()
+    source.write_text(text.replace("e", "f", 1))
+    os.utime(source, ns=(at.st_atime_ns, at.st_mtime_ns))  # same size, same time: only the contents differ
+    time.sleep(0.02)
+    assert run("print(recipe.origin())") != before
+    source.write_text(text)
+    time.sleep(0.02)
+    assert run("print(recipe.origin())") == before
+
+
+def test_a_process_whose_sources_were_edited_keeps_nothing(copied_package):
+    package, run = copied_package
+    told = run(f"""
+        assert recipe.origin() is not None
+        time.sleep(0.02)
+        path = {str(package / "lang" / "fold.py")!r}
+        open(path, "a").write("# edited\\n")
+        print(recipe.origin())
+    """)
+    assert told.strip() == "None"
+
+
+def test_the_rooms_that_decide_a_kernel_are_hashed():
+    from tests.test_layering import KERNELS
+
+    assert set(recipes.SOURCES) >= KERNELS | {"cuda", "ops"}
+
+
+def test_two_processes_at_once(cache):
+    script = textwrap.dedent("""
+        import numpy as np, warploom
+        from warploom.core.dtypes import bf16
+        from warploom.kernels.gemm.config import GemmConfig
+        from warploom.ops.backends import built
+        a, b = np.zeros((32, 64), bf16.numpy), np.zeros((64, 32), bf16.numpy)
+        config = GemmConfig(32, 32, 32, 16, 16, dtype=bf16, ldmatrix=True, swizzle=True, stages=2, pipelined=True)
+        recipe = warploom.plan_matmul(a, b, config=config).recipe
+        print(built(recipe, "sm_90a")[0].resources.registers)
+    """)
+    running = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    told = [process.communicate() for process in running]
+    assert [process.returncode for process in running] == [0, 0], told
+    assert len(pointers(cache)) == 1
+    assert built(product(), ARCH)[0].from_cache
