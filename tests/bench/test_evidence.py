@@ -10,8 +10,10 @@ from warploom.bench import monitor
 from warploom.bench.environment import environment, gpu_slug
 from warploom.bench.monitor import GpuMonitor, parse_nvidia_smi
 from warploom.bench.tables import MARKDOWN_TABLES, fill_markdown, ladder_tables, table_names
-from warploom.bench.targets import Figure, load_targets, missed
+from warploom.bench.targets import BEFORE, Figure, load_targets, missed
 from warploom.core.errors import ProblemError
+from warploom.kernels.attention.ladder import FULL_LADDER
+from warploom.kernels.gemm.ladder import LADDER
 
 
 def row(rung="best", median=400.0, ratio=1.2, seq=4096):
@@ -78,6 +80,18 @@ def test_targets_are_held_against_rows():
     assert missed([Figure("best", 500, {"seq": 4096})], [row()])
 
 
+def test_a_rung_is_held_against_the_one_before():
+    figure = Figure("03", 0.98, {"n": 8192}, BEFORE)
+    entry = row("03")
+    entry["gpu"]["cells"][0] |= {"n": 8192, "over_rung_before": 1.1}
+    assert missed([figure], [entry]) == []
+    entry["gpu"]["cells"][0]["over_rung_before"] = 0.97
+    (text,) = missed([figure], [entry])
+    assert "the rung before" in text
+    del entry["gpu"]["cells"][0]["over_rung_before"]
+    assert missed([figure], [entry]), "a ladder that lacks the rung before proves nothing"
+
+
 def test_targets_of_another_family_do_not_matter(tmp_path):
     file = tmp_path / "targets.json"
     file.write_text(json.dumps({"attention": [{"rung": "best", "at_least": 1, "where": {"seq": 4096}}]}))
@@ -93,8 +107,11 @@ def test_a_broken_targets_file(tmp_path, text):
         load_targets(file, "attention")
 
 
-def test_the_projects_own_targets_are_well_formed(pytestconfig):
-    assert load_targets(pytestconfig.rootpath / "benchmarks" / "targets.json", "attention")
+@pytest.mark.parametrize(("family", "ladder"), [("attention", FULL_LADDER), ("gemm", LADDER)])
+def test_the_projects_own_targets_name_its_rungs(pytestconfig, family, ladder):
+    figures = load_targets(pytestconfig.rootpath / "benchmarks" / "targets.json", family)
+    assert figures
+    assert {figure.rung for figure in figures} <= {rung.key for rung in ladder.rungs}
 
 
 def test_markdown_tables_are_filled_from_rows():

@@ -2,17 +2,22 @@
 """Ladders: what makes a row wrong, and the reference that judges on the GPU."""
 
 import dataclasses
+import types
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.bench.test_timing import FakeGpu
 
+from warploom.bench import ladder
 from warploom.bench.attention import AttentionFamily, _entry, settled
-from warploom.bench.ladder import LadderResult, run_ladder
+from warploom.bench.ladder import ErrorEntry, LadderResult, run_ladder
 from warploom.bench.resources import compile_for, count_instructions, missing_compiler
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import CompileError, ConfigError
 from warploom.kernels.attention.ladder import LADDER
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
+from warploom.kernels.ladder import Rung
 from warploom.lang import Global, Kernel, f32, kernel
 
 
@@ -51,6 +56,30 @@ def test_what_counts_as_a_problem():
         {"gpu": {"cells": [{"seq": 512, "error": right | {"value": 2.0}}]}},
     ):
         assert len(LadderResult({}, [row | change]).problems) == 1
+
+
+def test_cells_hold_a_rung_against_the_one_before(monkeypatch):
+    gpu = FakeGpu()
+    seconds = {"a": 0.04, "b": 0.02, "c": 0.01}
+
+    def prepare(rung):
+        if rung.key == "broken":
+            raise ConfigError("does not fit")
+        return gpu.candidate(rung.key, seconds[rung.key])
+
+    case: Any = types.SimpleNamespace(
+        label={"n": 512}, flops=10**12, sets=2, stream=0, peers=[gpu.candidate("peer", 0.05)], prepare=prepare,
+        error=lambda rung: ErrorEntry("m", 0.5, 1.0),
+    )  # fmt: skip
+    monkeypatch.setattr(ladder, "EventClock", lambda stream: gpu)
+    result = LadderResult({}, [])
+    rungs = [Rung(key, key, "", None) for key in ("a", "b", "broken", "c")]
+    monitor: Any = types.SimpleNamespace(sm_clock=lambda: None)
+    cells = ladder._size(case, rungs, result, monitor, 3, lambda fraction: None)
+    assert cells[1]["over_rung_before"] == pytest.approx(2.0)
+    assert [index for index in cells if "over_rung_before" in cells[index]] == [1], "c's predecessor was not timed"
+    assert cells[3]["ratio"]["peer"] == pytest.approx(5.0)
+    assert "broken" in result.notes[0]
 
 
 def test_the_error_of_an_output_far_from_a_rounding_reference_counts():

@@ -39,30 +39,37 @@ def test_bad_input(invoke, arguments):
 
 
 @pytest.mark.skipif(has_gpu(), reason="for machines without a GPU")
-def test_bench_needs_a_gpu(invoke):
-    result = invoke("bench", "attention")
+@pytest.mark.parametrize("family", ["attention", "gemm"])
+def test_bench_needs_a_gpu(invoke, family):
+    result = invoke("bench", family)
     assert result.exit_code == 2
     assert "GPU" in result.stderr
 
 
-def test_a_broken_targets_file_is_named(invoke, tmp_path):
+@pytest.mark.parametrize("family", ["attention", "gemm"])
+def test_a_broken_targets_file_is_named(invoke, tmp_path, family):
     file = tmp_path / "targets.json"
     file.write_text("{")
-    result = invoke("bench", "attention", "--targets", str(file))
+    result = invoke("bench", family, "--targets", str(file))
     assert result.exit_code == 2
     assert "targets.json" in result.stderr
 
 
 @pytest.mark.gpu
-def test_bench_writes_evidence_and_a_missed_target_is_exit_code_1(invoke, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "rung", "peer", "size", "where"),
+    [
+        ("attention", "2", "torch_flash", ["--gpu-seq", "512"], {"seq": 512}),
+        ("gemm", "02", "cublas", ["--gpu-n", "1024"], {"n": 1024}),
+    ],
+)
+def test_bench_writes_evidence_and_a_missed_target_is_exit_code_1(invoke, tmp_path, family, rung, peer, size, where):
     pytest.importorskip("torch")
     targets, out = tmp_path / "targets.json", tmp_path / "result.json"
     for at_least, code in ((0.01, 0), (100.0, 1)):
-        figure = {"rung": "2", "peer": "torch_flash", "where": {"seq": 512}, "at_least": at_least}
-        targets.write_text(json.dumps({"attention": [figure]}))
-        result = invoke(
-            "bench", "attention", "--rung", "2", "--gpu-seq", "512", "--out", str(out), "--targets", str(targets)
-        )
+        figure = {"rung": rung, "peer": peer, "where": where, "at_least": at_least}
+        targets.write_text(json.dumps({family: [figure]}))
+        result = invoke("bench", family, "--rung", rung, *size, "--out", str(out), "--targets", str(targets))
         assert result.exit_code == code, result.output
     assert "target missed" in result.stderr
-    assert json.loads(out.read_text())["rows"][0]["gpu"]["peers"]["torch_flash"]
+    assert json.loads(out.read_text())["rows"][0]["gpu"]["peers"][peer]

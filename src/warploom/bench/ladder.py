@@ -283,7 +283,13 @@ def _size(
     everyone = [*candidates.values(), *case.peers]
     times = measure(everyone, case.sets, EventClock(case.stream), rounds=rounds, monitor=monitor, progress=progress)
     peers = {peer.name: times[peer.name] for peer in case.peers}
-    return {index: _cell(case, times[candidate.name], peers, errors[index]) for index, candidate in candidates.items()}
+    cells: dict[int, dict[str, Any]] = {}
+    for index, candidate in candidates.items():
+        cells[index] = _cell(case, times[candidate.name], peers, errors[index])
+        if index - 1 in candidates:
+            before = paired_ratio(times[candidate.name], times[candidates[index - 1].name])
+            cells[index]["over_rung_before"] = round(before, 4)
+    return cells
 
 
 def _cell(case: GpuCase[Any], ours: Measured, peers: Mapping[str, Measured], error: ErrorEntry) -> dict[str, Any]:

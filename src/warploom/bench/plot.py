@@ -74,7 +74,7 @@ def result_title(result: Mapping[str, Any]) -> str:
 
 
 def _label(cell: Row) -> int | None:
-    return next((int(cell[name]) for name in ("seq", "m", "rows") if name in cell), None)
+    return next((int(cell[name]) for name in ("seq", "m", "rows", "n") if name in cell), None)
 
 
 def _cells(rows: Sequence[Row], size: int | None) -> list[tuple[Row, Row]]:

@@ -10,11 +10,15 @@ from typing import Any
 
 from warploom.core.errors import ProblemError
 
+BEFORE = "the rung before"
+"""The peer of a figure that holds a rung against its predecessor in the ladder."""
+
 
 @dataclass(frozen=True)
 class Figure:
     """Rung ``rung`` is at least ``at_least`` times as fast as ``peer``, or reaches that many TFLOP/s without a peer.
 
+    ``peer`` names one of the cell's peers, or is :data:`BEFORE`: both ran in the same rounds.
     ``where`` names the cell: {"seq": 4096}; the flags in ``when`` must be those of the row: {"head_dim": 128}.
     """
 
@@ -55,7 +59,13 @@ def missed(figures: Sequence[Figure], rows: Sequence[Mapping[str, Any]]) -> list
                 continue
             for cell in (row["gpu"] or {}).get("cells", ()):
                 if all(cell.get(k) == v for k, v in figure.where.items()):
-                    reached = cell["ratio"].get(figure.peer) if figure.peer else cell["tflops"]["median"]
+                    reached = _reached(figure, cell)
                     if reached is None or not reached >= figure.at_least:
                         found.append(f"{figure}, reached {reached}")
     return found
+
+
+def _reached(figure: Figure, cell: Mapping[str, Any]) -> float | None:
+    if figure.peer is None:
+        return cell["tflops"]["median"]
+    return cell.get("over_rung_before") if figure.peer == BEFORE else cell["ratio"].get(figure.peer)

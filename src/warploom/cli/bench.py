@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import DTypeName, HeadDim, RungList, Settings, on_gpu
+from warploom.cli.options import Accumulate, DTypeName, HeadDim, RungList, Settings, on_gpu
 from warploom.cli.output import note
+
+if TYPE_CHECKING:
+    from warploom.bench.ladder import Family
+    from warploom.bench.targets import Figure
+    from warploom.kernels.ladder import Rung
 
 app = typer.Typer(help="Measure on the GPU beside PyTorch's kernels.", no_args_is_help=True)
 
@@ -17,6 +22,11 @@ TARGETS_FILE = Path("benchmarks/targets.json")
 RESULTS = Path("benchmarks/results")
 ROUNDS = 25
 """Samples of every cell."""
+
+Targets = Annotated[
+    Path | None,
+    typer.Option("--targets", help="Figures to reach (JSON); default benchmarks/targets.json if it exists."),
+]
 
 
 @app.callback()
@@ -37,10 +47,7 @@ def attention(
     out: Annotated[
         Path | None, typer.Option(help="File to write; default benchmarks/results/GPU/attention-….json")
     ] = None,
-    targets: Annotated[
-        Path | None,
-        typer.Option("--targets", help="Figures to reach (JSON); default benchmarks/targets.json if it exists."),
-    ] = None,
+    targets: Targets = None,
 ) -> None:
     """Time every rung and PyTorch's backends at every sequence length; exit code 1 if a target is missed.
 
@@ -51,18 +58,66 @@ def attention(
       warploom bench attention
       warploom bench attention --rung best --gpu-seq 4096 --out /tmp/best.json
     """
-    from warploom.bench.environment import gpu_slug
-    from warploom.bench.targets import load_targets, missed
-    from warploom.cli.ladder import attention_rungs, report, run, sequence_lengths
+    from warploom.cli.ladder import attention_rungs, sequence_lengths
 
-    wanted = targets or (TARGETS_FILE if TARGETS_FILE.exists() else None)
-    figures = load_targets(wanted, "attention") if wanted else []
+    figures = _figures(targets, "attention")
     sizes = sequence_lengths(gpu_seq)
     family, rungs = attention_rungs(rung, set_, 256, 1, head_dim, dtype)
+    _measure(family, rungs, sizes, figures, out, f"attention-d{head_dim}-{dtype}.json")
+
+
+@app.command("gemm")
+@explains_errors
+def gemm(
+    rung: RungList = None,
+    set_: Settings = None,
+    accumulate: Accumulate = None,
+    gpu_n: Annotated[
+        str, typer.Option(metavar="N,…", help="Sizes of the square products.")
+    ] = "1024,2048,4096,8192,16384",
+    out: Annotated[Path | None, typer.Option(help="File to write; default benchmarks/results/GPU/gemm-….json")] = None,
+    targets: Targets = None,
+) -> None:
+    """Time every rung and cuBLAS at every size; exit code 1 if a target is missed.
+
+    Each kernel is checked against float64 on fresh inputs, element by element, in the same run before it is timed.
+
+    \b
+    Examples:
+      warploom bench gemm
+      warploom bench gemm --accumulate f32 --out /tmp/f32.json
+      warploom bench gemm --rung best32 --gpu-n 8192
+    """
+    from warploom.bench.gemm import fitting
+    from warploom.cli.ladder import gemm_rungs, sequence_lengths
+
+    figures = _figures(targets, "gemm")
+    sizes = sequence_lengths(gpu_n)
+    family, rungs = gemm_rungs(rung, set_, accumulate, (256, 256, 512))
+    kept, left_out = fitting(family, rungs)
+    for text in left_out:
+        note(text)
+    _measure(family, kept, sizes, figures, out, f"gemm-{accumulate or 'ladder'}.json")
+
+
+def _figures(targets: Path | None, family: str) -> list[Figure]:
+    from warploom.bench.targets import load_targets
+
+    wanted = targets or (TARGETS_FILE if TARGETS_FILE.exists() else None)
+    return load_targets(wanted, family) if wanted else []
+
+
+def _measure(
+    family: Family[Any], rungs: list[Rung[Any]], sizes: list[int], figures: list[Figure], out: Path | None, name: str
+) -> None:
+    """Run the ladder on the GPU, write the evidence and hold it against the figures: exit code 1 for a miss."""
+    from warploom.bench.environment import gpu_slug
+    from warploom.bench.targets import missed
+    from warploom.cli.ladder import report, run
+
     on_gpu("gpu")
     result = run(family, rungs, sizes, None, ROUNDS)
-    where = out or RESULTS / gpu_slug(result.environment) / f"attention-d{head_dim}-{dtype}.json"
-    report(result, str(where))
+    report(result, str(out or RESULTS / gpu_slug(result.environment) / name))
     failures = missed(figures, result.rows)
     for text in failures:
         note(f"target missed: {text}")
