@@ -52,12 +52,9 @@ DELETED = (
 )
 
 REDUNDANT = {
-    # The fence before the scores orders P and O as well: nothing accesses them between the two products.
+    # The fence before the scores orders P and O as well: nothing accesses them between the two products. It is there
+    # for ptxas, which otherwise injects one and says so.
     "without wgmma.fence.sync.aligned in _issue_product",
-    # Given back at the very end, when nothing more is loaded.
-    "without mbarrier.arrive in _release, the last",
-    # The producer's ring is not used after its last V block.
-    "parity kept in _load, the last",
 }
 
 

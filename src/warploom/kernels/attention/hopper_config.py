@@ -106,6 +106,10 @@ class HopperConfig:
             found.append("pingpong is between two consumers")
         if self.flat and not self.overlap:
             found.append("the flat pipeline overlaps by itself")
+        if self.pingpong and not self.overlap:
+            found.append("pingpong takes turns at overlapped products: set overlap")
+        if self.hold and not self.overlap:
+            found.append("hold holds back the wait of an overlapped product: set overlap")
         if target is not None:
             if not target.has_wgmma:
                 found.append(f"{target.name} has no wgmma: this kernel runs on sm_90a alone")

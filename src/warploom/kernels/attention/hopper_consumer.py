@@ -89,7 +89,7 @@ class Consumer(Role):
             self._flat()
         else:
             self._single()
-        if c.pingpong and c.overlap:
+        if c.pingpong:
             with k.when(self._number == 0, uniform=True):
                 k.bar_sync(1, 2 * WARPGROUP)  # takes the turn that is left over
 
@@ -197,12 +197,11 @@ class Consumer(Role):
         self._pack()
 
     def _last_product(self) -> None:
-        """The last P·V of the last tile."""
+        """The last P·V of the last tile: its stage is not given back, nothing is loaded after it."""
         k, p = self._k, self._parts
         p.v_full.wait(self._ring.phase, self._ring.stage)
         self._issue_product(self._ring.stage)
         k.wgmma_wait(0, self._output)
-        self._release(p.v_free, self._ring.stage)
 
     # -- turns at the tensor cores
     def _take_turn(self) -> None:
@@ -245,7 +244,7 @@ class Consumer(Role):
     def _issue_product(self, stage: Mutable) -> None:
         """O += P·V of the block in a stage, as one group."""
         k, c = self._k, self._config
-        k.wgmma_fence()
+        k.wgmma_fence()  # also behind the scores' fence: without it ptxas injects one and says so (C7519)
         for n in range(c.tile_n // 16):
             value = self._v_operand.at(stage.get(), 16 * n * PANEL_BYTES)
             p = [r.get() for r in self._p[4 * n : 4 * n + 4]]
@@ -289,6 +288,8 @@ class Consumer(Role):
         own_barrier = self._number + (c.consumers + 1)
         if not c.q_in_registers:
             k.bar_sync(own_barrier, WARPGROUP)  # every warp's product has read its Q
+        elif not c.pingpong:
+            k.syncwarp()  # every lane has read its part of Q; taking turns implies it
         for d in range(self._depth):
             piece = (*packed.atom(0, 2 * d), *packed.atom(0, 2 * d + 1))
             k.stmatrix(to.address(0, 16 * d), [piece[r] for r in self._store_order])

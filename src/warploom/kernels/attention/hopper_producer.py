@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from warploom.core.dtypes import u32
 from warploom.kernels.attention.hopper_config import WARPGROUP_ROWS
 from warploom.kernels.attention.hopper_parts import Role, TilePlace
 from warploom.lang import SharedTile, Traced
 from warploom.lang.hopper import Mbarriers, Ring, TensorMapHandle
 from warploom.lang.values import Number
+
+
+@dataclass(frozen=True)
+class Stream:
+    """K or V on its way: the tiles, who waits for what, the ring's position, the source."""
+
+    tile: SharedTile
+    full: Mbarriers
+    free: Mbarriers
+    ring: Ring
+    tensor_map: TensorMapHandle
 
 
 class Producer(Role):
@@ -17,8 +30,9 @@ class Producer(Role):
         """Load Q of each tile, and its K and V blocks from the last to the first."""
         k, c = self._k, self._config
         with k.when(k.thread == 0):
-            self._k_ring = k.ring(c.stages, "k_load", phase=1)
-            self._v_ring = k.ring(c.stages, "v_load", phase=1)
+            p, m = self._parts, self._maps
+            self._keys = Stream(p.k, p.k_full, p.k_free, k.ring(c.stages, "k_load", phase=1), m.k)
+            self._values = Stream(p.v, p.v_full, p.v_free, k.ring(c.stages, "v_load", phase=1), m.v)
             if c.flat:
                 self._flat()
             else:
@@ -32,16 +46,16 @@ class Producer(Role):
         with k.loop(place.count, 1) as step:
             self._load_k(place, place.count - 1 - step)
             self._load_v(place, place.count - step)
-        self._load_v(place, 0)
+        self._load(self._values, self._block(place, 0), last=True)
 
     def _flat(self) -> None:
         """The last V block of a tile comes after the first K block and the Q of the next one."""
         k, p = self._k, self._parts
         previous = [k.register(u32, 0, name) for name in ("last_first", "last_head", "last_batch")]
 
-        def last_v() -> None:
+        def remaining_v(last: bool) -> None:
             first, head, batch = (x.get() for x in previous)
-            self._load(p.v, p.v_full, p.v_free, self._v_ring, self._maps.v, (first, head, batch))
+            self._load(self._values, (first, head, batch), last=last)
 
         count = self.tile_count()
         with k.loop(count) as turn:
@@ -51,14 +65,14 @@ class Producer(Role):
             p.q_free.wait(((turn >> 1) & 1) ^ 1, buffer)
             self._load_q(place, buffer)
             with k.when(turn != 0):
-                last_v()
+                remaining_v(last=False)
             with k.loop(place.count, 1) as step:
                 self._load_k(place, place.count - 1 - step)
                 self._load_v(place, place.count - step)
             for kept, value in zip(previous, self._block(place, 0), strict=True):
                 kept.set(value)
         with k.when(count != 0):
-            last_v()
+            remaining_v(last=True)
 
     def _load_q(self, place: TilePlace, buffer: Number) -> None:
         c, p = self._config, self._parts
@@ -69,12 +83,10 @@ class Producer(Role):
             self._boxes(tile, self._maps.q, row, place.head, place.batch, p.q_full, buffer, first=True)
 
     def _load_k(self, place: TilePlace, index: Number) -> None:
-        p = self._parts
-        self._load(p.k, p.k_full, p.k_free, self._k_ring, self._maps.k, self._block(place, index))
+        self._load(self._keys, self._block(place, index))
 
     def _load_v(self, place: TilePlace, index: Number) -> None:
-        p = self._parts
-        self._load(p.v, p.v_full, p.v_free, self._v_ring, self._maps.v, self._block(place, index))
+        self._load(self._values, self._block(place, index))
 
     def _block(self, place: TilePlace, index: Number) -> tuple[Traced, Traced, Traced]:
         """(block, head, batch) of K and V."""
@@ -82,22 +94,16 @@ class Producer(Role):
         head = place.head // group if group > 1 else place.head
         return self._k.value(place.first + index, u32), head, place.batch
 
-    def _load(
-        self,
-        tile: SharedTile,
-        full: Mbarriers,
-        free: Mbarriers,
-        ring: Ring,
-        tensor_map: TensorMapHandle,
-        at: tuple[Traced, Traced, Traced],
-    ) -> None:
-        """One block of K or V: (block, head, batch)."""
+    def _load(self, stream: Stream, at: tuple[Traced, Traced, Traced], *, last: bool = False) -> None:
+        """One block of K or V: (block, head, batch). ``last``: of the CTA, so its ring stays where it is."""
         block, head, batch = at
-        free.wait(ring.phase, ring.stage)
-        full.expect(tile.layout.bytes, ring.stage)
+        ring, tile = stream.ring, stream.tile
+        stream.free.wait(ring.phase, ring.stage)
+        stream.full.expect(tile.layout.bytes, ring.stage)
         row = block * self._config.tile_n
-        self._boxes(tile.stage(ring.stage), tensor_map, row, head, batch, full, ring.stage, first=False)
-        ring.advance()
+        self._boxes(tile.stage(ring.stage), stream.tensor_map, row, head, batch, stream.full, ring.stage, first=False)
+        if not last:
+            ring.advance()
 
     def _boxes(
         self,
