@@ -7,7 +7,6 @@ if the page is out of date.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -20,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import ladder_seeds as seeds
 from ladder_static import EVIDENCE
+from page_parts import distance, filled, group_table, loop_changes, registers, wavefronts, write_or_check
 from render import provenance
 
 from warploom.bench.tables import markdown_table
@@ -125,38 +125,6 @@ def overview(ladder: Ladder) -> str:
     return markdown_table(header, body)
 
 
-def wavefronts(row: Row) -> str:
-    """Executed wavefronts over conflict-free ones: ldmatrix, everything else."""
-    parts: list[str] = []
-    for names in (["ldmatrix"], [n for n in row["wavefronts"] if n != "ldmatrix"]):
-        actual, ideal = (sum(row["wavefronts"][n][what] for n in names) for what in ("actual", "ideal"))
-        parts.append(f"{actual / ideal:.2f}" if ideal else "–")
-    return ", ".join(parts)
-
-
-def registers(kernel: Row) -> str:
-    """``255 (48+32)``: registers, and bytes of spill stores and loads."""
-    stored, loaded = kernel["spill_store_bytes"], kernel["spill_load_bytes"]
-    return f"{kernel['registers']} ({f'{stored}+{loaded}' if stored or loaded else '0'})"
-
-
-def groups(ladder: Ladder, keys: Sequence[str]) -> str:
-    """Instructions of one main-loop iteration by purpose."""
-    kernels = {key: ladder.sass(key) for key in keys}
-    names = list(dict.fromkeys(name for kernel in kernels.values() for name in kernel["loop_groups"]))
-    body = [
-        [key, *(str(k["loop_groups"].get(name, 0)) for name in names), str(k["loop_instructions"]), distance(k)]
-        for key, k in kernels.items()
-    ]
-    return markdown_table(["rung", *names, "all", "LDSM → HMMA"], body)
-
-
-def distance(kernel: Row) -> str:
-    """The median number of instructions between an LDSM and the HMMA that reads it."""
-    found = kernel["ldsm_to_hmma"]
-    return "–" if found is None else f"{found['median']:g}"
-
-
 def same_code(ladder: Ladder) -> str:
     """Rungs that compile to their predecessor's instructions at -O3, with both at -O1."""
     body: list[list[str]] = []
@@ -178,15 +146,6 @@ def noise(ladder: Ladder) -> str:
     rate = second["tflops"]["median"] / first["tflops"]["median"] - 1
     ratio = second["ratio"]["torch_flash"] / first["ratio"]["torch_flash"] - 1
     return f"{abs(rate):.1%} in TFLOP/s and {abs(ratio):.1%} in × flash"
-
-
-def loop_changes(before: Row, after: Row, most: int = 6) -> str:
-    """Opcodes whose number in one iteration of the main loop changes: ``BAR +2, MOV −1``."""
-    first, second = before["loop_counts"], after["loop_counts"]
-    changes = {name: second.get(name, 0) - first.get(name, 0) for name in {*first, *second}}
-    ordered = sorted((name for name in changes if changes[name]), key=lambda name: (-abs(changes[name]), name))
-    text = ", ".join(f"{name} {changes[name]:+d}".replace("-", "−") for name in ordered[:most])
-    return text or "no opcode's number changes"
 
 
 def falling(ladder: Ladder) -> list[tuple[str, str, dict[int, float], dict[int, float]]]:
@@ -282,7 +241,8 @@ def page() -> str:
     hopper = [rung.key for rung in ladder.rungs if rung.key.startswith("h")]
     first = seeds.seed_figures()["spills_part5_first_table"]
     figures = {
-        "OVERVIEW": overview(ladder), "GROUPS": groups(ladder, mma), "HOPPER": groups(ladder, hopper),
+        "OVERVIEW": overview(ladder), "GROUPS": group_table({key: ladder.sass(key) for key in mma}),
+        "HOPPER": group_table({key: ladder.sass(key) for key in hopper}),
         "SAME": same_code(ladder), "FALLS": falls(ladder), "NOISE": noise(ladder),
         "NOTES": fall_notes(ladder), "MEAN": mean_falls(ladder), "WALK": walk(ladder),
         "NEED": seeds.register_need(), "SPILLS": seeds.spill_table(ladder.kernels),
@@ -291,25 +251,13 @@ def page() -> str:
         "NEAR": f"{seeds.NEAR:.0%}", "NVRTC": ladder.nvrtc, "MADE": provenance(ladder.environment),
         "FIRST": "; ".join(f"{tile} as {' / '.join(map(str, of))}" for tile, of in first.items()),
     }  # fmt: skip
-    text = (Path(__file__).resolve().parent / "ladder-attention.template.md").read_text(encoding="utf-8")
-    for name, value in figures.items():
-        text = text.replace(f"@{name}@", value.rstrip("\n"))
-    return text
+    return filled(Path(__file__).resolve().parent / "ladder-attention.template.md", figures)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rewrite (or check) the page; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the page is out of date")
-    check = parser.parse_args(arguments).check
-    text = page()
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    if check:
-        print(f"{PAGE.name} is out of date: python benchmarks/ladder_page.py")
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    summary = (__doc__ or "").splitlines()[0]
+    return write_or_check(PAGE, page, "benchmarks/ladder_page.py", summary, arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,84 @@
+"""What the pages of the ladders share: figures as text, tables of SASS, and writing or checking a page."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from warploom.bench.tables import markdown_table
+
+Row = Mapping[str, Any]
+
+
+def wavefronts(row: Row) -> str:
+    """Executed wavefronts over conflict-free ones: ldmatrix, everything else."""
+    parts: list[str] = []
+    for names in (["ldmatrix"], [n for n in row["wavefronts"] if n != "ldmatrix"]):
+        actual, ideal = (sum(row["wavefronts"][n][what] for n in names) for what in ("actual", "ideal"))
+        parts.append(f"{actual / ideal:.2f}" if ideal else "–")
+    return ", ".join(parts)
+
+
+def registers(kernel: Row) -> str:
+    """``255 (48+32)``: registers, and bytes of spill stores and loads."""
+    stored, loaded = kernel["spill_store_bytes"], kernel["spill_load_bytes"]
+    return f"{kernel['registers']} ({f'{stored}+{loaded}' if stored or loaded else '0'})"
+
+
+def group_table(kernels: Mapping[str, Row]) -> str:
+    """Instructions of one main-loop iteration by purpose, a row for each kernel."""
+    names = list(dict.fromkeys(name for kernel in kernels.values() for name in kernel["loop_groups"]))
+    body = [
+        [key, *(str(k["loop_groups"].get(name, 0)) for name in names), str(k["loop_instructions"]), distance(k)]
+        for key, k in kernels.items()
+    ]
+    return markdown_table(["rung", *names, "all", "LDSM → HMMA"], body)
+
+
+def distance(kernel: Row) -> str:
+    """The median number of instructions between an LDSM and the HMMA that reads it."""
+    found = kernel["ldsm_to_hmma"]
+    return "–" if found is None else f"{found['median']:g}"
+
+
+def loop_changes(before: Row, after: Row, most: int = 6) -> str:
+    """Opcodes whose number in one iteration of the main loop changes: ``BAR +2, MOV −1``."""
+    first, second = before["loop_counts"], after["loop_counts"]
+    changes = {name: second.get(name, 0) - first.get(name, 0) for name in {*first, *second}}
+    ordered = sorted((name for name in changes if changes[name]), key=lambda name: (-abs(changes[name]), name))
+    text = ", ".join(f"{name} {changes[name]:+d}".replace("-", "−") for name in ordered[:most])
+    return text or "no opcode's number changes"
+
+
+def spread(figures: Row) -> str:
+    """``512 (505–514)``: the median, and the 10th and 90th percentile."""
+    return f"{figures['median']:.0f} ({figures['low']:.0f}–{figures['high']:.0f})"
+
+
+def filled(template: Path, figures: Mapping[str, str]) -> str:
+    """The template with every ``@NAME@`` replaced. Raises KeyError for a name that the template lacks."""
+    text = template.read_text(encoding="utf-8")
+    for name, value in figures.items():
+        if f"@{name}@" not in text:
+            raise KeyError(f"{template.name} has no @{name}@")
+        text = text.replace(f"@{name}@", value.rstrip("\n"))
+    return text
+
+
+def write_or_check(
+    page: Path, content: Callable[[], str], script: str, description: str, arguments: Sequence[str] | None
+) -> int:
+    """The command line of a page's generator: rewrite the page, or with ``--check`` only compare; the exit code."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the page is out of date")
+    check = parser.parse_args(arguments).check
+    text = content()
+    if page.is_file() and page.read_text(encoding="utf-8") == text:
+        return 0
+    if check:
+        print(f"{page.name} is out of date: python {script}")
+        return 1
+    page.write_text(text, encoding="utf-8")
+    return 0
