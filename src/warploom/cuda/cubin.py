@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from warploom.core.errors import UnsupportedDeviceError
 
-_EIATTR = {"kparam_info": 0x17, "frame_size": 0x11, "regcount": 0x2F, "num_barriers": 0x4C}
+_EIATTR = {"kparam_info": 0x17, "frame_size": 0x11, "regcount": 0x2F, "num_barriers": 0x4C, "cta_per_cluster": 0x3D}
 _FORMAT_WITH_PAYLOAD = 0x04  # EIFMT_SVAL: the entry's 16-bit value is the size of the payload that follows
 _RESERVED_SHARED_SINCE_SM90 = 1024  # ptxas counts the system's kibibyte into .nv.shared from sm_90 on
 
@@ -43,6 +43,7 @@ class Resources:
     ``registers`` are per thread; ``stack_bytes`` per thread (spills and local arrays live there);
     ``static_shared_bytes`` per block; ``barriers`` are named barriers per block. The spill figures count the bytes of
     the store and load instructions (as ptxas does), and are None where neither a ptxas log nor nvdisasm was at hand.
+    ``cluster`` are the CTAs of a cluster along x, y and z that the kernel was compiled for.
     """
 
     registers: int
@@ -52,6 +53,7 @@ class Resources:
     parameters: tuple[Parameter, ...]
     spill_store_bytes: int | None
     spill_load_bytes: int | None
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
     @property
     def spill_bytes(self) -> int | None:
@@ -93,9 +95,13 @@ def resources(cubin: bytes, kernel_name: str, *, log: str = "") -> Resources:
                 stack = value
     barriers = (text.flags >> 20) & 0x7F
     parameters: dict[int, Parameter] = {}
+    cluster = (1, 1, 1)
     for code, payload in _attributes(cubin, own_info):
         if code == _EIATTR["num_barriers"]:
             barriers = payload[0]
+        elif code == _EIATTR["cta_per_cluster"] and len(payload) == 12:
+            x, y, z = struct.unpack("<III", payload)
+            cluster = (x, y, z)
         elif code == _EIATTR["kparam_info"] and len(payload) == 12:
             _, ordinal, offset, packed = struct.unpack("<IHHI", payload)
             parameters[ordinal] = Parameter(offset, packed >> 18)
@@ -112,6 +118,7 @@ def resources(cubin: bytes, kernel_name: str, *, log: str = "") -> Resources:
         parameters=tuple(parameters[i] for i in sorted(parameters)),
         spill_store_bytes=spills[0] if spills else None,
         spill_load_bytes=spills[1] if spills else None,
+        cluster=cluster,
     )
 
 

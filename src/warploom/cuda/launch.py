@@ -87,8 +87,8 @@ class LoadedKernel:
     ) -> Any:
         """The launch configuration for ``grid`` blocks of ``block`` threads.
 
-        ``shared_bytes`` is the dynamic shared memory per block. ``grid`` counts blocks, with ``cluster`` too. Equal
-        calls return the same object. Raises ConfigError that lists every limit of the target the configuration breaks.
+        ``shared_bytes`` is the dynamic shared memory per block. ``grid`` counts blocks, also of a kernel compiled for
+        clusters and with ``cluster``, which makes clusters of one that is not. Equal calls return the same object. Raises ConfigError that lists every limit of the target the configuration breaks.
         """
         key = (grid, block, shared_bytes, cluster, cooperative)
         config = self._configs.get(key)
@@ -138,8 +138,10 @@ class LoadedKernel:
         blocks = grid
         if cluster is not None:
             size = _triple(cluster)
-            if any(g % c for g, c in zip(grid, size, strict=True)):
-                reasons.append(f"the grid {grid} is not a multiple of the cluster {size}")
+            reasons += _cluster_problems(grid, size)
+            made_for = self.compiled.resources.cluster
+            if made_for not in ((1, 1, 1), size):
+                reasons.append(f"it was compiled for clusters of {made_for}, not of {size}: leave cluster out")
             blocks = tuple(g // c for g, c in zip(grid, size, strict=True))
         if reasons:
             raise ConfigError(f"kernel {self.compiled.name!r} cannot be launched: " + "; ".join(reasons))
@@ -236,6 +238,7 @@ def launch_problems(
         reasons.append(f"the block {block} must lie between 1 and {_BLOCK_LIMITS}")
     if threads > _THREADS_PER_BLOCK:
         reasons.append(f"a block has {threads} threads, {limits.name} allows {_THREADS_PER_BLOCK}")
+    reasons += _cluster_problems(grid, needs.cluster)
     shared = needs.static_shared_bytes + shared_bytes
     if shared > limits.shared_per_block:
         reasons.append(
@@ -250,6 +253,12 @@ def launch_problems(
             f"registers of a multiprocessor: use fewer warps or cap the registers"
         )
     return reasons
+
+
+def _cluster_problems(grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> list[str]:
+    if any(g % c for g, c in zip(grid, cluster, strict=True)):
+        return [f"the grid {grid} is not a multiple of the cluster {cluster}"]
+    return []
 
 
 _streams: dict[int, Any] = {}

@@ -128,7 +128,8 @@ class _Printer:
         if any(p.kind == "tensor_map" for p in program.parameters):
             self._add(0, _TENSOR_MAP)
         self._add(0, "")
-        self._add(0, f'extern "C" __global__ void __launch_bounds__({program.threads}, {program.min_ctas})')
+        cluster = "__cluster_dims__({}, {}, {}) ".format(*program.cluster) if program.cluster_ctas > 1 else ""
+        self._add(0, f'extern "C" __global__ void {cluster}__launch_bounds__({program.threads}, {program.min_ctas})')
         if not program.parameters:
             self._add(0, f"{program.name}() {{")
             return

@@ -138,7 +138,8 @@ class Program:
     """A traced kernel: everything that the CUDA room and the emulator need, and nothing of the GPU it may run on.
 
     ``threads`` per CTA (a multiple of 32), ``min_ctas`` the residency asked of ptxas, ``shared_bytes`` of dynamic
-    shared memory, ``opt_level`` ptxas's (0 … 3), ``requires`` the least architecture ("sm_80", "sm_90a").
+    shared memory, ``opt_level`` ptxas's (0 … 3), ``requires`` the least architecture ("sm_80", "sm_90a"), ``cluster``
+    the CTAs along x, y and z that run together on neighbouring SMs (their grid is a multiple of it).
     """
 
     name: str
@@ -151,12 +152,18 @@ class Program:
     opt_level: int = 3
     max_registers: int | None = None
     requires: str = "sm_80"
+    cluster: tuple[int, int, int] = (1, 1, 1)
     where: SourceLine = field(default=NOWHERE, compare=False)
 
     @property
     def warps(self) -> int:
         """Warps per CTA."""
         return self.threads // 32
+
+    @property
+    def cluster_ctas(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
     @cached_property
     def text(self) -> str:

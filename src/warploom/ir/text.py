@@ -27,6 +27,8 @@ def program_text(program: Program) -> str:
     lines = [f"kernel {program.name}: {program.threads} threads, min_ctas {program.min_ctas}, "
              f"{program.shared_bytes} bytes shared, opt_level {program.opt_level}, "
              f"max_registers {program.max_registers}, requires {program.requires}"]  # fmt: skip
+    if program.cluster_ctas > 1:
+        lines.append(f"  cluster {program.cluster}")
     lines += [f"  parameter {names(p.value)} {p.kind} {p.dtype.name}" for p in program.parameters]
     lines += [f"  shared {r.name}: {r.bytes} bytes at {r.offset}" for r in program.shared]
     _block(program.body, 1, names, lines)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from warploom.core.dtypes import DType, bf16
 from warploom.core.errors import VerifyError
 from warploom.core.targets import TARGETS, Target
+from warploom.ir.messages import at, label
 from warploom.ir.program import (
     NOWHERE,
     Const,
@@ -33,12 +34,15 @@ from warploom.ir.program import (
     results_of,
     walk,
 )
+from warploom.ir.verify_sync import SYNCHRONISATION
 from warploom.isa.base import Instruction
+from warploom.isa.cluster import MapShared
 from warploom.isa.conversion import PairArithmetic
 from warploom.isa.effects import (
     AsyncMatrix,
     Barrier,
     BulkTensorCopy,
+    ClusterBarrier,
     CommitGroup,
     Effect,
     MbarrierArrive,
@@ -51,16 +55,15 @@ from warploom.isa.effects import (
 )
 from warploom.isa.matrix_exact import MmaDouble
 from warploom.isa.memory import StMatrix
-from warploom.isa.warp import Elect
+from warploom.isa.warp import Elect, Special
 
 _EFFECT_NEEDS: dict[type[Effect], str] = {
     BulkTensorCopy: "sm_90", MbarrierWait: "sm_90", MbarrierFence: "sm_90", ProxyFence: "sm_90",
-    RegisterBudget: "sm_90a", AsyncMatrix: "sm_90a", WarpgroupFence: "sm_90a",
+    ClusterBarrier: "sm_90", RegisterBudget: "sm_90a", AsyncMatrix: "sm_90a", WarpgroupFence: "sm_90a",
 }  # fmt: skip
-_INSTRUCTION_NEEDS: dict[type[Instruction], str] = {StMatrix: "sm_90", Elect: "sm_90"}
+_INSTRUCTION_NEEDS: dict[type[Instruction], str] = {StMatrix: "sm_90", Elect: "sm_90", MapShared: "sm_90"}
 _QUEUE_NEEDS = {"bulk": "sm_90", "wgmma": "sm_90a"}
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)(a?)")
-_BARRIERS = 16
 _REGISTERS_PER_SM = 65536
 
 
@@ -80,8 +83,10 @@ def least_architecture(instruction: Instruction) -> str:
         needs.append(_EFFECT_NEEDS.get(type(effect), "sm_80"))
         if isinstance(effect, (CommitGroup, WaitGroup)):
             needs.append(_QUEUE_NEEDS.get(effect.queue, "sm_80"))
-        if isinstance(effect, MbarrierArrive) and effect.expected_bytes is not None:
+        if isinstance(effect, MbarrierArrive) and (effect.expected_bytes is not None or effect.remote):
             needs.append("sm_90")
+    if isinstance(instruction, Special) and instruction.register.startswith("cluster"):
+        needs.append("sm_90")
     if isinstance(instruction, PairArithmetic) and instruction.half is bf16 and instruction.op in ("add", "mul"):
         needs.append("sm_90")
     if isinstance(instruction, MmaDouble) and instruction.shape != "m8n8k4":
@@ -94,16 +99,6 @@ def _generation(architecture: str) -> tuple[int, bool]:
     return int(architecture[3:].rstrip("a")), architecture.endswith("a")
 
 
-def _at(where: SourceLine) -> str:
-    return f"{where}: " if where != NOWHERE else ""
-
-
-def _label(operand: Operand) -> str:
-    if isinstance(operand, Const):
-        return f"the constant {operand.value}"
-    return f"'{operand.name}'" if operand.name else f"value {operand.number}"
-
-
 # Types
 
 
@@ -114,17 +109,17 @@ def _types(program: Program, _: Target | None) -> Iterator[str]:
                  ("result", op.results, op.instruction.result_types))  # fmt: skip
         for kind, given, expected in pairs:
             if len(given) != len(expected):
-                yield f"{_at(op.where)}{name} has {len(expected)} {kind}s, not {len(given)}"
+                yield f"{at(op.where)}{name} has {len(expected)} {kind}s, not {len(given)}"
                 continue
             for position, (x, dtype) in enumerate(zip(given, expected, strict=True)):
                 if x.dtype is not dtype:
                     what = f"{kind} {position} of {name}"
-                    yield f"{_at(op.where)}{what} is {_label(x)} of type {x.dtype}, it must be {dtype}"
+                    yield f"{at(op.where)}{what} is {label(x)} of type {x.dtype}, it must be {dtype}"
     for s in program.statements():
         yield from _statement_types(s)
         for x in operands_of(s):
             if isinstance(x, Const) and not _representable(x):
-                yield f"{_at(s.where)}{_label(x)} does not fit into {x.dtype}"
+                yield f"{at(s.where)}{label(x)} does not fit into {x.dtype}"
 
 
 def _in_place(program: Program, _: Target | None) -> Iterator[str]:
@@ -134,7 +129,7 @@ def _in_place(program: Program, _: Target | None) -> Iterator[str]:
             late = isinstance(effect, AsyncMatrix) or (isinstance(effect, WaitGroup) and effect.queue == "wgmma")
             count = len(op.results)
             if late and (op.results != op.operands[len(op.operands) - count :] or not _all_registers(op)):
-                yield f"{_at(op.where)}{op.instruction.mnemonic} must overwrite its accumulator registers in place"
+                yield f"{at(op.where)}{op.instruction.mnemonic} must overwrite its accumulator registers in place"
 
 
 def _all_registers(op: Op) -> bool:
@@ -143,15 +138,15 @@ def _all_registers(op: Op) -> bool:
 
 def _statement_types(s: Statement) -> Iterator[str]:
     if isinstance(s, When) and s.condition.dtype.name != "pred":
-        yield f"{_at(s.where)}the condition is {_label(s.condition)} of type {s.condition.dtype}, it must be pred"
+        yield f"{at(s.where)}the condition is {label(s.condition)} of type {s.condition.dtype}, it must be pred"
     if isinstance(s, Loop):
         if not s.index.dtype.is_integer or isinstance(s.index, Register):
-            yield f"{_at(s.where)}a loop's index is a single-assignment integer, not {_label(s.index)}"
+            yield f"{at(s.where)}a loop's index is a single-assignment integer, not {label(s.index)}"
         for what, x in (("start", s.start), ("stop", s.stop), ("step", s.step)):
             if x.dtype is not s.index.dtype:
-                yield f"{_at(s.where)}the loop's {what} is {x.dtype}, its index {s.index.dtype}: they must agree"
+                yield f"{at(s.where)}the loop's {what} is {x.dtype}, its index {s.index.dtype}: they must agree"
         if isinstance(s.step, Const) and s.step.value <= 0:
-            yield f"{_at(s.where)}the loop's step is {s.step.value}: it must be positive, or the loop never ends"
+            yield f"{at(s.where)}the loop's step is {s.step.value}: it must be positive, or the loop never ends"
 
 
 def _representable(const: Const) -> bool:
@@ -211,18 +206,18 @@ class _Scopes:
             return
         if isinstance(x, Register):
             if x not in written:
-                self.messages.append(f"{_at(s.where)}register {_label(x)} is read before anything is written to it")
+                self.messages.append(f"{at(s.where)}register {label(x)} is read before anything is written to it")
         elif x not in scope:
             why = (
                 "was defined inside a loop, condition or role that has ended: keep it in a register to use it outside"
                 if x in self.ever
                 else "is used before it is defined"
             )
-            self.messages.append(f"{_at(s.where)}{_label(x)} {why}")
+            self.messages.append(f"{at(s.where)}{label(x)} {why}")
 
     def _define(self, value: Value, s: Statement, scope: set[Value]) -> None:
         if value in self.ever:
-            self.messages.append(f"{_at(s.where)}{_label(value)} is assigned twice: only registers can be")
+            self.messages.append(f"{at(s.where)}{label(value)} is assigned twice: only registers can be")
         self.ever.add(value)
         scope.add(value)
 
@@ -230,7 +225,7 @@ class _Scopes:
         changed = {r for s in walk(loop.body) for r in results_of(s)}
         for x in (loop.stop, loop.step):
             if isinstance(x, Register) and x in changed:
-                self.messages.append(f"{_at(loop.where)}the loop changes its own bound {_label(x)}: copy it before")
+                self.messages.append(f"{at(loop.where)}the loop changes its own bound {label(x)}: copy it before")
 
 
 def _definitions(program: Program, _: Target | None) -> Iterator[str]:
@@ -244,12 +239,14 @@ def _definitions(program: Program, _: Target | None) -> Iterator[str]:
 
 def _launch(program: Program, target: Target | None) -> Iterator[str]:
     if program.threads % 32 or not 32 <= program.threads <= 1024:
-        yield f"{_at(program.where)}{program.threads} threads: a CTA has a multiple of 32, from 32 to 1024"
+        yield f"{at(program.where)}{program.threads} threads: a CTA has a multiple of 32, from 32 to 1024"
+    if program.cluster_ctas > 1 and _generation(program.requires) < _generation("sm_90"):
+        yield f"{at(program.where)}clusters need sm_90, the kernel requires only {program.requires}"
     if program.min_ctas < 1:
-        yield f"{_at(program.where)}min_ctas is {program.min_ctas}: it must be at least 1"
+        yield f"{at(program.where)}min_ctas is {program.min_ctas}: it must be at least 1"
     if target is not None and program.threads * program.min_ctas > target.threads_per_sm:
         yield (
-            f"{_at(program.where)}{program.min_ctas} CTAs of {program.threads} threads do not fit an SM of "
+            f"{at(program.where)}{program.min_ctas} CTAs of {program.threads} threads do not fit an SM of "
             f"{target.name}, which has {target.threads_per_sm} threads"
         )
 
@@ -258,14 +255,14 @@ def _shared(program: Program, target: Target | None) -> Iterator[str]:
     for region in program.shared:
         if region.offset < 0 or region.bytes < 0 or region.offset + region.bytes > program.shared_bytes:
             yield (
-                f"{_at(program.where)}shared region '{region.name}' takes bytes {region.offset} to "
+                f"{at(program.where)}shared region '{region.name}' takes bytes {region.offset} to "
                 f"{region.offset + region.bytes}, the kernel has {program.shared_bytes}"
             )
     limits = target or max(TARGETS.values(), key=lambda t: t.shared_per_block)
     if program.shared_bytes > limits.shared_per_block:
         who = limits.name if target is not None else f"the largest target ({limits.name})"
         yield (
-            f"{_at(program.where)}the kernel needs {program.shared_bytes} bytes of shared memory, {who} has "
+            f"{at(program.where)}the kernel needs {program.shared_bytes} bytes of shared memory, {who} has "
             f"{limits.shared_per_block} per CTA: use smaller tiles or fewer stages"
         )
 
@@ -273,18 +270,18 @@ def _shared(program: Program, target: Target | None) -> Iterator[str]:
 def _architecture(program: Program, target: Target | None) -> Iterator[str]:
     required = _ARCHITECTURE.fullmatch(program.requires)
     if required is None:
-        yield f"{_at(program.where)}requires {program.requires!r}: write an architecture, such as 'sm_80' or 'sm_90a'"
+        yield f"{at(program.where)}requires {program.requires!r}: write an architecture, such as 'sm_80' or 'sm_90a'"
         return
     least = (int(required[1]), int(required[2]))
     if target is not None:
         if required[3] and target.name != program.requires:
-            yield f"{_at(program.where)}the kernel runs on {program.requires} alone, not on {target.name}"
+            yield f"{at(program.where)}the kernel runs on {program.requires} alone, not on {target.name}"
         elif target.compute_capability < least:
-            yield f"{_at(program.where)}the kernel requires {program.requires}, the target is {target.name}"
+            yield f"{at(program.where)}the kernel requires {program.requires}, the target is {target.name}"
     for op in program.ops():
         needs = least_architecture(op.instruction)
         if _generation(needs) > _generation(program.requires):
-            yield f"{_at(op.where)}{op.instruction.mnemonic} needs {needs}, the kernel requires only {program.requires}"
+            yield f"{at(op.where)}{op.instruction.mnemonic} needs {needs}, the kernel requires only {program.requires}"
 
 
 # Roles
@@ -295,23 +292,23 @@ def _roles(program: Program, _: Target | None) -> Iterator[str]:
     for s in program.statements():
         if isinstance(s, Roles):
             if id(s) not in top:
-                yield f"{_at(s.where)}warp roles stand at the top of a kernel, not inside a loop, condition or role"
+                yield f"{at(s.where)}warp roles stand at the top of a kernel, not inside a loop, condition or role"
             for role in s.branches:
                 yield from _role(role, program)
             ordered = sorted(s.branches, key=lambda role: role.first)
             for one, other in pairwise(ordered):
                 if other.first < one.last:
                     yield (
-                        f"{_at(other.where)}warps {other.first}..{other.last} overlap the role of warps "
+                        f"{at(other.where)}warps {other.first}..{other.last} overlap the role of warps "
                         f"{one.first}..{one.last}"
                     )
             budget = sum((r.last - r.first) * 32 * r.registers for r in s.branches if r.registers)
             if budget > _REGISTERS_PER_SM:
-                yield f"{_at(s.where)}the roles ask for {budget} registers, an SM has {_REGISTERS_PER_SM}"
+                yield f"{at(s.where)}the roles ask for {budget} registers, an SM has {_REGISTERS_PER_SM}"
 
 
 def _role(role: Role, program: Program) -> Iterator[str]:
-    who = f"{_at(role.where)}the role of warps {role.first}..{role.last}"
+    who = f"{at(role.where)}the role of warps {role.first}..{role.last}"
     if not 0 <= role.first < role.last <= program.warps:
         yield f"{who} is not a range of the CTA's {program.warps} warps"
     if role.registers is None:
@@ -324,57 +321,6 @@ def _role(role: Role, program: Program) -> Iterator[str]:
         yield f"{who} has a register budget: setmaxnreg needs sm_90a, the kernel requires only {program.requires}"
 
 
-# Synchronisation
-
-
-def _barriers(program: Program, _: Target | None) -> Iterator[str]:
-    for op in program.ops():
-        for effect in op.instruction.effects():
-            if not isinstance(effect, Barrier) or effect.barrier >= len(op.operands):
-                continue
-            number = op.operands[effect.barrier]
-            # A number known only when running (a warpgroup's own barrier) is the emulator's to judge.
-            if isinstance(number, Const) and not 0 <= number.value < _BARRIERS:
-                yield f"{_at(op.where)}the barrier is {_label(number)}: its number must be from 0 to {_BARRIERS - 1}"
-            if effect.threads is None:
-                continue
-            if effect.threads % 32 or not 0 < effect.threads <= program.threads:
-                yield (
-                    f"{_at(op.where)}a barrier of {effect.threads} threads: it must be a multiple of 32, at most the "
-                    f"CTA's {program.threads}"
-                )
-
-
-def _copy_groups(program: Program, _: Target | None) -> Iterator[str]:
-    yield from _groups(program.body, set())
-
-
-def _groups(body: tuple[Statement, ...], committed: set[str]) -> Iterator[str]:
-    """In program order; ``committed`` grows. A role does not see the groups of another."""
-    for s in body:
-        if isinstance(s, Roles):
-            after = [set(committed) for _ in s.branches]
-            for role, seen in zip(s.branches, after, strict=True):
-                yield from _groups(role.body, seen)
-            committed.update(*after)
-            continue
-        for effect in s.instruction.effects() if isinstance(s, Op) else ():
-            if isinstance(effect, CommitGroup):
-                committed.add(effect.queue)
-            elif isinstance(effect, WaitGroup) and effect.queue not in committed:
-                yield f"{_at(s.where)}waits for a {effect.queue} group that was never committed: commit it before"
-        if isinstance(s, Loop):  # a wait may be for a group of an earlier pass
-            committed.update(
-                effect.queue
-                for op in walk(s.body)
-                if isinstance(op, Op)
-                for effect in op.instruction.effects()
-                if isinstance(effect, CommitGroup)
-            )
-        for block in blocks(s):
-            yield from _groups(block, committed)
-
-
 _RULES: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (
-    _types, _in_place, _definitions, _launch, _shared, _architecture, _roles, _barriers, _copy_groups,
+    _types, _in_place, _definitions, _launch, _shared, _architecture, _roles, *SYNCHRONISATION,
 )  # fmt: skip

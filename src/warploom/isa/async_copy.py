@@ -99,9 +99,11 @@ _POLICIES = {"first": "0x12F0000000000000", "last": "0x14F0000000000000"}
 class TensorCopy(Instruction):
     """``cp.async.bulk.tensor.{1..5}d``: one box of a tensor map, between global and shared memory.
 
-    Operands of a load: shared address, tensor map, mbarrier address, predicate, coordinates (innermost first); of a
-    store: shared address, tensor map, predicate, coordinates. The threads whose predicate holds issue it (one should).
-    ``eviction`` of a load is its L2 priority: what is read once goes first, what other CTAs read again goes last.
+    Operands of a load: shared address, tensor map, mbarrier address, predicate, coordinates (innermost first) and, with
+    ``multicast``, the mask of the cluster's CTAs that receive it (bit r: rank r), at the same place of each, on the
+    mbarrier at the same place of each; of a store: shared address, tensor map, predicate, coordinates. The threads
+    whose predicate holds issue it (one should). ``eviction`` of a load is its L2 priority: what is read once goes
+    first, what other CTAs read again goes last.
     """
 
     direction: Literal["load", "store"]
@@ -109,10 +111,13 @@ class TensorCopy(Instruction):
     shared_offset: int = 0
     barrier_offset: int = 0
     eviction: Literal["", "first", "last"] = ""
+    multicast: bool = False
 
     @property
     def mnemonic(self) -> str:
-        return f"cp.async.bulk.tensor.{self.rank}d.{self.direction}"
+        hint = f".L2::evict_{self.eviction}" if self.eviction else ""
+        several = ".multicast::cluster" if self.multicast else ""
+        return f"cp.async.bulk.tensor.{self.rank}d.{self.direction}{several}{hint}"
 
     @property
     def _first_coordinate(self) -> int:
@@ -121,30 +126,33 @@ class TensorCopy(Instruction):
     @property
     def operand_types(self) -> tuple[DType, ...]:
         head = (u32, u64, u32, pred) if self.direction == "load" else (u32, u64, pred)
-        return (*head, *(s32,) * self.rank)
+        return (*head, *(s32,) * self.rank, *(u32,) * self.multicast)
 
     def effects(self) -> tuple[Effect, ...]:
         first = self._first_coordinate
         coordinates = tuple(range(first, first + self.rank))
         barrier = 2 if self.direction == "load" else None
+        mask = first + self.rank if self.multicast else None
         return (
             BulkTensorCopy(
-                self.direction, 1, 0, self.shared_offset, coordinates, barrier, self.barrier_offset, guard=first - 1
+                self.direction, 1, 0, self.shared_offset, coordinates, barrier, self.barrier_offset, first - 1, mask
             ),
         )
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        first = self._first_coordinate
-        guard, coordinates = operands[first - 1], operands[first:]
+        first, last = self._first_coordinate, self._first_coordinate + self.rank
+        guard, coordinates = operands[first - 1], operands[first:last]
         listed = ", ".join(f"%{i + first - 1}" for i in range(self.rank))
         ins = list(zip("rlr", operands[: first - 1], strict=False)) + [("r", c) for c in coordinates]
+        ins += [("h", f"(unsigned short)({mask})") for mask in operands[last:]]
         shared = address(0, self.shared_offset)
         if self.direction == "load":
+            several, mask = (".multicast::cluster", f", %{last - 1}") if self.multicast else ("", "")
             hint, policy = (".L2::cache_hint", f", {_POLICIES[self.eviction]}") if self.eviction else ("", "")
             text = (
-                f"cp.async.bulk.tensor.{self.rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{hint} "
-                f"{shared}, [%1, {{{listed}}}], {address(2, self.barrier_offset)}{policy};"
+                f"cp.async.bulk.tensor.{self.rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{several}{hint} "
+                f"{shared}, [%1, {{{listed}}}], {address(2, self.barrier_offset)}{mask}{policy};"
             )
         else:
             text = f"cp.async.bulk.tensor.{self.rank}d.global.shared::cta.bulk_group [%1, {{{listed}}}], {shared};"
-        return guarded(text, first - 1 + self.rank, ins, guard)
+        return guarded(text, len(ins), ins, guard)

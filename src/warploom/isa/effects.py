@@ -12,6 +12,7 @@ from typing import Literal
 
 Space = Literal["shared", "global"]
 Scope = Literal["cta", "gpu", "sys"]
+ClusterScope = Literal["cta", "cluster"]
 Order = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
 
 
@@ -149,22 +150,40 @@ class MbarrierFence(Effect):
 class MbarrierArrive(Effect):
     """One arrival per executing thread; ``expected_bytes`` raises the phase's transaction count first.
 
-    ``guard`` is the operand of a predicate that selects the threads that arrive.
+    ``guard`` is the operand of a predicate that selects the threads that arrive. ``remote``: the address is one of the
+    cluster's (``mapa``), in any of its CTAs. ``scope`` is how far the arrival releases what was done before it: with
+    ``"cta"`` a remote arrival orders accesses to shared memory, but publishes no writes to global memory.
     """
 
     address: int
     offset: int
     expected_bytes: int | None = None
     guard: int | None = None
+    remote: bool = False
+    scope: ClusterScope = "cta"
 
 
 @dataclass(frozen=True, slots=True)
 class MbarrierWait(Effect):
-    """Blocks until the phase with the parity in operand ``parity`` has completed."""
+    """Blocks until the phase with the parity in operand ``parity`` has completed.
+
+    With ``scope`` ``"cluster"`` it acquires what arrivals of other CTAs released at that scope.
+    """
 
     address: int
     offset: int
     parity: int
+    scope: ClusterScope = "cta"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterBarrier(Effect):
+    """``barrier.cluster``: one of its halves. All threads of the cluster's CTAs that have not exited take part.
+
+    The arrival releases, the wait acquires; shared and global memory alike, at the scope of the cluster.
+    """
+
+    waits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +192,8 @@ class BulkTensorCopy(Effect):
 
     Loads complete on the mbarrier in operand ``barrier`` by their bytes (out-of-bounds elements are zero and count);
     stores belong to the thread's bulk group. ``coordinates`` are operand positions, innermost dimension first.
-    ``guard`` selects the thread that issues it.
+    ``guard`` selects the thread that issues it. ``multicast`` is the operand of a mask of CTAs of the cluster: the box
+    goes to the same place of each of them, and completes there on the mbarrier at the same place.
     """
 
     direction: Literal["load", "store"]
@@ -184,6 +204,7 @@ class BulkTensorCopy(Effect):
     barrier: int | None = None
     barrier_offset: int = 0
     guard: int | None = None
+    multicast: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Barriers among warps: ``bar``, ``mbarrier``, proxy fences, register budgets.
+"""Barriers among the warps of a CTA: ``bar``, ``mbarrier``, proxy fences, register budgets.
 
 Sources: PTX ISA, "Parallel Synchronization and Communication Instructions" (``bar``, ``mbarrier``, ``fence.proxy``)
 and "Miscellaneous Instructions" (``setmaxnreg``).
@@ -14,6 +14,7 @@ from warploom.core.dtypes import DType, pred, u32
 from warploom.isa.base import Instruction, address, inline_ptx
 from warploom.isa.effects import (
     Barrier,
+    ClusterScope,
     Effect,
     MbarrierArrive,
     MbarrierFence,
@@ -113,29 +114,36 @@ class MbarrierArrival(Instruction):
     """``mbarrier.arrive[.expect_tx]`` by the threads whose predicate holds. Operands: address, predicate.
 
     The predicate guards the PTX instruction itself, which keeps loop variables in uniform registers where a branch
-    around it would not.
+    around it would not. ``remote``: the address comes from :class:`MapShared`, and the mbarrier is another CTA's.
+    ``scope`` ``"cluster"`` (``.release.cluster``) publishes writes to the whole cluster, at the price of a fence of
+    the whole GPU (``MEMBAR.ALL.GPU`` in sm_90a's SASS); giving back a stage that was only read needs none.
     """
 
     expected_bytes: int | None = None
     offset: int = 0
+    remote: bool = False
+    scope: ClusterScope = "cta"
 
     @property
     def mnemonic(self) -> str:
-        return f"mbarrier.arrive{'' if self.expected_bytes is None else f'.expect_tx.{self.expected_bytes}'}"
+        return "mbarrier.arrive" + self._qualifiers("" if self.expected_bytes is None else f".{self.expected_bytes}")
+
+    def _qualifiers(self, count: str = "") -> str:
+        expect = "" if self.expected_bytes is None else f".expect_tx{count}"
+        release = ".release.cluster" if self.scope == "cluster" else ""
+        return f"{expect}{release}{'.shared::cluster' if self.remote else ''}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
         return (u32, pred)
 
     def effects(self) -> tuple[Effect, ...]:
-        return (MbarrierArrive(0, self.offset, self.expected_bytes, guard=1),)
+        return (MbarrierArrive(0, self.offset, self.expected_bytes, 1, self.remote, self.scope),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        where = address(0, self.offset)
-        if self.expected_bytes is None:
-            arrive = f"mbarrier.arrive.shared::cta.b64 _, {where};"
-        else:
-            arrive = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, {where}, {self.expected_bytes};"
+        space = "" if self.remote else ".shared::cta"
+        count = "" if self.expected_bytes is None else f", {self.expected_bytes}"
+        arrive = f"mbarrier.arrive{self._qualifiers()}{space}.b64 _, {address(0, self.offset)}{count};"
         return guarded(arrive, 1, [("r", operands[0])], operands[1])
 
 
@@ -151,26 +159,28 @@ def guarded(instruction: str, position: int, inputs: list[tuple[str, str]], guar
 class MbarrierTryWait(Instruction):
     """A loop on ``mbarrier.try_wait.parity``: blocks until the phase of that parity completed.
 
-    Operands: address, parity (0 for the first phase).
+    Operands: address, parity (0 for the first phase). ``scope`` ``"cluster"`` acquires what other CTAs of the cluster
+    released at that scope, at the price of the L1 cache's lines (``CCTL.IVALL`` in sm_90a's SASS).
     """
 
     offset: int = 0
+    scope: ClusterScope = "cta"
 
     @property
     def mnemonic(self) -> str:
-        return "mbarrier.try_wait.parity"
+        return f"mbarrier.try_wait.parity{'.acquire.cluster' if self.scope == 'cluster' else ''}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
         return (u32, u32)
 
     def effects(self) -> tuple[Effect, ...]:
-        return (MbarrierWait(0, self.offset, 1),)
+        return (MbarrierWait(0, self.offset, 1, self.scope),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         body = (
             "{ .reg .pred done; waiting: "
-            f"mbarrier.try_wait.parity.shared::cta.b64 done, {address(0, self.offset)}, %1; "
+            f"{self.mnemonic}.shared::cta.b64 done, {address(0, self.offset)}, %1; "
             "@done bra arrived; bra waiting; arrived: }"
         )
         return inline_ptx(body, (), [("r", operands[0]), ("r", operands[1])], memory=True)

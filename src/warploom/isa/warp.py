@@ -28,10 +28,18 @@ SPECIAL_REGISTERS: dict[str, tuple[DType, str]] = {
     "nctaid.x": (u32, "gridDim.x"),
     "nctaid.y": (u32, "gridDim.y"),
     "nctaid.z": (u32, "gridDim.z"),
+    "cluster_ctarank": (u32, "__clusterRelativeBlockRank()"),
+    "cluster_nctarank": (u32, "__clusterSizeInBlocks()"),
+    **{f"cluster_ctaid.{axis}": (u32, f"__clusterRelativeBlockIdx().{axis}") for axis in "xyz"},
+    **{f"clusterid.{axis}": (u32, f"__clusterIdx().{axis}") for axis in "xyz"},
     "shared_base": (u32, "(unsigned)__cvta_generic_to_shared(shared_memory)"),
     "clock64": (u64, "(unsigned long long)clock64()"),
 }
-"""Name → (type, CUDA C++): what :class:`Special` can read. ``shared_base`` is the address of dynamic shared memory."""
+"""Name → (type, CUDA C++): what :class:`Special` can read. ``shared_base`` is the address of dynamic shared memory.
+
+``clusterid`` is the cluster's place in the grid of clusters, ``cluster_ctaid`` the CTA's in its cluster,
+``cluster_ctarank`` the same as one number, x fastest.
+"""
 
 
 @dataclass(frozen=True, slots=True)

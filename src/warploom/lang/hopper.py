@@ -18,8 +18,10 @@ from warploom.isa.sync import (
 )
 from warploom.isa.warp import Elect
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
+from warploom.isa.effects import ClusterScope
+from warploom.lang.cluster import ClusterWords
 from warploom.lang.fold import split_sum
-from warploom.lang.fragments import Fragment, FragmentWords
+from warploom.lang.fragments import Fragment
 from warploom.lang.memory import SharedTile
 from warploom.lang.values import Mutable, Number, Traced
 from warploom.layout.catalogue import wgmma_accumulator
@@ -53,23 +55,45 @@ class Mbarriers:
             base, offset = split_sum(self.address(i))
             self.words.emit(MbarrierInitialise(arrivals, offset), (base,))
 
-    def arrive(self, index: Number = 0, *, when: Number = True) -> None:
-        """Arrive once for each thread whose predicate holds."""
-        self._arrive(index, None, when)
+    def arrive(
+        self, index: Number = 0, *, when: Number = True, cta: Number | None = None, scope: ClusterScope = "cta"
+    ) -> None:
+        """Arrive once for each thread whose predicate holds; ``cta``: at the same mbarrier of the CTA of that rank.
+
+        ``scope="cluster"`` also publishes this thread's writes to other CTAs (a costly fence); without it a remote
+        arrival says that shared memory has been read and may be overwritten, which is what a ring needs.
+        """
+        self._arrive(index, None, when, cta, scope)
+
+    def arrive_cluster(self, index: Number = 0, *, when: Number = True) -> None:
+        """Each warp arrives once at this mbarrier of every CTA of the cluster: lane r at that of rank r.
+
+        What consumers of a multicast tile do: every producer that writes into their CTA must know that it was read.
+        ``when`` is a condition on the whole warp.
+        """
+        k = self.words
+        mine = k.lane < k.cluster_ctas
+        self.arrive(index, when=mine if when is True else mine & k.operand(when, pred), cta=k.lane)
 
     def expect(self, transaction_bytes: int, index: Number = 0, *, when: Number = True) -> None:
         """Arrive and expect so many bytes of bulk copies in this phase (``arrive.expect_tx``)."""
-        self._arrive(index, transaction_bytes, when)
+        self._arrive(index, transaction_bytes, when, None, "cta")
 
-    def _arrive(self, index: Number, transaction_bytes: int | None, when: Number) -> None:
-        base, offset = split_sum(self.address(index))
+    def _arrive(
+        self, index: Number, transaction_bytes: int | None, when: Number, cta: Number | None, scope: ClusterScope
+    ) -> None:
+        address, remote = self.address(index), cta is not None
+        base, offset = (self.words.map_shared(address, cta), 0) if cta is not None else split_sum(address)
         guard = self.words.operand(when, pred)
-        self.words.emit(MbarrierArrival(transaction_bytes, offset), (base, guard))
+        self.words.emit(MbarrierArrival(transaction_bytes, offset, remote, scope), (base, guard))
 
-    def wait(self, parity: Number, index: Number = 0) -> None:
-        """Block until the phase of that parity has completed (0 the first, then alternating)."""
+    def wait(self, parity: Number, index: Number = 0, *, scope: ClusterScope = "cta") -> None:
+        """Block until the phase of that parity has completed (0 the first, then alternating).
+
+        ``scope="cluster"`` is the other half of arrivals at that scope: it makes other CTAs' writes visible.
+        """
         base, offset = split_sum(self.address(index))
-        self.words.emit(MbarrierTryWait(offset), (base, self.words.operand(parity, u32)))
+        self.words.emit(MbarrierTryWait(offset, scope), (base, self.words.operand(parity, u32)))
 
 
 @dataclass(eq=False)
@@ -90,7 +114,7 @@ class Ring:
         self.phase.set(k.select(wraps, self.phase.get() ^ 1, self.phase.get()))
 
 
-class HopperWords(FragmentWords):
+class HopperWords(ClusterWords):
     """Asynchronous words."""
 
     def mbarriers(self, count: int, name: str = "") -> Mbarriers:
@@ -126,13 +150,30 @@ class HopperWords(FragmentWords):
         when: Number = True,
         offset: int = 0,
         eviction: Literal["", "first", "last"] = "",
+        multicast: Number | None = None,
     ) -> None:
-        """Copy a box to ``offset`` bytes into a tile; its bytes complete on the mbarrier. One thread issues it."""
+        """Copy a box to ``offset`` bytes into a tile; its bytes complete on the mbarrier. One thread issues it.
+
+        ``multicast`` is a mask of the cluster's CTAs (bit r: rank r). The box then goes to the same place in each of
+        them and completes there on its own mbarrier of that number, which must expect these bytes; the stage must be
+        free in all of them.
+        """
         shared, shared_offset = split_sum(tile.at(offset))
         barrier, barrier_offset = split_sum(barriers.address(index))
-        copy = TensorCopy("load", len(coordinates), shared_offset, barrier_offset, eviction)
-        places = [self._coordinate(c) for c in coordinates]
-        self.emit(copy, (shared, tensor_map.address, barrier, self.operand(when, pred), *places))
+        several = multicast is not None
+        copy = TensorCopy("load", len(coordinates), shared_offset, barrier_offset, eviction, several)
+        operands = [shared, tensor_map.address, barrier, self.operand(when, pred)]
+        operands += [self._coordinate(c) for c in coordinates]
+        self.emit(copy, [*operands, self._mask(multicast)] if multicast is not None else operands)
+
+    def _mask(self, ctas: Number) -> Traced:
+        most = (1 << self.cluster_ctas) - 1
+        if isinstance(ctas, int) and not 0 < ctas <= most:
+            raise TraceError(
+                f"multicast={ctas:#b} names CTAs outside of the cluster, which has {self.cluster_ctas} "
+                f"({self.here()}): masks are 0b1 to {most:#b}; @kernel(cluster=…) says how many CTAs there are"
+            )
+        return self.operand(ctas, u32)
 
     def tma_store(
         self,

@@ -51,6 +51,7 @@ class Kernel(HopperWords, MatrixWords):
 
 
 Parameterised = PointerType | DType | type[TensorMap]
+Cluster = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,13 @@ class KernelFunction:
     requires: str = "sm_80"
     share: bool = True
     drop_unused: bool = False
+    cluster: Cluster | Callable[..., Cluster] = 1
     example_launch: Callable[..., Launch] | None = None
 
     def trace(self, *, threads: int | None = None, name: str | None = None, **configuration: Any) -> Program:
         """Run the function once with traced arguments and the given keyword-only configuration."""
-        k = Kernel(share=self.share)
+        cluster = self._cluster(self.cluster(**configuration) if callable(self.cluster) else self.cluster)
+        k = Kernel(share=self.share, cluster=cluster)
         parameters, arguments = self._parameters(k)
         self.function(k, *arguments, **configuration)
         count = threads or (self.threads if isinstance(self.threads, int) else self.threads(**configuration))
@@ -100,10 +103,18 @@ class KernelFunction:
             min_ctas=self.min_ctas,
             opt_level=self.opt_level,
             requires=self.requires,
+            cluster=cluster,
             where=SourceLine(code.co_filename, code.co_firstlineno, code.co_name),
         )
         verify(program)
         return program
+
+    def _cluster(self, extent: Cluster) -> tuple[int, int, int]:
+        sizes = (extent,) if isinstance(extent, int) else tuple(extent)
+        if not 1 <= len(sizes) <= 3 or any(n < 1 for n in sizes):
+            raise TraceError(f"{self.name}: a cluster is one to three positive counts of CTAs, not {extent}")
+        x, y, z = (*sizes, 1, 1)[:3]
+        return x, y, z
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Kernels are not called: raises TraceError that says what to do instead."""
@@ -152,6 +163,7 @@ def kernel(
     requires: str = "sm_80",
     share: bool = True,
     drop_unused: bool = False,
+    cluster: Cluster | Callable[..., Cluster] = 1,
     name: str | None = None,
 ) -> Callable[[Callable[..., None]], KernelFunction]:
     """Decorator that makes a function a kernel.
@@ -160,6 +172,8 @@ def kernel(
     arguments; keyword-only parameters are trace-time configuration. ``threads`` per CTA is a multiple of 32 or a
     function of the configuration, ``min_ctas`` the CTAs per SM asked of ptxas, ``opt_level`` ptxas's. ``drop_unused``
     leaves parameters out of the Program that a configuration does not use: each costs a launch about 0.3 µs.
+    ``cluster`` (sm_90) are the CTAs along x, y and z that run together and reach each other's shared memory, at most 8
+    in all, or a function of the configuration; the grid is a multiple of it.
     """
 
     if undecorated:
@@ -167,7 +181,7 @@ def kernel(
 
     def wrap(function: Callable[..., None]) -> KernelFunction:
         return KernelFunction(
-            function, name or function.__name__, threads, min_ctas, opt_level, requires, share, drop_unused
+            function, name or function.__name__, threads, min_ctas, opt_level, requires, share, drop_unused, cluster
         )
 
     return wrap

@@ -1,0 +1,83 @@
+"""Rules of synchronisation that need no run: barriers, groups of asynchronous operations, clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from warploom.core.targets import Target
+from warploom.ir.messages import at, label
+from warploom.ir.program import Const, Loop, Op, Program, Roles, Statement, blocks, walk
+from warploom.isa.cluster import MapShared
+from warploom.isa.effects import Barrier, BulkTensorCopy, CommitGroup, WaitGroup
+
+_BARRIERS = 16
+_LARGEST_CLUSTER = 8  # what every GPU with clusters runs; more is a property of the device
+
+
+def _barriers(program: Program, _: Target | None) -> Iterator[str]:
+    for op in program.ops():
+        for effect in op.instruction.effects():
+            if not isinstance(effect, Barrier) or effect.barrier >= len(op.operands):
+                continue
+            number = op.operands[effect.barrier]
+            # A number known only when running (a warpgroup's own barrier) is the emulator's to judge.
+            if isinstance(number, Const) and not 0 <= number.value < _BARRIERS:
+                yield f"{at(op.where)}the barrier is {label(number)}: its number must be from 0 to {_BARRIERS - 1}"
+            if effect.threads is None:
+                continue
+            if effect.threads % 32 or not 0 < effect.threads <= program.threads:
+                yield (
+                    f"{at(op.where)}a barrier of {effect.threads} threads: it must be a multiple of 32, at most the "
+                    f"CTA's {program.threads}"
+                )
+
+
+def _copy_groups(program: Program, _: Target | None) -> Iterator[str]:
+    yield from _groups(program.body, set())
+
+
+def _groups(body: tuple[Statement, ...], committed: set[str]) -> Iterator[str]:
+    """In program order; ``committed`` grows. A role does not see the groups of another."""
+    for s in body:
+        if isinstance(s, Roles):
+            after = [set(committed) for _ in s.branches]
+            for role, seen in zip(s.branches, after, strict=True):
+                yield from _groups(role.body, seen)
+            committed.update(*after)
+            continue
+        for effect in s.instruction.effects() if isinstance(s, Op) else ():
+            if isinstance(effect, CommitGroup):
+                committed.add(effect.queue)
+            elif isinstance(effect, WaitGroup) and effect.queue not in committed:
+                yield f"{at(s.where)}waits for a {effect.queue} group that was never committed: commit it before"
+        if isinstance(s, Loop):  # a wait may be for a group of an earlier pass
+            committed.update(
+                effect.queue
+                for op in walk(s.body)
+                if isinstance(op, Op)
+                for effect in op.instruction.effects()
+                if isinstance(effect, CommitGroup)
+            )
+        for block in blocks(s):
+            yield from _groups(block, committed)
+
+
+def _cluster(program: Program, target: Target | None) -> Iterator[str]:
+    where, size = at(program.where), program.cluster_ctas
+    if min(program.cluster) < 1 or size > _LARGEST_CLUSTER:
+        yield f"{where}a cluster of {program.cluster} CTAs: it has 1 to {_LARGEST_CLUSTER} CTAs in all"
+    for op in program.ops():
+        for effect in op.instruction.effects():
+            mask = effect.multicast if isinstance(effect, BulkTensorCopy) else None
+            mask = None if mask is None else op.operands[mask]
+            if isinstance(mask, Const) and not 0 < mask.value < 1 << size:
+                yield (
+                    f"{at(op.where)}a multicast to the CTAs of mask {int(mask.value):#b}: the cluster has {size} CTAs, "
+                    f"so that masks are 1 to {(1 << size) - 1:#b}"
+                )
+        if isinstance(op.instruction, MapShared) and isinstance(rank := op.operands[1], Const) and rank.value >= size:
+            yield f"{at(op.where)}a shared address in the CTA of rank {rank.value}: the cluster has {size} CTAs"
+
+
+SYNCHRONISATION: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (_cluster, _barriers, _copy_groups)
+"""The rules, in the form that :mod:`warploom.ir.verify` runs."""

@@ -1,0 +1,80 @@
+"""Instructions among the CTAs of a cluster (sm_90): its barrier, and addresses in each other's shared memory.
+
+Sources: PTX ISA, "Parallel Synchronization and Communication Instructions" (``barrier.cluster``), "Data Movement and
+Conversion Instructions" (``mapa``). Remote arrivals are :class:`warploom.isa.sync.MbarrierArrival`, multicast copies
+:class:`warploom.isa.async_copy.TensorCopy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from warploom.core.dtypes import DType, u32
+from warploom.isa.base import Array, Instruction, inline_ptx
+from warploom.isa.effects import ClusterBarrier, Effect, WarpSync
+
+WINDOW_BITS = 24
+"""The emulator's shared::cluster addresses: rank + 1 above this bit, the CTA's own shared address below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterArrive(Instruction):
+    """``barrier.cluster.arrive.release.aligned``: the warp's threads arrive at the cluster's barrier, and go on."""
+
+    @property
+    def mnemonic(self) -> str:
+        return "barrier.cluster.arrive.release.aligned"
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WarpSync(aligned=True), ClusterBarrier(waits=False))
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        return inline_ptx(f"{self.mnemonic};", memory=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterWait(Instruction):
+    """``barrier.cluster.wait.acquire.aligned``: waits until all threads of the cluster have arrived or exited."""
+
+    @property
+    def mnemonic(self) -> str:
+        return "barrier.cluster.wait.acquire.aligned"
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WarpSync(aligned=True), ClusterBarrier(waits=True))
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        return inline_ptx(f"{self.mnemonic};", memory=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MapShared(Instruction):
+    """``mapa.shared::cluster.u32``: the place of a shared address in the CTA of a rank. Operands: address, rank."""
+
+    pure: ClassVar[bool] = True
+    lanewise: ClassVar[bool] = True
+
+    @property
+    def mnemonic(self) -> str:
+        return "mapa.shared::cluster.u32"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return (u32, u32)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        return (u32,)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        ins = [("r", x) for x in operands]
+        return inline_ptx(f"{self.mnemonic} %0, %1, %2;", [("=r", results[0])], ins, volatile=False)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The address with the rank in its window; what the hardware returns is its own affair."""
+        address, rank = operands
+        return ((address & np.uint32((1 << WINDOW_BITS) - 1)) + (rank + np.uint32(1) << np.uint32(WINDOW_BITS)),)
