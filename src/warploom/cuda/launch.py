@@ -88,7 +88,8 @@ class LoadedKernel:
         """The launch configuration for ``grid`` blocks of ``block`` threads.
 
         ``shared_bytes`` is the dynamic shared memory per block. ``grid`` counts blocks, also of a kernel compiled for
-        clusters and with ``cluster``, which makes clusters of one that is not. Equal calls return the same object. Raises ConfigError that lists every limit of the target the configuration breaks.
+        clusters and with ``cluster``, which makes clusters of one that is not. Equal calls return the same object.
+        Raises ConfigError that lists every limit of the target the configuration breaks.
         """
         key = (grid, block, shared_bytes, cluster, cooperative)
         config = self._configs.get(key)

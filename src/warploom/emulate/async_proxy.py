@@ -69,7 +69,7 @@ class AsyncProxy:
         self._check_records(starter, reach, cells[written], local[written], record[written], what, op, "wrote")
         self._check_proxy(starter, reach, cells[written], local[written], record[written], what, op)
         if what == "write":
-            for agent, readers in (*enumerate(shared.readers), *self._engine_readers()):
+            for agent, readers in (*enumerate(shared.readers, self._first_warp(cells)), *self._engine_readers()):
                 read = readers[cells]
                 suspicious = (read >> LANE_BITS) > reach[agent]
                 if suspicious.any():
@@ -77,8 +77,13 @@ class AsyncProxy:
                     mine = cells[suspicious], number, read[suspicious]
                     self._check_records(starter, reach, *mine, what, op, "read")
 
+    def _first_warp(self, cells: Array) -> int:
+        """The number within the domain of the first warp of the CTA that owns the cells."""
+        cta = int(cells[0]) * self.shared.granule // self.shared.stride
+        return cta * self.clocks.warps_per_cta % self.clocks.domain
+
     def _engine_readers(self) -> list[tuple[int, Array]]:
-        return [(self.clocks.warps_per_cta + e, r) for e, r in self.shared.engine_readers.items()]
+        return [(self.clocks.domain + e, r) for e, r in self.shared.engine_readers.items()]
 
     def _known_singly(self, row: int, lane: int | None, agents: Array, lanes: Array, stamps: Array) -> Array:
         """Accesses of single lanes that this row has been told of, or that the starting lane made itself."""
@@ -112,7 +117,7 @@ class AsyncProxy:
     ) -> None:
         """Data that the generic proxy wrote must be fenced before the async proxy touches it."""
         rows, lane = starter
-        warps, stamps = self.clocks.warps_per_cta, record >> LANE_BITS
+        warps, stamps = self.clocks.domain, record >> LANE_BITS
         generic = local < warps
         fenced = reach[warps : 2 * warps][np.where(generic, local, 0)]
         wrong = np.nonzero(generic & (stamps > fenced))[0]
@@ -187,6 +192,6 @@ class AsyncProxy:
         mine = cells[shared.in_flight[cells] == number]
         shared.in_flight[mine] = 0
         shared.writer[mine] = np.int32(stamp << LANE_BITS | MANY)
-        shared.writer_warp[mine] = self.clocks.warps_per_cta + engine
+        shared.writer_warp[mine] = self.clocks.domain + engine
         self.clocks.engine_acts(engine, stamp)
         return stamp

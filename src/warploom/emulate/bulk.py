@@ -28,9 +28,12 @@ _ALIGNMENT = 128  # of a box in shared memory
 
 @dataclass(eq=False)
 class _Load:
+    """``cta`` (of the batch) receives it; ``row`` has started it, in the same cluster."""
+
     op: Op
     row: int
     lane: int
+    cta: int
     source: TensorMapArgument
     at: tuple[int, ...]
     chunks: Array
@@ -70,13 +73,14 @@ class BulkCopies:
     # -- issue ---------------------------------------------------------------------------------------------------
 
     def issue(
-        self, frame: Frame, op: Op, load: bool, tensor_map: Array, shared: Array, coordinates: list[Array],
-        barrier: Array | None, guard: Array,
+        self, frame: Frame, op: Op, tensor_map: Array, shared: Array, coordinates: list[Array], barrier: Array | None,
+        multicast: Array | None, guard: Array,
     ) -> None:  # fmt: skip
         """The acting lanes start a copy; each of them should be the only one of its CTA to do so."""
         maps, places = frame.full(tensor_map), frame.full(shared).astype(np.int64)
         where = [frame.full(c) for c in coordinates]
         bars = None if barrier is None else frame.full(barrier).astype(np.int64)
+        masks = None if multicast is None else frame.full(multicast).astype(np.int64)
         for i, row, lanes in lanes_of(frame, guard):
             lane = self._only(row, lanes, op)
             source = self.maps.get(int(maps[i, lane]))
@@ -91,11 +95,22 @@ class BulkCopies:
                 self.report.add("bounds", op.where, message, row, lane)
                 continue
             chunks = self._box(source, int(places[i, lane]), row, lane, op)
-            if load:
-                assert bars is not None
-                self._start_load(row, lane, op, source, at, chunks, int(bars[i, lane]) - SHARED_BASE)
+            if bars is not None:
+                ctas = [row // self.warps] if masks is None else self._receivers(row, lane, int(masks[i, lane]), op)
+                for cta in ctas:
+                    self._start_load(row, lane, op, source, at, chunks, int(bars[i, lane]) - SHARED_BASE, cta)
             elif chunks is not None:
                 self._start_store(row, lane, op, source, at, chunks)
+
+    def _receivers(self, row: int, lane: int, mask: int, op: Op) -> list[int]:
+        """The CTAs (of the batch) that a mask names; a finding for those that the cluster does not have."""
+        together = self.engines.places.together
+        if mask == 0 or mask >> together:
+            message = f"{op.instruction.mnemonic} has the mask {mask:#b}: it must name CTAs of the cluster, which has "
+            message += f"{together}"
+            self.report.add("bounds", op.where, message, row, lane)
+        first = row // self.engines.domain * together
+        return [first + rank for rank in range(together) if mask >> rank & 1]
 
     def _only(self, row: int, lanes: Lanes, op: Op) -> int:
         if lanes is not None and len(lanes) == 1:
@@ -126,9 +141,9 @@ class BulkCopies:
 
     def _start_load(
         self, row: int, lane: int, op: Op, source: TensorMapArgument, at: tuple[int, ...], chunks: Array | None,
-        barrier: int,
+        barrier: int, cta: int,
     ) -> None:  # fmt: skip
-        bar = self.barriers.find(barrier, row, lane, op)
+        bar = self.barriers.find(barrier, row, lane, op, cta)
         if bar is None:
             return
         if not bar.fenced:
@@ -139,17 +154,17 @@ class BulkCopies:
             self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=barrier)
         if chunks is None:
             return
-        cells, number = self.proxy.chunk_cells(chunks, row // self.warps), 0
+        cells, number = self.proxy.chunk_cells(chunks, cta), 0
         if self.proxy.checks:
-            self._check_barriers(row, lane, chunks, op)
+            self._check_barriers(row, lane, cta, chunks, op)
             self.proxy.check(([row], lane), cells, "write", op)
             number = self.proxy.begin_write(row, cells, op)
-        self.loads.append(_Load(op, row, lane, source, at, chunks, cells, bar, number))
+        self.loads.append(_Load(op, row, lane, cta, source, at, chunks, cells, bar, number))
 
-    def _check_barriers(self, row: int, lane: int, chunks: Array, op: Op) -> None:
+    def _check_barriers(self, row: int, lane: int, receiver: int, chunks: Array, op: Op) -> None:
         low, high = int(chunks.min()) - SHARED_BASE, int(chunks.max()) + CHUNK - SHARED_BASE
         for cta, address in self.barriers.all:
-            if cta == row // self.warps and low <= address < high:
+            if cta == receiver and low <= address < high:
                 message = f"{op.instruction.mnemonic} overwrites the mbarrier {self.barriers.name(address)}: "
                 message += "correct the address"
                 self.report.add("race", op.where, message, row, lane, address=address)
@@ -161,7 +176,7 @@ class BulkCopies:
         if self.proxy.checks:
             self.proxy.check(([row], lane), cells, "read", op)
             before, stamp = self.proxy.state(cells), self.proxy.clocks.stamp(op)
-            self.proxy.record_read(self.engines.bulk_stores(row % self.warps), cells, stamp)
+            self.proxy.record_read(self.engines.bulk_stores(row), cells, stamp)
             assert target.buffer is not None
             self.memory.track_engine(target.buffer, target.element_offsets(at), row, lane, op, "write",
                                      target.spec.dtype.bytes)  # fmt: skip
@@ -177,9 +192,9 @@ class BulkCopies:
         load = self.loads.pop(0 if rng is None else rng.randrange(len(self.loads)))
         source, shared = load.source, self.proxy.shared
         assert source.buffer is not None
-        index = (load.chunks - SHARED_BASE + load.row // self.warps * shared.stride) // CHUNK
+        index = (load.chunks - SHARED_BASE + load.cta * shared.stride) // CHUNK
         shared.data.reshape(-1, CHUNK)[index] = source.load(load.at)
-        engine = self.engines.mbarrier(load.barrier.address)
+        engine = self.engines.mbarrier(load.cta, load.barrier.address)
         stamp = 0
         if self.proxy.checks:
             if shared.shadow is not None:
@@ -214,7 +229,7 @@ class BulkCopies:
         row, lane = done[0].row, done[0].lane
         clocks = self.proxy.clocks
         clock = np.zeros(clocks.known.shape[1], np.int64)
-        clock[clocks.warps + self.engines.bulk_stores(row % self.warps)] = max(s.stamp for s in done)
+        clock[clocks.warps + self.engines.bulk_stores(row)] = max(s.stamp for s in done)
         clocks.acquire(row, [lane], clock, {})
 
     def _write(self, store: _Store) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.bulk import BulkCopies
+from warploom.emulate.cluster_barrier import ClusterBarriers
 from warploom.emulate.frames import Frame
 from warploom.emulate.mbarriers import Mbarriers, lanes_of
 from warploom.emulate.products import WatchedRegisters
@@ -30,6 +31,7 @@ class EngineState:
     mbarriers: Mbarriers
     bulk: BulkCopies
     warpgroups: Warpgroups
+    clusters: ClusterBarriers
 
 
 class EngineSteps:
@@ -54,6 +56,10 @@ class EngineSteps:
             return self._mbarrier(op, effect, keys)
         if isinstance(effect, fx.BulkTensorCopy):
             return self._copy(op, effect, keys)
+        if isinstance(effect, fx.ClusterBarrier):
+            if effect.waits:
+                return lambda frame: self.state.clusters.wait(frame, op)
+            return lambda frame: self.state.clusters.arrive(frame, op)
         if isinstance(effect, fx.ProxyFence):
             return self._proxy_fence(op)
         if isinstance(effect, fx.RegisterBudget):
@@ -96,14 +102,16 @@ class EngineSteps:
             def arrive(frame: Frame) -> None:
                 address = self._address(frame, keys[effect.address], effect.offset, op)
                 guard = self._guard(frame, op, effect.guard, keys)
-                self.state.mbarriers.arrive(frame, address, effect.expected_bytes, guard, op)
+                self.state.mbarriers.arrive(frame, address, effect, guard, op)
 
             return arrive
+
+        far = effect.scope == "cluster"
 
         def wait(frame: Frame) -> Any:
             address = self._address(frame, keys[effect.address], effect.offset, op)
             self.run.observe(frame, keys[effect.parity], op, "the parity")
-            return self.state.mbarriers.wait(frame, address, frame.env[keys[effect.parity]], op)
+            return self.state.mbarriers.wait(frame, address, frame.env[keys[effect.parity]], far, op)
 
         return wait
 
@@ -127,11 +135,11 @@ class EngineSteps:
             self.state.bulk.issue(
                 frame,
                 op,
-                copy.direction == "load",
                 frame.env[keys[copy.tensor_map]],
                 shared,
                 coordinates,
                 barrier,
+                None if copy.multicast is None else frame.env[keys[copy.multicast]],
                 np.ones((1, 1, 1), np.bool_) if guard is None else guard,
             )
 

@@ -57,7 +57,6 @@ class Executor:
         self._accesses = AccessSteps(self)
         self._lanes = LaneSteps(self)
         self._matrices: dict[tuple[int, ...], tuple[tuple[Array, ...], Array]] = {}
-        self.grid: tuple[int, int, int] = (1, 1, 1)
 
     def enter(
         self, clocks: Clocks, report: Reporter, shared: SharedMemory, copies: CopyQueue, barriers: Barriers,
@@ -204,14 +203,11 @@ class Executor:
             warp = frame.local.reshape(frame.shape)
             warp = warp[:1] if (warp == warp[:1]).all() else warp
             return (warp[:, :, None] * 32 + LANES).astype(np.uint32)
-        axis = "xyz".index(register[-1])
-        if register.startswith("nctaid"):
-            return np.full((1, 1, 1), self.grid[axis], np.uint32)
         cta = frame.cta + self.report.first // self.report.warps_per_cta
         cta = cta[:, :1] if (cta == cta[:, :1]).all() else cta
-        x, y, _ = self.grid
-        index = (cta % x, cta // x % y, cta // (x * y))[axis]
-        return index[:, :, None].astype(np.uint32)
+        if register.startswith("n") or register == "cluster_nctarank":
+            cta = cta[:1, :1]
+        return self.report.places.special(register, cta)[:, :, None].astype(np.uint32)
 
     # -- registers only ------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ Kind = Literal[
     "mbarrier",
     "proxy",
     "leak",
+    "cluster",
 ]
 
 
@@ -30,7 +31,7 @@ class Finding:
 
     ``where`` is the line that ran into it, ``other`` the line it conflicts with. ``cta`` (linear), ``warp`` (within its
     CTA), ``lane`` and ``address`` describe the first lane it was seen in; ``address`` is in bytes: from the start of
-    shared memory, or from the start of the array.
+    shared memory, or from the start of the array. ``rank`` is the CTA's in its cluster, None without clusters.
     """
 
     kind: Kind
@@ -42,9 +43,11 @@ class Finding:
     warp: int = 0
     lane: int = 0
     address: int | None = None
+    rank: int | None = None
 
     def __str__(self) -> str:
-        place = f"CTA {self.cta}, warp {self.warp}, lane {self.lane}"
+        rank = "" if self.rank is None else f" (rank {self.rank} of its cluster)"
+        place = f"CTA {self.cta}{rank}, warp {self.warp}, lane {self.lane}"
         lines = f"{self.where}" if self.where != NOWHERE else "(no source line)"
         if self.other is not None and self.other != self.where:
             lines += f" and {self.other}"

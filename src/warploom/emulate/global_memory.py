@@ -253,7 +253,7 @@ class GlobalMemory:
         write_stamp = record.write_stamp[cells]
         if write_stamp.any():
             fine = self.clocks.ordered(
-                rows, lane, False, record.write_agent[cells], record.write_lane[cells], write_stamp
+                rows, lane, False, record.write_agent[cells], record.write_lane[cells], write_stamp, visible=True
             )
             self._report(op, mode, ~fine, rows, lane, record.write_agent[cells], write_stamp, cells, target, "wrote")
         event = _Event(cells, agents, lane, stamp, strong, cta_only)
@@ -287,7 +287,7 @@ class GlobalMemory:
                 continue
             agents, lanes = event.agents[theirs], event.lanes[theirs]
             stamps = np.full(agents.size, event.stamp)
-            fine = self.clocks.ordered(rows[me], mine.lanes[me], False, agents, lanes, stamps)
+            fine = self.clocks.ordered(rows[me], mine.lanes[me], False, agents, lanes, stamps, visible=True)
             if atomic:  # atomics do not race with each other, unless their scope leaves the other CTA out
                 same = agents // self.clocks.warps_per_cta == mine.agents[me] // self.clocks.warps_per_cta
                 fine |= same

@@ -16,16 +16,18 @@ from warploom.emulate.barriers import Barriers, Wait
 from warploom.emulate.buffers import GlobalBuffer, bind, granules, written_parameters
 from warploom.emulate.bulk import BulkCopies
 from warploom.emulate.clocks import Clocks
+from warploom.emulate.cluster_barrier import ClusterBarriers
 from warploom.emulate.control import Control
 from warploom.emulate.copies import CopyQueue
 from warploom.emulate.engine_steps import EngineState
-from warploom.emulate.engines import Engines, uses_engines
+from warploom.emulate.engines import Engines, TooManyMbarriersError, mbarriers_of, uses_engines
 from warploom.emulate.execute import Executor, Running
 from warploom.emulate.findings import Finding, Findings
 from warploom.emulate.frames import Frame
 from warploom.emulate.global_memory import GlobalMemory
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.ordering import Ordering
+from warploom.emulate.places import Places
 from warploom.emulate.products import WARPS
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SharedMemory
@@ -80,7 +82,10 @@ class _StuckError(Exception):
 
 @dataclass(eq=False)
 class _Task:
+    """``rows``: the warps that exit when it ends; none for a role's, which ends within another task."""
+
     body: Running
+    rows: Array
     wait: Wait | None = None
 
 
@@ -107,6 +112,7 @@ def emulate(
     if not 1 <= len(shape) <= 3 or any(n < 1 for n in shape):
         raise ProblemError(f"a grid is one to three positive counts of CTAs, not {grid}")
     full: tuple[int, int, int] = (*shape, 1, 1)[:3]  # type: ignore[assignment]
+    places = Places.of(program, full)
     buffers, _, _ = bind(program, arguments)
     written = written_parameters(program)
     backups = [(b, b.data.copy()) for b in buffers if b.writable and (written is None or b.name in written)]
@@ -114,32 +120,37 @@ def emulate(
     # one tells a deadlock from an artefact: at one warp a task nothing is an artefact.
     first = "warpgroup" if has_wgmma(program) else "warp"
     levels = ("cohort", first, "row") if seed is None else (first, "row")
-    for level in levels:
+    tries = [*levels]
+    mbarriers = mbarriers_of(program)
+    while True:
         findings = Findings(stop, checks)
-        launch = _Launch(program, full, arguments, findings, level, seed, checks, progress)
+        launch = _Launch(program, places, arguments, findings, tries[0], seed, checks, progress, mbarriers)
         try:
             return launch.run()
         except _StuckError as stuck:
-            if level == levels[-1]:
+            if len(tries) == 1:
                 launch.report_deadlock(stuck.waits)
                 return launch.result()
-            for buffer, data in backups:
-                buffer.data[:] = data
-    raise AssertionError("the last level returns")
+            tries.pop(0)
+        except TooManyMbarriersError as more:
+            mbarriers = more.needed
+        for buffer, data in backups:
+            buffer.data[:] = data
 
 
 class _Launch:
     """One attempt at a launch, at one division of the warps into tasks."""
 
     def __init__(
-        self, program: Program, grid: tuple[int, int, int], arguments: Any, findings: Findings, level: str,
-        seed: int | None, checks: bool, progress: Callable[[float], None] | None,
+        self, program: Program, places: Places, arguments: Any, findings: Findings, level: str, seed: int | None,
+        checks: bool, progress: Callable[[float], None] | None, mbarriers: int,
     ) -> None:  # fmt: skip
-        self.program, self.grid, self.findings, self.level, self.checks = program, grid, findings, level, checks
+        self.program, self.places, self.findings, self.level, self.checks = program, places, findings, level, checks
+        self.mbarriers = mbarriers
         self.rng = None if seed is None else random.Random(seed)
         self.progress = progress
         self.warps = program.warps
-        self.ctas = grid[0] * grid[1] * grid[2]
+        self.ctas = places.ctas
         buffers, values, self.maps = bind(program, arguments)
         self.buffers: list[GlobalBuffer] = buffers
         self.shared_granule, global_granule = granules(program)
@@ -147,7 +158,6 @@ class _Launch:
         self.memory = GlobalMemory(buffers, written_parameters(program), global_granule, checks)
         self.counter = TrafficCounter()
         self.executor = Executor(program, self.memory, self.counter, checks, self.across, seed is not None)
-        self.executor.grid = grid
         self.executor.constants.update(values)
         self.control = Control(self._spawn)
         self.executor.control = self.control
@@ -160,10 +170,11 @@ class _Launch:
         self.haste = 0.0 if self.rng is None else self.rng.choice((0.02, 0.2, 0.6))
 
     def _spawn(self, body: Running, done: Wait) -> None:
-        self.tasks.append(_Task(body))
+        self.tasks.append(_Task(body, np.zeros(0, np.int64)))
 
     def run(self) -> Emulation:
-        per_batch = max(1, _WARPS_PER_BATCH // self.warps)
+        together = self.places.together
+        per_batch = max(1, _WARPS_PER_BATCH // (self.warps * together)) * together
         with np.errstate(all="ignore"):
             for first in range(0, self.ctas, per_batch):
                 self._run_batch(first, min(per_batch, self.ctas - first))
@@ -179,11 +190,9 @@ class _Launch:
 
     def _run_batch(self, first: int, ctas: int) -> None:
         rows, start = ctas * self.warps, first * self.warps
-        engines = Engines(self.warps, self.uses_engines)
-        clocks = Clocks(
-            rows, self.warps, self.ctas * self.warps, start, self.across, self.history, engines=engines.count
-        )
-        report = self.report = Reporter(self.findings, self.warps, start, clocks)
+        engines = Engines(self.places, self.uses_engines, self.mbarriers)
+        clocks = Clocks(rows, self.places, start, self.across, self.history, engines.ranks)
+        report = self.report = Reporter(self.findings, engines, start, clocks)
         self.memory.clocks, self.memory.report = clocks, report
         shared = SharedMemory(ctas, self.program.shared_bytes, self.shared_granule, clocks, report, self.checks)
         copies = CopyQueue(rows, shared, self.memory, report)
@@ -197,7 +206,7 @@ class _Launch:
             self.control.progress = lambda fraction: tell(min(1.0, done + share * fraction))
         everyone = np.arange(rows).reshape(ctas, self.warps)
         self.tasks = [
-            _Task(self.executor.run(self.block, Frame(part, self.warps, self.executor.constants)))
+            _Task(self.executor.run(self.block, Frame(part, self.warps, self.executor.constants)), part.reshape(-1))
             for part in self._divide(everyone)
         ]
         self._schedule()
@@ -207,6 +216,7 @@ class _Launch:
             state.bulk.at_exit()
             state.mbarriers.at_exit()
             state.warpgroups.at_exit()
+            state.clusters.at_exit()
 
     def _engines(
         self, rows: int, engines: Engines, shared: SharedMemory, clocks: Clocks, report: Reporter
@@ -214,15 +224,15 @@ class _Launch:
         mbarriers = Mbarriers(clocks, report, self.program)
         proxy = AsyncProxy(shared, clocks, report, self.checks)
         bulk = BulkCopies(proxy, self.memory, mbarriers, engines, report, self.maps)
-        return EngineState(mbarriers, bulk, Warpgroups(rows, proxy, engines, report, self.executor.engines.watched))
+        warpgroups = Warpgroups(rows, proxy, engines, report, self.executor.engines.watched)
+        return EngineState(mbarriers, bulk, warpgroups, ClusterBarriers(rows, clocks, report))
 
     def _divide(self, everyone: Array) -> list[Array]:
         if self.level == "cohort":
             return [everyone]
-        if self.level == "warpgroup":
-            return [everyone[:, w : w + WARPS] for w in range(0, self.warps, WARPS)]
-        if self.level == "warp":
-            return [everyone[:, w : w + 1] for w in range(self.warps)]
+        if self.level != "row":  # the CTAs of a cluster apart
+            step, together = WARPS if self.level == "warpgroup" else 1, self.places.together
+            return [everyone[r::together, w : w + step] for r in range(together) for w in range(0, self.warps, step)]
         return [everyone[c : c + 1, w : w + 1] for c in range(everyone.shape[0]) for w in range(self.warps)]
 
     def _schedule(self) -> None:
@@ -248,6 +258,8 @@ class _Launch:
                 wait = next(task.body)
             except StopIteration:
                 self.tasks.remove(task)
+                if task.rows.size:
+                    self.engines.clusters.exited(task.rows)
                 return
             if wait is not None:
                 task.wait = wait
@@ -260,7 +272,8 @@ class _Launch:
         for wait in waits:
             if wait.what or not wait.rows:
                 continue
-            parts = (named, self.engines.mbarriers.describe(min(wait.rows) // self.warps))
+            row = min(wait.rows)
+            parts = (named, self.engines.mbarriers.describe(row), self.engines.clusters.describe(row))
             state = "; ".join(p for p in parts if p) or "nothing will complete"
             message = (
                 f"{wait.op.instruction.mnemonic} waits for ever ({state}): every thread it counts must arrive, "

@@ -13,15 +13,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers import Wait
-from warploom.emulate.clocks import Clocks
+from warploom.emulate.clocks import Clocks, Singles
 from warploom.emulate.frames import Frame
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.ir.program import Op, Program
+from warploom.isa.cluster import WINDOW_BITS
+from warploom.isa.effects import ClusterScope, MbarrierArrive
 
 Array = NDArray[Any]
 Lanes = list[int] | None  # None: all lanes of the warp
 BYTES = 8
+
+
+@dataclass(eq=False)
+class Far:
+    """What other CTAs released at the scope of the cluster, for waits at that scope; ``done``: in completed phases."""
+
+    clock: Array | None = None
+    singles: Singles = field(default_factory=dict[tuple[int, int], int])
+    done: tuple[Array, Singles] | None = None
+
+    def learn(self, clock: Array, singles: Singles) -> None:
+        """One more arrival."""
+        self.clock = clock.copy() if self.clock is None else np.maximum(self.clock, clock)
+        self.singles = _newest(self.singles, singles)
+
+    def complete(self) -> None:
+        """The phase completes."""
+        if self.clock is not None:
+            self.done = self.clock, self.singles
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """An arrival from another CTA: who, when, and at what."""
+
+    bar: Mbarrier
+    row: int
+    lanes: Lanes
+    stamp: int
+    op: Op
+
+
+def _newest(first: Singles, second: Singles) -> Singles:
+    return {key: max(first.get(key, 0), second.get(key, 0)) for key in first.keys() | second.keys()}
 
 
 @dataclass(eq=False)
@@ -41,9 +77,10 @@ class Mbarrier:
     phase: int = 0
     observed: int = 0
     clock: Array | None = None
-    singles: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    singles: Singles = field(default_factory=dict[tuple[int, int], int])
     done_clock: Array | None = None
-    done_singles: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    done_singles: Singles = field(default_factory=dict[tuple[int, int], int])
+    far: Far = field(default_factory=lambda: Far())
     waiters: list[_Waiter] = field(default_factory=list["_Waiter"])
     arrival: Op | None = None
     copy: Op | None = None
@@ -64,6 +101,7 @@ class _Waiter:
     row: int
     lanes: Lanes
     parity: int
+    far: bool
 
 
 def lanes_of(frame: Frame, guard: Array | None) -> Iterator[tuple[int, int, Lanes]]:
@@ -104,6 +142,7 @@ class Mbarriers:
         self.report = reporter
         self.program = program
         self.all: dict[tuple[int, int], Mbarrier] = {}
+        self.remote: list[Remote] = []
 
     def name(self, address: int) -> str:
         """The author's name of the mbarrier at a byte of shared memory."""
@@ -113,12 +152,14 @@ class Mbarriers:
                 return f"{region.name}[{index}]" if region.bytes > BYTES else region.name
         return f"byte {address}"
 
-    def describe(self, cta: int) -> str:
-        """The state of the mbarriers of a CTA that are in the middle of a phase or waited for."""
+    def describe(self, row: int) -> str:
+        """The state of the mbarriers of a warp's cluster that are in the middle of a phase or waited for."""
         parts: list[str] = []
         for (owner, address), bar in self.all.items():
-            if owner == cta and (bar.waiters or not bar.idle):
-                state = f"{self.name(address)} is in phase {bar.phase} (parity {bar.phase & 1}), "
+            first = owner * self.clocks.warps_per_cta
+            if first // self.clocks.domain == row // self.clocks.domain and (bar.waiters or not bar.idle):
+                whose = f" of {self.report.cta(first)}" if self.clocks.clustered else ""
+                state = f"{self.name(address)}{whose} is in phase {bar.phase} (parity {bar.phase & 1}), "
                 state += f"{bar.pending} of {bar.count} arrivals and {bar.tx} bytes missing"
                 waiting = sorted({f"warp {w.row % self.clocks.warps_per_cta} (parity {w.parity})" for w in bar.waiters})
                 parts.append(state + (f", waited for by {', '.join(waiting)}" if waiting else ""))
@@ -160,43 +201,73 @@ class Mbarriers:
                 if bar.row == row and (lanes is None or bar.lane in lanes):
                     bar.fenced = True
 
-    def find(self, where: int, row: int, lane: int, op: Op) -> Mbarrier | None:
-        """The mbarrier that a lane uses; a finding (and None) unless its initialisation is known to the lane."""
+    def find(self, where: int, row: int, lane: int, op: Op, cta: int | None = None) -> Mbarrier | None:
+        """The mbarrier that a lane uses; a finding (and None) unless its initialisation is known to the lane.
+
+        ``cta`` is the batch's number of the CTA it is in, if that is another than the lane's.
+        """
         if not self._fits(where, row, lane, op):
             return None
-        bar = self.all.get((row // self.clocks.warps_per_cta, where))
+        own = row // self.clocks.warps_per_cta
+        far = cta is not None and cta != own
+        bar = self.all.get((own if cta is None else cta, where))
+        whose = f" of {self.report.cta(cta * self.clocks.warps_per_cta)}" if cta is not None and far else ""
+        meeting = "the cluster's barrier (k.cluster_sync)" if far else "a barrier (__syncthreads)"
         if bar is None:
-            message = f"{op.instruction.mnemonic} uses {self.name(where)}, which is no initialised mbarrier: "
-            message += "initialise it, fence, and meet at a barrier before its first use"
+            message = f"{op.instruction.mnemonic} uses {self.name(where)}{whose}, which is no initialised mbarrier: "
+            message += f"initialise it, fence, and meet at {meeting} before its first use"
             self.report.add("mbarrier", op.where, message, row, lane, address=where)
             return None
         if bar.row == row and bar.lane == lane:
             return bar
-        known = int(self.clocks.reach(row, lane)[bar.row % self.clocks.warps_per_cta])
+        known = int(self.clocks.reach(row, lane)[bar.row % self.clocks.domain])
         if bar.stamp > known:
             agent = (self.report.first + bar.row, bar.lane)
             if bar.stamp > self.clocks.single.get(row, {}).get(agent, 0):
-                message = f"{op.instruction.mnemonic} uses {self.name(where)}, and nothing orders its initialisation "
-                message += "before: put a barrier (__syncthreads) between them"
+                message = f"{op.instruction.mnemonic} uses {self.name(where)}{whose}, and nothing orders its "
+                message += f"initialisation before: put {meeting} between them"
                 self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=where)
         return bar
 
     # -- arrivals ------------------------------------------------------------------------------------------------
 
-    def arrive(self, frame: Frame, address: Array, expected: int | None, guard: Array | None, op: Op) -> None:
+    def arrive(self, frame: Frame, address: Array, effect: MbarrierArrive, guard: Array | None, op: Op) -> None:
         """One arrival for each acting lane."""
         places = frame.full(address).astype(np.int64)
         for i, row, lanes in lanes_of(frame, guard):
             self.clocks.stamp(op)
             for place, group in split(places[i], lanes):
                 lane = 0 if group is None else group[0]
-                bar = self.find(place - SHARED_BASE, row, lane, op)
+                cta, where = self._window(place, row, lane, op) if effect.remote else (None, place)
+                bar = self.find(where - SHARED_BASE, row, lane, op, cta)
                 if bar is None:
                     continue
-                self._learn(bar, *self.clocks.release(row, group))
+                self._release(bar, row, group, effect.scope, op)
                 bar.arrival = op
                 for number in range(32) if group is None else group:
-                    self._arrive(bar, expected or 0, row, number, op)
+                    self._arrive(bar, effect.expected_bytes or 0, row, number, op)
+
+    def _window(self, place: int, row: int, lane: int, op: Op) -> tuple[int | None, int]:
+        """The CTA (of the batch) and the address within it of a shared::cluster address; its own without a rank."""
+        rank, where = (place >> WINDOW_BITS) - 1, place & (1 << WINDOW_BITS) - 1
+        if rank < 0:
+            return None, where
+        together = self.clocks.domain // self.clocks.warps_per_cta
+        if rank >= together:
+            message = f"{op.instruction.mnemonic} goes to a CTA of rank {rank}: the cluster has {together}"
+            self.report.add("bounds", op.where, message, row, lane)
+            return None, -1
+        return row // self.clocks.domain * together + rank, where
+
+    def _release(self, bar: Mbarrier, row: int, group: Lanes, scope: ClusterScope, op: Op) -> None:
+        """What an arrival makes known; across CTAs, writes become visible at the scope of the cluster alone."""
+        clock, singles = self.clocks.release(row, group)
+        if bar.cta != row // self.clocks.warps_per_cta:
+            self.remote.append(Remote(bar, row, group, self.clocks.now, op))
+            if scope == "cluster":
+                bar.far.learn(clock, singles)
+            clock, singles = self.clocks.near_only(clock, singles)
+        self._learn(bar, clock, singles)
 
     def _learn(self, bar: Mbarrier, clock: Array, singles: dict[tuple[int, int], int]) -> None:
         bar.clock = clock if bar.clock is None else np.maximum(bar.clock, clock)
@@ -241,22 +312,25 @@ class Mbarriers:
         assert bar.clock is not None
         bar.done_clock = bar.clock  # later releases add to it: a later phase implies the earlier ones
         bar.done_singles = dict(bar.singles)
+        bar.far.complete()
         ready = [w for w in bar.waiters if w.parity != bar.phase & 1]
         bar.waiters = [w for w in bar.waiters if w.parity == bar.phase & 1]
         for waiter in ready:
-            self._acquire(bar, waiter.row, waiter.lanes)
+            self._acquire(bar, waiter.row, waiter.lanes, waiter.far)
             waiter.left.remove(waiter)
             if not waiter.left:
                 waiter.wait.rows.discard(waiter.row)
 
     # -- waits ---------------------------------------------------------------------------------------------------
 
-    def _acquire(self, bar: Mbarrier, row: int, lanes: Lanes) -> None:
+    def _acquire(self, bar: Mbarrier, row: int, lanes: Lanes, far: bool) -> None:
         bar.observed = bar.phase
         if bar.done_clock is not None:
             self.clocks.acquire(row, lanes, bar.done_clock, bar.done_singles)
+        if far and bar.far.done is not None:
+            self.clocks.acquire(row, lanes, *bar.far.done)
 
-    def wait(self, frame: Frame, address: Array, parity: Array, op: Op) -> Wait | None:
+    def wait(self, frame: Frame, address: Array, parity: Array, far: bool, op: Op) -> Wait | None:
         """``try_wait.parity`` in a loop: what the frame has to wait for, or None."""
         places, parities = frame.full(address).astype(np.int64), frame.full(parity).astype(np.int64)
         wait = Wait(op, set())
@@ -267,9 +341,9 @@ class Mbarriers:
                 if bar is None:
                     continue
                 if bar.phase & 1 != odd & 1:
-                    self._acquire(bar, row, group)
+                    self._acquire(bar, row, group, far)
                     continue
-                waiter = _Waiter(wait, left, row, group, odd & 1)
+                waiter = _Waiter(wait, left, row, group, odd & 1, far)
                 left.append(waiter)
                 bar.waiters.append(waiter)
             if left:
@@ -277,7 +351,20 @@ class Mbarriers:
         return None if wait.ready else wait
 
     def at_exit(self) -> None:
-        """A phase that is left half done, or copies that nobody waited for."""
+        """A phase that is left half done, copies that nobody waited for, arrivals at a CTA that may have gone."""
+        warps = self.clocks.warps_per_cta
+        for remote in self.remote:
+            bar = remote.bar
+            lanes = [None] if remote.lanes is None else remote.lanes
+            rows = np.arange(bar.cta * warps, (bar.cta + 1) * warps)
+            if all(self.clocks.reached(rows, remote.row, lane, remote.stamp) for lane in lanes):
+                continue
+            message = (
+                f"{remote.op.instruction.mnemonic} may reach {self.name(bar.address)} of {self.report.cta(bar.row)} "
+                "when that CTA has exited and its shared memory is another's: let it wait for this arrival, or let "
+                "the cluster meet (k.cluster_sync) at the end"
+            )
+            self.report.add("cluster", remote.op.where, message, remote.row, lanes[0] or 0, address=bar.address)
         for bar in self.all.values():
             if bar.tx == 0 and bar.pending != bar.count:
                 line = bar.arrival or bar.op

@@ -51,7 +51,7 @@ class Ordering:
         clock = clocks.snapshot(row) if whole else clocks.lane_snapshot(row, lane)
         singles = clocks.singles(np.array([row]))
         if not whole:
-            singles[(agent, lane)] = clocks.now
+            singles.update(clocks.itself(row, lane))
         return _Release(clock, singles, scope, agent // clocks.warps_per_cta)
 
     def _acquire(self, row: int, lane: int, release: _Release) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.clocks import Clocks
-from warploom.emulate.engines import engine_name
+from warploom.emulate.engines import Engines
 from warploom.emulate.findings import Finding, Findings, Kind
 from warploom.emulate.frames import Frame
 from warploom.ir.program import NOWHERE, Op, SourceLine, Value
@@ -19,9 +19,11 @@ Array = NDArray[Any]
 class Reporter:
     """Knows the batch's place in the grid, so that findings name CTA, warp and lane."""
 
-    def __init__(self, findings: Findings, warps_per_cta: int, first: int, clocks: Clocks) -> None:
+    def __init__(self, findings: Findings, engines: Engines, first: int, clocks: Clocks) -> None:
         self.findings = findings
-        self.warps_per_cta = warps_per_cta
+        self.engines = engines
+        self.places = engines.places
+        self.warps_per_cta = engines.warps
         self.first = first
         self.clocks = clocks
 
@@ -30,9 +32,15 @@ class Reporter:
         other: SourceLine | None = None, count: int = 1, address: int | None = None,
     ) -> None:  # fmt: skip
         """Record a finding in warp ``row`` of the batch."""
-        warp = self.first + row
-        cta, local = divmod(warp, self.warps_per_cta)
-        self.findings.add(Finding(kind, message, where, other, count, cta, local, lane, address))
+        slot, local = divmod(self.first + row, self.warps_per_cta)
+        cta, rank = self.places.linear(slot), self.places.rank(slot)
+        self.findings.add(Finding(kind, message, where, other, count, cta, local, lane, address, rank))
+
+    def cta(self, row: int) -> str:
+        """How a message calls the CTA of a row: by its rank, in a cluster."""
+        slot = (self.first + row) // self.warps_per_cta
+        rank = self.places.rank(slot)
+        return f"CTA {self.places.linear(slot)}" if rank is None else f"the CTA of rank {rank}"
 
     def line_of(self, stamp: int) -> SourceLine:
         """The line of the operation that a stamp was given to."""
@@ -56,14 +64,17 @@ class Reporter:
             mine, agent = self.first + int(rows[i]), int(agents[i])
             verb = "writes" if what == "write" else ("updates" if what == "atomic" else "reads")
             if agent < 0:
-                whom, cure = engine_name(-1 - agent, self.warps_per_cta)
+                whom, cure = self.engines.name(-1 - agent)
             elif mine == agent:
                 whom, cure = "another lane of the same warp", "put a __syncwarp (or a barrier) between them"
             elif mine // self.warps_per_cta == agent // self.warps_per_cta:
                 whom = f"warp {agent % self.warps_per_cta} of the same CTA"
                 cure = "put a barrier (__syncthreads) between them"
+            elif mine // self.places.domain == agent // self.places.domain:
+                whom = f"{self.cta(agent - self.first)} of the same cluster"
+                cure = "let the cluster meet (k.cluster_sync), or arrive and wait at an mbarrier with scope='cluster'"
             else:
-                whom = f"CTA {agent // self.warps_per_cta}"
+                whom = f"CTA {self.places.linear(agent // self.warps_per_cta)}"
                 cure = "order the CTAs by an atomic with release and acquire (or fences), or split the kernel"
             message = (
                 f"{op.instruction.mnemonic} {verb} byte {int(addresses[i])} which {self.name_of(int(stamp))} of {whom} "

@@ -57,7 +57,7 @@ class SharedMemory:
         self.cells = cells
         if checks:
             self.writer = np.full(cells, NEVER, np.int32)
-            self.writer_warp = np.zeros(cells, np.uint8)
+            self.writer_warp = np.zeros(cells, np.uint16)  # warps of the domain, then its engines
             self.readers = np.zeros((clocks.warps_per_cta, cells), np.int32)
             self.engine_readers: dict[int, Array] = {}  # engine → last read of each cell
             self.in_flight = np.zeros(cells, np.int32)  # 1 + index into copies
@@ -226,7 +226,7 @@ class SharedMemory:
         cells = size // self.granule
         table, warps = self.writer.reshape(-1, cells), self.writer_warp.reshape(-1, cells)
         code = (lane | np.int32(stamp << LANE_BITS))[..., None]
-        local = (rows % self.clocks.warps_per_cta).astype(np.uint8)[..., None]
+        local = (rows % self.clocks.domain).astype(np.uint16)[..., None]
         table[index] = code
         warps[index] = local
         self.in_flight.reshape(-1, cells)[index] = 0
@@ -262,7 +262,7 @@ class SharedMemory:
         stamp = self.clocks.stamp(op)
         shape = place.index.shape
         lane = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-        local = np.broadcast_to(frame.local[:, None].astype(np.uint8), shape)
+        local = np.broadcast_to((frame.flat % self.clocks.domain)[:, None].astype(np.uint16), shape)
         index = place.index
         if place.active is not None:
             index, lane, local = index[place.active], lane[place.active], local[place.active]
@@ -292,8 +292,8 @@ class SharedMemory:
         self._record_write(index, rows, lane, data, view, words * data.dtype.itemsize, stamp, op, collective=False)
 
     def agents(self, rows: Array, local: Array) -> Array:
-        """Agents as clocks number them, from the writers' numbers within a CTA: warps, then engines."""
-        warps = self.clocks.warps_per_cta
+        """Agents as clocks number them, from the writers' numbers within a domain: warps, then engines."""
+        warps = self.clocks.domain
         first = self.report.first + rows // warps * warps
         return np.where(local < warps, first + local, warps - 1 - local.astype(np.int64))
 
@@ -359,7 +359,10 @@ class SharedMemory:
         cell = place.index[row, lane] * cells + part
         record, rows = readers[cell], frame.flat[row]
         stamps, lanes = record >> LANE_BITS, record & 63
-        agents = np.full(rows.shape, agent) if agent < 0 else self.agents(rows, np.full(rows.shape, agent))
+        if agent < 0:
+            agents = np.full(rows.shape, agent)
+        else:
+            agents = self.report.first + rows - rows % self.clocks.warps_per_cta + agent
         fine = self.clocks.ordered(rows, lane, collective, agents, lanes, stamps)
         if not fine.all():
             wrong = ~fine

@@ -121,7 +121,7 @@ class Warpgroups:
         for product, mine in fresh.values():
             if self.proxy.checks and product.cells.size:
                 self.proxy.check((mine, None), product.cells, "read", op)
-                engine = self.engines.warpgroup(mine[0] % self.warps // WARPS)
+                engine = self.engines.warpgroup(mine[0])
                 self.proxy.record_read(engine, product.cells, product.stamp)
             self._wake(self.groups[mine[0] - mine[0] % self.warps % WARPS])
 
@@ -254,7 +254,7 @@ class Warpgroups:
         for row, number in needs.items():
             if number > self.completed[row]:
                 self.completed[row] = number
-                engine = clocks.warps + self.engines.warpgroup(row % self.warps // WARPS)
+                engine = clocks.warps + self.engines.warpgroup(row)
                 stamp = self._group(row).products[number - 1].stamp
                 clocks.known[row, engine] = max(clocks.known[row, engine], stamp)
         clocks.refresh(frame.flat)
@@ -307,11 +307,14 @@ class Warpgroups:
     def check_together(self) -> None:
         """All four warps of a warpgroup must have executed what warpgroups execute together."""
         for op, counts in self.together.values():
-            usable = counts.size // WARPS * WARPS
-            by_group = counts[:usable].reshape(-1, WARPS)
+            # The warps that a CTA has beyond a multiple of four make a warpgroup that is never complete.
+            missing = -self.warps % WARPS
+            by_group = np.pad(counts.reshape(-1, self.warps), ((0, 0), (0, missing))).reshape(-1, WARPS)
             apart = np.nonzero(by_group.min(axis=1) != by_group.max(axis=1))[0]
             if apart.size:
-                row = int(apart[0]) * WARPS + int(by_group[apart[0]].argmin())
+                cta, group = divmod(int(apart[0]), (self.warps + missing) // WARPS)
+                warp = group * WARPS + int(by_group[apart[0]].argmin())
+                row = cta * self.warps + min(warp, self.warps - 1)
                 message = f"{op.instruction.mnemonic} is for whole warpgroups, four warps from a multiple of four: "
                 message += "here some warps of one do not execute it"
                 self.report.add("divergence", op.where, message, row, 0, count=int(apart.size))

@@ -16,7 +16,6 @@ from warploom.core.errors import VerifyError
 from warploom.core.targets import TARGETS, Target
 from warploom.ir.messages import at, label
 from warploom.ir.program import (
-    NOWHERE,
     Const,
     Loop,
     Op,
@@ -25,7 +24,6 @@ from warploom.ir.program import (
     Register,
     Role,
     Roles,
-    SourceLine,
     Statement,
     Value,
     When,
@@ -40,7 +38,6 @@ from warploom.isa.cluster import MapShared
 from warploom.isa.conversion import PairArithmetic
 from warploom.isa.effects import (
     AsyncMatrix,
-    Barrier,
     BulkTensorCopy,
     ClusterBarrier,
     CommitGroup,

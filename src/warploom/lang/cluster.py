@@ -12,6 +12,12 @@ from warploom.lang.values import Number, Traced
 class ClusterWords(FragmentWords):
     """Who a CTA is in its cluster, and how the CTAs of one meet. ``cluster`` are their counts along x, y and z."""
 
+    cluster: tuple[int, int, int] = (1, 1, 1)
+
+    def __init__(self, *, share: bool = True, cluster: tuple[int, int, int] = (1, 1, 1)) -> None:
+        super().__init__(share=share)
+        self.cluster = cluster
+
     @property
     def cluster_ctas(self) -> int:
         """CTAs of the cluster, known while tracing."""

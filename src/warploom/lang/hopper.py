@@ -9,6 +9,7 @@ from typing import Literal
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import TraceError
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.effects import ClusterScope
 from warploom.isa.sync import (
     AsyncProxyFence,
     MbarrierArrival,
@@ -18,7 +19,6 @@ from warploom.isa.sync import (
 )
 from warploom.isa.warp import Elect
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
-from warploom.isa.effects import ClusterScope
 from warploom.lang.cluster import ClusterWords
 from warploom.lang.fold import split_sum
 from warploom.lang.fragments import Fragment
@@ -148,7 +148,7 @@ class HopperWords(ClusterWords):
         index: Number = 0,
         *,
         when: Number = True,
-        offset: int = 0,
+        offset: Number = 0,
         eviction: Literal["", "first", "last"] = "",
         multicast: Number | None = None,
     ) -> None:

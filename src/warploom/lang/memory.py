@@ -115,9 +115,8 @@ class SharedTile:
 class MemoryWords(Arithmetic):
     """Loads, stores, copies and the shared-memory plan."""
 
-    def __init__(self, *, share: bool = True, cluster: tuple[int, int, int] = (1, 1, 1)) -> None:
+    def __init__(self, *, share: bool = True) -> None:
         super().__init__(share=share)
-        self.cluster = cluster
         self.regions: list[SharedRegion] = []
         self.shared_bytes = 0
 

@@ -1,0 +1,82 @@
+"""The multicast example on a GPU with clusters: every element against float64, at sizes of one and many clusters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+
+from tests.hopper.multicast import example  # noqa: E402 (after the skip)
+from warploom.core.dtypes import bf16, u32  # noqa: E402
+from warploom.cuda.compile import compile_source  # noqa: E402
+from warploom.cuda.device import target_of  # noqa: E402
+from warploom.cuda.launch import current_context, load, scalar  # noqa: E402
+from warploom.cuda.printer import print_cuda  # noqa: E402
+from warploom.cuda.tensor_maps import encode  # noqa: E402
+from warploom.interop.arrays import current_stream  # noqa: E402
+
+if target_of(0).name != "sm_90a":
+    pytest.skip("needs wgmma (sm_90a)", allow_module_level=True)
+
+
+def product(a: Any, b: Any, stages: int) -> Any:
+    """A·Bᵀ by the example's kernel, into an array of NaN."""
+    program = example.multicast_gemm.trace(stages=stages)
+    compiled = compile_source(print_cuda(program), program.name, arch="sm_90a")
+    kernel = load(compiled, 0)
+    m, n, depth = a.shape[0], b.shape[0], a.shape[1]
+    out = torch.full((m, n), torch.nan, device="cuda")
+    with current_context(0):
+        maps = [
+            encode(x.data_ptr(), tuple(x.shape), x.stride(), bf16, (rows, example.TILE_K))
+            for x, rows in ((a, example.TILE_M), (b, example.HALF_N))
+        ]
+    grid = (m // example.TILE_M, n // example.TILE_N)
+    config = kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
+    arguments = [*maps, out.data_ptr(), scalar(u32, n), scalar(u32, depth // example.TILE_K)]
+    kernel.launch(current_stream("torch", 0), config, arguments)
+    torch.cuda.synchronize()
+    return out
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize(("m", "n", "depth"), [(128, 128, 64), (256, 128, 256), (1024, 512, 1024), (8192, 2048, 512)])
+def test_product_is_exact_to_the_last_bits_of_f32(m: int, n: int, depth: int, stages: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(m + n + depth + stages)
+    a, b = (torch.randn(rows, depth, device="cuda", generator=generator).bfloat16() for rows in (m, n))
+    got = product(a, b, stages).cpu().numpy().astype(np.float64)
+    x, y = (t.double().cpu().numpy() for t in (a, b))
+    allowed = depth * 2.0**-22 * (np.abs(x) @ np.abs(y).T)  # of float32 sums in any order
+    assert np.isfinite(got).all()
+    assert float((np.abs(got - x @ y.T) / allowed).max()) <= 1.0
+
+
+def test_repeated_launches_agree_bit_by_bit() -> None:
+    a, b = (torch.randn(rows, 2048, device="cuda").bfloat16() for rows in (2048, 1024))
+    first = product(a, b, 4)
+    for _ in range(20):
+        assert torch.equal(first, product(a, b, 4))
+
+
+def test_grids_that_the_cluster_does_not_divide_are_refused() -> None:
+    from warploom.core.errors import ConfigError
+
+    a, b = (torch.zeros(rows, 64, device="cuda", dtype=torch.bfloat16) for rows in (64, 128))
+    with pytest.raises(ConfigError, match="multiple of the cluster"):
+        product(a, b, 2)
+
+
+def test_the_emulator_agrees_with_the_gpu() -> None:
+    from warploom.emulate import emulate
+
+    launch = example.example(np.random.default_rng(3))
+    assert emulate(example.multicast_gemm.trace(), launch.grid, launch.arguments).findings == ()
+    a, b = (
+        torch.from_numpy(np.ascontiguousarray(x).view(np.int16)).view(torch.bfloat16).cuda()
+        for x, _ in launch.arguments[:2]
+    )
+    np.testing.assert_allclose(product(a, b, 2).cpu().numpy(), launch.arguments[2], rtol=1e-4, atol=1e-3)
