@@ -16,6 +16,7 @@ from warploom.ir.verify import least_architecture, verify
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
+from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
 from warploom.isa.conversion import Bitcast, Convert, Move, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
@@ -100,6 +101,8 @@ ASYNC: list[Instruction] = [
     WaitCopies(0, "bulk"),
     WaitCopies(0, "bulk", reads_only=True),
     *(TensorCopy(direction, rank, 128, 8) for direction in ("load", "store") for rank in (1, 2, 3, 4, 5)),
+    *(TensorCopy("load", rank, 128, 8, eviction, True) for rank in (1, 2, 5) for eviction in ("", "first", "last")),
+    *(TensorCopy("load", 4, 128, 8, eviction) for eviction in ("first", "last")),
 ]
 SYNC: list[Instruction] = [
     BarSync(),
@@ -109,7 +112,13 @@ SYNC: list[Instruction] = [
     MbarrierInitFence(),
     MbarrierArrival(),
     MbarrierArrival(4096, 8),
+    *(MbarrierArrival(count, 8, True, scope) for count in (None, 4096) for scope in ("cta", "cluster")),
+    MbarrierArrival(None, 8, False, "cluster"),
     MbarrierTryWait(8),
+    MbarrierTryWait(8, "cluster"),
+    ClusterArrive(),
+    ClusterWait(),
+    MapShared(),
     AsyncProxyFence(),
     SetMaxRegisters(240, "inc"),
     SetMaxRegisters(24, "dec"),
@@ -136,9 +145,9 @@ WMMA: list[Instruction] = [
 ]  # fmt: skip
 WGMMA: list[Instruction] = [
     WgmmaFence(),
+    *(Wgmma(n, f16) for n in range(8, 257, 8)),
     *(Wgmma(n, bf16, source, transposed) for n in (8, 176) for source in ("shared", "registers")
       for transposed in (False, True)),
-    Wgmma(256, f16),
     WgmmaCommit(),
     WgmmaWait(1, 4),
     WgmmaWait(0, 128),

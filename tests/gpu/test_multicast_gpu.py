@@ -19,8 +19,11 @@ from warploom.cuda.printer import print_cuda  # noqa: E402
 from warploom.cuda.tensor_maps import encode  # noqa: E402
 from warploom.interop.arrays import current_stream  # noqa: E402
 
-if target_of(0).name != "sm_90a":
-    pytest.skip("needs wgmma (sm_90a)", allow_module_level=True)
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if target_of(0).name != "sm_90a":
+        pytest.skip("needs wgmma (sm_90a)")
 
 
 def product(a: Any, b: Any, stages: int) -> Any:

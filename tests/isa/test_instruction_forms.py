@@ -15,6 +15,7 @@ from warploom.core.dtypes import bf16, f16, f32, f64, pred, s32, tf32, u16, u32,
 from warploom.isa.alu import Binary, Fma, Select, Unary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction, inline_ptx
+from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
 from warploom.isa.conversion import Bitcast, Convert, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.isa.matrix import MmaSync
 from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store
@@ -48,7 +49,13 @@ INSTRUCTIONS: list[Instruction] = [
     MemoryFence("gpu"),
     MbarrierArrival(512),
     MbarrierTryWait(8),
+    MbarrierTryWait(8, "cluster"),
+    MbarrierArrival(None, 8, True, "cluster"),
+    ClusterArrive(),
+    ClusterWait(),
+    MapShared(),
     TensorCopy("load", 2),
+    TensorCopy("load", 3, 128, 8, "last", True),
     TensorCopy("store", 3),
     Elect(),
 ]
@@ -98,7 +105,17 @@ def test_effects_name_operands_that_exist(instruction):
     count = len(instruction.operand_types)
     for effect in instruction.effects():
         for f in fields(effect):
-            if f.name in ("address", "shared", "source", "valid_bytes", "barrier", "mask", "guard", "parity"):
+            if f.name in (
+                "address",
+                "shared",
+                "source",
+                "valid_bytes",
+                "barrier",
+                "mask",
+                "guard",
+                "parity",
+                "multicast",
+            ):
                 position = getattr(effect, f.name)
                 assert position is None or 0 <= position < count, (effect, f.name)
 

@@ -80,8 +80,9 @@ def least_architecture(instruction: Instruction) -> str:
         needs.append(_EFFECT_NEEDS.get(type(effect), "sm_80"))
         if isinstance(effect, (CommitGroup, WaitGroup)):
             needs.append(_QUEUE_NEEDS.get(effect.queue, "sm_80"))
-        if isinstance(effect, MbarrierArrive) and (effect.expected_bytes is not None or effect.remote):
-            needs.append("sm_90")
+        if isinstance(effect, MbarrierArrive):
+            plain = effect.expected_bytes is None and not effect.remote and effect.scope == "cta"
+            needs.append("sm_80" if plain else "sm_90")
     if isinstance(instruction, Special) and instruction.register.startswith("cluster"):
         needs.append("sm_90")
     if isinstance(instruction, PairArithmetic) and instruction.half is bf16 and instruction.op in ("add", "mul"):
