@@ -12,14 +12,14 @@ import dataclasses
 import hashlib
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from warploom.cuda.compile import available_cores
 from warploom.cuda.device import nvrtc_version
-from warploom.inspect import Instruction, SassReport, inspect_program
+from warploom.inspect import SassReport, inspect_program
 from warploom.inspect.subjects import attention_program
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.ladder import FULL_LADDER
@@ -54,6 +54,11 @@ def subjects() -> Iterator[Subject]:
     for key in ("7", "8"):
         yield _variant(key, "(64,64,4)", tile_m=64)
         yield _variant(key, "(64,64,4) unswizzled", tile_m=64, swizzle=False)
+        # Part 5's two orders of fragments: row by column needs slices of Q as well.
+        for tile_m in (64, 128):
+            order = {"tile_m": tile_m, "load_q": 2}
+            yield _variant(key, f"({tile_m},64,4) k-slices", **order)
+            yield _variant(key, f"({tile_m},64,4) row by column", k_slices=False, **order)
     yield _variant("7", "(128,64,4)", tile_m=128)
     # Kernel 7 loads Q once and kernel 8 in slices: this tells the fragments' share of the spills from the swizzle's.
     yield _variant("7", "(128,64,4) load_2_2_2", tile_m=128, load_q=2)
@@ -84,6 +89,7 @@ def figures(subject: Subject) -> dict[str, Any]:
         "loop_counts": report.loop_counts,
         "ldsm_address_registers": len(report.address_registers("LDSM")),
         "ldgsts_address_registers": len(report.address_registers("LDGSTS")),
+        "mma_per_ldmatrix": report.mma_per_ldmatrix,
         "ldsm_to_hmma": load_use_distance(report),
         "code": hashlib.sha256(code.encode()).hexdigest()[:16],
     }
@@ -92,32 +98,14 @@ def figures(subject: Subject) -> dict[str, Any]:
 def load_use_distance(report: SassReport) -> dict[str, float] | None:
     """How many instructions stand between an LDSM of the main loop and the first HMMA that reads what it loads.
 
-    ``median``, and the share of the LDSM with at most two between (``short``): those HMMA wait for the scoreboard. The
-    loop is followed around its end once; None without such pairs.
+    ``median``, and the share of the LDSM with at most two between (``short``): those HMMA wait for the scoreboard. None
+    without such pairs.
     """
-    loop = report.loop_instructions
-    distances = [d for i, load in enumerate(loop) if load.mnemonic == "LDSM" and (d := _distance(loop, i)) is not None]
+    distances = report.ldmatrix_to_mma
     if not distances:
         return None
     short = sum(distance <= 2 for distance in distances) / len(distances)
     return {"median": statistics.median(distances), "short": round(short, 3)}
-
-
-def _distance(loop: Sequence[Instruction], start: int) -> int | None:
-    first = _register(loop[start].operands[0])
-    if first is None:
-        return None
-    loaded = range(first, first + 4)
-    for between in range(len(loop) - 1):
-        other = loop[(start + 1 + between) % len(loop)]
-        if other.mnemonic == "HMMA" and any(_register(o) in loaded for o in other.operands[1:3]):
-            return between
-    return None
-
-
-def _register(operand: str) -> int | None:
-    name = operand.split(".")[0]
-    return int(name[1:]) if name[:1] == "R" and name[1:].isdigit() else None
 
 
 def main() -> None:

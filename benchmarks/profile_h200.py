@@ -1,10 +1,15 @@
-"""Hardware counters of a few attention rungs, and the emulator's wavefronts beside ncu's, in one run.
+"""Hardware counters of every attention rung, and the emulator's wavefronts beside ncu's, in one run.
 
-    python benchmarks/profile_h200.py [--rung 1,2,8,best] [--out FILE]
+    python benchmarks/profile_h200.py [--rung 1,2,8,best] [--only rungs,ablations,falls] [--out FILE]
 
-writes profile.json to ``$OUT`` (else to the folder out): for each rung the counters at batch 4, 16 heads, length 4096,
-and the wavefronts of shared memory at one head of length 256 from both sides. A rung that ncu refuses is written with
-the reason. Exit code 1 if ncu and the emulator count differently.
+writes profile.json to ``$OUT`` (else to the folder out), with a part for each of
+
+- ``rungs``: counters and samples of every rung at batch 4, 16 heads, length 4096, and the wavefronts of shared memory
+  at one head of length 256 from both sides;
+- ``ablations``: the same counters of a rung with one flag set otherwise;
+- ``falls``: counters at the lengths at which a rung of the committed ladder is slower than the one before.
+
+What ncu refuses is written with the reason. Exit code 1 if ncu and the emulator count differently.
 """
 
 from __future__ import annotations
@@ -16,54 +21,107 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from warploom.bench.attention import AttentionFamily
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import ablations
+from ladder_page import Ladder, falling
+
+from warploom.bench.attention import GPU_TOKENS, AttentionFamily, settled
 from warploom.bench.environment import environment
 from warploom.bench.ladder import wavefronts_json
-from warploom.bench.profile import compare_wavefronts, profile_attention
+from warploom.bench.profile import Launch, Profile, compare_wavefronts, profile_attention
+from warploom.core.dtypes import bf16
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
 from warploom.kernels.attention.ladder import FULL_LADDER
 
 EMULATED_SEQ = 256
+SEQ, BATCH, HEADS = 4096, 4, 16
+PARTS = ("rungs", "ablations", "falls")
 
 
-def emulated_wavefronts(rung: str) -> dict[str, dict[str, int]]:
+def emulated_wavefronts(launch: Launch) -> dict[str, dict[str, int]]:
     """Wavefronts by class of access at one head of :data:`EMULATED_SEQ` tokens."""
-    case = AttentionFamily(heads=1, seq=EMULATED_SEQ).emulator_case(FULL_LADDER.rung(rung).config, 0)
+    flags = dict(text.split("=", 1) for text in launch.settings)
+    config = settled(FULL_LADDER.rung(launch.rung), 128, bf16, flags).config
+    case = AttentionFamily(heads=1, seq=EMULATED_SEQ).emulator_case(config, 0)
     return wavefronts_json(emulate(case.program, case.grid, case.arguments))
 
 
-def measure(rung: str) -> dict[str, Any]:
-    """Counters, and both sides' wavefronts; or {"refused": why}."""
+def together(launches: dict[str, Launch]) -> dict[str, Profile | str]:
+    """The profile of each launch, from one process; where that fails, from one process each, or why there is none."""
     try:
-        counters = profile_attention(rung, seq=4096, batch=4, heads=16)
-        small = profile_attention(rung, seq=EMULATED_SEQ)
+        found = profile_attention(list(launches.values()), seconds=400)
+        return dict(zip(launches, found, strict=True))
     except WarploomError as error:
-        return {"refused": str(error)}
-    return {"counters": counters.json(), "wavefronts": compare_wavefronts(small, emulated_wavefronts(rung)),
-            "small": small.json()}  # fmt: skip
+        print(f"one by one, since together ncu said: {error}", flush=True)
+    apart: dict[str, Profile | str] = {}
+    for name, launch in launches.items():
+        try:
+            apart[name] = profile_attention([launch], seconds=60)[0]
+        except WarploomError as error:
+            apart[name] = str(error)
+    return apart
+
+
+def both_sides(named: dict[str, Launch]) -> dict[str, Any]:
+    """Counters at length :data:`SEQ`, and both sides' wavefronts at :data:`EMULATED_SEQ`."""
+    large = together(named)
+    small = together({n: Launch(one.rung, EMULATED_SEQ, settings=one.settings) for n, one in named.items()})
+    rows: dict[str, Any] = {}
+    for name, launch in named.items():
+        counters, few = large[name], small[name]
+        if isinstance(counters, str) or isinstance(few, str):
+            rows[name] = {"refused": counters if isinstance(counters, str) else few}
+            continue
+        wavefronts = compare_wavefronts(few, emulated_wavefronts(launch))
+        rows[name] = {"counters": counters.json(), "wavefronts": wavefronts}
+    return rows
+
+
+def part(name: str, rungs: list[str]) -> dict[str, Any]:
+    """One of :data:`PARTS` as it is written."""
+    if name == "rungs":
+        return both_sides({key: Launch(key, SEQ, BATCH, HEADS) for key in rungs})
+    if name == "ablations":
+        taken = {ablations.name(*one): Launch(one[0], SEQ, BATCH, HEADS, one[1]) for one in ablations.ABLATIONS}
+        return both_sides(taken)
+    cells = {(key, seq) for before, after, rates, paired in falling(Ladder()) for seq in rates
+             if min(rates[seq], paired[seq]) < -0.02 for key in (before, after)}  # fmt: skip
+    launches = {f"{key} at {seq}": Launch(key, seq, max(1, GPU_TOKENS // seq), HEADS) for key, seq in sorted(cells)}
+    found = together(launches)
+    return {name: {"refused": one} if isinstance(one, str) else one.json() for name, one in found.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rung", default="1,2,8,best", help="rungs, with commas between")
+    parser.add_argument("--rung", default=",".join(r.key for r in FULL_LADDER.rungs), help="with commas between")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "profile.json")
     options = parser.parse_args()
-    rungs = {rung: measure(rung) for rung in options.rung.split(",")}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {"environment": environment(None), "rungs": rungs}
-    options.out.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+    result: dict[str, Any] = {"environment": environment(None)}
     apart = False
-    for rung, found in rungs.items():
-        if "refused" in found:
-            print(f"rung {rung}: {found['refused']}")
-            continue
-        counters = found["counters"]
-        print(f"rung {rung}: pipes {counters.get('pipes, %')}, stalls {list(counters['stall shares, %'].items())[:4]}")
-        for name, pair in found["wavefronts"].items():
-            apart |= pair["emulator"] != pair["ncu"]
-            print(f"  {name}: emulator {pair['emulator']:.0f}, ncu {pair['ncu']:.0f}")
+    for name in options.only.split(","):
+        result[name] = part(name, options.rung.split(","))
+        options.out.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+        for key, found in result[name].items():
+            apart |= tell(key, found)
     return int(apart)
+
+
+def tell(key: str, found: dict[str, Any]) -> bool:
+    """Print a line or two; whether the two sides' wavefronts differ."""
+    if "refused" in found:
+        print(f"{key}: {found['refused']}")
+        return False
+    counters = found.get("counters", found)
+    waiting = (counters.get("samples") or {}).get("who waits for whom", [])[:1]
+    print(f"{key}: pipes {counters.get('pipes, %')}, stalls {list(counters['stall shares, %'].items())[:4]}, {waiting}")
+    differing = {n: p for n, p in found.get("wavefronts", {}).items() if p["emulator"] != p["ncu"]}
+    if differing:
+        print(f"  wavefronts differ: {differing}")
+    return bool(differing)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ from warploom.bench import profile as profiling
 from warploom.bench.profile import (
     METRICS,
     OPCODES,
+    SAMPLED,
     STALLS,
+    Launch,
     available_metrics,
     choose_metrics,
     compare_wavefronts,
     find_ncu,
-    parse_profile,
+    parse_profiles,
     profile_attention,
     refusal,
 )
@@ -49,7 +51,7 @@ LONG = "\n".join(
 
 
 def test_a_column_a_metric():
-    found = parse_profile(WIDE, choose_metrics(frozenset()))
+    found = parse_profiles(WIDE, choose_metrics(frozenset()))[0]
     assert found.kernel == "attention"
     assert found.tables["wavefronts"]["ldmatrix"] == 135168
     assert found.tables["bank conflicts"]["all shared"] == 118272
@@ -60,20 +62,20 @@ def test_a_column_a_metric():
 
 
 def test_a_row_a_metric():
-    found = parse_profile(LONG, choose_metrics(frozenset()))
+    found = parse_profiles(LONG, choose_metrics(frozenset()))[0]
     assert found.tables["wavefronts"]["ldmatrix"] == 16896
     assert found.tables["pipes, %"]["tensor"] == 71.78, "the first kernel's"
 
 
 def test_shares_and_groups():
-    found = parse_profile(WIDE, choose_metrics(frozenset()))
+    found = parse_profiles(WIDE, choose_metrics(frozenset()))[0]
     assert found.stall_shares == pytest.approx({"wait": 100 * 2.5 / 3.5, "selected": 100 / 3.5})
     assert list(found.stall_shares) == ["wait", "selected"]
     assert found.groups == {"tensor": 8192, "shared/global memory": 4608, "address & logic": 11776}
 
 
 def test_wavefronts_beside_the_emulators():
-    found = parse_profile(WIDE, choose_metrics(frozenset()))
+    found = parse_profiles(WIDE, choose_metrics(frozenset()))[0]
     emulated = {"ldmatrix": {"actual": 135168, "ideal": 16896}, "st.shared": {"actual": 4096, "ideal": 512}}
     assert compare_wavefronts(found, emulated) == {"ldmatrix": {"emulator": 135168, "ncu": 135168}}
 
@@ -81,7 +83,7 @@ def test_wavefronts_beside_the_emulators():
 @pytest.mark.parametrize("text", ["", "==ERROR== nothing", WIDE.rsplit("\n", 3)[0]])
 def test_no_counters_no_profile(text):
     with pytest.raises(ConfigError, match="ncu"):
-        parse_profile(text, choose_metrics(frozenset()))
+        parse_profiles(text, choose_metrics(frozenset()))
 
 
 def test_of_several_names_the_one_the_gpu_has():
@@ -117,33 +119,56 @@ def test_no_ncu_no_profile(monkeypatch):
         find_ncu()
 
 
+ONE = "\n".join(WIDE.splitlines()[:-1])
+SOURCE = "\n".join(
+    [
+        '"Kernel Name","attention"',
+        '"#","Address","Source","Samples","stall_wait","stall_short_sb","stall_selected","stall_wait (not_issued)"',
+        '"1","7f00","      LDSM.16.M88.4 R8, [R2] ","5","1","0","4","0"',
+        '"2","7f10","      HMMA.16816.F32.BF16 R20, R4, R8, R20 ","95","10","80","5","77"',
+    ]
+)
+
+
 @pytest.fixture
 def ncu(tmp_path, monkeypatch):
-    """A stand-in on PATH that lists two metrics and prints what ``output`` holds, keeping its arguments."""
+    """A stand-in on PATH: lists two metrics, writes a report, and prints what ``output`` and SOURCE hold."""
     script, output, asked = tmp_path / "ncu", tmp_path / "output", tmp_path / "asked"
     script.write_text(
         f"#!{sys.executable}\nimport sys\n"
         f"if '--query-metrics' in sys.argv:\n    print('Device NVIDIA H200 (GH100)')\n"
         f"    print('{LDSM.partition('.')[0]}  Counter  # of wavefronts')\n"
         f"    print('{TENSOR.partition('.')[0]}  Counter  # of cycles')\n    sys.exit()\n"
-        f"open({str(asked)!r}, 'w').write('\\n'.join(sys.argv))\nprint(open({str(output)!r}).read())\n",
+        f"text = open({str(output)!r}).read()\n"
+        f"if '-o' in sys.argv:\n"
+        f"    open({str(asked)!r}, 'w').write('\\n'.join(sys.argv))\n"
+        f"    if 'ERROR' in text:\n        sys.exit(text)\n"
+        f"    open(sys.argv[sys.argv.index('-o') + 1], 'w').close()\n    sys.exit()\n"
+        f"print({SOURCE!r} if 'source' in sys.argv else text)\n",
         encoding="utf-8",
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path))
-    output.write_text(WIDE, encoding="utf-8")
+    output.write_text(ONE, encoding="utf-8")
     return output, asked
 
 
 def test_a_run_asks_for_what_there_is(ncu):
     _, asked = ncu
-    found = profile_attention("8", seq=256, settings=["swizzle=off"])
+    found = profile_attention([Launch("8", 256, settings=("swizzle=off",))])[0]
     assert found.tables == {"wavefronts": {"ldmatrix": 135168.0}, "pipes, %": {"tensor": 66.15}}
+    assert found.samples is not None
+    assert found.samples.total == 100
     arguments = asked.read_text(encoding="utf-8").splitlines()
     metrics = arguments[arguments.index("--metrics") + 1].split(",")
-    assert sorted(metrics) == sorted([LDSM, TENSOR, OPCODES])
+    assert sorted(metrics) == sorted([LDSM, TENSOR, OPCODES, SAMPLED])
     assert arguments[arguments.index("--clock-control") + 1] == "none"
-    assert arguments[-9:] == ["--rung", "8", "--seq", "256", "--batch", "1", "--heads", "1", "--set=swizzle=off"]
+    assert json.loads(arguments[-1]) == [{"rung": "8", "seq": 256, "batch": 1, "heads": 1, "settings": ["swizzle=off"]}]
+
+
+def test_another_number_of_kernels_is_an_error(ncu):
+    with pytest.raises(UnsupportedDeviceError, match="1 kernels where 2 were launched"):
+        profile_attention([Launch("8", 256), Launch("9", 256)])
 
 
 def test_the_query_is_read_by_base_names(ncu):
@@ -158,6 +183,7 @@ def test_the_command_prints_tables_or_the_refusal(ncu, tmp_path):
     assert done.exit_code == 0, done.output
     assert "135,168" in done.stdout
     assert "66.15" in done.stdout
+    assert "HMMA.16816.F32.BF16 R20" in done.stdout
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["kernel"] == "attention"
     output.write_text("==ERROR== ERR_NVGPUCTRPERM", encoding="utf-8")
     done = CliRunner().invoke(app, ["profile", "attention", "--rung", "8"])

@@ -1,4 +1,4 @@
-"""Hardware counters of one attention rung, read by Nsight Compute (``ncu``) from a process that launches it once.
+"""Hardware counters of attention rungs, read by Nsight Compute (``ncu``) from a process that launches each once.
 
 The metrics are those of compute capability 8.0 to 9.0 (Nsight Compute 2025.3, "Kernel Profiling Guide: Metrics
 Reference"). Each figure has candidates in order of preference, as releases rename metrics; of them, the first that
@@ -10,18 +10,24 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from warploom.bench.samples import Samples, locate, parse_source_page
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
+from warploom.cuda.device import target_of
+from warploom.inspect import SassReport, inspect_program
 from warploom.inspect.purpose import GROUPS, purpose
 from warploom.inspect.sass import Instruction
+from warploom.kernels.attention.problem import AnyConfig
 
 STALLS = (
     "barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard",
@@ -35,6 +41,8 @@ _ELAPSED = "avg.pct_of_peak_sustained_elapsed"
 _SASS_WAVEFRONTS = "sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_"
 _SASS_CONFLICTS = "sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_"
 OPCODES = "sass__inst_executed_per_opcode"
+SAMPLED = "group:smsp__pcsamp_warp_stall_reasons"
+"""The samples of warp states, instruction by instruction."""
 
 
 def _sass(stem: str, *operations: str) -> tuple[str, ...]:
@@ -100,11 +108,15 @@ _BASE_NAME = re.compile(r"^([a-z][a-z0-9]*__\w+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Profile:
-    """Counters of one launch: ``tables`` as in :data:`METRICS`; ``opcodes`` are executed warp instructions."""
+    """Counters of one launch: ``tables`` as in :data:`METRICS`; ``opcodes`` are executed warp instructions.
+
+    ``samples`` say where warps wait and for whom, where ncu took any.
+    """
 
     kernel: str
     tables: dict[str, dict[str, float]]
     opcodes: dict[str, int] = field(default_factory=dict[str, int])
+    samples: Samples | None = None
 
     @property
     def stall_shares(self) -> dict[str, float]:
@@ -125,8 +137,9 @@ class Profile:
 
     def json(self) -> dict[str, Any]:
         """As it is written to files."""
-        return {"kernel": self.kernel, **self.tables, "stall shares, %": self.stall_shares,
-                "executed by purpose": self.groups, "executed by opcode": self.opcodes}  # fmt: skip
+        found = {"kernel": self.kernel, **self.tables, "stall shares, %": self.stall_shares,
+                 "executed by purpose": self.groups, "executed by opcode": self.opcodes}  # fmt: skip
+        return found | ({"samples": self.samples.json()} if self.samples is not None else {})
 
 
 def find_ncu() -> str:
@@ -146,25 +159,84 @@ def find_ncu() -> str:
     )
 
 
-def profile_attention(rung: str, *, seq: int, batch: int = 1, heads: int = 1, settings: Sequence[str] = (),
-                      seconds: float = 120.0) -> Profile:  # fmt: skip
-    """Counters of one launch of an attention rung: full, head_dim 128, bf16, on random inputs; clocks as they are.
+@dataclass(frozen=True)
+class Launch:
+    """One launch to profile: a rung on random inputs (full, head_dim 128, bf16); ``settings`` are FLAG=VALUE."""
 
-    ``settings`` are FLAG=VALUE. Raises UnsupportedDeviceError where ncu is missing or refuses, ConfigError for a rung
-    that does not exist.
+    rung: str
+    seq: int
+    batch: int = 1
+    heads: int = 1
+    settings: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, seq, heads, head_dim) of q, k and v."""
+        return self.batch, self.seq, self.heads, self.config.head_dim
+
+    @property
+    def config(self) -> AnyConfig:
+        """The rung's configuration with the settings. Raises ConfigError for a rung or a flag that does not exist."""
+        from warploom.bench.attention import settled
+        from warploom.core.dtypes import bf16
+        from warploom.kernels.attention.ladder import FULL_LADDER
+
+        flags = dict(text.split("=", 1) for text in self.settings)
+        return settled(FULL_LADDER.rung(self.rung), 128, bf16, flags).config
+
+    def report(self) -> SassReport | None:
+        """What the launched Program compiles to, with lines and encodings; None where nvdisasm is missing."""
+        import numpy as np
+
+        from warploom.ops.attention import plan
+
+        q = np.empty(self.shape, self.config.dtype.numpy)  # never touched: planning reads shapes and strides
+        program = plan(q, q, q, config=self.config).program
+        try:
+            return inspect_program(program, target_of(0).name, with_source=True)
+        except UnsupportedDeviceError:
+            return None
+
+
+def profile_attention(launches: Sequence[Launch], *, seconds: float = 120.0) -> list[Profile]:
+    """Counters and samples of each launch, from one process that ncu watches; clocks as they are.
+
+    Raises UnsupportedDeviceError where ncu is missing, refuses or takes longer than ``seconds``, ConfigError for a rung
+    or flag that does not exist.
     """
     ncu = find_ncu()
+    for one in launches:
+        one.config  # noqa: B018  # a mistake is told before anything runs
     chosen = choose_metrics(available_metrics(ncu))
-    driver = [sys.executable, "-m", "warploom.bench.profile", "--rung", rung, "--seq", str(seq), "--batch", str(batch),
-              "--heads", str(heads), *(f"--set={text}" for text in settings)]  # fmt: skip
-    command = [ncu, "--clock-control", "none", "--target-processes", "all", "--launch-count", "1", "--csv", "--page",
-               "raw", "--print-units", "base", "--print-metric-instances", "details",
-               "--metrics", ",".join([*(m for table in chosen.values() for m in table.values()), OPCODES]),
-               *driver]  # fmt: skip
-    done = _run(command, seconds)
-    if done.returncode != 0 or '"ID"' not in done.stdout:
-        raise UnsupportedDeviceError(refusal(done.stdout + done.stderr))
-    return parse_profile(done.stdout, chosen)
+    wanted = [*(m for table in chosen.values() for m in table.values()), OPCODES, SAMPLED]
+    with tempfile.TemporaryDirectory(prefix="warploom-") as folder:
+        file = str(Path(folder) / "report.ncu-rep")
+        driver = [sys.executable, "-m", "warploom.bench.profile", json.dumps([asdict(one) for one in launches])]
+        done = _run([ncu, "--clock-control", "none", "--target-processes", "all", "-f", "-o", file,
+                     "--metrics", ",".join(wanted), *driver], seconds)  # fmt: skip
+        if done.returncode != 0 or not Path(file).exists():
+            raise UnsupportedDeviceError(refusal(done.stdout + done.stderr))
+        shown = [ncu, "--import", file, "--csv", "--print-units", "base"]
+        raw = _run([*shown, "--page", "raw", "--print-metric-instances", "details"], seconds).stdout
+        source = _run([*shown, "--page", "source", "--print-source", "sass"], seconds).stdout
+    if '"ID"' not in raw:
+        raise UnsupportedDeviceError(refusal(raw))
+    profiles = parse_profiles(raw, chosen)
+    if len(profiles) != len(launches):
+        raise UnsupportedDeviceError(f"ncu saw {len(profiles)} kernels where {len(launches)} were launched")
+    return with_samples(profiles, source, launches)
+
+
+def with_samples(profiles: Sequence[Profile], source: str, launches: Sequence[Launch]) -> list[Profile]:
+    """The profiles with the samples of ncu's source page; as they are where ncu took none."""
+    try:
+        kernels = parse_source_page(source)
+    except ConfigError:
+        return list(profiles)
+    if len(kernels) != len(profiles):
+        return list(profiles)
+    joined = zip(profiles, kernels, launches, strict=True)
+    return [replace(profile, samples=locate(sampled, one.report())) for profile, sampled, one in joined]
 
 
 def available_metrics(ncu: str) -> frozenset[str]:
@@ -203,11 +275,11 @@ def refusal(output: str) -> str:
     return f"ncu gave no counters here (a driver, virtual machine or GPU it cannot profile):\n{tail}"
 
 
-def parse_profile(text: str, chosen: Mapping[str, Mapping[str, str]]) -> Profile:
-    """The first kernel in what ``ncu --csv`` printed, as page "raw" (a column a metric) or "details" (a row a metric).
+def parse_profiles(text: str, chosen: Mapping[str, Mapping[str, str]]) -> list[Profile]:
+    """The kernels in what ``ncu --csv`` printed, as page "raw" (a column a metric) or "details" (a row a metric).
 
     ``chosen`` is table → figure → metric name. Metrics that are missing, "n/a" or not a number are left out. Raises
-    ConfigError where there is no CSV.
+    ConfigError where there is no CSV, or no kernel in it.
     """
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
@@ -215,21 +287,24 @@ def parse_profile(text: str, chosen: Mapping[str, Mapping[str, str]]) -> Profile
         raise ConfigError('this is no CSV of ncu: no line starts with "ID"')
     rows = [row for row in csv.reader(io.StringIO("\n".join(lines[start:]))) if row]
     header, body = rows[0], [row for row in rows[1:] if len(row) == len(rows[0]) and row[0].isdigit()]
-    if not body:
+    kernels: dict[str, dict[str, str]] = {}
+    for row in body:
+        values = dict(zip(header, row, strict=True))
+        of_kernel = kernels.setdefault(row[0], {"Kernel Name": values["Kernel Name"]})
+        of_kernel.update({values["Metric Name"]: values["Metric Value"]} if "Metric Name" in values else values)
+    if not kernels:
         raise ConfigError("this CSV of ncu holds no kernel")
-    kernel = body[0][header.index("Kernel Name")]
-    if "Metric Name" in header:
-        name, value = header.index("Metric Name"), header.index("Metric Value")
-        values = {row[name]: row[value] for row in body if row[0] == body[0][0]}
-    else:
-        values = dict(zip(header, body[0], strict=True))
+    return [_profile(values, chosen) for values in kernels.values()]
+
+
+def _profile(values: Mapping[str, str], chosen: Mapping[str, Mapping[str, str]]) -> Profile:
     tables: dict[str, dict[str, float]] = {}
     for table, figures in chosen.items():
         for name, metric in figures.items():
             if (number := _number(values.get(metric, ""))) is not None:
                 tables.setdefault(table, {})[name] = number
     opcodes = {op: int(n.replace(",", "")) for op, n in _INSTANCE.findall(values.get(OPCODES, ""))}
-    return Profile(kernel, tables, opcodes)
+    return Profile(values["Kernel Name"], tables, opcodes)
 
 
 def _number(text: str) -> float | None:
@@ -243,34 +318,30 @@ def compare_wavefronts(profile: Profile, emulated: Mapping[str, Mapping[str, int
     return {name: {"emulator": emulated[name]["actual"], "ncu": counted[name]} for name in emulated if name in counted}
 
 
-def launch(rung: str, seq: int, batch: int, heads: int, settings: Sequence[str] = ()) -> None:
-    """Run a rung once on random NumPy arrays: the process that ncu watches."""
+def run_launches(launches: Sequence[Launch]) -> None:
+    """Run each once on random NumPy arrays: the process that ncu watches."""
     import numpy as np
 
-    from warploom.bench.attention import settled
-    from warploom.core.dtypes import bf16
     from warploom.cuda.device import require_driver
-    from warploom.kernels.attention.ladder import FULL_LADDER
     from warploom.ops.attention import attention
 
     require_driver()
-    flags = dict(text.split("=", 1) for text in settings)
-    config = settled(FULL_LADDER.rung(rung), 128, bf16, flags).config
     rng = np.random.default_rng(0)
-    shape = (batch, seq, heads, config.head_dim)
-    q, k, v = (rng.standard_normal(shape, np.float32).astype(config.dtype.numpy) for _ in range(3))
-    attention(q, k, v, config=config)
+    inputs: dict[tuple[int, ...], list[Any]] = {}
+    for one in launches:
+        if one.shape not in inputs:
+            inputs.clear()  # of one problem at a time: a long one fills a gigabyte
+            kind = one.config.dtype.numpy
+            inputs[one.shape] = [rng.standard_normal(one.shape, np.float32).astype(kind) for _ in range(3)]
+        attention(*inputs[one.shape], config=one.config)
 
 
 def main() -> None:
-    """``python -m warploom.bench.profile --rung RUNG --seq N``: one launch."""
-    parser = argparse.ArgumentParser(description="Launch one attention kernel once, for a profiler to watch.")
-    parser.add_argument("--rung", required=True)
-    for name, default in (("seq", 256), ("batch", 1), ("heads", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--set", action="append", default=[])
-    options = parser.parse_args()
-    launch(options.rung, options.seq, options.batch, options.heads, options.set)
+    """``python -m warploom.bench.profile '[{"rung": "1", "seq": 256}, …]'``: one launch of each."""
+    parser = argparse.ArgumentParser(description="Launch attention kernels, each once, for a profiler to watch.")
+    parser.add_argument("launches", help='as JSON: [{"rung": "1", "seq": 256, "batch": 1, "heads": 1}, …]')
+    described: list[dict[str, Any]] = json.loads(parser.parse_args().launches)
+    run_launches([Launch(**{**one, "settings": tuple(one.get("settings", ()))}) for one in described])
 
 
 if __name__ == "__main__":

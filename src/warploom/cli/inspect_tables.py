@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,12 @@ def headline(report: SassReport) -> Iterator[str]:
     yield _occupancy(report)
     loop = f"{len(report.loop_instructions)} of them in the main loop" if report.main_loop else "no loop"
     yield f"{len(report.instructions)} instructions, {loop}"
+    if report.mma_per_ldmatrix:
+        text = f"{report.mma_per_ldmatrix:.2f} mma per ldmatrix in the main loop"
+        if report.ldmatrix_to_mma:
+            between = statistics.median(report.ldmatrix_to_mma)
+            text += f"; {between:g} instructions (median) between an ldmatrix and the first mma that reads it"
+        yield text
 
 
 def _occupancy(report: SassReport) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from warploom.cli.errors import explains_errors
 from warploom.cli.options import JsonFile, Settings
 from warploom.cli.output import console, write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from warploom.bench.samples import Samples
 
 app = typer.Typer(help="Hardware counters, read by Nsight Compute.", no_args_is_help=True)
 
@@ -28,29 +33,32 @@ def attention(
     set_: Settings = None,
     json: JsonFile = None,
 ) -> None:
-    """Stall reasons, shares of the pipes, shared memory and L2, bank conflicts, executed instructions by purpose.
+    """Stall reasons and the instructions that wait, shares of the pipes, shared memory and L2, bank conflicts.
 
     One launch (full, head_dim 128, bf16) is replayed by ncu, at the clocks the GPU runs at. Shares of stalls are of the
     cycles between two issues of a warp; "selected" is the issue itself. short_scoreboard is waiting for shared memory
-    (ldmatrix before its mma) and the special functions, wait a fixed latency, math_pipe_throttle a busy pipe.
+    (ldmatrix before its mma) and the special functions, wait a fixed latency, math_pipe_throttle a busy pipe. Samples
+    tell which instructions wait and for whom: few instructions between the two hide little of the latency.
 
     \b
     Examples:
       warploom profile attention --rung 8
       warploom profile attention --rung 8 --set swizzle=off --json unswizzled.json
     """
-    from warploom.bench.profile import profile_attention
+    from warploom.bench.profile import Launch, profile_attention
     from warploom.cli.options import parse_settings
     from warploom.kernels.attention.ladder import FULL_LADDER
 
     key = FULL_LADDER.rung(rung).key
     settings = [f"{name}={value}" for name, value in parse_settings(set_).items()]
-    found = profile_attention(key, seq=seq, batch=batch, heads=heads, settings=settings)
+    found = profile_attention([Launch(key, seq, batch, heads, tuple(settings))])[0]
     if json != "-":
         out = console()
         out.print(f"[bold]{found.kernel}[/bold], rung {key}, batch {batch}, heads {heads}, seq {seq}")
         for name, figures in _shown(found).items():
             out.print(_table(name, figures))
+        for table in _where(found.samples) if found.samples else ():
+            out.print(table)
     if json is not None:
         write_json(found.json(), json)
 
@@ -62,6 +70,29 @@ def _shown(found: Any) -> dict[str, dict[str, float]]:
     tables |= {name: figures for name, figures in found.tables.items() if name != "stalls"}
     tables["executed warp instructions by purpose"] = found.groups
     return {name: figures for name, figures in tables.items() if figures}
+
+
+def _where(samples: Samples) -> list[Table]:
+    """Who waits for whom, and the instructions with most samples."""
+    from rich.table import Table
+
+    pairs = Table(title="who waits for whom, % of all samples", title_justify="left")
+    for name in ("reason", "waits", "for"):
+        pairs.add_column(name)
+    for name in ("between", "places", "share"):
+        pairs.add_column(name, justify="right")
+    for row in samples.pairs()[:8]:
+        pairs.add_row(row["reason"], row["waits"], row["for"], f"{row['between']}", f"{row['places']}",
+                      f"{row['share, %']:.2f}")  # fmt: skip
+    hottest = Table(title="instructions with most samples", title_justify="left")
+    hottest.add_column("share", justify="right")
+    for name in ("instruction, whom it waits for (instructions between)", "reasons", "line"):
+        hottest.add_column(name, overflow="fold")
+    for row in samples.hottest():
+        waiting = f"\n  {row['waits for']} ({row['between']})" if "waits for" in row else ""
+        reasons = ", ".join(f"{name} {share:.1f}" for name, share in row["reasons, %"].items())
+        hottest.add_row(f"{row['share, %']:.2f}", row["sass"] + waiting, reasons, row["line"])
+    return [pairs, hottest] if pairs.row_count else [hottest]
 
 
 def _table(title: str, figures: dict[str, float]) -> Any:

@@ -244,8 +244,10 @@ def find_nvdisasm() -> Path | None:
 
 
 @lru_cache(maxsize=64)
-def disassemble(cubin: bytes, *, line_info: bool = False) -> str:
-    """The SASS of ``cubin`` as nvdisasm prints it (``-c``: code only; ``line_info`` adds ``-g``'s source lines).
+def disassemble(cubin: bytes, *, line_info: bool = False, encoding: bool = False) -> str:
+    """The SASS of ``cubin`` as nvdisasm prints it (``-c``: code only).
+
+    ``line_info`` adds the source lines (``-g``), ``encoding`` each instruction's 128 bits (``-hex``).
 
     Raises UnsupportedDeviceError where nvdisasm is missing, ValueError where it refuses the cubin.
     """
@@ -258,7 +260,8 @@ def disassemble(cubin: bytes, *, line_info: bool = False) -> str:
     with tempfile.TemporaryDirectory(prefix="warploom-") as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        command = [str(program), "-c", *(["-g"] if line_info else []), str(path)]
+        options = [flag for flag, wanted in (("-g", line_info), ("-hex", encoding)) if wanted]
+        command = [str(program), "-c", *options, str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ValueError(f"nvdisasm refused the cubin: {done.stderr.strip() or done.stdout.strip()}")

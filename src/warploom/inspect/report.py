@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from warploom.inspect.flow import Flow, Loop, control_flow
 from warploom.inspect.occupancy import Occupancy, occupancy
 from warploom.inspect.purpose import count_groups, count_opcodes, is_tensor
 from warploom.inspect.sass import Instruction, Listing, choose, parse_sass
+from warploom.inspect.waits import load_use_distances
 from warploom.ir.program import Program, SourceLine
 
 ADDRESSED = ("LDSM", "LDGSTS")
@@ -100,6 +102,19 @@ class SassReport:
             by_depth.setdefault(self.flow.depth(block), []).extend(self.flow.blocks[block].instructions)
         return {depth: count_groups(by_depth[depth]) for depth in sorted(by_depth)}
 
+    # -- fragments
+
+    @cached_property
+    def mma_per_ldmatrix(self) -> float | None:
+        """HMMA over LDSM in one main-loop iteration, part 5's "fragment intensity"; None without LDSM."""
+        loads = self.loop_counts.get("LDSM", 0)
+        return self.loop_counts.get("HMMA", 0) / loads if loads else None
+
+    @cached_property
+    def ldmatrix_to_mma(self) -> tuple[int, ...]:
+        """For each LDSM of the main loop, the instructions that stand before the first HMMA that reads it."""
+        return load_use_distances(self.loop_instructions)
+
     # -- registers
 
     def address_registers(self, mnemonic: str) -> dict[str, int]:
@@ -172,6 +187,8 @@ class SassReport:
             },
             "groups": self.groups,
             "loop_groups": self.loop_groups,
+            "mma_per_ldmatrix": self.mma_per_ldmatrix,
+            "ldmatrix_to_mma": statistics.median(self.ldmatrix_to_mma) if self.ldmatrix_to_mma else None,
             "depth_groups": {str(depth): groups for depth, groups in self.depth_groups.items()},
             "counts": self.counts,
             "loop_counts": self.loop_counts,
@@ -206,7 +223,7 @@ def inspect_cubin(cubin: bytes, kernel: str | None = None) -> SassReport:
     kernel.
     """
     try:
-        listing = choose(parse_sass(disassemble(cubin)), kernel)
+        listing = choose(parse_sass(disassemble(cubin, encoding=True)), kernel)
         needs = resources(cubin, listing.kernel)
         major, minor = compute_capability(cubin)
     except WarploomError:
@@ -237,7 +254,7 @@ def inspect_program(
         max_registers=program.max_registers,
         line_info=with_source,
     )
-    text = disassemble(kernel.cubin, line_info=with_source)
+    text = disassemble(kernel.cubin, line_info=with_source, encoding=True)
     listing = choose(parse_sass(text), program.name)
     lines = source_map(program) if with_source else {}
     return _report(listing, kernel.resources, kernel.arch, program, lines)

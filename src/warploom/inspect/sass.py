@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from warploom.core.errors import ConfigError
+from warploom.inspect.control import Control, decode_control
 
 _INSTRUCTION = re.compile(
     r"^\s*(?:/\*(?P<address>[0-9a-f]{4,})\*/)?\s*\{?\s*"
@@ -18,6 +19,7 @@ _INSTRUCTION = re.compile(
 _KERNEL = re.compile(
     r"^\s*(?:\.section\s+\.text\.(?P<section>[^,\s]+)|\.text\.(?P<text>[^:\s]+):|Function\s*:\s*(?P<of>\S+))"
 )
+_UPPER_HALF = re.compile(r"/\* 0x(?P<bits>[0-9a-f]{16}) \*/$")
 _LABEL = re.compile(r"^\s*(\.L_\w+|\$[\w$.]+):")
 _SOURCE = re.compile(r'^\s*//## File "(?P<file>[^"]*)", line (?P<line>\d+)')
 _ARCHITECTURE = re.compile(r"(?:\.target\s+|code for\s+)(sm_\d+\w?)|EF_CUDA_SM(\d+)")
@@ -33,7 +35,8 @@ class Instruction:
     """One SASS instruction.
 
     ``address`` is in bytes from the kernel's start, ``predicate`` is ``"!P0"`` or ``""``, ``opcode`` has its modifiers
-    (``"LDSM.16.M88.4"``), ``source`` is (file, line) of the CUDA text where the cubin has line information.
+    (``"LDSM.16.M88.4"``), ``source`` is (file, line) of the CUDA text where the cubin has line information,
+    ``control`` the scheduler's bits where the text has encodings (``nvdisasm -hex``).
     """
 
     address: int
@@ -41,6 +44,7 @@ class Instruction:
     opcode: str
     operands: tuple[str, ...]
     source: tuple[str, int] | None = None
+    control: Control | None = None
 
     @property
     def mnemonic(self) -> str:
@@ -144,7 +148,10 @@ class _Reader:
 
     def line(self, line: str) -> None:
         """Take in one line of the text."""
-        if found := _INSTRUCTION.match(line):
+        line = line.strip()  # the second half of an encoding stands behind a hundred blanks
+        if found := _UPPER_HALF.match(line):
+            self._upper_half(int(found["bits"], 16))
+        elif found := _INSTRUCTION.match(line):
             self._instruction(found)
         elif found := _SOURCE.match(line):
             self._source = found["file"], int(found["line"])
@@ -175,6 +182,12 @@ class _Reader:
         if not self._kernels:
             self._start("")
         return self._kernels[-1]
+
+    def _upper_half(self, bits: int) -> None:
+        """The second line of an instruction printed with its encoding."""
+        instructions = self._kernel().instructions
+        if instructions and instructions[-1].control is None:
+            instructions[-1] = replace(instructions[-1], control=decode_control(bits))
 
     def _instruction(self, found: re.Match[str]) -> None:
         kernel = self._kernel()

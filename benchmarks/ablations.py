@@ -1,0 +1,70 @@
+"""Rungs with one of their ideas taken away, timed beside the rungs they come from and PyTorch's kernels.
+
+    python benchmarks/ablations.py [--out FILE]
+
+writes ablations.json to ``$OUT`` (else to the folder out), in the form of a ladder: every row has its errors, findings,
+wavefronts, registers and, at lengths 4096 and 16384, TFLOP/s. About a minute on an H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from warploom.bench.attention import AttentionFamily, settled
+from warploom.bench.ladder import run_ladder
+from warploom.core.dtypes import bf16
+from warploom.kernels.attention.ladder import FULL_LADDER
+from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.ladder import Rung
+
+ABLATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("1", ("async_copy=off",)),
+    ("2", ("async_copy=off",)),
+    ("7", ("swizzle=off",)),
+    ("8", ("swizzle=off",)),
+    ("8", ("tile_m=64",)),
+    ("8", ("tile_m=64", "swizzle=off")),
+    ("8", ("k_slices=off",)),
+    ("9", ("k_slices=off",)),
+    ("8", ("heads_first=on",)),
+    ("16", ("heads_first=on",)),
+)
+"""(rung, flags): what a rung would be without one of its ideas."""
+LENGTHS = (4096, 16384)
+
+
+def name(key: str, flags: tuple[str, ...]) -> str:
+    """How an ablation is called in results: ``8 swizzle=off``."""
+    return " ".join((key, *flags))
+
+
+def ablated(key: str, flags: tuple[str, ...]) -> Rung[AnyConfig]:
+    """The rung with its flags set."""
+    rung = settled(FULL_LADDER.rung(key), 128, bf16, dict(flag.split("=", 1) for flag in flags))
+    return replace(rung, key=name(key, flags), name=f"{rung.name}, {' '.join(flags)}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "ablations.json")
+    options = parser.parse_args()
+    whole = [FULL_LADDER.rung(key) for key in dict.fromkeys(key for key, _ in ABLATIONS)]
+    rungs = [*whole, *(ablated(*one) for one in ABLATIONS)]
+    result = run_ladder(AttentionFamily(), rungs, gpu_sizes=LENGTHS)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result.json(), indent=1, default=str) + "\n", encoding="utf-8")
+    for row in result.rows:
+        cells = {cell["seq"]: (round(cell["tflops"]["median"]), cell["ratio"]) for cell in row["gpu"]["cells"]}
+        print(f"{row['rung']:>28}  {cells}  error {row['error']['value']:.2f}  findings {len(row['findings'])}")
+    for text in (*result.notes, *result.problems):
+        print(text)
+    return int(bool(result.problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""Where the warps of a kernel wait: ncu's samples of each instruction, with who it waits for.
+
+The hardware notes, every few thousand cycles, where a warp stands and why it does not issue ("warp state sampling" in
+the Nsight Compute documentation). Joined with the listing this tells which instruction waits, for whom, how many
+instructions stand between the two, and which line of Python asked for it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from warploom.core.errors import ConfigError
+from warploom.inspect.report import SassReport
+from warploom.inspect.sass import Instruction, parse_sass
+from warploom.inspect.waits import Wait, waits
+
+_SHORT_NAMES = {
+    "barrier": "barrier", "branch_resolve": "branch_resolving", "dispatch": "dispatch_stall", "drain": "drain",
+    "gmma": "gmma", "imc": "imc_miss", "lg": "lg_throttle", "long_sb": "long_scoreboard", "math": "math_pipe_throttle",
+    "membar": "membar", "mio": "mio_throttle", "misc": "misc", "no_inst": "no_instruction",
+    "not_selected": "not_selected", "selected": "selected", "short_sb": "short_scoreboard", "sleep": "sleeping",
+    "sleeping": "sleeping", "tex": "tex_throttle", "wait": "wait",
+    "branch_resolving": "branch_resolving", "no_instructions": "no_instruction", "dispatch_stall": "dispatch_stall",
+}  # fmt: skip
+"""ncu's names of columns (``stall_short_sb``) → the reason's name."""
+_METRIC = "smsp__pcsamp_warps_issue_stalled_"
+SCOREBOARDS = ("short_scoreboard", "long_scoreboard")
+"""The reasons that have a producer: shared memory and special functions; global and local memory."""
+ISSUED = "selected"
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One instruction as ncu lists it: its text, and samples by reason (:data:`ISSUED` is one of them)."""
+
+    text: str
+    samples: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All samples, issued ones included."""
+        return sum(self.samples.values())
+
+
+@dataclass(frozen=True)
+class Spot:
+    """An instruction at which warps were found: its samples, whom it waits for, the author's line."""
+
+    instruction: Instruction
+    samples: Mapping[str, int]
+    wait: Wait | None = None
+    line: str = ""
+
+    @property
+    def total(self) -> int:
+        """All samples."""
+        return sum(self.samples.values())
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of one launch, instruction by instruction."""
+
+    spots: Sequence[Spot] = field(repr=False)
+
+    @property
+    def total(self) -> int:
+        """All samples."""
+        return sum(spot.total for spot in self.spots)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each reason's share of the samples in %, the largest first; ``selected`` is the issue itself."""
+        counts: dict[str, int] = {}
+        for spot in self.spots:
+            for reason, count in spot.samples.items():
+                counts[reason] = counts.get(reason, 0) + count
+        return {r: 100 * n / self.total for r, n in sorted(counts.items(), key=lambda item: -item[1]) if n}
+
+    def hottest(self, most: int = 12) -> list[dict[str, Any]]:
+        """The instructions with most samples: share in %, reasons, producer and distance, the author's line."""
+        ordered = sorted(self.spots, key=lambda spot: -spot.total)[:most]
+        return [self._row(spot) for spot in ordered if spot.total]
+
+    def _row(self, spot: Spot) -> dict[str, Any]:
+        reasons = sorted(spot.samples.items(), key=lambda item: -item[1])
+        row: dict[str, Any] = {
+            "address": f"{spot.instruction.address:#06x}",
+            "sass": str(spot.instruction),
+            "share, %": round(100 * spot.total / self.total, 2),
+            "reasons, %": {r: round(100 * n / self.total, 2) for r, n in reasons[:3] if n},
+            "line": spot.line,
+        }
+        if spot.wait is not None:
+            row["waits for"] = str(spot.wait.producer)
+            row["between"] = spot.wait.between
+        return row
+
+    def pairs(self) -> list[dict[str, Any]]:
+        """Who waits for whom: share of all samples in % by reason and by the opcodes of waiter and producer.
+
+        ``between`` is the median over the samples of the instructions that stand between the two.
+        """
+        found: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+        for spot in self.spots:
+            if spot.wait is None:
+                continue
+            for reason in SCOREBOARDS:
+                if count := spot.samples.get(reason, 0):
+                    key = reason, spot.instruction.mnemonic, spot.wait.producer.mnemonic
+                    found.setdefault(key, []).append((spot.wait.between, count))
+        rows = [
+            {"reason": reason, "waits": waiter, "for": producer, "between": _median(weighted),
+             "places": len(weighted), "share, %": round(100 * sum(n for _, n in weighted) / self.total, 2)}
+            for (reason, waiter, producer), weighted in found.items()
+        ]  # fmt: skip
+        return sorted(rows, key=lambda row: -row["share, %"])
+
+    def json(self) -> dict[str, Any]:
+        """As it is written to files."""
+        return {"samples": self.total, "shares, %": {r: round(s, 2) for r, s in self.shares.items()},
+                "who waits for whom": self.pairs()[:10], "hottest": self.hottest()}  # fmt: skip
+
+
+def _median(weighted: Sequence[tuple[int, int]]) -> int:
+    """The value at which half of the weight is reached."""
+    ordered, half, reached = sorted(weighted), sum(n for _, n in weighted) / 2, 0
+    for value, count in ordered:
+        reached += count
+        if reached >= half:
+            return value
+    return 0
+
+
+def parse_source_page(text: str) -> list[list[Sampled]]:
+    """The kernels in what ``ncu --page source --print-source sass --csv`` printed, each as its instructions in order.
+
+    Raises ConfigError where no table has samples.
+    """
+    kernels: list[list[Sampled]] = []
+    columns: dict[int, str] = {}
+    source = -1
+    for row in csv.reader(io.StringIO(text)):
+        if "Source" in row:
+            source, columns = row.index("Source"), _reasons(row)
+            kernels.append([])
+        elif kernels and len(row) > max([source, *columns]) and row[source].strip():
+            samples = {reason: _count(row[index]) for index, reason in columns.items()}
+            kernels[-1].append(Sampled(row[source].strip(), samples))
+    if not kernels or not columns:
+        raise ConfigError("this is no source page of ncu with samples: no column is called Source, or none stall_…")
+    return kernels
+
+
+def _reasons(header: Sequence[str]) -> dict[int, str]:
+    """Index of a column → its reason, for the samples of all warp states (not those "not issued")."""
+    found: dict[int, str] = {}
+    for index, name in enumerate(header):
+        if name.startswith(_METRIC):
+            short = name.removeprefix(_METRIC)
+        elif name.startswith("stall_"):
+            short = name.removeprefix("stall_")
+        else:
+            continue
+        if short in _SHORT_NAMES and _SHORT_NAMES[short] not in found.values():
+            found[index] = _SHORT_NAMES[short]
+    return found
+
+
+def _count(text: str) -> int:
+    digits = text.replace(",", "").strip()
+    return int(float(digits)) if digits and digits[0].isdigit() else 0
+
+
+def locate(sampled: Sequence[Sampled], report: SassReport | None) -> Samples:
+    """The samples on the listing of the same kernel, whose encodings tell who waits for whom.
+
+    Where there is no listing, or it is of other code than ran, ncu's own text stands in, and nothing tells the
+    producers.
+    """
+    listing = report.listing.instructions if report is not None else ()
+    texts = parse_sass("\n".join(f"{one.text.rstrip(';')} ;" for one in sampled))[0].instructions
+    same = len(listing) >= len(texts) and all(a.opcode == b.opcode for a, b in zip(listing, texts, strict=False))
+    if report is None or not same:
+        return Samples([Spot(i, one.samples) for i, one in zip(texts, sampled, strict=True)])
+    known = waits(report.flow)
+    spots: list[Spot] = []
+    for instruction, one in zip(listing, sampled, strict=False):
+        line = report.python_line(instruction)
+        spots.append(Spot(instruction, one.samples, known.get(instruction.address), str(line) if line else ""))
+    return Samples(spots)

@@ -1,0 +1,112 @@
+"""Who waits for whom: control bits, and the holders of counters on every way back."""
+
+import pytest
+
+from warploom.cuda.cubin import find_nvdisasm
+from warploom.inspect import inspect_program, inspect_sass
+from warploom.inspect.control import Control, decode_control
+from warploom.inspect.waits import read, waits, written
+from warploom.kernels.attention.ladder import FULL_LADDER
+
+FREE = 7
+
+
+def encoded(text: str, *, stall: int = 1, written: int = FREE, read: int = FREE, waits: int = 0) -> str:
+    """One instruction as ``nvdisasm -hex`` prints it; ``waits`` is a mask."""
+    upper = (stall | written << 5 | read << 8 | waits << 11) << 41
+    return f"{text} ; /* 0x0000000000007919 */\n  /* 0x{upper:016x} */"
+
+
+def of(*lines: str):
+    report = inspect_sass("\n".join(lines))
+    return report, waits(report.flow)
+
+
+def test_control_bits_of_instructions_that_nvdisasm_printed():
+    assert decode_control(0x000F220000002600) == Control(1, 4, None, ()), "S2UR UR6 holds counter 4"
+    assert decode_control(0x010FE2000F8E0004) == Control(1, None, None, (4,)), "UIMAD of UR6 waits for it"
+    assert decode_control(0x000FE200078E00FF) == Control(1, None, None, ())
+
+
+def test_the_producer_is_what_writes_the_register_though_another_load_is_nearer():
+    report, found = of(
+        encoded("LDSM.16.M88.4 R136, [R242]", written=0),
+        encoded("LDSM.16.M88.4 R4, [R232+-0x40]", written=0),
+        encoded("HMMA.16816.F32.BF16 R128, R224, R136, R128", waits=0b1),
+        encoded("EXIT"),
+    )
+    wait = found[report.instructions[2].address]
+    assert (str(wait.producer), wait.between, wait.by_register) == ("LDSM.16.M88.4 R136, [R242]", 1, True)
+    assert list(found) == [0x20]
+
+
+def test_without_a_register_in_common_the_nearest_holder():
+    report, found = of(
+        encoded("LDS R0, [R1]", written=2),
+        encoded("STS [R9], R8", read=2),
+        encoded("MOV R8, R7", waits=0b100),
+        encoded("EXIT"),
+    )
+    wait = found[report.instructions[2].address]
+    assert (wait.producer.mnemonic, wait.between, wait.by_register) == ("STS", 0, False)
+
+
+def test_a_wait_ends_the_way_back():
+    _, found = of(
+        encoded("LDS R0, [R1]", written=1),
+        encoded("IADD3 R2, R0, 0x1, RZ", waits=0b10),
+        encoded("IADD3 R3, R0, 0x2, RZ", waits=0b10),
+        encoded("EXIT"),
+    )
+    assert list(found) == [0x10], "the second wait finds the counter free"
+
+
+def test_a_loop_is_followed_around():
+    report, found = of(
+        "MOV R0, RZ ;",
+        ".L_x_0:",
+        encoded("HMMA.16816.F32.BF16 R12, R4, R8, R12", waits=0b1),
+        encoded("IADD3 R0, R0, 0x1, RZ"),
+        encoded("LDSM.16.M88.4 R8, [R2]", written=0),
+        encoded("@P0 BRA `(.L_x_0)"),
+        encoded("EXIT"),
+    )
+    wait = found[report.instructions[1].address]
+    assert (wait.producer.mnemonic, wait.between, wait.by_register) == ("LDSM", 1, True)
+
+
+def test_depbar_names_the_counter_of_the_copies():
+    _, found = of(encoded("LDGDEPBAR", written=0), encoded("DEPBAR.LE SB0, 0x0"), encoded("EXIT"))
+    assert found[0x10].producer.mnemonic == "LDGDEPBAR"
+
+
+def test_registers_written_and_read():
+    report, _ = of(
+        "LDSM.16.MT88.4 R8, [R2+0x10] ;",
+        "HMMA.16816.F32 R20, R4, R8, R20 ;",
+        "LDS.64 R30, [R31] ;",
+        "STG.E.128 [R2.64+0x8], R40 ;",
+    )
+    load, product, wide, store = report.listing.instructions
+    assert written(load) == {"R8", "R9", "R10", "R11"}
+    assert read(product) == {f"R{n}" for n in (4, 5, 6, 7, 8, 9, 20, 21, 22, 23)}
+    assert written(wide) == {"R30", "R31"}
+    assert read(store) >= {"R40", "R41", "R42", "R43", "R2", "R3"}
+    assert not written(store)
+
+
+def test_text_without_encodings_tells_nothing():
+    _, found = of("LDSM.16.M88.4 R8, [R2] ;", "HMMA.16816.F32 R20, R4, R8, R20 ;", "EXIT ;")
+    assert found == {}
+
+
+@pytest.mark.skipif(find_nvdisasm() is None, reason="needs nvdisasm")
+def test_the_products_of_a_compiled_rung_wait_for_ldmatrix():
+    from warploom.inspect.subjects import attention_program
+
+    report = inspect_program(attention_program(FULL_LADDER.rung("2").config), "sm_80")
+    found = waits(report.flow)
+    products = [i for i in report.loop_instructions if i.mnemonic == "HMMA" and i.address in found]
+    producers = {found[i.address].producer.mnemonic for i in products if found[i.address].by_register}
+    assert producers == {"LDSM"}
+    assert len(products) > 8
