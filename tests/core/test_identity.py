@@ -110,6 +110,18 @@ def test_what_only_this_process_knows_has_no_text(seen):
         stable_text(function_key(function))
 
 
+def importing(x):
+    from os.path import sep
+
+    return x if sep else -x
+
+
+@pytest.mark.parametrize("function", [importing, made("lambda x: eval('x * c')"), made("lambda x: x * globals()['c']")])
+def test_what_looks_things_up_when_it_runs_has_no_text(function):
+    with pytest.raises(UnstableError, match="looks things up"):
+        stable_text(function_key(function))
+
+
 def test_methods_of_two_objects_are_two_functions():
     one, other = Scaler(2.0), Scaler(3.0)
     assert function_key(one.apply) == function_key(one.apply)

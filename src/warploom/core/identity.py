@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
+from opcode import opmap
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,10 @@ from warploom.core.dtypes import DType
 _PACKAGE = __name__.partition(".")[0]
 _FIXED_MODULES = ("builtins", "math", _PACKAGE)
 """Modules whose names mean the same wherever the package's sources and Python are the same."""
+
+_IMPORT = opmap["IMPORT_NAME"]
+_UNSEEN = {"__import__", "eval", "exec", "globals", "open", "vars"}
+"""Functions by which code reaches values that do not stand in it."""
 
 
 class UnstableError(ValueError):
@@ -104,6 +109,8 @@ def stable_text(value: Any) -> str:
 
 def _code_text(code: types.CodeType) -> str:
     """Everything of a code object that decides what it does; not the file and the lines it stands in."""
+    if _IMPORT in code.co_code[::2] or _UNSEEN & set(code.co_names):
+        raise UnstableError(f"{code.co_name} looks things up when it runs, which no key can see")
     parts = (
         code.co_code, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_names,
         code.co_varnames, code.co_freevars, code.co_cellvars, code.co_consts, getattr(code, "co_exceptiontable", b""),

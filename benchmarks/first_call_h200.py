@@ -1,0 +1,301 @@
+"""What the first call of a shape family costs, on this machine's GPU: with an empty cache, and in a later process.
+
+    PYTHONPATH=src python benchmarks/first_call_h200.py [--out DIR] [--cells NAME,…] [--fresh 3] [--later 5]
+
+Each sample is a process of its own: it imports torch, cuda.core, warploom and its operations, makes the inputs (so the
+CUDA context exists), synchronises, and then times its first call up to the end of a synchronisation. The result, whose
+memory held NaN before, is compared with float64 element by element. Processes start side by side and are timed one
+after the other. Writes ``first-call.json`` to DIR (``$OUT`` by default); exit status 1 for a wrong result or a figure
+of ``targets.json`` that was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+AT_ONCE = 8
+"""Processes that get ready side by side."""
+SECONDS = 120
+"""The most that one of them may take."""
+
+BATCH, LENGTH, HEADS = 1, 1024, 8
+M, N, K = 1024, 2048, 512
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A first call: of attention (``head_dim``) or of a product, with these options."""
+
+    operation: str
+    options: dict[str, Any]
+    head_dim: int = 0
+
+
+CELLS: dict[str, Cell] = {
+    "attention d=64": Cell("attention", {}, 64),
+    "attention d=64 causal": Cell("attention", {"causal": True}, 64),
+    "attention d=128": Cell("attention", {}, 128),
+    "attention d=128 causal": Cell("attention", {"causal": True}, 128),
+    "attention d=128 mma.sync": Cell("attention", {"mma": True}, 128),
+    "attention d=128 causal mma.sync": Cell("attention", {"mma": True, "causal": True}, 128),
+    "matmul": Cell("matmul", {}),
+    "matmul gelu": Cell("matmul", {"gelu": True}),
+    "matmul_reduce": Cell("matmul_reduce", {"op": "logsumexp"}),
+}
+
+
+# -- in the process that makes the call
+def child(cell: Cell) -> None:
+    """Get ready, say so, wait for a line, make the call, and tell its seconds and its error as JSON."""
+    import cuda.core
+    import torch
+
+    import warploom
+
+    operations = warploom.attention, warploom.matmul, warploom.matmul_reduce
+    inputs, call, check = (_attention if cell.operation == "attention" else _product)(cell)
+    assert all((*operations, cuda.core)), "imported: what is timed begins after that"
+    poison = torch.full(check.shape, math.nan, dtype=check.dtype, device="cuda")
+    poisoned = poison.data_ptr()
+    del poison  # the allocator gives this memory to the result
+    torch.cuda.synchronize()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    start = time.perf_counter()
+    result = call(*inputs)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    again: list[float] = []
+    for _ in range(3):
+        start = time.perf_counter()
+        call(*inputs)
+        torch.cuda.synchronize()
+        again.append(time.perf_counter() - start)
+    error = check(result)
+    told = {"seconds": seconds, "again": min(again), "error": error, "poisoned": result.data_ptr() == poisoned}
+    print(json.dumps(told), flush=True)
+
+
+class Check:
+    """The largest |result - float64| over what the types allow at that element; at most 1 is right."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, expected: Callable[[], tuple[Any, Any]]) -> None:
+        self.shape, self.dtype, self.expected = shape, dtype, expected
+
+    def __call__(self, result: Any) -> float:
+        import torch
+
+        expected, allowed = self.expected()
+        error = torch.nan_to_num((result.double() - expected).abs(), nan=math.inf)
+        return float((error / allowed).max()) if result.shape == expected.shape else math.inf
+
+
+def _attention(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
+    import torch
+
+    import warploom
+    from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
+
+    torch.manual_seed(0)
+    shape = BATCH, LENGTH, HEADS, cell.head_dim
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    options = {name: value for name, value in cell.options.items() if name != "mma"}
+    if cell.options.get("mma"):
+        options["config"] = _mma_config(cell.head_dim)
+
+    def expected() -> tuple[Any, Any]:
+        q64, k64, v64 = (x.double().transpose(1, 2) for x in (q, k, v))
+        scores = q64 @ k64.transpose(-1, -2) / math.sqrt(cell.head_dim)
+        if options.get("causal"):
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+        weights = torch.softmax(scores, -1)
+        output, magnitude = ((weights @ x).transpose(1, 2) for x in (v64, v64.abs()))
+        return output, UNIT_ROUNDOFF["bf16"] * (output.abs() + magnitude) + F32_SLACK * magnitude
+
+    check = Check(shape, torch.bfloat16, expected)
+    return [q, k, v], lambda *inputs: warploom.attention(*inputs, **options), check
+
+
+def _mma_config(head_dim: int) -> Any:
+    """The default of GPUs without wgmma."""
+    from dataclasses import replace
+
+    from warploom.core.dtypes import bf16
+    from warploom.kernels.attention.ladder import BEST
+
+    return replace(BEST, head_dim=head_dim, dtype=bf16)
+
+
+def _product(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
+    import torch
+
+    import warploom
+    from warploom.core.dtypes import f32
+    from warploom.kernels.gemm.reference import UNIT_ROUNDOFF, accumulation_bound
+    from warploom.lang.functions import gelu
+
+    torch.manual_seed(0)
+    a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((M, K), (K, N)))
+    gamma = accumulation_bound(K, f32)
+    if cell.operation == "matmul_reduce":
+        # An error of a sum of products moves the logarithm by at most as much; f32 rounds the rest.
+        def reduced() -> tuple[Any, Any]:
+            product, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+            expected = torch.logsumexp(product, -1)
+            return expected, gamma * magnitude.amax(-1) + 16 * UNIT_ROUNDOFF["f32"] * (1 + expected.abs())
+
+        return [a, b], lambda x, y: warploom.matmul_reduce(x, y, **cell.options), Check((M,), torch.float32, reduced)
+
+    def expected() -> tuple[Any, Any]:
+        product, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        slack, steep = gamma * magnitude, 1.0
+        if cell.options.get("gelu"):  # whose slope is at most 1.13, and whose approximation errs by 2^-10 of |x|
+            slack, steep = slack + 2.0**-10 * product.abs(), 1.13
+            product = torch.nn.functional.gelu(product, approximate="tanh")
+        return product, UNIT_ROUNDOFF["bf16"] * product.abs() + 1.01 * steep * slack + 2.0**-126
+
+    options = {"epilogue": gelu} if cell.options.get("gelu") else {}
+    return [a, b], lambda x, y: warploom.matmul(x, y, **options), Check((M, N), torch.bfloat16, expected)
+
+
+# -- in the process that starts them
+@dataclass(frozen=True)
+class Sample:
+    """One process: its cell, and the cache it uses."""
+
+    cell: str
+    cache: Path
+
+
+def run(samples: list[Sample]) -> list[dict[str, Any]]:
+    """What each process told; an "error" of infinity where it failed."""
+    told: list[dict[str, Any]] = []
+    for first in range(0, len(samples), AT_ONCE):
+        batch = samples[first : first + AT_ONCE]
+        running = [_start(sample) for sample in batch]
+        try:
+            for process in running:
+                _line(process)
+            told += [_finish(sample, process) for sample, process in zip(batch, running, strict=True)]
+        finally:
+            for process in running:
+                process.kill()
+                process.communicate()
+    return told
+
+
+def _start(sample: Sample) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "WARPLOOM_CACHE": str(sample.cache)}
+    return subprocess.Popen(
+        [sys.executable, __file__, "--child", sample.cell], env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def _finish(sample: Sample, process: subprocess.Popen[str]) -> dict[str, Any]:
+    try:
+        out, errors = process.communicate("go\n", timeout=SECONDS)
+        told = json.loads(out.strip().splitlines()[-1])
+    except (subprocess.TimeoutExpired, OSError, ValueError, IndexError):
+        process.kill()
+        _, errors = process.communicate()
+        print(f"{sample.cell} FAILED: {errors[-1500:]}", flush=True)
+        return {"seconds": math.inf, "again": math.inf, "error": math.inf, "poisoned": False}
+    print(f"  {sample.cell:34s} {told['seconds'] * 1e3:7.1f} ms, error {told['error']:.2f}", flush=True)
+    return told
+
+
+def measure(names: list[str], fresh: int, later: int) -> list[dict[str, Any]]:
+    """Each cell's figures. The first fresh process leaves the cache that the later ones find."""
+    with tempfile.TemporaryDirectory() as folder:
+        first = [Sample(name, Path(folder) / f"{i} {j}") for j in range(fresh) for i, name in enumerate(names)]
+        then = [Sample(name, Path(folder) / f"{i} 0") for _ in range(later) for i, name in enumerate(names)]
+        print("empty cache", flush=True)
+        found = list(zip(first, run(first), strict=True))
+        print("later processes", flush=True)
+        found += list(zip(then, run(then), strict=True))
+    cells: list[dict[str, Any]] = []
+    for name in names:
+        told = [(sample, t) for sample, t in found if sample.cell == name]
+        early, late = [t for _, t in told[:fresh]], [t for _, t in told[fresh:]]
+        cells.append({
+            "cell": name,
+            "fresh_s": spread([t["seconds"] for t in early]),
+            "later_s": spread([t["seconds"] for t in late]),
+            "repeated_s": min(t["again"] for _, t in told),
+            "error": {"value": max(t["error"] for _, t in told), "bound": 1.0},
+            "poisoned": all(t["poisoned"] for _, t in told),
+        })  # fmt: skip
+    return cells
+
+
+def spread(seconds: list[float]) -> dict[str, Any]:
+    """Median, lowest and highest, and all of them."""
+    ordered = sorted(seconds)
+    return {"median": ordered[len(ordered) // 2], "low": ordered[0], "high": ordered[-1], "samples": seconds}
+
+
+def missed(cells: list[dict[str, Any]], most: dict[str, float]) -> list[str]:
+    """Each wrong result, and each median above the most it may be."""
+    found = [f"{c['cell']}: error {c['error']['value']}" for c in cells if not c["error"]["value"] <= 1.0]
+    found += [f"{c['cell']}: the result's memory was not poisoned" for c in cells if not c["poisoned"]]
+    for name, limit in most.items():
+        found += [
+            f"{c['cell']}: {name} {c[f'{name}_s']['median']:.3f} s, at most {limit} s"
+            for c in cells
+            if not c[f"{name}_s"]["median"] <= limit
+        ]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder for the result")
+    parser.add_argument("--cells", default=",".join(CELLS), help="names of cells, with commas between")
+    parser.add_argument("--fresh", type=int, default=3, help="processes with an empty cache per cell")
+    parser.add_argument("--later", type=int, default=5, help="later processes per cell")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(CELLS[options.child])
+        return 0
+    from warploom.bench.environment import environment
+
+    cells = measure(options.cells.split(","), options.fresh, options.later)
+    most = json.loads((ROOT / "benchmarks" / "targets.json").read_text(encoding="utf-8"))["first_call_seconds"]
+    short = missed(cells, most)
+    options.out.mkdir(parents=True, exist_ok=True)
+    result = {"environment": environment(), "cells": cells, "most_seconds": most, "missed": short}
+    (options.out / "first-call.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{'first call, ms: median (low-high)':34s} {'empty cache':>22s} {'later process':>22s} {'error':>6s}")
+    for cell in cells:
+        texts = [
+            f"{s['median'] * 1e3:.0f} ({s['low'] * 1e3:.0f}-{s['high'] * 1e3:.0f})"
+            for s in (cell["fresh_s"], cell["later_s"])
+        ]
+        print(f"{cell['cell']:34s} {texts[0]:>22s} {texts[1]:>22s} {cell['error']['value']:6.2f}")
+    for line in short:
+        print(f"MISSED {line}")
+    return 1 if short else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
