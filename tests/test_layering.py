@@ -249,6 +249,18 @@ def test_importing_is_quick_and_loads_no_framework():
     assert min(seconds) < 0.15, f"import warploom took {min(seconds):.3f} s at best"
 
 
+def test_operations_import_no_language_until_they_trace():
+    """What a later process finds on disk it need not trace: then it pays for none of these imports either."""
+    code = (
+        "import sys, warploom; [getattr(warploom, n) for n in warploom.__all__]; "
+        "print(*sorted({'.'.join(m.split('.')[:2]) for m in sys.modules if m.startswith('warploom.')}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rooms = set(done.stdout.split())
+    assert "warploom.ops" in rooms
+    assert not {f"warploom.{room}" for room in ("layout", "isa", "ir", "lang", "emulate", "cuda", "inspect")} & rooms
+
+
 def test_public_names_resolve():
     code = (
         "import warploom; [getattr(warploom, n) for n in warploom.__all__]; import sys; print('torch' in sys.modules)"

@@ -14,7 +14,8 @@ from warploom.emulate import emulate
 from warploom.interop.arrays import describe
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.reference import attention_error, attention_reference
-from warploom.ops.attention import boxes, plan
+from warploom.ops.attention import plan
+from warploom.ops.attention_kernels import boxes
 from warploom.ops.backends import emulator_arguments
 
 FLAGS = tuple(f.name for f in fields(HopperConfig) if f.type == "bool")

@@ -20,7 +20,8 @@ from warploom.ir.program import Program
 from warploom.kernels.attention.problem import AnyConfig
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.ladder import Rung
-from warploom.ops.attention import boxes, plan
+from warploom.ops.attention import plan
+from warploom.ops.attention_kernels import boxes
 from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, emulator_arguments
 
 GPU_TOKENS = 16384

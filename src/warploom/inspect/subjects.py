@@ -11,7 +11,7 @@ from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AnyConfig
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.problem import contiguous_problem
-from warploom.ops.attention import trace, trace_hopper
+from warploom.ops.attention_kernels import trace, trace_hopper
 from warploom.ops.matmul import trace as trace_gemm
 
 STATIC_STRIDE_HEADS = 16

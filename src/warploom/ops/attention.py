@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -27,16 +26,12 @@ from warploom.interop.arrays import (
     require_dtype,
     same_device,
 )
-from warploom.ir.program import Program
 from warploom.kernels.attention.choice import choose, parse_config
-from warploom.kernels.attention.config import AttentionConfig
-from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.kernels.attention.forward import attention_forward
-from warploom.kernels.attention.hopper import attention_hopper
-from warploom.kernels.attention.hopper_config import PANEL_COLS, WARPGROUP_ROWS, HopperConfig
+from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
+from warploom.ops.attention_kernels import boxes, recipe_for
 from warploom.ops.backends import (
-    Box,
     GpuCall,
     Grid,
     gpu_name,
@@ -48,6 +43,9 @@ from warploom.ops.backends import (
 from warploom.ops.recipes import Recipe
 from warploom.tune.classes import attention_class
 from warploom.tune.store import find_winner
+
+if TYPE_CHECKING:
+    from warploom.ir.program import Program
 
 Layout = Literal["bshd", "bhsd"]
 Window = tuple[int | None, int | None]
@@ -133,42 +131,6 @@ class AttentionPlan:
 
     def __str__(self) -> str:
         return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
-
-
-@lru_cache(maxsize=256)
-def trace(
-    config: AttentionConfig,
-    features: AttentionFeatures = PLAIN,
-    same_strides: bool = True,
-    row_strides: tuple[int, ...] | None = None,
-) -> Program:
-    """The Program of a configuration, traced once per process; ``row_strides`` for one with static strides."""
-    name = f"attention_{config.tile_m}x{config.tile_n}x{config.head_dim}"
-    program = attention_forward.trace(
-        config=config, features=features, same_strides=same_strides, row_strides=row_strides, name=name
-    )
-    return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
-
-
-@lru_cache(maxsize=256)
-def trace_hopper(config: HopperConfig, features: AttentionFeatures = PLAIN, heads_inside: bool = True) -> Program:
-    """The Program of a ``wgmma`` configuration, traced once per process."""
-    name = f"attention_wgmma_{config.tile_m}x{config.tile_n}x{config.head_dim}"
-    program = attention_hopper.trace(config=config, features=features, heads_inside=heads_inside, name=name)
-    return replace(program, opt_level=config.opt_level)
-
-
-def recipe_for(problem: AttentionProblem, config: AnyConfig, strides: Sequence[TensorStrides], layout: str) -> Recipe:
-    """The kernel for a problem whose Q, K, V and O have these strides."""
-    if isinstance(config, HopperConfig):
-        return Recipe(trace_hopper, (config, problem.features(config), layout == "bshd"))
-    row_strides = tuple(s[2] for s in strides) if config.static_strides else None
-    return Recipe(trace, (config, problem.features(config), len(set(strides)) == 1, row_strides))
-
-
-def trace_for(problem: AttentionProblem, config: AnyConfig, strides: Sequence[TensorStrides], layout: str) -> Program:
-    """The Program for a problem whose Q, K, V and O have these strides."""
-    return recipe_for(problem, config, strides, layout).program
 
 
 _Views = tuple[ArrayView, ArrayView, ArrayView]
@@ -262,14 +224,6 @@ def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AnyConfig | str 
     scalars = problem.scalars(config, *strides)
     count = multiprocessors(device) if on_gpu else 1
     return AttentionPlan(problem, config, reason, goal.name, where, strides, scalars, layout, count)
-
-
-def boxes(config: AnyConfig, layout: str) -> tuple[Box, ...]:
-    """The TMA boxes of Q, K, V and O, outermost dimension first; none for ``mma.sync``."""
-    if not isinstance(config, HopperConfig):
-        return ()
-    rows = WARPGROUP_ROWS, config.tile_n, config.tile_n, WARPGROUP_ROWS
-    return tuple((1, n, 1, PANEL_COLS) if layout == "bshd" else (1, 1, n, PANEL_COLS) for n in rows)
 
 
 def tuned(problem: AttentionProblem, goal: Target, device: int) -> tuple[AnyConfig, str] | None:

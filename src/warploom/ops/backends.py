@@ -14,7 +14,6 @@ from warploom.core.dtypes import u32
 from warploom.core.errors import EmulationError, EmulationWarning
 from warploom.core.targets import Target
 from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream, describe
-from warploom.layout.tensor_map import TensorMapSpec
 from warploom.ops.recipes import Recipe, Signature
 
 if TYPE_CHECKING:
@@ -199,6 +198,8 @@ def emulator_arguments(
 
     ``views`` are in the order of the Program's parameters, or by their names.
     """
+    from warploom.layout.tensor_map import TensorMapSpec
+
     listed = [views[p.name] for p in program.parameters if p.name in views] if isinstance(views, Mapping) else views
     arrays: list[Any] = [as_numpy(view) for view in listed]
     for i, (view, box) in enumerate(zip(listed, boxes, strict=False)):

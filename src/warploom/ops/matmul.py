@@ -7,7 +7,7 @@ import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,18 +16,18 @@ from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.identity import function_key
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like
-from warploom.ir.program import Program
 from warploom.kernels.gemm.choice import choose, expected_seconds
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import EpilogueFunction, GemmFeatures
-from warploom.kernels.gemm.forward import gemm
 from warploom.kernels.gemm.problem import GemmProblem
-from warploom.kernels.gemm.reduction import add_parts
 from warploom.ops.backends import GpuCall, Grid, gpu_name, gpu_present, gpu_target, run_on_emulator
 from warploom.ops.matmul_arrays import Inputs, read_inputs
 from warploom.ops.recipes import Recipe
 from warploom.tune.classes import gemm_class
 from warploom.tune.store import find_winner
+
+if TYPE_CHECKING:
+    from warploom.ir.program import Program
 
 EMULATED_TARGET = "sm_80"
 """The architecture a plan is made for where there is no GPU."""
@@ -105,6 +105,8 @@ def _bits(value: float) -> int:
 @lru_cache(maxsize=256)
 def trace(config: GemmConfig, features: GemmFeatures) -> Program:
     """The Program of a configuration and its features, traced once per process."""
+    from warploom.kernels.gemm.forward import gemm
+
     name = f"gemm_{config.tile_m}x{config.tile_n}x{config.tile_k}"
     program = gemm.trace(config=config, features=features, name=name)
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
@@ -113,6 +115,8 @@ def trace(config: GemmConfig, features: GemmFeatures) -> Program:
 @lru_cache(maxsize=256)
 def trace_finish(splits: int, half: DType, features: GemmFeatures) -> Program:
     """The Program that adds the parts of a split K."""
+    from warploom.kernels.gemm.reduction import add_parts
+
     return add_parts.trace(splits=splits, half=half, features=features, name=f"gemm_add_{splits}_parts")
 
 

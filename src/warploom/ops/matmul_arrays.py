@@ -11,8 +11,7 @@ from warploom.core.dtypes import DType, bf16, dtype_of, f16, f32
 from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
 from warploom.interop.arrays import ArrayView, compact, require_dtype, same_device
-from warploom.kernels.gemm.features import Epilogue, EpilogueFunction
-from warploom.kernels.gemm.forward import MOST_EXTRAS
+from warploom.kernels.gemm.features import MOST_EXTRAS, Epilogue, EpilogueFunction
 from warploom.kernels.gemm.problem import MOST_GRID_ROWS, GemmProblem, Matrix
 
 _STRIDE_LIMIT = 2**32

@@ -6,7 +6,7 @@ import math
 import struct
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -14,16 +14,17 @@ from warploom.core.dtypes import DType, f32, s32, s64, u32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target as target_named
 from warploom.interop.arrays import ArrayView, as_numpy, compact, describe, empty, same_device
-from warploom.ir.program import Program
 from warploom.kernels.gemm.choice import choose
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.problem import GemmProblem
-from warploom.kernels.reduce.matmul import DOT_WARPS, MERGE_THREADS, merge_tiles, reduce_tiles, target_logits
-from warploom.kernels.reduce.states import OPS, ReduceOp, Reduction
+from warploom.kernels.reduce.states import DOT_WARPS, MERGE_THREADS, OPS, ReduceOp, Reduction
 from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, run_on_emulator
 from warploom.ops.matmul_arrays import Inputs, read_inputs
 from warploom.ops.recipes import Recipe
+
+if TYPE_CHECKING:
+    from warploom.ir.program import Program
 
 EMULATED_TARGET = "sm_80"
 Op = Literal["max", "sum", "logsumexp"]
@@ -78,6 +79,8 @@ class ReducePlan:
 
 @lru_cache(maxsize=128)
 def _trace_tiles(config: GemmConfig, features: GemmFeatures, op: ReduceOp) -> Program:
+    from warploom.kernels.reduce.matmul import reduce_tiles
+
     name = f"matmul_{op}_{config.tile_m}x{config.tile_n}x{config.tile_k}"
     program = reduce_tiles.trace(config=config, features=features, op=op, name=name)
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
@@ -85,6 +88,8 @@ def _trace_tiles(config: GemmConfig, features: GemmFeatures, op: ReduceOp) -> Pr
 
 @lru_cache(maxsize=16)
 def _trace_merge(op: ReduceOp, subtract: bool) -> Program:
+    from warploom.kernels.reduce.matmul import merge_tiles
+
     return merge_tiles.trace(op=op, with_index=op == "argmax", subtract=subtract)
 
 
@@ -99,6 +104,8 @@ def _as_words(target: ArrayView) -> ArrayView:
 
 @lru_cache(maxsize=8)
 def _trace_logits(dtype: DType, target_words: int) -> Program:
+    from warploom.kernels.reduce.matmul import target_logits
+
     return target_logits.trace(dtype=dtype, target_words=target_words)
 
 

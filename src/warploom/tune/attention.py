@@ -18,7 +18,8 @@ from warploom.kernels.attention.hopper_config import WARPGROUP, WARPGROUP_ROWS, 
 from warploom.kernels.attention.ladder import BEST
 from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
 from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
-from warploom.ops.attention import boxes, plan, trace_for
+from warploom.ops.attention import plan
+from warploom.ops.attention_kernels import boxes, trace_for
 from warploom.ops.backends import GpuCall
 from warploom.tune.build import Built
 from warploom.tune.classes import ProblemClass, attention_class

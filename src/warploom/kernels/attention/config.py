@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType, bf16, dtype_of, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
-from warploom.kernels.copies import CopyPlan
+from warploom.kernels.copy_plan import CopyPlan
 from warploom.kernels.settings import override
-from warploom.lang.fragments import Addressing
+
+if TYPE_CHECKING:
+    from warploom.lang.fragments import Addressing
 
 
 def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:

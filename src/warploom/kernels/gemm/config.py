@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType, bf16, dtype_of, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
-from warploom.kernels.copies import CopyPlan
-from warploom.lang.fragments import Addressing
+from warploom.kernels.copy_plan import CopyPlan
+
+if TYPE_CHECKING:
+    from warploom.lang.fragments import Addressing
 
 MMA_K = 16
 """The depth of one ``mma.m16n8k16``."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType, f16
 from warploom.core.errors import ProblemError
-from warploom.lang.functions import as_f32
-from warploom.lang.values import Traced
+
+if TYPE_CHECKING:
+    from warploom.lang.values import Traced
+
+MOST_EXTRAS = 2
+"""Matrices that an epilogue may combine with the product."""
 
 EpilogueFunction = Callable[..., Any]
 """A function of a traced f32 (and of one more per extra matrix) that returns the f32 to store."""
@@ -54,6 +58,9 @@ class Epilogue:
 
     def call(self, x: Traced, extras: list[Traced]) -> Traced:
         """The user's function. Raises ProblemError if it does not return one number."""
+        from warploom.lang.functions import as_f32
+        from warploom.lang.values import Traced
+
         if self.function is None:
             return x
         result = self.function(x, *extras)

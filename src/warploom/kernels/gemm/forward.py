@@ -14,9 +14,6 @@ from warploom.kernels.gemm.operand import SHAPE, C, Operand, Registers, Side, So
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, Traced, kernel
 from warploom.lang.values import Number
 
-MOST_EXTRAS = 2
-"""Matrices that an epilogue may combine with the product."""
-
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
 def gemm(

@@ -8,7 +8,10 @@ from warploom.core.dtypes import DType, f32
 from warploom.core.errors import ConfigError
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import Epilogue, GemmFeatures, OperandFeatures
-from warploom.kernels.gemm.reduction import COLUMNS
+
+FINISH_THREADS = 128
+FINISH_COLUMNS = 2 * FINISH_THREADS
+"""Columns of C per CTA of the kernel that adds the parts of a split K: each thread adds two."""
 
 MOST_GRID_ROWS = 65535  # CTAs along y and z
 MOST_EXTENT = 2**31  # positions are u32 in the kernel, and a tile may reach beyond the last
@@ -136,7 +139,7 @@ class GemmProblem:
 
     def finish_grid(self) -> tuple[int, int, int]:
         """CTAs of the kernel that adds the parts."""
-        return -(-self.n // COLUMNS), self.m, self.batch
+        return -(-self.n // FINISH_COLUMNS), self.m, self.batch
 
     def scalars(self, config: GemmConfig, alpha_bits: int = 0) -> dict[str, int]:
         """The kernel's scalar arguments by name; a Program takes those among its parameters."""

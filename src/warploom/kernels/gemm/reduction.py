@@ -8,14 +8,11 @@ from dataclasses import replace
 from warploom.core.dtypes import DType, f32, u16, u32
 from warploom.kernels.gemm.epilogue import Elements, Output
 from warploom.kernels.gemm.features import GemmFeatures
+from warploom.kernels.gemm.problem import FINISH_COLUMNS, FINISH_THREADS
 from warploom.lang import Global, Kernel, kernel
 
-THREADS = 128
-COLUMNS = 2 * THREADS
-"""Columns of C per CTA: each thread adds two."""
 
-
-@kernel(threads=THREADS, drop_unused=True)
+@kernel(threads=FINISH_THREADS, drop_unused=True)
 def add_parts(
     k: Kernel,
     parts: Global[f32],
@@ -35,7 +32,7 @@ def add_parts(
     ``parts`` is (batch, splits, m, n), row-major. ``half`` is the type of the bias and the extra matrices.
     """
     features = replace(features, ragged_m=False, ragged_n=True)
-    row, col = k.cta_y, k.cta_x * COLUMNS + k.thread * 2
+    row, col = k.cta_y, k.cta_x * FINISH_COLUMNS + k.thread * 2
     batch = k.cta_z
     extras = tuple(x + k.mul_wide(batch, extra_batch) for x in (extra0, extra1)[: features.epilogue.extras])
     target = (out_f32 if features.out_dtype is f32 else out) + k.mul_wide(batch, c_batch)

@@ -12,11 +12,10 @@ from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.forward import Gemm
 from warploom.kernels.gemm.operand import Side
-from warploom.kernels.reduce.states import ReduceOp, Reduction, State
+from warploom.kernels.reduce.states import DOT_WARPS, MERGE_THREADS, ReduceOp, Reduction, State
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, Traced, kernel
 from warploom.layout.reduction import reduction_plan
 
-MERGE_THREADS = 64
 AHEAD = 8
 """States that the merging kernel loads before it merges them: they come from memory, one tile after another."""
 
@@ -182,9 +181,6 @@ def merge_tiles(
         out.store(result, row)
         if with_index:
             index.store(state[1], row)
-
-
-DOT_WARPS = 4
 
 
 @kernel(threads=32 * DOT_WARPS, drop_unused=True)

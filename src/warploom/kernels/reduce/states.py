@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from warploom.core.dtypes import DType, f32, u32
-from warploom.lang import Kernel, Traced
+
+if TYPE_CHECKING:
+    from warploom.lang import Kernel, Traced
 
 ReduceOp = Literal["max", "argmax", "sum", "logsumexp"]
 OPS: tuple[ReduceOp, ...] = ("max", "argmax", "sum", "logsumexp")
 LOG2_E = math.log2(math.e)
 NO_INDEX = 0xFFFFFFFF
 
-State = tuple[Traced, ...]
+State: TypeAlias = "tuple[Traced, ...]"
+
+MERGE_THREADS = 64
+"""Rows per CTA of the kernel that merges the states of tiles."""
+DOT_WARPS = 4
+"""Rows per CTA of the kernel that computes one logit per row."""
 
 
 @dataclass(frozen=True)
