@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from warploom.core.dtypes import u32
 from warploom.ir.program import Const, Loop, Op, Program, Statement, When
 from warploom.isa.alu import Binary
+from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.sync import (
+    AsyncProxyFence,
+    BarArrive,
+    BarSync,
+    MbarrierArrival,
+    MbarrierInitFence,
+    MbarrierInitialise,
+    MbarrierTryWait,
+)
+from warploom.isa.wgmma import WgmmaCommit, WgmmaFence, WgmmaWait
 
 Rewrite = Callable[[Op], list[Op]]
 
@@ -78,3 +90,43 @@ def without_flip(program: Program, number: int = 0) -> Program:
     return rewritten(
         program, position(program, flips, number), lambda op: [replace(op, operands=(op.operands[0], Const(u32, 0)))]
     )
+
+
+DELETED = (
+    CommitCopies,
+    WaitCopies,
+    MbarrierInitialise,
+    MbarrierInitFence,
+    MbarrierArrival,
+    MbarrierTryWait,
+    AsyncProxyFence,
+    BarSync,
+    BarArrive,
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait,
+)
+
+
+def edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
+    """What is done to one instruction."""
+
+    def with_fields(**fields: Any) -> Rewrite:
+        return lambda x: [replace(x, instruction=replace(x.instruction, **fields))]
+
+    i = op.instruction
+    if isinstance(i, DELETED):
+        yield f"without {i.mnemonic}", lambda _: []
+    if isinstance(i, TensorCopy) and i.direction == "load":
+        yield f"without {i.mnemonic}", lambda _: []
+    if isinstance(i, WgmmaWait):
+        yield "one more group pending", with_fields(pending=i.pending + 1)
+    if isinstance(i, MbarrierInitialise):
+        yield "one arrival more expected", with_fields(count=i.count + 1)
+        if i.count > 1:
+            yield "one arrival less expected", with_fields(count=i.count - 1)
+    if isinstance(i, MbarrierArrival) and i.expected_bytes is not None:
+        yield "more bytes expected", with_fields(expected_bytes=i.expected_bytes + 128)
+        yield "fewer bytes expected", with_fields(expected_bytes=i.expected_bytes - 128)
+    if isinstance(i, Binary) and i.op == "xor" and op.operands[1] == Const(u32, 1):
+        yield "parity kept", lambda x: [replace(x, operands=(x.operands[0], Const(u32, 0)))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,22 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.hopper.mutants import Rewrite, rewritten
-from warploom.core.dtypes import bf16, u32
+from tests.hopper.mutants import edits, rewritten
+from warploom.core.dtypes import bf16
 from warploom.emulate import Emulation, TensorMapArgument, emulate
-from warploom.ir.program import Const, Op, Program
-from warploom.isa.alu import Binary
-from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
-from warploom.isa.sync import (
-    AsyncProxyFence,
-    BarArrive,
-    BarSync,
-    MbarrierArrival,
-    MbarrierInitFence,
-    MbarrierInitialise,
-    MbarrierTryWait,
-)
-from warploom.isa.wgmma import WgmmaCommit, WgmmaFence, WgmmaWait
+from warploom.ir.program import Program
 from warploom.kernels.attention.hopper import attention_hopper
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.layout.tensor_map import TensorMapSpec
@@ -35,21 +21,6 @@ CONFIG = HopperConfig(head_dim=64, tile_n=64, hold=False)
 QUERIES = 5 * CONFIG.tile_m  # by one CTA: both Q buffers are used twice
 BLOCKS = (5, 1)  # key blocks: 5 wrap the ring of two stages twice; 1 takes the path of single-block tiles
 ROUNDS = (None, 0, 1, 2)
-
-DELETED = (
-    CommitCopies,
-    WaitCopies,
-    MbarrierInitialise,
-    MbarrierInitFence,
-    MbarrierArrival,
-    MbarrierTryWait,
-    AsyncProxyFence,
-    BarSync,
-    BarArrive,
-    WgmmaFence,
-    WgmmaCommit,
-    WgmmaWait,
-)
 
 REDUNDANT = {
     # The fence before the scores orders P and O as well: nothing accesses them between the two products. It is there
@@ -93,30 +64,6 @@ def run(mutant: Program, blocks: int, seed: int | None) -> tuple[Emulation, floa
     a, b, w = (x[0, 0].astype(np.float64) for x in (q, k, v))
     p = np.exp(a @ b.T / np.sqrt(c.head_dim))
     return emulation, float(np.abs(o[0, 0].astype(np.float64) - p / p.sum(1, keepdims=True) @ w).max())
-
-
-def edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
-    """What is done to one instruction."""
-
-    def with_fields(**fields: Any) -> Rewrite:
-        return lambda x: [replace(x, instruction=replace(x.instruction, **fields))]
-
-    i = op.instruction
-    if isinstance(i, DELETED):
-        yield f"without {i.mnemonic}", lambda _: []
-    if isinstance(i, TensorCopy) and i.direction == "load":
-        yield f"without {i.mnemonic}", lambda _: []
-    if isinstance(i, WgmmaWait):
-        yield "one more group pending", with_fields(pending=i.pending + 1)
-    if isinstance(i, MbarrierInitialise):
-        yield "one arrival more expected", with_fields(count=i.count + 1)
-        if i.count > 1:
-            yield "one arrival less expected", with_fields(count=i.count - 1)
-    if isinstance(i, MbarrierArrival) and i.expected_bytes is not None:
-        yield "more bytes expected", with_fields(expected_bytes=i.expected_bytes + 128)
-        yield "fewer bytes expected", with_fields(expected_bytes=i.expected_bytes - 128)
-    if isinstance(i, Binary) and i.op == "xor" and op.operands[1] == Const(u32, 1):
-        yield "parity kept", lambda x: [replace(x, operands=(x.operands[0], Const(u32, 0)))]
 
 
 def caught(mutant: Program) -> bool:

@@ -112,7 +112,8 @@ class EmulatedCall:
     launches: ClassVar[list[tuple[int, ...]]] = []
     broken = False
 
-    def __init__(self, kernel, grid, scalars, device):
+    def __init__(self, kernel, grid, scalars, device, *, mapped=()):
+        assert mapped == ()  # mma.sync
         self.program, self.grid, self.scalars = kernel, grid, scalars
 
     def launch_again(self, pointers, kind):

@@ -123,7 +123,7 @@ class PlannedCall:
     """A plan's launches on one GPU without allocation: the kernel and, for a split K, the sum of its parts."""
 
     def __init__(self, made: MatmulPlan, device: int, torch: Any, kernel: GpuCall | None = None) -> None:
-        self._kernel = kernel or GpuCall.prepare(made.program, made.grid, made.scalars, device)
+        self._kernel = kernel or GpuCall.prepare(made.program, made.grid, made.scalars, device, mapped=made.mapped)
         self._finish: GpuCall | None = None
         if made.finish is not None:
             self._finish = GpuCall.prepare(made.finish, made.problem.finish_grid(), made.finish_scalars, device)

@@ -90,7 +90,8 @@ class SharedOperands:
 
     def indices(self, instruction: Wgmma, which: str, descriptor: int) -> tuple[Array, Array]:
         """Indices of an operand's elements in 16-bit units of its CTA's shared memory, and their cells; kept."""
-        key = (which, instruction.n if which == "b" else 0, instruction.transposed_b, descriptor)
+        transposed = instruction.transposed_b if which == "b" else instruction.transposed_a
+        key = (which, instruction.n if which == "b" else 0, transposed, descriptor)
         found = self._indices.get(key)
         if found is None:
             addresses = instruction.a_addresses if which == "a" else instruction.b_addresses

@@ -15,7 +15,8 @@ import torch
 
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
-from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.choice import parse_config
+from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.ops.matmul import matmul
 
 _KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
@@ -33,7 +34,7 @@ def matmul_operator(
     config: str | None = None,
 ) -> torch.Tensor:
     """alpha · a·b + bias by :func:`warploom.matmul`; ``config`` in the notation that ``str(config)`` prints."""
-    chosen = None if config is None else GemmConfig.parse(config)
+    chosen = None if config is None else parse_config(config)
     with torch.no_grad():  # the operator's own backward answers for gradients
         return matmul(a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=alpha, config=chosen)
 
@@ -72,7 +73,7 @@ def traced_matmul(
     accumulate: Any,
     bias: torch.Tensor | None,
     alpha: float,
-    config: GemmConfig | None,
+    config: AnyGemmConfig | str | None,
     refused: tuple[str, ...],
 ) -> torch.Tensor:
     """:func:`warploom.matmul` inside a traced graph: one call of an operator, no graph break.

@@ -40,20 +40,24 @@ class Wgmma(Instruction):
     """``wgmma.mma_async.sync.aligned.m64n{n}k16``: D = A·B (+ D), f16 or bf16 in, f32 out, for four warps.
 
     Operands: A (a descriptor, or four registers), B's descriptor, whether to accumulate, D's registers; results: the
-    same registers. ``transposed_b``: B's rows of K are not contiguous in shared memory (N is). Reads and writes happen
-    at any time until the warpgroup waits for the committed group.
+    same registers. ``transposed_b``: B's rows of K are not contiguous in shared memory (N is); ``transposed_a``: nor
+    are A's (M is), which only an A in shared memory may be. Reads and writes happen at any time until the warpgroup
+    waits for the committed group.
     """
 
     n: int
     inputs: DType
     a_source: Literal["shared", "registers"] = "shared"
     transposed_b: bool = False
+    transposed_a: bool = False
 
     def __post_init__(self) -> None:
         if self.n % 8 or not 8 <= self.n <= 256:
             raise VerifyError(f"wgmma takes n = 8, 16 … 256, not {self.n}")
         if self.inputs not in (f16, bf16):
             raise VerifyError(f"wgmma here takes f16 or bf16, not {self.inputs}")
+        if self.transposed_a and self.a_source != "shared":
+            raise VerifyError("wgmma transposes A only where it reads it from shared memory")
 
     @property
     def mnemonic(self) -> str:
@@ -93,7 +97,7 @@ class Wgmma(Instruction):
 
     def a_addresses(self, descriptor: int) -> Array:
         """Shared byte addresses of A's elements, int64 [64, 16]."""
-        return element_addresses(descriptor, M, K, k_contiguous=True)
+        return element_addresses(descriptor, M, K, k_contiguous=not self.transposed_a)
 
     def b_addresses(self, descriptor: int) -> Array:
         """Shared byte addresses of B's elements, int64 [n, 16]."""
@@ -108,7 +112,8 @@ class Wgmma(Instruction):
         d = self.n // 2
         a, b, accumulate = operands[: self.a_count], operands[self.a_count], operands[self.a_count + 1]
         a_text = f"%{d}" if self.a_source == "shared" else braces(d, 4)
-        transpose = f"{', 0' if self.a_source == 'shared' else ''}, {int(self.transposed_b)}"
+        of_a = f", {int(self.transposed_a)}" if self.a_source == "shared" else ""
+        transpose = f"{of_a}, {int(self.transposed_b)}"
         at = d + self.a_count
         body = (
             f"{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "

@@ -229,11 +229,15 @@ class HopperWords(ClusterWords):
         inputs: DType = bf16,
         accumulate: Number = True,
         transposed_b: bool = False,
+        transposed_a: bool = False,
     ) -> None:
-        """Issue one m64nNk16 step: A a descriptor or four registers, B a descriptor."""
+        """Issue one m64nNk16 step: A a descriptor or four registers, B a descriptor.
+
+        ``transposed_b`` and ``transposed_a`` (a descriptor): the shared tile's rows run along N (M), not along K.
+        """
         n = accumulator.layout.shape[1]
         registers = [r for r in accumulator.registers if isinstance(r, Mutable)]
-        instruction = Wgmma(n, inputs, "shared" if isinstance(a, Traced) else "registers", transposed_b)
+        instruction = Wgmma(n, inputs, "shared" if isinstance(a, Traced) else "registers", transposed_b, transposed_a)
         head = [a] if isinstance(a, Traced) else list(a)
         operands = [*head, b, self.operand(accumulate, pred), *(Traced(self, r.register) for r in registers)]
         self.emit_into(instruction, operands, registers)

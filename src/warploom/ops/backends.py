@@ -14,6 +14,7 @@ from warploom.core.dtypes import u32
 from warploom.core.errors import EmulationError, EmulationWarning
 from warploom.core.targets import Target
 from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream, describe
+from warploom.kernels.mapped import MappedArray
 from warploom.ops.recipes import Recipe, Signature
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ Box = tuple[int, ...]
 class GpuCall:
     """A kernel loaded on one GPU with a fixed grid and fixed scalars: a launch takes arrays, pointers first.
 
-    Arrays that the kernel reads through the TMA have a box; their tensor maps are kept per set of addresses.
+    Arrays that the kernel reads through the TMA have a box, or are ``mapped``; their tensor maps are kept per set of
+    addresses.
     """
 
     kernel: LoadedKernel
@@ -106,15 +108,23 @@ class GpuCall:
     known: dict[tuple[int, ...], tuple[Any, ...]] = field(default_factory=dict[tuple[int, ...], tuple[Any, ...]])
     arrays: tuple[str, ...] = ()
     """Names of the arrays, in order."""
+    mapped: tuple[MappedArray, ...] = ()
+    """How the first arrays look to the TMA, where that is not as the caller sees them."""
 
     @classmethod
     def prepare(
-        cls, kernel: Recipe | Program, grid: Grid, scalars: Mapping[str, int], device: int, boxes: Sequence[Box] = ()
+        cls,
+        kernel: Recipe | Program,
+        grid: Grid,
+        scalars: Mapping[str, int],
+        device: int,
+        boxes: Sequence[Box] = (),
+        mapped: Sequence[MappedArray] = (),
     ) -> GpuCall:
         """Compile (or take from the cache), load, and check the launch against the GPU's limits.
 
         A Program is printed to be found in the cache, a Recipe is not even traced. ``boxes`` are those of the first
-        arrays, in order: the kernel's tensor maps.
+        arrays, in order: the kernel's tensor maps. With ``mapped`` instead, addresses alone are enough to launch.
         """
         from warploom.cuda.launch import load, scalar
 
@@ -126,7 +136,7 @@ class GpuCall:
         loaded = load(code, device)
         config = loaded.configure(grid, needs.threads, shared_bytes=needs.shared_bytes)
         values = tuple(scalar(u32, scalars[name]) for name in needs.scalars)
-        return cls(loaded, config, values, device, tuple(boxes), arrays=needs.arrays)
+        return cls(loaded, config, values, device, tuple(boxes), arrays=needs.arrays, mapped=tuple(mapped))
 
     def launch(self, arrays: tuple[ArrayView, ...], kind: str) -> None:
         """Queue the kernel on the caller's current stream; ``arrays`` in the order of the Program's parameters."""
@@ -137,9 +147,11 @@ class GpuCall:
 
     def launch_again(self, pointers: tuple[int, ...], kind: str) -> bool:
         """:meth:`launch` by addresses alone; False, and nothing launched, where tensor maps are needed first."""
-        arguments = self.known.get(pointers) if self.boxes else pointers + self.scalars
+        arguments = self.known.get(pointers) if self.boxes or self.mapped else pointers + self.scalars
         if arguments is None:
-            return False
+            if not self.mapped:
+                return False
+            arguments = self._keep(pointers, self.mapped)
         stream = current_stream(kind, self.device)
         self.kernel.launch(stream, self.config, arguments)
         if kind in SYNCHRONOUS_KINDS:
@@ -150,17 +162,22 @@ class GpuCall:
 
     def _remember(self, pointers: tuple[int, ...], arrays: tuple[ArrayView, ...]) -> None:
         """Make the tensor maps of the first arrays. Shapes and strides are fixed, so addresses tell them apart."""
+        self._keep(pointers, [
+            MappedArray(x.dtype, tuple(x.shape), tuple(x.strides), box)
+            for x, box in zip(arrays, self.boxes, strict=False)
+        ])  # fmt: skip
+
+    def _keep(self, pointers: tuple[int, ...], mapped: Sequence[MappedArray]) -> tuple[Any, ...]:
+        """The arguments of a launch on arrays at these addresses, the first as tensor maps."""
         from warploom.cuda.launch import current_context
         from warploom.cuda.tensor_maps import encode
 
         with current_context(self.device):  # a process without a framework has none of its own
-            maps = [
-                encode(x.pointer, tuple(x.shape), tuple(x.strides), x.dtype, box)
-                for x, box in zip(arrays, self.boxes, strict=False)
-            ]
+            maps = [encode(p, x.shape, x.strides, x.dtype, x.box) for p, x in zip(pointers, mapped, strict=False)]
         if len(self.known) >= _ARGUMENTS_KEPT:
             self.known.clear()
-        self.known[pointers] = (*maps, *pointers[len(maps) :], *self.scalars)
+        arguments = self.known[pointers] = (*maps, *pointers[len(maps) :], *self.scalars)
+        return arguments
 
     def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
         """Copy C-contiguous host arrays to the GPU, run, and copy the outputs back."""
@@ -182,8 +199,6 @@ def _on_gpu(copy: DeviceCopy) -> ArrayView:
 _ARGUMENTS_KEPT = 1024  # argument lists with tensor maps per prepared call
 
 
-TMA_ROW_BYTES = 128  # the width of a swizzled row of every box
-
 SECONDS_PER_FLOP = 6e-10
 EMULATION_OVERHEAD = 0.3
 
@@ -193,19 +208,20 @@ def emulator_arguments(
     views: Sequence[ArrayView] | Mapping[str, ArrayView],
     scalars: Mapping[str, int],
     boxes: Sequence[Box] = (),
+    mapped: Sequence[MappedArray] = (),
 ) -> list[Any]:
     """What :func:`warploom.emulate.emulate` takes: arrays, the first with their tensor maps, then numbers.
 
-    ``views`` are in the order of the Program's parameters, or by their names.
+    ``views`` are in the order of the Program's parameters, or by their names. ``mapped``: how the first of them look to
+    the TMA, each from its first element on.
     """
-    from warploom.layout.tensor_map import TensorMapSpec
-
     listed = [views[p.name] for p in program.parameters if p.name in views] if isinstance(views, Mapping) else views
     arrays: list[Any] = [as_numpy(view) for view in listed]
     for i, (view, box) in enumerate(zip(listed, boxes, strict=False)):
-        row_bytes = tuple(view.dtype.bytes * stride for stride in reversed(view.strides[:-1]))
-        spec = TensorMapSpec(view.dtype, tuple(reversed(view.shape)), row_bytes, tuple(reversed(box)), TMA_ROW_BYTES)
-        arrays[i] = (arrays[i], spec)
+        arrays[i] = arrays[i], MappedArray(view.dtype, tuple(view.shape), tuple(view.strides), box).spec
+    for i, x in enumerate(mapped):
+        strides = tuple(x.dtype.bytes * stride for stride in x.strides)
+        arrays[i] = np.lib.stride_tricks.as_strided(arrays[i], x.shape, strides), x.spec
     return [*arrays, *scalar_arguments(program, scalars)]
 
 
@@ -216,6 +232,7 @@ def run_on_emulator(
     scalars: Mapping[str, int],
     flops: int,
     boxes: Sequence[Box] = (),
+    mapped: Sequence[MappedArray] = (),
 ) -> Emulation:
     """Run on the CPU with all checks, saying so and how long it takes. Raises EmulationError if it finds a defect."""
     from warploom.emulate import emulate
@@ -226,7 +243,7 @@ def run_on_emulator(
         EmulationWarning,
         stacklevel=4,
     )
-    emulation = emulate(program, grid, emulator_arguments(program, views, scalars, boxes))
+    emulation = emulate(program, grid, emulator_arguments(program, views, scalars, boxes, mapped))
     if emulation.findings:
         listed = "\n".join(str(f) for f in emulation.findings[:8])
         raise EmulationError(f"{program.name} has defects:\n{listed}", tuple(emulation.findings))

@@ -16,11 +16,21 @@ from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.identity import function_key
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like
-from warploom.kernels.gemm.choice import choose, expected_seconds
+from warploom.kernels.gemm.choice import choose, expected_seconds, parse_config
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import EpilogueFunction, GemmFeatures
-from warploom.kernels.gemm.problem import GemmProblem
-from warploom.ops.backends import GpuCall, Grid, gpu_name, gpu_present, gpu_target, run_on_emulator
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
+from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
+from warploom.kernels.mapped import MappedArray
+from warploom.ops.backends import (
+    GpuCall,
+    Grid,
+    gpu_name,
+    gpu_present,
+    gpu_target,
+    multiprocessors,
+    run_on_emulator,
+)
 from warploom.ops.matmul_arrays import Inputs, read_inputs
 from warploom.ops.recipes import Recipe
 from warploom.tune.classes import gemm_class
@@ -30,7 +40,9 @@ if TYPE_CHECKING:
     from warploom.ir.program import Program
 
 EMULATED_TARGET = "sm_80"
-"""The architecture a plan is made for where there is no GPU."""
+"""The architecture a plan is made for where there is no GPU; a ``wgmma`` configuration asked for is emulated too."""
+EMULATED_MULTIPROCESSORS = 2
+"""CTAs of an emulated persistent kernel, at most: each then has several tiles."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +50,22 @@ class MatmulPlan:
     """What a call of :func:`matmul` would run: nothing has been compiled or launched yet."""
 
     problem: GemmProblem
-    config: GemmConfig
+    config: AnyGemmConfig
     reason: str
     target: str
     device: str
     alpha: float
+    multiprocessors: int = EMULATED_MULTIPROCESSORS
 
     @property
     def grid(self) -> Grid:
         """CTAs along x, y and z."""
-        return self.problem.grid(self.config)
+        return self.problem.grid(self.config, self.multiprocessors)
+
+    @property
+    def mapped(self) -> tuple[MappedArray, ...]:
+        """How the TMA sees a, b and the result; empty for ``mma.sync``."""
+        return self.problem.mapped(self.config)
 
     @property
     def workspace(self) -> tuple[int, ...]:
@@ -58,7 +76,7 @@ class MatmulPlan:
     @property
     def recipe(self) -> Recipe:
         """The kernel by what it is traced from."""
-        return Recipe(trace, (self.config, self.problem.features(self.config)))
+        return Recipe(trace_for, (self.config, self.problem.features(self.config)))
 
     @property
     def finish_recipe(self) -> Recipe | None:
@@ -110,6 +128,21 @@ def trace(config: GemmConfig, features: GemmFeatures) -> Program:
     name = f"gemm_{config.tile_m}x{config.tile_n}x{config.tile_k}"
     program = gemm.trace(config=config, features=features, name=name)
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
+
+
+@lru_cache(maxsize=256)
+def trace_hopper(config: HopperGemmConfig, features: GemmFeatures) -> Program:
+    """The Program of a ``wgmma`` configuration and its features, traced once per process."""
+    from warploom.kernels.gemm.hopper import gemm_hopper
+
+    name = f"gemm_wgmma_{config.tile_m}x{config.tile_n}x{config.tile_k}"
+    program = gemm_hopper.trace(config=config, features=features, name=name)
+    return replace(program, opt_level=config.opt_level)
+
+
+def trace_for(config: AnyGemmConfig, features: GemmFeatures) -> Program:
+    """The Program of a configuration of either generator and its features."""
+    return trace_hopper(config, features) if isinstance(config, HopperGemmConfig) else trace(config, features)
 
 
 @lru_cache(maxsize=256)
@@ -174,7 +207,7 @@ def matmul(
     extras: Sequence[Any] = (),
     alpha: float = 1.0,
     out: Any = None,
-    config: GemmConfig | None = None,
+    config: AnyGemmConfig | str | None = None,
 ) -> Any:
     """epilogue(alpha · a·b + bias), in one kernel.
 
@@ -209,6 +242,7 @@ def matmul(
             a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=alpha, config=config,
             refused=tuple(name for name, is_given in given.items() if is_given),
         )  # fmt: skip
+    config = parse_config(config) if isinstance(config, str) else config
     views = [describe(a), describe(b)]
     if bias is not None or extras:
         views += [describe(x) for x in ((() if bias is None else (bias,)) + tuple(extras))]
@@ -238,21 +272,22 @@ def plan_matmul(
     extras: Sequence[Any] = (),
     alpha: float = 1.0,
     out: Any = None,
-    config: GemmConfig | None = None,
+    config: AnyGemmConfig | str | None = None,
 ) -> MatmulPlan:
     """What :func:`matmul` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
     others = (() if bias is None else (bias,)) + tuple(extras)
     views = [describe(x) for x in (a, b, *others)]
     into = None if out is None else describe(out)
     inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, float(alpha))
-    return _plan(inputs, config)
+    return _plan(inputs, parse_config(config) if isinstance(config, str) else config)
 
 
-def _plan(inputs: Inputs, config: GemmConfig | None) -> MatmulPlan:
+def _plan(inputs: Inputs, config: AnyGemmConfig | None) -> MatmulPlan:
     problem, device = inputs.problem, inputs.views[0].device
     on_gpu = device[0] == "cuda" or gpu_present()
     number = device[1] if device[0] == "cuda" else 0
-    goal = gpu_target(number) if on_gpu else target(EMULATED_TARGET)
+    emulated = "sm_90a" if isinstance(config, HopperGemmConfig) else EMULATED_TARGET
+    goal = gpu_target(number) if on_gpu else target(emulated)
     if config is None:
         config, reason = (tuned(problem, goal, number) if on_gpu else None) or choose(problem, goal)
     else:
@@ -262,7 +297,8 @@ def _plan(inputs: Inputs, config: GemmConfig | None) -> MatmulPlan:
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
     where = f"GPU {number}" if on_gpu else "the emulator"
-    return MatmulPlan(problem, config, reason, goal.name, where, inputs.alpha)
+    count = multiprocessors(number) if on_gpu else EMULATED_MULTIPROCESSORS
+    return MatmulPlan(problem, config, reason, goal.name, where, inputs.alpha, count)
 
 
 NEAR_ENOUGH = 1.0
@@ -271,7 +307,7 @@ MOST_DOUBT = 1.1
 """A winner of another class is taken where the cost model expects at most this many times its own choice's time."""
 
 
-def tuned(problem: GemmProblem, goal: Target, device: int) -> tuple[GemmConfig, str] | None:
+def tuned(problem: GemmProblem, goal: Target, device: int) -> tuple[AnyGemmConfig, str] | None:
     """The configuration that won on this GPU for such products, and why; None where nobody has tuned for them.
 
     How many tiles a size makes decides much, so the winner of a near class must also please the cost model.
@@ -280,7 +316,7 @@ def tuned(problem: GemmProblem, goal: Target, device: int) -> tuple[GemmConfig, 
     if found is None:
         return None
     try:
-        config = replace(GemmConfig.parse(found.winner.config), dtype=problem.dtype)
+        config = replace(parse_config(found.winner.config), dtype=problem.dtype)
     except ConfigError:  # flags that this version does not know
         return None
     operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
@@ -293,7 +329,7 @@ def tuned(problem: GemmProblem, goal: Target, device: int) -> tuple[GemmConfig, 
     return config, found.reason
 
 
-def _first_call(inputs: Inputs, out: Any, config: GemmConfig | None, key: _Key) -> Any:
+def _first_call(inputs: Inputs, out: Any, config: AnyGemmConfig | None, key: _Key) -> Any:
     """Everything that :func:`matmul` need not repeat for arrays of the same shapes, strides and device."""
     first = inputs.views[0]
     result = empty_like(first, inputs.shape, inputs.problem.out_dtype) if out is None else out
@@ -318,7 +354,7 @@ def _first_call(inputs: Inputs, out: Any, config: GemmConfig | None, key: _Key) 
 def _prepare(made: MatmulPlan, inputs: Inputs, device: int) -> _Prepared:
     finish = made.finish_recipe
     return _Prepared(
-        GpuCall.prepare(made.recipe, made.grid, made.scalars, device),
+        GpuCall.prepare(made.recipe, made.grid, made.scalars, device, mapped=made.mapped),
         None if finish is None
         else GpuCall.prepare(finish, made.problem.finish_grid(), made.finish_scalars, device),
         made.workspace,
@@ -328,29 +364,37 @@ def _prepare(made: MatmulPlan, inputs: Inputs, device: int) -> _Prepared:
     )  # fmt: skip
 
 
-def _names(inputs: Inputs, out_dtype: DType) -> list[str]:
+def argument_names(problem: GemmProblem, config: AnyGemmConfig) -> list[str]:
     """The kernel's names of a, b, the result and what is combined with it, in that order."""
-    extras = [f"extra{i}" for i in range(inputs.problem.epilogue.extras)]
-    return ["a", "b", "out_f32" if out_dtype is f32 else "out", *(["bias"] if inputs.problem.epilogue.bias else []),
-            *extras]  # fmt: skip
+    features = problem.features(config)
+    out = "out_f32" if features.out_dtype is f32 else "out"
+    names = ["a", "b", out]
+    if isinstance(config, HopperGemmConfig):
+        names = ["a_map", "b_map", "c_map" if features.bulk_out else out]
+    extras = [f"extra{i}" for i in range(features.epilogue.extras)]
+    return [*names, *(["bias"] if features.epilogue.bias else []), *extras]
 
 
 def _run_on_emulator(made: MatmulPlan, inputs: Inputs, result: ArrayView) -> None:
     """One launch per group of batches, with the arrays of each group as views of their own."""
-    problem = made.problem
+    problem, names = made.problem, argument_names(made.problem, made.config)
     a, b, *others = inputs.views
     parts = describe(np.full(made.workspace, np.nan, np.float32)) if made.workspace else None
     for of_a, of_b, of_out, of_extra in inputs.offsets:
-        moved = [_moved(a, of_a), _moved(b, of_b), _moved(result, of_out)]
-        moved += [_moved(x, of_extra if len(x.shape) > 1 else 0) for x in others]
-        arrays = dict(zip(_names(inputs, problem.out_dtype), moved, strict=True))
-        if parts is None or made.finish is None:
-            run_on_emulator(made.program, made.grid, arrays, made.scalars, problem.flops)
-            continue
-        first = {"a": arrays["a"], "b": arrays["b"], "out_f32": parts}
-        run_on_emulator(made.program, made.grid, first, made.scalars, problem.flops)
-        second = {"parts": parts} | {name: x for name, x in arrays.items() if name not in ("a", "b")}
-        run_on_emulator(made.finish, problem.finish_grid(), second, made.finish_scalars, problem.batch * problem.n)
+        operands = [_moved(a, of_a), _moved(b, of_b)]
+        combined = [_moved(result, of_out), *(_moved(x, of_extra if len(x.shape) > 1 else 0) for x in others)]
+        first = dict(zip(names, [*operands, *(combined if parts is None else [parts])], strict=True))
+        run_on_emulator(made.program, made.grid, first, made.scalars, problem.flops, mapped=made.mapped)
+        if parts is not None and made.finish is not None:
+            second = {"parts": parts, **dict(zip(_finish_names(problem), combined, strict=True))}
+            run_on_emulator(made.finish, problem.finish_grid(), second, made.finish_scalars, problem.batch * problem.n)
+
+
+def _finish_names(problem: GemmProblem) -> list[str]:
+    """The names of the result and what is combined with it in the kernel that adds the parts of a split K."""
+    epilogue = problem.epilogue
+    names = ["out_f32" if problem.out_dtype is f32 else "out", *(["bias"] if epilogue.bias else [])]
+    return names + [f"extra{i}" for i in range(epilogue.extras)]
 
 
 def _moved(view: ArrayView, offset: int) -> ArrayView:
@@ -364,7 +408,7 @@ def _moved(view: ArrayView, offset: int) -> ArrayView:
     return describe(flat[elements:])
 
 
-def _run_from_host(inputs: Inputs, result: ArrayView, config: GemmConfig | None) -> None:
+def _run_from_host(inputs: Inputs, result: ArrayView, config: AnyGemmConfig | None) -> None:
     """CPU arrays on a GPU: contiguous copies there and back."""
     hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.views]
     target_host = np.empty(inputs.shape, result.dtype.numpy)
@@ -375,7 +419,7 @@ def _run_from_host(inputs: Inputs, result: ArrayView, config: GemmConfig | None)
         made = _plan(again, replace(made.config, split_k=1))
     if len(again.offsets) > 1:
         raise ProblemError(f"{inputs.shape} has more batches than one launch takes: move the arrays to the GPU first")
-    call = GpuCall.prepare(made.recipe, made.grid, made.scalars, 0)
+    call = GpuCall.prepare(made.recipe, made.grid, made.scalars, 0, mapped=made.mapped)
     call.run_from_host(hosts, [target_host])
     as_numpy(result)[...] = target_host
 

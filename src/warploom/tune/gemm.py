@@ -222,4 +222,5 @@ class GemmWorkload:
 
         kernel = load(built.kernel, self._index)
         launch = kernel.configure(made.grid, built.threads, shared_bytes=built.shared_bytes)
-        return GpuCall(kernel, launch, tuple(scalar(u32, made.scalars[name]) for name in built.scalars), self._index)
+        scalars = tuple(scalar(u32, made.scalars[name]) for name in built.scalars)
+        return GpuCall(kernel, launch, scalars, self._index, mapped=made.mapped)

@@ -7,7 +7,9 @@ from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.hopper_config import PANEL_COLS, WARPGROUP, WARPGROUP_ROWS, HopperConfig
 from warploom.kernels.attention.hopper_parts import Maps, Parts, Role, Shape, TilePlace
 from warploom.kernels.attention.softmax import DeferredSoftmax
-from warploom.lang import GlobalPointer, Kernel, Mutable, SharedTile, Traced
+from warploom.kernels.descriptors import GROUP_BYTES, WgmmaOperand
+from warploom.kernels.mapped import PANEL_BYTES
+from warploom.lang import GlobalPointer, Kernel, Mutable, Traced
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.hopper import Mbarriers
 from warploom.lang.values import Number
@@ -19,23 +21,6 @@ from warploom.layout.wgmma import MatrixDescriptor
 A = mma_fragment("m16n8k16", "A")
 OUTPUT_PIECE = mma_fragment("m16n8k16", "C", 16).tile(1, 2)
 """16×16 of a warp's packed output: what one ``stmatrix.x4`` stores."""
-
-PANEL_BYTES = 2 * PANEL_COLS
-GROUP_BYTES = 8 * PANEL_BYTES
-"""Eight rows of a panel: the unit that the 128-byte swizzle repeats over."""
-
-
-class WgmmaOperand:
-    """Descriptors of a shared tile: a base made once, then additions of constants in 16-byte units."""
-
-    def __init__(self, k: Kernel, tile: SharedTile, shape: MatrixDescriptor) -> None:
-        self._k, self._tile, self._shape = k, tile, shape
-        self._base: Traced = shape.low_word(tile.base)
-
-    def at(self, stage: Number, offset: int) -> Traced:
-        """The descriptor of the operand ``offset`` bytes into a stage."""
-        low = self._base + self._k.value(stage, u32) * (self._tile.stage_bytes >> 4) + (offset >> 4)
-        return self._k.descriptor_of(low, self._shape)
 
 
 class Consumer(Role):

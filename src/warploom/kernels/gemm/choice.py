@@ -8,8 +8,10 @@ from warploom.core.dtypes import f16
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.hopper_choice import hopper_seconds
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST16, BEST32
-from warploom.kernels.gemm.problem import GemmProblem
+from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,10 @@ def seconds(problem: GemmProblem, config: GemmConfig, machine: Machine, shared_p
     return max(compute, memory) + OVERLAP * min(compute, memory) + extra
 
 
-def expected_seconds(problem: GemmProblem, config: GemmConfig, goal: Target) -> float:
+def expected_seconds(problem: GemmProblem, config: AnyGemmConfig, goal: Target) -> float:
     """What the model expects a launch to take on a target's usual GPU."""
+    if isinstance(config, HopperGemmConfig):
+        return hopper_seconds(problem, config)
     return seconds(problem, config, MACHINES[goal.name], goal.shared_per_sm)
 
 
@@ -121,3 +125,8 @@ def choose(problem: GemmProblem, goal: Target) -> tuple[GemmConfig, str]:
         raise ProblemError("no GEMM kernel takes this problem: " + "; ".join(dict.fromkeys(reasons)))
     expected, _, config = min(found)
     return config, f"the least of {len(found)} by the cost model, about {expected * 1e6:.0f} µs; untuned"
+
+
+def parse_config(text: str) -> AnyGemmConfig:
+    """A configuration of either generator from its notation. Raises ConfigError for what it does not know."""
+    return HopperGemmConfig.parse(text) if text.startswith("wgmma") else GemmConfig.parse(text)

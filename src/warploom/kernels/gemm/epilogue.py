@@ -87,6 +87,10 @@ class Elements:
             word = value if out is f32 else k.pack(value, 0.0, out)
             self._store_where(target + i, self.exists(row, col + i), [word], f32 if out is f32 else u16)
 
+    def store_where(self, target: GlobalPointer, row: Traced, col: Traced, words: list[Traced], dtype: DType) -> None:
+        """Store words at ``*target``, the place of (row, col) and what follows, if C has that element."""
+        self._store_where(target, self.exists(row, col), words, dtype)
+
     def _store_where(self, target: GlobalPointer, exists: Traced | None, words: list[Traced], dtype: DType) -> None:
         if exists is None:
             target.store(words, dtype=dtype)
@@ -177,12 +181,8 @@ class Finish:
         for row, col in plan.steps:
             words = k.load("shared", addresses.address(row, col), kind, count, "", "weak")
             target = start.bytes(k.mul_wide(output.stride, 2 * row)) if row else start
-            exists = self._elements.exists(row0 + self._first_row + row, col0 + self._first_col + col)
-            if exists is None:
-                (target + col).store(words, dtype=kind)
-            else:
-                with k.when(exists):
-                    (target + col).store(words, dtype=kind)
+            at_row, at_col = row0 + self._first_row + row, col0 + self._first_col + col
+            self._elements.store_where(target + col, at_row, at_col, words, kind)
 
 
 def _read(register: Traced) -> Traced:

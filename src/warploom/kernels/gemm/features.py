@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from warploom.core.dtypes import DType, f16
+from warploom.core.dtypes import DType, f16, f32
 from warploom.core.errors import ProblemError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class OperandFeatures:
     ``k_contiguous``: K is the axis with stride 1 (A row-major, B column-major). ``chunk``: elements that one copy may
     take, from the alignment of its lines: 8, 4 or 2 by ``cp.async``, 1 through registers. ``ragged_outer``,
     ``ragged_k``: M (N) or K is no multiple of the tile. ``partial``: a line ends within a chunk. ``stride``: the
-    leading stride in elements where it is known while tracing.
+    leading stride in elements where it is known while tracing. ``batched``: each batch has its own (the TMA's concern).
     """
 
     k_contiguous: bool
@@ -35,6 +35,7 @@ class OperandFeatures:
     ragged_k: bool = False
     partial: bool = False
     stride: int | None = None
+    batched: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ class GemmFeatures:
     ragged_n: bool = False
     batched: bool = False
     epilogue: Epilogue = Epilogue()
+
+    @property
+    def bulk_out(self) -> bool:
+        """Whether C may leave by bulk stores: 16-bit elements in lines that start at multiples of 16 bytes."""
+        return self.out_dtype is not f32 and self.out_chunk == 8
 
 
 PLAIN = GemmFeatures()

@@ -8,12 +8,18 @@ from warploom.core.dtypes import DType, f32
 from warploom.core.errors import ConfigError
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import Epilogue, GemmFeatures, OperandFeatures
+from warploom.kernels.gemm.hopper_config import STORE_BOX, HopperGemmConfig, operand_box
+from warploom.kernels.mapped import MappedArray
+
+AnyGemmConfig = GemmConfig | HopperGemmConfig
+"""A configuration of either generator: ``mma.sync`` or ``wgmma``."""
 
 FINISH_THREADS = 128
 FINISH_COLUMNS = 2 * FINISH_THREADS
 """Columns of C per CTA of the kernel that adds the parts of a split K: each thread adds two."""
 
 MOST_GRID_ROWS = 65535  # CTAs along y and z
+ALIGNED = 8  # elements of 16 bytes: what the TMA's lines are aligned to
 MOST_EXTENT = 2**31  # positions are u32 in the kernel, and a tile may reach beyond the last
 
 
@@ -59,7 +65,9 @@ class GemmProblem:
         read = (batches_a * self.m + batches_b * self.n) * self.k * self.dtype.bytes
         return read + self.batch * self.m * self.n * self.out_dtype.bytes
 
-    def _operand(self, matrix: Matrix, outer: int, tile: int, config: GemmConfig) -> OperandFeatures:
+    def _operand(self, matrix: Matrix, outer: int, tile: int, config: AnyGemmConfig) -> OperandFeatures:
+        if isinstance(config, HopperGemmConfig):  # the TMA sees to edges and strides
+            return OperandFeatures(matrix.k_contiguous, batched=matrix.batch != 0)
         line = self.k if matrix.k_contiguous else outer
         return OperandFeatures(
             matrix.k_contiguous,
@@ -70,7 +78,7 @@ class GemmProblem:
             stride=matrix.stride if config.static_strides else None,
         )
 
-    def features(self, config: GemmConfig) -> GemmFeatures:
+    def features(self, config: AnyGemmConfig) -> GemmFeatures:
         """What a kernel of this configuration must be able to do, and nothing more; a split K writes f32 parts."""
         whole = GemmFeatures(
             self._operand(self.a, self.m, config.tile_m, config),
@@ -84,6 +92,8 @@ class GemmProblem:
             self.epilogue,
         )
         if config.split_k == 1:
+            if isinstance(config, HopperGemmConfig) and self.epilogue.plain and whole.bulk_out:
+                return replace(whole, ragged_m=False, ragged_n=False, pairs=True)  # the TMA clips what it stores
             return whole
         return replace(whole, out_dtype=f32, out_chunk=8, pairs=self.n % 2 == 0, epilogue=Epilogue())
 
@@ -91,7 +101,7 @@ class GemmProblem:
         """What the kernel that adds the parts of a split K must do."""
         return GemmFeatures(out_dtype=self.out_dtype, pairs=self.pairs and self.n % 2 == 0, epilogue=self.epilogue)
 
-    def misfits(self, config: GemmConfig) -> list[str]:
+    def misfits(self, config: AnyGemmConfig) -> list[str]:
         """Every reason why ``config`` cannot run this problem; empty if it can."""
         found = [
             x for x in config.check(a_k_contiguous=self.a.k_contiguous, b_k_contiguous=self.b.k_contiguous)
@@ -103,11 +113,7 @@ class GemmProblem:
             found.append(f"sums are wanted in {self.accumulate}, the configuration has {config.accumulate}")
         if max(self.m, self.n, self.k) >= MOST_EXTENT:
             found.append(f"{self.m}×{self.n}×{self.k} reaches {MOST_EXTENT}")
-        rows = -(-self.m // config.tile_m)
-        if rows > MOST_GRID_ROWS and config.block_stride == 0:
-            found.append(f"{rows} rows of tiles are more than {MOST_GRID_ROWS}: set block_stride")
-        if self.batch * config.split_k > MOST_GRID_ROWS:
-            found.append(f"{self.batch} batches in {config.split_k} parts are more than {MOST_GRID_ROWS}")
+        found += self._bulk_misfits(config) if isinstance(config, HopperGemmConfig) else self._grid_misfits(config)
         if config.split_k > 1 and self.m > MOST_GRID_ROWS:
             found.append(f"split_k takes at most {MOST_GRID_ROWS} rows, not {self.m}")
         if config.split_k > 1 and self.parts(config) < config.split_k:
@@ -116,23 +122,56 @@ class GemmProblem:
             found.append("K = 0: a pipelined or split loop needs at least one tile")
         return found
 
-    def tiles(self, config: GemmConfig) -> tuple[int, int, int]:
+    def _grid_misfits(self, config: GemmConfig) -> list[str]:
+        found: list[str] = []
+        rows = -(-self.m // config.tile_m)
+        if rows > MOST_GRID_ROWS and config.block_stride == 0:
+            found.append(f"{rows} rows of tiles are more than {MOST_GRID_ROWS}: set block_stride")
+        if self.batch * config.split_k > MOST_GRID_ROWS:
+            found.append(f"{self.batch} batches in {config.split_k} parts are more than {MOST_GRID_ROWS}")
+        return found
+
+    def _bulk_misfits(self, config: HopperGemmConfig) -> list[str]:
+        """Why the TMA does not take A or B, or the tiles are too many for one launch."""
+        found: list[str] = []
+        for name, matrix, outer in (("A", self.a, self.m), ("B", self.b, self.n)):
+            lines = outer if matrix.k_contiguous else self.k
+            if matrix.chunk != ALIGNED:
+                found.append(f"{name}'s lines do not start at multiples of 16 bytes, which the TMA needs")
+            if matrix.stride == 0 and lines > 1:
+                found.append(f"{name}'s lines are all one, which the TMA does not take")
+        if self.all_tiles(config) >= MOST_EXTENT:
+            found.append(f"{self.all_tiles(config)} tiles reach {MOST_EXTENT}")
+        return found
+
+    def tiles(self, config: AnyGemmConfig) -> tuple[int, int, int]:
         """Tiles along M, N and K."""
         return -(-self.m // config.tile_m), -(-self.n // config.tile_n), -(-self.k // config.tile_k)
 
-    def tiles_per_split(self, config: GemmConfig) -> int:
+    def all_tiles(self, config: AnyGemmConfig) -> int:
+        """Tiles of C, of all parts of a split K and all batches."""
+        rows, cols, _ = self.tiles(config)
+        return rows * cols * self.batch * config.split_k
+
+    def tiles_per_split(self, config: AnyGemmConfig) -> int:
         """k-tiles of each part of a split K."""
         return -(-self.tiles(config)[2] // config.split_k)
 
-    def parts(self, config: GemmConfig) -> int:
+    def parts(self, config: AnyGemmConfig) -> int:
         """Parts of K that have a tile."""
         return -(-self.tiles(config)[2] // max(1, self.tiles_per_split(config)))
 
-    def grid(self, config: GemmConfig) -> tuple[int, int, int]:
-        """CTAs along x, y, z. Raises ConfigError with every reason of :meth:`misfits`."""
+    def grid(self, config: AnyGemmConfig, multiprocessors: int = 1) -> tuple[int, int, int]:
+        """CTAs along x, y, z; of a persistent kernel one per multiprocessor.
+
+        Raises ConfigError with every reason of :meth:`misfits`.
+        """
         misfits = self.misfits(config)
         if misfits:
             raise ConfigError(f"{config} does not fit: " + "; ".join(misfits))
+        if isinstance(config, HopperGemmConfig):
+            tiles = self.all_tiles(config)
+            return (min(tiles, multiprocessors) if config.persistent else tiles), 1, 1
         rows, cols, _ = self.tiles(config)
         z = self.batch * config.split_k
         return (rows * cols, 1, z) if config.block_stride else (cols, rows, z)
@@ -141,7 +180,7 @@ class GemmProblem:
         """CTAs of the kernel that adds the parts."""
         return -(-self.n // FINISH_COLUMNS), self.m, self.batch
 
-    def scalars(self, config: GemmConfig, alpha_bits: int = 0) -> dict[str, int]:
+    def scalars(self, config: AnyGemmConfig, alpha_bits: int = 0) -> dict[str, int]:
         """The kernel's scalar arguments by name; a Program takes those among its parameters."""
         split = config.split_k > 1
         return {
@@ -153,8 +192,29 @@ class GemmProblem:
             "c_batch": self.m * self.n if split else self.out.batch,
             "extra_batch": self.m * self.n,
             "k_tiles": self.tiles(config)[2], "tiles_per_split": self.tiles_per_split(config),
-            "alpha": alpha_bits,
+            "tiles": self.all_tiles(config), "alpha": alpha_bits,
         }  # fmt: skip
+
+    def mapped(self, config: AnyGemmConfig) -> tuple[MappedArray, ...]:
+        """A, B and C as the tensor maps of a ``wgmma`` kernel see them, in the order of its parameters."""
+        if not isinstance(config, HopperGemmConfig):
+            return ()
+        features = self.features(config)
+        a_box = operand_box(config.tile_m, config.tile_k, self.a.k_contiguous)
+        b_box = operand_box(config.tile_n, config.tile_k, self.b.k_contiguous)
+        a_size = (self.m, self.k) if self.a.k_contiguous else (self.k, self.m)
+        b_size = (self.n, self.k) if self.b.k_contiguous else (self.k, self.n)
+        found = [self._mapped(self.a, self.dtype, a_size, a_box), self._mapped(self.b, self.dtype, b_size, b_box)]
+        if features.bulk_out:
+            found.append(self._mapped(self.out, self.out_dtype, (self.m, self.n), STORE_BOX))
+        return tuple(found)
+
+    def _mapped(self, matrix: Matrix, dtype: DType, size: tuple[int, int], box: tuple[int, int]) -> MappedArray:
+        line = matrix.stride if size[0] > 1 else -(-size[1] // ALIGNED) * ALIGNED  # of one line the stride is unused
+        if self.batch == 1:
+            return MappedArray(dtype, size, (line, 1), box)
+        count = self.batch if matrix.batch else 1
+        return MappedArray(dtype, (count, *size), (matrix.batch or line, line, 1), (1, *box))
 
     def finish_scalars(self, alpha_bits: int = 0) -> dict[str, int]:
         """The scalar arguments of the kernel that adds the parts."""

@@ -1,0 +1,201 @@
+"""The configuration of the ``wgmma``/TMA GEMM generator (sm_90a)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from warploom.core.dtypes import DType, bf16, f16, f32
+from warploom.core.errors import ConfigError
+from warploom.core.targets import Target
+from warploom.kernels.mapped import PANEL_COLS
+from warploom.kernels.settings import override
+
+WARPGROUP = 128
+WARPGROUP_ROWS = 64
+PANEL_STORE_BYTES = 2 * WARPGROUP_ROWS * PANEL_COLS
+"""64 rows × 64 columns of a 16-bit C: what one bulk store takes."""
+STORE_BOX = WARPGROUP_ROWS, PANEL_COLS
+"""The TMA box (rows, columns) of C."""
+BARRIER_BYTES = 256
+
+
+def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+@dataclass(frozen=True)
+class HopperGemmConfig:
+    """One warp-specialised GEMM kernel: a producer warpgroup and ``consumers`` that multiply, f32 accumulators."""
+
+    tile_m: int = _flag(128, "rows of C per tile (BM)", (64, 128, 192, 256))
+    tile_n: int = _flag(256, "columns of C per tile (BN)", (64, 128, 192, 256))
+    stages: int = _flag(4, "tiles of A and B in flight (STAGES)", (2, 3, 4, 5, 6, 7, 8))
+    consumers: int = _flag(2, "consumer warpgroups", (1, 2, 3))
+    dtype: DType = _flag(f16, "element type of A and B", (f16, bf16))
+    block_stride: int = _flag(0, "rows of tiles that walk along N together, for the L2; 0: row by row",
+                              (0, 4, 8, 16, 32))  # fmt: skip
+    in_flight: bool = _flag(False, "a k-tile's products are waited for while the next one's run")
+    persistent: bool = _flag(False, "one CTA per multiprocessor: the next tile's loads run during this one's epilogue")
+    pingpong: bool = _flag(False, "two consumers with a tile each: one multiplies while the other stores")
+    split_k: int = _flag(1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 4, 8))
+    opt_level: int = _flag(3, "ptxas's optimisation level", (3,))
+
+    # -- what the mma.sync generator's configuration has as flags
+    @property
+    def tile_k(self) -> int:
+        """Depth of a shared tile: one swizzled row of 128 bytes."""
+        return PANEL_COLS
+
+    @property
+    def accumulate(self) -> DType:
+        """Type of the accumulators."""
+        return f32
+
+    @property
+    def pipelined(self) -> bool:
+        """The first k-tile is a case of its own: K = 0 has none."""
+        return True
+
+    @property
+    def static_strides(self) -> bool:
+        """Strides are the tensor maps' matter."""
+        return False
+
+    # -- derived
+    @property
+    def threads(self) -> int:
+        """Threads per CTA: the consumers and one producer warpgroup."""
+        return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def num_warps(self) -> int:
+        """Warps per CTA."""
+        return self.threads // 32
+
+    @property
+    def consumer_rows(self) -> int:
+        """Rows of a tile that one consumer multiplies."""
+        return self.tile_m if self.pingpong else self.tile_m // self.consumers
+
+    @property
+    def blocks(self) -> int:
+        """Accumulators of 64 rows per consumer."""
+        return self.consumer_rows // WARPGROUP_ROWS
+
+    @property
+    def panels(self) -> int:
+        """Panels of 64 columns of a tile of C."""
+        return self.tile_n // PANEL_COLS
+
+    @property
+    def stage_bytes(self) -> int:
+        """One k-tile of A and B."""
+        return (self.tile_m + self.tile_n) * self.tile_k * self.dtype.bytes
+
+    @property
+    def store_panels(self) -> int:
+        """Panels of C per consumer that may be on their way out at once: as many as fit beside the stages, to 4."""
+        room = _SHARED_LIMIT - BARRIER_BYTES - self.stages * self.stage_bytes
+        most = room // (self.consumers * PANEL_STORE_BYTES)
+        return max((n for n in (1, 2, 3, 4) if n <= most and self.blocks * self.panels % n == 0), default=1)
+
+    @property
+    def consumer_registers(self) -> int:
+        """The consumers' register budget (``setmaxnreg``)."""
+        return {1: 240, 2: 240, 3: 160}[self.consumers]
+
+    @property
+    def producer_registers(self) -> int:
+        """The producer's register budget."""
+        return {1: 40, 2: 24, 3: 32}[self.consumers]
+
+    def shared_bytes(self, out_dtype: DType | None = None) -> int:
+        """Dynamic shared memory for an output type (by default a 16-bit one); f32 leaves from the registers."""
+        staging = 0 if out_dtype is f32 else self.consumers * self.store_panels * PANEL_STORE_BYTES
+        return self.stages * self.stage_bytes + staging + BARRIER_BYTES
+
+    # -- whether it fits
+    def check(self, target: Target | None = None, **_operands: bool) -> list[str]:
+        """Every reason why this is no kernel (for ``target``, if given); empty if it is one. Any operand order fits."""
+        found = self._sizes()
+        if self.dtype not in (bf16, f16):
+            found.append(f"dtype {self.dtype} is not f16 or bf16")
+        if self.stages < 2:
+            found.append("the ring has at least 2 stages")
+        if self.split_k < 1 or self.block_stride < 0:
+            found.append("split_k is at least 1, block_stride at least 0")
+        if self.pingpong and (self.consumers != 2 or not self.persistent):
+            found.append("pingpong is between two consumers of a persistent kernel")
+        if target is not None:
+            if not target.has_wgmma:
+                found.append(f"{target.name} has no wgmma: this kernel runs on sm_90a alone")
+            elif not found and self.shared_bytes() > target.shared_per_block:
+                found.append(
+                    f"needs {self.shared_bytes()} bytes of shared memory, {target.name} has "
+                    f"{target.shared_per_block} per CTA"
+                )
+        return found
+
+    def _sizes(self) -> list[str]:
+        if self.consumers not in (1, 2, 3):
+            return [f"there are 1 to 3 consumer warpgroups, not {self.consumers}"]
+        found: list[str] = []
+        if self.tile_n % PANEL_COLS or not PANEL_COLS <= self.tile_n <= 256:
+            found.append(f"tile_n {self.tile_n} is no multiple of {PANEL_COLS} from {PANEL_COLS} to 256")
+        parts = 1 if self.pingpong else self.consumers
+        if self.tile_m <= 0 or self.tile_m > 256 or self.tile_m % (WARPGROUP_ROWS * parts):
+            found.append(f"tile_m {self.tile_m} is no multiple of {WARPGROUP_ROWS * parts} up to 256")
+        elif not found:
+            accumulators = self.blocks * self.tile_n // 2
+            most = _ACCUMULATORS[self.consumers]
+            if accumulators > most:
+                found.append(f"{accumulators} accumulators a thread are more than the {most} that leave room to work")
+        return found
+
+    def require(self, target: Target | None = None, **operands: bool) -> None:
+        """Raise ConfigError with every reason of :meth:`check`."""
+        problems = self.check(target, **operands)
+        if problems:
+            raise ConfigError(f"{self} is no wgmma GEMM kernel: " + "; ".join(problems))
+
+    # -- notation
+    def __str__(self) -> str:
+        """``wgmma,BM=128,BN=256,STAGES=4,CONSUMERS=2``, then the flags that differ from the defaults."""
+        words = ["wgmma", *(f"{word}={getattr(self, name)}" for word, name in _WORDS.items())]
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name not in _WORDS.values() and value != f.default:
+                text = value.name if isinstance(value, DType) else value
+                words.append(f.name if value is True else f"{f.name}={text}")
+        return ",".join(words)
+
+    @classmethod
+    def parse(cls, text: str) -> HopperGemmConfig:
+        """A config from what :meth:`__str__` prints. Raises ConfigError for words it does not know."""
+        settings: dict[str, str] = {}
+        first, *words = (w.strip() for w in text.split(","))
+        if first != "wgmma":
+            raise ConfigError(f"{text!r} is no wgmma GEMM kernel; write wgmma,BM=128,BN=256,STAGES=4,CONSUMERS=2")
+        for word in filter(None, words):
+            match = re.fullmatch(r"(\w+)(?:\s*=\s*(\w+))?", word)
+            if match is None:
+                raise ConfigError(f"{word!r} is no setting; write wgmma,BM=128,BN=256,STAGES=4,CONSUMERS=2")
+            settings[match[1]] = match[2] or "true"
+        return cls().with_settings(settings)
+
+    def with_settings(self, settings: dict[str, str]) -> HopperGemmConfig:
+        """This config with flags overridden by text, as ``--set FLAG=VALUE`` gives it; BM, BN, … work too."""
+        return override(self, {_WORDS.get(word, word): text for word, text in settings.items()}, "wgmma gemm")
+
+
+_WORDS = {"BM": "tile_m", "BN": "tile_n", "STAGES": "stages", "CONSUMERS": "consumers"}
+_ACCUMULATORS = {1: 192, 2: 192, 3: 96}
+_SHARED_LIMIT = 232448
+"""Shared memory of a CTA on sm_90, in bytes."""
+
+
+def operand_box(outer: int, depth: int, k_contiguous: bool) -> tuple[int, int]:
+    """The TMA box (rows, columns) of A or B as stored: whole tiles of rows along K, or panels across it."""
+    return (outer, PANEL_COLS) if k_contiguous else (depth, PANEL_COLS)
