@@ -183,7 +183,11 @@ def program_of(instructions: list[Instruction], requires: str) -> Program:
             results = [Register(next(numbers), t) for t in instruction.result_types]
             body += [Op(Move(f32), (Const(f32, 0.0),), (r,)) for r in results]
             operands[-len(results) :] = results
+        if isinstance(instruction, Wgmma):
+            body.append(Op(WgmmaFence(), (), ()))
         body.append(Op(instruction, tuple(operands), tuple(results)))
+        if isinstance(instruction, Wgmma):
+            body += [Op(WgmmaCommit(), (), ()), Op(WgmmaWait(0, len(results)), tuple(results), tuple(results))]
         for result in results:
             kept = result
             if kept.dtype is pred:

@@ -33,7 +33,7 @@ from warploom.isa.conversion import Move, PairArithmetic
 from warploom.isa.memory import StMatrix, Store
 from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, SetMaxRegisters
 from warploom.isa.warp import Elect
-from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaWait
+from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 
 AT = SourceLine("/somewhere/kernel.py", 88)
 X = Value(0, u32, "x")
@@ -141,7 +141,8 @@ def test_a_sound_program_passes() -> None:
 def test_an_accumulator_that_a_product_overwrites_needs_no_value_before() -> None:
     d = tuple(Register(20 + i, f32, f"d{i}") for i in range(4))
     descriptor, first = Const(u64, 0), op(Wgmma(8, bf16), *(Const(u64, 0),) * 2, Const(pred, False), *d, into=d)
-    verify(program(first, requires="sm_90a"))
+    rest = op(WgmmaCommit()), op(WgmmaWait(0, 4), *d, into=d)
+    verify(program(op(WgmmaFence()), first, *rest, requires="sm_90a"))
     copied = op(Wgmma(8, bf16), descriptor, descriptor, Const(pred, False), *reversed(d), into=d)
     with pytest.raises(VerifyError, match="in place"):
         verify(program(copied, requires="sm_90a"))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from warploom.core.targets import Target
 from warploom.ir.messages import at, label
 from warploom.ir.program import Const, Loop, Op, Program, Roles, Statement, blocks, walk
+from warploom.ir.verify_mbarriers import mbarrier_rules
+from warploom.ir.verify_wgmma import bulk_store_rules, wgmma_rules
 from warploom.isa.cluster import MapShared
 from warploom.isa.effects import Barrier, BulkTensorCopy, CommitGroup, WaitGroup
 
@@ -79,5 +81,7 @@ def _cluster(program: Program, target: Target | None) -> Iterator[str]:
             yield f"{at(op.where)}a shared address in the CTA of rank {rank.value}: the cluster has {size} CTAs"
 
 
-SYNCHRONISATION: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (_cluster, _barriers, _copy_groups)
+SYNCHRONISATION: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (
+    _cluster, _barriers, _copy_groups, mbarrier_rules, wgmma_rules, bulk_store_rules,
+)  # fmt: skip
 """The rules, in the form that :mod:`warploom.ir.verify` runs."""

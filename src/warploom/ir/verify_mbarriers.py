@@ -1,0 +1,182 @@
+"""Rules of mbarriers that need no run: that they are initialised, and that what is waited for can ever come.
+
+An mbarrier is known by its place in the shared-memory plan, which folding leaves as a constant in the instruction that
+uses it. Where an address says less than that, nothing is claimed about any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from warploom.core.targets import Target
+from warploom.ir.messages import at
+from warploom.ir.program import Const, Loop, Op, Operand, Program, Roles, SharedRegion, Statement, Value, When
+from warploom.isa.alu import Binary
+from warploom.isa.cluster import MapShared
+from warploom.isa.effects import BulkTensorCopy, MbarrierArrive, MbarrierInit, MbarrierWait
+from warploom.isa.warp import Special
+
+_MOST_ARRIVALS = (1 << 20) - 1  # PTX ISA, "mbarrier": counts and transaction counts have 20 bits
+_TENSOR_UNIT = 16  # bytes; boxes are multiples of it
+
+
+@dataclass
+class _Uses:
+    """Instructions that name the mbarriers of one region."""
+
+    inits: list[tuple[Op, int]] = field(default_factory=lambda: list[tuple[Op, int]]())
+    arrivals: list[Op] = field(default_factory=lambda: list[Op]())
+    expects: list[Op] = field(default_factory=lambda: list[Op]())
+    copies: list[Op] = field(default_factory=lambda: list[Op]())
+    waits: list[Op] = field(default_factory=lambda: list[Op]())
+
+
+class _Addresses:
+    """Where addresses lie in the shared-memory plan, and whether all threads agree on them."""
+
+    def __init__(self, program: Program) -> None:
+        self.regions = program.shared
+        self.made: dict[Value, list[Op]] = {}
+        for op in program.ops():
+            for result in op.results:
+                self.made.setdefault(result, []).append(op)
+        self._threads: dict[Value, bool] = {}
+
+    def region(self, address: Operand, offset: int) -> SharedRegion | None:
+        """The region of an address; None where that is not known."""
+        place = self._constant(address) + offset
+        found = [r for r in self.regions if r.offset <= place < r.offset + r.bytes]
+        return found[0] if len(found) == 1 and place else None
+
+    def _constant(self, x: Operand) -> int:
+        """The constant part of a sum."""
+        if isinstance(x, Const):
+            return int(x.value)
+        made = self.made.get(x, [])
+        if len(made) != 1:
+            return 0
+        op = made[0]
+        if isinstance(op.instruction, MapShared):
+            return self._constant(op.operands[0])
+        if isinstance(op.instruction, Binary) and op.instruction.op == "add":
+            return sum(self._constant(y) for y in op.operands)
+        return 0
+
+    def differs(self, x: Operand) -> bool:
+        """Whether a value may depend on the thread."""
+        if isinstance(x, Const):
+            return False
+        if x not in self._threads:
+            self._threads[x] = False  # while it is looked at: a register that depends on itself
+            ops = self.made.get(x, [])
+            collective = any(not op.instruction.lanewise for op in ops)
+            own = any(op.instruction == Special("tid.x") for op in ops)
+            self._threads[x] = collective or own or any(self.differs(y) for op in ops for y in op.operands)
+        return self._threads[x]
+
+
+def mbarrier_rules(program: Program, _: Target | None) -> Iterator[str]:
+    """Counts, bytes, parities; uses without initialisation; waits for what nobody brings about."""
+    addresses = _Addresses(program)
+    uses: dict[SharedRegion, _Uses] = {}
+    known = True
+    for op in program.ops():
+        for effect in op.instruction.effects():
+            if isinstance(effect, (MbarrierInit, MbarrierArrive, MbarrierWait)):
+                yield from _numbers(op, effect)
+                region = addresses.region(op.operands[effect.address], effect.offset)
+            elif isinstance(effect, BulkTensorCopy) and effect.barrier is not None:
+                region = addresses.region(op.operands[effect.barrier], effect.barrier_offset)
+            else:
+                continue
+            if region is None:
+                known = False
+            else:
+                _sort(op, effect, uses.setdefault(region, _Uses()))
+    if known:
+        for region, found in uses.items():
+            yield from _missing(region, found)
+        yield from _too_many(program, addresses, uses)
+
+
+def _sort(op: Op, effect: object, uses: _Uses) -> None:
+    if isinstance(effect, MbarrierInit):
+        uses.inits.append((op, effect.count))
+    elif isinstance(effect, MbarrierWait):
+        uses.waits.append(op)
+    elif isinstance(effect, BulkTensorCopy):
+        uses.copies.append(op)
+    elif isinstance(effect, MbarrierArrive):
+        (uses.arrivals if effect.expected_bytes is None else uses.expects).append(op)
+
+
+def _numbers(op: Op, effect: MbarrierInit | MbarrierArrive | MbarrierWait) -> Iterator[str]:
+    where = at(op.where)
+    if isinstance(effect, MbarrierInit) and not 1 <= effect.count <= _MOST_ARRIVALS:
+        yield f"{where}an mbarrier for {effect.count} arrivals a phase: it counts 1 to {_MOST_ARRIVALS}"
+    if isinstance(effect, MbarrierArrive) and effect.expected_bytes is not None:
+        size = effect.expected_bytes
+        if size % _TENSOR_UNIT or not 0 < size <= _MOST_ARRIVALS:
+            yield (
+                f"{where}expects {size} bytes: boxes are multiples of {_TENSOR_UNIT} bytes, and a phase counts at most "
+                f"{_MOST_ARRIVALS}"
+            )
+    if isinstance(effect, MbarrierWait):
+        parity = op.operands[effect.parity]
+        if isinstance(parity, Const) and parity.value not in (0, 1):
+            yield f"{where}waits for parity {parity.value}: phases alternate between 0, the first, and 1"
+
+
+def _missing(region: SharedRegion, uses: _Uses) -> Iterator[str]:
+    name = region.name
+    others = (*uses.arrivals, *uses.expects, *uses.copies, *uses.waits)
+    if others and not uses.inits:
+        yield (
+            f"{at(others[0].where)}uses the mbarriers {name!r}, which nothing initialises: one thread calls init, then "
+            "k.mbarrier_fence(), and all meet at a barrier"
+        )
+    if uses.copies and not uses.expects:
+        yield (
+            f"{at(uses.copies[0].where)}copies to complete on {name!r}, which never expects any bytes: the phase ends "
+            "without them. Call expect with the bytes of the boxes, once a phase"
+        )
+    if uses.expects and not uses.copies:
+        yield (
+            f"{at(uses.expects[0].where)}expects bytes at {name!r}, on which no copy completes: its phase never ends. "
+            "Let the loads name it, or arrive without bytes"
+        )
+    if uses.waits and not (uses.arrivals or uses.expects or uses.copies):
+        yield f"{at(uses.waits[0].where)}waits for {name!r}, at which nothing ever arrives: it waits for ever"
+
+
+def _too_many(program: Program, addresses: _Addresses, uses: dict[SharedRegion, _Uses]) -> Iterator[str]:
+    """Threads that all arrive at once at an mbarrier that was initialised for fewer."""
+    together = dict(_acting_together(program.body, program.threads))
+    for region, found in uses.items():
+        most = max((count for _, count in found.inits), default=None)
+        for op in (*found.arrivals, *found.expects):
+            threads = together.get(id(op))
+            for effect in op.instruction.effects():
+                if not isinstance(effect, MbarrierArrive) or effect.guard is None or threads is None or most is None:
+                    continue
+                always = isinstance(guard := op.operands[effect.guard], Const) and bool(guard.value)
+                if always and threads > most and not addresses.differs(op.operands[effect.address]):
+                    yield (
+                        f"{at(op.where)}all {threads} threads arrive at {region.name!r}, which is initialised for "
+                        f"{most} arrivals a phase: let one of each warp arrive (when=…), or initialise it for {threads}"
+                    )
+
+
+def _acting_together(body: tuple[Statement, ...], threads: int) -> Iterator[tuple[int, int]]:
+    """The instructions that all threads of the CTA, or of a role, execute, and how many these are."""
+    for s in body:
+        if isinstance(s, Op):
+            yield id(s), threads
+        elif isinstance(s, Loop):
+            yield from _acting_together(s.body, threads)
+        elif isinstance(s, Roles):
+            for role in s.branches:
+                yield from _acting_together(role.body, 32 * (role.last - role.first))
+        else:
+            assert isinstance(s, When)  # who takes it is not known

@@ -1,0 +1,199 @@
+"""Rules of ``wgmma`` and bulk stores that need no run: fences, groups, and registers that are in flight.
+
+ptxas serialises a kernel that touches registers of a running ``wgmma``, and says so in a log that nobody reads; a group
+that is never committed is waited for by nobody. Both are followed here along the program: a loop's body is passed
+twice, and after a branch only that counts which holds on both sides, so that what is refused is wrong for certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from warploom.core.targets import Target
+from warploom.ir.messages import at, label
+from warploom.ir.program import Loop, Op, Program, Roles, Statement, Value, When, walk
+from warploom.isa.effects import BulkTensorCopy, CommitGroup, WaitGroup, WarpgroupFence
+from warploom.isa.wgmma import Wgmma
+
+Flying = dict[Value, Op]
+"""Registers in flight, and the ``wgmma`` that has them."""
+
+
+@dataclass
+class _State:
+    """What is under way at a place of the program; ``groups`` are committed ones, the oldest first."""
+
+    open: Flying = field(default_factory=lambda: Flying())
+    groups: list[Flying] = field(default_factory=lambda: list[Flying]())
+    touched: set[Value] = field(default_factory=lambda: set[Value]())
+    fenced: bool = False
+
+    def copy(self) -> _State:
+        return _State(dict(self.open), [dict(g) for g in self.groups], set(self.touched), self.fenced)
+
+    def become(self, other: _State) -> None:
+        self.open, self.groups, self.touched, self.fenced = other.open, other.groups, other.touched, other.fenced
+
+    def meet(self, other: _State) -> None:
+        """Only what holds on this path and on the other one."""
+        self.open = _common(self.open, other.open)
+        count = min(len(self.groups), len(other.groups))
+        newest = zip(self.groups[len(self.groups) - count :], other.groups[len(other.groups) - count :], strict=True)
+        self.groups = [_common(a, b) for a, b in newest]
+        self.touched &= other.touched
+        self.fenced |= other.fenced
+
+    def holder(self, value: Value) -> Op | None:
+        """The newest ``wgmma`` that has a register in flight."""
+        for flying in (self.open, *reversed(self.groups)):
+            if value in flying:
+                return flying[value]
+        return None
+
+
+def _common(first: Flying, second: Flying) -> Flying:
+    return {value: op for value, op in first.items() if second.get(value) is op}
+
+
+class _Walk:
+    """Follows a program; ``messages`` collects what is wrong."""
+
+    def __init__(self, watched: set[Value]) -> None:
+        self.watched = watched
+        self.messages: list[str] = []
+
+    def block(self, body: tuple[Statement, ...], state: _State) -> None:
+        for s in body:
+            if isinstance(s, Op):
+                self._op(s, state)
+            elif isinstance(s, Loop):
+                self.block(s.body, state)
+                self.block(s.body, state)
+            elif isinstance(s, When):
+                other = state.copy()
+                self.block(s.body, state)
+                self.block(s.otherwise, other)
+                state.meet(other)
+            else:
+                self._roles(s, state)
+
+    def _roles(self, roles: Roles, state: _State) -> None:
+        ends: list[_State] = []
+        for role in roles.branches:
+            mine = state.copy()
+            self.block(role.body, mine)
+            self.end(mine)
+            ends.append(mine)
+        state.become(_State(fenced=state.fenced))
+
+    def end(self, state: _State) -> None:
+        """A role or the kernel ends."""
+        for op in dict.fromkeys(state.open.values()):
+            self.messages.append(f"{at(op.where)}this wgmma is never committed: k.wgmma_commit(), then k.wgmma_wait")
+        for op in dict.fromkeys(op for group in state.groups for op in group.values()):
+            self.messages.append(f"{at(op.where)}this wgmma is never waited for: k.wgmma_wait(0, its accumulator)")
+
+    def _op(self, op: Op, state: _State) -> None:
+        if isinstance(op.instruction, Wgmma):
+            self._issue(op, op.instruction, state)
+            return
+        wait: WaitGroup | None = None
+        for effect in op.instruction.effects():
+            if isinstance(effect, WarpgroupFence):
+                state.touched.clear()
+                state.fenced = True
+            elif isinstance(effect, CommitGroup) and effect.queue == "wgmma":
+                state.groups.append(state.open)
+                state.open = {}
+            elif isinstance(effect, WaitGroup) and effect.queue == "wgmma":
+                wait = effect
+        if wait is not None:
+            self._wait(op, wait.pending, state)
+            return
+        for value in (*op.operands, *op.results):
+            if isinstance(value, Value) and value in self.watched:
+                self._touch(op, value, state)
+
+    def _touch(self, op: Op, value: Value, state: _State) -> None:
+        holder = state.holder(value)
+        if holder is not None:
+            self.messages.append(
+                f"{at(op.where)}{op.instruction.mnemonic} accesses {label(value)}, which the wgmma of {holder.where} "
+                "has in flight: commit it and wait for its group first, or ptxas serialises the kernel"
+            )
+        state.touched.add(value)
+
+    def _issue(self, op: Op, instruction: Wgmma, state: _State) -> None:
+        from_registers = instruction.a_source == "registers"
+        a = op.operands[: instruction.a_count] if from_registers else ()
+        mine = [x for x in (*a, *op.results) if isinstance(x, Value)]
+        late = [x for x in mine if x in state.touched]
+        if late or not state.fenced:
+            what = f"since {label(late[0])} was last accessed" if late else "before it"
+            self.messages.append(f"{at(op.where)}wgmma without a k.wgmma_fence() {what}: put one before it")
+        for value in mine:
+            holder = state.holder(value)
+            if holder is not None and not _continues(op, instruction, holder, value):
+                self.messages.append(
+                    f"{at(op.where)}this wgmma uses {label(value)}, which the wgmma of {holder.where} has in flight "
+                    "for something else: wait for its group first"
+                )
+                break
+        state.open.update(dict.fromkeys(mine, op))
+
+    def _wait(self, op: Op, pending: int, state: _State) -> None:
+        finished = state.groups[: max(0, len(state.groups) - pending)]
+        state.groups = state.groups[len(finished) :]
+        named = [x for x in op.results if state.holder(x) is not None]
+        for holder in dict.fromkeys(h for x in named if (h := state.holder(x)) is not None):
+            if any(h is holder for h in state.open.values()):
+                why = "was not committed: k.wgmma_commit() comes before the wait"
+            else:
+                why = f"is in one of the {pending} newest groups, which this wait leaves pending: wait for more"
+            self.messages.append(f"{at(op.where)}waits for accumulators whose wgmma ({holder.where}) {why}")
+
+
+def _continues(op: Op, instruction: Wgmma, holder: Op, value: Value) -> bool:
+    """Whether a ``wgmma`` may use a register that another one has in flight: to go on adding, or to read A again."""
+    other = holder.instruction
+    assert isinstance(other, Wgmma)
+    if holder.results == op.results and (other == instruction or (other.n == instruction.n and value in op.results)):
+        return True
+    return value not in op.results and value not in holder.results
+
+
+def wgmma_rules(program: Program, _: Target | None) -> Iterator[str]:
+    """Fences, commits, waits and registers in flight."""
+    watched: set[Value] = set()
+    for op in program.ops():
+        if isinstance(op.instruction, Wgmma):
+            count = op.instruction.a_count if op.instruction.a_source == "registers" else 0
+            watched.update(x for x in (*op.operands[:count], *op.results) if isinstance(x, Value))
+    if not watched:
+        return
+    follow, state = _Walk(watched), _State()
+    follow.block(program.body, state)
+    follow.end(state)
+    yield from follow.messages
+
+
+def bulk_store_rules(program: Program, _: Target | None) -> Iterator[str]:
+    """A bulk store must be committed and waited for by the threads that start it."""
+    roles = [role.body for s in program.body if isinstance(s, Roles) for role in s.branches]
+    outside = tuple(s for s in program.body if not isinstance(s, Roles))
+    for body in (*roles, outside):
+        ops = [s for s in (*walk(body), *walk(outside)) if isinstance(s, Op)]
+        effects = [(op, e) for op in ops for e in op.instruction.effects()]
+        committed = any(isinstance(e, CommitGroup) and e.queue == "bulk" for _, e in effects)
+        waited = any(isinstance(e, WaitGroup) and e.queue == "bulk" for _, e in effects)
+        for op in (s for s in walk(body) if isinstance(s, Op)):
+            if not any(isinstance(e, BulkTensorCopy) and e.direction == "store" for e in op.instruction.effects()):
+                continue
+            if not committed:
+                yield f"{at(op.where)}this bulk store is never committed to a group: k.commit_bulk() after it"
+            elif not waited:
+                yield (
+                    f"{at(op.where)}nothing waits for this bulk store: k.wait_bulk(reads_only=True) before its shared "
+                    "memory is used again or the kernel ends"
+                )

@@ -1,0 +1,171 @@
+# pyright: reportInvalidTypeForm=false
+"""What ptxas would serialise or get wrong in silence is refused while tracing, with the author's line."""
+
+from __future__ import annotations
+
+import linecache
+import re
+
+import pytest
+
+from warploom.core.errors import VerifyError
+from warploom.lang import Fragment, Global, Kernel, KernelFunction, TensorMap, bf16, f32, kernel, u32
+from warploom.layout.wgmma import MatrixDescriptor
+
+SHAPE = MatrixDescriptor(128, stride=1024)
+
+
+def product(k: Kernel, into: Fragment, *, accumulate: bool = True) -> None:
+    """One step of A·B over the first bytes of shared memory."""
+    k.wgmma(into, k.descriptor(k.shared_base, SHAPE), k.descriptor(k.shared_base, SHAPE), accumulate=accumulate)
+
+
+@kernel(threads=128, requires="sm_90a")
+def products(k: Kernel, out: Global[f32], steps: u32, *, mistake: str) -> None:
+    """Two accumulators, the second of which runs on while the first is used."""
+    k.shared(bf16, (64, 64), name="tile", swizzle="auto")
+    first, second = k.warpgroup_accumulator(8, "first"), k.warpgroup_accumulator(8, "second")
+    if mistake != "no fence":
+        k.wgmma_fence()
+    product(k, first, accumulate=False)
+    if mistake != "no commit":
+        k.wgmma_commit()
+    product(k, second, accumulate=False)
+    k.wgmma_commit()
+    if mistake == "used before the wait":
+        out.store(first.registers[0], 0)
+    k.wgmma_wait(2 if mistake == "wait count" else 1, first)
+    if mistake == "other accumulator used":
+        second.scale(0, 2.0)
+    first.scale(0, 2.0)
+    if mistake == "not fenced again":
+        product(k, first)
+        k.wgmma_commit()
+        k.wgmma_wait(0, first, second)
+    elif mistake == "carried around a loop":
+        with k.loop(steps):
+            first.scale(1, 0.5)
+            k.wgmma_fence()
+            product(k, first)
+            k.wgmma_commit()
+    elif mistake == "last one not waited for":
+        pass
+    elif mistake == "in a role":
+        with k.warps(0, 4):
+            k.wgmma_fence()
+            product(k, first)
+            k.wgmma_commit()
+            k.wgmma_wait(1, second)
+    elif mistake == "on both sides":
+        with k.when(steps > 1, uniform=True):
+            k.wgmma_wait(1)
+        with k.otherwise():
+            first.scale(1, 2.0)
+        second.scale(1, 2.0)
+    if mistake != "last one not waited for":
+        k.wgmma_wait(0, first, second)
+    out.store(first.registers[0], k.thread)
+    out.store(second.registers[0] if mistake == "" else first.registers[1], k.thread + 128)
+
+
+WGMMA = {
+    "no fence": (r"wgmma without a k.wgmma_fence\(\) before it", "k.wgmma(into"),
+    "not fenced again": (r"k.wgmma_fence\(\) since 'first\d*' was last accessed", "k.wgmma(into"),
+    "no commit": (r"leaves pending|was not committed", "k.wgmma_wait(2"),
+    "wait count": (r"in one of the 2 newest groups, which this wait leaves pending", "k.wgmma_wait(2"),
+    "used before the wait": (r"accesses 'first\d*', which the wgmma of test_.*:\d+ has in flight", "out.store(first"),
+    "other accumulator used": (r"accesses 'second\d*', which the wgmma", "second.scale(0"),
+    "carried around a loop": (r"accesses 'first\d*', which the wgmma", "first.scale(1, 0.5)"),
+    "last one not waited for": (r"this wgmma is never waited for", "k.wgmma(into"),
+    "on both sides": (r"accesses 'second\d*', which the wgmma", "second.scale(1"),
+    "in a role": (r"never waited for", "k.wgmma(into"),
+}
+
+
+def refused(function: KernelFunction, mistake: str, message: str, source: str) -> None:
+    """The error says so, at a line of this file that holds ``source``."""
+    with pytest.raises(VerifyError) as error:
+        function.trace(mistake=mistake)
+    lines = [line for line in str(error.value).splitlines()[1:] if re.search(message, line)]
+    assert lines, str(error.value)
+    found = [re.match(r"\s*test_verify_hopper\.py:(\d+): ", line) for line in lines]
+    assert all(found)
+    assert any(source in linecache.getline(__file__, int(m[1])) for m in found if m is not None), str(error.value)
+
+
+def test_overlapping_products_are_accepted() -> None:
+    products.trace(mistake="")
+
+
+@pytest.mark.parametrize("mistake", WGMMA)
+def test_wgmma_mistakes_name_the_authors_line(mistake: str) -> None:
+    refused(products, mistake, *WGMMA[mistake])
+
+
+@kernel(threads=256, requires="sm_90a")
+def copies(k: Kernel, source: TensorMap, target: TensorMap, *, mistake: str) -> None:
+    """A box in by one role, and out again by the other."""
+    tile = k.shared(bf16, (64, 64), name="tile", swizzle="auto")
+    full, free = k.mbarriers(2, "full"), k.mbarriers(2, "free")
+    leader = k.thread == 0
+    with k.when(leader):
+        if mistake != "not initialised":
+            full.init(0 if mistake == "no arrivals" else 1)
+        free.init(4)
+        k.mbarrier_fence()
+    k.syncthreads()
+    with k.warps(0, 4):
+        ring = k.ring(2, phase=1)
+        if mistake != "nobody arrives":
+            free.wait(2 if mistake == "parity" else ring.phase, ring.stage)
+        if mistake == "bytes":
+            full.expect(tile.layout.bytes - 8, ring.stage, when=leader)
+        elif mistake == "too many bytes":
+            full.expect(1 << 20, ring.stage, when=leader)
+        elif mistake == "not expected":
+            full.arrive(ring.stage, when=leader)
+        elif mistake == "all expect":
+            full.expect(tile.layout.bytes, ring.stage)
+        else:
+            full.expect(tile.layout.bytes, ring.stage, when=leader)
+        k.tma_load(tile, source, (0, 0), free if mistake == "wrong mbarrier" else full, ring.stage, when=leader)
+    with k.warps(4, 8):
+        ring = k.ring(2)
+        full.wait(ring.phase, ring.stage)
+        k.fence_async()
+        k.tma_store(target, (0, 0), tile, when=k.thread == 128)
+        if mistake != "store not committed":
+            k.commit_bulk()
+        if mistake == "all arrive":
+            free.arrive(ring.stage)
+        elif mistake != "nobody arrives":
+            free.arrive(ring.stage, when=k.lane == 0)
+        if mistake == "nobody arrives":
+            free.wait(0, 1)
+        if mistake not in ("store not waited for", "store not committed"):
+            k.wait_bulk(reads_only=True)
+
+
+MBARRIERS = {
+    "not initialised": (r"uses the mbarriers 'full', which nothing initialises", "full.expect("),
+    "no arrivals": (r"for 0 arrivals a phase: it counts 1 to 1048575", "full.init("),
+    "parity": (r"waits for parity 2", "free.wait(2"),
+    "bytes": (r"expects 8184 bytes: boxes are multiples of 16", "full.expect("),
+    "too many bytes": (r"expects 1048576 bytes", "full.expect(1 << 20"),
+    "not expected": (r"copies to complete on 'full', which never expects any bytes", "k.tma_load("),
+    "wrong mbarrier": (r"expects bytes at 'full', on which no copy completes", "full.expect("),
+    "all expect": (r"all 128 threads arrive at 'full', which is initialised for 1 arrivals", "full.expect("),
+    "all arrive": (r"all 128 threads arrive at 'free', which is initialised for 4 arrivals", "free.arrive("),
+    "nobody arrives": (r"waits for 'free', at which nothing ever arrives", "free.wait("),
+    "store not committed": (r"this bulk store is never committed to a group", "k.tma_store("),
+    "store not waited for": (r"nothing waits for this bulk store", "k.tma_store("),
+}
+
+
+def test_a_ring_is_accepted() -> None:
+    copies.trace(mistake="")
+
+
+@pytest.mark.parametrize("mistake", MBARRIERS)
+def test_mbarrier_mistakes_name_the_authors_line(mistake: str) -> None:
+    refused(copies, mistake, *MBARRIERS[mistake])
