@@ -29,18 +29,13 @@ _BITCAST = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bitcast(Instruction):
-    """The same bits read as another type of the same width."""
+class _Cast(Instruction):
+    """One register of type ``source`` in, one of type ``dtype`` out, lane by lane."""
 
     source: DType
     dtype: DType
     pure: ClassVar[bool] = True
     lanewise: ClassVar[bool] = True
-    moves_bits: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        return f"mov.b{self.dtype.bits}.{self.source.name}.{self.dtype.name}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -49,6 +44,17 @@ class Bitcast(Instruction):
     @property
     def result_types(self) -> tuple[DType, ...]:
         return (self.dtype,)
+
+
+@dataclass(frozen=True, slots=True)
+class Bitcast(_Cast):
+    """The same bits read as another type of the same width."""
+
+    moves_bits: ClassVar[bool] = True
+
+    @property
+    def mnemonic(self) -> str:
+        return f"mov.b{self.dtype.bits}.{self.source.name}.{self.dtype.name}"
 
     def expression(self, operands: Sequence[str]) -> str:
         cast = _BITCAST.get((self.source.name, self.dtype.name), f"({self.dtype.cuda}){{}}")
@@ -59,29 +65,16 @@ class Bitcast(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class Convert(Instruction):
+class Convert(_Cast):
     """A conversion by value: integers widen, narrow (wrapping) or become floats; floats truncate toward zero.
 
     Floats beyond an integer type's range become its nearest end; a NaN becomes 0 where both types have 32 bits, else
     the integer whose highest bit alone is set (PTX ISA, ``cvt``).
     """
 
-    source: DType
-    dtype: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
-
     @property
     def mnemonic(self) -> str:
         return f"cvt.{self.dtype.name}.{self.source.name}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        return (self.source,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        return (self.dtype,)
 
     def expression(self, operands: Sequence[str]) -> str:
         if self.dtype is pred:

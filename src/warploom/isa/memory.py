@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -54,11 +54,8 @@ MOST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Load(Instruction):
-    """``ld.{shared,global}``: ``count`` consecutive elements at an address (1, 2, 4, 8 or 16 bytes in all).
-
-    Elements narrower than 32 bits load one at a time, zero-extended. ``order`` acquire/relaxed give ``ld.acquire``.
-    """
+class _VectorAccess(Instruction):
+    """``count`` consecutive elements at one address, between memory and registers of a thread."""
 
     space: Space
     dtype: DType
@@ -68,15 +65,29 @@ class Load(Instruction):
     order: Order = "weak"
     scope: Scope = "gpu"
     moves_bits: ClassVar[bool] = True
+    action: ClassVar[Literal["load", "store"]] = "load"
 
     def __post_init__(self) -> None:
         _check_vector(self.dtype, self.count)
 
     @property
     def mnemonic(self) -> str:
+        opcode = ("ld" if self.action == "load" else "st") + _ordering(self.order, self.scope)
         vector = f".v{self.count}" if self.count > 1 else ""
-        kind = f"b{self.dtype.bits}" if self.dtype.bits >= 32 else f"u{self.dtype.bits}"
-        return f"ld{_ordering(self.order, self.scope)}.{self.space}{CACHE_HINTS[self.cache]}{vector}.{kind}"
+        kind = f"{'b' if self.dtype.bits >= 32 else 'u'}{self.dtype.bits}"
+        return f"{opcode}.{self.space}{CACHE_HINTS[self.cache]}{vector}.{kind}"
+
+    def effects(self) -> tuple[Effect, ...]:
+        size, words = self.count * self.dtype.bytes, self.count
+        return (Access(self.space, self.action, 0, size, self.offset, words=words, order=self.order, scope=self.scope),)
+
+
+@dataclass(frozen=True, slots=True)
+class Load(_VectorAccess):
+    """``ld.{shared,global}``: ``count`` consecutive elements at an address (1, 2, 4, 8 or 16 bytes in all).
+
+    Elements narrower than 32 bits load one at a time, zero-extended. ``order`` acquire/relaxed give ``ld.acquire``.
+    """
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -85,10 +96,6 @@ class Load(Instruction):
     @property
     def result_types(self) -> tuple[DType, ...]:
         return (register_type(self.dtype),) * self.count
-
-    def effects(self) -> tuple[Effect, ...]:
-        size = self.count * self.dtype.bytes
-        return (Access(self.space, "load", 0, size, self.offset, words=self.count, order=self.order, scope=self.scope),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         constraint = register_type(self.dtype).constraint
@@ -105,36 +112,14 @@ class Load(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class Store(Instruction):
+class Store(_VectorAccess):
     """``st.{shared,global}``: operands address, then ``count`` registers of ``dtype`` (sub-word: the low bits)."""
 
-    space: Space
-    dtype: DType
-    count: int = 1
-    offset: int = 0
-    cache: str = ""
-    order: Order = "weak"
-    scope: Scope = "gpu"
-    moves_bits: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _check_vector(self.dtype, self.count)
-
-    @property
-    def mnemonic(self) -> str:
-        vector = f".v{self.count}" if self.count > 1 else ""
-        kind = f"{'b' if self.dtype.bits >= 32 else 'u'}{self.dtype.bits}"
-        return f"st{_ordering(self.order, self.scope)}.{self.space}{CACHE_HINTS[self.cache]}{vector}.{kind}"
+    action: ClassVar[Literal["load", "store"]] = "store"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
         return (_address_type(self.space), *(register_type(self.dtype),) * self.count)
-
-    def effects(self) -> tuple[Effect, ...]:
-        size = self.count * self.dtype.bytes
-        return (
-            Access(self.space, "store", 0, size, self.offset, words=self.count, order=self.order, scope=self.scope),
-        )
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         constraint = register_type(self.dtype).constraint
@@ -219,30 +204,38 @@ def _transpose_8x8(rows: Array) -> Array:
     return np.ascontiguousarray(rows.transpose(0, 1, 3, 2))
 
 
-def _check_count(count: int) -> None:
-    if count not in (1, 2, 4):
-        raise VerifyError(f"ldmatrix and stmatrix move 1, 2 or 4 matrices, not {count}")
-
-
 @dataclass(frozen=True, slots=True)
-class LdMatrix(Instruction):
-    """``ldmatrix.sync.aligned.m8n8.x{1,2,4}[.trans].shared.b16``: ``count`` 8×8 matrices of 16-bit elements.
-
-    Lane 8·i + r gives the address of row r of matrix i (16 bytes, 16-byte aligned). Result i holds, in lane l, elements
-    2·(l mod 4) and 2·(l mod 4)+1 of row l/4 of matrix i; with ``.trans`` of column l/4.
-    """
+class _MatrixAccess(Instruction):
+    """``count`` 8×8 matrices of 16-bit elements between shared memory and the registers of a warp."""
 
     count: int
     transposed: bool = False
     offset: int = 0
     moves_bits: ClassVar[bool] = True
+    action: ClassVar[Literal["load", "store"]] = "load"
 
     def __post_init__(self) -> None:
-        _check_count(self.count)
+        if self.count not in (1, 2, 4):
+            raise VerifyError(f"ldmatrix and stmatrix move 1, 2 or 4 matrices, not {self.count}")
 
     @property
     def mnemonic(self) -> str:
-        return f"ldmatrix.sync.aligned.m8n8.x{self.count}{'.trans' if self.transposed else ''}.shared.b16"
+        opcode = "ldmatrix" if self.action == "load" else "stmatrix"
+        return f"{opcode}.sync.aligned.m8n8.x{self.count}{'.trans' if self.transposed else ''}.shared.b16"
+
+    def effects(self) -> tuple[Effect, ...]:
+        lanes = 8 * self.count
+        access = Access("shared", self.action, 0, 16, self.offset, lanes=lanes, collective=True, words=4)
+        return (WarpSync(aligned=True), access)
+
+
+@dataclass(frozen=True, slots=True)
+class LdMatrix(_MatrixAccess):
+    """``ldmatrix.sync.aligned.m8n8.x{1,2,4}[.trans].shared.b16``: ``count`` 8×8 matrices of 16-bit elements.
+
+    Lane 8·i + r gives the address of row r of matrix i (16 bytes, 16-byte aligned). Result i holds, in lane l, elements
+    2·(l mod 4) and 2·(l mod 4)+1 of row l/4 of matrix i; with ``.trans`` of column l/4.
+    """
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -251,10 +244,6 @@ class LdMatrix(Instruction):
     @property
     def result_types(self) -> tuple[DType, ...]:
         return (u32,) * self.count
-
-    def effects(self) -> tuple[Effect, ...]:
-        read = Access("shared", "load", 0, 16, self.offset, lanes=8 * self.count, collective=True, words=4)
-        return (WarpSync(aligned=True), read)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         template = f"{self.mnemonic} {braces(0, self.count)}, {address(self.count, self.offset)};"
@@ -271,28 +260,14 @@ class LdMatrix(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class StMatrix(Instruction):
+class StMatrix(_MatrixAccess):
     """``stmatrix`` (sm_90): the inverse of :class:`LdMatrix`. Operands address, then ``count`` registers."""
 
-    count: int
-    transposed: bool = False
-    offset: int = 0
-    moves_bits: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _check_count(self.count)
-
-    @property
-    def mnemonic(self) -> str:
-        return f"stmatrix.sync.aligned.m8n8.x{self.count}{'.trans' if self.transposed else ''}.shared.b16"
+    action: ClassVar[Literal["load", "store"]] = "store"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
         return (u32,) * (1 + self.count)
-
-    def effects(self) -> tuple[Effect, ...]:
-        write = Access("shared", "store", 0, 16, self.offset, lanes=8 * self.count, collective=True, words=4)
-        return (WarpSync(aligned=True), write)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         template = f"{self.mnemonic} {address(0, self.offset)}, {braces(1, self.count)};"
