@@ -159,7 +159,7 @@ class AccessSteps:
             if run.checks:
                 run.counter.global_access(name, address.view(np.int64), access.bytes, frame.active)
                 self._strong(frame, access, address)
-                run.memory.track(frame, targets, 32, access.bytes, op, "read", strong=strong,
+                run.memory.track(frame, targets, access.bytes, op, "read", strong=strong,
                                  cta_only=access.scope == "cta")  # fmt: skip
             words = run.memory.load(frame, targets, (frame.n, 32), word, access.words)
             self._put(frame, op, words, None, None)
@@ -180,7 +180,7 @@ class AccessSteps:
             targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
             if run.checks:
                 run.counter.global_access(name, address.view(np.int64), access.bytes, frame.active)
-                run.memory.track(frame, targets, 32, access.bytes, op, mode, strong=strong,
+                run.memory.track(frame, targets, access.bytes, op, mode, strong=strong,
                                  cta_only=access.scope == "cta", data=data)  # fmt: skip
                 self._strong(frame, access, address)
             run.memory.store(frame, targets, data, op)
@@ -200,7 +200,7 @@ class AccessSteps:
             targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
             if run.checks:
                 run.counter.global_access(name, address.view(np.int64), access.bytes, frame.active)
-                run.memory.track(frame, targets, 32, access.bytes, op, "atomic", strong=True,
+                run.memory.track(frame, targets, access.bytes, op, "atomic", strong=True,
                                  cta_only=access.scope == "cta")  # fmt: skip
                 self._strong(frame, access, address)
             old = np.zeros(frame.n * 32, instruction.dtype.numpy)
@@ -250,7 +250,7 @@ class AccessSteps:
         run, whole = self.run, word.itemsize * words
         if isinstance(size, int) or bool((size == whole).all()):
             targets = run.memory.resolve(frame, address, whole, op, frame.active, whole)
-            run.memory.track(frame, targets, 32, whole, op, "read")
+            run.memory.track(frame, targets, whole, op, "read")
             reads.append((targets, whole))
             return run.memory.load(frame, targets, (frame.n, 32), word, words)
         targets = run.memory.resolve(frame, address, size, op, frame.active, whole)
@@ -265,7 +265,7 @@ class AccessSteps:
                 part = type(target)(target.buffer, positions[sizes[positions] == length],
                                     target.offsets[sizes[positions] == length])  # fmt: skip
                 if length:
-                    run.memory.track(frame, [part], 32, int(length), op, "read")
+                    run.memory.track(frame, [part], int(length), op, "read")
                     reads.append(([part], int(length)))
         return data.view(word).reshape(frame.n, 32, words)
 

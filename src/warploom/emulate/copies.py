@@ -71,7 +71,7 @@ class CopyQueue:
                 left.append(copy)
                 continue
             for targets, size in copy.reads:  # the source may have been written since the copy was issued
-                self.memory.track(copy.frame, targets, 32, size, copy.op, "read")
+                self.memory.track(copy.frame, targets, size, copy.op, "read")
             row, lane = np.nonzero(done)
             self.shared.land(
                 copy.rows[row], lane.astype(np.int32), copy.index[row, lane], copy.data[row, lane], copy.op

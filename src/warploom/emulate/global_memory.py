@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,20 +13,31 @@ from warploom.emulate.clocks import Clocks
 from warploom.emulate.frames import Frame
 from warploom.emulate.report import Reporter
 from warploom.ir.program import Op
+from warploom.layout.fragments import WARP_SIZE
 
 Array = NDArray[Any]
 
 
+Mode = Literal["read", "write", "atomic"]
+
+
 @dataclass(slots=True)
 class _Event:
-    """One access, kept for as long as a later one may conflict with it. All arrays are flat, one entry per cell."""
+    """One access, kept for as long as a later one may conflict with it. All arrays are flat, one entry per cell.
 
+    ``rows`` are the warps as the batch of the access counts them, ``agents`` as the whole grid does.
+    """
+
+    op: Op
+    mode: Mode
+    buffer: GlobalBuffer
     cells: Array
+    rows: Array
     agents: Array
     lanes: Array
     stamp: int
-    strong: bool
-    cta_only: bool
+    strong: bool = False
+    cta_only: bool = False
 
 
 class Record:
@@ -211,28 +222,30 @@ class GlobalMemory:
     # -- races ---------------------------------------------------------------------------------------------------
 
     def track(
-        self, frame: Frame, targets: list[Target], lanes: int, size: int, op: Op, mode: str, *,
+        self, frame: Frame, targets: list[Target], size: int, op: Op, mode: Mode, *,
         strong: bool = False, cta_only: bool = False, data: Array | None = None,
     ) -> None:  # fmt: skip
-        """Check an access ("read", "write", "atomic") against the unordered ones before it, and record it."""
+        """Check an access of ``size`` bytes per lane against the unordered ones before it, and record it."""
         if not self.checks:
             return
         for target in targets:
-            record = self.records.get(target.buffer.region) if target.buffer.region is not None else None
+            buffer = target.buffer
+            record = self.records.get(buffer.region) if buffer.region is not None else None
             if record is None:
                 continue
-            positions = np.arange(frame.n * lanes) if target.positions is None else target.positions
+            positions = np.arange(frame.n * WARP_SIZE) if target.positions is None else target.positions
             per_lane = max(1, size // self.granule)
-            first = (target.offsets + (target.buffer.real - record.region.real)) // self.granule
+            first = (target.offsets + (buffer.real - record.region.real)) // self.granule
             cells = (first[:, None] + np.arange(per_lane)).reshape(-1)
-            rows = np.repeat(frame.flat[positions // lanes], per_lane)
-            lane = np.repeat(positions % lanes, per_lane)
-            self._track_cells(record, target, cells, rows, lane, op, mode, strong, cta_only)
+            rows, lanes = (np.repeat(x, per_lane) for x in (frame.flat[positions // WARP_SIZE], positions % WARP_SIZE))
+            access = self._event(op, mode, buffer, cells, rows, lanes)
+            access.strong, access.cta_only = strong, cta_only
+            self._track_cells(record, access)
             if mode == "write" and not strong and data is not None:
-                self._check_clash(record, cells, rows, lane, op, data.reshape(-1, data.shape[2])[positions], per_lane)
+                self._check_clash(record, access, data.reshape(-1, data.shape[2])[positions], per_lane)
 
     def track_engine(
-        self, buffer: GlobalBuffer, offsets: Array, row: int, lane: int, op: Op, mode: str, size: int
+        self, buffer: GlobalBuffer, offsets: Array, row: int, lane: int, op: Op, mode: Mode, size: int
     ) -> None:
         """The same for a copy that a lane has started: byte offsets of its elements of ``size`` bytes."""
         record = self.records.get(buffer.region) if self.checks and buffer.region is not None else None
@@ -242,41 +255,38 @@ class GlobalMemory:
         if size > self.granule:
             cells = np.unique(cells[:, None] + np.arange(size // self.granule))
         rows, lanes = np.full(cells.shape, row), np.full(cells.shape, lane)
-        self._track_cells(record, Target(buffer, None, offsets), cells, rows, lanes, op, mode, False, False)
+        self._track_cells(record, self._event(op, mode, buffer, cells, rows, lanes))
 
-    def _track_cells(
-        self, record: Record, target: Target, cells: Array, rows: Array, lane: Array, op: Op, mode: str, strong: bool,
-        cta_only: bool,
-    ) -> None:  # fmt: skip
-        stamp = self.clocks.stamp(op)
-        agents = self.report.first + rows
+    def _event(self, op: Op, mode: Mode, buffer: GlobalBuffer, cells: Array, rows: Array, lanes: Array) -> _Event:
+        return _Event(op, mode, buffer, cells, rows, self.report.first + rows, lanes, self.clocks.stamp(op))
+
+    def _track_cells(self, record: Record, mine: _Event) -> None:
+        cells, mode = mine.cells, mine.mode
         write_stamp = record.write_stamp[cells]
         if write_stamp.any():
-            fine = self.clocks.ordered(
-                rows, lane, False, record.write_agent[cells], record.write_lane[cells], write_stamp, visible=True
-            )
-            self._report(op, mode, ~fine, rows, lane, record.write_agent[cells], write_stamp, cells, target, "wrote")
-        event = _Event(cells, agents, lane, stamp, strong, cta_only)
+            agents, lanes = record.write_agent[cells], record.write_lane[cells]
+            fine = self.clocks.ordered(mine.rows, mine.lanes, False, agents, lanes, write_stamp, visible=True)
+            self._report(mine, np.arange(cells.size), ~fine, agents, write_stamp, "wrote")
         if mode in ("write", "atomic"):
             if record.touched[0][cells].any():
-                self._against(record.reads, event, rows, op, mode, target, "read", weak_only=mode == "atomic")
+                self._against(record.reads, mine, "read", weak_only=mode == "atomic")
             if record.touched[1][cells].any():
-                self._against(record.atomics, event, rows, op, mode, target, "updated", atomic=mode == "atomic")
-        elif not strong and record.touched[1][cells].any():
-            self._against(record.atomics, event, rows, op, mode, target, "updated")
+                self._against(record.atomics, mine, "updated", atomic=mode == "atomic")
+        elif not mine.strong and record.touched[1][cells].any():
+            self._against(record.atomics, mine, "updated")
         if mode == "write":
-            record.write_stamp[cells], record.write_agent[cells], record.write_lane[cells] = stamp, agents, lane
+            record.write_stamp[cells], record.write_agent[cells] = mine.stamp, mine.agents
+            record.write_lane[cells] = mine.lanes
         elif mode == "read":
             record.touched[0][cells] = True
-            record.reads.append(event)
+            record.reads.append(mine)
         else:
             record.touched[1][cells] = True
-            record.atomics.append(event)
+            record.atomics.append(mine)
 
     def _against(
-        self, events: list[_Event], mine: _Event, rows: Array, op: Op, mode: str, target: Target, past: str, *,
-        weak_only: bool = False, atomic: bool = False,
-    ) -> None:  # fmt: skip
+        self, events: list[_Event], mine: _Event, past: str, *, weak_only: bool = False, atomic: bool = False
+    ) -> None:
         for event in events:
             if weak_only and event.strong:
                 continue
@@ -287,41 +297,31 @@ class GlobalMemory:
                 continue
             agents, lanes = event.agents[theirs], event.lanes[theirs]
             stamps = np.full(agents.size, event.stamp)
-            fine = self.clocks.ordered(rows[me], mine.lanes[me], False, agents, lanes, stamps, visible=True)
+            fine = self.clocks.ordered(mine.rows[me], mine.lanes[me], False, agents, lanes, stamps, visible=True)
             if atomic:  # atomics do not race with each other, unless their scope leaves the other CTA out
                 same = agents // self.clocks.warps_per_cta == mine.agents[me] // self.clocks.warps_per_cta
                 fine |= same
-            self._report(op, mode, ~fine, rows[me], mine.lanes[me], agents, stamps, mine.cells[me], target, past)
+            self._report(mine, me, ~fine, agents, stamps, past)
 
-    def _report(
-        self, op: Op, mode: str, wrong: Array, rows: Array, lane: Array, agents: Array, stamps: Array, cells: Array,
-        target: Target, past: str,
-    ) -> None:  # fmt: skip
+    def _report(self, mine: _Event, me: Array, wrong: Array, agents: Array, stamps: Array, past: str) -> None:
+        """The conflicts that are ``wrong`` of the cells at ``me`` with accesses of others, at those cells."""
         if not wrong.any():
             return
-        region = target.buffer.region
+        region, at = mine.buffer.region, me[wrong]
         assert region is not None
-        addresses = cells[wrong] * self.granule + region.real - target.buffer.real
+        addresses = mine.cells[at] * self.granule + region.real - mine.buffer.real
+        text = f"{past} in {mine.buffer.name}"
         self.report.races(
-            op,
-            mode,
-            rows[wrong],
-            lane[wrong],
-            agents[wrong],
-            stamps[wrong],
-            addresses,
-            f"{past} in {target.buffer.name}",
+            mine.op, mine.mode, mine.rows[at], mine.lanes[at], agents[wrong], stamps[wrong], addresses, text
         )
 
-    def _check_clash(
-        self, record: Record, cells: Array, rows: Array, lane: Array, op: Op, data: Array, per_lane: int
-    ) -> None:
+    def _check_clash(self, record: Record, mine: _Event, data: Array, per_lane: int) -> None:
         """Several threads storing to one address in one execution: fine only within a warp and with equal bits."""
+        cells = mine.cells
         last_agent, last_lane = record.write_agent[cells], record.write_lane[cells]
-        other = (last_agent != self.report.first + rows) | (last_lane != lane)
-        if not other.any():
+        across = last_agent != mine.agents
+        if not (across | (last_lane != mine.lanes)).any():
             return
-        across = last_agent != self.report.first + rows
         unique, first = np.unique(cells[::per_lane], return_index=True)
         group = np.searchsorted(unique, cells[::per_lane])
         differs = (data != data[first[group]]).any(axis=1)
@@ -329,8 +329,10 @@ class GlobalMemory:
         bad &= np.bincount(group)[group] > 1
         if bad.any():
             i = int(np.argmax(bad)) * per_lane
+            where = mine.op.where
             message = (
-                f"several threads write one address in one execution of {op.instruction.mnemonic}, and nothing says "
-                "whose value stays: give each thread its own address"
+                f"several threads write one address in one execution of {mine.op.instruction.mnemonic}, and nothing "
+                "says whose value stays: give each thread its own address"
             )
-            self.report.add("race", op.where, message, int(rows[i]), int(lane[i]), other=op.where, count=int(bad.sum()))
+            row, lane = int(mine.rows[i]), int(mine.lanes[i])
+            self.report.add("race", where, message, row, lane, other=where, count=int(bad.sum()))

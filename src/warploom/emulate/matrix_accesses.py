@@ -76,7 +76,7 @@ class MatrixSteps:
                 else:
                     targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
                     if run.checks:
-                        run.memory.track(frame, targets, 32, access.bytes, op, "read")
+                        run.memory.track(frame, targets, access.bytes, op, "read")
                     words, shadow = run.memory.load(frame, targets, (frame.n, 32), word, 1), None
                 parts.append(words)
                 shadows.append(np.zeros_like(words) if shadow is None else shadow)
@@ -105,7 +105,7 @@ class MatrixSteps:
                     continue
                 targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
                 if run.checks:
-                    run.memory.track(frame, targets, 32, access.bytes, op, "write", data=data)
+                    run.memory.track(frame, targets, access.bytes, op, "write", data=data)
                 run.memory.store(frame, targets, data, op)
 
         return step
