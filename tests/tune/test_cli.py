@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from tests.tune.fakes import FakeFamily, SimulatedClock, fake_gpu
 from tests.tune.test_store import GPU, winner
+from tests.tune.test_tuner import full_disk
 from warploom.cli.main import app
 from warploom.tune import attention, gpu, store
 from warploom.tune.store import WinnerStore
@@ -59,6 +60,15 @@ def test_what_the_budget_does_not_reach_is_an_exit_code(simulated, monkeypatch):
     result = run("attention", "--seq", "4096", "--budget", "1")
     assert result.exit_code == 1
     assert "the budget was spent" in result.output
+
+
+def test_a_full_disk_is_told_after_the_winners(folder, simulated, monkeypatch):
+    monkeypatch.setattr(store, "_remove_unfinished_line", full_disk)
+    result = run("attention", "--seq", "4096")
+    assert result.exit_code == 2
+    assert "tile=128 warps=8" in " ".join(result.output.split())
+    assert "No space left on device" in result.output
+    assert "are not kept" in result.output
 
 
 def test_show_lists_own_stale_and_shipped_winners(folder, monkeypatch):

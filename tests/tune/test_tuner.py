@@ -1,12 +1,15 @@
 """The search on a family whose answer is known: what is pruned, what wins, what is kept, and what survives a kill."""
 
+import errno
 import json
+import os
 import threading
 from dataclasses import replace
 
 import pytest
 
 from tests.tune.fakes import FakeConfig, FakeFamily, SimulatedClock, fake_gpu
+from warploom.tune import store
 from warploom.tune.space import Space, distinct
 from warploom.tune.store import WinnerStore, find_winner
 from warploom.tune.tuner import Effort, GpuLostError, Tuner
@@ -242,6 +245,22 @@ def test_an_unwritable_store_is_an_error_before_hours_are_spent(tmp_path):
     with pytest.raises(OSError, match="file"):
         tuner(tmp_path / "file", family)
     assert family.ran == []
+
+
+def test_a_disk_that_fills_up_costs_the_record_and_not_the_search(tmp_path, monkeypatch):
+    expected = tuner(tmp_path / "whole").tune(4096)
+    search = tuner(tmp_path / "full")
+    monkeypatch.setattr(store, "_remove_unfinished_line", full_disk)
+    outcome = search.tune(4096)
+    assert won(outcome).config == won(expected).config
+    assert outcome.not_kept == f"{tmp_path / 'full' / 'winners.jsonl'}: No space left on device"
+    assert expected.not_kept == ""
+    monkeypatch.undo()
+    assert WinnerStore(tmp_path / "full").winners() == []
+
+
+def full_disk(file):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_one_flag_must_be_worth_it(tmp_path):

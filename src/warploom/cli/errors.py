@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,9 +37,9 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
                 raise
             fail(str(error))
         except OSError as error:
-            if settings.debug or error.filename is None:
+            if settings.debug or (error.filename is None and error.errno != errno.ENOSPC):
                 raise
-            fail(f"{error.filename}: {error.strerror or error}")
+            fail(f"{error.filename or 'writing'}: {error.strerror or error}")
 
     return run
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from warploom.cli.errors import explains_errors
+from warploom.cli.errors import explains_errors, fail
 from warploom.cli.output import console, note, progress_bar, write_json
 
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ def _tune(
         write_json([_outcome_json(outcome) for outcome in outcomes], "-")
     else:
         _show_outcomes(outcomes)
+    if reason := next((outcome.not_kept for outcome in outcomes if outcome.not_kept), ""):
+        fail(f"the winners above are not kept: {reason}. Make room and give the same command again")
     if any(outcome.winner is None for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -227,5 +229,6 @@ def _outcome_json(outcome: Outcome) -> dict[str, Any]:
         "winner": outcome.winner.json() if outcome.winner else None,
         "known": outcome.known,
         "complete": outcome.complete,
+        "not_kept": outcome.not_kept,
         "dropped": dict(outcome.dropped),
     }

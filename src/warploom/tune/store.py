@@ -179,12 +179,17 @@ class WinnerStore:
     def append(self, record: Record) -> None:
         """Keep a record: one line, whole or not at all for every reader. Raises OSError."""
         line = json.dumps({"format": _FORMAT, **record}, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        with self._locked(), open(self.path, "a+b") as file:
-            _remove_unfinished_line(file)
-            file.write(line)
-            file.flush()
-            if record.get("record") == "winner":  # the rest may be lost with the power, not with the process
-                os.fsync(file.fileno())
+        try:
+            with self._locked(), open(self.path, "a+b") as file:
+                _remove_unfinished_line(file)
+                file.write(line)
+                file.flush()
+                if record.get("record") == "winner":  # the rest may be lost with the power, not with the process
+                    os.fsync(file.fileno())
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            raise OSError(error.errno, error.strerror, str(self.path)) from error  # a full disk names no file
 
     def _rebuild(self) -> None:
         """Set damaged lines aside; what is whole stays. A reader that may not write leaves the file as it is."""

@@ -74,13 +74,18 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one problem. ``known``: the store had its winner; ``dropped`` counts reasons not to time."""
+    """What came of one problem.
+
+    ``known``: the store had its winner; ``dropped`` counts reasons not to time; ``not_kept`` is why the store could not
+    take the winner (a full disk), ``""`` where it did.
+    """
 
     problem: ProblemClass
     winner: Winner | None
     known: bool = False
     dropped: Counter[str] = field(default_factory=Counter[str])
     complete: bool = True
+    not_kept: str = ""
 
 
 class BuildAll(Protocol):
@@ -100,7 +105,8 @@ class _Entry:
 class Tuner:
     """Tunes problems of one family on one GPU. ``budget`` seconds are for all problems together.
 
-    Raises OSError where the store cannot be written.
+    Raises OSError where the store cannot be written. If it cannot any more later (a full disk), the search ends all the
+    same, and its outcome says what was not kept.
     """
 
     def __init__(
@@ -127,7 +133,7 @@ class Tuner:
 
     # -- problems
     def tune_all(self, problems: Sequence[Any], *, again: bool = False) -> list[Outcome]:
-        """Every problem in order; those that the budget does not reach have no winner. Raises OSError (the store)."""
+        """Every problem in order; those that the budget does not reach have no winner."""
         outcomes: list[Outcome] = []
         for index, problem in enumerate(problems):
             name = str(self.family.problem_class(problem))
@@ -136,7 +142,7 @@ class Tuner:
         return outcomes
 
     def tune(self, problem: Any, *, again: bool = False, report: Report | None = None) -> Outcome:
-        """The winner for a problem: from the store unless ``again``, else by a search. Raises OSError (the store)."""
+        """The winner for a problem: from the store unless ``again``, else by a search."""
         report = report or self._report
         wanted = self.family.problem_class(problem)
         known = [w for w in self.store.winners(self.gpu.name, package_version()) if w.problem == wanted]
@@ -190,9 +196,18 @@ class _Search:
                 break
             entries.insert(0, better)
         winner = self._decide(entries)
-        self.tuner.store.add(winner)
         self.tuner._remember(winner.config)
-        return Outcome(self.wanted, winner, dropped=self.dropped, complete=complete)
+        not_kept = self._kept(lambda: self.tuner.store.add(winner))
+        return Outcome(self.wanted, winner, dropped=self.dropped, complete=complete, not_kept=not_kept)
+
+    @staticmethod
+    def _kept(write: Callable[[], None]) -> str:
+        """Why the store could not take something: a search of minutes does not end for that."""
+        try:
+            write()
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
+        return ""
 
     def _left_by_a_killed_search(self, space_id: str) -> set[str] | None:
         rounds = self.tuner.store.rounds(self.gpu.name, package_version(), self.wanted, space_id)
@@ -298,7 +313,7 @@ class _Search:
 
     def _note(self, kind: str, values: dict[str, Any]) -> None:
         about = {"gpu": self.gpu.name, "version": package_version(), "problem": self.wanted.json()}
-        self.tuner.store.append({"record": kind, **about, **values})
+        self._kept(lambda: self.tuner.store.append({"record": kind, **about, **values}))
 
     def _one_flag_better(self, best: _Entry) -> _Entry | None:
         """The best of the configurations that differ from ``best`` in one flag, if that is worth it."""
