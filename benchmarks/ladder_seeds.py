@@ -26,13 +26,22 @@ def seed_figures() -> dict[str, Any]:
     return json.loads((SEEDS / "attention.json").read_text(encoding="utf-8"))
 
 
+def published(name: str) -> dict[str, int]:
+    """Counts of one published listing, by its name in attention_sass_counts.csv."""
+    return _listings()[name]
+
+
 def seed_counts() -> dict[str, dict[str, int]]:
     """Counts of the seeds' published SASS by rung, in the tile that this ladder has (from rung 8 on the A100's)."""
-    with (SEEDS / "attention_sass_counts.csv").open(encoding="utf-8", newline="") as file:
-        rows = {row.pop("kernel"): {name: int(value) for name, value in row.items()} for row in csv.DictReader(file)}
+    rows = _listings()
     names = {str(n): str(n) for n in range(1, 7)} | {"7": "7_64_64_swizzling"}
     names |= {str(n): f"{n}_A100" for n in range(8, 17)}
     return {rung: rows[name] for rung, name in names.items()}
+
+
+def _listings() -> dict[str, dict[str, int]]:
+    with (SEEDS / "attention_sass_counts.csv").open(encoding="utf-8", newline="") as file:
+        return {row.pop("kernel"): {name: int(value) for name, value in row.items()} for row in csv.DictReader(file)}
 
 
 def near(ours: float, theirs: float) -> bool:

@@ -123,9 +123,9 @@ ONE = "\n".join(WIDE.splitlines()[:-1])
 SOURCE = "\n".join(
     [
         '"Kernel Name","attention"',
-        '"#","Address","Source","Samples","stall_wait","stall_short_sb","stall_selected","stall_wait (not_issued)"',
-        '"1","7f00","      LDSM.16.M88.4 R8, [R2] ","5","1","0","4","0"',
-        '"2","7f10","      HMMA.16816.F32.BF16 R20, R4, R8, R20 ","95","10","80","5","77"',
+        '"Address","Source","# Samples","stall_wait","stall_short_sb","stall_selected","stall_wait (Not Issued)"',
+        '"7f00","      LDSM.16.M88.4 R8, [R2] ","5","1","0","4","0"',
+        '"7f10","      HMMA.16816.F32.BF16 R20, R4, R8, R20 ","95","10","80","5","77"',
     ]
 )
 
@@ -161,7 +161,8 @@ def test_a_run_asks_for_what_there_is(ncu):
     assert found.samples.total == 100
     arguments = asked.read_text(encoding="utf-8").splitlines()
     metrics = arguments[arguments.index("--metrics") + 1].split(",")
-    assert sorted(metrics) == sorted([LDSM, TENSOR, OPCODES, SAMPLED])
+    assert sorted(metrics) == sorted([LDSM, TENSOR, OPCODES])
+    assert arguments[arguments.index("--section") + 1] == SAMPLED
     assert arguments[arguments.index("--clock-control") + 1] == "none"
     assert json.loads(arguments[-1]) == [{"rung": "8", "seq": 256, "batch": 1, "heads": 1, "settings": ["swizzle=off"]}]
 

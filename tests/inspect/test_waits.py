@@ -35,7 +35,7 @@ def test_the_producer_is_what_writes_the_register_though_another_load_is_nearer(
         encoded("HMMA.16816.F32.BF16 R128, R224, R136, R128", waits=0b1),
         encoded("EXIT"),
     )
-    wait = found[report.instructions[2].address]
+    (wait,) = found[report.instructions[2].address]
     assert (str(wait.producer), wait.between, wait.by_register) == ("LDSM.16.M88.4 R136, [R242]", 1, True)
     assert list(found) == [0x20]
 
@@ -47,7 +47,7 @@ def test_without_a_register_in_common_the_nearest_holder():
         encoded("MOV R8, R7", waits=0b100),
         encoded("EXIT"),
     )
-    wait = found[report.instructions[2].address]
+    (wait,) = found[report.instructions[2].address]
     assert (wait.producer.mnemonic, wait.between, wait.by_register) == ("STS", 0, False)
 
 
@@ -71,13 +71,24 @@ def test_a_loop_is_followed_around():
         encoded("@P0 BRA `(.L_x_0)"),
         encoded("EXIT"),
     )
-    wait = found[report.instructions[1].address]
+    (wait,) = found[report.instructions[1].address]
     assert (wait.producer.mnemonic, wait.between, wait.by_register) == ("LDSM", 1, True)
+
+
+def test_two_counters_have_a_producer_each():
+    report, found = of(
+        encoded("LDL R4, [R1]", written=2),
+        encoded("LDSM.16.M88.4 R8, [R3]", written=0),
+        encoded("HMMA.16816.F32.BF16 R12, R4, R8, R12", waits=0b101),
+        encoded("EXIT"),
+    )
+    near, far = found[report.instructions[2].address]
+    assert (near.producer.mnemonic, near.is_long, far.producer.mnemonic, far.is_long) == ("LDSM", False, "LDL", True)
 
 
 def test_depbar_names_the_counter_of_the_copies():
     _, found = of(encoded("LDGDEPBAR", written=0), encoded("DEPBAR.LE SB0, 0x0"), encoded("EXIT"))
-    assert found[0x10].producer.mnemonic == "LDGDEPBAR"
+    assert found[0x10][0].producer.mnemonic == "LDGDEPBAR"
 
 
 def test_registers_written_and_read():
@@ -107,6 +118,6 @@ def test_the_products_of_a_compiled_rung_wait_for_ldmatrix():
     report = inspect_program(attention_program(FULL_LADDER.rung("2").config), "sm_80")
     found = waits(report.flow)
     products = [i for i in report.loop_instructions if i.mnemonic == "HMMA" and i.address in found]
-    producers = {found[i.address].producer.mnemonic for i in products if found[i.address].by_register}
+    producers = {wait.producer.mnemonic for i in products for wait in found[i.address] if wait.by_register}
     assert producers == {"LDSM"}
     assert len(products) > 8

@@ -41,8 +41,8 @@ _ELAPSED = "avg.pct_of_peak_sustained_elapsed"
 _SASS_WAVEFRONTS = "sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_"
 _SASS_CONFLICTS = "sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_"
 OPCODES = "sass__inst_executed_per_opcode"
-SAMPLED = "group:smsp__pcsamp_warp_stall_reasons"
-"""The samples of warp states, instruction by instruction."""
+SAMPLED = "SourceCounters"
+"""The section with the samples of warp states, instruction by instruction."""
 
 
 def _sass(stem: str, *operations: str) -> tuple[str, ...]:
@@ -128,7 +128,9 @@ class Profile:
 
     @property
     def groups(self) -> dict[str, int]:
-        """Executed warp instructions by purpose. MOV and IMAD count by their mnemonic: operands are not known here."""
+        """Executed warp instructions by purpose; without samples MOV and IMAD count by their mnemonic alone."""
+        if self.samples is not None and any(spot.executed for spot in self.samples.spots):
+            return self.samples.groups
         found: dict[str, int] = {}
         for opcode, count in self.opcodes.items():
             group = purpose(Instruction(0, "", opcode, ()))
@@ -208,12 +210,12 @@ def profile_attention(launches: Sequence[Launch], *, seconds: float = 120.0) -> 
     for one in launches:
         one.config  # noqa: B018  # a mistake is told before anything runs
     chosen = choose_metrics(available_metrics(ncu))
-    wanted = [*(m for table in chosen.values() for m in table.values()), OPCODES, SAMPLED]
+    wanted = [*(m for table in chosen.values() for m in table.values()), OPCODES]
     with tempfile.TemporaryDirectory(prefix="warploom-") as folder:
         file = str(Path(folder) / "report.ncu-rep")
         driver = [sys.executable, "-m", "warploom.bench.profile", json.dumps([asdict(one) for one in launches])]
         done = _run([ncu, "--clock-control", "none", "--target-processes", "all", "-f", "-o", file,
-                     "--metrics", ",".join(wanted), *driver], seconds)  # fmt: skip
+                     "--section", SAMPLED, "--metrics", ",".join(wanted), *driver], seconds)  # fmt: skip
         if done.returncode != 0 or not Path(file).exists():
             raise UnsupportedDeviceError(refusal(done.stdout + done.stderr))
         shown = [ncu, "--import", file, "--csv", "--print-units", "base"]

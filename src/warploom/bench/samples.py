@@ -14,36 +14,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from warploom.core.errors import ConfigError
+from warploom.inspect.purpose import GROUPS, is_tensor, purpose
 from warploom.inspect.report import SassReport
 from warploom.inspect.sass import Instruction, parse_sass
 from warploom.inspect.waits import Wait, waits
 
-_SHORT_NAMES = {
-    "barrier": "barrier", "branch_resolve": "branch_resolving", "dispatch": "dispatch_stall", "drain": "drain",
+_REASONS = {
+    "barrier": "barrier", "branch_resolving": "branch_resolving", "dispatch": "dispatch_stall", "drain": "drain",
     "gmma": "gmma", "imc": "imc_miss", "lg": "lg_throttle", "long_sb": "long_scoreboard", "math": "math_pipe_throttle",
     "membar": "membar", "mio": "mio_throttle", "misc": "misc", "no_inst": "no_instruction",
     "not_selected": "not_selected", "selected": "selected", "short_sb": "short_scoreboard", "sleep": "sleeping",
-    "sleeping": "sleeping", "tex": "tex_throttle", "wait": "wait",
-    "branch_resolving": "branch_resolving", "no_instructions": "no_instruction", "dispatch_stall": "dispatch_stall",
+    "tex": "tex_throttle", "wait": "wait",
 }  # fmt: skip
-"""ncu's names of columns (``stall_short_sb``) → the reason's name."""
-_METRIC = "smsp__pcsamp_warps_issue_stalled_"
-SCOREBOARDS = ("short_scoreboard", "long_scoreboard")
-"""The reasons that have a producer: shared memory and special functions; global and local memory."""
-ISSUED = "selected"
+"""ncu's names of columns behind ``stall_`` → the reason's name."""
+_ALL = "# Samples"
+_EXECUTED = "Instructions Executed"
+SHORT, LONG = "short_scoreboard", "long_scoreboard"
+"""The reasons that have a producer: shared memory, shuffles and special functions; global and local memory."""
+
+
+REST = "other"
+"""Samples of a reason that ncu's page has no column for (``gmma``: a wgmma that is waited for)."""
+ALIKE = 0.9
+"""The share of equal opcodes from which on two disassemblies are of the same code: releases call some differently."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """One instruction as ncu lists it: its text, and samples by reason (:data:`ISSUED` is one of them)."""
+    """One instruction as ncu lists it: its text, how many warps executed it, and samples by reason."""
 
     text: str
     samples: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        """All samples, issued ones included."""
-        return sum(self.samples.values())
+    executed: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,19 @@ class Spot:
 
     instruction: Instruction
     samples: Mapping[str, int]
-    wait: Wait | None = None
+    executed: int = 0
+    waits: tuple[Wait, ...] = ()
     line: str = ""
 
     @property
     def total(self) -> int:
         """All samples."""
         return sum(self.samples.values())
+
+    def wait(self, reason: str) -> Wait | None:
+        """The producer that a reason speaks of: global and local memory, or all others."""
+        wanted = [wait for wait in self.waits if wait.is_long == (reason == LONG)]
+        return next(iter(wanted or self.waits), None) if reason in (SHORT, LONG) else None
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,15 @@ class Samples:
                 counts[reason] = counts.get(reason, 0) + count
         return {r: 100 * n / self.total for r, n in sorted(counts.items(), key=lambda item: -item[1]) if n}
 
+    @property
+    def groups(self) -> dict[str, int]:
+        """Executed warp instructions by purpose; zeroing, copies and constants told apart by their operands."""
+        found: dict[str, int] = {}
+        for spot in self.spots:
+            group = purpose(spot.instruction)
+            found[group] = found.get(group, 0) + spot.executed
+        return {group: found[group] for group in GROUPS if found.get(group)}
+
     def hottest(self, most: int = 12) -> list[dict[str, Any]]:
         """The instructions with most samples: share in %, reasons, producer and distance, the author's line."""
         ordered = sorted(self.spots, key=lambda spot: -spot.total)[:most]
@@ -95,9 +112,11 @@ class Samples:
             "reasons, %": {r: round(100 * n / self.total, 2) for r, n in reasons[:3] if n},
             "line": spot.line,
         }
-        if spot.wait is not None:
-            row["waits for"] = str(spot.wait.producer)
-            row["between"] = spot.wait.between
+        scoreboards = [(count, reason) for reason in (SHORT, LONG) if (count := spot.samples.get(reason, 0))]
+        wait = spot.wait(max(scoreboards)[1]) if scoreboards else None
+        if wait is not None:
+            row["waits for"] = str(wait.producer)
+            row["between"] = wait.between
         return row
 
     def pairs(self) -> list[dict[str, Any]]:
@@ -107,12 +126,11 @@ class Samples:
         """
         found: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
         for spot in self.spots:
-            if spot.wait is None:
-                continue
-            for reason in SCOREBOARDS:
-                if count := spot.samples.get(reason, 0):
-                    key = reason, spot.instruction.mnemonic, spot.wait.producer.mnemonic
-                    found.setdefault(key, []).append((spot.wait.between, count))
+            for reason in (SHORT, LONG):
+                count, wait = spot.samples.get(reason, 0), spot.wait(reason)
+                if count and wait is not None:
+                    key = reason, spot.instruction.mnemonic, wait.producer.mnemonic
+                    found.setdefault(key, []).append((wait.between, count))
         rows = [
             {"reason": reason, "waits": waiter, "for": producer, "between": _median(weighted),
              "places": len(weighted), "share, %": round(100 * sum(n for _, n in weighted) / self.total, 2)}
@@ -143,14 +161,19 @@ def parse_source_page(text: str) -> list[list[Sampled]]:
     """
     kernels: list[list[Sampled]] = []
     columns: dict[int, str] = {}
+    extra: dict[str, int] = {}
     source = -1
     for row in csv.reader(io.StringIO(text)):
         if "Source" in row:
             source, columns = row.index("Source"), _reasons(row)
+            extra = {name: row.index(name) for name in (_ALL, _EXECUTED) if name in row}
             kernels.append([])
         elif kernels and len(row) > max([source, *columns]) and row[source].strip():
             samples = {reason: _count(row[index]) for index, reason in columns.items()}
-            kernels[-1].append(Sampled(row[source].strip(), samples))
+            if _ALL in extra and (rest := _count(row[extra[_ALL]]) - sum(samples.values())) > 0:
+                samples[REST] = rest
+            executed = _count(row[extra[_EXECUTED]]) if _EXECUTED in extra else 0
+            kernels[-1].append(Sampled(row[source].strip(), samples, executed))
     if not kernels or not columns:
         raise ConfigError("this is no source page of ncu with samples: no column is called Source, or none stall_…")
     return kernels
@@ -160,14 +183,9 @@ def _reasons(header: Sequence[str]) -> dict[int, str]:
     """Index of a column → its reason, for the samples of all warp states (not those "not issued")."""
     found: dict[int, str] = {}
     for index, name in enumerate(header):
-        if name.startswith(_METRIC):
-            short = name.removeprefix(_METRIC)
-        elif name.startswith("stall_"):
-            short = name.removeprefix("stall_")
-        else:
-            continue
-        if short in _SHORT_NAMES and _SHORT_NAMES[short] not in found.values():
-            found[index] = _SHORT_NAMES[short]
+        short = name.removeprefix("stall_")
+        if short != name and short in _REASONS:
+            found[index] = _REASONS[short]
     return found
 
 
@@ -182,14 +200,22 @@ def locate(sampled: Sequence[Sampled], report: SassReport | None) -> Samples:
     Where there is no listing, or it is of other code than ran, ncu's own text stands in, and nothing tells the
     producers.
     """
-    listing = report.listing.instructions if report is not None else ()
     texts = parse_sass("\n".join(f"{one.text.rstrip(';')} ;" for one in sampled))[0].instructions
-    same = len(listing) >= len(texts) and all(a.opcode == b.opcode for a, b in zip(listing, texts, strict=False))
-    if report is None or not same:
-        return Samples([Spot(i, one.samples) for i, one in zip(texts, sampled, strict=True)])
+    if report is None or not _same_code(report.listing.instructions, texts):
+        return Samples([Spot(i, one.samples, one.executed) for i, one in zip(texts, sampled, strict=True)])
     known = waits(report.flow)
     spots: list[Spot] = []
-    for instruction, one in zip(listing, sampled, strict=False):
+    for instruction, one in zip(report.listing.instructions, sampled, strict=False):
         line = report.python_line(instruction)
-        spots.append(Spot(instruction, one.samples, known.get(instruction.address), str(line) if line else ""))
+        whom = known.get(instruction.address, ())
+        spots.append(Spot(instruction, one.samples, one.executed, whom, str(line) if line else ""))
     return Samples(spots)
+
+
+def _same_code(listing: Sequence[Instruction], texts: Sequence[Instruction]) -> bool:
+    """Whether two disassemblies, of which the second may lack the padding, are of the same instructions."""
+    if len(texts) > len(listing):
+        return False
+    pairs = list(zip(listing, texts, strict=False))
+    tensor = all(is_tensor(a) == is_tensor(b) for a, b in pairs)
+    return tensor and sum(a.mnemonic == b.mnemonic for a, b in pairs) >= ALIKE * len(pairs)

@@ -20,6 +20,29 @@ _SCOREBOARD = re.compile(r"SB(\d)")
 _OPERANDS_OF_HMMA = {"16816": (4, 4, 2, 4), "1688": (4, 2, 1, 4)}
 """Registers of D, A, B and C by shape, for f32 accumulators."""
 _WIDTHS = {"64": 2, "128": 4}
+_LONG = frozenset(
+    [
+        "LDG",
+        "STG",
+        "LDL",
+        "STL",
+        "LD",
+        "ST",
+        "LDGSTS",
+        "LDGDEPBAR",
+        "ATOM",
+        "ATOMG",
+        "RED",
+        "REDG",
+        "TEX",
+        "TLD",
+        "SULD",
+        "SUST",
+        "CCTL",
+        "UTMALDG",
+        "UTMASTG",
+    ]
+)
 _NO_RESULT = frozenset({"STS", "STG", "STL", "ST", "STSM", "LDGSTS", "LDGDEPBAR", "DEPBAR", "BAR", "RED", "REDG"})
 
 
@@ -35,26 +58,37 @@ class Wait:
     between: int
     by_register: bool
 
+    @property
+    def is_long(self) -> bool:
+        """Whether the producer goes to global or local memory: a wait for it counts as long_scoreboard."""
+        return self.producer.mnemonic in _LONG
 
-def waits(flow: Flow) -> dict[int, Wait]:
-    """Address → the :class:`Wait` of each reachable instruction that waits for a counter.
 
-    Of several holders the nearest whose result is read, else the nearest; loops are followed backwards. Empty for a
-    listing without encodings.
+def waits(flow: Flow) -> dict[int, tuple[Wait, ...]]:
+    """Address → for each counter that a reachable instruction waits for its :class:`Wait`; the nearest first.
+
+    Of several holders of one counter that whose result is read, else the nearest; loops are followed backwards. Empty
+    for a listing without encodings.
     """
-    found: dict[int, Wait] = {}
     predecessors = _predecessors(flow)
+    found: dict[int, tuple[Wait, ...]] = {}
     for block in flow.reachable:
         for index, instruction in enumerate(flow.blocks[block].instructions):
-            counters = awaited(instruction)
-            holders = [
-                Wait(holder, between, bool(written(holder) & read(instruction)))
-                for counter in counters
-                for holder, between in _holders(flow, predecessors, block, index, counter)
-            ]
-            if holders:
-                found[instruction.address] = min(holders, key=lambda w: (not w.by_register, w.between))
+            of_counters: list[Wait] = []
+            for counter in awaited(instruction):
+                holders = [
+                    Wait(holder, between, bool(written(holder) & read(instruction)))
+                    for holder, between in _holders(flow, predecessors, block, index, counter)
+                ]
+                if holders:
+                    of_counters.append(min(holders, key=_preference))
+            if of_counters:
+                found[instruction.address] = tuple(sorted(of_counters, key=_preference))
     return found
+
+
+def _preference(wait: Wait) -> tuple[bool, int]:
+    return not wait.by_register, wait.between
 
 
 def load_use_distances(loop: Sequence[Instruction], load: str = "LDSM", use: str = "HMMA") -> tuple[int, ...]:

@@ -1,0 +1,271 @@
+"""What counters and ablations say of the ladder: tables and sentences for docs/ladder-attention.md.
+
+From benchmarks/results/h200/profile.json (``profile_h200.py``), ablations.json (``ablations.py``) and the SASS figures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ladder_seeds as seeds
+
+from warploom.bench.tables import markdown_table
+
+RESULTS = Path(__file__).resolve().parent / "results" / "h200"
+Row = Mapping[str, Any]
+Kernels = Mapping[str, Row]
+MATTERS = 1.0
+"""Percentage points of the stall samples from which on a change is named."""
+
+
+def evidence(name: str) -> dict[str, Any]:
+    """A committed result of the H200."""
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+class Counters:
+    """The counters of rungs, ablations and falls, by name."""
+
+    def __init__(self, profile: Row) -> None:
+        self.rungs: dict[str, Row] = {key: one for key, one in profile["rungs"].items() if "counters" in one}
+        self.ablations: dict[str, Row] = {key: one for key, one in profile["ablations"].items() if "counters" in one}
+        self.falls: dict[str, Row] = {key: one for key, one in profile["falls"].items() if "stalls" in one}
+
+    def of(self, key: str) -> Row:
+        """The counters at length 4096 of a rung or an ablation."""
+        return (self.rungs.get(key) or self.ablations[key])["counters"]
+
+    # -- tables
+    def table(self) -> str:
+        """One line a rung: pipes, memory, conflicts, and why warps wait."""
+        header = ["rung", "issue slots, %", "tensor, %", "FMA, %", "ALU, %", "shared loads, %", "L2 loads, %",
+                  "L2 hits, %", "bank conflicts", *STALLS, "HMMA waits for LDSM, %", "LDSM → HMMA there"]  # fmt: skip
+        body: list[list[str]] = []
+        for key, one in self.rungs.items():
+            c, waiting = one["counters"], self.ldmatrix(one["counters"])
+            pipes, memory = c["pipes, %"], c["memory, %"]
+            body.append([
+                key, _one(c["time"]["issue slots, %"]), *(_one(pipes[name]) for name in ("tensor", "fma", "alu")),
+                *(_one(memory[name]) for name in ("shared loads", "L2 loads", "L2 hit rate")),
+                f"{c['bank conflicts']['all shared']:,.0f}", *(_one(stall(c, reason)) for reason in STALLS), *waiting,
+            ])  # fmt: skip
+        return markdown_table(header, body)
+
+    def ldmatrix(self, counters: Row) -> list[str]:
+        """(share of the samples at which an HMMA waits for LDSM, the median distance there)."""
+        for pair in pairs(counters):
+            if (pair["waits"], pair["for"]) == ("HMMA", "LDSM"):
+                return [f"{pair['share, %']:.1f}", str(pair["between"])]
+        return ["0.0", "–"] if counters.get("samples") else ["", ""]
+
+    def waiting(self) -> str:
+        """Who waits for whom, the three largest of each rung."""
+        body: list[list[str]] = []
+        for key, one in self.rungs.items():
+            shown = [
+                f"{p['waits']} for {p['for']} {p['share, %']:.1f}% ({p['between']})" for p in pairs(one["counters"])
+            ]
+            hottest = (one["counters"].get("samples") or {}).get("hottest", [])[:1]
+            spot = [f"`{h['sass']}` {h['share, %']:.1f}%{_after(h)}" for h in hottest]
+            body.append([key, "; ".join(shown[:3]) or "–", "".join(spot)])
+        header = ["rung", "who waits for whom, % of the samples (instructions between)", "the instruction with most"]
+        return markdown_table(header, body)
+
+    def agreement(self) -> str:
+        """In how many kernels both sides count the same wavefronts."""
+        everyone = {**self.rungs, **self.ablations}
+        same = [
+            key for key, one in everyone.items() if all(p["emulator"] == p["ncu"] for p in one["wavefronts"].values())
+        ]
+        classes = sum(len(one["wavefronts"]) for one in everyone.values())
+        if len(same) == len(everyone):
+            return (f"The emulator's wavefronts equal ncu's in all {len(self.rungs)} rungs and {len(self.ablations)} "
+                    f"ablations, {classes} figures in all")  # fmt: skip
+        return f"The emulator's wavefronts differ from ncu's in {', '.join(k for k in everyone if k not in same)}"
+
+    def beside_seeds(self, reasons: Mapping[str, str]) -> str:
+        """The seeds' counters and ours; ``reasons`` by figure and rungs, for what is different."""
+        body: list[list[str]] = []
+        for claim in seeds.seed_figures()["counters"]:
+            ours = [self.figure(key, claim["figure"]) for key in claim["rungs"]]
+            rungs, values = " → ".join(claim["rungs"]), claim["values"]
+            if len(values) == 1:
+                alike = abs(ours[0] - values[0]) <= 10
+            else:
+                alike = all(seeds.same_change(ours[i : i + 2], values[i : i + 2]) for i in range(len(values) - 1))
+            reason = reasons.get(f"{claim['figure']} {rungs}", "another GPU, whose units are not an A100's")
+            body.append([claim["figure"], rungs, " → ".join(f"{v:g}" for v in values) + f" ({claim['gpu']})",
+                         " → ".join(map(_one, ours)), seeds.verdict(alike, reason)])  # fmt: skip
+        return markdown_table(["figure", "rungs", "seed", "here (H200)", ""], body)
+
+    def figure(self, key: str, name: str) -> float:
+        """The counter that a seed's figure is about, by its name."""
+        counters, first = self.of(key), name.split(",")[0]
+        if name.endswith("of stalls"):
+            return stall(counters, first)
+        if first.endswith("pipe"):
+            return counters["pipes, %"][first.removesuffix(" pipe").lower()]
+        return counters["memory, %"][first]
+
+    # -- falls
+    def fall(self, before: str, after: str, seq: int) -> str:
+        """What the counters of two rungs at a length say of the second's being slower; "" where there are none."""
+        first, second = (self.falls.get(f"{key} at {seq}") for key in (before, after))
+        if first is None or second is None:
+            return ""
+        cycles = second["time"]["cycles"] / first["time"]["cycles"] - 1
+        issued = second["instructions"]["all"] / first["instructions"]["all"] - 1
+        found = [f"cycles {signed(cycles)}", f"instructions {signed(issued)}"]
+        changes = {reason: stall_cycles(second, reason) - stall_cycles(first, reason) for reason in first["stalls"]}
+        grown = sorted(changes, key=lambda reason: -changes[reason])[:2]
+        found += [
+            f"{reason} {signed(changes[reason], 1)} cycles per issue" for reason in grown if changes[reason] >= 0.05
+        ]
+        hits = [c["memory, %"]["L2 hit rate"] for c in (first, second)]
+        if abs(hits[1] - hits[0]) >= MATTERS:
+            found.append(f"L2 hits {hits[0]:.1f} → {hits[1]:.1f} %")
+        return ", ".join(found)
+
+
+STALLS = ("short_scoreboard", "long_scoreboard", "wait", "math_pipe_throttle", "mio_throttle", "barrier", "gmma")
+
+
+def stall(counters: Row, reason: str) -> float:
+    """A reason's share of the cycles between two issues of a warp, in %."""
+    return float(counters["stall shares, %"].get(reason, 0.0))
+
+
+def stall_cycles(counters: Row, reason: str) -> float:
+    """Warp cycles spent so per issued instruction."""
+    return float(counters["stalls"].get(reason, 0.0))
+
+
+def pairs(counters: Row) -> list[Row]:
+    """Who waits for whom, the largest share first; none where ncu took no samples."""
+    return (counters.get("samples") or {}).get("who waits for whom", [])
+
+
+def _pairs(one: Row) -> list[Row]:
+    return pairs(one["counters"])
+
+
+def _after(spot: Row) -> str:
+    return f", {spot['between']} after `{spot['waits for']}`" if "waits for" in spot else ""
+
+
+def _one(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def signed(change: float, unit: float = 100) -> str:
+    """``+1.2%``, or with ``unit`` 1 ``+1.2``."""
+    text = f"{change:+.1%}" if unit == 100 else f"{change:+.2f}"
+    return text.replace("-", "−")
+
+
+# -- ablations ---------------------------------------------------------------------------------------------------------
+
+SHOWS = {
+    "1 async_copy=off": "copies through registers, unswizzled",
+    "2 async_copy=off": "copies through registers",
+    "7 swizzle=off": "no swizzle: bank conflicts, but few address registers",
+    "8 swizzle=off": "no swizzle, larger tile",
+    "8 tile_m=64": "the strided swizzle at kernel 7's tile",
+    "8 tile_m=64 swizzle=off": "no swizzle at kernel 7's tile",
+    "8 k_slices=off": "fragments row by column",
+    "9 k_slices=off": "fragments row by column, no copies",
+    "8 heads_first=on": "grid (head, query block, batch)",
+    "16 heads_first=on": "grid (head, query block, batch)",
+}
+
+
+def ablation_table(timed: Row, counters: Counters) -> str:
+    """Each ablation beside its rung: TFLOP/s at both lengths, wavefronts, registers, L2 hits."""
+    rows = {row["rung"]: row for row in timed["rows"]}
+    body: list[list[str]] = []
+    for key, row in rows.items():
+        whole = rows[key.split()[0]]
+        if row is whole:
+            continue
+        cells = [
+            f"{a['tflops']['median']:.0f} → {b['tflops']['median']:.0f} "
+            f"({signed(b['ratio']['torch_flash'] / a['ratio']['torch_flash'] - 1)})"
+            for a, b in zip(whole["gpu"]["cells"], row["gpu"]["cells"], strict=True)
+        ]
+        hits = [counters.of(k)["memory, %"]["L2 hit rate"] for k in (key.split()[0], key)]
+        body.append([f"`{key}`", SHOWS[key], *cells, _change(map(_ldmatrix, (whole, row))),
+                     _change(map(_registers, (whole, row))), _change(map(_one, hits))])  # fmt: skip
+    lengths = [f"TFLOP/s at {cell['seq']} (× flash)" for cell in timed["rows"][0]["gpu"]["cells"]]
+    header = ["ablation", "what it is", *lengths, "ldmatrix × ideal", "sm_90a registers (spilled)", "L2 hits, %"]
+    return markdown_table(header, body)
+
+
+def _change(pair: Any) -> str:
+    before, after = pair
+    return before if before == after else f"{before} → {after}"
+
+
+def _ldmatrix(row: Row) -> str:
+    w = row["wavefronts"]["ldmatrix"]
+    return f"{w['actual'] / w['ideal']:.2f}"
+
+
+def _registers(row: Row) -> str:
+    found = row["targets"]["sm_90a"]
+    return f"{found['registers']} ({found['spill_bytes']})"
+
+
+SWIZZLE_COLUMNS = ("registers", "instructions", "LDSM addresses", "LDGSTS addresses", "LOP3", "SHF", "IMAD.SHL")
+
+
+def swizzle_table(kernels: Kernels) -> str:
+    """Part 8's comparison at (64,64,4): kernels 7 and 8 with and without the swizzle, seed → here."""
+    body: list[list[str]] = []
+    for key, ours, theirs in (
+        ("7, no swizzle", "7 (64,64,4) unswizzled", "7_64_64_no_swizzling"),
+        ("7, swizzle", "7 (64,64,4)", "7_64_64_swizzling"),
+        ("8, no swizzle", "8 (64,64,4) unswizzled", "8_64_64_no_swizzling"),
+        ("8, swizzle", "8 (64,64,4)", "8_64_64_swizzling"),
+    ):
+        here, seed = kernels[f"{ours} sm_80 -O3"], seeds.published(theirs)
+        counts = {name: here["counts"].get(name, 0) for name in ("LOP3", "SHF", "IMAD.SHL")}
+        found = {"registers": here["registers"], "instructions": here["instructions"],
+                 "LDSM addresses": here["ldsm_address_registers"],
+                 "LDGSTS addresses": here["ldgsts_address_registers"], **counts}  # fmt: skip
+        wanted = seed | {"LDSM addresses": seed["ldsm_address_registers"],
+                         "LDGSTS addresses": seed["ldgsts_address_registers"]}  # fmt: skip
+        body.append([key, *(f"{wanted[name]} → {found[name]}" for name in SWIZZLE_COLUMNS)])
+    return markdown_table(["kernel", *SWIZZLE_COLUMNS], body)
+
+
+# -- fragment intensity ------------------------------------------------------------------------------------------------
+
+
+def intensity(rows: int, columns: int, *, k_slices: bool) -> float:
+    """Products of fragments per fragment loaded, for ``rows`` × ``columns`` of them.
+
+    Along the inner dimension each fragment is loaded once; row by column, those of B once for each row of A.
+    """
+    loads = rows + columns if k_slices else rows * columns + rows
+    return rows * columns / loads
+
+
+def intensity_table(kernels: Kernels) -> str:
+    """Part 5's figure in the three ways of counting it."""
+    told = seeds.seed_figures()["fragment_intensity_part5"]
+    orders = ("k-slices", "row by column")
+    body = [["the seed's figures", *(f"{told[o]:g}" for o in orders), f"{told[orders[0]] / told[orders[1]]:.2f}"]]
+    derived = [intensity(2, 8, k_slices=order == "k-slices") for order in orders]
+    body.append(["8×8 fragments of Q·Kᵀ, a warp's 2 rows and 8 columns of them: products per fragment loaded",
+                 *(f"{value:.2f}" for value in derived), f"{derived[0] / derived[1]:.2f}"])  # fmt: skip
+    for tile in ("(64,64,4)", "(128,64,4)"):
+        found = [kernels[f"8 {tile} {order} sm_80 -O3"] for order in orders]
+        cells = [
+            f"{k['loop_counts']['HMMA']} / {k['loop_counts']['LDSM']} = {k['mma_per_ldmatrix']:.2f}" for k in found
+        ]
+        ratio = found[0]["mma_per_ldmatrix"] / found[1]["mma_per_ldmatrix"]
+        body.append([f"HMMA / LDSM in an iteration of rung 8 at {tile}", *cells, f"{ratio:.2f}"])
+    return markdown_table(["count", *orders, "ratio"], body)
