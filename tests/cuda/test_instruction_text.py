@@ -80,6 +80,7 @@ MEMORY: list[Instruction] = [
     *(Load("global", t, n, 16) for t, n in ((u8, 1), (u16, 1), (u32, 1), (u32, 4), (f32, 2), (u64, 2), (f64, 1))),
     *(Load("shared", t, n, 16) for t, n in ((u8, 1), (bf16, 1), (u32, 2), (f32, 4), (s32, 1), (s64, 1))),
     *(Load("global", u32, 4, cache=hint) for hint in _LOADS),
+    *(Load(space, f32, n, volatile=True) for space in ("shared", "global") for n in (1, 4)),
     *(Load("global", u32, order=order, scope=scope) for order in ("relaxed", "acquire") for scope in ("cta", "gpu")),
     *(Store("global", t, n, 16) for t, n in ((u8, 1), (u16, 1), (u32, 1), (u32, 4), (f32, 2), (u64, 2), (f64, 1))),
     *(Store("shared", t, n, 16) for t, n in ((u8, 1), (bf16, 1), (u32, 2), (f32, 4), (s32, 1), (s64, 1))),

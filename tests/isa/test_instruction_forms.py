@@ -31,6 +31,7 @@ INSTRUCTIONS: list[Instruction] = [
     Load("global", f64, 2),
     Load("global", u16, cache="nc"),
     Load("global", u32, order="acquire"),
+    Load("shared", f32, volatile=True),
     *(Store("global", u32, n) for n in (1, 2, 4)),
     Store("shared", f32, offset=-16),
     Atomic("global", "add", u32),

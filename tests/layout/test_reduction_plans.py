@@ -133,3 +133,27 @@ def test_elements_in_other_registers_of_other_lanes_are_refused() -> None:
         reduction_plan(mixed, "col")
     with pytest.raises(LayoutError, match="axis is"):
         reduction_plan(wmma_accumulator(), "column")
+
+
+@pytest.mark.parametrize("axis", ["row", "col"])
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_spread_results_are_held_by_the_lanes_the_plan_says(name: str, axis: str) -> None:
+    """Every result once for each replicated lane, and never more shuffles than the plain plan."""
+    for layout in (FRAGMENTS[name], FRAGMENTS[name].tile(2, 3), FRAGMENTS[name].tile(3, 2)):
+        plain = reduction_plan(layout, axis)
+        plan = plain.spread()
+        lane, warp = np.arange(layout.threads) % 32, np.arange(layout.threads) // 32
+        held = np.concatenate([plan.result_coordinate(i, lane, warp) for i in range(plan.results)])
+        copies = np.bincount(held, minlength=layout.shape[0 if axis == "col" else 1])
+        assert (copies > 0).all()
+        assert (copies << len(plan.halved) == np.bincount(np.concatenate(
+            [plain.result_coordinate(i, lane, warp) for i in range(plain.results)]))).all()  # fmt: skip
+        assert plan.shuffles <= plain.shuffles
+        assert (plan.shuffles < plain.shuffles) == bool(plan.halved)
+
+
+def test_the_papers_reduction_with_shared_work() -> None:
+    plan = reduction_plan(wmma_accumulator(), "col").spread()
+    assert (plan.halved, plan.shuffles, plan.results, plan.replicated) == ((1,), 2, 1, 2)
+    assert [plan.result_coordinate(0, lane) for lane in (0, 1, 2, 3, 4)] == [0, 8, 0, 8, 1]
+    assert "own half" in str(plan)

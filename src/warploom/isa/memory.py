@@ -55,7 +55,11 @@ MOST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class _VectorAccess(Instruction):
-    """``count`` consecutive elements at one address, between memory and registers of a thread."""
+    """``count`` consecutive elements at one address, between memory and registers of a thread.
+
+    ``volatile`` keeps an access as written: ptxas joins neighbouring ones of any other kind into wider ones. It orders
+    nothing here (PTX gives it the ordering of a relaxed access, which no kernel should need).
+    """
 
     space: Space
     dtype: DType
@@ -64,15 +68,19 @@ class _VectorAccess(Instruction):
     cache: str = ""
     order: Order = "weak"
     scope: Scope = "gpu"
+    volatile: bool = False
     moves_bits: ClassVar[bool] = True
     action: ClassVar[Literal["load", "store"]] = "load"
 
     def __post_init__(self) -> None:
         _check_vector(self.dtype, self.count)
+        if self.volatile and (self.cache or self.order != "weak"):
+            raise VerifyError("a volatile access takes no cache hint and no order")
 
     @property
     def mnemonic(self) -> str:
-        opcode = ("ld" if self.action == "load" else "st") + _ordering(self.order, self.scope)
+        ordering = ".volatile" if self.volatile else _ordering(self.order, self.scope)
+        opcode = ("ld" if self.action == "load" else "st") + ordering
         vector = f".v{self.count}" if self.count > 1 else ""
         kind = f"{'b' if self.dtype.bits >= 32 else 'u'}{self.dtype.bits}"
         return f"{opcode}.{self.space}{CACHE_HINTS[self.cache]}{vector}.{kind}"

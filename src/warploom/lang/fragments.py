@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 from warploom.core.dtypes import DType, bf16, f16, f32, u32
 from warploom.core.errors import TraceError
 from warploom.isa.matrix import MmaSync
 from warploom.isa.warp import FULL_MASK
 from warploom.lang.memory import GlobalPointer, SharedTile
+from warploom.lang.reducers import NAMED, Reducer, State, single
 from warploom.lang.values import Mutable, Number, Traced
 from warploom.lang.warp import WarpWords
 from warploom.layout.conversion import operand_registers
@@ -22,6 +23,8 @@ from warploom.layout.matrix_access import MatrixPlan, ldmatrix_plan
 from warploom.layout.reduction import reduction_plan
 
 Combine: TypeAlias = Callable[[Traced, Traced], Traced]
+Arithmetical: TypeAlias = Literal["max", "min", "add", "mul"]
+Stateful: TypeAlias = Literal["argmax", "logsumexp", "moments"]
 Addressing: TypeAlias = Literal["recomputed", "strided"]
 """How a swizzled address with a constant displacement is formed: by applying the swizzle anew, or from the lane's base
 and its signed strides (the seeds' kernel 8)."""
@@ -68,28 +71,63 @@ class Fragment:
             raise TraceError("only an accumulator (k.accumulator) can be scaled in place")
         register.set(register * factor)
 
-    def reduce(self, combine: Combine | str, axis: int | str, *, member_mask: Number = FULL_MASK) -> list[Traced]:
+    @overload
+    def reduce(
+        self, combine: Combine | Arithmetical, axis: int | str, *, member_mask: Number = FULL_MASK, spread: bool = False
+    ) -> list[Traced]: ...
+
+    @overload
+    def reduce(
+        self, combine: Reducer | Stateful, axis: int | str, *, member_mask: Number = FULL_MASK, spread: bool = False,
+        origin: Number = 0,
+    ) -> list[State]: ...  # fmt: skip
+
+    def reduce(
+        self, combine: Combine | Reducer | str, axis: int | str, *, member_mask: Number = FULL_MASK,
+        spread: bool = False, origin: Number = 0,
+    ) -> list[Traced] | list[State]:  # fmt: skip
         """Reduce along ``axis`` (1 or "col": one result per row): the paper's Algorithm 3, derived from the map.
 
-        ``combine`` is an associative function of two traced values, or "max", "min", "add", "mul". Every lane gets
-        the results of the rows (columns) it holds, in the order of the plan's groups.
+        ``combine`` is "max", "min", "add", "mul" or an associative and commutative function of two traced values; or,
+        with results that are states of several registers, "argmax" (maximum, position), "logsumexp" (maximum, sum),
+        "moments" (count, mean, sum of squares) or a :class:`~warploom.lang.reducers.Reducer`. Positions along the axis
+        count from ``origin``.
+
+        Every lane gets the results of the rows (columns) it holds, in the order of the plan's groups. ``spread`` leaves
+        each lane with its share of them alone, for fewer shuffles: ``reduction_plan(layout, axis).spread()`` tells
+        which.
         """
-        self._need_f32("reduce")
-        op = combine
-        fold: Combine = (lambda a, b: self.words.binary(op, a, b)) if isinstance(op, str) else op
         plan = reduction_plan(self.layout, axis)
         if plan.warp_masks:
             raise TraceError(f"{self.layout.name} spreads an axis over warps: combine those through shared memory")
-        results: list[Traced] = []
+        reducer = self._reducer(combine)
+        states: list[State] = []
+        elements = self.elements()
+        dim = 1 if plan.axis == "col" else 0
         for group in plan.groups:
-            values = [self._read(element) for element in group]
-            total = values[0]
-            for x in values[1:]:
-                total = fold(total, x)
-            for mask in plan.lane_masks:
-                total = fold(total, self.words.shfl_xor(total, mask, member_mask))
-            results.append(total)
-        return results
+            ordered = sorted(group, key=lambda e: self.layout.coordinates(0, e)[dim])
+            positions = [self.layout.coordinates(self.words.lane, e)[dim] + origin for e in ordered]
+            states.append(reducer.of_values(self.words, [elements[e] for e in ordered], positions))
+        found = reducer.across(self.words, states, plan.spread() if spread else plan, member_mask)
+        stateful = isinstance(combine, Reducer) or combine in NAMED
+        return found if stateful else [state[0] for state in found]
+
+    def _reducer(self, combine: Combine | Reducer | str) -> Reducer:
+        if isinstance(combine, Reducer):
+            return combine
+        if not isinstance(combine, str):
+            return single(combine)
+        words = self.words
+        return NAMED.get(combine) or single(lambda a, b: words.binary(combine, a, b))
+
+    def elements(self) -> list[Traced]:
+        """Every element a thread holds, in the order of the layout; 16-bit floats unpacked to f32."""
+        if self.layout.element_bits == 32:
+            return [self._read(e) for e in range(self.layout.elements_per_thread)]
+        if self.dtype not in (f16, bf16):
+            raise TraceError(f"elements are 32 bits or 16-bit floats; {self.layout.name} holds {self.dtype}")
+        pairs = [self._read(register) for register in range(self.layout.registers)]
+        return [x for pair in pairs for x in self.words.unpack(pair, self.dtype)]
 
     def as_operand(self, operand: FragmentLayout, dtype: DType) -> Fragment:
         """These f32 elements, rounded to ``dtype``, as the operand of the next ``mma``: no data moves between lanes.

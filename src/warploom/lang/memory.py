@@ -100,9 +100,15 @@ class SharedTile:
         """The shared address ``offset`` bytes into the tile."""
         return self.base + offset
 
-    def load(self, row: Number, col: Number = 0, count: int = 1, *, dtype: DType | None = None) -> list[Traced]:
-        """``count`` consecutive elements of a row, in one access (keep it within a swizzle's 16 bytes)."""
-        return self.words.load("shared", self.address(row, col), dtype or self.dtype, count, "", "weak")
+    def load(
+        self, row: Number, col: Number = 0, count: int = 1, *, dtype: DType | None = None, volatile: bool = False
+    ) -> list[Traced]:
+        """``count`` consecutive elements of a row, in one access (keep it within a swizzle's 16 bytes).
+
+        ``volatile`` keeps the access as written where the compiler would join it with its neighbours.
+        """
+        base, offset = split_sum(self.address(row, col))
+        return list(self.words.emit(Load("shared", dtype or self.dtype, count, offset, volatile=volatile), (base,)))
 
     def store(
         self, values: Number | Sequence[Number], row: Number, col: Number = 0, *, dtype: DType | None = None

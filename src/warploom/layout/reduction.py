@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +30,9 @@ class ReductionPlan:
     ``result`` maps ``register`` (the group within an atom), ``lane`` (and ``warp``) to the coordinates that survive;
     lane bits that were exchanged are replicated there, with zero basis vectors. ``tiles`` atoms are stacked along the
     surviving axis: group ``g`` is ``register = g % groups per atom`` of atom ``g // groups per atom``.
+
+    ``halved`` are the first of ``lane_masks``, where lanes share the work (:meth:`spread`): of 2n values each lane of a
+    pair keeps n and sends n, so that n shuffles do instead of 2n, and ends with the results that are its own.
     """
 
     axis: str
@@ -38,11 +41,42 @@ class ReductionPlan:
     warp_masks: tuple[int, ...]
     result: LinearMap
     tiles: int = 1
+    halved: tuple[int, ...] = ()
+
+    @property
+    def results(self) -> int:
+        """Results that each lane ends with."""
+        return len(self.groups) >> len(self.halved)
 
     @property
     def shuffles(self) -> int:
-        """``shfl`` instructions in all: one per group and lane mask."""
-        return len(self.groups) * len(self.lane_masks)
+        """``shfl`` instructions in all: one per lane mask and value that is left; half of them where work is shared."""
+        shared = sum(len(self.groups) >> step for step in range(1, len(self.halved) + 1))
+        return shared + self.results * (len(self.lane_masks) - len(self.halved))
+
+    @property
+    def replicated(self) -> int:
+        """The lane bits over which results are the same: lanes with none of them set hold each result once."""
+        return sum(self.lane_masks) - sum(self.halved)
+
+    def spread(self) -> ReductionPlan:
+        """The same reduction with its results spread over the lanes that exchange, as far as there are two to share.
+
+        Lanes exchange halves while the number of values is even: fewer shuffles, each lane with fewer results.
+        """
+        halved: list[int] = []
+        while len(halved) < len(self.lane_masks):
+            mask, left = self.lane_masks[len(halved)], len(self.groups) >> len(halved)
+            if left % 2 or mask & (mask - 1) or self._step(left) is None:
+                break
+            halved.append(mask)
+        return replace(self, halved=tuple(halved))
+
+    def _step(self, values: int) -> int | None:
+        """How much further the second half of the first ``values`` groups lies than the first; None if it varies."""
+        at = [self._group_coordinate(group, 0) for group in range(values)]
+        apart = {high - low for low, high in zip(at, at[values // 2 :], strict=False)}
+        return apart.pop() if len(apart) == 1 else None
 
     @property
     def permutation(self) -> tuple[int, ...]:
@@ -69,7 +103,15 @@ class ReductionPlan:
         return self.member_pattern << (lane & kept) if kept else self.member_pattern
 
     def result_coordinate(self, group: int, lane: Any, warp: Any = 0) -> Any:
-        """The surviving coordinate (a row when ``axis`` is ``"col"``) that ``group`` of ``lane`` holds."""
+        """The surviving coordinate (a row when ``axis`` is ``"col"``) of result ``group`` of ``lane``."""
+        at = self._group_coordinate(group, lane, warp)
+        for step, mask in enumerate(self.halved):
+            apart = self._step(len(self.groups) >> step)
+            assert apart is not None
+            at = at + ((lane >> (mask.bit_length() - 1)) & 1) * apart
+        return at
+
+    def _group_coordinate(self, group: int, lane: Any, warp: Any = 0) -> Any:
         (dim,) = self.result.out_dims
         count = self.result.in_size("register")
         warps = {"warp": warp} if self.result.has_input("warp") else {}
@@ -78,10 +120,14 @@ class ReductionPlan:
         return at + tile * self.result.out_size(dim) if tile else at
 
     def __str__(self) -> str:
-        lines = [f"reduce over {self.axis}: {len(self.groups)} results per thread, {self.shuffles} shuffles"]
+        lines = [f"reduce over {self.axis}: {self.results} results per thread, {self.shuffles} shuffles"]
         for index, group in enumerate(self.groups):
             lines.append(f"  r{index} = " + " ⊕ ".join(f"x{element}" for element in group))
-        lines += [f"  r  = r ⊕ shfl.xor(r, {mask})" for mask in self.lane_masks]
+        for mask in self.lane_masks:
+            if mask in self.halved:
+                lines.append(f"  r  = own half of r ⊕ shfl.xor(other half of r, {mask})")
+            else:
+                lines.append(f"  r  = r ⊕ shfl.xor(r, {mask})")
         lines += [f"  r  = r ⊕ r of warp ^ {mask}" for mask in self.warp_masks]
         return "\n".join(lines)
 

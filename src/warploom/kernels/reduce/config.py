@@ -29,7 +29,8 @@ class ReduceConfig:
     repeats: int = _flag(1, "products and reductions per warp, each dependent on the one before", (1, 1024))
     num_warps: int = _flag(1, "warps per CTA", (1, 2, 4))
     member_mask: Mask = _flag("full", "lanes a shuffle names: the warp, or the quad that exchanges", ("full", "quad"))
-    wide: bool = _flag(False, "serial reads take 16 bytes each, as a compiler may combine them", (False, True))
+    wide: bool = _flag(False, "serial reads take 16 bytes each, as compilers combine them", (False, True))
+    spread: bool = _flag(False, "lanes share the exchange: each ends with its own rows' maxima alone", (False, True))
     dtype: DType = _flag(bf16, "element type of A and B", (bf16, f16))
 
     @property
@@ -53,6 +54,8 @@ class ReduceConfig:
             found.append(f"repeats is 1 or even (two tiles take turns in shared memory), not {self.repeats}")
         if self.wide and self.method != "serial":
             found.append("wide is for serial reads; parallel ones are 16 bytes each anyway")
+        if self.spread and self.method != "registers":
+            found.append("spread is for reductions in registers")
         if not 1 <= self.num_warps <= 32:
             found.append(f"num_warps is 1 … 32, not {self.num_warps}")
         if self.dtype not in (bf16, f16):
@@ -66,5 +69,6 @@ class ReduceConfig:
             raise ConfigError(f"{self} is no matmul with row maximum: " + "; ".join(problems))
 
     def __str__(self) -> str:
-        words = [self.method, *(["quad_mask"] if self.member_mask == "quad" else []), *(["wide"] if self.wide else [])]
+        flags = {"quad_mask": self.member_mask == "quad", "wide": self.wide, "spread": self.spread}
+        words = [self.method, *(name for name, on in flags.items() if on)]
         return f"({self.dtype.name.upper()}, 16, 16, 16, {self.num_warps}): {'+'.join(words)}, {self.repeats} repeats"

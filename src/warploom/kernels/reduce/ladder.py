@@ -10,15 +10,17 @@ from warploom.kernels.reduce.config import ReduceConfig
 LADDER = Ladder(
     "reduce",
     (
-        Rung("1", "baseline (shared memory)", "product to shared memory, barrier, one thread reads each row",
+        Rung("1", "baseline (shared memory)", "product to shared memory, barrier, one thread reads each row by element",
              ReduceConfig("serial")),
-        Rung("1w", "baseline, wide reads", "the same with 16-byte reads: what ptxas makes of the baseline too",
+        Rung("1w", "baseline as compiled", "the same with reads joined to 16 bytes each, as compilers join them",
              ReduceConfig("serial", wide=True)),
         Rung("2", "fair shared memory", "swizzled tile, two lanes a row, no conflicts, __syncwarp",
              ReduceConfig("parallel")),
         Rung("3", "in registers, quad masks", "Algorithm 3: registers combined, then shuffles within each quad's mask",
              ReduceConfig("registers", member_mask="quad")),
         Rung("4", "in registers", "the same with the full member mask", ReduceConfig("registers")),
+        Rung("5", "in registers, spread", "lanes exchange halves: two shuffles instead of four, each lane one maximum",
+             ReduceConfig("registers", spread=True)),
     ),
 )  # fmt: skip
 

@@ -12,9 +12,10 @@ from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.forward import Gemm
 from warploom.kernels.gemm.operand import Side
-from warploom.kernels.reduce.states import DOT_WARPS, MERGE_THREADS, ReduceOp, Reduction, State
+from warploom.kernels.reduce.states import DOT_WARPS, MERGE_THREADS, ReduceOp, Reduction
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, Traced, kernel
-from warploom.layout.reduction import reduction_plan
+from warploom.lang.reducers import State
+from warploom.layout.reduction import FULL_MASK, reduction_plan
 
 AHEAD = 8
 """States that the merging kernel loads before it merges them: they come from memory, one tile after another."""
@@ -69,7 +70,8 @@ class TileRows:
         k, layout = self._k, accumulator.layout
         plan = reduction_plan(layout, "col")
         added: dict[int, Traced] = {}
-        for group, elements in enumerate(plan.groups):
+        states: list[State] = []
+        for elements in plan.groups:
             values: list[Traced] = []
             cols: list[Traced] = []
             for element in elements:
@@ -79,10 +81,12 @@ class TileRows:
                     added[own] = self._bias(bias, col)
                 values.append(self._value(accumulator.registers[element], col, scale, added.get(own)))
                 cols.append(col)
-            state = self._reduction.of_values(k, values, cols)
-            state = self._reduction.across(k, state, plan.lane_masks)
-            with k.when((k.lane & sum(plan.lane_masks)) == 0):
-                row = plan.result_coordinate(group, k.lane) + self._warp_row
+            states.append(self._reduction.of_values(k, values, cols))
+        plan = plan.spread()
+        states = self._reduction.reducer(k).across(k, states, plan, FULL_MASK)
+        with k.when((k.lane & plan.replicated) == 0):
+            for result, state in enumerate(states):
+                row = plan.result_coordinate(result, k.lane) + self._warp_row
                 for part, x in enumerate(state):
                     at = self._warp_n + part * self._config.warps_n
                     self._states.store(x, at, row, dtype=x.dtype)

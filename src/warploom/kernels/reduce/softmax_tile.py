@@ -134,7 +134,7 @@ class RunningSoftmax:
                 self.output.scale(element, factor)
         return k.fragment(PRODUCT, f32, values)
 
-    def _reduced(self, op: str, fragment: Fragment) -> list[Traced]:
+    def _reduced(self, op: Literal["max", "add"], fragment: Fragment) -> list[Traced]:
         return fragment.reduce(op, "col", member_mask=self._mask)
 
     def finish(self, out: GlobalPointer, maxima: GlobalPointer, sums: GlobalPointer) -> None:

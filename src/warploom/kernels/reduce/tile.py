@@ -79,8 +79,9 @@ class RowMax:
         self._left: list[Traced] = list(left)
         if config.repeats > 1:
             self._left = [k.register(u32, x, f"a{i}") for i, x in enumerate(left)]
-        self._plan = reduction_plan(PRODUCT, "col")
-        self._maxima = k.registers(f32, 2 if config.method == "registers" else 1, 0.0, "row_max")
+        plan = reduction_plan(PRODUCT, "col")
+        self._plan = plan.spread() if config.spread else plan
+        self._maxima = k.registers(f32, self._plan.results if config.method == "registers" else 1, 0.0, "row_max")
         self._tile: SharedTile | None = None
         if config.method != "registers":
             # Repeats take turns on two tiles, so that one barrier each orders both its writes and its reads.
@@ -121,7 +122,7 @@ class RowMax:
             with k.when((k.lane & 1) == 0):
                 rows.store(self._maxima[0], k.lane >> 1)
         else:
-            with k.when((k.lane & 3) == 0):
+            with k.when((k.lane & self._plan.replicated) == 0):
                 for group, top in enumerate(self._maxima):
                     rows.store(top, self._plan.result_coordinate(group, k.lane))
 
@@ -138,7 +139,7 @@ class RowMax:
         mask: Number = FULL_MASK
         if self._config.member_mask == "quad":
             mask = self._quad_mask()
-        return product.reduce("max", "col", member_mask=mask)
+        return product.reduce("max", "col", member_mask=mask, spread=self._config.spread)
 
     def _quad_mask(self) -> Traced:
         """``0xF << (lane & 28)``: the lanes that hold one row."""
@@ -154,8 +155,10 @@ class RowMax:
     def _read_serially(self, tile: SharedTile) -> None:
         k = self._k
         with k.when(k.lane < TILE):
-            step = 4 if self._config.wide else 1
-            values = [x for col in range(0, TILE, step) for x in tile.load(k.lane, col, step)]
+            if self._config.wide:
+                values = [x for col in range(0, TILE, 4) for x in tile.load(k.lane, col, 4)]
+            else:  # volatile, or ptxas joins four reads into one of 16 bytes
+                values = [x for col in range(TILE) for x in tile.load(k.lane, col, volatile=True)]
             self._maxima[0].set(k.reduce_values("max", values))
 
     def _read_in_parallel(self, tile: SharedTile) -> None:
