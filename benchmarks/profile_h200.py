@@ -27,9 +27,10 @@ import ablations
 from ladder_page import Ladder, falling
 
 from warploom.bench.attention import GPU_TOKENS, AttentionFamily, settled
+from warploom.bench.counters import Profile, compare_wavefronts
 from warploom.bench.environment import environment
 from warploom.bench.ladder import wavefronts_json
-from warploom.bench.profile import Launch, Profile, compare_wavefronts, profile_attention
+from warploom.bench.profile import Launch, profile_attention
 from warploom.core.dtypes import bf16
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
@@ -48,17 +49,17 @@ def emulated_wavefronts(launch: Launch) -> dict[str, dict[str, int]]:
     return wavefronts_json(emulate(case.program, case.grid, case.arguments))
 
 
-def together(launches: dict[str, Launch]) -> dict[str, Profile | str]:
+def together(launches: dict[str, Launch], **options: Any) -> dict[str, Profile | str]:
     """The profile of each launch, from one process; where that fails, from one process each, or why there is none."""
     try:
-        found = profile_attention(list(launches.values()), seconds=400)
+        found = profile_attention(list(launches.values()), seconds=400, **options)
         return dict(zip(launches, found, strict=True))
     except WarploomError as error:
         print(f"one by one, since together ncu said: {error}", flush=True)
     apart: dict[str, Profile | str] = {}
     for name, launch in launches.items():
         try:
-            apart[name] = profile_attention([launch], seconds=60)[0]
+            apart[name] = profile_attention([launch], seconds=60, **options)[0]
         except WarploomError as error:
             apart[name] = str(error)
     return apart
@@ -67,14 +68,15 @@ def together(launches: dict[str, Launch]) -> dict[str, Profile | str]:
 def both_sides(named: dict[str, Launch]) -> dict[str, Any]:
     """Counters at length :data:`SEQ`, and both sides' wavefronts at :data:`EMULATED_SEQ`."""
     large = together(named)
-    small = together({n: Launch(one.rung, EMULATED_SEQ, settings=one.settings) for n, one in named.items()})
+    few = {name: Launch(one.rung, EMULATED_SEQ, settings=one.settings) for name, one in named.items()}
+    small = together(few, tables=("wavefronts",), samples=False)
     rows: dict[str, Any] = {}
     for name, launch in named.items():
-        counters, few = large[name], small[name]
-        if isinstance(counters, str) or isinstance(few, str):
-            rows[name] = {"refused": counters if isinstance(counters, str) else few}
+        counters, of_few = large[name], small[name]
+        if isinstance(counters, str) or isinstance(of_few, str):
+            rows[name] = {"refused": counters if isinstance(counters, str) else of_few}
             continue
-        wavefronts = compare_wavefronts(few, emulated_wavefronts(launch))
+        wavefronts = compare_wavefronts(of_few, emulated_wavefronts(launch))
         rows[name] = {"counters": counters.json(), "wavefronts": wavefronts}
     return rows
 

@@ -7,21 +7,10 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from warploom.bench import profile as profiling
-from warploom.bench.profile import (
-    METRICS,
-    OPCODES,
-    SAMPLED,
-    STALLS,
-    Launch,
-    available_metrics,
-    choose_metrics,
-    compare_wavefronts,
-    find_ncu,
-    parse_profiles,
-    profile_attention,
-    refusal,
-)
+from warploom.bench import ncu as tool
+from warploom.bench.counters import METRICS, OPCODES, STALLS, choose_metrics, compare_wavefronts, parse_profiles
+from warploom.bench.ncu import SAMPLED, available_metrics, find_ncu, refusal
+from warploom.bench.profile import Launch, profile_attention
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
 
 LDSM = "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldsm.sum"
@@ -113,8 +102,8 @@ def test_refusals_say_what_to_do():
 
 
 def test_no_ncu_no_profile(monkeypatch):
-    monkeypatch.setattr(profiling.shutil, "which", lambda name: None)
-    monkeypatch.setattr(profiling.Path, "glob", lambda self, pattern: iter(()))
+    monkeypatch.setattr(tool.shutil, "which", lambda name: None)
+    monkeypatch.setattr(tool.Path, "glob", lambda self, pattern: iter(()))
     with pytest.raises(UnsupportedDeviceError, match="Nsight Compute"):
         find_ncu()
 

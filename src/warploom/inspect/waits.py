@@ -20,29 +20,8 @@ _SCOREBOARD = re.compile(r"SB(\d)")
 _OPERANDS_OF_HMMA = {"16816": (4, 4, 2, 4), "1688": (4, 2, 1, 4)}
 """Registers of D, A, B and C by shape, for f32 accumulators."""
 _WIDTHS = {"64": 2, "128": 4}
-_LONG = frozenset(
-    [
-        "LDG",
-        "STG",
-        "LDL",
-        "STL",
-        "LD",
-        "ST",
-        "LDGSTS",
-        "LDGDEPBAR",
-        "ATOM",
-        "ATOMG",
-        "RED",
-        "REDG",
-        "TEX",
-        "TLD",
-        "SULD",
-        "SUST",
-        "CCTL",
-        "UTMALDG",
-        "UTMASTG",
-    ]
-)
+_GLOBAL = "LDG STG LDL STL LD ST LDGSTS LDGDEPBAR ATOM ATOMG RED REDG TEX TLD SULD SUST CCTL UTMALDG UTMASTG"
+_LONG = frozenset(_GLOBAL.split())
 _NO_RESULT = frozenset({"STS", "STG", "STL", "ST", "STSM", "LDGSTS", "LDGDEPBAR", "DEPBAR", "BAR", "RED", "REDG"})
 
 
