@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from warploom.core.dtypes import f16
+from warploom.core.dtypes import f16, f32
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.hopper_choice import hopper_seconds
+from warploom.kernels.gemm.hopper_choice import hopper_candidates, hopper_seconds
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST16, BEST32
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
@@ -110,21 +110,33 @@ def expected_seconds(problem: GemmProblem, config: AnyGemmConfig, goal: Target) 
     return seconds(problem, config, MACHINES[goal.name], goal.shared_per_sm)
 
 
-def choose(problem: GemmProblem, goal: Target) -> tuple[GemmConfig, str]:
-    """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
-    found: list[tuple[float, int, GemmConfig]] = []
+def fitting(problem: GemmProblem, goal: Target) -> tuple[list[AnyGemmConfig], list[str]]:
+    """The candidates of both generators that can run a problem, and why others cannot."""
+    found: list[AnyGemmConfig] = []
     reasons: list[str] = []
-    for number, config in enumerate(candidates(problem)):
-        operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
+    bulk = hopper_candidates(problem) if goal.has_wgmma and problem.accumulate is f32 else ()
+    operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
+    for config in (*bulk, *candidates(problem)):
         problems = config.check(goal, **operands) + problem.misfits(config)
         if problems:
             reasons.append(problems[0])
         else:
-            found.append((expected_seconds(problem, config, goal), number, config))
+            found.append(config)
+    return found, list(dict.fromkeys(reasons))
+
+
+def choose(problem: GemmProblem, goal: Target) -> tuple[AnyGemmConfig, str]:
+    """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
+    found, reasons = fitting(problem, goal)
     if not found:
-        raise ProblemError("no GEMM kernel takes this problem: " + "; ".join(dict.fromkeys(reasons)))
-    expected, _, config = min(found)
-    return config, f"the least of {len(found)} by the cost model, about {expected * 1e6:.0f} µs; untuned"
+        raise ProblemError("no GEMM kernel takes this problem: " + "; ".join(reasons))
+    config = min(found, key=lambda c: expected_seconds(problem, c, goal))
+    expected = expected_seconds(problem, config, goal)
+    reason = f"the least of {len(found)} by the cost model, about {expected * 1e6:.0f} µs; untuned"
+    refused = next((r for r in reasons if "the TMA" in r), None)
+    if refused is not None and goal.has_wgmma:
+        reason += f"; mma.sync, as {refused}"
+    return config, reason
 
 
 def parse_config(text: str) -> AnyGemmConfig:
