@@ -18,17 +18,19 @@ from warploom.core.targets import target
 from warploom.emulate import emulate
 from warploom.kernels.gemm.choice import choose
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST32
 from warploom.kernels.gemm.problem import Matrix, contiguous_problem
 from warploom.ops import matmul as ops
 from warploom.tune import gemm as tuned_gemm
 from warploom.tune.build import Built, build_all
 from warploom.tune.classes import gemm_class
-from warploom.tune.gemm import MOST_CANDIDATES, GemmFamily, checked_problem, fragment_registers
+from warploom.tune.gemm import MOST_CANDIDATES, MOST_HOPPER_CANDIDATES, GemmFamily, checked_problem, fragment_registers
 from warploom.tune.store import Winner, WinnerStore, package_version
 
 FAMILY = GemmFamily()
 GOAL = target("sm_90a")
+WITHOUT_WGMMA = target("sm_80")
 PROBLEM = contiguous_problem(4096, 4096, 4096, f16)
 GPU = "NVIDIA Test 9000"
 SMALL = GemmConfig(
@@ -37,8 +39,11 @@ SMALL = GemmConfig(
 
 
 def combinations(problem, arch):
-    (space,) = FAMILY.spaces(problem, target(arch))
-    return list(space.combinations())
+    return list(FAMILY.spaces(problem, target(arch))[-1].combinations())
+
+
+def wgmma_combinations(problem):
+    return list(FAMILY.spaces(problem, GOAL)[0].combinations())
 
 
 @pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (16, 6144, 4096), (100, 77, 33)])
@@ -49,7 +54,7 @@ def test_the_space_is_small_and_holds_kernels_only(arch, sizes):
     found = combinations(problem, arch)
     assert len(found) == len(set(found)) == MOST_CANDIDATES
     default = FAMILY.default(problem, target(arch))
-    assert default in found
+    assert default in [c for space in FAMILY.spaces(problem, target(arch)) for c in space.combinations()]
     assert FAMILY.misfits(problem, default, target(arch)) == []
     assert {(c.dtype, c.accumulate) for c in found} == {(bf16, f32)}
     for config in found:
@@ -61,8 +66,29 @@ def test_long_sums_of_few_elements_are_tried_split():
     assert len({c.split_k for c in combinations(contiguous_problem(64, 64, 65536, f16), "sm_90a")}) > 2
 
 
+def test_wgmma_is_searched_where_the_tma_takes_the_arrays_and_rows_fill_its_tiles():
+    found = wgmma_combinations(PROBLEM)
+    assert len(found) == len(set(found)) == MOST_HOPPER_CANDIDATES
+    assert FAMILY.default(PROBLEM, GOAL) in found
+    assert {c.pingpong for c in found} == {False, True}
+    for config in found:
+        assert config.check(GOAL) == PROBLEM.misfits(config) == []
+        assert FAMILY.parse(str(config)) == config
+    changed = {
+        name
+        for v in FAMILY.spaces(PROBLEM, GOAL)[0].variants(found[0])
+        for name in vars(v)
+        if getattr(v, name) != getattr(found[0], name)
+    }
+    assert changed == {"stages", "block_stride", "in_flight", "persistent"}
+    assert len(FAMILY.spaces(PROBLEM, target("sm_80"))) == 1
+    assert len(FAMILY.spaces(contiguous_problem(16, 4096, 4096, f16), GOAL)) == 1
+    assert len(FAMILY.spaces(contiguous_problem(4096, 4096, 4096, f16, f16), GOAL)) == 1
+    assert wgmma_combinations(contiguous_problem(4096, 4095, 4096, f16)) == []
+
+
 def test_variants_touch_each_other_flag():
-    (space,) = FAMILY.spaces(PROBLEM, GOAL)
+    space = FAMILY.spaces(PROBLEM, GOAL)[-1]
     changed = {
         name for v in space.variants(BEST32) for name in vars(BEST32) if getattr(v, name) != getattr(BEST32, name)
     }
@@ -85,7 +111,9 @@ def test_results_are_checked_on_the_kernel_that_is_timed(data):
         m, n, k, f16, data.draw(st.sampled_from([f16, f32])), out_dtype=data.draw(st.sampled_from([f16, f32])),
         b_rows=data.draw(st.booleans()), batch=data.draw(st.sampled_from([1, 5])),
     )  # fmt: skip
-    config = data.draw(st.sampled_from(combinations(problem, "sm_90a")))
+    config = data.draw(
+        st.sampled_from(combinations(problem, "sm_90a") + data.draw(st.sampled_from([[], wgmma_combinations(problem)])))
+    )
     checked = checked_problem(problem, config)
     assert FAMILY.kernel_key(checked, config) == FAMILY.kernel_key(problem, config)
     assert checked.misfits(config) == []
@@ -188,9 +216,19 @@ def test_matmul_takes_the_winner_of_its_class(store):
     assert found is not None
     assert found[0] == winner
     assert found[1].startswith(f"tuned on {GPU} for gemm f16 layout=nn")
+    found = ops.tuned(contiguous_problem(4000, 4096, 4096, bf16), WITHOUT_WGMMA, 0)
+    assert found is not None
+    assert found[0] == replace(winner, dtype=bf16)
+
+
+def test_winners_of_both_generators_are_kept(store):
+    winner = replace(choose(PROBLEM, GOAL)[0], stages=4)
+    assert isinstance(winner, HopperGemmConfig)
+    keep(store, str(winner))
     found = ops.tuned(contiguous_problem(4000, 4096, 4096, bf16), GOAL, 0)
     assert found is not None
     assert found[0] == replace(winner, dtype=bf16)
+    assert ops.tuned(PROBLEM, WITHOUT_WGMMA, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -206,10 +244,11 @@ def test_other_products_do_not(store, changes):
 def test_a_winner_of_a_near_class_must_please_the_cost_model(store):
     near = contiguous_problem(8192, 4096, 4096, f16)
     keep(store, str(BEST32))
-    assert ops.tuned(near, GOAL, 0) is not None
+    assert ops.tuned(near, WITHOUT_WGMMA, 0) is not None
+    assert ops.tuned(near, GOAL, 0) is None  # where wgmma is expected to be faster
     keep(store, str(replace(BEST32, tile_m=64, tile_n=64, warp_m=32, warp_n=32)))
-    assert ops.tuned(PROBLEM, GOAL, 0) is not None
-    assert ops.tuned(near, GOAL, 0) is None
+    assert ops.tuned(PROBLEM, WITHOUT_WGMMA, 0) is not None
+    assert ops.tuned(near, WITHOUT_WGMMA, 0) is None
 
 
 @pytest.mark.parametrize("text", ["BM=24", "nonsense", str(replace(BEST32, tile_m=256, tile_n=256, stages=6))])

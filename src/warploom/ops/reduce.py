@@ -14,7 +14,7 @@ from warploom.core.dtypes import DType, f32, s32, s64, u32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target as target_named
 from warploom.interop.arrays import ArrayView, as_numpy, compact, describe, empty, same_device
-from warploom.kernels.gemm.choice import choose
+from warploom.kernels.gemm.choice import choose_general
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.problem import GemmProblem
@@ -206,7 +206,7 @@ def _plan(inputs: Inputs, op: ReduceOp, config: GemmConfig | None, subtract: boo
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
         return ReducePlan(problem, config, op, "asked for by the caller", device, subtract)
     # Splitting K is no choice here, so the product is judged as one that is long enough without.
-    chosen, reason = choose(problem, goal)
+    chosen, reason = choose_general(problem, goal)
     if chosen.split_k > 1:
         chosen = replace(chosen, split_k=1)
     return ReducePlan(problem, chosen, op, reason, device, subtract)

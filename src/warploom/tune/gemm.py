@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,17 +16,20 @@ from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.interop.arrays import address
 from warploom.ir.program import Program
-from warploom.kernels.gemm.choice import candidates, choose, expected_seconds
+from warploom.kernels.gemm.choice import candidates, choose, expected_seconds, parse_config
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.hopper_choice import hopper_candidates
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST16, BEST32
-from warploom.kernels.gemm.problem import GemmProblem, contiguous_problem
+from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem, contiguous_problem
 from warploom.ops.backends import GpuCall
-from warploom.ops.matmul import MatmulPlan, plan_matmul, trace
+from warploom.ops.matmul import MatmulPlan, plan_matmul, trace_for
 from warploom.tune.build import Built
 from warploom.tune.classes import ProblemClass, gemm_class
 from warploom.tune.space import Space, distinct
 
 MOST_CANDIDATES = 64
+MOST_HOPPER_CANDIDATES = 24
 _TILES_M, _TILES_N, _TILES_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
 _WARP_TILES = ((64, 64), (64, 32), (32, 64), (32, 32), (32, 16), (16, 32), (16, 16), (16, 8), (128, 64), (64, 128))
 _SPLITS = (1, 2, 3, 4, 6, 8)
@@ -74,10 +78,37 @@ class GemmSpace(Space[GemmConfig]):
             )  # fmt: skip
 
 
-def misfits(problem: GemmProblem, config: GemmConfig, goal: Target) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class HopperGemmSpace(Space[HopperGemmConfig]):
+    """The ``wgmma`` tiles, shared by the consumers or taken in turns, that the cost model expects most of."""
+
+    problem: GemmProblem
+    goal: Target
+
+    def combinations(self) -> Iterator[HopperGemmConfig]:
+        """The best by the model, best first."""
+        fitting = [
+            c
+            for c in distinct((*hopper_candidates(self.problem), *self._tiles()))
+            if not misfits(self.problem, c, self.goal)
+        ]
+        fitting.sort(key=lambda c: expected_seconds(self.problem, c, self.goal))
+        yield from fitting[:MOST_HOPPER_CANDIDATES]
+
+    def _tiles(self) -> Iterator[HopperGemmConfig]:
+        for m, n, consumers, turns in itertools.product(_TILES_M[2:], (64, 128, 192, 256), (1, 2), (False, True)):
+            config = replace(self.base, tile_m=m, tile_n=n, consumers=consumers, pingpong=turns)
+            if not config.check():
+                stages = config.most_stages(self.goal.shared_per_block)
+                yield from (replace(config, stages=stages, split_k=s) for s in _SPLITS)
+
+
+def misfits(problem: GemmProblem, config: AnyGemmConfig, goal: Target) -> list[str]:
     """What ``check`` and the problem say, and fragments that no register file holds."""
     operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
     found = list(dict.fromkeys(config.check(goal, **operands) + problem.misfits(config)))
+    if isinstance(config, HopperGemmConfig):
+        return found  # its check counts accumulators
     if not found and fragment_registers(config) + _WORK_REGISTERS > _register_limit(config, goal):
         found.append("its fragments alone take more registers than a thread has")
     return found
@@ -103,38 +134,44 @@ class GemmFamily:
         """Which problems share a winner with this one."""
         return gemm_class(problem)
 
-    def default(self, problem: GemmProblem, goal: Target) -> GemmConfig:
+    def default(self, problem: GemmProblem, goal: Target) -> AnyGemmConfig:
         """What runs untuned. Raises ProblemError where nothing does."""
         return choose(problem, goal)[0]
 
     def spaces(self, problem: GemmProblem, goal: Target) -> Sequence[Space[Any]]:
-        """One space: tiles together; stages, the order of CTAs and how fragments are loaded one at a time."""
+        """``wgmma`` where there is some, and ``mma.sync``: tiles together; stages, order of tiles … one at a time."""
         base = replace(BEST16 if problem.accumulate is f16 else BEST32, dtype=problem.dtype)
         together = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "split_k")
-        return (GemmSpace(base, together, _ALWAYS_WON, problem=problem, goal=goal),)
+        general = GemmSpace(base, together, _ALWAYS_WON, problem=problem, goal=goal)
+        own = next(iter(hopper_candidates(problem)), None)
+        if own is None or not goal.has_wgmma or problem.accumulate is f16:
+            return (general,)
+        tiles = ("tile_m", "tile_n", "consumers", "pingpong", "split_k")
+        hopper = HopperGemmSpace(own, tiles, frozenset({"dtype", "opt_level"}), problem=problem, goal=goal)
+        return hopper, general
 
-    def misfits(self, problem: GemmProblem, config: GemmConfig, goal: Target) -> list[str]:
+    def misfits(self, problem: GemmProblem, config: AnyGemmConfig, goal: Target) -> list[str]:
         """Every reason not to compile a configuration for the problem."""
         return misfits(problem, config, goal)
 
-    def kernel_key(self, problem: GemmProblem, config: GemmConfig) -> Hashable:
+    def kernel_key(self, problem: GemmProblem, config: AnyGemmConfig) -> Hashable:
         """Equal for problems that run the same kernel."""
         return config, problem.features(config)
 
-    def program(self, problem: GemmProblem, config: GemmConfig) -> Program:
+    def program(self, problem: GemmProblem, config: AnyGemmConfig) -> Program:
         """The traced kernel; of a split K, the one that makes the parts."""
-        return trace(config, problem.features(config))
+        return trace_for(config, problem.features(config))
 
-    def parse(self, text: str) -> GemmConfig:
+    def parse(self, text: str) -> AnyGemmConfig:
         """A configuration from ``str(config)``. Raises ConfigError."""
-        return GemmConfig.parse(text)
+        return parse_config(text)
 
     def workload(self, problem: GemmProblem, device: int) -> GemmWorkload:
         """The problem on a GPU. Raises UnsupportedDeviceError without PyTorch or a GPU."""
         return GemmWorkload(problem, device)
 
 
-def checked_problem(problem: GemmProblem, config: GemmConfig) -> GemmProblem:
+def checked_problem(problem: GemmProblem, config: AnyGemmConfig) -> GemmProblem:
     """A small problem that the same kernel runs: extents with the same remainders of the tiles, at most two batches."""
     tiles = config.split_k * max(2, -(-_CHECKED_K_TILES // config.split_k))
     k_least = (tiles - 1) * config.tile_k + (problem.k % config.tile_k or config.tile_k)
@@ -185,14 +222,14 @@ class GemmWorkload:
         shape = (*lead, problem.m, problem.n)
         return self._torch.full(shape, math.nan, device=self._device, dtype=self._kind(problem.out_dtype))
 
-    def prepare(self, config: GemmConfig, built: Built) -> Callable[[int], object]:
+    def prepare(self, config: AnyGemmConfig, built: Built) -> Callable[[int], object]:
         """Launches without allocation, on input set i."""
         out = self._output
         call = self._call(config, built, self._inputs[0], out)
         pointers = [(address(a), address(b), address(out)) for a, b in self._inputs]
         return lambda i: call.launch(*pointers[i])
 
-    def fault(self, config: GemmConfig, built: Built) -> str | None:
+    def fault(self, config: AnyGemmConfig, built: Built) -> str | None:
         """Compare a small problem with float64; waits for the GPU."""
         problem = checked_problem(self._problem, config)
         if problem not in self._checks:
@@ -212,7 +249,7 @@ class GemmWorkload:
             return False
         return True
 
-    def _call(self, config: GemmConfig, built: Built, inputs: _Pair, out: Any) -> PlannedCall:
+    def _call(self, config: AnyGemmConfig, built: Built, inputs: _Pair, out: Any) -> PlannedCall:
         """The compiled kernel with the grid and scalars of these inputs; only a sum of parts is traced here."""
         made = plan_matmul(*inputs, accumulate=self._problem.accumulate, config=config, out=out)
         return PlannedCall(made, self._index, self._torch, self._loaded(made, built))

@@ -125,6 +125,16 @@ def fitting(problem: GemmProblem, goal: Target) -> tuple[list[AnyGemmConfig], li
     return found, list(dict.fromkeys(reasons))
 
 
+def choose_general(problem: GemmProblem, goal: Target) -> tuple[GemmConfig, str]:
+    """As :func:`choose`, of the ``mma.sync`` configurations alone."""
+    found, reasons = fitting(problem, goal)
+    general = [c for c in found if isinstance(c, GemmConfig)]
+    if not general:
+        raise ProblemError("no GEMM kernel takes this problem: " + "; ".join(reasons))
+    config = min(general, key=lambda c: expected_seconds(problem, c, goal))
+    return config, f"the least of {len(general)} by the cost model; untuned"
+
+
 def choose(problem: GemmProblem, goal: Target) -> tuple[AnyGemmConfig, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
     found, reasons = fitting(problem, goal)

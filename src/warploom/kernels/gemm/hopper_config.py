@@ -19,6 +19,8 @@ PANEL_STORE_BYTES = 2 * WARPGROUP_ROWS * PANEL_COLS
 STORE_BOX = WARPGROUP_ROWS, PANEL_COLS
 """The TMA box (rows, columns) of C."""
 BARRIER_BYTES = 256
+_SHARED_LIMIT = 232448
+"""Shared memory of a CTA on sm_90, in bytes."""
 
 
 def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
@@ -93,6 +95,11 @@ class HopperGemmConfig:
     def stage_bytes(self) -> int:
         """One k-tile of A and B."""
         return (self.tile_m + self.tile_n) * self.tile_k * self.dtype.bytes
+
+    def most_stages(self, shared_bytes: int = _SHARED_LIMIT) -> int:
+        """The most stages, of 8, that leave room for a panel of C per consumer; 2 even where those do not fit."""
+        room = shared_bytes - BARRIER_BYTES - self.consumers * PANEL_STORE_BYTES
+        return max(2, min(8, room // self.stage_bytes))
 
     @property
     def store_panels(self) -> int:
@@ -192,8 +199,6 @@ class HopperGemmConfig:
 
 _WORDS = {"BM": "tile_m", "BN": "tile_n", "STAGES": "stages", "CONSUMERS": "consumers"}
 _ACCUMULATORS = {1: 192, 2: 192, 3: 96}
-_SHARED_LIMIT = 232448
-"""Shared memory of a CTA on sm_90, in bytes."""
 
 
 def operand_box(outer: int, depth: int, k_contiguous: bool) -> tuple[int, int]:
