@@ -44,7 +44,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 }
 """Room → rooms it may import; '' is the package itself (``warploom/__init__.py``)."""
 
-ABOVE_OPS = frozenset({"interop.torch", "interop.torch_matmul", "interop.jax"})
+ABOVE_OPS = frozenset({"interop.torch", "interop.torch_matmul", "interop.torch_operator", "interop.jax"})
 """Modules that register operators with a framework: in the room of arrays, but on top of ops."""
 
 TRACED_CALLS = frozenset({("ops.attention", "interop.torch"), ("ops.matmul", "interop.torch_matmul")})
@@ -66,6 +66,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 FRAMEWORKS: dict[str, frozenset[str]] = {
     "interop.torch": frozenset({"torch"}),
     "interop.torch_matmul": frozenset({"torch"}),
+    "interop.torch_operator": frozenset({"torch"}),
     "interop.jax": frozenset({"jax"}),
 }
 

@@ -24,6 +24,11 @@ CPU: Device = ("cpu", 0)
 #: it is given as ready, so the caller of a kernel waits for its stream first.
 SYNCHRONOUS_KINDS = frozenset({"jax"})
 
+NO_BACKWARD = (
+    "this tensor requires a gradient, and warploom has no backward pass yet: call under torch.no_grad(), or pass "
+    "tensor.detach()"
+)
+
 
 class ArrayView(NamedTuple):
     """What a kernel needs to know of an array.
@@ -271,10 +276,7 @@ def _read_torch(tensor: Any) -> ArrayView:
         if dtype is None:
             raise _unknown_type(tensor.dtype)
     if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
-        raise ProblemError(
-            "this tensor requires a gradient, and warploom has no backward pass yet: call under torch.no_grad(), or "
-            "pass tensor.detach()"
-        )
+        raise ProblemError(NO_BACKWARD)
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
     try:

@@ -3,8 +3,6 @@
 :func:`warploom.matmul` takes this way by itself while a graph is traced, where tensors have no memory to point at.
 An operator's arguments are tensors and numbers, so an ``epilogue`` (a Python function) cannot be part of it: such calls
 are refused while tracing.
-
-Source: PyTorch, "Custom Python Operators" (``torch.library.custom_op``).
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import torch
 
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
+from warploom.interop.torch_operator import define
 from warploom.kernels.gemm.choice import parse_config
 from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.ops.matmul import matmul
@@ -22,9 +21,13 @@ from warploom.ops.matmul import matmul
 _KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
 
-# custom_op reads the signature: the annotations must be what its schema knows, evaluated at run time.
-@torch.library.custom_op("warploom::matmul", mutates_args=(), device_types=("cpu", "cuda"))
-def matmul_operator(
+_SCHEMA = (
+    "(Tensor a, Tensor b, Tensor? bias=None, str? out_dtype=None, str accumulate='f32', float alpha=1.0, "
+    "str? config=None) -> Tensor"
+)
+
+
+def _run(
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -33,21 +36,12 @@ def matmul_operator(
     alpha: float = 1.0,
     config: str | None = None,
 ) -> torch.Tensor:
-    """alpha · a·b + bias by :func:`warploom.matmul`; ``config`` in the notation that ``str(config)`` prints."""
     chosen = None if config is None else parse_config(config)
-    with torch.no_grad():  # the operator's own backward answers for gradients
-        return matmul(a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=alpha, config=chosen)
+    return matmul(a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=alpha, config=chosen)
 
 
-@matmul_operator.register_fake
-def _(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out_dtype: str | None = None,
-    accumulate: str = "f32",
-    alpha: float = 1.0,
-    config: str | None = None,
+def _fake(
+    a: torch.Tensor, b: torch.Tensor, _bias: torch.Tensor | None = None, out_dtype: str | None = None, *_: Any
 ) -> torch.Tensor:
     if a.dim() < 2 or b.dim() < 2:
         raise ProblemError(f"matmul takes matrices, not shapes {tuple(a.shape)} and {tuple(b.shape)}: add a dimension")
@@ -55,14 +49,8 @@ def _(
     return a.new_empty((*batch, a.shape[-2], b.shape[-1]), dtype=_KINDS[out_dtype] if out_dtype else a.dtype)
 
 
-def _no_backward(_context: Any, *_gradients: Any) -> Any:
-    raise ProblemError(
-        "warploom.matmul has no backward pass yet: call it under torch.no_grad(), or pass tensors that require no "
-        "gradient (tensor.detach())"
-    )
-
-
-matmul_operator.register_autograd(_no_backward)
+matmul_operator = define("matmul", _SCHEMA, _run, _fake)
+"""alpha · a·b + bias by :func:`warploom.matmul`; ``config`` in the notation that ``str(config)`` prints."""
 
 
 def traced_matmul(
