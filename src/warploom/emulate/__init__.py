@@ -4,6 +4,9 @@ from warploom.emulate.buffers import GlobalBuffer
 from warploom.emulate.findings import Finding
 from warploom.emulate.machine import Emulation, emulate
 from warploom.emulate.tensor_maps import TensorMapArgument
-from warploom.emulate.traffic import Sectors, Traffic, Wavefronts
+from warploom.emulate.traffic import EngineTraffic, Sectors, Traffic, Wavefronts
 
-__all__ = ["Emulation", "Finding", "GlobalBuffer", "Sectors", "TensorMapArgument", "Traffic", "Wavefronts", "emulate"]
+__all__ = [
+    "Emulation", "EngineTraffic", "Finding", "GlobalBuffer", "Sectors", "TensorMapArgument", "Traffic", "Wavefronts",
+    "emulate",
+]  # fmt: skip

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import LANE_BITS, MANY, NEVER, SHARED_BASE, SharedMemory
+from warploom.emulate.traffic import TrafficCounter
 from warploom.ir.program import Op
 
 Array = NDArray[Any]
@@ -25,10 +26,13 @@ Starter = tuple[Sequence[int], int | None]
 class AsyncProxy:
     """Checks and records of one batch."""
 
-    def __init__(self, shared: SharedMemory, clocks: Clocks, reporter: Reporter, checks: bool) -> None:
+    def __init__(
+        self, shared: SharedMemory, clocks: Clocks, reporter: Reporter, counter: TrafficCounter, checks: bool
+    ) -> None:
         self.shared = shared
         self.clocks = clocks
         self.report = reporter
+        self.counter = counter
         self.checks = checks
 
     def cells(self, addresses: Array, cta: int) -> Array:

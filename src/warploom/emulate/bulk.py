@@ -95,11 +95,14 @@ class BulkCopies:
                 self.report.add("bounds", op.where, message, row, lane)
                 continue
             chunks = self._box(source, int(places[i, lane]), row, lane, op)
+            size, moved = source.spec.box_bytes, source.bytes_inside(at)
             if bars is not None:
                 ctas = [row // self.warps] if masks is None else self._receivers(row, lane, int(masks[i, lane]), op)
+                self.proxy.counter.engine("tma.load", size * len(ctas), moved)  # multicast: read once
                 for cta in ctas:
                     self._start_load(row, lane, op, source, at, chunks, int(bars[i, lane]) - SHARED_BASE, cta)
             elif chunks is not None:
+                self.proxy.counter.engine("tma.store", size, moved)
                 self._start_store(row, lane, op, source, at, chunks)
 
     def _receivers(self, row: int, lane: int, mask: int, op: Op) -> list[int]:

@@ -222,7 +222,7 @@ class _Launch:
         self, rows: int, engines: Engines, shared: SharedMemory, clocks: Clocks, report: Reporter
     ) -> EngineState:
         mbarriers = Mbarriers(clocks, report, self.program)
-        proxy = AsyncProxy(shared, clocks, report, self.checks)
+        proxy = AsyncProxy(shared, clocks, report, self.counter, self.checks)
         bulk = BulkCopies(proxy, self.memory, mbarriers, engines, report, self.maps)
         warpgroups = Warpgroups(rows, proxy, engines, report, self.executor.engines.watched)
         return EngineState(mbarriers, bulk, warpgroups, ClusterBarriers(rows, clocks, report))

@@ -19,6 +19,8 @@ from warploom.isa.wgmma import Wgmma
 Array = NDArray[Any]
 WARPS = 4
 """Warps of a warpgroup."""
+ELEMENT_BYTES = 2
+"""Of an operand in shared memory."""
 
 
 @dataclass(eq=False)

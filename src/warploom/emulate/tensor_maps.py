@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,13 @@ class TensorMapArgument:
             source.append(slice(low, high))
             target.append(slice(low - start, high - start))
         return tuple(source), tuple(target)
+
+    def bytes_inside(self, at: tuple[int, ...]) -> int:
+        """Bytes of global memory that a copy of the box at ``at`` reads or writes."""
+        parts = self.inside(at)
+        if parts is None:
+            return 0
+        return math.prod(part.stop - part.start for part in parts[0]) * self.spec.dtype.bytes
 
     def load(self, at: tuple[int, ...]) -> Array:
         """The box's bytes in the order of its elements, u8 (chunks, 16); zeros outside the tensor."""

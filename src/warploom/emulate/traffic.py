@@ -49,6 +49,15 @@ class Sectors:
         return -(-self.bytes // SECTOR_BYTES)
 
 
+@dataclass(slots=True)
+class EngineTraffic:
+    """What an engine beside the warps moved: operations, bytes of shared memory, bytes of global memory."""
+
+    operations: int = 0
+    shared_bytes: int = 0
+    global_bytes: int = 0
+
+
 def access_class(mnemonic: str) -> str:
     """The class an instruction's traffic is counted in: ``ldmatrix``, ``st.shared``, ``cp.async``, ``ld.global`` …"""
     if mnemonic.startswith(("cp.async", "ldmatrix", "stmatrix")):
@@ -59,10 +68,16 @@ def access_class(mnemonic: str) -> str:
 
 @dataclass
 class Traffic:
-    """Totals over all CTAs. ``lines`` attributes shared wavefronts to (source line, class)."""
+    """Totals over all CTAs. ``lines`` attributes shared wavefronts to (source line, class).
+
+    ``engines`` counts what does not go through the lanes: ``tma.load`` and ``tma.store`` (whole boxes in shared
+    memory, of global memory what exists of them), ``wgmma.a`` and ``wgmma.b`` (operands read from shared memory, once
+    for a warpgroup). Operands in registers move nothing.
+    """
 
     shared: dict[str, Wavefronts] = field(default_factory=dict[str, Wavefronts])
     global_memory: dict[str, Sectors] = field(default_factory=dict[str, Sectors])
+    engines: dict[str, EngineTraffic] = field(default_factory=dict[str, EngineTraffic])
     lines: dict[tuple[SourceLine, str], Wavefronts] = field(default_factory=dict[tuple[SourceLine, str], Wavefronts])
 
     def __getitem__(self, name: str) -> Wavefronts:
@@ -121,3 +136,10 @@ class TrafficCounter:
         entry.sectors += int((fresh & (ordered[:, 1:] >= 0)).sum()) + int(first.sum())
         entry.requests += addresses.shape[0] if active is None else int(active.any(axis=-1).sum())
         entry.bytes += int((np.broadcast_to(size, addresses.shape) * lanes).sum())
+
+    def engine(self, name: str, shared_bytes: int, global_bytes: int = 0) -> None:
+        """Count one operation of an engine."""
+        entry = self.traffic.engines.setdefault(name, EngineTraffic())
+        entry.operations += 1
+        entry.shared_bytes += shared_bytes
+        entry.global_bytes += global_bytes

@@ -19,7 +19,16 @@ from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.barriers import Wait
 from warploom.emulate.engines import Engines
 from warploom.emulate.frames import Frame
-from warploom.emulate.products import WARPS, Group, Part, Product, SharedOperands, WatchedRegisters, register_a
+from warploom.emulate.products import (
+    ELEMENT_BYTES,
+    WARPS,
+    Group,
+    Part,
+    Product,
+    SharedOperands,
+    WatchedRegisters,
+    register_a,
+)
 from warploom.emulate.report import Reporter
 from warploom.ir.program import Op, Program, Value
 from warploom.isa.effects import AsyncMatrix
@@ -138,6 +147,8 @@ class Warpgroups:
         parts = [self.operands.indices(instruction, "b", b)]
         if a is not None:
             parts.append(self.operands.indices(instruction, "a", a))
+        for name, (index, _) in zip(("wgmma.b", "wgmma.a"), parts, strict=False):
+            self.proxy.counter.engine(name, index.size * ELEMENT_BYTES)
         outside = any(index.min() < 0 or 2 * int(index.max()) + 2 > self.proxy.shared.size for index, _ in parts)
         cells, before = np.zeros(0, np.int64), np.zeros(0, np.int32)
         if outside:
