@@ -221,8 +221,8 @@ def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AnyConfig | str 
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
     where = f"GPU {device}" if on_gpu else "the emulator"
-    scalars = problem.scalars(config, *strides)
     count = multiprocessors(device) if on_gpu else 1
+    scalars = problem.scalars(config, *strides, multiprocessors=count)
     return AttentionPlan(problem, config, reason, goal.name, where, strides, scalars, layout, count)
 
 
@@ -365,6 +365,6 @@ def _run_from_host(inputs: _Inputs, outs: list[ArrayView], layout: str, made: At
     q, k, v = (_strides(describe(x), layout) for x in hosts)
     strides = q, k, v, _strides(outs[0], layout)
     recipe = recipe_for(made.problem, made.config, strides, layout)
-    scalars = made.problem.scalars(made.config, *strides)
+    scalars = made.problem.scalars(made.config, *strides, multiprocessors=made.multiprocessors)
     call = GpuCall.prepare(recipe, made.grid, scalars, 0, boxes(made.config, layout))
     call.run_from_host(hosts, [as_numpy(out) for out in outs])

@@ -31,6 +31,7 @@ def attention_hopper(
     kv_blocks: u32,
     heads: u32,
     tiles: u32,
+    planes_together: u32,
     *,
     config: HopperConfig,
     features: AttentionFeatures = PLAIN,
@@ -39,10 +40,11 @@ def attention_hopper(
     """O = softmax(scale · Q·Kᵀ)·V; tensor maps of rank 4, boxes of 64 columns × tile rows.
 
     ``heads_inside``: the arrays are (batch, sequence, heads, head_dim), else (batch, heads, sequence, head_dim).
-    ``tiles`` = q_blocks · heads · batches; the grid is tiles, or with ``flat`` as many CTAs as there are SMs.
+    ``tiles`` = q_blocks · heads · batches; the grid is tiles, or with ``flat`` as many CTAs as there are SMs. Where
+    tiles differ in work, those of ``planes_together`` heads run together, the longest first (``schedule.py``).
     """
     config.require()
-    shape = Shape(q_len, kv_len, q_blocks, kv_blocks, heads, tiles)
+    shape = Shape(q_len, kv_len, q_blocks, kv_blocks, heads, tiles, planes_together)
     maps = Maps(q_map, k_map, v_map, o_map, heads_inside)
     parts = Parts(k, config)
     parts.initialise()

@@ -23,6 +23,7 @@ class Shape:
     kv_blocks: Traced
     heads: Traced
     tiles: Traced
+    planes_together: Traced
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Role:
 
     @property
     def _uneven(self) -> bool:
-        """Whether tiles differ in work: then the longest come first and rounds alternate their direction."""
+        """Whether tiles differ in work: then the longest of a group come first and rounds alternate their direction."""
         return self._features.window[1] is not None
 
     def tile_count(self) -> Traced:
@@ -120,8 +121,11 @@ class Role:
         k, s, c = self._k, self._shape, self._config
         number = self._slot(turn) + k.value(turn, u32) * k.grid_x if c.flat else k.cta_x
         if self._uneven:  # later query blocks see more keys
-            others = s.tiles // s.q_blocks
-            q_block, plane = s.q_blocks - 1 - number // others, number % others
+            planes, in_group = s.tiles // s.q_blocks, s.planes_together * s.q_blocks
+            group, within = number // in_group, number % in_group
+            first_plane = group * s.planes_together
+            size = k.minimum(s.planes_together, planes - first_plane)  # the last group may be smaller
+            q_block, plane = s.q_blocks - 1 - within // size, first_plane + within % size
         else:
             q_block, plane = number % s.q_blocks, number // s.q_blocks
         head, batch = plane % s.heads, plane // s.heads

@@ -11,6 +11,7 @@ from warploom.core.errors import ConfigError
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.hopper_config import HopperConfig
+from warploom.kernels.attention.schedule import FLOPS_PER_SECOND, Work, planes_together
 
 MOST_GRID_ROWS = 65535  # CTAs along y and z
 MOST_POSITIONS = 2**30  # positions and their differences are s32 in the kernel
@@ -103,8 +104,40 @@ class AttentionProblem:
         """Tiles of query rows in all."""
         return -(-self.q_len // config.tile_m) * self.heads * self.batch
 
+    def planes_together(self, config: AnyConfig, multiprocessors: int) -> int:
+        """Heads (of all batches) whose tiles run together, where tiles differ in work; elsewhere it means nothing."""
+        planes = self.heads * self.batch
+        if not isinstance(config, HopperConfig) or self.window[1] is None:
+            return max(1, planes)
+        flops = 4 * config.tile_m * config.tile_n * self.head_dim
+        keys = 2 * config.tile_n * self.head_dim * self.dtype.bytes
+        work = Work(
+            planes, self.visited_blocks(config), flops / FLOPS_PER_SECOND, keys * self.kv_heads / self.heads,
+            2 * config.tile_m * self.head_dim * self.dtype.bytes, config.flat, multiprocessors,
+        )  # fmt: skip
+        return planes_together(work)
+
+    def visited_blocks(self, config: AnyConfig) -> tuple[int, ...]:
+        """Key blocks that each tile of query rows of a plane visits: what the kernel's ``Mask.blocks`` counts."""
+        left, right = self.window
+        first_row = np.arange(-(-self.q_len // config.tile_m), dtype=np.int64) * config.tile_m
+        top = first_row + (self.kv_len - self.q_len)
+        end = np.full_like(top, -(-self.kv_len // config.tile_n))
+        if right is not None:
+            end = np.minimum(end, -(-np.maximum(top + config.tile_m + right, 1) // config.tile_n))
+        first = np.zeros_like(top)
+        if left is not None:
+            first = np.minimum(np.maximum(top - left, 0) // config.tile_n, end - 1)
+        return tuple((end - first).tolist())
+
     def scalars(
-        self, config: AnyConfig, q: TensorStrides, k: TensorStrides, v: TensorStrides, o: TensorStrides
+        self,
+        config: AnyConfig,
+        q: TensorStrides,
+        k: TensorStrides,
+        v: TensorStrides,
+        o: TensorStrides,
+        multiprocessors: int = 1,
     ) -> dict[str, int]:
         """The kernel's scalar arguments by name; a Program takes those among its parameters."""
         strides = {
@@ -119,5 +152,6 @@ class AttentionProblem:
             "kv_blocks": -(-self.kv_len // config.tile_n),
             "heads": self.heads,
             "tiles": self.tiles(config),
+            "planes_together": self.planes_together(config, multiprocessors),
         }
         return strides | counts
