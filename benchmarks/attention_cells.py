@@ -1,11 +1,13 @@
-"""``warploom.attention`` as users call it, beside PyTorch's flash and cuDNN backends, on one GPU in one process.
+"""``warploom.attention`` as users call it, beside the kernels of others, on one GPU in one process.
 
     PYTHONPATH=src python benchmarks/attention_cells.py --out OUT
 
-16384 tokens, heads × head_dim = 2048, bf16; head_dim 64, 128 and 256, full and causal, sequences of 512 to 16384. Every
-kernel is checked against float64 on fresh inputs with a poisoned output first; then all three are timed interleaved, on
-inputs that rotate past the L2. Writes OUT/attention-cells.json with every cell and its spread, prints the table, and
-exits with 1 if a figure below is missed.
+Peers: PyTorch's flash and cuDNN backends, and FlashAttention-4 wherever ``flash_attn.cute`` can be imported. 16384
+tokens, heads × head_dim = 2048, bf16; head_dim 64, 128 and 256, full and causal, sequences of 512 to 16384. Every
+kernel, peers included, is checked against float64 on fresh inputs with a poisoned output first; then all are timed
+interleaved, on inputs that rotate past the L2, and each is run alone for power (watts, the clock under that load,
+TFLOP per joule). Writes OUT/attention-cells.json with every cell and its spread after each cell, prints the table, and
+exits with 1 if a result is wrong or a figure below is missed.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +27,9 @@ import torch
 import warploom
 from warploom.bench.environment import environment
 from warploom.bench.monitor import GpuMonitor
-from warploom.bench.peers import SDPA_BACKENDS
-from warploom.bench.timing import Candidate, EventClock, input_sets, measure, paired_ratio
+from warploom.bench.peers import SDPA_BACKENDS, flash_attention_4
+from warploom.bench.power import power_of
+from warploom.bench.timing import Candidate, EventClock, input_sets, measure, paired_spread
 from warploom.cuda.device import cuda_core
 from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
 
@@ -32,9 +37,33 @@ TOKENS, WIDTH = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 CASES = ((128, False), (128, True), (64, False), (64, True), (256, False), (256, True))
 CHECKED_ROWS = 128
+UNMETERED = ("torch_flash",)
+"""Peers that are timed but not run for power: each costs most of a second a cell."""
 
-FLASH_FIGURES = {(128, False): 1.15, (128, True): 1.10, (64, False): 1.05, (256, False): 1.00}
+MEANS = {(128, False): 1.15, (128, True): 1.10, (64, False): 1.05, (256, False): 1.00}
 """(head_dim, causal) → the geometric mean over the lengths, at least so many times torch's flash backend."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """At each of these lengths at least so many times as fast as the peer, by the median of the rounds' ratios."""
+
+    head_dim: int
+    causal: bool
+    lengths: tuple[int, ...]
+    peer: str
+    at_least: float
+
+
+FIGURES = (
+    Figure(128, False, (1024, 4096, 16384), "torch_cudnn", 1.05),
+    Figure(128, False, (1024, 4096, 16384), "flash_attention_4", 1.00),
+    Figure(128, True, (1024, 4096, 16384), "torch_cudnn", 1.00),
+    Figure(128, True, (1024, 4096, 16384), "flash_attention_4", 1.00),
+    *(Figure(d, causal, (4096, 16384), "torch_cudnn", 1.00) for d in (64, 256) for causal in (False, True)),
+)
+
+Run = Callable[[Any, Any, Any], Any]
 
 
 def rows_of_reference(q: Any, k: Any, v: Any, rows: Any, causal: bool) -> tuple[Any, Any]:
@@ -63,7 +92,7 @@ def fresh(shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
     return tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))  # type: ignore[return-value]
 
 
-def sdpa(name: str, causal: bool) -> Any:
+def sdpa(name: str, causal: bool) -> Run:
     """One of PyTorch's backends on (batch, sequence, heads, head_dim) tensors."""
     backend = getattr(torch.nn.attention.SDPBackend, SDPA_BACKENDS[name])
 
@@ -75,58 +104,126 @@ def sdpa(name: str, causal: bool) -> Any:
     return run
 
 
-def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor) -> dict[str, Any]:
-    """One head_dim, mask and length: checked, then timed."""
+def peers(causal: bool) -> dict[str, Run]:
+    """Every peer that can be imported here."""
+    found = {name: sdpa(name, causal) for name in ("torch_flash", "torch_cudnn")}
+    latest, _ = flash_attention_4()
+    if latest is not None:
+        found["flash_attention_4"] = lambda q, k, v: latest(q, k, v, causal=causal)
+    return found
+
+
+def checked(runs: dict[str, Run], shape: tuple[int, ...], causal: bool) -> tuple[dict[str, float], dict[str, str]]:
+    """(error of each, why a peer could not run). The memory that the output is likely to get is full of NaN."""
+    inputs, errors, failed = fresh(shape), dict[str, float](), dict[str, str]()
+    for name, run in runs.items():
+        torch.full(shape, math.nan, device="cuda", dtype=torch.bfloat16)
+        try:
+            errors[name] = largest_error(inputs, run(*inputs), causal)
+        except Exception as error:
+            if name == "warploom":
+                raise
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return errors, failed
+
+
+def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool) -> dict[str, Any]:
+    """One head_dim, mask and length: checked, timed, and run for power."""
     shape = TOKENS // seq, seq, WIDTH // head_dim, head_dim
-    ours = lambda q, k, v: warploom.attention(q, k, v, causal=causal)  # noqa: E731
-    checked = fresh(shape)
-    torch.full(shape, math.nan, device="cuda", dtype=torch.bfloat16)  # what the next allocation of this size finds
-    error = largest_error(checked, ours(*checked), causal)
+    ours: Run = lambda q, k, v: warploom.attention(q, k, v, causal=causal)  # noqa: E731
+    errors, failed = checked({"warploom": ours, **peers(causal)}, shape, causal)
     count = input_sets(3 * 2 * math.prod(shape), torch.cuda.get_device_properties(0).L2_cache_size)
     sets = [fresh(shape) for _ in range(count)]
-    runs = {"warploom": ours, **{name: sdpa(name, causal) for name in ("torch_flash", "torch_cudnn")}}
-    candidates = [Candidate(name, lambda i, run=run: run(*sets[i])) for name, run in runs.items()]
+    runs = {name: run for name, run in {"warploom": ours, **peers(causal)}.items() if name not in failed}
+    candidates = {name: Candidate(name, lambda i, run=run: run(*sets[i])) for name, run in runs.items()}
     clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
-    found = measure(candidates, count, clock, rounds=11, sample_seconds=0.015, monitor=monitor)
+    found = measure(list(candidates.values()), count, clock, rounds=11, sample_seconds=0.015, monitor=monitor)
     pairs = seq * (seq + 1) // 2 if causal else seq * seq
     flops = 4 * shape[0] * shape[2] * pairs * head_dim
+    drawn = {
+        name: power_of(candidate, count, clock, monitor)
+        for name, candidate in candidates.items()
+        if power and name not in UNMETERED
+    }
     return {
         "head_dim": head_dim, "causal": causal, "seq": seq, "batch": shape[0], "heads": shape[2],
-        "config": str(warploom.plan(*checked, causal=causal).config),
-        "error": {"metric": "max |o - o64| / bf16 bound", "value": error, "bound": 1.0},
+        "config": str(warploom.plan(*sets[0], causal=causal).config),
+        "error": {"metric": "max |o - o64| / bf16 bound", "value": errors["warploom"], "bound": 1.0},
+        "peer_errors": {name: value for name, value in errors.items() if name != "warploom"},
+        "not_run": failed,
         "tflops": {name: m.seconds.rate(flops / 1e12).json() for name, m in found.items()},
-        "sm_mhz": {name: m.clock_mhz.json() for name, m in found.items() if m.clock_mhz is not None},
-        "ratio": {p: paired_ratio(found["warploom"], found[p]) for p in ("torch_flash", "torch_cudnn")},
+        "ratio": {name: paired_spread(found["warploom"], m).json() for name, m in found.items() if name != "warploom"},
+        "power": {name: p.json(flops) for name, p in drawn.items() if p is not None},
     }  # fmt: skip
 
 
 def missed(cells: list[dict[str, Any]]) -> list[str]:
-    """Every figure that is not reached, and every wrong result."""
-    found = [f"wrong at {c['head_dim']}, {c['seq']}" for c in cells if not c["error"]["value"] <= 1.0]
-    for (head_dim, causal), least in FLASH_FIGURES.items():
-        ratios = [c["ratio"]["torch_flash"] for c in cells if (c["head_dim"], c["causal"]) == (head_dim, causal)]
-        if ratios and (mean := math.exp(sum(map(math.log, ratios)) / len(ratios))) < least:
+    """Every figure that is not reached, and every wrong result, a peer's included."""
+    found: list[str] = []
+    for c in cells:
+        wrong = {"warploom": c["error"]["value"], **c["peer_errors"]}
+        found += [f"{name} is wrong at {where(c)}" for name, error in wrong.items() if not error <= 1.0]
+    for (head_dim, causal), least in MEANS.items():
+        ratios = [
+            c["ratio"]["torch_flash"]["median"] for c in cells if (c["head_dim"], c["causal"]) == (head_dim, causal)
+        ]
+        if len(ratios) == len(LENGTHS) and (mean := math.exp(sum(map(math.log, ratios)) / len(ratios))) < least:
             found.append(f"head_dim {head_dim}, causal {causal}: {mean:.3f} × torch_flash, wanted {least}")
+    for figure in FIGURES:
+        for c in cells:
+            if (c["head_dim"], c["causal"]) != (figure.head_dim, figure.causal) or c["seq"] not in figure.lengths:
+                continue
+            ratio = c["ratio"].get(figure.peer)
+            if ratio is not None and ratio["median"] < figure.at_least:
+                found.append(f"{where(c)}: {ratio['median']} × {figure.peer}, wanted {figure.at_least}")
     return found
+
+
+def unchecked(cells: list[dict[str, Any]]) -> list[str]:
+    """Peers of a figure that no cell has, with the reason."""
+    absent = sorted({f.peer for f in FIGURES} - {name for c in cells for name in c["ratio"]})
+    reasons = {name: reason for c in cells for name, reason in c["not_run"].items()}
+    return [f"{name}: {reasons.get(name) or flash_attention_4()[1]}" for name in absent]
+
+
+def where(c: dict[str, Any]) -> str:
+    """A cell's name."""
+    return f"head_dim {c['head_dim']} {'causal' if c['causal'] else 'full'} {c['seq']}"
+
+
+def line(c: dict[str, Any]) -> str:
+    """A cell as a line of text."""
+    parts = [f"{where(c):26}"]
+    for name, speed in c["tflops"].items():
+        watts = c["power"].get(name)
+        ratio = c["ratio"].get(name)
+        text = f"{name} {speed['median']:.1f}" + (f" ×{ratio['median']:.3f}" if ratio else "")
+        if watts:
+            text += f" ({watts['watts']:.0f} W, {watts['sm_mhz']} MHz, {watts['tflop_per_joule']:.3f} TFLOP/J)"
+        parts.append(text)
+    return "  ".join(parts) + (f"  not run: {c['not_run']}" if c["not_run"] else "")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    folder: Path = parser.parse_args().out
-    cells: list[dict[str, Any]] = []
-    monitor = GpuMonitor(cuda_core().Device(0).pci_bus_id)
-    for head_dim, causal in CASES:
-        for seq in LENGTHS:
-            cells.append(cell(head_dim, causal, seq, monitor))
-            c = cells[-1]
-            speeds = "  ".join(f"{n} {s['median']:6.1f}" for n, s in c["tflops"].items())
-            ratios = "  ".join(f"{n} {r:.3f}" for n, r in c["ratio"].items())
-            print(f"{head_dim:4} {'causal' if causal else 'full':6} {seq:6}  {speeds}  × {ratios}", flush=True)
-    failures = missed(cells)
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--power-lengths", type=int, nargs="*", default=list(LENGTHS), help="lengths run for power")
+    options = parser.parse_args()
+    folder: Path = options.out
     folder.mkdir(parents=True, exist_ok=True)
-    result = {"environment": environment(), "cells": cells, "missed": failures}
-    (folder / "attention-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    monitor = GpuMonitor(cuda_core().Device(0).pci_bus_id)
+    head = environment() | {"power_limit_watts": monitor.power_limit(), "flash_attention_4": flash_attention_4()[1]}
+    cells: list[dict[str, Any]] = []
+    result = {"environment": head, "cells": cells}
+    for seq in options.lengths:
+        for head_dim, causal in CASES:
+            cells.append(cell(head_dim, causal, seq, monitor, seq in options.power_lengths))
+            print(line(cells[-1]), flush=True)
+            result |= {"missed": missed(cells), "unchecked": unchecked(cells)}
+            (folder / "attention-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(f"not compared with {text}" for text in unchecked(cells)))
+    failures = missed(cells)
     print("\n".join(failures) or "every figure is reached")
     return 1 if failures else 0
 

@@ -45,13 +45,16 @@ HEAD_DIMS = (128, 64, 256)
 SQUARES = (4096, 8192, 2048, 1024, 16384)
 
 
-def problems(head_dims: list[int], lengths: list[int]) -> list[AttentionProblem]:
+MASKS = {"full": (None, None), "causal": (None, 0)}
+
+
+def problems(head_dims: list[int], lengths: list[int], masks: list[str]) -> list[AttentionProblem]:
     """Every head_dim and mask at the first length, then at the next."""
     return [
         AttentionProblem(max(1, TOKENS // n), WIDTH // d, WIDTH // d, n, n, d, bf16, window)
         for n in lengths
         for d in head_dims
-        for window in ((None, None), (None, 0))
+        for window in (MASKS[mask] for mask in masks)
     ]
 
 
@@ -116,12 +119,13 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=200.0, help="seconds for all problems, compiling included")
     parser.add_argument("--head-dims", type=int, nargs="+", default=list(HEAD_DIMS))
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--masks", nargs="+", choices=tuple(MASKS), default=list(MASKS))
     parser.add_argument("--variant-passes", type=int, default=1, help="how often one more flag is tried on the winner")
     parser.add_argument("--compile-only", metavar="ARCH", nargs="?", const="sm_90a")
     parser.add_argument("--worker", action="store_true", help="tune in this very process")
     arguments = parser.parse_args()
     family: Family[Any, Any] = AttentionFamily()
-    todo: list[Any] = problems(arguments.head_dims, arguments.lengths)
+    todo: list[Any] = problems(arguments.head_dims, arguments.lengths, arguments.masks)
     if arguments.family == "gemm":
         family, todo = GemmFamily(), list(products())
     if arguments.compile_only:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
@@ -54,3 +55,28 @@ def available_sdpa(q: Any, k: Any, v: Any, names: tuple[str, ...] = ("torch_flas
             continue
         found[name] = run
     return found
+
+
+def flash_attention_4() -> tuple[Callable[..., Any] | None, str]:
+    """FlashAttention-4 (the CuTe DSL kernels of ``flash_attn.cute``) on (batch, seq, heads, head_dim) tensors.
+
+    ``run(q, k, v, causal=False)``, and its version; or None, and why it cannot be imported here.
+    """
+    try:
+        module: Any = importlib.import_module("flash_attn.cute")
+        function = module.flash_attn_func
+    except Exception as error:  # an absent package, or one whose compiler does not fit this driver
+        return None, f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+    def run(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+        found = function(q, k, v, causal=causal)
+        return found[0] if isinstance(found, tuple) else found
+
+    return run, _version("flash-attn-4")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
