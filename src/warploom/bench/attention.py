@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 
 from warploom.bench.attention_reference import torch_error
 from warploom.bench.ladder import EmulatorCase, ErrorEntry
-from warploom.bench.peers import available_sdpa, torch_module
+from warploom.bench.peers import available_sdpa, flash_attention_4, torch_module
 from warploom.bench.timing import Candidate, input_sets
 from warploom.core.dtypes import DType, bf16
 from warploom.core.errors import ConfigError
@@ -121,10 +122,16 @@ class AttentionOnGpu:
         return q, k, v
 
     def _peers(self) -> list[Candidate]:
-        """PyTorch's flash and cuDNN backends, on the same memory seen as (batch, heads, seq, head_dim)."""
+        """PyTorch's flash and cuDNN backends, on the same memory seen as (batch, heads, seq, head_dim); and
+        FlashAttention-4 where it can be imported and runs."""
         sets = [tuple(x.transpose(1, 2) for x in inputs) for inputs in self._inputs]
-        found = available_sdpa(*sets[0])
-        return [Candidate(name, _on_sets(run, sets)) for name, run in found.items()]
+        found = [Candidate(name, _on_sets(run, sets)) for name, run in available_sdpa(*sets[0]).items()]
+        latest, _ = flash_attention_4()
+        if latest is not None:
+            with contextlib.suppress(Exception):  # its compiler does not take this GPU or head_dim
+                latest(*self._inputs[0])
+                found.append(Candidate("flash_attention_4", _on_sets(latest, self._inputs)))
+        return found
 
     def prepare(self, rung: Rung[AnyConfig]) -> Candidate:
         """The rung's kernel, loaded, as launches without allocation."""

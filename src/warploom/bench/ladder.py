@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from warploom.bench.environment import environment
 from warploom.bench.monitor import GpuMonitor
+from warploom.bench.power import power_of
 from warploom.bench.resources import TargetEntry, compile_for, missing_compiler
 from warploom.bench.timing import Candidate, EventClock, Measured, measure, paired_ratio
 from warploom.core.dtypes import DType
@@ -162,13 +163,16 @@ def run_ladder(
     device: int = 0,
     progress: Progress | None = None,
     rounds: int = 15,
+    metered: bool = False,
 ) -> LadderResult:
     """Every rung on the emulator and through the compiler, and at ``gpu_sizes`` on GPU ``device``.
 
     A row is ``{"rung", "name", "config", "error": {"metric", "value", "bound"}, "findings", "wavefronts",
     "targets": {"sm_80": {"registers", "spill_bytes", "stack_bytes", "shared_bytes", "instructions"}, …},
     "gpu": {"seq", "tflops", "ratio", …, "cells": [one for each size]} or None}``; the fields of ``gpu`` beside its
-    cells are those of its last cell. ``seed`` draws other inputs and runs the warps in an adversarial order.
+    cells are those of its last cell. ``seed`` draws other inputs and runs the warps in an adversarial order. With
+    ``metered`` every rung and peer runs alone for power as well, at the last size: ``"power"`` of that cell and of its
+    peers (:meth:`warploom.bench.power.Power.json`).
 
     Raises ConfigError where a rung does not fit the emulator's problem.
     """
@@ -204,8 +208,9 @@ def run_ladder(
             tell("compiling", emulated + (share - emulated) * number / len(result.rows))
             row["targets"] = {arch: job.result() for arch, job in row["targets"].items()}
     if gpu_sizes:
+        effort = _Effort(rounds, gpu_sizes[-1] if metered else None)
         _time_on_gpu(
-            family, rungs, result, gpu_sizes, device, seed or 0, rounds, lambda t, f: tell(t, share + (1 - share) * f)
+            family, rungs, result, gpu_sizes, device, seed or 0, effort, lambda t, f: tell(t, share + (1 - share) * f)
         )
     tell("done", 1.0)
     return result
@@ -228,6 +233,14 @@ def _row(rung: Rung[Any], case: EmulatorCase, emulation: Emulation) -> dict[str,
     }
 
 
+@dataclass(frozen=True)
+class _Effort:
+    """Rounds of timing, and the size that is run for power too."""
+
+    rounds: int
+    metered_size: int | None
+
+
 def _time_on_gpu(
     family: Family[Config],
     rungs: Sequence[Rung[Config]],
@@ -235,7 +248,7 @@ def _time_on_gpu(
     sizes: Sequence[int],
     device: int,
     seed: int,
-    rounds: int,
+    effort: _Effort,
     tell: Progress,
 ) -> None:
     """Check and time all rungs and peers, size by size, and put the cells into the rows."""
@@ -249,7 +262,8 @@ def _time_on_gpu(
         what = f"GPU, size {size}"
         tell(what, number / len(sizes))
         case = family.gpu_case(size, device, seed + number)
-        timed = _size(case, rungs, result, monitor, rounds, _part(tell, what, number / len(sizes), 1 / len(sizes)))
+        part = _part(tell, what, number / len(sizes), 1 / len(sizes))
+        timed = _size(case, rungs, result, monitor, effort.rounds, part, metered=size == effort.metered_size)
         clocks["under_load"] = monitor.state()
         for index, cell in timed.items():
             cells[index].append(cell)
@@ -267,6 +281,8 @@ def _size(
     monitor: GpuMonitor,
     rounds: int,
     progress: Callable[[float], None],
+    *,
+    metered: bool = False,
 ) -> dict[int, dict[str, Any]]:
     """The cells of one size, by the rung's index; a rung that does not fit it is noted and has none."""
     from warploom.core.errors import ConfigError
@@ -283,13 +299,27 @@ def _size(
     everyone = [*candidates.values(), *case.peers]
     times = measure(everyone, case.sets, EventClock(case.stream), rounds=rounds, monitor=monitor, progress=progress)
     peers = {peer.name: times[peer.name] for peer in case.peers}
+    power = _power(case, everyone, monitor) if metered else {}
     cells: dict[int, dict[str, Any]] = {}
     for index, candidate in candidates.items():
         cells[index] = _cell(case, times[candidate.name], peers, errors[index])
         if index - 1 in candidates:
             before = paired_ratio(times[candidate.name], times[candidates[index - 1].name])
             cells[index]["over_rung_before"] = round(before, 4)
+        if metered:
+            cells[index]["power"] = power[candidate.name]
+            for name, peer in cells[index]["peers"].items():
+                peer["power"] = power[name]
     return cells
+
+
+def _power(
+    case: GpuCase[Any], candidates: Sequence[Candidate], monitor: GpuMonitor
+) -> dict[str, dict[str, Any] | None]:
+    """Watts, clock and TFLOP per joule of each, run alone; None where the GPU tells no power."""
+    clock = EventClock(case.stream)
+    drawn = {c.name: power_of(c, case.sets, clock, monitor) for c in candidates}
+    return {name: None if power is None else power.json(case.flops) for name, power in drawn.items()}
 
 
 def _cell(case: GpuCase[Any], ours: Measured, peers: Mapping[str, Measured], error: ErrorEntry) -> dict[str, Any]:

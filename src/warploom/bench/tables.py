@@ -40,6 +40,7 @@ def ladder_tables(rows: Rows) -> list[Any]:
     for title, (header, body) in (
         (static, static_cells(rows)),
         ("TFLOP/s, median (10th–90th percentile)", gpu_cells(rows)),
+        ("run alone for power", power_cells(rows)),
     ):
         if not body:
             continue
@@ -82,7 +83,33 @@ def peers_markdown(rows: Rows) -> str:
     return markdown_table(["peer", *(_size(cell) for cell in cells)], body)
 
 
-MARKDOWN_TABLES = {"gpu": gpu_markdown, "static": static_markdown, "peers": peers_markdown}
+def power_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
+    """(header, cells) of the rows and peers that were run for power: speed under that load, watts, clock, energy."""
+    body: list[list[str]] = []
+    peers: dict[str, Mapping[str, Any]] = {}
+    label = ""
+    for row in rows:
+        for cell in (row["gpu"] or {}).get("cells", ()):
+            if cell.get("power"):
+                label = _size(cell)
+                body.append([row["rung"], row["name"], *_power(cell["power"])])
+                peers |= {name: peer["power"] for name, peer in cell["peers"].items() if peer.get("power")}
+    body += [["", name, *_power(power)] for name, power in peers.items()]
+    return ["rung", "name", f"TFLOP/s, {label}", "W", "MHz", "TFLOP/J"], body
+
+
+def power_markdown(rows: Rows) -> str:
+    """Watts, clock and TFLOP per joule at the size that was run for power, the peers last."""
+    return markdown_table(*power_cells(rows))
+
+
+def _power(power: Mapping[str, Any]) -> list[str]:
+    clock = power["sm_mhz"]
+    return [f"{power['tflops']:.0f}", f"{power['watts']:.0f}", "–" if clock is None else f"{clock:.0f}",
+            f"{power['tflop_per_joule']:.3f}"]  # fmt: skip
+
+
+MARKDOWN_TABLES = {"gpu": gpu_markdown, "static": static_markdown, "peers": peers_markdown, "power": power_markdown}
 """The tables a Markdown file can ask for."""
 
 

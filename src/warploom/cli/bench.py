@@ -116,7 +116,7 @@ def _measure(
     from warploom.cli.ladder import report, run
 
     on_gpu("gpu")
-    result = run(family, rungs, sizes, None, ROUNDS)
+    result = run(family, rungs, sizes, None, ROUNDS, metered=True)
     report(result, str(out or RESULTS / gpu_slug(result.environment) / name))
     failures = missed(figures, result.rows)
     for text in failures:

@@ -181,6 +181,7 @@ def run(
     sizes: list[int],
     seed: int | None,
     rounds: int = 15,
+    metered: bool = False,
 ) -> LadderResult:
     """Run the ladder under a progress bar, after saying how long the emulator will take."""
     from warploom.bench.ladder import run_ladder
@@ -193,7 +194,7 @@ def run(
         f"{max(1, round(compiling))} s to compile what is new"
     )
     with progress_bar() as progress:
-        return run_ladder(family, rungs, seed=seed, gpu_sizes=sizes, progress=progress, rounds=rounds)
+        return run_ladder(family, rungs, seed=seed, gpu_sizes=sizes, progress=progress, rounds=rounds, metered=metered)
 
 
 def report(result: LadderResult, json: str | None) -> None:
