@@ -120,7 +120,7 @@ SYNC: list[Instruction] = [
     ClusterArrive(),
     ClusterWait(),
     MapShared(),
-    AsyncProxyFence(),
+    *(AsyncProxyFence(space) for space in ("shared", "global", "all")),
     SetMaxRegisters(240, "inc"),
     SetMaxRegisters(24, "dec"),
 ]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.engines import Engines
 from warploom.emulate.frames import Frame
+from warploom.emulate.global_async import AsyncGlobal, Box
 from warploom.emulate.global_memory import GlobalMemory
 from warploom.emulate.mbarriers import Lanes, Mbarrier, Mbarriers, lanes_of
 from warploom.emulate.report import Reporter
@@ -40,6 +41,7 @@ class _Load:
     cells: Array
     barrier: Mbarrier
     number: int
+    box: Box | None
 
 
 @dataclass(eq=False)
@@ -54,6 +56,7 @@ class _Store:
     before: Array
     stamp: int
     group: int
+    box: Box | None
 
 
 class BulkCopies:
@@ -67,7 +70,9 @@ class BulkCopies:
         self.report, self.maps = reporter, maps
         self.warps = engines.warps
         self.loads: list[_Load] = []
-        self.stores: list[_Store] = []
+        self.stores: list[_Store] = []  # those that still read
+        self.writing: list[_Store] = []  # those that have read, and are not known to have written
+        self.globally = AsyncGlobal(memory)
         self.committed: dict[tuple[int, int], int] = {}
 
     # -- issue ---------------------------------------------------------------------------------------------------
@@ -157,12 +162,13 @@ class BulkCopies:
             self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=barrier)
         if chunks is None:
             return
-        cells, number = self.proxy.chunk_cells(chunks, cta), 0
+        cells, number, box = self.proxy.chunk_cells(chunks, cta), 0, None
         if self.proxy.checks:
             self._check_barriers(row, lane, cta, chunks, op)
             self.proxy.check(([row], lane), cells, "write", op)
             number = self.proxy.begin_write(row, cells, op)
-        self.loads.append(_Load(op, row, lane, cta, source, at, chunks, cells, bar, number))
+            box = self.globally.begin(source, at, "read", row, lane, op)
+        self.loads.append(_Load(op, row, lane, cta, source, at, chunks, cells, bar, number, box))
 
     def _check_barriers(self, row: int, lane: int, receiver: int, chunks: Array, op: Op) -> None:
         low, high = int(chunks.min()) - SHARED_BASE, int(chunks.max()) + CHUNK - SHARED_BASE
@@ -176,15 +182,14 @@ class BulkCopies:
         self, row: int, lane: int, op: Op, target: TensorMapArgument, at: tuple[int, ...], chunks: Array
     ) -> None:
         cells, before, stamp = self.proxy.chunk_cells(chunks, row // self.warps), np.zeros(0), 0
+        box = None
         if self.proxy.checks:
             self.proxy.check(([row], lane), cells, "read", op)
             before, stamp = self.proxy.state(cells), self.proxy.clocks.stamp(op)
             self.proxy.record_read(self.engines.bulk_stores(row), cells, stamp)
-            assert target.buffer is not None
-            self.memory.track_engine(target.buffer, target.element_offsets(at), row, lane, op, "write",
-                                     target.spec.dtype.bytes)  # fmt: skip
+            box = self.globally.begin(target, at, "write", row, lane, op)
         group = self.committed.get((row, lane), 0)
-        self.stores.append(_Store(op, row, lane, target, at, chunks, cells, before, stamp, group))
+        self.stores.append(_Store(op, row, lane, target, at, chunks, cells, before, stamp, group, box))
 
     # -- completion ----------------------------------------------------------------------------------------------
 
@@ -198,14 +203,15 @@ class BulkCopies:
         index = (load.chunks - SHARED_BASE + load.cta * shared.stride) // CHUNK
         shared.data.reshape(-1, CHUNK)[index] = source.load(load.at)
         engine = self.engines.mbarrier(load.cta, load.barrier.address)
-        stamp = 0
+        stamp, singles = 0, dict[tuple[int, int], int]()
         if self.proxy.checks:
             if shared.shadow is not None:
                 shared.shadow.reshape(-1, CHUNK)[index] = 0
             stamp = self.proxy.end_write(engine, load.cells, load.number, load.op)
-            self.memory.track_engine(source.buffer, source.element_offsets(load.at), load.row, load.lane, load.op,
-                                     "read", source.spec.dtype.bytes)  # fmt: skip
-        self.barriers.complete_bytes(load.barrier, source.spec.box_bytes, engine, stamp, load.op)
+            if load.box is not None:
+                slot = self.report.first // self.warps + load.cta
+                singles = self.globally.end_read(load.box, slot * shared.stride + load.barrier.address)
+        self.barriers.complete_bytes(load.barrier, source.spec.box_bytes, engine, stamp, singles, load.op)
         return True
 
     def commit(self, frame: Frame) -> None:
@@ -214,9 +220,9 @@ class BulkCopies:
             for lane in range(32) if lanes is None else lanes:
                 self.committed[(row, lane)] = self.committed.get((row, lane), 0) + 1
 
-    def wait(self, frame: Frame, pending: int) -> None:
+    def wait(self, frame: Frame, pending: int, reads_only: bool) -> None:
         """Stores of all but the newest ``pending`` groups of each active lane end, at this last moment."""
-        if not self.stores:
+        if not self.stores and not self.writing:
             return
         for _, row, lanes in lanes_of(frame, None):
             for lane in range(32) if lanes is None else lanes:
@@ -224,11 +230,20 @@ class BulkCopies:
                 done = [s for s in self.stores if s.row == row and s.lane == lane and s.group < done_below]
                 if done:
                     self._end(done)
+                if not reads_only:
+                    self._written([s for s in self.writing if s.row == row and s.lane == lane and s.group < done_below])
+
+    def _written(self, done: list[_Store]) -> None:
+        for store in done:
+            self.writing.remove(store)
+            if store.box is not None:
+                self.globally.end_write(store.box)
 
     def _end(self, done: list[_Store]) -> None:
         for store in done:
             self._write(store)
             self.stores.remove(store)
+            self.writing.append(store)
         row, lane = done[0].row, done[0].lane
         clocks = self.proxy.clocks
         clock = np.zeros(clocks.known.shape[1], np.int64)
@@ -265,3 +280,4 @@ class BulkCopies:
             self.report.add("leak", store.op.where, message, store.row, store.lane)
             if not uncommitted:
                 self._write(store)
+        self._written(list(self.writing))

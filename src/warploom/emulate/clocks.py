@@ -22,6 +22,10 @@ Singles = dict[tuple[int, int], int]
 
 VISIBLE = 64
 """Added to a lane's number: what it has made visible beyond its CTA."""
+FENCED = 128
+"""Added to a lane's number: up to when its writes to global memory are fenced against the async proxy."""
+ASYNC_AGENT = -(1 << 40)
+"""Agents from here downwards are loads of global memory by the mbarrier they complete on; known singly alone."""
 
 
 class Clocks:
@@ -36,8 +40,9 @@ class Clocks:
     """
 
     def __init__(
-        self, rows: int, places: Places, first: int, across: bool, history: list[Op | None], ranks: Array
-    ) -> None:
+        self, rows: int, places: Places, first: int, across: bool, history: list[Op | None], ranks: Array,
+        global_fences: bool = False,
+    ) -> None:  # fmt: skip
         self.warps_per_cta = places.warps
         self.domain = places.domain
         self.across = across
@@ -46,7 +51,9 @@ class Clocks:
         self._ranks = ranks
         self._visible = self.warps + ranks.size
         self.clustered = places.together > 1
-        self.known = np.zeros((rows, self._visible + self.domain * self.clustered), np.int64)
+        self._global_fence = self._visible + self.domain * self.clustered
+        self.global_fences = global_fences
+        self.known = np.zeros((rows, self._global_fence + self.warps * global_fences), np.int64)
         # Engines used so far, and the newest stamp of each: what they did before it does not hold a row's limit back.
         self.newest = np.zeros(ranks.size, np.int64)
         self._ordering: list[int] = []
@@ -129,7 +136,8 @@ class Clocks:
             self.limit[rows] = self.now
             return
         self.known[rows, : self.warps] = self.now
-        engines = self.known[rows, self.warps :].reshape(-1, self.warps_per_cta, self.newest.size)
+        others = self.known.shape[1] - self.warps
+        engines = self.known[rows, self.warps :].reshape(-1, self.warps_per_cta, others)
         together = np.broadcast_to(engines.max(axis=1, keepdims=True), engines.shape)
         self.known[rows, self.warps :] = together.reshape(rows.size, -1)
         self.refresh(rows)
@@ -208,7 +216,7 @@ class Clocks:
 
     def near_only(self, clock: Array, singles: Singles) -> tuple[Array, Singles]:
         """The same without writes that are visible beyond their CTA."""
-        clock[self._visible :] = 0
+        clock[self._visible : self._global_fence] = 0
         return clock, {key: stamp for key, stamp in singles.items() if key[1] < VISIBLE}
 
     def release(self, row: int, lanes: list[int] | None) -> tuple[Array, Singles]:
@@ -235,6 +243,33 @@ class Clocks:
             for lane in lanes:
                 self.join_lane(row, lane, clock)
         self.learn_singles(rows, singles)
+
+    def global_fence(self, row: int, lanes: list[int] | None) -> None:
+        """The writes to global memory that these lanes know of now also come before later bulk copies."""
+        mine = slice(self._global_fence, self._global_fence + self.warps)
+        for lane in range(1) if lanes is None else lanes:
+            clock = self.snapshot(row) if lanes is None else self.lane_snapshot(row, lane)
+            clock[mine] = np.maximum(clock[mine], clock[: self.warps])
+            if lanes is None:
+                self.known[row, mine] = clock[mine]
+            else:
+                self.join_lane(row, lane, clock)
+                self.learn_singles(np.array([row]), {(self.first + row, lane + FENCED): self.now})
+        known = self.single.get(row, {})
+        own = {(agent, lane + FENCED): stamp for (agent, lane), stamp in known.items() if agent >= 0 and lane < VISIBLE}
+        self.learn_singles(np.array([row]), own)
+
+    def fenced_globally(self, row: int, lane: int, agents: Array, lanes: Array, stamps: Array) -> Array:
+        """Whether writes to global memory (agent, its lane, stamp) are fenced for what a lane starts now."""
+        fine = np.zeros(agents.shape, np.bool_)
+        if self.global_fences:
+            near = agents // self.domain == (self.first + row) // self.domain
+            columns = self._global_fence + (agents if self.across else agents % self.domain)
+            fine = (stamps <= self.lane_snapshot(row, lane)[columns]) & (near | self.across)
+            known = self.single.get(row, {})
+            for i in np.nonzero(~fine)[0] if known else ():
+                fine[i] = stamps[i] <= known.get((int(agents[i]), int(lanes[i]) + FENCED), 0)
+        return fine
 
     def proxy_fence(self, row: int, lanes: list[int] | None) -> None:
         """All that these lanes know of generic accesses now also comes before later accesses of the async proxy."""
@@ -282,7 +317,8 @@ class Clocks:
         ``visible``, what warps of other CTAs did must be visible here.
         """
         mine = self.first + rows
-        columns = self._columns(agents)
+        singly = agents <= ASYNC_AGENT
+        columns = np.where(singly, 0, self._columns(agents))
         far = np.zeros(agents.shape, np.bool_)
         if visible and self.clustered:
             far = (agents >= 0) & (agents // self.domain == mine // self.domain)
@@ -293,7 +329,7 @@ class Clocks:
         else:
             near = (agents < 0) | (agents // self.domain == mine // self.domain)
             known = np.where(near, self.known[rows, columns], 0)
-        result = stamps <= known
+        result = (stamps <= known) & ~singly
         if not whole_warp:
             result |= (agents == mine) & (agent_lanes == lanes)
         if self.lanes or self.single:
@@ -319,7 +355,7 @@ class Clocks:
             return False
         extra = self.lanes.get((row, -1 - lane))
         if extra is not None:
-            same_domain = agent < 0 or agent // self.domain == (self.first + row) // self.domain
+            same_domain = ASYNC_AGENT < agent < 0 or agent // self.domain == (self.first + row) // self.domain
             if (self.across or same_domain) and stamp <= extra[column]:
                 return True
         met = self.lanes.get((row, row))

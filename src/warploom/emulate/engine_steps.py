@@ -61,7 +61,7 @@ class EngineSteps:
                 return lambda frame: self.state.clusters.wait(frame, op)
             return lambda frame: self.state.clusters.arrive(frame, op)
         if isinstance(effect, fx.ProxyFence):
-            return self._proxy_fence(op)
+            return self._proxy_fence(op, effect)
         if isinstance(effect, fx.RegisterBudget):
             return lambda frame: self.state.warpgroups.meet(frame, op)
         if isinstance(effect, fx.WarpgroupFence):
@@ -74,7 +74,7 @@ class EngineSteps:
             return lambda frame: self.state.warpgroups.commit(frame)
         if isinstance(effect, fx.WaitGroup):
             if effect.queue == "bulk":
-                return lambda frame: self.state.bulk.wait(frame, effect.pending)
+                return lambda frame: self.state.bulk.wait(frame, effect.pending, effect.reads_only)
             registers = self.watched.of(op)
             return lambda frame: self.state.warpgroups.wait(frame, effect.pending, op, registers)
         return None
@@ -145,12 +145,17 @@ class EngineSteps:
 
         return step
 
-    def _proxy_fence(self, op: Op) -> Step:
+    def _proxy_fence(self, op: Op, fence: fx.ProxyFence) -> Step:
         def step(frame: Frame) -> None:
-            self.run.clocks.stamp(op)
+            clocks = self.run.clocks
+            clocks.stamp(op)
             for _, row, lanes in lanes_of(frame, None):
-                self.run.clocks.proxy_fence(row, lanes)
-            self.state.mbarriers.fence(frame)
+                if fence.space != "global":
+                    clocks.proxy_fence(row, lanes)
+                if fence.space != "shared" and clocks.global_fences:
+                    clocks.global_fence(row, lanes)
+            if fence.space != "global":
+                self.state.mbarriers.fence(frame)
 
         return step
 

@@ -83,3 +83,9 @@ def mbarriers_of(program: Program) -> int:
     """The mbarriers that a program initialises in its text; a loop or several lanes may make more."""
     effects = [e for op in program.ops() for e in op.instruction.effects()]
     return max(1, sum(isinstance(e, fx.MbarrierInit) for e in effects))
+
+
+def fences_globally(program: Program) -> bool:
+    """Whether a program fences ordinary accesses to global memory against the async proxy."""
+    effects = (e for op in program.ops() for e in op.instruction.effects())
+    return any(isinstance(e, fx.ProxyFence) and e.space != "shared" for e in effects)

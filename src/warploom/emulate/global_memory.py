@@ -22,7 +22,7 @@ Mode = Literal["read", "write", "atomic"]
 
 
 @dataclass(slots=True)
-class _Event:
+class Event:
     """One access, kept for as long as a later one may conflict with it. All arrays are flat, one entry per cell.
 
     ``rows`` are the warps as the batch of the access counts them, ``agents`` as the whole grid does.
@@ -50,8 +50,10 @@ class Record:
         self.write_agent = np.zeros(count, np.int64)
         self.write_lane = np.zeros(count, np.int8)
         self.touched = np.zeros((2, count), np.bool_)  # by reads, by atomics
-        self.reads: list[_Event] = []
-        self.atomics: list[_Event] = []
+        self.generic = np.zeros(count, np.bool_)  # last written by an ordinary instruction
+        self.flying = np.zeros(count, np.int64)  # the stamp of the bulk store that is writing there, or 0
+        self.reads: list[Event] = []
+        self.atomics: list[Event] = []
 
 
 @dataclass(slots=True)
@@ -238,35 +240,27 @@ class GlobalMemory:
             first = (target.offsets + (buffer.real - record.region.real)) // self.granule
             cells = (first[:, None] + np.arange(per_lane)).reshape(-1)
             rows, lanes = (np.repeat(x, per_lane) for x in (frame.flat[positions // WARP_SIZE], positions % WARP_SIZE))
-            access = self._event(op, mode, buffer, cells, rows, lanes)
+            access = self.event(op, mode, buffer, cells, rows, lanes)
             access.strong, access.cta_only = strong, cta_only
-            self._track_cells(record, access)
+            self.check(record, access)
+            self.note(record, access)
             if mode == "write" and not strong and data is not None:
                 self._check_clash(record, access, data.reshape(-1, data.shape[2])[positions], per_lane)
 
-    def track_engine(
-        self, buffer: GlobalBuffer, offsets: Array, row: int, lane: int, op: Op, mode: Mode, size: int
-    ) -> None:
-        """The same for a copy that a lane has started: byte offsets of its elements of ``size`` bytes."""
-        record = self.records.get(buffer.region) if self.checks and buffer.region is not None else None
-        if record is None or not offsets.size:
-            return
-        cells = np.unique((offsets + (buffer.real - record.region.real)) // self.granule)
-        if size > self.granule:
-            cells = np.unique(cells[:, None] + np.arange(size // self.granule))
-        rows, lanes = np.full(cells.shape, row), np.full(cells.shape, lane)
-        self._track_cells(record, self._event(op, mode, buffer, cells, rows, lanes))
+    def event(self, op: Op, mode: Mode, buffer: GlobalBuffer, cells: Array, rows: Array, lanes: Array) -> Event:
+        """An access of these rows and lanes (one entry per cell), made now."""
+        return Event(op, mode, buffer, cells, rows, self.report.first + rows, lanes, self.clocks.stamp(op))
 
-    def _event(self, op: Op, mode: Mode, buffer: GlobalBuffer, cells: Array, rows: Array, lanes: Array) -> _Event:
-        return _Event(op, mode, buffer, cells, rows, self.report.first + rows, lanes, self.clocks.stamp(op))
-
-    def _track_cells(self, record: Record, mine: _Event) -> None:
+    def check(self, record: Record, mine: Event) -> None:
+        """Compare an access with all unordered ones before it."""
         cells, mode = mine.cells, mine.mode
+        if record.flying[cells].any():
+            self._in_flight(record, mine)
         write_stamp = record.write_stamp[cells]
         if write_stamp.any():
             agents, lanes = record.write_agent[cells], record.write_lane[cells]
             fine = self.clocks.ordered(mine.rows, mine.lanes, False, agents, lanes, write_stamp, visible=True)
-            self._report(mine, np.arange(cells.size), ~fine, agents, write_stamp, "wrote")
+            self.conflicts(mine, np.arange(cells.size), ~fine, agents, write_stamp, "wrote")
         if mode in ("write", "atomic"):
             if record.touched[0][cells].any():
                 self._against(record.reads, mine, "read", weak_only=mode == "atomic")
@@ -274,18 +268,42 @@ class GlobalMemory:
                 self._against(record.atomics, mine, "updated", atomic=mode == "atomic")
         elif not mine.strong and record.touched[1][cells].any():
             self._against(record.atomics, mine, "updated")
-        if mode == "write":
+
+    @staticmethod
+    def note(record: Record, mine: Event) -> None:
+        """Record an access for those that come after it."""
+        cells = mine.cells
+        if mine.mode == "write":
             record.write_stamp[cells], record.write_agent[cells] = mine.stamp, mine.agents
-            record.write_lane[cells] = mine.lanes
-        elif mode == "read":
+            record.write_lane[cells], record.generic[cells] = mine.lanes, True
+        elif mine.mode == "read":
             record.touched[0][cells] = True
             record.reads.append(mine)
         else:
             record.touched[1][cells] = True
             record.atomics.append(mine)
 
+    def _in_flight(self, record: Record, mine: Event) -> None:
+        """An access to what a bulk store is still writing."""
+        flying = record.flying[mine.cells]
+        for stamp in np.unique(flying[flying > 0]).tolist():
+            these = np.nonzero(flying == stamp)[0]
+            where, i = self.byte(mine.buffer, mine.cells[these[0]]), these[0]
+            message = (
+                f"{mine.op.instruction.mnemonic} {mine.mode}s byte {where} of {mine.buffer.name} while "
+                f"{self.report.name_of(stamp)} is still writing there: wait for its group until that is done "
+                "(k.wait_bulk(0), not reads_only), then meet at a barrier"
+            )
+            self.report.add("in_flight", mine.op.where, message, int(mine.rows[i]), int(mine.lanes[i]),
+                            other=self.report.line_of(stamp), count=these.size, address=where)  # fmt: skip
+
+    def byte(self, buffer: GlobalBuffer, cell: Any) -> int:
+        """The byte of a buffer that a cell of its region starts at."""
+        assert buffer.region is not None
+        return int(cell) * self.granule + buffer.region.real - buffer.real
+
     def _against(
-        self, events: list[_Event], mine: _Event, past: str, *, weak_only: bool = False, atomic: bool = False
+        self, events: list[Event], mine: Event, past: str, *, weak_only: bool = False, atomic: bool = False
     ) -> None:
         for event in events:
             if weak_only and event.strong:
@@ -301,9 +319,9 @@ class GlobalMemory:
             if atomic:  # atomics do not race with each other, unless their scope leaves the other CTA out
                 same = agents // self.clocks.warps_per_cta == mine.agents[me] // self.clocks.warps_per_cta
                 fine |= same
-            self._report(mine, me, ~fine, agents, stamps, past)
+            self.conflicts(mine, me, ~fine, agents, stamps, past)
 
-    def _report(self, mine: _Event, me: Array, wrong: Array, agents: Array, stamps: Array, past: str) -> None:
+    def conflicts(self, mine: Event, me: Array, wrong: Array, agents: Array, stamps: Array, past: str) -> None:
         """The conflicts that are ``wrong`` of the cells at ``me`` with accesses of others, at those cells."""
         if not wrong.any():
             return
@@ -315,7 +333,7 @@ class GlobalMemory:
             mine.op, mine.mode, mine.rows[at], mine.lanes[at], agents[wrong], stamps[wrong], addresses, text
         )
 
-    def _check_clash(self, record: Record, mine: _Event, data: Array, per_lane: int) -> None:
+    def _check_clash(self, record: Record, mine: Event, data: Array, per_lane: int) -> None:
         """Several threads storing to one address in one execution: fine only within a warp and with equal bits."""
         cells = mine.cells
         last_agent, last_lane = record.write_agent[cells], record.write_lane[cells]

@@ -20,7 +20,7 @@ from warploom.emulate.cluster_barrier import ClusterBarriers
 from warploom.emulate.control import Control
 from warploom.emulate.copies import CopyQueue
 from warploom.emulate.engine_steps import EngineState
-from warploom.emulate.engines import Engines, TooManyMbarriersError, mbarriers_of, uses_engines
+from warploom.emulate.engines import Engines, TooManyMbarriersError, fences_globally, mbarriers_of, uses_engines
 from warploom.emulate.execute import Executor, Running
 from warploom.emulate.findings import Finding, Findings
 from warploom.emulate.frames import Frame
@@ -191,7 +191,8 @@ class _Launch:
     def _run_batch(self, first: int, ctas: int) -> None:
         rows, start = ctas * self.warps, first * self.warps
         engines = Engines(self.places, self.uses_engines, self.mbarriers)
-        clocks = Clocks(rows, self.places, start, self.across, self.history, engines.ranks)
+        fences = self.checks and fences_globally(self.program)
+        clocks = Clocks(rows, self.places, start, self.across, self.history, engines.ranks, fences)
         report = self.report = Reporter(self.findings, engines, start, clocks)
         self.memory.clocks, self.memory.report = clocks, report
         shared = SharedMemory(ctas, self.program.shared_bytes, self.shared_granule, clocks, report, self.checks)

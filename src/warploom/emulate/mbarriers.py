@@ -286,12 +286,12 @@ class Mbarriers:
         bar.pending -= 1
         self._complete(bar, op, row, lane)
 
-    def complete_bytes(self, bar: Mbarrier, size: int, engine: int, stamp: int, op: Op) -> None:
-        """A copy of ``size`` bytes has landed at ``stamp``."""
+    def complete_bytes(self, bar: Mbarrier, size: int, engine: int, stamp: int, singles: Singles, op: Op) -> None:
+        """A copy of ``size`` bytes has landed at ``stamp``; ``singles`` is what else that makes known."""
         width = self.clocks.known.shape[1]
         clock = np.zeros(width, np.int64)
         clock[self.clocks.warps + engine] = stamp
-        self._learn(bar, clock, {})
+        self._learn(bar, clock, singles)
         bar.tx -= size
         bar.copy, bar.copied_phase = op, bar.phase
         self._complete(bar, op, bar.row, bar.lane)

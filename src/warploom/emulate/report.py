@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.clocks import Clocks
+from warploom.emulate.clocks import ASYNC_AGENT, Clocks
 from warploom.emulate.engines import Engines
 from warploom.emulate.findings import Finding, Findings, Kind
 from warploom.emulate.frames import Frame
@@ -63,7 +63,9 @@ class Reporter:
             other = self.line_of(int(stamp))
             mine, agent = self.first + int(rows[i]), int(agents[i])
             verb = "writes" if what == "write" else ("updates" if what == "atomic" else "reads")
-            if agent < 0:
+            if agent <= ASYNC_AGENT:
+                whom, cure = "the TMA", "wait for the phase of its mbarrier"
+            elif agent < 0:
                 whom, cure = self.engines.name(-1 - agent)
             elif mine == agent:
                 whom, cure = "another lane of the same warp", "put a __syncwarp (or a barrier) between them"

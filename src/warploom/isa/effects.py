@@ -129,7 +129,9 @@ class Fence(Effect):
 
 @dataclass(frozen=True, slots=True)
 class ProxyFence(Effect):
-    """Orders the thread's generic-proxy accesses to shared memory before later async-proxy ones."""
+    """Orders the thread's generic-proxy accesses to a memory space before later async-proxy ones."""
+
+    space: Literal["shared", "global", "all"] = "shared"
 
 
 @dataclass(frozen=True, slots=True)

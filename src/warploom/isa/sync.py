@@ -188,14 +188,16 @@ class MbarrierTryWait(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class AsyncProxyFence(Instruction):
-    """``fence.proxy.async.shared::cta``: the thread's ordinary shared accesses come before later async-proxy ones."""
+    """``fence.proxy.async``: the thread's ordinary accesses to a memory space come before later async-proxy ones."""
+
+    space: Literal["shared", "global", "all"] = "shared"
 
     @property
     def mnemonic(self) -> str:
-        return "fence.proxy.async.shared::cta"
+        return "fence.proxy.async" + {"shared": ".shared::cta", "global": ".global", "all": ""}[self.space]
 
     def effects(self) -> tuple[Effect, ...]:
-        return (ProxyFence(),)
+        return (ProxyFence(self.space),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         return inline_ptx(f"{self.mnemonic};", memory=True)

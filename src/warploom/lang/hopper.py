@@ -49,8 +49,11 @@ class Mbarriers:
             raise TraceError(f"{self.tile.name} has {self.count} mbarriers; there is no number {index}")
         return self.tile.base + index * 8
 
-    def init(self, arrivals: int, index: int | None = None) -> None:
-        """Initialise one or all, by one thread; ``arrivals`` complete a phase. Then fence and meet."""
+    def init(self, arrivals: int, index: Number | None = None) -> None:
+        """Initialise one or all, each by one thread; ``arrivals`` complete a phase. Then it fences, and all meet.
+
+        ``full.init(1, k.thread)`` under ``k.when(k.thread < full.count)`` lets as many threads take one each.
+        """
         for i in range(self.count) if index is None else (index,):
             base, offset = split_sum(self.address(i))
             self.words.emit(MbarrierInitialise(arrivals, offset), (base,))
@@ -134,9 +137,13 @@ class HopperWords(ClusterWords):
         """A predicate that holds in one lane of the warp (``elect.sync``)."""
         return self.emit(Elect(), ())[0]
 
-    def fence_async(self) -> None:
-        """``fence.proxy.async``: this thread's ordinary shared accesses come before later TMA and wgmma ones."""
-        self.emit(AsyncProxyFence(), ())
+    def fence_async(self, space: Literal["shared", "global", "all"] = "shared") -> None:
+        """``fence.proxy.async``: this thread's ordinary accesses to ``space`` come before later TMA and wgmma ones.
+
+        In the writing threads, before they signal. ``"global"`` is for arrays that the kernel itself has written and
+        then loads through the TMA.
+        """
+        self.emit(AsyncProxyFence(space), ())
 
     # -- TMA
     def tma_load(

@@ -1,0 +1,103 @@
+"""Global memory as the TMA sees it, through the async proxy.
+
+A load reads at any time until it lands, and whoever has waited for its mbarrier's phase knows that it has. A store is
+whole when its thread has waited for its group; that its shared memory has been read says nothing about that. What
+ordinary instructions of the kernel wrote must have been fenced (``fence.proxy.async``) before the TMA touches it.
+
+Source: PTX ISA, "Async proxy", ``cp.async.bulk.wait_group``, ``fence.proxy``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.clocks import ASYNC_AGENT, Singles
+from warploom.emulate.global_memory import Event, GlobalMemory, Mode, Record
+from warploom.emulate.tensor_maps import TensorMapArgument
+from warploom.ir.program import Op
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What exists of a box in an array that the kernel writes, and the access that its copy makes."""
+
+    record: Record
+    access: Event
+
+
+class AsyncGlobal:
+    """Checks and records of one batch; ``memory`` is the launch's."""
+
+    def __init__(self, memory: GlobalMemory) -> None:
+        self.memory = memory
+
+    def begin(
+        self, tensor: TensorMapArgument, at: tuple[int, ...], mode: Mode, row: int, lane: int, op: Op
+    ) -> Box | None:
+        """A lane starts a load ("read") or store ("write"); None where the kernel writes nothing of the array.
+
+        Until a store's group has been waited for, nobody may touch its cells.
+        """
+        memory, buffer, size = self.memory, tensor.buffer, tensor.spec.dtype.bytes
+        assert buffer is not None
+        record = memory.records.get(buffer.region) if memory.checks and buffer.region is not None else None
+        offsets = tensor.element_offsets(at) if record is not None else np.zeros(0, np.int64)
+        if record is None or not offsets.size:
+            return None
+        cells = np.unique((offsets + (buffer.real - record.region.real)) // memory.granule)
+        if size > memory.granule:
+            cells = np.unique(cells[:, None] + np.arange(size // memory.granule))
+        access = memory.event(op, mode, buffer, cells, np.full(cells.shape, row), np.full(cells.shape, lane))
+        memory.check(record, access)
+        self._check_proxy(record, access)
+        if mode == "write":
+            record.flying[cells] = access.stamp
+        return Box(record, access)
+
+    def _check_proxy(self, record: Record, mine: Event) -> None:
+        """What ordinary instructions wrote must be fenced against the async proxy."""
+        generic = record.generic[mine.cells]
+        if not generic.any():
+            return
+        cells, report = mine.cells[generic], self.memory.report
+        agents, lanes, stamps = record.write_agent[cells], record.write_lane[cells], record.write_stamp[cells]
+        row, lane = int(mine.rows[0]), int(mine.lanes[0])
+        fine = self.memory.clocks.fenced_globally(row, lane, agents, lanes, stamps)
+        for stamp in np.unique(stamps[~fine]).tolist():
+            these = np.nonzero(~fine & (stamps == stamp))[0]
+            where = self.memory.byte(mine.buffer, cells[these[0]])
+            message = (
+                f"{mine.op.instruction.mnemonic} {mine.mode}s byte {where} of {mine.buffer.name} through the async "
+                f"proxy, which {report.name_of(stamp)} wrote through the generic proxy: fence "
+                "(k.fence_async('global')) in the writing threads before they signal"
+            )
+            other = report.line_of(stamp)
+            report.add("proxy", mine.op.where, message, row, lane, other=other, count=these.size, address=where)
+
+    def end_read(self, box: Box, mbarrier: int) -> Singles:
+        """A load lands on an mbarrier (its number in the grid). Returns what a wait for its phase makes known."""
+        memory, record, mine = self.memory, box.record, box.access
+        stamps = record.write_stamp[mine.cells]
+        everything = np.arange(mine.cells.size)
+        memory.conflicts(mine, everything, stamps > mine.stamp, record.write_agent[mine.cells], stamps, "wrote")
+        agent, nobody = ASYNC_AGENT - mbarrier, np.zeros(mine.cells.shape, np.int64)
+        landed = memory.event(mine.op, "read", mine.buffer, mine.cells, mine.rows, nobody)
+        landed.agents = nobody + agent
+        memory.note(record, landed)
+        return {(agent, 0): landed.stamp}
+
+    def end_write(self, box: Box) -> None:
+        """The thread of a store has waited for it, or the kernel has ended."""
+        record, mine = box.record, box.access
+        still = record.flying[mine.cells] == mine.stamp
+        cells = mine.cells[still]
+        record.flying[cells] = 0
+        record.write_stamp[cells] = self.memory.clocks.stamp(mine.op)
+        record.write_agent[cells], record.write_lane[cells] = mine.agents[still], mine.lanes[still]
+        record.generic[cells] = False
