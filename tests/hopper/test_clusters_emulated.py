@@ -25,7 +25,7 @@ from warploom.isa.wgmma import WgmmaWait
 from warploom.lang import Global, Kernel, TensorMap, bf16, f32, kernel
 from warploom.lang import u32 as U32  # noqa: N812
 
-SEEDS = range(8)
+SEEDS = range(5)
 TILE_BYTES = example.TILE_K * 2
 EXPECTED = (example.TILE_M + example.TILE_N) * TILE_BYTES
 
@@ -134,7 +134,7 @@ MUTANTS: dict[str, tuple[Callable[[Program], Program], set[str]]] = {
 }
 
 
-ORDERS = (None, 0, 1, 2)  # every one of twenty seeds finds each of them
+ORDERS = (None, 0, 1)  # every one of twenty seeds finds each of them
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -175,7 +175,7 @@ def many_mbarriers(k: Kernel, source: TensorMap, out: Global[F32], *, wait_for: 
         full.wait(0, i)
 
 
-@pytest.mark.parametrize("seed", ORDERS)
+@pytest.mark.parametrize("seed", [None, 0])
 def test_a_hundred_mbarriers_are_kept_apart(seed: int | None) -> None:
     source = np.arange(COUNT * 8, dtype=np.float32).reshape(2 * COUNT, 4)
     out = np.zeros((COUNT, 4), np.float32)
