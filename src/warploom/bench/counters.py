@@ -42,6 +42,7 @@ METRICS: dict[str, dict[str, tuple[str, ...]]] = {
         "nanoseconds": ("gpu__time_duration.sum",),
         "cycles": ("sm__cycles_elapsed.max",),
         "issue slots, %": (f"smsp__issue_active.{_ACTIVE}",),
+        "occupancy, %": (f"sm__warps_active.{_ACTIVE}",),
     },
     "stalls": {s: (f"smsp__average_warps_issue_stalled_{s}_per_issue_active.ratio",) for s in STALLS},
     "pipes, %": {

@@ -1,6 +1,6 @@
-"""The paper's experiment, and ``matmul_reduce`` beside PyTorch.
+"""The paper's experiment: row maxima of 16×16 products, through shared memory and in registers.
 
-The experiment has three settings (:data:`warploom.kernels.reduce.ladder.SETTINGS`): a launch of one warp, timed
+It has three settings (:data:`warploom.kernels.reduce.ladder.SETTINGS`): a launch of one warp, timed
 plainly, as the paper does, and as graph replays; dependent operations inside one warp, in clock cycles; every SM full
 of warps, with the power drawn over seconds.
 """
@@ -17,9 +17,12 @@ import numpy as np
 from warploom.bench.monitor import GpuMonitor
 from warploom.bench.peers import torch_module
 from warploom.bench.power import power_of
+from warploom.bench.reduce_counters import count
 from warploom.bench.resources import compile_for
 from warploom.bench.timing import Candidate, EventClock, Spread, graphed, measure
+from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
+from warploom.inspect.report import inspect_program
 from warploom.ir.program import Program
 from warploom.isa.sync import BarSync
 from warploom.isa.warp import Shuffle
@@ -31,12 +34,18 @@ from warploom.kernels.reduce.tile import matmul_row_max
 from warploom.ops.backends import GpuCall
 
 PAPER = {
-    "H100": {"latency_ms": (0.1038, 0.0169), "speed_up": 6.1, "energy_mj": (8.82, 1.42)},
-    "RTX 5080": {"latency_ms": (0.1309, 0.0113), "speed_up": 11.5, "energy_mj": (2.91, 0.25)},
-}
-"""The paper's Tables 1 and 3, (baseline, in registers). Its energies are labelled µJ; watts · seconds give mJ."""
+    "H100": {"latency_ms": (0.1038, 0.0169), "speed_up": 6.1, "energy_mj": (8.82, 1.42), "energy_gain": 6.2,
+             "achieved_occupancy_percent": (1.56, 1.56), "registers": (23, 21), "shared_bytes": (1024, 0),
+             "barriers": (1, 0)},
+    "RTX 5080": {"latency_ms": (0.1309, 0.0113), "speed_up": 11.5, "energy_mj": (2.91, 0.25), "energy_gain": 11.6,
+                 "achieved_occupancy_percent": (2.05, 1.97), "registers": (23, 21), "shared_bytes": (1024, 0),
+                 "barriers": (1, 0)},
+}  # fmt: skip
+"""The paper's Tables 1 to 3, (baseline, in registers). Its energies are labelled µJ; watts · seconds give mJ."""
 
 GRAPH_LAUNCHES = 100
+OPERATIONS_PER_ITERATION = 2
+"""Of the loop in the kernel: two tiles take turns in shared memory."""
 Row = dict[str, Any]
 
 
@@ -59,7 +68,18 @@ def emulated(rung: Rung[ReduceConfig], arch: str = "sm_90a") -> Row:
         "barriers": sum(isinstance(i, BarSync) for i in ops), "shuffles": sum(isinstance(i, Shuffle) for i in ops),
         "shared_bytes": program.shared_bytes, "compiled": compile_for(program, arch),
         "compiled_loop": compile_for(matmul_row_max.trace(config=SETTINGS[1].of(config)), arch),
+        "loop_opcodes": loop_opcodes(config, arch),
     }  # fmt: skip
+
+
+def loop_opcodes(config: ReduceConfig, arch: str) -> dict[str, float] | None:
+    """SASS instructions of one operation in the main loop of the second setting; None without nvdisasm."""
+    program = matmul_row_max.trace(config=SETTINGS[1].of(config))
+    try:
+        counts = inspect_program(program, arch).loop_counts
+    except WarploomError:
+        return None
+    return {name: count / OPERATIONS_PER_ITERATION for name, count in sorted(counts.items()) if count}
 
 
 @dataclass
@@ -120,15 +140,17 @@ class Experiment:
         plain = measure([p.candidate for p in ready.values()], 1, self._clock, monitor=self._monitor)
         graphs = [graphed(p.candidate, GRAPH_LAUNCHES, self._torch) for p in ready.values()]
         replayed = measure(graphs, 1, self._clock, monitor=self._monitor)
+        idle = self.idle_watts()
         rows: dict[str, Row] = {}
         for key, p in ready.items():
             one = replayed[p.candidate.name].seconds
             count = GRAPH_LAUNCHES
             per = Spread(one.median / count, one.low / count, one.high / count, one.count)
+            protocol = self._papers(p.candidate)
             rows[key] = {
                 "launch_s": plain[p.candidate.name].seconds.json(), "graph_s": per.json(),
-                "paper_protocol_s": self._papers(p.candidate), "sm_occupancy": p.warps_per_sm / 64,
-            }  # fmt: skip
+                "paper_protocol_s": protocol, "sm_occupancy": p.warps_per_sm / 64,
+            } | self._energy(p, idle, 1.0, protocol)  # fmt: skip
         return rows
 
     def _papers(self, candidate: Candidate) -> float:
@@ -155,106 +177,74 @@ class Experiment:
 
     def grids(self, rungs: Sequence[Rung[ReduceConfig]], watch_seconds: float = 2.0) -> dict[str, Row]:
         """The third setting: operations per second of the whole GPU, and the energy of each."""
-        time.sleep(1.0)
-        idle = self._watts()
+        idle = self.idle_watts()
         ready = {rung.key: self.prepare(rung, SETTINGS[2]) for rung in rungs}
         times = measure([p.candidate for p in ready.values()], 1, self._clock, monitor=self._monitor)
+        first = times[next(iter(ready.values())).candidate.name]
         rows: dict[str, Row] = {}
         for key, p in ready.items():
-            seconds = times[p.candidate.name].seconds
-            power = power_of(p.candidate, 1, self._clock, self._monitor, window=watch_seconds)
-            watts = None if power is None else round(power.watts, 1)
-            row: Row = {
-                "operations_per_s": seconds.rate(p.operations).json(), "warps_per_sm": p.warps_per_sm,
-                "idle_watts": idle, "watts": watts,
-            }  # fmt: skip
-            if power is not None:
-                row["energy_per_operation_j"] = float(f"{power.joules_per_call / p.operations:.4g}")
-            rows[key] = row
+            found = times[p.candidate.name]
+            # Rounds of two rungs belong together, but their warps may differ in number.
+            ratios = np.asarray(first.samples) / np.asarray(found.samples)
+            rows[key] = {
+                "operations_per_s": found.seconds.rate(p.operations).json(), "warps_per_sm": p.warps_per_sm,
+                "speed_up": Spread.of((ratios * p.operations / ready[rungs[0].key].operations).tolist()).json(),
+                "sm_mhz": None if found.clock_mhz is None else found.clock_mhz.json(),
+            } | self._energy(p, idle, watch_seconds)  # fmt: skip
         return rows
 
-    def _watts(self) -> float | None:
+    def idle_watts(self) -> float | None:
+        """The board's power after a pause, in W."""
+        self._torch.cuda.synchronize()
+        time.sleep(1.5)
         found = self._monitor.state().get("watts")
         return None if found is None else float(found)
+
+    def _energy(self, p: _Prepared, idle: float | None, window: float, latency: float | None = None) -> Row:
+        """Power under a load of ``window`` seconds, and the energy of an operation; above idle, too.
+
+        With ``latency`` the energy is the paper's: average power times the latency of a launch.
+        """
+        power = power_of(p.candidate, 1, self._clock, self._monitor, window=window)
+        if power is None:
+            return {"idle_watts": idle, "watts": None}
+        seconds = latency if latency is not None else power.seconds_per_call / p.operations
+        row: Row = {"idle_watts": idle, "watts": round(power.watts, 1), "load_sm_mhz": power.sm_mhz,
+                    "energy_per_operation_j": float(f"{power.watts * seconds:.4g}")}  # fmt: skip
+        if idle is not None:
+            row["energy_above_idle_j"] = float(f"{(power.watts - idle) * seconds:.4g}")
+        return row
 
 
 def _pointer_names(program: Program) -> list[str]:
     return [p.name for p in program.parameters if p.kind == "pointer"]
 
 
-def run_experiment(rungs: Sequence[Rung[ReduceConfig]], on_gpu: bool, progress: Callable[[str, float], None]) -> Row:
-    """Every rung on the emulator and compiled; with a GPU, the three settings as well."""
+def run_experiment(
+    rungs: Sequence[Rung[ReduceConfig]], on_gpu: bool, progress: Callable[[str, float], None], counters: bool = True
+) -> Row:
+    """Every rung on the emulator and compiled; with a GPU the three settings as well, with counters where ncu runs."""
     rows: list[Row] = []
     for number, rung in enumerate(rungs):
         progress(rung.name, number / len(rungs) * (0.3 if on_gpu else 1.0))
         rows.append(emulated(rung))
-    if on_gpu:
-        experiment = Experiment()
-        parts = (("launch", experiment.launches), ("loop", experiment.loops), ("grid", experiment.grids))
-        for number, (name, part) in enumerate(parts):
-            progress(f"setting {name}", 0.3 + 0.7 * number / len(parts))
-            found = part(rungs)
+    found: Row = {"rungs": rows, "paper": PAPER}
+    if not on_gpu:
+        return found
+    experiment = Experiment()
+    parts = (("launch", experiment.launches), ("loop", experiment.loops), ("grid", experiment.grids))
+    for number, (name, part) in enumerate(parts):
+        progress(f"setting {name}", 0.3 + 0.5 * number / len(parts))
+        measured = part(rungs)
+        for row in rows:
+            row[name] = measured[row["rung"]]
+    if counters:
+        progress("counters", 0.8)
+        try:
+            counted = count([rung.key for rung in rungs])
+        except WarploomError as error:
+            found["counters_refused"] = str(error)
+        else:
             for row in rows:
-                row[name] = found[row["rung"]]
-    return {"rungs": rows, "paper": PAPER}
-
-
-PRODUCTS = ((8192, 131072, 4096), (16384, 16384, 128))
-"""(m, n, k) of the comparison with PyTorch."""
-
-
-def against_torch(rounds: int = 9) -> list[Row]:
-    """``matmul_reduce`` beside PyTorch eager and ``torch.compile``: seconds, and memory beyond inputs and result."""
-    import warploom
-
-    torch = torch_module()
-    clock = EventClock(int(torch.cuda.current_stream(0).cuda_stream))
-    rows: list[Row] = []
-    for m, n, k in PRODUCTS:
-        torch.manual_seed(0)
-        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16) / k**0.5
-        b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16).T
-        for op in ("max", "logsumexp"):
-            eager = _eager(torch, op)
-            fused = torch.compile(eager)
-            calls: dict[str, Callable[[], Any]] = {
-                "warploom": lambda op=op, a=a, b=b: warploom.matmul_reduce(a, b, op),
-                "torch": lambda f=eager, a=a, b=b: f(a, b),
-                "torch.compile": lambda f=fused, a=a, b=b: f(a, b),
-            }
-            row: Row = {"op": op, "m": m, "n": n, "k": k}
-            usable: list[Candidate] = []
-            for name, call in calls.items():
-                try:
-                    row[f"{name}_extra_bytes"] = _extra_bytes(torch, call)
-                except Exception as error:  # a peer that cannot run here is reported, not hidden
-                    row[f"{name}_error"] = str(error).splitlines()[0][:200]
-                else:
-                    usable.append(Candidate(name, lambda _, call=call: call()))
-            for name, measured in measure(usable, 1, clock, rounds=rounds).items():
-                row[f"{name}_s"] = measured.seconds.json()
-            row["error"] = float((warploom.matmul_reduce(a, b, op)[:256] - _exact(torch, a[:256], b, op)).abs().max())
-            rows.append(row)
-    return rows
-
-
-def _eager(torch: Any, op: str) -> Callable[[Any, Any], Any]:
-    if op == "max":
-        return lambda x, y: (x @ y).amax(-1)
-    return lambda x, y: torch.logsumexp(x @ y, -1)
-
-
-def _exact(torch: Any, a: Any, b: Any, op: str) -> Any:
-    product = a.float() @ b.float()
-    return product.amax(-1) if op == "max" else torch.logsumexp(product, -1)
-
-
-def _extra_bytes(torch: Any, call: Callable[[], Any]) -> int:
-    """Peak memory of a call beyond what was there before it."""
-    call()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated() - before)
+                row["counters"] = counted[row["rung"]]
+    return found

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from warploom.cli.errors import explains_errors
 from warploom.cli.options import JsonFile, On, RungList, chosen_rungs, on_gpu
-from warploom.cli.output import console, progress_bar, write_json
+from warploom.cli.output import console, note, progress_bar, write_json
 
 
 @explains_errors
-def reduce(rung: RungList = None, on: On = "auto", json: JsonFile = None) -> None:
+def reduce(
+    rung: RungList = None,
+    on: On = "auto",
+    counters: Annotated[bool, typer.Option("--counters", help="Read hardware counters too, where ncu runs.")] = False,
+    json: JsonFile = None,
+) -> None:
     """Row maxima of 16×16 products: through shared memory, done fairly, and in registers.
 
     Every rung runs on the emulator with all checks and is compiled for sm_90a; on a GPU it is timed in three settings:
-    one warp per launch, a loop inside one warp, a grid that fills the GPU. Exit code 1 if a rung is wrong.
+    one warp per launch, a loop inside one warp, a grid that fills the GPU. Power is sampled over seconds through NVML
+    (nvidia-ml-py); --counters adds what ncu counts. Exit code 1 if a rung is wrong.
 
     \b
     Examples:
       warploom ladder reduce
+      warploom ladder reduce --rung 1w,4 --counters
       warploom ladder reduce --on gpu --json reduce.json
     """
     from warploom.bench.environment import environment
@@ -29,7 +37,7 @@ def reduce(rung: RungList = None, on: On = "auto", json: JsonFile = None) -> Non
 
     timed = on_gpu(on)
     with progress_bar() as progress:
-        found = run_experiment(chosen_rungs(LADDER, rung), timed, progress)
+        found = run_experiment(chosen_rungs(LADDER, rung), timed, progress, counters)
     if json != "-":
         _print(found, timed)
     if json is not None:
@@ -39,26 +47,86 @@ def reduce(rung: RungList = None, on: On = "auto", json: JsonFile = None) -> Non
 
 
 def _print(found: dict[str, Any], timed: bool) -> None:
+    rows = found["rungs"]
+    _table("Row maxima of 16×16 products, one of them", _static, rows)
+    if not timed:
+        return
+    _table("A launch of one warp (times a launch, energy as the paper has it: power × latency)", _launched, rows)
+    _table("Operations inside the kernel: one warp, and every SM full", _inside, rows)
+    if "counters_refused" in found:
+        note(f"no counters: {found['counters_refused']}")
+    elif "counters" in rows[0]:
+        _table("Counters of ncu; conflicts and instructions of one operation, every SM full", _counted, rows)
+    for gpu, row in found["paper"].items():
+        (slow, fast), (much, little) = row["latency_ms"], row["energy_mj"]
+        note(f"the paper on an {gpu}: {slow * 1e3:.1f} and {fast * 1e3:.1f} µs a launch, {row['speed_up']} times as "
+             f"fast; {much} and {little} mJ, {row['energy_gain']} times")  # fmt: skip
+
+
+def _table(title: str, cells: Callable[[dict[str, Any], dict[str, Any]], dict[str, str]], rows: list[Any]) -> None:
+    """A line for each rung; ``cells`` gives head → text of a rung, beside the first one."""
     from rich.table import Table
 
-    table = Table(title="Row maxima of 16×16 products", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    heads = ["rung", "", "right", "registers", "shared", "barriers", "shuffles", "wavefronts", "conflicts", "SASS"]
-    if timed:
-        heads += ["launch µs", "graph µs", "paper's µs", "cycles/op", "Gop/s", "nJ/op", "×"]
-    for head in heads:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    lines = [{"rung": row["rung"], "": row["name"]} | cells(row, rows[0]) for row in rows]
+    for head in lines[0]:
         table.add_column(head, justify="left" if head in ("rung", "") else "right")
-    base = found["rungs"][0].get("grid", {}).get("operations_per_s", {}).get("median", 0.0)
-    for row in found["rungs"]:
-        compiled = row["compiled"]
-        cells = [row["rung"], row["name"], "yes" if row["right"] and not row["findings"] else "NO",
-                 compiled.get("registers", "–"), row["shared_bytes"], row["barriers"], row["shuffles"],
-                 row["wavefronts"], row["bank_conflicts"], compiled.get("instructions", "–")]  # fmt: skip
-        if timed:
-            launch, grid = row["launch"], row["grid"]
-            rate, energy = grid["operations_per_s"]["median"], grid.get("energy_per_operation_j")
-            cells += [f"{launch[key]['median'] * 1e6:.2f}" for key in ("launch_s", "graph_s")]
-            cells += [f"{launch['paper_protocol_s'] * 1e6:.2f}", f"{row['loop']['cycles_per_operation']['median']:.0f}"]
-            cells += [f"{rate / 1e9:.2f}", "–" if energy is None else f"{energy * 1e9:.2f}"]
-            cells += [f"{rate / base:.1f}" if base else "–"]
-        table.add_row(*map(str, cells))
-    console().print(table)
+    for line in lines:
+        table.add_row(*line.values())
+    out = console()
+    if not out.is_terminal:
+        out.width = max(out.width, 140)
+    out.print(table)
+
+
+def _static(row: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:
+    compiled = row["compiled"]
+    return {
+        "right": "yes" if row["right"] and not row["findings"] else "NO",
+        "registers": str(compiled.get("registers", "–")), "shared": str(row["shared_bytes"]),
+        "barriers": str(row["barriers"]), "shuffles": str(row["shuffles"]), "wavefronts": str(row["wavefronts"]),
+        "conflicts": str(row["bank_conflicts"]), "SASS": str(compiled.get("instructions", "–")),
+    }  # fmt: skip
+
+
+def _launched(row: dict[str, Any], first: dict[str, Any]) -> dict[str, str]:
+    one, base = row["launch"], first["launch"]
+    return {
+        "plain µs": f"{one['launch_s']['median'] * 1e6:.2f}",
+        "×": f"{base['launch_s']['median'] / one['launch_s']['median']:.2f}",
+        "graph µs": f"{one['graph_s']['median'] * 1e6:.3f}",
+        "× ": f"{base['graph_s']['median'] / one['graph_s']['median']:.2f}",
+        "mean of 1000 µs": f"{one['paper_protocol_s'] * 1e6:.2f}",
+        "W": _number(one.get("watts"), 1, "{:.0f}"), "mJ": _number(one.get("energy_per_operation_j"), 1e3, "{:.3f}"),
+    }  # fmt: skip
+
+
+def _inside(row: dict[str, Any], first: dict[str, Any]) -> dict[str, str]:
+    loop, grid = row["loop"]["cycles_per_operation"], row["grid"]
+    energy, base = grid.get("energy_per_operation_j"), first["grid"].get("energy_per_operation_j")
+    return {
+        "cycles/op": f"{loop['median']:.0f}",
+        "×": f"{first['loop']['cycles_per_operation']['median'] / loop['median']:.2f}",
+        "Gop/s": f"{grid['operations_per_s']['median'] / 1e9:.2f}",
+        "× ": f"{grid['speed_up']['median']:.2f}",
+        "W": _number(grid.get("watts"), 1, "{:.0f}"), "idle": _number(grid.get("idle_watts"), 1, "{:.0f}"),
+        "nJ/op": _number(energy, 1e9, "{:.2f}"),
+        "energy ×": f"{base / energy:.1f}" if base and energy else "–",
+    }  # fmt: skip
+
+
+def _counted(row: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:
+    one, grid = row["counters"]["launch"], row["counters"]["grid"]
+    stalls = list(grid["stall_shares_percent"].items())[:3]
+    return {
+        "occupancy % (one warp)": _number(one["achieved_occupancy_percent"], 1, "{:.2f}"),
+        "(full)": _number(grid["achieved_occupancy_percent"], 1, "{:.1f}"),
+        "conflicts": f"{grid['bank_conflicts'].get('all shared', 0.0):.1f}",
+        "instructions": f"{grid['instructions']:.1f}",
+        "MIO stalls %": f"{grid['mio_stalls_percent']:.0f}",
+        "most stalls": ", ".join(f"{name} {share:.0f}" for name, share in stalls),
+    }
+
+
+def _number(value: float | None, factor: float, form: str) -> str:
+    return "–" if value is None else form.format(value * factor)

@@ -1,0 +1,91 @@
+"""The reduction experiment's figures: counters of an operation, what falls short of a target, the tables."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warploom.bench.counters import Profile
+from warploom.bench.reduce import PAPER, loop_opcodes
+from warploom.bench.reduce_counters import ctas, figures, operations
+from warploom.cli import ladder_reduce
+from warploom.kernels.reduce.ladder import LADDER, SETTINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("reduce_h200", ROOT / "benchmarks" / "reduce_h200.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def experiment(speed_up: float) -> dict[str, Any]:
+    spread = {"median": 2e-6, "low": 1e-6, "high": 3e-6}
+    counted = {"achieved_occupancy_percent": 1.56, "bank_conflicts": {"all shared": 30.0}, "instructions": 20.0,
+               "mio_stalls_percent": 50.0, "stall_shares_percent": {"mio_throttle": 40.0, "wait": 20.0}}  # fmt: skip
+    rows = [{
+        "rung": rung.key, "name": rung.name, "right": True, "findings": [], "shared_bytes": 1024, "barriers": 1,
+        "shuffles": 0, "wavefronts": 144, "bank_conflicts": 120, "compiled": {"registers": 22},
+        "launch": {"launch_s": spread, "graph_s": spread, "paper_protocol_s": 2e-6, "watts": None},
+        "loop": {"cycles_per_operation": {"median": 100.0 * (1 + number)}},
+        "grid": {"operations_per_s": {"median": 1e9}, "speed_up": {"median": speed_up if number else 1.0},
+                 "watts": 250.0, "idle_watts": 120.0, "energy_per_operation_j": 5e-8},
+        "counters": {"launch": counted, "grid": counted},
+    } for number, rung in enumerate(LADDER.rungs)]  # fmt: skip
+    return {"rungs": rows, "paper": PAPER}
+
+
+def test_counters_are_of_one_operation():
+    launch, loop, grid = SETTINGS
+    assert (operations(launch, 132), operations(loop, 132)) == (1, 1024)
+    assert operations(grid, 132) == 1024 * ctas(grid, 132) == 1024 * 132 * 32
+    tables = {
+        "time": {"occupancy, %": 50.0, "cycles": 9.0},
+        "bank conflicts": {"all shared": 120.0 * 1024},
+        "instructions": {"all": 20.0 * 1024},
+        "stalls": {"mio_throttle": 3.0, "short_scoreboard": 1.0, "wait": 4.0},
+    }
+    found = figures(Profile("k", tables, {"HMMA": 2048}), 1024)  # fmt: skip
+    assert found["bank_conflicts"] == {"all shared": 120.0}
+    assert (found["instructions"], found["opcodes"], found["mio_stalls_percent"]) == (20.0, {"HMMA": 2.0}, 50.0)
+
+
+def test_what_falls_short_is_named():
+    benchmark = script()
+    assert benchmark.below_experiment(experiment(12.0)) == []
+    assert "11.40 times" in benchmark.below_experiment(experiment(11.4))[0]
+    wrong = experiment(12.0)
+    wrong["rungs"][2]["right"] = False
+    assert "wrong on the emulator" in benchmark.below_experiment(wrong)[0]
+    row = {"op": "max", "m": 1, "n": 1, "k": 128, "error": 0.5, "warploom_extra_bytes": 2**26,
+           "over": {"torch": 1.5, "torch.compile": 1.4}}  # fmt: skip
+    assert benchmark.below_peers([row]) == []
+    worse: dict[str, Any]
+    for worse in ({"error": float("nan")}, {"warploom_extra_bytes": 2**26 + 1}, {"over": {"torch": 2.0, "c": 1.2}}):
+        assert len(benchmark.below_peers([row | worse])) == 1
+
+
+def test_the_tables_of_a_gpu(capsys):
+    ladder_reduce._print(experiment(12.0), True)  # pyright: ignore[reportPrivateUsage]
+    shown = capsys.readouterr()
+    assert "mio_throttle 40, wait 20" in shown.out
+    assert "12.00" in shown.out
+    assert "6.1 times as fast" in shown.err
+
+
+@pytest.mark.parametrize(("key", "loads", "shuffles"), [("1", 16, 0), ("1w", 4, 0), ("4", 0, 4), ("5", 0, 2)])
+def test_sass_has_the_reads_and_shuffles_that_the_rung_says(key, loads, shuffles):
+    counts = loop_opcodes(LADDER.rung(key).config, "sm_90a")
+    if counts is None:
+        pytest.skip("NVRTC or nvdisasm is missing")
+    assert counts.get("LDS", 0) == loads
+    assert counts.get("SHFL", 0) == shuffles
+    assert counts["HMMA"] == 2
+    assert not {"PRMT", "SEL", "SHF"} & set(counts), "the permutation of Figure 2 only renames registers"
