@@ -14,12 +14,14 @@ from warploom.core.dtypes import DType, f32, s32, s64, u32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target as target_named
 from warploom.interop.arrays import ArrayView, as_numpy, compact, describe, empty, same_device
-from warploom.kernels.gemm.choice import choose_general
+from warploom.kernels.gemm.choice import choose_for_rows, parse_config
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
-from warploom.kernels.gemm.problem import GemmProblem
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
+from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
+from warploom.kernels.mapped import MappedArray
 from warploom.kernels.reduce.states import DOT_WARPS, MERGE_THREADS, OPS, ReduceOp, Reduction
-from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, run_on_emulator
+from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, multiprocessors, run_on_emulator
 from warploom.ops.matmul_arrays import Inputs, read_inputs
 from warploom.ops.recipes import Recipe
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from warploom.ir.program import Program
 
 EMULATED_TARGET = "sm_80"
+EMULATED_MULTIPROCESSORS = 2
 Op = Literal["max", "sum", "logsumexp"]
 
 
@@ -35,11 +38,22 @@ class ReducePlan:
     """What a call of :func:`matmul_reduce` runs: two kernels, and a workspace of one state per row and tile column."""
 
     problem: GemmProblem
-    config: GemmConfig
+    config: AnyGemmConfig
     op: ReduceOp
     reason: str
     device: str
     subtract: bool = False
+    multiprocessors: int = EMULATED_MULTIPROCESSORS
+
+    @property
+    def grid(self) -> Grid:
+        """CTAs of :attr:`program`."""
+        return self.problem.grid(self.config, self.multiprocessors)
+
+    @property
+    def mapped(self) -> tuple[MappedArray, ...]:
+        """How the TMA sees a and b; empty for ``mma.sync``."""
+        return self.problem.mapped(self.config)
 
     @property
     def tiles(self) -> int:
@@ -54,7 +68,10 @@ class ReducePlan:
     @property
     def recipe(self) -> Recipe:
         """The kernel of the product and the reductions of its tiles, by what it is traced from."""
-        return Recipe(_trace_tiles, (self.config, self.problem.features(self.config), self.op))
+        features = self.problem.features(self.config)
+        if isinstance(self.config, HopperGemmConfig):
+            return Recipe(_trace_hopper, (self.config, features, self.op))
+        return Recipe(_trace_tiles, (self.config, features, self.op))
 
     @property
     def merge_recipe(self) -> Recipe:
@@ -84,6 +101,15 @@ def _trace_tiles(config: GemmConfig, features: GemmFeatures, op: ReduceOp) -> Pr
     name = f"matmul_{op}_{config.tile_m}x{config.tile_n}x{config.tile_k}"
     program = reduce_tiles.trace(config=config, features=features, op=op, name=name)
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
+
+
+@lru_cache(maxsize=128)
+def _trace_hopper(config: HopperGemmConfig, features: GemmFeatures, op: ReduceOp) -> Program:
+    from warploom.kernels.reduce.hopper import reduce_tiles_hopper
+
+    name = f"matmul_{op}_wgmma_{config.tile_m}x{config.tile_n}x{config.tile_k}"
+    program = reduce_tiles_hopper.trace(config=config, features=features, op=op, name=name)
+    return replace(program, opt_level=config.opt_level)
 
 
 @lru_cache(maxsize=16)
@@ -117,7 +143,7 @@ def matmul_reduce(
     scale: float = 1.0,
     bias: Any = None,
     return_index: bool = False,
-    config: GemmConfig | None = None,
+    config: AnyGemmConfig | str | None = None,
 ) -> Any:
     """A reduction over the columns of ``scale · a·b + bias`` for every row, without writing the product.
 
@@ -141,7 +167,7 @@ def matmul_reduce(
     return (values, index) if return_index else values
 
 
-def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: GemmConfig | None = None) -> Any:
+def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig | str | None = None) -> Any:
     """The loss of a language model's output layer for each row: logsumexp(x·wᵀ) - (x·wᵀ)[target], float32 (m,).
 
     Shapes: x (m, k) hidden states, w (n, k) the vocabulary's embeddings, target (m,) int32 or int64 in 0 … n-1 (others
@@ -161,7 +187,13 @@ def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: GemmConfig | No
 
 
 def plan_matmul_reduce(
-    a: Any, b: Any, op: ReduceOp = "max", *, scale: float = 1.0, bias: Any = None, config: GemmConfig | None = None
+    a: Any,
+    b: Any,
+    op: ReduceOp = "max",
+    *,
+    scale: float = 1.0,
+    bias: Any = None,
+    config: AnyGemmConfig | str | None = None,
 ) -> ReducePlan:
     """What :func:`matmul_reduce` would run ("argmax" is "max" with its index); runs nothing."""
     return _plan(_read(_view(a), _view(b), op, scale, bias), op, config, False)
@@ -191,25 +223,26 @@ def _read(a: ArrayView, b: ArrayView, op: str, scale: float, bias: Any) -> Input
     return read_inputs(views, None, bias is not None, None, f32, "f32", float(scale))
 
 
-def _plan(inputs: Inputs, op: ReduceOp, config: GemmConfig | None, subtract: bool) -> ReducePlan:
+def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | str | None, subtract: bool) -> ReducePlan:
     problem: GemmProblem = inputs.problem
     first = inputs.views[0]
     number = first.device[1] if first.device[0] == "cuda" else 0
-    device = "cuda" if first.device[0] == "cuda" or gpu_present() else "the emulator"
-    goal = gpu_target(number) if device == "cuda" else target_named(EMULATED_TARGET)
-    if config is not None:
+    on_gpu = first.device[0] == "cuda" or gpu_present()
+    config = parse_config(config) if isinstance(config, str) else config
+    emulated = "sm_90a" if isinstance(config, HopperGemmConfig) else EMULATED_TARGET
+    goal = gpu_target(number) if on_gpu else target_named(emulated)
+    reason = "asked for by the caller"
+    if config is None:
+        config, reason = choose_for_rows(problem, goal)
+    else:
         operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
         problems = list(dict.fromkeys(config.check(goal, **operands) + problem.misfits(config)))
         if config.split_k > 1:
             problems.append("split_k cuts sums that the reduction needs whole")
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
-        return ReducePlan(problem, config, op, "asked for by the caller", device, subtract)
-    # Splitting K is no choice here, so the product is judged as one that is long enough without.
-    chosen, reason = choose_general(problem, goal)
-    if chosen.split_k > 1:
-        chosen = replace(chosen, split_k=1)
-    return ReducePlan(problem, chosen, op, reason, device, subtract)
+    count = multiprocessors(number) if on_gpu else EMULATED_MULTIPROCESSORS
+    return ReducePlan(problem, config, op, reason, "cuda" if on_gpu else "the emulator", subtract, count)
 
 
 @dataclass(frozen=True)
@@ -221,6 +254,11 @@ class _Step:
     arrays: dict[str, ArrayView]
     scalars: dict[str, int]
     flops: int
+    mapped: tuple[MappedArray, ...] = ()
+
+    def prepared(self, device: int) -> GpuCall:
+        """The kernel, loaded once per process."""
+        return _prepared(self.recipe, self.grid, tuple(self.scalars.items()), device, self.mapped)
 
     def taken(self, call: GpuCall) -> list[ArrayView]:
         """The arrays in the order in which the kernel takes them."""
@@ -228,7 +266,7 @@ class _Step:
 
 
 def _reduced(
-    a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: GemmConfig | None, target: ArrayView | None
+    a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: AnyGemmConfig | str | None, target: ArrayView | None
 ) -> tuple[Any, Any]:
     """(values, indices or None) as arrays of a's kind."""
     view = _view(a)
@@ -257,13 +295,13 @@ def _reduced(
     if copied:
         _run_copied(steps, results)
     elif device[0] == "cuda":
-        calls = [_prepared(s.recipe, s.grid, tuple(s.scalars.items()), device[1]) for s in steps]
+        calls = [s.prepared(device[1]) for s in steps]
         for call, step in zip(calls, steps, strict=True):
             call.launch_again(tuple(x.pointer for x in step.taken(call)), kind)
         _remember(key, given, results, calls, steps)
     else:
         for step in steps:
-            run_on_emulator(step.recipe.program, step.grid, step.arrays, step.scalars, step.flops)
+            run_on_emulator(step.recipe.program, step.grid, step.arrays, step.scalars, step.flops, mapped=step.mapped)
     return out, index
 
 
@@ -326,7 +364,7 @@ def _run_copied(steps: list[_Step], results: list[ArrayView]) -> None:
 
     copies: dict[int, DeviceCopy] = {}
     for step in steps:
-        call = _prepared(step.recipe, step.grid, tuple(step.scalars.items()), 0)
+        call = step.prepared(0)
         for x in step.taken(call):
             if x.pointer not in copies:
                 copies[x.pointer] = DeviceCopy(as_numpy(x), 0)
@@ -336,8 +374,10 @@ def _run_copied(steps: list[_Step], results: list[ArrayView]) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _prepared(recipe: Recipe, grid: Grid, scalars: tuple[tuple[str, int], ...], device: int) -> GpuCall:
-    return GpuCall.prepare(recipe, grid, dict(scalars), device)
+def _prepared(
+    recipe: Recipe, grid: Grid, scalars: tuple[tuple[str, int], ...], device: int, mapped: tuple[MappedArray, ...]
+) -> GpuCall:
+    return GpuCall.prepare(recipe, grid, dict(scalars), device, mapped=mapped)
 
 
 def _steps(plan: ReducePlan, inputs: Inputs, results: list[ArrayView], target: ArrayView | None) -> list[_Step]:
@@ -347,7 +387,8 @@ def _steps(plan: ReducePlan, inputs: Inputs, results: list[ArrayView], target: A
     def workspace(dtype: DType, shape: tuple[int, ...]) -> ArrayView:
         return describe(empty(first.kind, shape, dtype, first.device))
 
-    arrays: dict[str, ArrayView] = dict(zip(("a", "b", "bias"), inputs.views, strict=False))
+    names = ("a_map", "b_map", "bias") if plan.mapped else ("a", "b", "bias")
+    arrays: dict[str, ArrayView] = dict(zip(names, inputs.views, strict=False))
     parts = [workspace(_stored(t), (plan.tiles, problem.m)) for t in Reduction(plan.op).types]
     arrays |= dict(zip(("first", "second"), parts, strict=False))
     steps: list[_Step] = []
@@ -358,7 +399,7 @@ def _steps(plan: ReducePlan, inputs: Inputs, results: list[ArrayView], target: A
         steps.append(_logits_step(problem, inputs.views, target, logits))
         merged["subtracted"] = logits
     scalars = problem.scalars(plan.config, alpha)
-    steps.append(_Step(plan.recipe, problem.grid(plan.config), arrays, scalars, problem.flops))
+    steps.append(_Step(plan.recipe, plan.grid, arrays, scalars, problem.flops, plan.mapped))
     scalars = {"m": problem.m, "tiles": plan.tiles}
     steps.append(_Step(plan.merge_recipe, plan.merge_grid, merged, scalars, 100 * problem.m * plan.tiles))
     return steps

@@ -125,14 +125,14 @@ def fitting(problem: GemmProblem, goal: Target) -> tuple[list[AnyGemmConfig], li
     return found, list(dict.fromkeys(reasons))
 
 
-def choose_general(problem: GemmProblem, goal: Target) -> tuple[GemmConfig, str]:
-    """As :func:`choose`, of the ``mma.sync`` configurations alone."""
+def choose_for_rows(problem: GemmProblem, goal: Target) -> tuple[AnyGemmConfig, str]:
+    """As :func:`choose`, for a product whose rows are reduced and which is not stored: K is never split."""
     found, reasons = fitting(problem, goal)
     general = [c for c in found if isinstance(c, GemmConfig)]
     if not general:
         raise ProblemError("no GEMM kernel takes this problem: " + "; ".join(reasons))
     config = min(general, key=lambda c: expected_seconds(problem, c, goal))
-    return config, f"the least of {len(general)} by the cost model; untuned"
+    return replace(config, split_k=1), f"the least of {len(general)} by the cost model; untuned"
 
 
 def choose(problem: GemmProblem, goal: Target) -> tuple[AnyGemmConfig, str]:

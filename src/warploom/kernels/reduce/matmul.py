@@ -12,10 +12,10 @@ from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.forward import Gemm
 from warploom.kernels.gemm.operand import Side
+from warploom.kernels.reduce.rows import RowValues
 from warploom.kernels.reduce.states import DOT_WARPS, MERGE_THREADS, ReduceOp, Reduction
-from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, Traced, kernel
+from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Traced, kernel
 from warploom.lang.reducers import State
-from warploom.layout.reduction import FULL_MASK, reduction_plan
 
 AHEAD = 8
 """States that the merging kernel loads before it merges them: they come from memory, one tile after another."""
@@ -44,76 +44,36 @@ def reduce_tiles(
     work = Gemm(k, config, features)
     work.locate(m, n, k_tiles, tiles_per_split)
     work.aim((a, b), (a_stride, b_stride), (m, n, depth))
-    rows = TileRows(k, config, features, Reduction(op), work, (m, n))
     scale = k.bitcast(alpha, f32) if features.epilogue.scaled else None
-    rows.reduce(work.multiply(), scale, bias if features.epilogue.bias else None)
+    added = bias if features.epilogue.bias else None
+    values = RowValues(k, Reduction(op), config.dtype, n, scale, added, features.ragged_n)
+    rows = TileRows(k, config, values, work, m)
+    rows.reduce(work.multiply())
     rows.store((first, second))
 
 
 class TileRows:
     """The states of a tile's rows: from the accumulators to one per row of the CTA."""
 
-    def __init__(
-        self, k: Kernel, config: GemmConfig, features: GemmFeatures, reduction: Reduction, work: Gemm,
-        sizes: tuple[Traced, Traced],
-    ) -> None:  # fmt: skip
-        self._k, self._config, self._features, self._reduction, self._work = k, config, features, reduction, work
-        self._m, self._n = sizes
+    def __init__(self, k: Kernel, config: GemmConfig, values: RowValues, work: Gemm, m: Traced) -> None:
+        self._k, self._config, self._values, self._work, self._m = k, config, values, work, m
+        self._reduction = values.reduction
         self._warp_row = Side("A", config).warp_index(k) * config.warp_m
         self._warp_n = Side("B", config).warp_index(k)
         # The stages are not read any more: the states of the warps lie over them.
-        parts = len(reduction.types) * config.warps_n
+        parts = len(self._reduction.types) * config.warps_n
         self._states = k.shared(f32, (parts, config.tile_m), name="row_states", alias=work.a.tile)
 
-    def reduce(self, accumulator: Fragment, scale: Traced | None, bias: GlobalPointer | None) -> None:
+    def reduce(self, accumulator: Fragment) -> None:
         """Each warp's rows, reduced within the warp and left in shared memory."""
-        k, layout = self._k, accumulator.layout
-        plan = reduction_plan(layout, "col")
-        added: dict[int, Traced] = {}
-        states: list[State] = []
-        for elements in plan.groups:
-            values: list[Traced] = []
-            cols: list[Traced] = []
-            for element in elements:
-                own: int = layout.coordinates(0, element)[1]  # lane 0's column tells columns apart
-                col = layout.coordinates(k.lane, element)[1] + self._warp_n * self._config.warp_n + self._work.first[1]
-                if bias is not None and own not in added:
-                    added[own] = self._bias(bias, col)
-                values.append(self._value(accumulator.registers[element], col, scale, added.get(own)))
-                cols.append(col)
-            states.append(self._reduction.of_values(k, values, cols))
-        plan = plan.spread()
-        states = self._reduction.reducer(k).across(k, states, plan, FULL_MASK)
-        with k.when((k.lane & plan.replicated) == 0):
-            for result, state in enumerate(states):
-                row = plan.result_coordinate(result, k.lane) + self._warp_row
+        k, c = self._k, self._config
+        found = self._values.states(accumulator, self._warp_n * c.warp_n + self._work.first[1])
+        with k.when(found.first_lane):
+            for row, state in found.rows():
                 for part, x in enumerate(state):
-                    at = self._warp_n + part * self._config.warps_n
-                    self._states.store(x, at, row, dtype=x.dtype)
+                    at = self._warp_n + part * c.warps_n
+                    self._states.store(x, at, row + self._warp_row, dtype=x.dtype)
         k.syncthreads()  # a row's states come from all warps along N
-
-    def _value(self, register: Traced, col: Traced, scale: Traced | None, bias: Traced | None) -> Traced:
-        """One finished element; those beyond the last column count for nothing."""
-        k = self._k
-        x = register.get() if isinstance(register, Mutable) else register
-        if scale is not None and bias is not None:
-            x = k.fma(x, scale, bias)
-        elif scale is not None:
-            x = x * scale
-        elif bias is not None:
-            x = x + bias
-        if self._features.ragged_n:
-            x = k.select(col < self._n, x, k.value(self._reduction.neutral[0], f32))
-        return x
-
-    def _bias(self, bias: GlobalPointer, col: Traced) -> Traced:
-        k = self._k
-        if not self._features.ragged_n:
-            return k.unpack((bias + col).load()[0], self._config.dtype)[0]
-        bits = k.register(u32, 0)
-        with k.when(col < self._n):
-            bits.set((bias + col).load()[0])
-        return k.unpack(bits.get(), self._config.dtype)[0]
 
     def store(self, targets: tuple[GlobalPointer, GlobalPointer]) -> None:
         """Merge the warps' states in the order of their columns; one thread a row writes them out."""

@@ -1,0 +1,89 @@
+"""From accumulators to one state per row and warp: scale, bias, the last column, and the reduction in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.core.dtypes import DType, f32, u32
+from warploom.kernels.reduce.states import Reduction
+from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, Traced
+from warploom.lang.reducers import State
+from warploom.layout.reduction import FULL_MASK, ReductionPlan, reduction_plan
+
+
+@dataclass(frozen=True)
+class RowValues:
+    """What is reduced: alpha · product + bias over the first ``cols`` columns. ``half``: the bias's type.
+
+    ``ragged``: a tile may reach beyond the last column.
+    """
+
+    k: Kernel
+    reduction: Reduction
+    half: DType
+    cols: Traced
+    scale: Traced | None
+    bias: GlobalPointer | None
+    ragged: bool
+
+    def states(self, accumulator: Fragment, first_col: Traced, warp: Traced | int = 0) -> RowStates:
+        """The states of the rows of a warp's accumulator whose first column is ``first_col``."""
+        k, layout = self.k, accumulator.layout
+        plan = reduction_plan(layout, "col")
+        added: dict[int, Traced] = {}
+        states: list[State] = []
+        for elements in plan.groups:
+            values: list[Traced] = []
+            cols: list[Traced] = []
+            for element in elements:
+                own: int = layout.coordinates(0, element)[1]  # lane 0's column tells columns apart
+                col = layout.coordinates(k.lane, element, warp)[1] + first_col
+                if self.bias is not None and own not in added:
+                    added[own] = self._bias(self.bias, col)
+                values.append(self._value(accumulator.registers[element], col, added.get(own)))
+                cols.append(col)
+            states.append(self.reduction.of_values(k, values, cols))
+        plan = plan.spread()
+        return RowStates(k, plan, self.reduction.reducer(k).across(k, states, plan, FULL_MASK))
+
+    def _value(self, register: Traced, col: Traced, bias: Traced | None) -> Traced:
+        """One finished element; those beyond the last column count for nothing."""
+        k, scale = self.k, self.scale
+        x = register.get() if isinstance(register, Mutable) else register
+        if scale is not None and bias is not None:
+            x = k.fma(x, scale, bias)
+        elif scale is not None:
+            x = x * scale
+        elif bias is not None:
+            x = x + bias
+        if self.ragged:
+            x = k.select(col < self.cols, x, k.value(self.reduction.neutral[0], f32))
+        return x
+
+    def _bias(self, bias: GlobalPointer, col: Traced) -> Traced:
+        k = self.k
+        if not self.ragged:
+            return k.unpack((bias + col).load()[0], self.half)[0]
+        bits = k.register(u32, 0)
+        with k.when(col < self.cols):
+            bits.set((bias + col).load()[0])
+        return k.unpack(bits.get(), self.half)[0]
+
+
+@dataclass(frozen=True)
+class RowStates:
+    """The states of a warp's rows, spread over its lanes."""
+
+    k: Kernel
+    plan: ReductionPlan
+    states: list[State]
+
+    @property
+    def first_lane(self) -> Traced:
+        """Whether this lane is the first of those that hold the same rows."""
+        return (self.k.lane & self.plan.replicated) == 0
+
+    def rows(self, warp: Traced | int = 0) -> list[tuple[Traced, State]]:
+        """(row of the fragment, state) of what this lane holds."""
+        at = (self.plan.result_coordinate(result, self.k.lane, warp) for result in range(len(self.states)))
+        return list(zip(at, self.states, strict=True))

@@ -1,0 +1,102 @@
+"""Row reductions of products on wgmma and TMA: right and clean for every operation, size and order of events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import warploom
+from tests.hopper.gemm_cases import ALONE, TOGETHER, TURNS, matrix
+from warploom.core.dtypes import bf16, f16
+from warploom.core.errors import ConfigError
+from warploom.emulate import emulate
+from warploom.interop.arrays import describe
+from warploom.ops.backends import emulator_arguments
+from warploom.ops.reduce import plan_matmul_reduce
+
+KINDS = {"together": TOGETHER, "turns": TURNS, "alone": ALONE}
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+
+
+def exact(a, b, op, scale=1.0, bias=0.0):
+    """(the reduction in float64, how far float32 sums of its length may be from it)."""
+    a64, b64 = (np.asarray(x).astype(np.float64) for x in (a, b))
+    x = scale * (a64 @ b64) + bias
+    near = a.shape[1] * 2.0**-22 * (abs(scale) * (abs(a64) @ abs(b64)) + abs(bias)).max(1) + 1e-6
+    top = x.max(1)
+    if op == "max":
+        return top, near
+    if op == "sum":
+        return x.sum(1), near * x.shape[1] + 2.0**-20 * abs(x).sum(1)
+    total = np.exp(x - top[:, None]).sum(1)
+    return top + np.log(total), 2 * near + 2.0**-19 * (1 + abs(top))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    op=st.sampled_from(["max", "sum", "logsumexp"]),
+    size=st.tuples(st.integers(1, 200), st.integers(1, 200), st.integers(2, 200)),
+    row_major=st.tuples(st.booleans(), st.booleans()),
+    dtype=st.sampled_from([f16, bf16]),
+    combined=st.booleans(),
+)
+def test_any_size_layout_and_operation(kind, op, size, row_major, dtype, combined) -> None:
+    m, n, k = size
+    rng = np.random.default_rng(m + 256 * n + 65536 * k)
+    a = matrix(rng, m, k, dtype, row_major=row_major[0])
+    b = matrix(rng, k, n, dtype, row_major=row_major[1])
+    bias = rng.standard_normal(n).astype(dtype.numpy) if combined else None
+    scale = -0.25 if combined else 1.0
+    got = warploom.matmul_reduce(a, b, op, scale=scale, bias=bias, config=replace(KINDS[kind], dtype=dtype))
+    want, near = exact(a, b, op, scale, 0.0 if bias is None else bias.astype(np.float64))
+    assert got.dtype == np.float32
+    assert (abs(got - want) <= near).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_column_of_the_maximum_is_the_first(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float16) for shape in ((150, 40), (40, 304)))
+    values, columns = warploom.matmul_reduce(a, b, "max", return_index=True, config=KINDS[kind])
+    x = a.astype(np.float64) @ b.astype(np.float64)
+    assert (columns == x.argmax(1)).all()
+    assert (values == x.max(1)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_rings_that_wrap_over_several_tiles_in_every_order(kind: str, seed: int | None) -> None:
+    config = KINDS[kind]
+    rng = np.random.default_rng(2)
+    a = matrix(rng, 2 * config.tile_m, 5 * config.tile_k, f16)
+    b = matrix(rng, 5 * config.tile_k, 3 * config.tile_n, f16, row_major=False)
+    made = plan_matmul_reduce(a, b, "max", config=config)
+    states = np.full((made.tiles, a.shape[0]), np.nan, np.float32)
+    views = {name: describe(x) for name, x in (("a_map", a), ("b_map", b), ("first", states.view(np.int32)))}
+    scalars = made.problem.scalars(config)
+    emulation = emulate(
+        made.program, made.grid, emulator_arguments(made.program, views, scalars, mapped=made.mapped), seed=seed
+    )
+    assert emulation.findings == ()
+    want, near = exact(a, b, "max")
+    assert (abs(states.max(0) - want) <= near).all()
+
+
+def test_the_vocabulary_loss() -> None:
+    rng = np.random.default_rng(3)
+    x, w = matrix(rng, 70, 72, f16), matrix(rng, 200, 72, f16)
+    target = rng.integers(0, 200, 70)
+    logits = x.astype(np.float64) @ w.astype(np.float64).T
+    want = exact(x, w.T, "logsumexp")[0] - logits[np.arange(70), target]
+    np.testing.assert_allclose(warploom.linear_cross_entropy(x, w, target, config=TURNS), want, atol=1e-4)
+
+
+def test_a_split_k_has_no_whole_sums() -> None:
+    a = np.ones((64, 512), np.float16)
+    with pytest.raises(ConfigError, match="needs whole"):
+        warploom.matmul_reduce(a, a.T, config=replace(TURNS, split_k=2))
