@@ -43,7 +43,7 @@ def pretended_gpu(monkeypatch):
             ]
             assert emulate(self.program, self.grid, arguments).findings == ()
 
-    def prepare(recipe, grid, scalars, _device):
+    def prepare(recipe, grid, scalars, _device, _mapped):
         prepared.append(recipe.program.name)
         return Call(recipe.program, grid, dict(scalars))
 
@@ -56,7 +56,7 @@ def pretended_gpu(monkeypatch):
         return view._replace(device=("cuda", 0))
 
     for name, stand_in in (("_prepared", prepare), ("empty", empty), ("describe", on_gpu), ("_ready", {}),
-                           ("gpu_target", lambda _: target("sm_80"))):  # fmt: skip
+                           ("gpu_target", lambda _: target("sm_80")), ("multiprocessors", lambda _: 4)):  # fmt: skip
         monkeypatch.setattr(ops, name, stand_in)
     return prepared
 
