@@ -12,8 +12,9 @@ import dataclasses
 import hashlib
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from warploom.cuda.compile import available_cores
 from warploom.cuda.device import nvrtc_version
 from warploom.inspect import SassReport, inspect_program
 from warploom.inspect.subjects import attention_program
+from warploom.ir.program import Program
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.attention.problem import AnyConfig
@@ -71,7 +73,12 @@ def _variant(key: str, what: str, **flags: Any) -> Subject:
 
 def figures(subject: Subject) -> dict[str, Any]:
     """Compile one subject and count."""
-    report = inspect_program(attention_program(subject.config), subject.arch, subject.opt_level)
+    return figures_of(attention_program(subject.config), subject.arch, subject.opt_level)
+
+
+def figures_of(program: Program, arch: str, opt_level: int) -> dict[str, Any]:
+    """Compile a Program and count."""
+    report = inspect_program(program, arch, opt_level)
     known = report.known_occupancy()
     code = "\n".join(map(str, report.instructions))
     return {
@@ -108,17 +115,21 @@ def load_use_distance(report: SassReport) -> dict[str, float] | None:
     return {"median": statistics.median(distances), "short": round(short, 3)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=EVIDENCE)
-    out: Path = parser.parse_args().out
-    found = list(subjects())
+def write(subjects: Mapping[str, Callable[[], dict[str, Any]]], out: Path) -> None:
+    """Run every subject's figures, on all cores, and write them by name."""
     with ThreadPoolExecutor(available_cores()) as pool:
-        rows = dict(zip((s.name for s in found), pool.map(figures, found), strict=True))
+        rows = dict(zip(subjects, pool.map(lambda run: run(), subjects.values()), strict=True))
     out.parent.mkdir(parents=True, exist_ok=True)
     version = ".".join(map(str, nvrtc_version()))
     out.write_text(json.dumps({"nvrtc": version, "kernels": rows}, indent=1) + "\n", encoding="utf-8")
     print(f"{len(rows)} kernels written to {out}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=EVIDENCE)
+    out: Path = parser.parse_args().out
+    write({s.name: partial(figures, s) for s in subjects()}, out)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from warploom.bench import ncu as tool
 from warploom.bench.counters import METRICS, OPCODES, STALLS, choose_metrics, compare_wavefronts, parse_profiles
 from warploom.bench.ncu import SAMPLED, available_metrics, find_ncu, refusal
 from warploom.bench.profile import Launch, profile_attention
+from warploom.bench.profile_gemm import GemmLaunch, profile_gemm
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
 
 LDSM = "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldsm.sum"
@@ -156,6 +157,22 @@ def test_a_run_asks_for_what_there_is(ncu):
     assert json.loads(arguments[-1]) == [{"rung": "8", "seq": 256, "batch": 1, "heads": 1, "settings": ["swizzle=off"]}]
 
 
+def test_a_run_of_gemm_launches_products(ncu):
+    _, asked = ncu
+    launch = GemmLaunch("02", 64, 72, 96, "f32", ("stages=2",))
+    assert launch.config.stages == 2
+    assert launch.config.accumulate.name == "f32"
+    assert launch.plan().problem.k == 96
+    assert profile_gemm([launch])[0].tables["wavefronts"] == {"ldmatrix": 135168.0}
+    arguments = asked.read_text(encoding="utf-8").splitlines()
+    assert arguments[-2] == "warploom.bench.profile_gemm"
+    assert json.loads(arguments[-1])[0] == {
+        "rung": "02", "m": 64, "n": 72, "k": 96, "accumulate": "f32", "settings": ["stages=2"],
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="no rung"):
+        profile_gemm([GemmLaunch("99", 64, 64, 64)])
+
+
 def test_another_number_of_kernels_is_an_error(ncu):
     with pytest.raises(UnsupportedDeviceError, match="1 kernels where 2 were launched"):
         profile_attention([Launch("8", 256), Launch("9", 256)])
@@ -175,15 +192,18 @@ def test_the_command_prints_tables_or_the_refusal(ncu, tmp_path):
     assert "66.15" in done.stdout
     assert "HMMA.16816.F32.BF16 R20" in done.stdout
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["kernel"] == "attention"
+    done = CliRunner().invoke(app, ["profile", "gemm", "--rung", "02", "--size", "256"])
+    assert "rung 02, 256×256×256" in done.stdout
     output.write_text("==ERROR== ERR_NVGPUCTRPERM", encoding="utf-8")
     done = CliRunner().invoke(app, ["profile", "attention", "--rung", "8"])
     assert done.exit_code == 2
     assert "administrators" in done.stderr
 
 
-def test_an_unknown_rung_is_named(ncu):
+@pytest.mark.parametrize("family", ["attention", "gemm"])
+def test_an_unknown_rung_is_named(ncu, family):
     from warploom.cli.main import app
 
-    done = CliRunner().invoke(app, ["profile", "attention", "--rung", "99"])
+    done = CliRunner().invoke(app, ["profile", family, "--rung", "99"])
     assert done.exit_code == 2
     assert "no rung '99'" in done.stderr

@@ -149,9 +149,10 @@ def _line(where: SourceLine) -> str:
 
 
 def wavefronts_json(emulation: Emulation) -> dict[str, dict[str, int]]:
-    """Executed and ideal wavefronts of each class of shared-memory access."""
+    """Executed and ideal wavefronts of each class of shared-memory access, and the instructions that made them."""
     classes = dict.fromkeys((*ACCESS_CLASSES, *emulation.traffic.shared))
-    return {name: {"actual": w.actual, "ideal": w.ideal} for name in classes for w in (emulation.traffic[name],)}
+    found = {name: emulation.traffic[name] for name in classes}
+    return {name: {"actual": w.actual, "ideal": w.ideal, "accesses": w.accesses} for name, w in found.items()}
 
 
 def run_ladder(

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from warploom.bench.counters import METRICS, OPCODES, Profile, choose_metrics, parse_profiles
 from warploom.bench.ncu import available_metrics, find_ncu, record
@@ -57,12 +57,35 @@ class Launch:
             return None
 
 
+class Watched(Protocol):
+    """A launch that can be described as JSON: a dataclass of plain values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def config(self) -> Any:
+        """What runs. Raises ConfigError for a rung or a flag that does not exist."""
+        ...
+
+    def report(self) -> SassReport | None:
+        """What it compiles to, with lines and encodings; None where nvdisasm is missing."""
+        ...
+
+
 def profile_attention(
     launches: Sequence[Launch], *, tables: Sequence[str] = tuple(METRICS), samples: bool = True, seconds: float = 120.0
 ) -> list[Profile]:
+    """:func:`profile_launches` of attention."""
+    return profile_launches(launches, "warploom.bench.profile", tables=tables, samples=samples, seconds=seconds)
+
+
+def profile_launches(
+    launches: Sequence[Watched], module: str, *, tables: Sequence[str], samples: bool, seconds: float
+) -> list[Profile]:
     """Counters and samples of each launch, from one process that ncu watches; clocks as they are.
 
-    ``tables`` of :data:`METRICS` are read: a launch is replayed until all of them are, so few take less time.
+    The process is ``python -m MODULE JSON``, which launches each once and nothing else. Of :data:`METRICS` ``tables``
+    are read: a launch is replayed until all of them are, so few take less time.
 
     Raises UnsupportedDeviceError where ncu is missing, refuses or takes longer than ``seconds``, ConfigError for a rung
     or flag that does not exist.
@@ -76,7 +99,7 @@ def profile_attention(
         *(m for table in chosen.values() for m in table.values()),
         *([OPCODES] if "instructions" in tables else []),
     ]
-    driver = [sys.executable, "-m", "warploom.bench.profile", json.dumps([asdict(one) for one in launches])]
+    driver = [sys.executable, "-m", module, json.dumps([asdict(one) for one in launches])]
     raw, source = record(ncu, wanted, driver, samples=samples, seconds=seconds)
     profiles = parse_profiles(raw, chosen)
     if len(profiles) != len(launches):
@@ -84,7 +107,7 @@ def profile_attention(
     return with_samples(profiles, source, launches)
 
 
-def with_samples(profiles: Sequence[Profile], source: str, launches: Sequence[Launch]) -> list[Profile]:
+def with_samples(profiles: Sequence[Profile], source: str, launches: Sequence[Watched]) -> list[Profile]:
     """The profiles with the samples of ncu's source page; as they are where ncu took none."""
     try:
         kernels = parse_source_page(source)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import JsonFile, Settings
+from warploom.cli.options import Accumulate, JsonFile, Settings
 from warploom.cli.output import console, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from warploom.bench.counters import Profile
     from warploom.bench.samples import Samples
 
 app = typer.Typer(help="Hardware counters, read by Nsight Compute.", no_args_is_help=True)
@@ -52,9 +54,43 @@ def attention(
     key = FULL_LADDER.rung(rung).key
     settings = [f"{name}={value}" for name, value in parse_settings(set_).items()]
     found = profile_attention([Launch(key, seq, batch, heads, tuple(settings))])[0]
+    _report(found, f"rung {key}, batch {batch}, heads {heads}, seq {seq}", json)
+
+
+@app.command("gemm")
+@explains_errors
+def gemm(
+    rung: Annotated[str, typer.Option(help="A rung's number or name.")] = "01b",
+    size: Annotated[int, typer.Option("--size", metavar="N", min=1, help="Extents of the square product.")] = 4096,
+    accumulate: Accumulate = None,
+    set_: Settings = None,
+    json: JsonFile = None,
+) -> None:
+    """The same of a matrix product, all row-major: stalls, pipes, shared memory, the L2, the instructions that wait.
+
+    \b
+    Examples:
+      warploom profile gemm --rung 02
+      warploom profile gemm --rung best32 --size 8192 --set block_stride=8 --json -
+    """
+    from warploom.bench.gemm import ACCUMULATORS
+    from warploom.bench.profile_gemm import GemmLaunch, profile_gemm
+    from warploom.cli.options import parse_settings
+    from warploom.kernels.gemm.ladder import LADDER
+
+    if accumulate is not None and accumulate.lower() not in ACCUMULATORS:
+        raise typer.BadParameter(f"--accumulate is f16 or f32, not {accumulate!r}")
+    key = LADDER.rung(rung).key
+    settings = tuple(f"{name}={value}" for name, value in parse_settings(set_).items())
+    kind = None if accumulate is None else accumulate.lower()
+    found = profile_gemm([GemmLaunch(key, size, size, size, kind, settings)])[0]
+    _report(found, f"rung {key}, {size}×{size}×{size}", json)
+
+
+def _report(found: Profile, what: str, json: str | None) -> None:
     if json != "-":
         out = console()
-        out.print(f"[bold]{found.kernel}[/bold], rung {key}, batch {batch}, heads {heads}, seq {seq}")
+        out.print(f"[bold]{found.kernel}[/bold], {what}")
         for name, figures in _shown(found).items():
             out.print(_table(name, figures))
         for table in _where(found.samples) if found.samples else ():
@@ -63,10 +99,10 @@ def attention(
         write_json(found.json(), json)
 
 
-def _shown(found: Any) -> dict[str, dict[str, float]]:
+def _shown(found: Profile) -> dict[str, Mapping[str, float]]:
     """The tables in the order of reading; stalls as shares, those below half a percent left out."""
     stalls = {reason: share for reason, share in found.stall_shares.items() if share >= 0.5}
-    tables = {"stalls, % of the cycles between two issues": stalls}
+    tables: dict[str, Mapping[str, float]] = {"stalls, % of the cycles between two issues": stalls}
     tables |= {name: figures for name, figures in found.tables.items() if name != "stalls"}
     tables["executed warp instructions by purpose"] = found.groups
     return {name: figures for name, figures in tables.items() if figures}
@@ -95,7 +131,7 @@ def _where(samples: Samples) -> list[Table]:
     return [pairs, hottest] if pairs.row_count else [hottest]
 
 
-def _table(title: str, figures: dict[str, float]) -> Any:
+def _table(title: str, figures: Mapping[str, float]) -> Any:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", show_header=False, min_width=44)
