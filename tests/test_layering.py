@@ -44,10 +44,14 @@ ALLOWED: dict[str, frozenset[str]] = {
 }
 """Room → rooms it may import; '' is the package itself (``warploom/__init__.py``)."""
 
-ABOVE_OPS = frozenset({"interop.torch", "interop.torch_matmul", "interop.torch_operator", "interop.jax"})
+ABOVE_OPS = frozenset(
+    {"interop.torch", "interop.torch_matmul", "interop.torch_reduce", "interop.torch_operator", "interop.jax"}
+)
 """Modules that register operators with a framework: in the room of arrays, but on top of ops."""
 
-TRACED_CALLS = frozenset({("ops.attention", "interop.torch"), ("ops.matmul", "interop.torch_matmul")})
+TRACED_CALLS = frozenset({
+    ("ops.attention", "interop.torch"), ("ops.matmul", "interop.torch_matmul"), ("ops.reduce", "interop.torch_reduce"),
+})  # fmt: skip
 """The only steps up: while a framework traces a graph, a call becomes the operator that stands on ops. In functions."""
 
 BELOW_OPS = frozenset({"tune.store", "tune.classes"})
@@ -66,6 +70,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 FRAMEWORKS: dict[str, frozenset[str]] = {
     "interop.torch": frozenset({"torch"}),
     "interop.torch_matmul": frozenset({"torch"}),
+    "interop.torch_reduce": frozenset({"torch"}),
     "interop.torch_operator": frozenset({"torch"}),
     "interop.jax": frozenset({"jax"}),
 }

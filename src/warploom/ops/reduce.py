@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -156,12 +157,19 @@ def matmul_reduce(
     Equal calls give equal bits: column blocks are merged in order, without atomics. Beyond inputs and result it takes 4
     or 8 bytes for each row and column block. Arrays and devices as for :func:`warploom.matmul`.
 
+    Under ``torch.compile`` a call is one operator, ``warploom::matmul_reduce`` (``matmul_argmax`` with the index).
+
     Raises ProblemError for arrays or an ``op`` it does not take, ConfigError for a ``config`` that does not fit.
     """
     if op not in ("max", "sum", "logsumexp"):
         raise ProblemError(f"op is 'max', 'sum' or 'logsumexp', not {op!r}")
     if return_index and op != "max":
         raise ProblemError(f"return_index goes with op='max': {op} has no column")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():  # traced tensors have no memory: they meet an operator
+        from warploom.interop.torch_reduce import traced_reduce
+
+        return traced_reduce(a, b, op, scale, bias, return_index, config)
     kind: ReduceOp = "argmax" if return_index else op
     values, index = _reduced(a, b, kind, scale, bias, config, None)
     return (values, index) if return_index else values
@@ -172,8 +180,14 @@ def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig |
 
     Shapes: x (m, k) hidden states, w (n, k) the vocabulary's embeddings, target (m,) int32 or int64 in 0 … n-1 (others
     give NaN). dtypes of x and w: float16 or bfloat16. The m×n logits are never written. Take the mean for the usual
-    loss. Raises ProblemError as :func:`matmul_reduce` does.
+    loss. Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``. There is no backward pass.
+    Raises ProblemError as :func:`matmul_reduce` does.
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        from warploom.interop.torch_reduce import traced_loss
+
+        return traced_loss(x, w, target, config)
     rows, words, chosen = describe(x), describe(w), describe(target)
     if len(rows.shape) != 2 or len(words.shape) != 2 or tuple(chosen.shape) != (rows.shape[0],):
         raise ProblemError(
