@@ -106,7 +106,9 @@ class Fragment:
         dim = 1 if plan.axis == "col" else 0
         for group in plan.groups:
             ordered = sorted(group, key=lambda e: self.layout.coordinates(0, e)[dim])
-            positions = [self.layout.coordinates(self.words.lane, e)[dim] + origin for e in ordered]
+            positions = [self.words.value(0, u32)] * len(ordered)
+            if reducer.placed:
+                positions = [self.layout.coordinates(self.words.lane, e)[dim] + origin for e in ordered]
             states.append(reducer.of_values(self.words, [elements[e] for e in ordered], positions))
         found = reducer.across(self.words, states, plan.spread() if spread else plan, member_mask)
         stateful = isinstance(combine, Reducer) or combine in NAMED

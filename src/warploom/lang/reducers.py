@@ -39,12 +39,14 @@ class Reducer:
     ``start(x, at)`` is the state of one element: its value, and where it is along the axis (a column, if columns are
     combined). ``merge(a, b)`` is the state of both. ``own(values, positions)``, if given, is the state of what one
     thread holds, in ascending positions, where that takes fewer instructions than merging elements one by one.
-    Python numbers in a state are f32 if they are floats, u32 if they are integers.
+    Python numbers in a state are f32 if they are floats, u32 if they are integers. ``placed=False`` says that positions
+    do not matter: they are all 0 then, and no instruction computes them.
     """
 
     start: Start
     merge: Merge
     own: Own | None = None
+    placed: bool = True
 
     def of_values(self, k: WarpWords, values: Sequence[Traced], positions: Sequence[Traced]) -> State:
         """The state of what one thread holds; ``positions`` ascend."""
@@ -87,7 +89,7 @@ def _chosen(k: WarpWords, condition: Traced, first: State, second: State) -> Sta
 
 def single(combine: Callable[[Traced, Traced], Traced]) -> Reducer:
     """The reducer of a function of two values: states of one register, positions ignored."""
-    return Reducer(lambda x, _: (x,), lambda a, b: (combine(a[0], b[0]),))
+    return Reducer(lambda x, _: (x,), lambda a, b: (combine(a[0], b[0]),), placed=False)
 
 
 # -- the maximum and where it is
@@ -143,7 +145,7 @@ def _own_sum(values: Sequence[Traced], _: Sequence[Traced]) -> State:
     return top, total
 
 
-LOG_SUM_EXP = Reducer(lambda x, _: (x, 1.0), _added, _own_sum)
+LOG_SUM_EXP = Reducer(lambda x, _: (x, 1.0), _added, _own_sum, placed=False)
 """(maximum, Σ exp(x - maximum)); :func:`log_sum_exp` is the number it stands for."""
 
 
@@ -173,7 +175,7 @@ def _own_moments(values: Sequence[Traced], _: Sequence[Traced]) -> tuple[Number,
     return float(len(values)), mean, squares
 
 
-MOMENTS = Reducer(lambda x, _: (1.0, x, 0.0), _pooled, _own_moments)
+MOMENTS = Reducer(lambda x, _: (1.0, x, 0.0), _pooled, _own_moments, placed=False)
 """(count, mean, Σ (x - mean)²), without the cancellation of Σ x² - (Σ x)²."""
 
 NAMED = {"argmax": ARG_MAX, "logsumexp": LOG_SUM_EXP, "moments": MOMENTS}
