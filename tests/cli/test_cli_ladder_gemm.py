@@ -9,7 +9,8 @@ from warploom.bench.gemm import GemmFamily, settled, torch_error
 from warploom.bench.ladder import run_ladder
 from warploom.bench.tables import gpu_markdown
 from warploom.core.dtypes import f16, f32
-from warploom.kernels.gemm.ladder import BEST16, BEST32, LADDER
+from warploom.core.errors import ConfigError
+from warploom.kernels.gemm.ladder import BEST16, BEST32, FULL_LADDER, HOPPER_LADDER, LADDER
 from warploom.kernels.gemm.reference import gemm_error, gemm_reference
 
 SMALL = ("--m", "64", "--n", "64", "--k", "128", "--set", "BM=64", "--set", "BN=64", "--set", "WM=32", "--set", "WN=32")
@@ -38,6 +39,25 @@ def test_every_rung_is_right_and_the_swizzle_ends_the_conflicts(invoke):
     waves = {row["rung"]: row["wavefronts"]["ldmatrix"] for row in found}
     assert waves["01a"]["ideal"] == 0
     assert waves["01b"]["actual"] > 2 * waves["02"]["actual"] == 2 * waves["02"]["ideal"]
+
+
+def test_the_wgmma_rungs_are_right_and_free_of_conflicts(invoke):
+    keys = [rung.key for rung in HOPPER_LADDER.rungs]
+    found = rows(invoke("ladder", "gemm", "--rung", ",".join(keys), "--on", "cpu", "--k", "192", "--json", "-"))
+    assert [row["rung"] for row in found] == keys
+    for row in found:
+        assert row["findings"] == []
+        assert 0 < row["error"]["value"] <= row["error"]["bound"]
+        assert all(w["actual"] == w["ideal"] for w in row["wavefronts"].values())
+
+
+def test_flags_of_mma_sync_leave_the_wgmma_rungs_out():
+    assert [r.key for r in settled(FULL_LADDER.rungs, None, {"min_ctas": "2"})] == [r.key for r in LADDER.rungs]
+    assert [r.key for r in settled(FULL_LADDER.rungs, None, {"STAGES": "2"})] == [r.key for r in FULL_LADDER.rungs]
+    with pytest.raises(ConfigError, match="accumulates in f32"):
+        settled(HOPPER_LADDER.rungs, f16, {})
+    with pytest.raises(ConfigError, match="no flag of wgmma gemm"):
+        settled(HOPPER_LADDER.rungs, None, {"WM": "32"})
 
 
 def test_accumulate_and_seed(invoke):

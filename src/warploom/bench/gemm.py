@@ -16,6 +16,7 @@ from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.interop.arrays import describe
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.kernels.gemm.reference import (
     F16_TINY,
     UNIT_ROUNDOFF,
@@ -26,7 +27,7 @@ from warploom.kernels.gemm.reference import (
 )
 from warploom.kernels.ladder import Rung
 from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, emulator_arguments
-from warploom.ops.matmul import MatmulPlan, plan_matmul
+from warploom.ops.matmul import MatmulPlan, argument_names, plan_matmul
 
 ACCUMULATORS = {"f16": f16, "f32": f32}
 """What ``--accumulate`` may be."""
@@ -35,22 +36,35 @@ _SHARED_OVERHEAD = 2.0  # of the emulator's estimate: shared-memory traffic per 
 
 
 def settled(
-    rungs: Sequence[Rung[GemmConfig]], accumulate: DType | None, settings: Mapping[str, str]
-) -> list[Rung[GemmConfig]]:
+    rungs: Sequence[Rung[AnyGemmConfig]], accumulate: DType | None, settings: Mapping[str, str]
+) -> list[Rung[AnyGemmConfig]]:
     """The rungs with flags overridden; one that ``accumulate`` makes equal to another is left out.
 
-    Raises ConfigError for what is no kernel.
+    Beside ``mma.sync`` rungs, ``wgmma`` ones that the flags do not suit are left out too. Raises ConfigError for what
+    is no kernel.
     """
-    found: list[Rung[GemmConfig]] = []
+    found: list[Rung[AnyGemmConfig]] = []
     own = {rung.config for rung in rungs}
+    general = any(isinstance(config, GemmConfig) for config in own)
     for rung in rungs:
-        config = rung.config if accumulate is None else dataclasses.replace(rung.config, accumulate=accumulate)
+        config = rung.config
+        if isinstance(config, GemmConfig) and accumulate is not None:
+            config = dataclasses.replace(config, accumulate=accumulate)
+        elif accumulate not in (None, config.accumulate):
+            if not general:
+                raise ConfigError(f"rung {rung.key} is wgmma's, which accumulates in f32")
+            continue
         if config != rung.config and config in own:
             continue
-        config = config.with_settings(dict(settings))
-        problems = config.check()
-        if problems:
-            raise ConfigError(f"rung {rung.key} with these flags is no GEMM kernel: " + "; ".join(problems))
+        try:
+            config = config.with_settings(dict(settings))
+            problems = config.check()
+            if problems:
+                raise ConfigError(f"rung {rung.key} with these flags is no GEMM kernel: " + "; ".join(problems))
+        except ConfigError:
+            if general and not isinstance(config, GemmConfig):
+                continue
+            raise
         found.append(dataclasses.replace(rung, config=config))
     return found
 
@@ -64,7 +78,7 @@ class GemmFamily:
     k: int = 512
     name: str = "gemm"
 
-    def emulator_case(self, config: GemmConfig, seed: int) -> EmulatorCase:
+    def emulator_case(self, config: AnyGemmConfig, seed: int) -> EmulatorCase:
         """a (m, k) and b (k, n) ~ N(0, 1), and an output full of NaN; of a split K the f32 parts."""
         rng = np.random.default_rng(seed)
         a, b = (
@@ -79,11 +93,11 @@ class GemmFamily:
             whole = out.sum(axis=1)[0].astype(config.dtype.numpy) if split else out
             return _entry(gemm_error(whole, gemm_reference(a, b), config.dtype, config.accumulate))
 
-        views = {"a": describe(a), "b": describe(b), "out_f32" if split else "out": describe(out)}
-        arguments = emulator_arguments(made.program, views, made.scalars)
+        views = dict(zip(argument_names(made.problem, config), map(describe, (a, b, out)), strict=True))
+        arguments = emulator_arguments(made.program, views, made.scalars, mapped=made.mapped)
         return EmulatorCase(made.program, made.grid, arguments, errors)
 
-    def expected_seconds(self, config: GemmConfig) -> float:
+    def expected_seconds(self, config: AnyGemmConfig) -> float:
         """From the floating-point operations of the tiles, ragged ones whole."""
         rows, cols = (-(-x // tile) * tile for x, tile in ((self.m, config.tile_m), (self.n, config.tile_n)))
         return EMULATION_OVERHEAD + _SHARED_OVERHEAD * SECONDS_PER_FLOP * 2 * rows * cols * self.k
@@ -174,7 +188,7 @@ class GemmOnGpu:
             self._arrays[dtype] = [(a.to(kind), b.to(kind)) for a, b in self._inputs], out
         return self._arrays[dtype]
 
-    def prepare(self, rung: Rung[GemmConfig]) -> Candidate:
+    def prepare(self, rung: Rung[AnyGemmConfig]) -> Candidate:
         """The rung's kernel, loaded, as launches without allocation."""
         config = rung.config
         inputs, out = self._of(config.dtype)
@@ -183,7 +197,7 @@ class GemmOnGpu:
         pointers = [(a.data_ptr(), b.data_ptr(), out.data_ptr()) for a, b in inputs]
         return Candidate(f"rung {rung.key}", lambda i: call.launch(*pointers[i]))
 
-    def error(self, rung: Rung[GemmConfig]) -> ErrorEntry:
+    def error(self, rung: Rung[AnyGemmConfig]) -> ErrorEntry:
         """Against float64 on the GPU, on inputs drawn for this check alone."""
         kind, (_, out) = self._kind(rung.config.dtype), self._of(rung.config.dtype)
         a, b = (x.to(kind) for x in self._fresh())
@@ -192,9 +206,9 @@ class GemmOnGpu:
         return _entry(torch_error(out, a, b, rung.config.accumulate))
 
 
-def fitting(family: GemmFamily, rungs: Sequence[Rung[GemmConfig]]) -> tuple[list[Rung[GemmConfig]], list[str]]:
+def fitting(family: GemmFamily, rungs: Sequence[Rung[AnyGemmConfig]]) -> tuple[list[Rung[AnyGemmConfig]], list[str]]:
     """The rungs that take the emulator's problem, and why the others do not."""
-    kept: list[Rung[GemmConfig]] = []
+    kept: list[Rung[AnyGemmConfig]] = []
     reasons: list[str] = []
     for rung in rungs:
         try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from warploom.bench.gemm import GemmFamily
     from warploom.bench.ladder import Family, LadderResult
     from warploom.kernels.attention.problem import AnyConfig
-    from warploom.kernels.gemm.config import GemmConfig
+    from warploom.kernels.gemm.problem import AnyGemmConfig
     from warploom.kernels.ladder import Rung
 
 app = typer.Typer(help="The steps of a kernel, each checked against float64 and for defects.", no_args_is_help=True)
@@ -164,15 +164,15 @@ def attention_rungs(
 
 def gemm_rungs(
     rung: list[str] | None, settings: list[str] | None, accumulate: str | None, sizes: tuple[int, int, int]
-) -> tuple[GemmFamily, list[Rung[GemmConfig]]]:
+) -> tuple[GemmFamily, list[Rung[AnyGemmConfig]]]:
     """The family with the emulator's (m, n, k), and the rungs asked for with their flags overridden."""
     from warploom.bench.gemm import ACCUMULATORS, GemmFamily, settled
-    from warploom.kernels.gemm.ladder import LADDER
+    from warploom.kernels.gemm.ladder import FULL_LADDER
 
     kind = None if accumulate is None else ACCUMULATORS.get(accumulate.lower())
     if accumulate is not None and kind is None:
         raise typer.BadParameter(f"--accumulate is f16 or f32, not {accumulate!r}")
-    return GemmFamily(*sizes), settled(chosen_rungs(LADDER, rung), kind, parse_settings(settings))
+    return GemmFamily(*sizes), settled(chosen_rungs(FULL_LADDER, rung), kind, parse_settings(settings))
 
 
 def run(

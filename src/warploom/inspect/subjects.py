@@ -9,10 +9,9 @@ from warploom.inspect.report import SassReport, inspect_cubin, inspect_sass
 from warploom.ir.program import Program
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AnyConfig
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.problem import contiguous_problem
+from warploom.kernels.gemm.problem import AnyGemmConfig, contiguous_problem
 from warploom.ops.attention_kernels import trace, trace_hopper
-from warploom.ops.matmul import trace as trace_gemm
+from warploom.ops.matmul import trace_for as trace_gemm
 
 STATIC_STRIDE_HEADS = 16
 """Heads of the problem whose row strides are traced into a configuration with static strides (the seeds' 16)."""
@@ -30,7 +29,7 @@ SQUARE = 4096
 """Extents of the product whose kernel is inspected: whole tiles, and the stride of a configuration that traces it."""
 
 
-def gemm_program(config: GemmConfig) -> Program:
+def gemm_program(config: AnyGemmConfig) -> Program:
     """The Program of a GEMM configuration for row-major matrices and no epilogue; of a split K, that of its parts."""
     problem = contiguous_problem(SQUARE, SQUARE, SQUARE, config.dtype, config.accumulate)
     return trace_gemm(config, problem.features(config))

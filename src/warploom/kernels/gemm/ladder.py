@@ -7,6 +7,8 @@ from typing import Any
 
 from warploom.core.dtypes import f16, f32
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
+from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.kernels.ladder import Ladder, Rung
 
 _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
@@ -21,24 +23,28 @@ _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-def _rungs() -> tuple[Rung[GemmConfig], ...]:
+def _configs() -> tuple[GemmConfig, ...]:
     config = GemmConfig(accumulate=f16)
-    rungs: list[Rung[GemmConfig]] = []
-    for key, name, changes, flags in _STEPS:
+    found: list[GemmConfig] = []
+    for *_, flags in _STEPS:
         config = replace(config, **flags)
-        rungs.append(Rung(key, name, changes, config))
-    return tuple(rungs)
+        found.append(config)
+    return tuple(found)
 
 
-RUNGS = _rungs()
+_CONFIGS = _configs()
+RUNGS = tuple(
+    Rung[AnyGemmConfig](key, name, changes, config)
+    for (key, name, changes, _), config in zip(_STEPS, _CONFIGS, strict=True)
+)
 
-BEST16 = replace(RUNGS[-1].config, tile_m=128, tile_n=256, tile_k=32, warp_m=64, warp_n=64, stages=4)
+BEST16 = replace(_CONFIGS[-1], tile_m=128, tile_n=256, tile_k=32, warp_m=64, warp_n=64, stages=4)
 """The fastest configuration with f16 accumulation for large products."""
 
 BEST32 = replace(BEST16, accumulate=f32)
 """The fastest configuration with f32 accumulation for large products."""
 
-LADDER = Ladder(
+LADDER = Ladder[AnyGemmConfig](
     "gemm",
     (
         *RUNGS,
@@ -46,3 +52,33 @@ LADDER = Ladder(
         Rung("best32", "best with f32 accumulation", "the same with f32 accumulators", BEST32),
     ),
 )
+"""The ``mma.sync`` ladder: what every GPU from sm_80 on runs."""
+
+_HOPPER_STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("h1", "wgmma: roles", "a TMA producer, one consumer warpgroup with m64n256k16",
+     {"tile_m": 64, "consumers": 1, "stages": 5}),
+    ("h2", "wgmma: two consumers", "two consumers of 64 rows each share the tile of B",
+     {"tile_m": 128, "consumers": 2, "stages": 4}),
+    ("h3", "wgmma: grouped", "tiles walk in groups that share the L2", {"block_stride": 8}),
+    ("h4", "wgmma: persistent", "one CTA per SM: the next tile's loads run during this one's epilogue",
+     {"persistent": True}),
+    ("h5", "wgmma: in flight", "a k-tile's products are waited for while the next one's run", {"in_flight": True}),
+    ("h6", "wgmma: ping-pong", "a tile of its own for each consumer: one multiplies while the other stores",
+     {"pingpong": True, "tile_n": 128, "stages": 6}),
+)  # fmt: skip
+
+
+def _hopper_rungs() -> tuple[Rung[AnyGemmConfig], ...]:
+    config = HopperGemmConfig()
+    rungs: list[Rung[AnyGemmConfig]] = []
+    for key, name, changes, flags in _HOPPER_STEPS:
+        config = replace(config, **flags)
+        rungs.append(Rung(key, name, changes, config))
+    return tuple(rungs)
+
+
+HOPPER_LADDER = Ladder[AnyGemmConfig]("gemm", _hopper_rungs())
+"""The rungs above it, for sm_90a alone."""
+
+FULL_LADDER = Ladder[AnyGemmConfig]("gemm", (*LADDER.rungs, *HOPPER_LADDER.rungs))
+"""Every rung."""
