@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from warploom.lang import Global, Kernel, Launch, TensorMap, bf16, f32, kernel, u32
+from warploom.layout import SharedLayout, Swizzle
 from warploom.layout.tensor_map import TensorMapSpec
-from warploom.layout.wgmma import MatrixDescriptor
 
 CLUSTER = 2
 TILE_M, TILE_N, TILE_K = 64, 128, 64  # of one CTA; a row of TILE_K elements fills a swizzled row of 128 bytes
@@ -40,14 +40,13 @@ def multicast_gemm(
     row, col = k.cta_x * TILE_M, k.cta_y * TILE_N
     with k.warps(0, 4):
         ring = k.ring(stages, "use")
-        shape = MatrixDescriptor(ROW_BYTES, stride=8 * ROW_BYTES)
         product = k.warpgroup_accumulator(TILE_N, "product")
         with k.loop(steps) as step:
             full.wait(ring.phase, ring.stage)
             k.wgmma_fence()
             for depth in range(0, TILE_K, 16):
-                a = k.descriptor(a_tile.stage(ring.stage).at(2 * depth), shape)
-                b = k.descriptor(b_tile.stage(ring.stage).at(2 * depth), shape)
+                a = k.wgmma_operand(a_tile.stage(ring.stage), col=depth)
+                b = k.wgmma_operand(b_tile.stage(ring.stage), col=depth)
                 k.wgmma(product, a, b, accumulate=True if depth else step != 0)
             k.wgmma_commit()
             k.wgmma_wait(0, product)
@@ -70,11 +69,14 @@ def multicast_gemm(
 
 
 def tensor_maps(a: Any, b: Any) -> tuple[TensorMapSpec, TensorMapSpec]:
-    """The boxes of both operands: (rows, columns) matrices of 16-bit elements, contiguous."""
-    return tuple(  # type: ignore[return-value]
-        TensorMapSpec(bf16, (x.shape[1], x.shape[0]), (2 * x.shape[1],), (TILE_K, rows), ROW_BYTES)
+    """How the TMA sees both operands, contiguous matrices: a box fills the tile of A, or half of B's."""
+    maps = [
+        SharedLayout(rows, TILE_K, 2, Swizzle.for_row_bytes(ROW_BYTES)).tensor_map(
+            bf16, (x.shape[1], x.shape[0]), (2 * x.shape[1],)
+        )
         for x, rows in ((a, TILE_M), (b, HALF_N))
-    )
+    ]
+    return maps[0], maps[1]
 
 
 @multicast_gemm.example

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from layout_cases import Traced
 
+from warploom.core.dtypes import bf16, f32
 from warploom.core.errors import LayoutError
 from warploom.layout import NO_SWIZZLE, LinearMap, Panel, SharedLayout, Swizzle, copy_positions
+from warploom.layout.wgmma import element_addresses
 
 SWIZZLES = [NO_SWIZZLE, Swizzle(1, 4, 3), Swizzle(2, 4, 3), Swizzle(3, 4, 3), Swizzle(3, 4, 4)]
 
@@ -94,3 +96,46 @@ def test_wrong_tiles_are_refused() -> None:
         SharedLayout(8, 64, 3)
     with pytest.raises(LayoutError, match="the panel"):
         SharedLayout(8, 64, 2, NO_SWIZZLE, 48)
+
+
+BASE = 7 * 1024  # of a tile in shared memory
+
+
+@pytest.mark.parametrize("panel_cols", [64, 32, 16])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("rows", "cols"), [(64, 64), (128, 64), (64, 192), (192, 128)])
+def test_descriptors_point_at_the_tiles_elements(rows: int, cols: int, transposed: bool, panel_cols: int) -> None:
+    tile = SharedLayout(rows, cols, 2, Swizzle.for_row_bytes(2 * panel_cols), panel_cols)
+    shape = tile.matrix_descriptor(transposed=transposed)
+    outer = 64  # rows of A
+    for row in range(0, rows, 16 if transposed else 64):
+        for col in range(0, cols, panel_cols if transposed else 16):
+            if transposed and ((panel_cols < outer and len(tile.panels) == 1) or col + outer > cols):
+                continue
+            start = BASE + tile.matrix_offset(row, col, transposed=transposed)
+            descriptor = shape.low_word(start) | shape.high_word << 32
+            found = element_addresses(descriptor, outer, 16, k_contiguous=not transposed)
+            r, c = np.ix_(np.arange(outer), np.arange(16))
+            expected = tile.offset(row + c, col + r) if transposed else tile.offset(row + r, col + c)
+            assert (found == BASE + expected).all(), (row, col)
+
+
+def test_boxes_fill_panels() -> None:
+    tile = SharedLayout(96, 128, 2, Swizzle.for_row_bytes(128), 64)
+    spec = tile.tensor_map(bf16, (4096, 1000, 3), (8192, 8192000))
+    assert (spec.box, spec.swizzle_bytes, spec.box_bytes) == ((64, 96, 1), 128, 96 * 128)
+    assert tile.tensor_map(bf16, (4096, 1000), (8192,), rows=48).box_bytes * 4 == tile.bytes
+    assert SharedLayout(8, 32, 4).tensor_map(f32, (40, 12), (160,)).swizzle_bytes == 0
+
+
+def test_what_wgmma_and_the_tma_cannot_read_is_refused() -> None:
+    tile = SharedLayout(64, 64, 2, Swizzle.for_row_bytes(128))
+    with pytest.raises(LayoutError, match="elements of 2 bytes, the tensor of f32"):
+        tile.tensor_map(f32, (64, 64), (256,))
+    with pytest.raises(LayoutError, match='swizzle="auto"'):
+        SharedLayout(64, 64, 2).matrix_descriptor()
+    with pytest.raises(LayoutError, match="panels of one width, not 64\\+32"):
+        SharedLayout(64, 96, 2, Swizzle.for_row_bytes(128)).matrix_descriptor()
+    for row, col, transposed in ((4, 0, False), (0, 8, False), (64, 0, False), (0, 16, True), (0, 64, False)):
+        with pytest.raises(LayoutError, match="starts at a row that is a multiple of 8"):
+            tile.matrix_offset(row, col, transposed=transposed)

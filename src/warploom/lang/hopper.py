@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
-from warploom.core.errors import TraceError
+from warploom.core.errors import LayoutError, TraceError
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.effects import ClusterScope
 from warploom.isa.sync import (
@@ -214,6 +214,19 @@ class HopperWords(ClusterWords):
     def descriptor(self, address: Traced, shape: MatrixDescriptor) -> Traced:
         """The 64-bit matrix descriptor of an operand that starts at a shared address."""
         return self.descriptor_of(shape.low_word(address), shape)
+
+    def wgmma_operand(self, tile: SharedTile, row: int = 0, col: int = 0, *, transposed: bool = False) -> Traced:
+        """The descriptor of the operand of ``wgmma`` that starts at element (row, col) of a swizzled tile.
+
+        The tile's rows are those of A, or columns of B, and its columns run along K; ``transposed``: the other way
+        round, for ``k.wgmma(…, transposed_a=True)`` or ``transposed_b=True``.
+        """
+        try:
+            shape = tile.layout.matrix_descriptor(transposed=transposed)
+            offset = tile.layout.matrix_offset(row, col, transposed=transposed)
+        except LayoutError as error:
+            raise TraceError(f"{tile.name}: {error} ({self.here()})") from error
+        return self.descriptor(tile.at(offset), shape)
 
     def descriptor_of(self, low: Traced, shape: MatrixDescriptor) -> Traced:
         """The descriptor with this low word (start address and leading offset)."""

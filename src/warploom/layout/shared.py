@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from warploom.core.dtypes import DType
 from warploom.core.errors import LayoutError
 from warploom.layout.formula import is_integer
 from warploom.layout.linear import LinearMap, log2_exact
 from warploom.layout.swizzle import BANK_CYCLE_BYTES, NO_SWIZZLE, Swizzle
+from warploom.layout.tensor_map import TensorMapSpec
+from warploom.layout.wgmma import MatrixDescriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,57 @@ class SharedLayout:
     def alignment(self) -> int:
         """Alignment of the tile, in bytes, that makes the swizzle one of absolute addresses (TMA, wgmma) as well."""
         return max(16, self.swizzle.period)
+
+    # -- what the TMA and ``wgmma`` need to know of it
+    def tensor_map(
+        self, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...], *, rows: int | None = None
+    ) -> TensorMapSpec:
+        """The tensor map whose boxes fill a panel of this tile, or ``rows`` of its rows.
+
+        ``shape`` and ``strides`` are the tensor's as :class:`TensorMapSpec` counts them: dimensions innermost first,
+        strides in bytes of all but the first. The box covers the two innermost ones. Raises LayoutError for what the
+        hardware does not take.
+        """
+        if dtype.bytes != self.element_bytes:
+            raise LayoutError(f"the tile has elements of {self.element_bytes} bytes, the tensor of {dtype}")
+        self._equal_panels("a tensor map's boxes")
+        box = (self.panels[0].cols, rows or self.rows, *(1,) * (len(shape) - 2))
+        return TensorMapSpec(dtype, shape, strides, box[: len(shape)], self.row_bytes if self.swizzle.bits else 0)
+
+    def matrix_descriptor(self, *, transposed: bool = False) -> MatrixDescriptor:
+        """The constant part of the descriptor of a ``wgmma`` operand in this tile: rows of M or N, columns of K.
+
+        ``transposed``: rows of K, columns of M or N. Raises LayoutError unless the rows are swizzled over their 128, 64
+        or 32 bytes.
+        """
+        self._equal_panels("a wgmma operand")
+        if self.row_bytes not in (32, 64, 128) or self.swizzle != Swizzle.for_row_bytes(self.row_bytes):
+            raise LayoutError(
+                "wgmma reads rows of 128, 64 or 32 bytes that are swizzled over their width, not "
+                f"{self.row_bytes}-byte rows with {self.swizzle}: make the tile with "
+                'swizzle="auto", and panel_cols for wider rows'
+            )
+        leading = self.panels[1].byte_offset if transposed and len(self.panels) > 1 else 0
+        return MatrixDescriptor(self.row_bytes, stride=8 * self.row_bytes, leading=leading)
+
+    def matrix_offset(self, row: int, col: int, *, transposed: bool = False) -> int:
+        """Bytes from the tile's start to where the descriptor of the operand from element (row, col) on points.
+
+        Rows are multiples of 8; columns of 16 elements of one ``wgmma``'s depth, or, ``transposed``, of a whole panel.
+        """
+        step = self.panels[0].cols if transposed else max(1, 32 // self.element_bytes)
+        if row % 8 or col % step or not (0 <= row < self.rows and 0 <= col < self.cols):
+            raise LayoutError(
+                f"a wgmma operand starts at a row that is a multiple of 8 and a column that is one of {step} within "
+                f"{self.rows}×{self.cols}, not at ({row}, {col})"
+            )
+        panel = self._panel_of(col)
+        return panel.byte_offset + row * self.row_bytes + (col - panel.first_col) * self.element_bytes
+
+    def _equal_panels(self, what: str) -> None:
+        if any(p.cols != self.panels[0].cols for p in self.panels):
+            widths = "+".join(str(p.cols) for p in self.panels)
+            raise LayoutError(f"{what} need panels of one width, not {widths}: choose panel_cols, or another width")
 
     def panel_layout(self, index: int) -> SharedLayout:
         """Panel ``index`` as a tile of its own; add its ``byte_offset``."""
