@@ -40,6 +40,9 @@ CHECKED_ROWS = 128
 UNMETERED = ("torch_flash",)
 """Peers that are timed but not run for power: each costs most of a second a cell."""
 
+ZEROS = 128, False, 4096
+"""The cell that is run on zeros too."""
+
 MEANS = {(128, False): 1.15, (128, True): 1.10, (64, False): 1.05, (256, False): 1.00}
 """(head_dim, causal) → the geometric mean over the lengths, at least so many times torch's flash backend."""
 
@@ -145,7 +148,8 @@ def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool
         for name, candidate in candidates.items()
         if power and name not in UNMETERED
     }
-    return {
+    empty = {} if not power or (head_dim, causal, seq) != ZEROS else {"zeros": on_zeros(ours, shape, flops, monitor)}
+    return empty | {
         "head_dim": head_dim, "causal": causal, "seq": seq, "batch": shape[0], "heads": shape[2],
         "config": str(warploom.plan(*sets[0], causal=causal).config),
         "error": {"metric": "max |o - o64| / bf16 bound", "value": errors["warploom"], "bound": 1.0},
@@ -155,6 +159,14 @@ def cell(head_dim: int, causal: bool, seq: int, monitor: GpuMonitor, power: bool
         "ratio": {name: paired_spread(found["warploom"], m).json() for name, m in found.items() if name != "warploom"},
         "power": {name: p.json(flops) for name, p in drawn.items() if p is not None},
     }  # fmt: skip
+
+
+def on_zeros(run: Run, shape: tuple[int, ...], flops: int, monitor: GpuMonitor) -> dict[str, Any] | None:
+    """The load of the same kernel on zeros: only to show why no figure may come from them."""
+    nothing = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
+    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
+    found = power_of(Candidate("zeros", lambda _: run(nothing, nothing, nothing)), 1, clock, monitor)
+    return None if found is None else found.json(flops)
 
 
 def missed(cells: list[dict[str, Any]]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from warploom.core.errors import ProblemError, WarploomError
-from warploom.emulate import Emulation, emulate
+from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.lang import KernelFunction, Launch
 
@@ -90,8 +90,15 @@ def check_kernel(function: KernelFunction, seed: int | None = None) -> Checked:
             f"the example of {function.name} expects {unknown[0]!r}, which is none of {', '.join(arrays)}"
         )
     emulation = emulate(program, launch.grid, launch.arguments, seed=seed)
-    results = tuple(_compared(name, arrays[name], *wanted) for name, wanted in launch.expect.items())
+    results = tuple(_compared(name, _array(arrays[name]), *wanted) for name, wanted in launch.expect.items())
     return Checked(function.name, emulation, results)
+
+
+def _array(argument: Any) -> Any:
+    """The array of an argument; with a tensor map it is a pair, or a TensorMapArgument."""
+    if isinstance(argument, TensorMapArgument):
+        return argument.array
+    return argument[0] if isinstance(argument, tuple) else argument
 
 
 def _traced(function: KernelFunction) -> Program:
