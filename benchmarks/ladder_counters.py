@@ -31,8 +31,9 @@ class Counters:
 
     def __init__(self, profile: Row) -> None:
         self.rungs: dict[str, Row] = {key: one for key, one in profile["rungs"].items() if "counters" in one}
-        self.ablations: dict[str, Row] = {key: one for key, one in profile["ablations"].items() if "counters" in one}
-        self.falls: dict[str, Row] = {key: one for key, one in profile["falls"].items() if "stalls" in one}
+        ablations, falls = profile.get("ablations", {}), profile.get("falls", {})
+        self.ablations: dict[str, Row] = {key: one for key, one in ablations.items() if "counters" in one}
+        self.falls: dict[str, Row] = {key: one for key, one in falls.items() if "stalls" in one}
 
     def of(self, key: str) -> Row:
         """The counters at length 4096 of a rung or an ablation."""
@@ -83,8 +84,8 @@ class Counters:
         classes = sum(len(one["wavefronts"]) for one in everyone.values())
         if len(same) == len(everyone):
             return (f"The emulator's wavefronts equal ncu's in all {len(self.rungs)} rungs and {len(self.ablations)} "
-                    f"ablations, {classes} figures in all")  # fmt: skip
-        return f"The emulator's wavefronts differ from ncu's in {', '.join(k for k in everyone if k not in same)}"
+                    f"ablations, {classes} figures in all.")  # fmt: skip
+        return f"The emulator's wavefronts differ from ncu's in {', '.join(k for k in everyone if k not in same)}."
 
     def beside_seeds(self, reasons: Mapping[str, str]) -> str:
         """The seeds' counters and ours; ``reasons`` by figure and rungs, for what is different."""

@@ -17,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import ladder_counters as counters
 import ladder_seeds as seeds
 from ladder_static import EVIDENCE
 from page_parts import distance, filled, group_table, loop_changes, registers, wavefronts, write_or_check
@@ -79,6 +80,9 @@ FALLS = {
 }
 """What the code of a pair does differently, for the pairs that fall."""
 
+COUNTED: dict[str, str] = {}
+"""Why a counter is another than the seeds', by figure and rungs."""
+
 
 class Ladder:
     """The rungs with their measurements and their SASS."""
@@ -90,6 +94,8 @@ class Ladder:
         self.rows: dict[str, Row] = {row["rung"]: row for row in timed["rows"]}
         self.kernels: dict[str, Row] = static["kernels"]
         self.nvrtc: str = static["nvrtc"]
+        self.profile = counters.evidence("profile.json")
+        self.counters = counters.Counters(self.profile)
         self.rungs: list[Rung[Any]] = [rung for rung in FULL_LADDER.rungs if rung.key in self.rows]
 
     def sass(self, key: str, arch: str | None = None, level: int = 3) -> Row:
@@ -180,11 +186,39 @@ def falls(ladder: Ladder) -> str:
     return markdown_table(header, body)
 
 
+def fall_cells(ladder: Ladder) -> str:
+    """Each length at which a pair of :func:`falls` falls: the changes, the clock's, and what the counters say."""
+    body: list[list[str]] = []
+    for before, after, rates, paired in falling(ladder):
+        for seq in rates:
+            if min(rates[seq], paired[seq]) >= -FALL:
+                continue
+            clocks = [clock(ladder.rows[key], seq) for key in (before, after)]
+            body.append([f"{before} → {after}", str(seq), _signed(rates[seq]), _signed(paired[seq]),
+                         _signed(clocks[1] / clocks[0] - 1) if all(clocks) else "–",
+                         ladder.counters.fall(before, after, seq) or "not read"])  # fmt: skip
+    header = ["rungs", "length", "TFLOP/s", "× flash", "clock while timed", "counters of the second against the first"]
+    return markdown_table(header, body)
+
+
+def clock(row: Row, seq: int) -> float:
+    """The median clock of a cell's samples in MHz; 0 where it was not read."""
+    (cell,) = (cell for cell in row["gpu"]["cells"] if cell["seq"] == seq)
+    return (cell.get("clock_mhz") or {}).get("median", 0.0)
+
+
 def fall_notes(ladder: Ladder) -> str:
     """What is known of each pair of :func:`falls`."""
-    pairs = [f"{before} → {after}" for before, after, _, _ in falling(ladder)]
-    known = "the code of an iteration differs as the table says; no counters were read."
-    return "\n".join(f"- **{pair}** {FALLS.get(pair, known)}" for pair in pairs)
+    lines: list[str] = []
+    for before, after, rates, _ in falling(ladder):
+        worst = min(rates, key=lambda seq: rates[seq])
+        said = ladder.counters.fall(before, after, worst)
+        known = (
+            f"at {worst} the counters say: {said}." if said else "the code of an iteration differs as the table says."
+        )
+        pair = f"{before} → {after}"
+        lines.append(f"- **{pair}** {FALLS.get(pair, known)}")
+    return "\n".join(lines)
 
 
 def mean_falls(ladder: Ladder) -> str:
@@ -243,7 +277,11 @@ def page() -> str:
     figures = {
         "OVERVIEW": overview(ladder), "GROUPS": group_table({key: ladder.sass(key) for key in mma}),
         "HOPPER": group_table({key: ladder.sass(key) for key in hopper}),
-        "SAME": same_code(ladder), "FALLS": falls(ladder), "NOISE": noise(ladder),
+        "SAME": same_code(ladder), "FALLS": falls(ladder), "CELLS": fall_cells(ladder), "NOISE": noise(ladder),
+        "COUNTERS": ladder.counters.table(), "WAITING": ladder.counters.waiting(),
+        "AGREEMENT": ladder.counters.agreement(), "THEIRCOUNTERS": ladder.counters.beside_seeds(COUNTED),
+        "ABLATIONS": counters.ablation_table(counters.evidence("ablations.json"), ladder.counters),
+        "INTENSITY": counters.intensity_table(ladder.kernels), "SWIZZLE": counters.swizzle_table(ladder.kernels),
         "NOTES": fall_notes(ladder), "MEAN": mean_falls(ladder), "WALK": walk(ladder),
         "NEED": seeds.register_need(), "SPILLS": seeds.spill_table(ladder.kernels),
         "CLAIMS": seeds.claims_table(ladder.kernels), "COUNTS": seeds.counts_table(ladder.kernels),

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]
+_FEW_SIZES = 2
+"""Up to so many, a cell has the spread and every peer; with more, the median and the first peer."""
+_NUMBERED = re.compile(r"^kernel \w+: ")
 _MARKER = re.compile(r"(<!-- table: (?P<spec>[^>]*?) -->\n)(?P<body>.*?)(<!-- end table -->)", re.DOTALL)
 
 
@@ -27,30 +30,50 @@ def gpu_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
     """(header, cells) of the rows that were timed: a column for each size."""
     timed = [(row, {_size(c): c for c in row["gpu"]["cells"]}) for row in rows if row["gpu"]]
     sizes = list(dict.fromkeys(size for _, cells in timed for size in cells))
-    body = [[row["rung"], row["name"], *(_beside_peers(cells.get(size)) for size in sizes)] for row, cells in timed]
+    cell_of = _beside_peers if len(sizes) <= _FEW_SIZES else _short
+    body = [[row["rung"], row["name"], *(cell_of(cells.get(size)) for size in sizes)] for row, cells in timed]
     return ["rung", "name", *sizes], body
 
 
 def ladder_tables(rows: Rows) -> list[Any]:
-    """``rich`` tables of a ladder's rows: the static one, and one of TFLOP/s where rows were timed."""
+    """``rich`` tables of a ladder's rows: the static one, and one of TFLOP/s where rows were timed.
+
+    They fit a terminal of 80 columns: names lose the number that stands before them, headers take several lines.
+    """
+    from rich import box
     from rich.table import Table
 
     tables: list[Any] = []
     static = "registers per thread; spills in bytes; wavefronts of shared memory over the conflict-free ideal"
     for title, (header, body) in (
         (static, static_cells(rows)),
-        ("TFLOP/s, median (10th–90th percentile)", gpu_cells(rows)),
+        (_gpu_title(rows), gpu_cells(rows)),
         ("run alone for power", power_cells(rows)),
     ):
         if not body:
             continue
-        table = Table(title=title)
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
         for number, name in enumerate(header):
-            table.add_column(name, justify="left" if number == 1 else "right", overflow="fold")
-        for cells in body:
-            table.add_row(*cells)
+            words = number == 1
+            text = name if words else _stacked(name)
+            table.add_column(text, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+        for rung, name, *cells in body:
+            table.add_row(rung, _NUMBERED.sub("", name), *(c.replace("does not fit", "no fit") for c in cells))
         tables.append(table)
     return tables
+
+
+def _gpu_title(rows: Rows) -> str:
+    """What the cells of :func:`gpu_cells` are."""
+    cells = max(((row["gpu"] or {}).get("cells", ()) for row in rows), key=len, default=())
+    if len(cells) <= _FEW_SIZES:
+        return "TFLOP/s, median (10th–90th percentile), and × the peers' in the same rounds"
+    return f"TFLOP/s, median, and × {_first_peer(cells[0])[0]} in the same rounds"
+
+
+def _stacked(header: str) -> str:
+    """One word a line; signs stay with the word beside them."""
+    return header.replace(" /", "\u00a0/").replace("× ", "×\u00a0").replace(" ", "\n").replace("\u00a0", " ")
 
 
 def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -147,12 +170,23 @@ def _beside_peers(cell: Mapping[str, Any] | None) -> str:
     return "\n".join([_rate(cell["tflops"]), *ratios])
 
 
+def _short(cell: Mapping[str, Any] | None) -> str:
+    return _beside_first_peer(cell).replace(" (", "\n").rstrip(")")
+
+
 def _beside_first_peer(cell: Mapping[str, Any] | None) -> str:
     """The first peer measured: PyTorch's flash backend for attention, cuBLAS for matmul."""
     if cell is None:
         return "–"
-    ratio = cell["ratio"].get("torch_flash") or next(iter(cell["ratio"].values()), None)
+    _, ratio = _first_peer(cell)
     return f"{cell['tflops']['median']:.0f}" + (f" ({ratio:.2f}×)" if ratio else "")
+
+
+def _first_peer(cell: Mapping[str, Any]) -> tuple[str, float | None]:
+    """(name, ratio) of PyTorch's flash backend, else of the first peer there is."""
+    ratios = cell["ratio"]
+    name = "torch_flash" if "torch_flash" in ratios else next(iter(ratios), "no peer")
+    return name, ratios.get(name)
 
 
 def _conflicts(wavefronts: Mapping[str, Mapping[str, int]]) -> list[str]:

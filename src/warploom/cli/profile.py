@@ -110,6 +110,7 @@ def _shown(found: Profile) -> dict[str, Mapping[str, float]]:
 
 def _where(samples: Samples) -> list[Table]:
     """Who waits for whom, and the instructions with most samples."""
+    from rich.markup import escape
     from rich.table import Table
 
     pairs = Table(title="who waits for whom, % of all samples", title_justify="left")
@@ -127,7 +128,7 @@ def _where(samples: Samples) -> list[Table]:
     for row in samples.hottest():
         waiting = f"\n  {row['waits for']} ({row['between']})" if "waits for" in row else ""
         reasons = ", ".join(f"{name} {share:.1f}" for name, share in row["reasons, %"].items())
-        hottest.add_row(f"{row['share, %']:.2f}", row["sass"] + waiting, reasons, row["line"])
+        hottest.add_row(f"{row['share, %']:.2f}", escape(row["sass"] + waiting), reasons, row["line"])
     return [pairs, hottest] if pairs.row_count else [hottest]
 
 

@@ -1,0 +1,125 @@
+"""Random problems for every rung on the emulator: shapes, lengths, masks, options, types, layouts and strides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import warploom
+from warploom.core.dtypes import bf16, f16
+from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.ladder import FULL_LADDER
+from warploom.kernels.attention.problem import AnyConfig
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+NUMPY = {f16: np.dtype(np.float16), bf16: np.dtype(ml_dtypes.bfloat16)}
+UNIT = {f16: 2.0**-11, bf16: 2.0**-8}
+LENGTHS = st.one_of(st.sampled_from([0, 1, 31, 32, 33, 64]), st.integers(2, 100))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked; ``stride`` is the step through a longer array at which positions lie."""
+
+    q_len: int
+    kv_len: int
+    batch: int
+    kv_heads: int
+    group: int
+    head_dim: int
+    dtype: Any
+    causal: bool
+    window: tuple[int | None, int | None] | None
+    softcap: float | None
+    scale: float | None
+    layout: str
+    stride: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of ``attention``."""
+        return {name: getattr(self, name) for name in ("causal", "window", "softcap", "scale", "layout")}
+
+    def array(self, seed: int, length: int, heads: int) -> Any:
+        """Random numbers in the layout; a view of a longer array where ``stride`` is 2."""
+        shape = [self.batch, length * self.stride, heads, self.head_dim]
+        whole = np.random.default_rng(seed).standard_normal(shape, np.float32).astype(NUMPY[self.dtype])
+        view = whole[:, :: self.stride]
+        return view if self.layout == "bshd" else view.swapaxes(1, 2)
+
+
+PROBLEMS = st.builds(
+    Problem,
+    q_len=LENGTHS, kv_len=LENGTHS, batch=st.integers(1, 2), kv_heads=st.integers(1, 2),
+    group=st.sampled_from([1, 1, 3]), head_dim=st.sampled_from([8, 40, 64, 64, 72]), dtype=st.sampled_from([f16, bf16]), causal=st.booleans(),
+    window=st.sampled_from([None, None, (7, None), (None, 3), (40, 0), (0, 0)]), softcap=st.sampled_from([None, 5.0]),
+    scale=st.sampled_from([None, 0.3]), layout=st.sampled_from(["bshd", "bhsd"]), stride=st.sampled_from([1, 2]),
+)  # fmt: skip
+
+
+def small(config: AnyConfig, problem: Problem) -> AnyConfig:
+    """The rung at the problem's head_dim and type, with the smallest tiles that keep its rows per warp."""
+    config = replace(config, head_dim=problem.head_dim, dtype=problem.dtype)
+    if isinstance(config, AttentionConfig):
+        return replace(config, tile_m=2 * config.warp_rows, num_warps=2, tile_n=32)
+    return replace(config, tile_n=64)
+
+
+def reference(problem: Problem, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """(O, Σ p·|v|, log-sum-exp), heads first, in float64."""
+    if problem.layout == "bshd":
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    q, k, v = q.astype(np.float64), *(np.repeat(x.astype(np.float64), problem.group, 1) for x in (k, v))
+    scores = q @ k.swapaxes(2, 3) * (problem.scale or 1 / math.sqrt(problem.head_dim))
+    if problem.softcap is not None:
+        scores = problem.softcap * np.tanh(scores / problem.softcap)
+    left, right = problem.window or (None, None)
+    if problem.causal:
+        right = 0 if right is None else min(right, 0)
+    ahead = np.arange(problem.kv_len)[None] - np.arange(problem.q_len)[:, None] - (problem.kv_len - problem.q_len)
+    seen = (ahead >= -math.inf if left is None else ahead >= -left) & (ahead <= (math.inf if right is None else right))
+    scores = np.where(seen, scores, -np.inf)
+    most = scores.max(-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isfinite(most), most, 0.0))
+    total = weights.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = np.log(total[..., 0]) + np.where(np.isfinite(most), most, 0.0)[..., 0]
+    p = weights / np.where(total == 0, 1.0, total)
+    return p @ v, p @ np.abs(v), lse
+
+
+def check(config: AnyConfig, problem: Problem, *, with_lse: bool) -> None:
+    """One call with all checks on (a finding raises), every element against float64."""
+    heads = problem.kv_heads * problem.group
+    q = problem.array(1, problem.q_len, heads)
+    k, v = (problem.array(seed, problem.kv_len, problem.kv_heads) for seed in (2, 3))
+    found = warploom.attention(q, k, v, config=small(config, problem), return_lse=with_lse, **problem.options)
+    out, lse = found if with_lse else (found, None)
+    assert out.shape == q.shape
+    assert out.dtype == q.dtype
+    expected, magnitude, lse64 = reference(problem, q, k, v)
+    got = (out.swapaxes(1, 2) if problem.layout == "bshd" else out).astype(np.float64)
+    allowed = UNIT[problem.dtype] * (np.abs(expected) + magnitude) + 2.0**-16 * magnitude
+    assert (np.abs(got - expected) <= allowed).all()  # a NaN is not
+    if lse is not None:
+        finite = np.isfinite(lse64)
+        assert np.array_equal(np.isfinite(lse), finite)
+        assert np.array_equal(lse[~finite], lse64[~finite])
+        assert np.abs(lse[finite] - lse64[finite]).max(initial=0.0) < 1e-4
+
+
+@pytest.mark.parametrize("rung", FULL_LADDER.rungs, ids=lambda rung: rung.key)
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(PROBLEMS, st.booleans())
+def test_random_problems(rung, problem, with_lse):
+    if getattr(rung.config, "softmax_in_shared", False):  # the baseline is for whole tiles without any of this
+        problem = replace(problem, q_len=64, kv_len=64, causal=False, window=None, softcap=None)
+        with_lse = False
+    check(rung.config, problem, with_lse=with_lse)
