@@ -163,7 +163,7 @@ def _inputs(views: _Views, options: Options) -> _Inputs:
         require_dtype(view, name, (bf16, f16))
         if view.dtype is not views[0].dtype:
             raise ProblemError(f"q is {views[0].dtype} and {name} is {view.dtype}: convert them to one type")
-        if view.strides[3] != 1 and view.shape[3] > 1:
+        if view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape:  # of no elements the strides say nothing
             raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[3]}): copy it")
     same_device(views, list(named))
     problem = _problem(views, options)

@@ -273,8 +273,8 @@ class Consumer(Role):
         own_barrier = self._number + (c.consumers + 1)
         if not c.q_in_registers:
             k.bar_sync(own_barrier, WARPGROUP)  # every warp's product has read its Q
-        elif not c.pingpong:
-            k.syncwarp()  # every lane has read its part of Q; taking turns implies it
+        else:
+            k.syncwarp()  # every lane has read its part of Q: with one block of keys no turn stands in between
         for d in range(self._depth):
             piece = (*packed.atom(0, 2 * d), *packed.atom(0, 2 * d + 1))
             k.stmatrix(to.address(0, 16 * d), [piece[r] for r in self._store_order])
