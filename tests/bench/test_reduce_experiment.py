@@ -45,7 +45,7 @@ def experiment(speed_up: float) -> dict[str, Any]:
 def test_counters_are_of_one_operation():
     launch, loop, grid = SETTINGS
     assert (operations(launch, 132), operations(loop, 132)) == (1, 1024)
-    assert operations(grid, 132) == 1024 * ctas(grid, 132) == 1024 * 132 * 32
+    assert operations(grid, 132) == 512 * ctas(grid, 132) == 512 * 8 * 132 * 32
     tables = {
         "time": {"occupancy, %": 50.0, "cycles": 9.0},
         "bank conflicts": {"all shared": 120.0 * 1024},

@@ -111,7 +111,7 @@ class Experiment:
         program = matmul_row_max.trace(config=config)
         probe = GpuCall.prepare(program, (1, 1, 1), {"zero": 0}, 0)
         per_sm = probe.kernel.occupancy(program.threads, program.shared_bytes)
-        ctas = setting.ctas or self._sms * per_sm
+        ctas = setting.ctas or self._sms * per_sm * setting.waves
         tiles = ctas * config.num_warps
         torch.manual_seed(0)
         kind = {"bf16": torch.bfloat16, "f16": torch.float16}[config.dtype.name]

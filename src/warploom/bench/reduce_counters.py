@@ -48,7 +48,7 @@ def operations(setting: Setting, multiprocessors: int) -> int:
 
 def ctas(setting: Setting, multiprocessors: int) -> int:
     """CTAs of one launch of a setting, each of one warp."""
-    return setting.ctas or multiprocessors * RESIDENT
+    return setting.ctas or multiprocessors * RESIDENT * setting.waves
 
 
 def figures(profile: Profile, operations: int) -> Row:

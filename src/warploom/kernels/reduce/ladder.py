@@ -27,12 +27,16 @@ LADDER = Ladder(
 
 @dataclass(frozen=True)
 class Setting:
-    """A way to run the experiment: repeats inside the kernel, and CTAs of a launch (None: enough to fill the GPU)."""
+    """A way to run the experiment: repeats inside the kernel, and CTAs of a launch.
+
+    Without ``ctas`` they are ``waves`` times what the GPU holds at once: as a warp ends, another takes its place.
+    """
 
     name: str
     repeats: int
     ctas: int | None
     tells: str
+    waves: int = 1
 
     def of(self, config: ReduceConfig) -> ReduceConfig:
         """The configuration in this setting."""
@@ -42,6 +46,6 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting("launch", 1, 1, "one warp per launch, as the paper times it: mostly the launch"),
     Setting("loop", 1024, 1, "one warp, 1024 dependent operations inside the kernel: cycles per operation"),
-    Setting("grid", 1024, None, "every SM full of such warps: operations per second"),
+    Setting("grid", 512, None, "every SM full of such warps: operations per second", waves=8),
 )
 """The three settings of the experiment."""

@@ -1,0 +1,90 @@
+"""The examples run: kernels under all checks and on a GPU, programs at small sizes."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warploom.bench.checking import check_kernel, kernels_of
+from warploom.lang import KernelFunction
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+KERNELS: list[KernelFunction] = [
+    one for name in ("rowmax.py", "reductions.py") for one in kernels_of(str(EXAMPLES / name))
+]
+emulated = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+
+
+@pytest.mark.parametrize("function", KERNELS, ids=lambda f: f.name)
+@pytest.mark.parametrize("seed", [None, 3])
+def test_kernels_are_right_and_without_findings(function, seed):
+    checked = check_kernel(function, seed)
+    assert checked.ok
+    assert checked.emulation.findings == ()
+    if function.name != "matmul_rowmax":
+        assert checked.emulation.traffic.shared == {}, "nothing leaves the registers"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("function", KERNELS, ids=lambda f: f.name)
+def test_kernels_are_right_on_a_gpu(function):
+    from warploom.ops.backends import GpuCall
+
+    assert function.example_launch is not None
+    launch = function.example_launch(np.random.default_rng(5))
+    program = function.trace()
+    arrays = dict(zip((p.name for p in program.parameters), launch.arguments, strict=True))
+    written = [name for name in arrays if name in launch.expect]
+    inputs = [x for name, x in arrays.items() if name not in launch.expect]
+    # Results come last in every example, so the pointers are in the order of the parameters.
+    assert list(arrays)[-len(written) :] == written
+    for name in written:
+        if arrays[name].dtype == np.float32:
+            arrays[name].fill(np.nan)
+    GpuCall.prepare(program, (1, 1, 1), {}, 0).run_from_host(inputs, [arrays[name] for name in written])
+    for name in written:
+        expected, tolerance = launch.expect[name]
+        seen = np.isfinite(arrays[name])  # a wide matrix is written in part
+        assert seen.sum() in (expected.size, 256)
+        assert np.abs(arrays[name] - expected)[seen].max() <= max(tolerance, 1e-5)
+
+
+def run(name: str, monkeypatch: Any, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+@emulated
+def test_the_search_finds_the_nearest_over_several_blocks(monkeypatch, capsys):
+    run(
+        "nearest_neighbours.py",
+        monkeypatch,
+        "--vectors",
+        "700",
+        "--queries",
+        "8",
+        "--dimension",
+        "32",
+        "--block",
+        "300",
+    )
+    assert "8 queries against 700 vectors" in capsys.readouterr().out
+    search = runpy.run_path(str(EXAMPLES / "nearest_neighbours.py"))["search"]
+    rng = np.random.default_rng(0)
+    queries, vectors = (rng.standard_normal((n, 32)).astype(np.float16) for n in (8, 700))
+    best, where = search(queries, iter([vectors[:300], vectors[300:600], vectors[600:]]))
+    scores = queries.astype(np.float64) @ vectors.astype(np.float64).T
+    assert (where == scores.argmax(1)).all()
+    assert np.abs(best - scores.max(1)).max() < 1e-3
+
+
+@emulated
+def test_the_loss_of_a_vocabulary(monkeypatch, capsys):
+    run("vocabulary_loss.py", monkeypatch, "--tokens", "40", "--words", "200", "--width", "32")
+    text = capsys.readouterr().out
+    assert float(text.rsplit(":", 1)[1].split()[0]) < 1e-3 or "MiB" in text
