@@ -2,7 +2,8 @@
 
 Run ``PYTHONPATH=src python benchmarks/gemm_h200.py [--parts shapes,host] [--out DIR]``. Needs torch
 with CUDA; writes ``gemm.json`` to DIR ($OUT by default). Times are of CUDA graphs of several calls whose inputs rotate
-past the L2; medians of replays, candidates interleaved with cuBLAS. TFLOP/s count 2·m·n·k.
+past the L2; medians of replays, candidates interleaved with cuBLAS. TFLOP/s count 2·m·n·k. Exit code 1 if what
+``matmul`` chooses is below :data:`TARGETS`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import csv
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +26,10 @@ import torch
 
 import warploom
 from warploom.core.errors import WarploomError
-from warploom.kernels.gemm.choice import MACHINES, candidates, seconds
+from warploom.kernels.gemm.choice import expected_seconds, fitting
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
+from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.ops.backends import compiled, gpu_target
 from warploom.ops.matmul import MatmulPlan, plan_matmul
 
@@ -64,9 +68,17 @@ class Timed:
     def milliseconds(self) -> float:
         return statistics.median(self.times[1:])
 
+    @property
+    def spread(self) -> float:
+        """(slowest - fastest) / median of the replays."""
+        kept = self.times[1:]
+        return round((max(kept) - min(kept)) / self.milliseconds, 3)
 
-def race(candidates: dict[str, Callable[[int], Any]], flops: float, replays: int = 4) -> dict[str, float]:
-    """TFLOP/s of each candidate, interleaved; 0 for one that fails."""
+
+def race(
+    candidates: dict[str, Callable[[int], Any]], flops: float, replays: int = 4, spreads: dict[str, float] | None = None
+) -> dict[str, float]:
+    """TFLOP/s of each candidate, interleaved; 0 for one that fails. ``spreads`` receives each one's spread."""
     calls = max(2, min(24, int(2.5e12 / flops)))
     timed: dict[str, Timed] = {}
     failed: dict[str, float] = {}
@@ -79,6 +91,8 @@ def race(candidates: dict[str, Callable[[int], Any]], flops: float, replays: int
     for _ in range(replays + 1):
         for entry in timed.values():
             entry.replay()
+    if spreads is not None:
+        spreads |= {n: t.spread for n, t in timed.items()}
     return {n: round(flops / t.milliseconds / 1e9, 1) for n, t in timed.items()} | failed
 
 
@@ -106,7 +120,9 @@ def operands(m: int, n: int, k: int, weight_rows: bool, dtype: torch.dtype = tor
     return found
 
 
-def ours(sets: Sequence[tuple[Any, Any]], config: GemmConfig | None, accumulate: str, out: Any) -> Callable[[int], Any]:
+def ours(
+    sets: Sequence[tuple[Any, Any]], config: AnyGemmConfig | None, accumulate: str, out: Any
+) -> Callable[[int], Any]:
     return lambda i: warploom.matmul(*sets[i % len(sets)], accumulate=accumulate, config=config, out=out)
 
 
@@ -115,57 +131,82 @@ def cublas(sets: Sequence[tuple[Any, Any]], out: Any) -> Callable[[int], Any]:
 
 
 # -- products of layers
-def shapes(result: dict[str, Any], top: int) -> None:
-    """The 60 products, W as n×k and as k×n: what is chosen, and the next best by the cost model."""
+TARGETS = {"geomean": 0.75, "least": 0.5}
+"""Of what ``matmul`` chooses, relative to cuBLAS, over the products of each layout of the weights."""
+
+
+def layers() -> list[tuple[str, int, int, int]]:
+    """(name, m, n, k) of the 60 products."""
     with (Path(__file__).parent / "gemm_shapes.csv").open() as file:
-        rows = [(r["name"], int(r["m"]), int(r["n"]), int(r["k"])) for r in csv.DictReader(file)]
-    goal = gpu_target(0)
-    machine = MACHINES[goal.name]
+        return [(r["name"], int(r["m"]), int(r["n"]), int(r["k"])) for r in csv.DictReader(file)]
+
+
+def tried(x: Any, w: Any, top: int) -> list[AnyGemmConfig]:
+    """What ``matmul`` chooses, then the next best of each generator by the cost model."""
+    first, goal = plan_matmul(x, w), gpu_target(0)
+    problem = first.problem
+    found: list[AnyGemmConfig] = [first.config]
+    ranked = sorted(fitting(problem, goal)[0], key=lambda c: expected_seconds(problem, c, goal))
+    for kind, most in ((HopperGemmConfig, top), (GemmConfig, max(2, top // 2))):
+        kept: list[AnyGemmConfig] = []
+        for c in (c for c in ranked if isinstance(c, kind)):  # different tiles, and one other split of the first
+            same = sum(replace(c, split_k=1) == replace(t, split_k=1) for t in kept)
+            if same < 2 and len(kept) < most:
+                kept.append(c)
+        found += kept
+    return list(dict.fromkeys(found))
+
+
+def shapes(result: dict[str, Any], top: int) -> None:
+    """The 60 products, W as n×k and as k×n: what is chosen, and the next best of both generators."""
     table: list[dict[str, Any]] = []
-    chosen: list[tuple[str, int, int, int, bool, list[GemmConfig]]] = []
+    cells: list[tuple[str, int, int, int, bool, list[AnyGemmConfig]]] = []
     plans: list[MatmulPlan] = []
-    for name, m, n, k in rows:
+    for name, m, n, k in layers():
         for weight_rows in (True, False):
             x = torch.empty(m, k, device="cuda", dtype=torch.float16)
             w = torch.empty((n, k) if weight_rows else (k, n), device="cuda", dtype=torch.float16)
             w = w.T if weight_rows else w
-            first = plan_matmul(x, w)
-            problem = first.problem
-            fitting = [
-                c for c in candidates(problem)
-                if not c.check(goal, a_k_contiguous=True, b_k_contiguous=weight_rows) and not problem.misfits(c)
-            ]  # fmt: skip
-            fitting.sort(key=lambda c: seconds(problem, c, machine, goal.shared_per_sm))
-            tried: list[GemmConfig] = []
-            for c in fitting:  # different tiles, and one other split of the first
-                same = sum(replace(c, split_k=1) == replace(t, split_k=1) for t in tried)
-                if same < 2 and len(tried) < top:
-                    tried.append(c)
-            chosen.append((name, m, n, k, weight_rows, tried))
-            plans += [plan_matmul(x, w, config=c) for c in tried]
+            configs = tried(x, w, top)
+            cells.append((name, m, n, k, weight_rows, configs))
+            plans += [plan_matmul(x, w, config=c) for c in configs]
     log("shapes: compiling", len({id(p.program) for p in plans}))
     compile_all(plans)
     log("shapes: compiled")
-    for name, m, n, k, weight_rows, tried in chosen:
+    for name, m, n, k, weight_rows, configs in cells:
         sets = operands(m, n, k, weight_rows)
         out = torch.empty(m, n, device="cuda", dtype=torch.float16)
         calls: dict[str, Callable[[int], Any]] = {"cublas": cublas(sets, out)}
-        calls |= {str(c): ours(sets, c, "f32", out) for c in tried}
-        rates = race(calls, 2.0 * m * n * k, 3)
+        calls |= {str(c): ours(sets, c, "f32", out) for c in configs}
+        spreads: dict[str, float] = {}
+        rates = race(calls, 2.0 * m * n * k, 4, spreads)
         mine = {c: v for c, v in rates.items() if c != "cublas"}
+        general = [v for c, v in mine.items() if not c.startswith("wgmma")]
         table.append({
             "name": name, "weights": "n×k" if weight_rows else "k×n", "cublas": rates["cublas"],
-            "chosen": next(iter(mine.values())), "best": max(mine.values()), "rates": rates,
+            "chosen": rates[str(configs[0])], "best mma.sync": max(general), "best": max(mine.values()),
+            "config": str(configs[0]), "rates": rates, "spread": spreads,
         })  # fmt: skip
         del sets, out, calls
     result["shapes"] = table
     for weights in ("n×k", "k×n"):
         of = [t for t in table if t["weights"] == weights]
-        for key in ("chosen", "best"):
+        for key in ("chosen", "best mma.sync", "best"):
             ratios = [t[key] / t["cublas"] for t in of]
             summary = {"geomean": float(np.exp(np.mean(np.log(ratios)))), "least": min(ratios)}
             result.setdefault("shapes_summary", {})[f"{weights} {key}"] = summary
     log("shapes", result["shapes_summary"])
+
+
+def below(result: dict[str, Any]) -> list[str]:
+    """What is below the targets."""
+    summary = result.get("shapes_summary", {})
+    return [
+        f"{weights}: {name} {summary[f'{weights} chosen'][name]:.2f} of cuBLAS, not {target}"
+        for weights in ("n×k", "k×n")
+        for name, target in TARGETS.items()
+        if f"{weights} chosen" in summary and summary[f"{weights} chosen"][name] < target
+    ]
 
 
 def host(result: dict[str, Any]) -> None:
@@ -189,20 +230,20 @@ def host(result: dict[str, Any]) -> None:
 
 def report(result: dict[str, Any]) -> None:
     for row in result.get("shapes", ()):
-        best = max((v, n) for n, v in row["rates"].items() if n != "cublas")[1]
-        short = best.split(",BLOCK")[0] + "".join(f",{w}" for w in best.split(",") if w.startswith("split"))
         peer = row["cublas"]
-        ratios = f"chosen {row['chosen'] / peer:.2f} best {row['best'] / peer:.2f}"
-        print(f"{row['name']:24} {row['weights']} cublas {peer:6.1f} {ratios} {short}")
+        ratios = " ".join(f"{key} {row[key] / peer:.2f}" for key in ("chosen", "best mma.sync", "best"))
+        print(f"{row['name']:24} {row['weights']} cublas {peer:6.1f} {ratios} {row['config']}")
     for key in ("shapes_summary", "host_us"):
         print(key, json.dumps(result.get(key)))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", default="shapes,host")
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
-    parser.add_argument("--top", type=int, default=5, help="configurations tried per product")
+    parser.add_argument(
+        "--top", type=int, default=4, help="wgmma configurations tried per product, and half as many others"
+    )
     arguments = parser.parse_args()
     properties = torch.cuda.get_device_properties(0)
     result: dict[str, Any] = {
@@ -218,7 +259,11 @@ def main() -> None:
         result["seconds"] = round(time.perf_counter() - START, 1)
         (Path(arguments.out) / "gemm.json").write_text(json.dumps(result, indent=1))
         report(result)
+    missed = below(result)
+    for text in missed:
+        print("below target:", text)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
