@@ -9,7 +9,7 @@ import pytest
 
 from warploom.core.dtypes import f16, f32
 from warploom.core.targets import target
-from warploom.kernels.gemm.choice import choose, expected_seconds, parse_config
+from warploom.kernels.gemm.choice import choose, choose_for_rows, expected_seconds, parse_config
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import contiguous_problem
@@ -46,6 +46,22 @@ def test_large_products_go_to_wgmma_and_few_rows_to_mma_sync():
         assert isinstance(choose(contiguous_problem(m, 4096, 4096, f16), GOAL)[0], kind)
     assert isinstance(choose(contiguous_problem(8192, 4096, 4096, f16), target("sm_80"))[0], GemmConfig)
     assert isinstance(choose(contiguous_problem(4096, 4096, 4096, f16, f16), GOAL)[0], GemmConfig)
+
+
+def test_reductions_of_rows_take_wgmma_where_rows_fill_its_tiles():
+    for (m, n, k), goal, kind in (
+        ((8192, 131072, 4096), GOAL, HopperGemmConfig),
+        ((16384, 16384, 128), GOAL, HopperGemmConfig),
+        ((64, 1000, 128), GOAL, HopperGemmConfig),
+        ((16, 16384, 128), GOAL, GemmConfig),
+        ((4096, 4096, 4096), target("sm_80"), GemmConfig),
+    ):
+        config, _ = choose_for_rows(contiguous_problem(m, n, k, f16, out_dtype=f32, b_rows=False), goal)
+        assert isinstance(config, kind)
+        assert config.split_k == 1
+    config, why = choose_for_rows(contiguous_problem(4096, 4095, 4096, f16, out_dtype=f32), GOAL)
+    assert isinstance(config, GemmConfig)
+    assert "mma.sync, as B's lines do not start" in why
 
 
 def test_the_plan_says_why_the_tma_was_not_used():

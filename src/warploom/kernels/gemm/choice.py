@@ -8,7 +8,7 @@ from warploom.core.dtypes import f16, f32
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.hopper_choice import hopper_candidates, hopper_seconds
+from warploom.kernels.gemm.hopper_choice import hopper_candidates, hopper_for_rows, hopper_seconds
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST16, BEST32
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
@@ -127,12 +127,17 @@ def fitting(problem: GemmProblem, goal: Target) -> tuple[list[AnyGemmConfig], li
 
 def choose_for_rows(problem: GemmProblem, goal: Target) -> tuple[AnyGemmConfig, str]:
     """As :func:`choose`, for a product whose rows are reduced and which is not stored: K is never split."""
+    bulk = hopper_for_rows(problem) if goal.has_wgmma else None
+    refused = [] if bulk is None else bulk.check(goal) + problem.misfits(bulk)
+    if bulk is not None and not refused:
+        return bulk, "wgmma's tile for reductions of rows; untuned"
     found, reasons = fitting(problem, goal)
     general = [c for c in found if isinstance(c, GemmConfig)]
     if not general:
         raise ProblemError("no GEMM kernel takes this problem: " + "; ".join(reasons))
-    config = min(general, key=lambda c: expected_seconds(problem, c, goal))
-    return replace(config, split_k=1), f"the least of {len(general)} by the cost model; untuned"
+    config = replace(min(general, key=lambda c: expected_seconds(problem, c, goal)), split_k=1)
+    why = f"; mma.sync, as {refused[0]}" if refused else ""
+    return config, f"the least of {len(general)} by the cost model; untuned{why}"
 
 
 def choose(problem: GemmProblem, goal: Target) -> tuple[AnyGemmConfig, str]:

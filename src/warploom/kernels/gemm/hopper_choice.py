@@ -6,32 +6,37 @@ tensor cores, decides the clock, so it stands for what the cores sustain.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import GemmProblem
 
 SMS = 132
-CLOCK = 1.28e9
+CLOCK = 1.30e9
 """Hz that the power limit leaves under ``wgmma``."""
 FLOPS_PER_CYCLE = 4096
 """Per SM, dense ``wgmma`` of 16-bit inputs."""
-LOAD_BYTES_PER_CYCLE = 89
+LOAD_BYTES_PER_CYCLE = 110
 """Per SM, from the L2."""
-BANDWIDTH = 4.04e12
+STAGE_CYCLES = 208
+"""The least that a stage takes, however small: waits and barriers."""
+TILE_CYCLES = 470
+EPILOGUE_CYCLES = 0.038
+"""Per tile, and per element of C and SM, where nothing hides them."""
+BANDWIDTH = 4.4e12
 """DRAM bytes per second."""
-EPILOGUE_CYCLES = 0.032
-"""Per element of C and SM, where nothing hides it."""
-START_SECONDS = 2.2e-6
-SECOND_KERNEL_SECONDS = 1.8e-6
+START_SECONDS = 1.6e-6
+SECOND_KERNEL_SECONDS = 1.9e-6
+LEAST_LOADED = 0.0118
+"""Bytes loaded per operation by the largest tile: more take power, and with it clock."""
+POWER = 0.12
+LONG_POWER = 0.5
 LONG_SECONDS = 4e-3
-"""Launches from here on warm the GPU up: what loads fewer bytes per operation keeps a higher clock."""
-WARM_BYTES = 0.0118
-"""Bytes loaded per operation above which such a launch slows down, with the root of their ratio."""
-LEAST_ROWS = 65
+"""The exponent of their ratio, and what it is in launches so long that the GPU warms up."""
+LEAST_ROWS = 33
 """Of M and N: below, ``mma.sync`` has smaller tiles."""
-_SPLITS = (1, 2, 3, 4, 6)
+SHORT_K = 512
+_SPLITS = (1, 2, 3, 4, 6, 8)
 
 
 def hopper_candidates(problem: GemmProblem) -> tuple[HopperGemmConfig, ...]:
@@ -40,6 +45,7 @@ def hopper_candidates(problem: GemmProblem) -> tuple[HopperGemmConfig, ...]:
         return ()
     together = HopperGemmConfig(dtype=problem.dtype, block_stride=8, in_flight=True, persistent=True)
     turns = replace(together, pingpong=True)
+    alone = replace(together, tile_m=64, consumers=1)
     tiles = (
         together,
         replace(together, tile_m=256, tile_n=128),
@@ -47,10 +53,25 @@ def hopper_candidates(problem: GemmProblem) -> tuple[HopperGemmConfig, ...]:
         replace(turns, tile_m=128, tile_n=192),
         replace(together, tile_m=128, tile_n=128, stages=6),
         replace(turns, tile_m=128, tile_n=128, stages=6),
+        replace(alone, tile_n=256, stages=5),
         replace(turns, tile_m=64, tile_n=128, stages=8),
         replace(turns, tile_m=64, tile_n=64, stages=8),
     )
     return tuple(replace(t, split_k=s) for t in tiles for s in _SPLITS)
+
+
+def hopper_for_rows(problem: GemmProblem) -> HopperGemmConfig | None:
+    """The configuration for a product whose rows are reduced; None for one that leaves most of every tile empty.
+
+    Tiles of 256 columns leave the fewest states to merge. The reduction of a tile takes as long as a few k-tiles'
+    products, so consumers take turns where K is short, and share the larger tile where it is not.
+    """
+    if min(problem.m, problem.n) < LEAST_ROWS:
+        return None
+    config = HopperGemmConfig(dtype=problem.dtype, block_stride=8, in_flight=True, persistent=True)
+    if problem.k <= SHORT_K or problem.m <= config.tile_m // 2:
+        return replace(config, tile_m=64, stages=5, block_stride=16, pingpong=True)
+    return config
 
 
 def hopper_seconds(problem: GemmProblem, config: HopperGemmConfig) -> float:
@@ -60,13 +81,12 @@ def hopper_seconds(problem: GemmProblem, config: HopperGemmConfig) -> float:
     rounds = -(-tiles // SMS)
     product = 2 * c.tile_m * c.tile_n * c.tile_k / FLOPS_PER_CYCLE
     loading = c.stage_bytes / LOAD_BYTES_PER_CYCLE * min(1.0, tiles / SMS)
-    epilogue = EPILOGUE_CYCLES * c.tile_m * c.tile_n * (1 if c.split_k == 1 else 2)  # parts are f32
+    epilogue = TILE_CYCLES + EPILOGUE_CYCLES * c.tile_m * c.tile_n * (1 if c.split_k == 1 else 2)  # parts are f32
     hidden = c.pingpong and rounds > 1
-    cycles = rounds * problem.tiles_per_split(c) * max(product, loading) + (epilogue if hidden else rounds * epilogue)
-    compute = cycles / CLOCK
+    stages = rounds * problem.tiles_per_split(c) * max(product, loading, STAGE_CYCLES)
+    compute = (stages + (epilogue if hidden else rounds * epilogue)) / CLOCK
     loaded = c.stage_bytes / (2 * c.tile_m * c.tile_n * c.tile_k)
-    if compute > LONG_SECONDS:
-        compute *= math.sqrt(max(1.0, loaded / WARM_BYTES))
+    compute *= max(1.0, loaded / LEAST_LOADED) ** (POWER if compute < LONG_SECONDS else LONG_POWER)
     extra = 0.0
     if c.split_k > 1:  # the parts are written, and read by a kernel of its own
         parts_bytes = 4 * c.split_k * problem.batch * problem.m * problem.n
