@@ -203,3 +203,69 @@ def initialised_twice(k: Kernel, out: Global[F32]) -> None:
 def test_initialising_an_mbarrier_in_use_is_reported() -> None:
     emulation = emulate(initialised_twice.trace(), 1, [np.zeros(64, np.float32)])
     assert any(f.kind == "mbarrier" and "initialised again" in f.message for f in emulation.findings)
+
+
+@kernel(threads=64, requires="sm_90a")
+def into_a_tile(k: Kernel, source: TensorMap, out: Global[F32], *, cols: int, rows: int, swizzled: bool) -> None:
+    """A box of 8 rows of 128 bytes into a tile that may be laid out otherwise; another tile follows."""
+    tile = k.shared(F32, (rows, cols), name="tile", swizzle="auto" if swizzled else None)
+    k.shared(F32, (64, 64), name="other")
+    full = k.mbarriers(1, "full")
+    with k.when(k.thread == 0):
+        full.init(1)
+        k.mbarrier_fence()
+    k.syncthreads()
+    full.expect(ROWS * COLS * 4, when=k.thread == 0)
+    k.tma_load(tile, source, (0, 0), full, when=k.thread == 0)
+    full.wait(0)
+    out.store(tile.load(0, k.thread & 31), k.thread)
+
+
+LAYOUTS = {
+    "as it is": (0, {}, "", ""),
+    "swizzled": (128, {"swizzled": True}, "", ""),
+    "the tile is swizzled": (
+        0,
+        {"swizzled": True},
+        "layout",
+        "swizzled rows of 128 bytes, its tensor map does not",
+    ),
+    "the map is swizzled": (128, {}, "layout", "'tile' has no swizzle, its tensor map swizzles 128 bytes"),
+    "wider rows": (0, {"cols": 64}, "layout", "rows of the tile 'tile' are 256 bytes apart, those of the box 128"),
+    "fewer rows": (0, {"rows": 4}, "bounds", "a box of 1024 bytes to where the tile 'tile' has 512"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_tile_and_its_tensor_map_must_agree(name: str) -> None:
+    swizzle, shape, kind, message = LAYOUTS[name]
+    program = into_a_tile.trace(**{"cols": COLS, "rows": ROWS, "swizzled": False, **shape})
+    emulation = emulate(program, 1, [tensor_map(numbers(12, 40), swizzle), np.zeros(64, np.float32)])
+    found = [f for f in emulation.findings if f.kind == kind and message in f.message]
+    assert bool(found) == bool(kind)
+    assert bool(emulation.findings) == bool(kind)
+
+
+@kernel(threads=128, requires="sm_90a")
+def bytes_expected(k: Kernel, source: TensorMap, *, count: int) -> None:
+    tile = k.shared(F32, (ROWS, COLS), name="tile")
+    full = k.mbarriers(1, "full")
+    with k.when(k.thread == 0):
+        full.init(1)
+        k.mbarrier_fence()
+    k.syncthreads()
+    full.expect(count, when=k.thread == 0)
+    k.tma_load(tile, source, (0, 0), full, when=k.thread == 0)
+    full.wait(0)
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (256, "768 bytes more than expected have landed (expect exactly"),
+        (2048, "and 1024 bytes missing (expect"),
+    ],
+)
+def test_wrong_bytes_say_by_how_much(count: int, message: str) -> None:
+    emulation = emulate(bytes_expected.trace(count=count), 1, [tensor_map(numbers(12, 40))])
+    assert any(f.kind == "deadlock" and message in f.message for f in emulation.findings)

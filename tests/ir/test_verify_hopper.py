@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from warploom.core.errors import VerifyError
+from warploom.core.errors import LayoutError, TraceError, VerifyError
 from warploom.lang import Fragment, Global, Kernel, KernelFunction, TensorMap, bf16, f32, kernel, u32
 from warploom.layout.wgmma import MatrixDescriptor
 
@@ -37,7 +37,8 @@ def products(k: Kernel, out: Global[f32], steps: u32, *, mistake: str) -> None:
     k.wgmma_wait(2 if mistake == "wait count" else 1, first)
     if mistake == "other accumulator used":
         second.scale(0, 2.0)
-    first.scale(0, 2.0)
+    if mistake != "not named":
+        first.scale(0, 2.0)
     if mistake == "not fenced again":
         product(k, first)
         k.wgmma_commit()
@@ -62,7 +63,12 @@ def products(k: Kernel, out: Global[f32], steps: u32, *, mistake: str) -> None:
         with k.otherwise():
             first.scale(1, 2.0)
         second.scale(1, 2.0)
-    if mistake != "last one not waited for":
+    if mistake == "not named":
+        k.wgmma_wait(0, second)
+        product(k, first)  # its wait names nothing
+        k.wgmma_commit()
+        k.wgmma_wait(0)
+    elif mistake != "last one not waited for":
         k.wgmma_wait(0, first, second)
     out.store(first.registers[0], k.thread)
     out.store(second.registers[0] if mistake == "" else first.registers[1], k.thread + 128)
@@ -78,6 +84,7 @@ WGMMA = {
     "carried around a loop": (r"accesses 'first\d*', which the wgmma", "first.scale(1, 0.5)"),
     "last one not waited for": (r"this wgmma is never waited for", "k.wgmma(into"),
     "on both sides": (r"accesses 'second\d*', which the wgmma", "second.scale(1"),
+    "not named": (r"which the wait of test_.*:\d+ completes without naming it", "out.store(first"),
     "in a role": (r"never waited for", "k.wgmma(into"),
 }
 
@@ -100,6 +107,46 @@ def test_overlapping_products_are_accepted() -> None:
 @pytest.mark.parametrize("mistake", WGMMA)
 def test_wgmma_mistakes_name_the_authors_line(mistake: str) -> None:
     refused(products, mistake, *WGMMA[mistake])
+
+
+@kernel(threads=160, requires="sm_90a")
+def wrong_values(k: Kernel, *, mistake: str) -> None:
+    """What layouts and instructions refuse gets the line it was asked for at."""
+    tile = k.shared(bf16, (64, 64), name="tile", swizzle=None if mistake == "swizzle" else "auto")
+    into = k.warpgroup_accumulator(12 if mistake == "width" else 16)
+    with k.warps(0, 3 if mistake == "three warps" else 4):
+        k.wgmma_fence()
+        if mistake == "tiles":
+            k.wgmma(into, tile, tile)  # type: ignore[arg-type]
+        kind = f32 if mistake == "type" else bf16
+        operand = k.wgmma_operand(tile, col=8 if mistake == "column" else 0)
+        k.wgmma(into, operand, operand, inputs=kind, accumulate=False)
+        k.wgmma_commit()
+        k.wgmma_wait(0, into)
+
+
+VALUES = {
+    "width": (LayoutError, "wgmma takes n = 8, 16, … 256, not 12", "k.warpgroup_accumulator("),
+    "type": (VerifyError, "wgmma here takes f16 or bf16, not f32", "k.wgmma(into, operand"),
+    "three warps": (VerifyError, "the role of warps 0..3 executes wgmma, which is for whole warpgroups", "k.warps(0"),
+    "tiles": (TraceError, r"k.wgmma_operand\(tile, row, col\) makes one", "k.wgmma(into, tile"),
+    "swizzle": (TraceError, 'make the tile with swizzle="auto"', "k.wgmma_operand("),
+    "column": (TraceError, "a column that is one of 16 within 64×64, not at \\(0, 8\\)", "k.wgmma_operand("),
+}
+
+
+@pytest.mark.parametrize("mistake", VALUES)
+def test_impossible_operands_name_the_authors_line(mistake: str) -> None:
+    kind, message, source = VALUES[mistake]
+    with pytest.raises(kind, match=message) as error:
+        wrong_values.trace(mistake=mistake)
+    line = re.search(r"test_verify_hopper\.py:(\d+)", str(error.value))
+    assert line is not None
+    assert source in linecache.getline(__file__, int(line[1]))
+
+
+def test_possible_operands_are_accepted() -> None:
+    wrong_values.trace(mistake="")
 
 
 @kernel(threads=256, requires="sm_90a")

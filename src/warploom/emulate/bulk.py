@@ -22,6 +22,7 @@ from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.tensor_maps import CHUNK, TensorMapArgument
 from warploom.ir.program import Op
+from warploom.isa.effects import BulkTensorCopy
 
 Array = NDArray[Any]
 _ALIGNMENT = 128  # of a box in shared memory
@@ -145,7 +146,35 @@ class BulkCopies:
             )
             self.report.add("bounds", op.where, message, row, lane, address=where)
             return None
+        if self.proxy.checks:
+            self._check_tile(source, int(chunks.max()) + CHUNK - address, row, lane, op)
         return chunks
+
+    def _check_tile(self, source: TensorMapArgument, extent: int, row: int, lane: int, op: Op) -> None:
+        """The tensor map and the tile must lay the same elements out alike."""
+        tile = next(e.tile for e in op.instruction.effects() if isinstance(e, BulkTensorCopy))
+        if tile is None:
+            return
+        spec, name = source.spec, op.instruction.mnemonic
+        inner = spec.box[0] * spec.dtype.bytes
+        pitch = spec.swizzle_bytes or inner
+        message = ""
+        if tile.swizzle_bytes != spec.swizzle_bytes and extent > CHUNK:
+            has = "no swizzle" if tile.swizzle_bytes == 0 else f"swizzled rows of {tile.swizzle_bytes} bytes"
+            has = "a swizzle that the TMA does not have" if tile.swizzle_bytes is None else has
+            wants = f"swizzles {spec.swizzle_bytes} bytes" if spec.swizzle_bytes else "does not swizzle"
+            message = f"{name}: the tile {tile.name!r} has {has}, its tensor map {wants}: make them agree"
+        elif tile.row_bytes and spec.box_bytes > inner and pitch != tile.row_bytes:
+            message = (
+                f"{name}: rows of the tile {tile.name!r} are {tile.row_bytes} bytes apart, those of the box {pitch}: "
+            )
+            message += "copy whole rows, or panels (panel_cols) as wide as the box"
+        if message:
+            self.report.add("layout", op.where, message, row, lane)
+        if tile.room is not None and extent > tile.room:
+            message = f"{name} moves a box of {spec.box_bytes} bytes to where the tile {tile.name!r} has {tile.room}: "
+            message += "make the box smaller, or the tile larger"
+            self.report.add("bounds", op.where, message, row, lane)
 
     def _start_load(
         self, row: int, lane: int, op: Op, source: TensorMapArgument, at: tuple[int, ...], chunks: Array | None,

@@ -22,6 +22,7 @@ Kind = Literal[
     "proxy",
     "leak",
     "cluster",
+    "layout",
 ]
 
 

@@ -275,6 +275,7 @@ class _Launch:
                 continue
             row = min(wait.rows)
             parts = (named, self.engines.mbarriers.describe(row), self.engines.clusters.describe(row))
+            parts = (*parts, self.engines.warpgroups.describe(row))
             state = "; ".join(p for p in parts if p) or "nothing will complete"
             message = (
                 f"{wait.op.instruction.mnemonic} waits for ever ({state}): every thread it counts must arrive, "

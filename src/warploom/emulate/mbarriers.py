@@ -160,7 +160,11 @@ class Mbarriers:
             if first // self.clocks.domain == row // self.clocks.domain and (bar.waiters or not bar.idle):
                 whose = f" of {self.report.cta(first)}" if self.clocks.clustered else ""
                 state = f"{self.name(address)}{whose} is in phase {bar.phase} (parity {bar.phase & 1}), "
-                state += f"{bar.pending} of {bar.count} arrivals and {bar.tx} bytes missing"
+                state += f"{bar.pending} of {bar.count} arrivals and {max(0, bar.tx)} bytes missing"
+                if bar.tx < 0:
+                    state += f", {-bar.tx} bytes more than expected have landed"
+                if bar.tx and not bar.pending:
+                    state += " (expect exactly the bytes of the boxes that complete on it in a phase)"
                 waiting = sorted({f"warp {w.row % self.clocks.warps_per_cta} (parity {w.parity})" for w in bar.waiters})
                 parts.append(state + (f", waited for by {', '.join(waiting)}" if waiting else ""))
         return "; ".join(parts)

@@ -27,7 +27,7 @@ NEVER = np.int32(0x7FFFFFFF)  # the writer's record of cells that hold no data: 
 
 def _how_to_wait(started: Op) -> str:
     bulk = any(isinstance(e, BulkTensorCopy) for e in started.instruction.effects())
-    return "wait for the phase of its mbarrier" if bulk else "commit and wait for its group"
+    return "wait for the phase of its mbarrier (by its parity)" if bulk else "commit and wait for its group"
 
 
 @dataclass(slots=True)

@@ -298,6 +298,18 @@ class Warpgroups:
         d.add(positions, adds, instruction, a, b)
         d.spoil(positions, adds, a_poison, b_poison)
 
+    def describe(self, row: int) -> str:
+        """Whom a warp's ``wgmma`` waits for; '' for none."""
+        group = self.groups.get(row - row % self.warps % WARPS)
+        if group is None or not group.waits:
+            return ""
+        needs = max(number for _, _, number in group.waits)
+        missing = [
+            r for r in range(group.first, group.first + WARPS) if r >= self.issued.size or self.issued[r] < needs
+        ]
+        named = ", ".join(str(r % self.warps) for r in missing)
+        return f"warpgroup {group.number}: its wgmma has not been executed by warp {named}"
+
     # -- the end -------------------------------------------------------------------------------------------------
 
     def at_exit(self) -> None:

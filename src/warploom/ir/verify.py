@@ -279,7 +279,10 @@ def _architecture(program: Program, target: Target | None) -> Iterator[str]:
     for op in program.ops():
         needs = least_architecture(op.instruction)
         if _generation(needs) > _generation(program.requires):
-            yield f"{at(op.where)}{op.instruction.mnemonic} needs {needs}, the kernel requires only {program.requires}"
+            yield (
+                f"{at(op.where)}{op.instruction.mnemonic} needs {needs}, the kernel requires only {program.requires}: "
+                f'write @kernel(requires="{needs}")'
+            )
 
 
 # Roles

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from warploom.core.targets import Target
 from warploom.ir.messages import at, label
-from warploom.ir.program import Loop, Op, Program, Roles, Statement, Value, When, walk
+from warploom.ir.program import Loop, Op, Program, Roles, SourceLine, Statement, Value, When, walk
 from warploom.isa.effects import BulkTensorCopy, CommitGroup, WaitGroup, WarpgroupFence
 from warploom.isa.wgmma import Wgmma
 
@@ -28,12 +28,15 @@ class _State:
     groups: list[Flying] = field(default_factory=lambda: list[Flying]())
     touched: set[Value] = field(default_factory=lambda: set[Value]())
     fenced: bool = False
+    unnamed: Flying = field(default_factory=lambda: Flying())  # complete by a wait that did not name them
 
     def copy(self) -> _State:
-        return _State(dict(self.open), [dict(g) for g in self.groups], set(self.touched), self.fenced)
+        groups = [dict(g) for g in self.groups]
+        return _State(dict(self.open), groups, set(self.touched), self.fenced, dict(self.unnamed))
 
-    def become(self, other: _State) -> None:
-        self.open, self.groups, self.touched, self.fenced = other.open, other.groups, other.touched, other.fenced
+    def clear(self) -> None:
+        """Nothing is under way."""
+        self.open, self.groups, self.touched, self.unnamed = {}, [], set(), {}
 
     def meet(self, other: _State) -> None:
         """Only what holds on this path and on the other one."""
@@ -42,6 +45,7 @@ class _State:
         newest = zip(self.groups[len(self.groups) - count :], other.groups[len(other.groups) - count :], strict=True)
         self.groups = [_common(a, b) for a, b in newest]
         self.touched &= other.touched
+        self.unnamed = _common(self.unnamed, other.unnamed)
         self.fenced |= other.fenced
 
     def holder(self, value: Value) -> Op | None:
@@ -62,6 +66,7 @@ class _Walk:
     def __init__(self, watched: set[Value]) -> None:
         self.watched = watched
         self.messages: list[str] = []
+        self._told: set[tuple[SourceLine, SourceLine]] = set()
 
     def block(self, body: tuple[Statement, ...], state: _State) -> None:
         for s in body:
@@ -79,13 +84,11 @@ class _Walk:
                 self._roles(s, state)
 
     def _roles(self, roles: Roles, state: _State) -> None:
-        ends: list[_State] = []
         for role in roles.branches:
             mine = state.copy()
             self.block(role.body, mine)
             self.end(mine)
-            ends.append(mine)
-        state.become(_State(fenced=state.fenced))
+        state.clear()
 
     def end(self, state: _State) -> None:
         """A role or the kernel ends."""
@@ -116,13 +119,28 @@ class _Walk:
                 self._touch(op, value, state)
 
     def _touch(self, op: Op, value: Value, state: _State) -> None:
-        holder = state.holder(value)
+        holder, wait = state.holder(value), state.unnamed.get(value)
         if holder is not None:
-            self.messages.append(
-                f"{at(op.where)}{op.instruction.mnemonic} accesses {label(value)}, which the wgmma of {holder.where} "
-                "has in flight: commit it and wait for its group first, or ptxas serialises the kernel"
+            self._once(
+                op,
+                holder,
+                f"{op.instruction.mnemonic} accesses {label(value)}, which the wgmma of {holder.where} has in flight: "
+                "commit it and wait for its group first, or ptxas serialises the kernel",
+            )
+        elif wait is not None:
+            self._once(
+                op,
+                wait,
+                f"{op.instruction.mnemonic} accesses {label(value)}, which the wait of {wait.where} completes without "
+                "naming it, so that the compiler may move this above the wait: pass the accumulator to k.wgmma_wait",
             )
         state.touched.add(value)
+
+    def _once(self, op: Op, cause: Op, message: str) -> None:
+        """One message for all registers of a line."""
+        if (op.where, cause.where) not in self._told:
+            self._told.add((op.where, cause.where))
+            self.messages.append(f"{at(op.where)}{message}")
 
     def _issue(self, op: Op, instruction: Wgmma, state: _State) -> None:
         from_registers = instruction.a_source == "registers"
@@ -141,10 +159,16 @@ class _Walk:
                 )
                 break
         state.open.update(dict.fromkeys(mine, op))
+        for value in mine:
+            state.unnamed.pop(value, None)
 
     def _wait(self, op: Op, pending: int, state: _State) -> None:
         finished = state.groups[: max(0, len(state.groups) - pending)]
         state.groups = state.groups[len(finished) :]
+        complete = {x: op for group in finished for x, by in group.items() if x in by.results}
+        state.unnamed.update((x, by) for x, by in complete.items() if state.holder(x) is None)
+        for x in op.results:
+            state.unnamed.pop(x, None)
         named = [x for x in op.results if state.holder(x) is not None]
         for holder in dict.fromkeys(h for x in named if (h := state.holder(x)) is not None):
             if any(h is holder for h in state.open.values()):
@@ -172,10 +196,23 @@ def wgmma_rules(program: Program, _: Target | None) -> Iterator[str]:
             watched.update(x for x in (*op.operands[:count], *op.results) if isinstance(x, Value))
     if not watched:
         return
+    yield from _whole_warpgroups(program)
     follow, state = _Walk(watched), _State()
     follow.block(program.body, state)
     follow.end(state)
     yield from follow.messages
+
+
+def _whole_warpgroups(program: Program) -> Iterator[str]:
+    """All four warps of a warpgroup execute a ``wgmma``."""
+    for s in program.body:
+        for role in s.branches if isinstance(s, Roles) else ():
+            uses = any(isinstance(op, Op) and isinstance(op.instruction, Wgmma) for op in walk(role.body))
+            if uses and (role.first % 4 or role.last % 4):
+                yield (
+                    f"{at(role.where)}the role of warps {role.first}..{role.last} executes wgmma, which is for whole "
+                    "warpgroups: four warps from a multiple of four"
+                )
 
 
 def bulk_store_rules(program: Program, _: Target | None) -> Iterator[str]:

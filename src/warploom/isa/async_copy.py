@@ -12,7 +12,7 @@ from typing import Literal
 
 from warploom.core.dtypes import DType, pred, s32, u32, u64
 from warploom.isa.base import Instruction, address, inline_ptx
-from warploom.isa.effects import AsyncCopy, BulkTensorCopy, CommitGroup, Effect, WaitGroup
+from warploom.isa.effects import AsyncCopy, BulkTensorCopy, CommitGroup, Effect, TileShape, WaitGroup
 from warploom.isa.sync import guarded
 
 Queue = Literal["cp.async", "bulk"]
@@ -103,7 +103,7 @@ class TensorCopy(Instruction):
     ``multicast``, the mask of the cluster's CTAs that receive it (bit r: rank r), at the same place of each, on the
     mbarrier at the same place of each; of a store: shared address, tensor map, predicate, coordinates. The threads
     whose predicate holds issue it (one should). ``eviction`` of a load is its L2 priority: what is read once goes
-    first, what other CTAs read again goes last.
+    first, what other CTAs read again goes last. ``tile`` is what the emulator compares the tensor map with.
     """
 
     direction: Literal["load", "store"]
@@ -112,6 +112,7 @@ class TensorCopy(Instruction):
     barrier_offset: int = 0
     eviction: Literal["", "first", "last"] = ""
     multicast: bool = False
+    tile: TileShape | None = None
 
     @property
     def mnemonic(self) -> str:
@@ -135,7 +136,16 @@ class TensorCopy(Instruction):
         mask = first + self.rank if self.multicast else None
         return (
             BulkTensorCopy(
-                self.direction, 1, 0, self.shared_offset, coordinates, barrier, self.barrier_offset, first - 1, mask
+                self.direction,
+                1,
+                0,
+                self.shared_offset,
+                coordinates,
+                barrier,
+                self.barrier_offset,
+                first - 1,
+                mask,
+                self.tile,
             ),
         )
 

@@ -189,6 +189,20 @@ class ClusterBarrier(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class TileShape:
+    """The shared tile that a box is for, as its author laid it out: what the tensor map of the launch must agree with.
+
+    ``row_bytes`` from one row to the next (0: it has but one), ``swizzle_bytes`` the width that is swizzled (None: in
+    no way that the TMA knows), ``room`` the bytes from the box's place to the tile's end (None: not known).
+    """
+
+    name: str
+    row_bytes: int
+    swizzle_bytes: int | None
+    room: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class BulkTensorCopy(Effect):
     """A TMA box between global and shared memory, through the async proxy.
 
@@ -207,6 +221,7 @@ class BulkTensorCopy(Effect):
     barrier_offset: int = 0
     guard: int | None = None
     multicast: int | None = None
+    tile: TileShape | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 
 from warploom.core.dtypes import DType, f32, pred, s32, u32
@@ -24,6 +25,7 @@ from warploom.lang.values import Mutable, Number, Traced
 
 # Rooms whose frames are the language itself, never the author's.
 _OWN_ROOMS = tuple(str(Path(__file__).parent.parent / room) for room in ("lang", "layout"))
+_PACKAGE = str(Path(__file__).parent.parent)
 _CONTEXTLIB = contextmanager.__code__.co_filename
 _Key = tuple[Instruction, tuple[object, ...]]
 
@@ -51,6 +53,15 @@ class Builder:
         if found is None:
             found = self._lines[key] = SourceLine(*key, frame.f_code.co_name)
         return found
+
+    def line_of(self, error: BaseException) -> SourceLine:
+        """The author's line that an error came through."""
+        frames = [(frame, line) for frame, line in walk_tb(error.__traceback__)]
+        for frame, line in reversed(frames):
+            code = frame.f_code
+            if not code.co_filename.startswith((_PACKAGE, "<", _CONTEXTLIB)):
+                return SourceLine(code.co_filename, line, code.co_name)
+        return SourceLine("", 0)
 
     # -- values
     def constant(self, value: int | float | bool, dtype: DType) -> Traced:

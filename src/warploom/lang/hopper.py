@@ -9,7 +9,7 @@ from typing import Literal
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import LayoutError, TraceError
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
-from warploom.isa.effects import ClusterScope
+from warploom.isa.effects import ClusterScope, TileShape
 from warploom.isa.sync import (
     AsyncProxyFence,
     MbarrierArrival,
@@ -25,6 +25,7 @@ from warploom.lang.fragments import Fragment
 from warploom.lang.memory import SharedTile
 from warploom.lang.values import Mutable, Number, Traced
 from warploom.layout.catalogue import wgmma_accumulator
+from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
 from warploom.layout.wgmma import MatrixDescriptor
 
 
@@ -168,7 +169,8 @@ class HopperWords(ClusterWords):
         shared, shared_offset = split_sum(tile.at(offset))
         barrier, barrier_offset = split_sum(barriers.address(index))
         several = multicast is not None
-        copy = TensorCopy("load", len(coordinates), shared_offset, barrier_offset, eviction, several)
+        shape = _tile_shape(tile, offset)
+        copy = TensorCopy("load", len(coordinates), shared_offset, barrier_offset, eviction, several, shape)
         operands = [shared, tensor_map.address, barrier, self.operand(when, pred)]
         operands += [self._coordinate(c) for c in coordinates]
         self.emit(copy, [*operands, self._mask(multicast)] if multicast is not None else operands)
@@ -194,7 +196,7 @@ class HopperWords(ClusterWords):
         """Copy a tile out to a box; belongs to the thread's bulk group."""
         shared, shared_offset = split_sum(tile.at(offset))
         places = [self._coordinate(c) for c in coordinates]
-        copy = TensorCopy("store", len(coordinates), shared_offset)
+        copy = TensorCopy("store", len(coordinates), shared_offset, tile=_tile_shape(tile, offset))
         self.emit(copy, (shared, tensor_map.address, self.operand(when, pred), *places))
 
     def _coordinate(self, x: Number) -> Traced:
@@ -255,6 +257,10 @@ class HopperWords(ClusterWords):
 
         ``transposed_b`` and ``transposed_a`` (a descriptor): the shared tile's rows run along N (M), not along K.
         """
+        if isinstance(a, SharedTile) or isinstance(b, SharedTile):
+            raise TraceError(
+                f"wgmma takes descriptors, not tiles: k.wgmma_operand(tile, row, col) makes one ({self.here()})"
+            )
         n = accumulator.layout.shape[1]
         registers = [r for r in accumulator.registers if isinstance(r, Mutable)]
         instruction = Wgmma(n, inputs, "shared" if isinstance(a, Traced) else "registers", transposed_b, transposed_a)
@@ -273,3 +279,10 @@ class HopperWords(ClusterWords):
             raise TraceError(f"wgmma accumulators are f32 ({self.here()})")
         operands = [Traced(self, r.register) for r in registers]
         self.emit_into(WgmmaWait(pending, len(registers)), operands, registers)
+
+
+def _tile_shape(tile: SharedTile, offset: Number) -> TileShape:
+    layout = tile.layout
+    widths = {Swizzle.for_row_bytes(n): n for n in (32, 64, 128)} | {NO_SWIZZLE: 0}
+    room = layout.bytes - offset if isinstance(offset, int) else None
+    return TileShape(tile.name, layout.row_bytes if layout.rows > 1 else 0, widths.get(layout.swizzle), room)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_type_hints
 
 from warploom.core.dtypes import DType, u64
-from warploom.core.errors import TraceError
+from warploom.core.errors import LayoutError, TraceError, VerifyError
 from warploom.ir.program import Parameter, Program, SourceLine, operands_of, walk
 from warploom.ir.simplify import simplify
 from warploom.ir.verify import verify
@@ -86,7 +86,11 @@ class KernelFunction:
         cluster = self._cluster(self.cluster(**configuration) if callable(self.cluster) else self.cluster)
         k = Kernel(share=self.share, cluster=cluster)
         parameters, arguments = self._parameters(k)
-        self.function(k, *arguments, **configuration)
+        try:
+            self.function(k, *arguments, **configuration)
+        except (LayoutError, VerifyError) as error:  # of a layout or an instruction, which know no lines
+            where = k.line_of(error)
+            raise type(error)(f"{where}: {error}" if where.line else str(error)) from error
         count = threads or (self.threads if isinstance(self.threads, int) else self.threads(**configuration))
         code = self.function.__code__
         body = simplify(k.finished_body(), lambda where: name_at(where.file, where.line))
