@@ -72,7 +72,8 @@ def ladder_lines(result: dict[str, Any]) -> list[str]:
 
 def host_cost_lines(result: dict[str, Any]) -> list[str]:
     """µs per call of each."""
-    return [f"  {name}: {spread['median']:.1f} µs" for name, spread in result["microseconds"].items()]
+    lines = [f"  {name}: {spread['median']:.1f} µs" for name, spread in result["microseconds"].items()]
+    return [*lines, *[f"  MISSED {line}" for line in result.get("missed", ())]]
 
 
 def run(section: Section, out: Path, seconds: float) -> tuple[str, list[str]]:
@@ -98,13 +99,18 @@ def run(section: Section, out: Path, seconds: float) -> tuple[str, list[str]]:
     return f"{state} in {time.monotonic() - start:.0f} s", lines
 
 
-def write_host_cost(file: Path) -> None:
-    """The host cost of a call, as JSON."""
+def write_host_cost(file: Path) -> int:
+    """The host cost of calls, as JSON; 1 if one takes longer than ``targets.json`` allows."""
     from warploom.bench.environment import environment
-    from warploom.bench.host_cost import attention_host_cost
+    from warploom.bench.host_cost import host_cost, missed
 
-    result = {"environment": environment(0), "microseconds": attention_host_cost()}
+    most = json.loads((ROOT / "benchmarks" / "targets.json").read_text(encoding="utf-8"))["host_microseconds"]
+    found = host_cost()
+    short = missed(found, most)
+    result = {"environment": environment(0), "microseconds": found, "most_microseconds": most, "missed": short}
     file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
+    print("\n".join(host_cost_lines(result)))
+    return 1 if short else 0
 
 
 def main() -> int:
@@ -114,8 +120,7 @@ def main() -> int:
     parser.add_argument("--host-cost", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.host_cost:
-        write_host_cost(options.host_cost)
-        return 0
+        return write_host_cost(options.host_cost)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "log.txt").unlink(missing_ok=True)
     end = time.monotonic() + BUDGET_SECONDS

@@ -9,7 +9,9 @@ from warploom.core.dtypes import f32, f64, s32, u32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.cuda import device
 from warploom.cuda.compile import compile_source
+from warploom.cuda.device import cuda_core
 from warploom.cuda.launch import LoadedKernel, load, scalar, synchronize
+from warploom.cuda.packed import PackedLaunch
 from warploom.interop.arrays import current_stream, describe, empty_like
 
 pytestmark = pytest.mark.gpu
@@ -113,6 +115,34 @@ def test_graph_capture(kernel):
     source.copy_(torch.arange(1000.0))
     graph.replay()
     torch.testing.assert_close(out, source * 4)
+
+
+def test_packed_launches(kernel):
+    """On the caller's streams, in a graph, and in a thread that has no context: each with its own arguments."""
+    sources, outs = torch.randn(4, 1000, device="cuda"), torch.zeros(4, 1000, device="cuda")
+    call = PackedLaunch(kernel, kernel.configure(8, 128, shared_bytes=512))
+    sets = [
+        call.pack((out.data_ptr(), source.data_ptr(), scalar(f32, 2.0 + i), scalar(s32, 1000)))
+        for i, (out, source) in enumerate(zip(outs, sources, strict=True))
+    ]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    call.queue(current_stream("torch", kernel.device), sets[0])
+    with torch.cuda.stream(side):
+        call.queue(current_stream("torch", kernel.device), sets[1])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call.queue(current_stream("torch", kernel.device), sets[2])
+    torch.cuda.synchronize()
+    assert not outs[2].any()
+    graph.replay()
+    thread = threading.Thread(target=lambda: call.queue(0, sets[3]))
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(outs, sources * torch.arange(2.0, 6.0, device="cuda")[:, None])
+    with pytest.raises(RuntimeError, match="refused"):
+        PackedLaunch(kernel, cuda_core().LaunchConfig(grid=1, block=1025)).queue(0, sets[0])
 
 
 def test_a_fresh_thread_has_no_context(kernel):

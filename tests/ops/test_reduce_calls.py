@@ -39,16 +39,27 @@ def pretended_gpu(monkeypatch):
         def launch_again(self, pointers, _kind):
             left = iter(pointers)
             arguments = [
-                memory[next(left)] if p.kind == "pointer" else self.scalars[p.name] for p in self.program.parameters
+                at(next(left), p.dtype.numpy) if p.kind == "pointer" else self.scalars[p.name]
+                for p in self.program.parameters
             ]
             assert emulate(self.program, self.grid, arguments).findings == ()
+
+    def at(pointer, dtype):
+        """The array that starts there, or what of a workspace lies behind it."""
+        if pointer in memory and memory[pointer].dtype != np.uint8:
+            return memory[pointer]
+        start = max(x for x in memory if x <= pointer)
+        assert memory[start].dtype == np.uint8, "no array begins here"
+        return memory[start][pointer - start :].view(dtype)
 
     def prepare(recipe, grid, scalars, _device, _mapped):
         prepared.append(recipe.program.name)
         return Call(recipe.program, grid, dict(scalars))
 
     def empty(_kind, shape, dtype, _device):
-        return np.empty(shape, dtype.numpy)
+        made = np.empty(shape, dtype.numpy)
+        memory[describe(made).pointer] = made
+        return made
 
     def on_gpu(array):
         view = describe(array)

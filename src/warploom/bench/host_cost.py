@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from warploom.bench.peers import sdpa, torch_module
 from warploom.bench.timing import Spread
+from warploom.core.dtypes import bf16
+from warploom.kernels.attention.ladder import BEST
 
 _QUEUE = 128
 """Calls between two synchronisations: fewer than a stream's queue holds, so that no call waits for the GPU."""
+
+WITH_TARGET = {"warploom.attention", "warploom.attention mma.sync", "warploom.matmul"}
+"""The calls that have a target: one kernel each, from Python."""
 
 
 def microseconds(call: Callable[[], object], synchronise: Callable[[], object], calls: int = 4096) -> Spread:
@@ -28,16 +34,39 @@ def microseconds(call: Callable[[], object], synchronise: Callable[[], object], 
     return Spread.of(samples)
 
 
-def attention_host_cost(device: int = 0) -> dict[str, Any]:
-    """µs per call of ``warploom.attention`` and of PyTorch's flash backend on small torch tensors on a GPU."""
-    import warploom
+def host_cost(device: int = 0) -> dict[str, Any]:
+    """µs per call of each operation on small torch tensors on a GPU, and of what PyTorch has for them.
 
+    ``torch.ops`` are the same operations as PyTorch operators, as compiled graphs call them. ``matmul_reduce`` runs two
+    kernels.
+    """
     torch = torch_module()
+    import warploom.interop.torch
+    import warploom.interop.torch_matmul
+
     where = torch.device("cuda", device)
     q, k, v = (torch.randn(1, 256, 4, 128, device=where, dtype=torch.bfloat16) for _ in range(3))
+    a, b = (torch.randn(256, 256, device=where, dtype=torch.bfloat16) for _ in range(2))
     flash, transposed = sdpa("torch_flash"), [x.transpose(1, 2) for x in (q, k, v)]
+    mma = replace(BEST, head_dim=128, dtype=bf16)
+    operators = torch.ops.warploom
     calls: dict[str, Callable[[], object]] = {
         "warploom.attention": lambda: warploom.attention(q, k, v),
+        "warploom.attention mma.sync": lambda: warploom.attention(q, k, v, config=mma),
+        "warploom.matmul": lambda: warploom.matmul(a, b),
+        "warploom.matmul_reduce": lambda: warploom.matmul_reduce(a, b, "logsumexp"),
+        "torch.ops.warploom.attention": lambda: operators.attention(q, k, v),
+        "torch.ops.warploom.matmul": lambda: operators.matmul(a, b),
         "torch_flash": lambda: flash(*transposed),
+        "torch.matmul": lambda: torch.matmul(a, b),
     }
     return {name: microseconds(call, torch.cuda.synchronize).json() for name, call in calls.items()}
+
+
+def missed(found: dict[str, Any], most: float) -> list[str]:
+    """Each call whose median is above ``most`` µs although it has a target."""
+    return [
+        f"{name}: {spread['median']} µs, at most {most}"
+        for name, spread in found.items()
+        if name in WITH_TARGET and not spread["median"] <= most
+    ]

@@ -60,7 +60,7 @@ class LoadedKernel:
         self.compiled = compiled
         self.device = device
         self.target = _check_runs_on(compiled, device)
-        self._driver = driver
+        self.driver = driver
         core = cuda_core()
         self._launch = core.launch
         self._launch_config = core.LaunchConfig
@@ -108,23 +108,21 @@ class LoadedKernel:
         the launch where it is not, and the caller's restored. Raises ProblemError where the arguments do not fit the
         kernel's parameters (checked on the first launch), RuntimeError with the driver's reason where it refuses.
         """
-        if not self._arguments_checked:
-            self._check_arguments(arguments)
-            self._arguments_checked = True
+        self.check_arguments(arguments)
         if stream.__class__ is not int:
             stream = stream.__cuda_stream__()[1]
         stream = _streams.get(stream) or _stream(stream)
-        status, current = self._driver.cuCtxGetDevice()
+        status, current = self.driver.cuCtxGetDevice()
         if int(status) == 0 and int(current) == self.device:
             self._launch(stream, config, self.kernel, *arguments)
             return
-        with _Current(self._driver, self._primary):
+        with _Current(self.driver, self._primary):
             self._launch(stream, config, self.kernel, *arguments)
 
     def occupancy(self, block: int, shared_bytes: int = 0) -> int:
         """Blocks of ``block`` threads with ``shared_bytes`` of dynamic shared memory that fit one multiprocessor."""
         self._allow_shared(shared_bytes)
-        with _Current(self._driver, self._primary):
+        with _Current(self.driver, self._primary):
             return int(self.kernel.occupancy.max_active_blocks_per_multiprocessor(block, shared_bytes))
 
     def _new_config(
@@ -147,7 +145,7 @@ class LoadedKernel:
         if reasons:
             raise ConfigError(f"kernel {self.compiled.name!r} cannot be launched: " + "; ".join(reasons))
         self._allow_shared(shared_bytes)
-        with _Current(self._driver, self._primary):
+        with _Current(self.driver, self._primary):
             return self._launch_config(
                 grid=blocks, block=block, cluster=cluster, shmem_size=shared_bytes, is_cooperative=cooperative
             )
@@ -157,14 +155,17 @@ class LoadedKernel:
         with self._lock:
             if shared_bytes <= self._shared_limit:
                 return
-            driver = self._driver
+            driver = self.driver
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             device = check(driver, driver.cuDeviceGet(self.device))
             status = driver.cuKernelSetAttribute(attribute, shared_bytes, self.kernel.handle, device)
             check(driver, (*status, None))
             self._shared_limit = shared_bytes
 
-    def _check_arguments(self, arguments: Sequence[Any]) -> None:
+    def check_arguments(self, arguments: Sequence[Any]) -> None:
+        """Raise ProblemError where the arguments do not fit the kernel's parameters; looks at the first ones only."""
+        if self._arguments_checked:
+            return
         parameters = self.compiled.resources.parameters
         if len(arguments) != len(parameters):
             raise ProblemError(f"kernel {self.compiled.name!r} takes {len(parameters)} arguments, not {len(arguments)}")
@@ -175,6 +176,7 @@ class LoadedKernel:
                     f"argument {index} of kernel {self.compiled.name!r} has {size} bytes, its parameter "
                     f"{parameter.size}: pass addresses as int and numbers through warploom.cuda.launch.scalar"
                 )
+        self._arguments_checked = True
 
 
 class _Current:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,7 +211,7 @@ def current_stream(kind: str, device: int) -> int:
     made ready on it when they are described.
     """
     if kind == "torch" and "torch" in sys.modules:
-        return _torch_stream(device)
+        return _torch_stream()(device)
     if kind == "cupy" and "cupy" in sys.modules:
         cupy: Any = sys.modules["cupy"]
         with cupy.cuda.Device(device):
@@ -362,11 +363,13 @@ def _torch_device(torch: Any, device: Device) -> Any:
     return found
 
 
-def _torch_stream(device: int) -> int:
+@lru_cache(maxsize=1)
+def _torch_stream() -> Callable[[int], int]:
+    """How torch tells its current stream on a GPU."""
     torch: Any = sys.modules["torch"]
     # The raw accessor costs 0.1 µs, the public one builds a Stream object for 1–2 µs.
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return raw(device) if raw else int(torch.cuda.current_stream(device).cuda_stream)
+    return raw or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
 
 
 def _empty_cupy(shape: tuple[int, ...], dtype: DType, device: Device) -> Any:

@@ -305,20 +305,19 @@ def attention(
             q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse,
             layout=layout, config=config,
         )  # fmt: skip
-    views = describe(q), describe(k), describe(v)
-    # A plain tuple: hashing a dataclass would cost more than all the rest of the look-up.
+    views = queries, keys, values = describe(q), describe(k), describe(v)
+    # Plain tuples: hashing a dataclass would cost more than all the rest of the look-up.
     asked = (causal, scale, window, softcap, return_lse, layout, config)
-    key = (asked, *[view[1:5] for view in views])  # shapes, strides, types, devices
+    key = (asked, queries[1:5], keys[1:5], values[1:5])  # shapes, strides, types, devices
     call = _prepared.get(key)
-    if call is None or (views[0].pointer | views[1].pointer | views[2].pointer) % 16:
+    pointers = queries[0], keys[0], values[0]
+    if call is None or (pointers[0] | pointers[1] | pointers[2]) % 16:
         return _first_call(views, Options(*asked[:6]), config, key)
-    result = empty_like(views[0], views[0].shape)
-    lse = _empty_lse(views[0], layout) if return_lse else None
-    outputs = (address(result),) if lse is None else (address(result), address(lse))
-    kind = views[0].kind
-    if not call.launch_again((views[0].pointer, views[1].pointer, views[2].pointer, *outputs), kind):
-        call.launch((*views, *(describe(x) for x in (result, lse) if x is not None)), kind)
-    return result if lse is None else (result, lse)
+    result = empty_like(queries)
+    outputs = (result, _empty_lse(queries, layout)) if return_lse else (result,)
+    if not call.launch_again((*pointers, *map(address, outputs)), queries.kind):
+        call.launch((*views, *map(describe, outputs)), queries.kind)
+    return outputs if return_lse else result
 
 
 def _empty_lse(q: ArrayView, layout: str) -> Any:

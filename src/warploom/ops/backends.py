@@ -20,6 +20,7 @@ from warploom.ops.recipes import Recipe, Signature
 if TYPE_CHECKING:
     from warploom.cuda.buffers import DeviceCopy
     from warploom.cuda.launch import LoadedKernel
+    from warploom.cuda.packed import PackedLaunch
     from warploom.cuda.store import CompiledKernel
     from warploom.emulate import Emulation
     from warploom.ir.program import Program
@@ -96,8 +97,8 @@ Box = tuple[int, ...]
 class GpuCall:
     """A kernel loaded on one GPU with a fixed grid and fixed scalars: a launch takes arrays, pointers first.
 
-    Arrays that the kernel reads through the TMA have a box, or are ``mapped``; their tensor maps are kept per set of
-    addresses.
+    Arrays that the kernel reads through the TMA have a box, or are ``mapped``. Arguments are packed, with the tensor
+    maps of those arrays, once per set of addresses.
     """
 
     kernel: LoadedKernel
@@ -105,11 +106,17 @@ class GpuCall:
     scalars: tuple[Any, ...]
     device: int
     boxes: tuple[Box, ...] = ()
-    known: dict[tuple[int, ...], tuple[Any, ...]] = field(default_factory=dict[tuple[int, ...], tuple[Any, ...]])
+    known: dict[tuple[int, ...], Any] = field(default_factory=dict[tuple[int, ...], Any])
     arrays: tuple[str, ...] = ()
     """Names of the arrays, in order."""
     mapped: tuple[MappedArray, ...] = ()
     """How the first arrays look to the TMA, where that is not as the caller sees them."""
+    queued: PackedLaunch = field(init=False)
+
+    def __post_init__(self) -> None:
+        from warploom.cuda.packed import PackedLaunch
+
+        object.__setattr__(self, "queued", PackedLaunch(self.kernel, self.config))
 
     @classmethod
     def prepare(
@@ -147,13 +154,13 @@ class GpuCall:
 
     def launch_again(self, pointers: tuple[int, ...], kind: str) -> bool:
         """:meth:`launch` by addresses alone; False, and nothing launched, where tensor maps are needed first."""
-        arguments = self.known.get(pointers) if self.boxes or self.mapped else pointers + self.scalars
-        if arguments is None:
-            if not self.mapped:
+        packed = self.known.get(pointers)
+        if packed is None:
+            if self.boxes and not self.mapped:
                 return False
-            arguments = self._keep(pointers, self.mapped)
+            packed = self._keep(pointers, self.mapped)
         stream = current_stream(kind, self.device)
-        self.kernel.launch(stream, self.config, arguments)
+        self.queued.queue(stream, packed)
         if kind in SYNCHRONOUS_KINDS:
             from warploom.cuda.launch import synchronize
 
@@ -167,17 +174,20 @@ class GpuCall:
             for x, box in zip(arrays, self.boxes, strict=False)
         ])  # fmt: skip
 
-    def _keep(self, pointers: tuple[int, ...], mapped: Sequence[MappedArray]) -> tuple[Any, ...]:
-        """The arguments of a launch on arrays at these addresses, the first as tensor maps."""
-        from warploom.cuda.launch import current_context
-        from warploom.cuda.tensor_maps import encode
+    def _keep(self, pointers: tuple[int, ...], mapped: Sequence[MappedArray]) -> Any:
+        """The packed arguments of a launch on arrays at these addresses, the first as tensor maps."""
+        maps: list[Any] = []
+        if mapped:
+            from warploom.cuda.launch import current_context
+            from warploom.cuda.tensor_maps import encode
 
-        with current_context(self.device):  # a process without a framework has none of its own
-            maps = [encode(p, x.shape, x.strides, x.dtype, x.box) for p, x in zip(pointers, mapped, strict=False)]
+            with current_context(self.device):  # a process without a framework has none of its own
+                maps = [encode(p, x.shape, x.strides, x.dtype, x.box) for p, x in zip(pointers, mapped, strict=False)]
+        packed = self.queued.pack((*maps, *pointers[len(maps) :], *self.scalars))
         if len(self.known) >= _ARGUMENTS_KEPT:
             self.known.clear()
-        arguments = self.known[pointers] = (*maps, *pointers[len(maps) :], *self.scalars)
-        return arguments
+        self.known[pointers] = packed
+        return packed
 
     def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
         """Copy C-contiguous host arrays to the GPU, run, and copy the outputs back."""
@@ -196,7 +206,7 @@ def _on_gpu(copy: DeviceCopy) -> ArrayView:
     return ArrayView(copy.pointer, host.shape, host.strides, host.dtype, ("cuda", copy.device), "numpy", copy)
 
 
-_ARGUMENTS_KEPT = 1024  # argument lists with tensor maps per prepared call
+_ARGUMENTS_KEPT = 1024  # packed arguments per prepared call
 
 
 SECONDS_PER_FLOP = 6e-10

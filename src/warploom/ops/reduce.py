@@ -7,14 +7,15 @@ import struct
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, s32, s64, u32
+from warploom.core.dtypes import DType, f32, s32, s64, u8, u32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target as target_named
-from warploom.interop.arrays import ArrayView, as_numpy, compact, describe, empty, same_device
+from warploom.interop.arrays import ArrayView, address, as_numpy, compact, describe, empty, same_device
 from warploom.kernels.gemm.choice import choose_for_rows, parse_config
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
@@ -323,26 +324,33 @@ def _reduced(
 class _Ready:
     """What a repeated call on a GPU needs: kernels, and which array each of their pointers is.
 
-    An array is one of the caller's, by name, or number i of ``made``: those that every call makes anew, results first.
+    An array is one of the caller's, by name, or number i of those that every call makes anew: the ``results``, then the
+    parts of one workspace, which start at ``offsets``.
     """
 
     calls: tuple[tuple[GpuCall, tuple[str | int, ...]], ...]
-    made: tuple[tuple[tuple[int, ...], DType], ...]
-    results: int
+    results: tuple[tuple[tuple[int, ...], DType], ...]
+    offsets: tuple[int, ...]
+    workspace_bytes: int
 
     def run(self, given: dict[str, ArrayView]) -> tuple[Any, Any]:
         """Queue the kernels; (values, indices or None)."""
         first = given["a"]
-        arrays = [empty(first.kind, shape, dtype, first.device) for shape, dtype in self.made]
-        pointers: dict[str | int, int] = {name: x.pointer for name, x in given.items()}
-        pointers |= {i: describe(x).pointer for i, x in enumerate(arrays)}
+        results = [empty(first.kind, shape, dtype, first.device) for shape, dtype in self.results]
+        workspace = empty(first.kind, (self.workspace_bytes,), u8, first.device)
+        start = address(workspace)
+        made = [*map(address, results), *[start + offset for offset in self.offsets]]
+        pointers: dict[str | int, int] = dict(enumerate(made))
+        for name, x in given.items():
+            pointers[name] = x.pointer
         for call, roles in self.calls:
-            call.launch_again(tuple(pointers[role] for role in roles), first.kind)
-        return arrays[0], arrays[1] if self.results > 1 else None
+            call.launch_again(tuple([pointers[role] for role in roles]), first.kind)
+        return results[0], results[1] if len(results) > 1 else None
 
 
 _ready: dict[tuple[Any, ...], _Ready] = {}
 _READY_KEPT = 1024
+_PART_ALIGNMENT = 256  # bytes: as an allocation of its own would have
 
 
 def _remember(
@@ -356,20 +364,22 @@ def _remember(
     roles: dict[int, str | int] = {x.pointer: name for name, x in given.items()}
     if len(roles) < len(given):
         return
-    made = {x.pointer: x for x in results}
+    parts: dict[int, ArrayView] = {}
     for step in steps:
         for name, x in step.arrays.items():
             if x.pointer not in roles and name in ("first", "second", "subtracted"):
-                made.setdefault(x.pointer, x)
-    roles |= {pointer: i for i, pointer in enumerate(made)}
+                parts.setdefault(x.pointer, x)
+    roles |= {pointer: i for i, pointer in enumerate([x.pointer for x in results] + [*parts])}
     taken = [step.taken(call) for call, step in zip(calls, steps, strict=True)]
     if any(x.pointer not in roles for arrays in taken for x in arrays):
         return
     if len(_ready) >= _READY_KEPT:
         _ready.clear()
     listed = [(call, tuple(roles[x.pointer] for x in arrays)) for call, arrays in zip(calls, taken, strict=True)]
-    shapes = tuple((tuple(x.shape), x.dtype) for x in made.values())
-    _ready[key] = _Ready(tuple(listed), shapes, len(results))
+    sizes = [-(-math.prod(x.shape) * x.dtype.bytes // _PART_ALIGNMENT) * _PART_ALIGNMENT for x in parts.values()]
+    *offsets, total = accumulate(sizes, initial=0)
+    shapes = tuple((tuple(x.shape), x.dtype) for x in results)
+    _ready[key] = _Ready(tuple(listed), shapes, tuple(offsets), total)
 
 
 def _run_copied(steps: list[_Step], results: list[ArrayView]) -> None:
