@@ -32,7 +32,8 @@ class Emulated:
         self.program, self.grid, self.scalars = program, grid, scalars
 
     @classmethod
-    def prepare(cls, program, grid, scalars, device):
+    def prepare(cls, program, grid, scalars, device, *, mapped=()):
+        assert mapped == ()  # mma.sync
         return cls(program, grid, scalars)
 
     def launch_again(self, pointers, kind):

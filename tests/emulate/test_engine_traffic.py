@@ -9,7 +9,8 @@ import pytest
 from warploom.emulate import EngineTraffic, Traffic, emulate
 from warploom.interop.arrays import describe
 from warploom.kernels.attention.hopper_config import HopperConfig
-from warploom.ops.attention import boxes, plan
+from warploom.ops.attention import plan
+from warploom.ops.attention_kernels import mapped
 from warploom.ops.backends import emulator_arguments
 
 HEAD_DIM, TILE_N = 64, 64
@@ -24,7 +25,7 @@ def traffic(length: int, *, q_in_registers: bool) -> Traffic:
     out = np.zeros_like(q)
     made = plan(q, k, v, config=config)
     views = [describe(x) for x in (q, k, v, out)]
-    arguments = emulator_arguments(made.program, views, made.scalars, boxes(made.config, made.layout))
+    arguments = emulator_arguments(made.program, views, made.scalars, mapped(made.config, made.layout, views))
     return emulate(made.program, made.grid, arguments).traffic
 
 

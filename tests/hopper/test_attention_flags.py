@@ -15,7 +15,7 @@ from warploom.interop.arrays import describe
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.ops.attention import plan
-from warploom.ops.attention_kernels import boxes
+from warploom.ops.attention_kernels import mapped
 from warploom.ops.backends import emulator_arguments
 
 FLAGS = tuple(f.name for f in fields(HopperConfig) if f.type == "bool")
@@ -41,7 +41,7 @@ def check_emulated(config: HopperConfig, seed: int) -> None:
     out = np.full_like(q, np.nan)
     made = plan(q, k, v, config=config)
     views = [describe(x) for x in (q, k, v, out)]
-    arguments = emulator_arguments(made.program, views, made.scalars, boxes(made.config, made.layout))
+    arguments = emulator_arguments(made.program, views, made.scalars, mapped(made.config, made.layout, views))
     run = emulate(made.program, 1 if config.flat else made.grid, arguments, seed=seed)
     assert run.findings == (), str(config)
     heads_first = (np.swapaxes(x, 1, 2) for x in (q, k, v))

@@ -16,7 +16,8 @@ from warploom.interop.arrays import describe
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.schedule import Work, estimated_seconds, order, planes_together
-from warploom.ops.attention import boxes, plan
+from warploom.ops.attention import plan
+from warploom.ops.attention_kernels import mapped
 from warploom.ops.backends import emulator_arguments
 
 SMALL = HopperConfig(consumers=1, tile_n=64, head_dim=64, pingpong=False)
@@ -47,9 +48,8 @@ def test_the_kernel_is_right_in_any_grouping(size: int, flat: bool) -> None:
     out = np.full_like(q, np.nan)
     made = plan(q, k, v, config=config, causal=True)
     scalars: dict[str, Any] = made.scalars | {"planes_together": size}
-    arguments = emulator_arguments(
-        made.program, [describe(x) for x in (q, k, v, out)], scalars, boxes(made.config, made.layout)
-    )
+    views = [describe(x) for x in (q, k, v, out)]
+    arguments = emulator_arguments(made.program, views, scalars, mapped(made.config, made.layout, views))
     run = emulate(made.program, 3 if flat else made.grid, arguments)
     assert run.findings == ()
     a, b, w = (np.swapaxes(x, 1, 2).astype(np.float64) for x in (q, k, v))

@@ -217,8 +217,9 @@ class EmulatedCall:
     made: ClassVar[list["EmulatedCall"]] = []
     broken = False
 
-    def __init__(self, kernel, grid, scalars, device, boxes):
-        self.program, self.grid, self.scalars, self.boxes = kernel, grid, scalars, boxes
+    def __init__(self, kernel, grid, scalars, device, mapped):
+        assert mapped == ()  # mma.sync
+        self.program, self.grid, self.scalars = kernel, grid, scalars
         self.launches = []
         EmulatedCall.made.append(self)
 

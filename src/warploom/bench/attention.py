@@ -22,7 +22,7 @@ from warploom.kernels.attention.problem import AnyConfig
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.ladder import Rung
 from warploom.ops.attention import plan
-from warploom.ops.attention_kernels import boxes
+from warploom.ops.attention_kernels import mapped
 from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, emulator_arguments
 
 GPU_TOKENS = 16384
@@ -69,7 +69,7 @@ class AttentionFamily:
             return _entry(attention_error(np.swapaxes(out, 1, 2), reference, config.dtype))
 
         views = [describe(x) for x in (q, k, v, out)]
-        arguments = emulator_arguments(made.program, views, made.scalars, boxes(made.config, made.layout))
+        arguments = emulator_arguments(made.program, views, made.scalars, mapped(made.config, made.layout, views))
         return EmulatorCase(made.program, made.grid, arguments, errors)
 
     def expected_seconds(self, config: AnyConfig) -> float:
@@ -136,10 +136,10 @@ class AttentionOnGpu:
     def prepare(self, rung: Rung[AnyConfig]) -> Candidate:
         """The rung's kernel, loaded, as launches without allocation."""
         made = plan(*self._inputs[0], config=rung.config)
-        boxed = boxes(made.config, made.layout)
-        call = GpuCall.prepare(made.program, made.grid, made.scalars, self._index, boxed)
-        self._calls[rung.key] = call
         arrays = [self._arrays(inputs) for inputs in self._inputs]
+        tensor_maps = mapped(made.config, made.layout, arrays[0])
+        call = GpuCall.prepare(made.program, made.grid, made.scalars, self._index, tensor_maps)
+        self._calls[rung.key] = call
         return Candidate(f"rung {rung.key}", lambda i: call.launch(arrays[i], "torch"))
 
     def _arrays(self, inputs: tuple[Any, Any, Any]) -> tuple[ArrayView, ...]:

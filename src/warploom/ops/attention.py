@@ -30,7 +30,7 @@ from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
-from warploom.ops.attention_kernels import boxes, recipe_for
+from warploom.ops.attention_kernels import mapped, recipe_for
 from warploom.ops.backends import (
     GpuCall,
     Grid,
@@ -315,8 +315,7 @@ def attention(
         return _first_call(views, Options(*asked[:6]), config, key)
     result = empty_like(queries)
     outputs = (result, _empty_lse(queries, layout)) if return_lse else (result,)
-    if not call.launch_again((*pointers, *map(address, outputs)), queries.kind):
-        call.launch((*views, *map(describe, outputs)), queries.kind)
+    call.launch_again((*pointers, *map(address, outputs)), queries.kind)
     return outputs if return_lse else result
 
 
@@ -334,17 +333,17 @@ def _first_call(views: _Views, options: Options, config: AnyConfig | str | None,
     outputs = [result, _empty_lse(q, options.layout)] if options.return_lse else [result]
     outs = [describe(x) for x in outputs]
     made = _plan(inputs, outs[0], options.layout, config)
+    arrays = (*inputs.all, *outs)
+    mapped_arrays = mapped(made.config, made.layout, arrays)
     if q.device[0] == "cuda":
-        boxed = boxes(made.config, made.layout)
-        call = GpuCall.prepare(made.recipe, made.grid, made.scalars, q.device[1], boxed)
+        call = GpuCall.prepare(made.recipe, made.grid, made.scalars, q.device[1], mapped_arrays)
         if all(a is b for a, b in zip(inputs.all, views, strict=True)):  # nothing had to be copied first
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
             _prepared[key] = call
-        call.launch((*inputs.all, *outs), outs[0].kind)
+        call.launch(arrays, outs[0].kind)
     elif made.device == "the emulator":
-        boxed = boxes(made.config, made.layout)
-        run_on_emulator(made.program, made.grid, (*inputs.all, *outs), made.scalars, problem.flops, boxed)
+        run_on_emulator(made.program, made.grid, arrays, made.scalars, problem.flops, mapped_arrays)
     else:
         _run_from_host(inputs, outs, options.layout, made)
     return (result, outputs[1]) if options.return_lse else result
@@ -361,9 +360,10 @@ def _without_keys(q: ArrayView, options: Options) -> Any:
 def _run_from_host(inputs: _Inputs, outs: list[ArrayView], layout: str, made: AttentionPlan) -> None:
     """CPU arrays on a GPU: row-major copies there and back."""
     hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.all]
-    q, k, v = (_strides(describe(x), layout) for x in hosts)
-    strides = q, k, v, _strides(outs[0], layout)
+    views = [*map(describe, hosts), outs[0]]
+    q, k, v, out = (_strides(x, layout) for x in views)
+    strides = q, k, v, out
     recipe = recipe_for(made.problem, made.config, strides, layout)
     scalars = made.problem.scalars(made.config, *strides, multiprocessors=made.multiprocessors)
-    call = GpuCall.prepare(recipe, made.grid, scalars, 0, boxes(made.config, layout))
+    call = GpuCall.prepare(recipe, made.grid, scalars, 0, mapped(made.config, layout, views))
     call.run_from_host(hosts, [as_numpy(out) for out in outs])

@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from warploom.interop.arrays import ArrayView
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.hopper_config import PANEL_COLS, WARPGROUP_ROWS, HopperConfig
 from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
-from warploom.ops.backends import Box
+from warploom.kernels.mapped import MappedArray
 from warploom.ops.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -58,9 +59,12 @@ def trace_for(problem: AttentionProblem, config: AnyConfig, strides: Sequence[Te
     return recipe_for(problem, config, strides, layout).program
 
 
-def boxes(config: AnyConfig, layout: str) -> tuple[Box, ...]:
-    """The TMA boxes of Q, K, V and O, outermost dimension first; none for ``mma.sync``."""
+def mapped(config: AnyConfig, layout: str, arrays: Sequence[ArrayView]) -> tuple[MappedArray, ...]:
+    """How the TMA sees Q, K, V and O, the first of ``arrays``; nothing for ``mma.sync``."""
     if not isinstance(config, HopperConfig):
         return ()
     rows = WARPGROUP_ROWS, config.tile_n, config.tile_n, WARPGROUP_ROWS
-    return tuple((1, n, 1, PANEL_COLS) if layout == "bshd" else (1, 1, n, PANEL_COLS) for n in rows)
+    boxes = [(1, n, 1, PANEL_COLS) if layout == "bshd" else (1, 1, n, PANEL_COLS) for n in rows]
+    return tuple(
+        MappedArray(x.dtype, tuple(x.shape), tuple(x.strides), box) for x, box in zip(arrays, boxes, strict=False)
+    )

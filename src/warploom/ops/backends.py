@@ -13,12 +13,11 @@ import numpy as np
 from warploom.core.dtypes import u32
 from warploom.core.errors import EmulationError, EmulationWarning
 from warploom.core.targets import Target
-from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream, describe
+from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream
 from warploom.kernels.mapped import MappedArray
 from warploom.ops.recipes import Recipe, Signature
 
 if TYPE_CHECKING:
-    from warploom.cuda.buffers import DeviceCopy
     from warploom.cuda.launch import LoadedKernel
     from warploom.cuda.packed import PackedLaunch
     from warploom.cuda.store import CompiledKernel
@@ -90,14 +89,11 @@ def scalar_arguments(program: Program, scalars: Mapping[str, int]) -> list[int]:
     return [scalars[p.name] for p in program.parameters if p.kind == "scalar"]
 
 
-Box = tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class GpuCall:
     """A kernel loaded on one GPU with a fixed grid and fixed scalars: a launch takes arrays, pointers first.
 
-    Arrays that the kernel reads through the TMA have a box, or are ``mapped``. Arguments are packed, with the tensor
+    The first arrays may be ``mapped``: the kernel reaches them through the TMA. Arguments are packed, with the tensor
     maps of those arrays, once per set of addresses.
     """
 
@@ -105,12 +101,10 @@ class GpuCall:
     config: Any
     scalars: tuple[Any, ...]
     device: int
-    boxes: tuple[Box, ...] = ()
+    mapped: tuple[MappedArray, ...] = ()
     known: dict[tuple[int, ...], Any] = field(default_factory=dict[tuple[int, ...], Any])
     arrays: tuple[str, ...] = ()
     """Names of the arrays, in order."""
-    mapped: tuple[MappedArray, ...] = ()
-    """How the first arrays look to the TMA, where that is not as the caller sees them."""
     queued: PackedLaunch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,13 +119,12 @@ class GpuCall:
         grid: Grid,
         scalars: Mapping[str, int],
         device: int,
-        boxes: Sequence[Box] = (),
         mapped: Sequence[MappedArray] = (),
     ) -> GpuCall:
         """Compile (or take from the cache), load, and check the launch against the GPU's limits.
 
-        A Program is printed to be found in the cache, a Recipe is not even traced. ``boxes`` are those of the first
-        arrays, in order: the kernel's tensor maps. With ``mapped`` instead, addresses alone are enough to launch.
+        A Program is printed to be found in the cache, a Recipe is not even traced. ``mapped``: how the first arrays
+        look to the TMA.
         """
         from warploom.cuda.launch import load, scalar
 
@@ -143,46 +136,33 @@ class GpuCall:
         loaded = load(code, device)
         config = loaded.configure(grid, needs.threads, shared_bytes=needs.shared_bytes)
         values = tuple(scalar(u32, scalars[name]) for name in needs.scalars)
-        return cls(loaded, config, values, device, tuple(boxes), arrays=needs.arrays, mapped=tuple(mapped))
+        return cls(loaded, config, values, device, tuple(mapped), arrays=needs.arrays)
 
-    def launch(self, arrays: tuple[ArrayView, ...], kind: str) -> None:
-        """Queue the kernel on the caller's current stream; ``arrays`` in the order of the Program's parameters."""
-        pointers = tuple(x.pointer for x in arrays)
-        if not self.launch_again(pointers, kind):
-            self._remember(pointers, arrays)
-            self.launch_again(pointers, kind)
+    def launch(self, arrays: Sequence[ArrayView], kind: str) -> None:
+        """Queue the kernel on the caller's current stream; ``arrays`` in the order of its parameters."""
+        self.launch_again(tuple(x.pointer for x in arrays), kind)
 
-    def launch_again(self, pointers: tuple[int, ...], kind: str) -> bool:
-        """:meth:`launch` by addresses alone; False, and nothing launched, where tensor maps are needed first."""
-        packed = self.known.get(pointers)
-        if packed is None:
-            if self.boxes and not self.mapped:
-                return False
-            packed = self._keep(pointers, self.mapped)
+    def launch_again(self, pointers: tuple[int, ...], kind: str) -> None:
+        """:meth:`launch` by addresses alone."""
+        packed = self.known.get(pointers) or self._pack(pointers)
         stream = current_stream(kind, self.device)
         self.queued.queue(stream, packed)
         if kind in SYNCHRONOUS_KINDS:
             from warploom.cuda.launch import synchronize
 
             synchronize(stream, self.device)
-        return True
 
-    def _remember(self, pointers: tuple[int, ...], arrays: tuple[ArrayView, ...]) -> None:
-        """Make the tensor maps of the first arrays. Shapes and strides are fixed, so addresses tell them apart."""
-        self._keep(pointers, [
-            MappedArray(x.dtype, tuple(x.shape), tuple(x.strides), box)
-            for x, box in zip(arrays, self.boxes, strict=False)
-        ])  # fmt: skip
-
-    def _keep(self, pointers: tuple[int, ...], mapped: Sequence[MappedArray]) -> Any:
+    def _pack(self, pointers: tuple[int, ...]) -> Any:
         """The packed arguments of a launch on arrays at these addresses, the first as tensor maps."""
         maps: list[Any] = []
-        if mapped:
+        if self.mapped:
             from warploom.cuda.launch import current_context
             from warploom.cuda.tensor_maps import encode
 
             with current_context(self.device):  # a process without a framework has none of its own
-                maps = [encode(p, x.shape, x.strides, x.dtype, x.box) for p, x in zip(pointers, mapped, strict=False)]
+                maps = [
+                    encode(p, x.shape, x.strides, x.dtype, x.box) for p, x in zip(pointers, self.mapped, strict=False)
+                ]
         packed = self.queued.pack((*maps, *pointers[len(maps) :], *self.scalars))
         if len(self.known) >= _ARGUMENTS_KEPT:
             self.known.clear()
@@ -195,15 +175,9 @@ class GpuCall:
 
         copies = [DeviceCopy(x, self.device) for x in inputs]
         results = [DeviceCopy(x, self.device, copy=False) for x in outputs]
-        self.launch(tuple(_on_gpu(c) for c in (*copies, *results)), "numpy")
+        self.launch_again(tuple(c.pointer for c in (*copies, *results)), "numpy")
         for result in results:
             result.download()
-
-
-def _on_gpu(copy: DeviceCopy) -> ArrayView:
-    """A device copy as the array it holds."""
-    host = describe(copy.host)
-    return ArrayView(copy.pointer, host.shape, host.strides, host.dtype, ("cuda", copy.device), "numpy", copy)
 
 
 _ARGUMENTS_KEPT = 1024  # packed arguments per prepared call
@@ -217,7 +191,6 @@ def emulator_arguments(
     program: Program,
     views: Sequence[ArrayView] | Mapping[str, ArrayView],
     scalars: Mapping[str, int],
-    boxes: Sequence[Box] = (),
     mapped: Sequence[MappedArray] = (),
 ) -> list[Any]:
     """What :func:`warploom.emulate.emulate` takes: arrays, the first with their tensor maps, then numbers.
@@ -227,8 +200,6 @@ def emulator_arguments(
     """
     listed = [views[p.name] for p in program.parameters if p.name in views] if isinstance(views, Mapping) else views
     arrays: list[Any] = [as_numpy(view) for view in listed]
-    for i, (view, box) in enumerate(zip(listed, boxes, strict=False)):
-        arrays[i] = arrays[i], MappedArray(view.dtype, tuple(view.shape), tuple(view.strides), box).spec
     for i, x in enumerate(mapped):
         strides = tuple(x.dtype.bytes * stride for stride in x.strides)
         arrays[i] = np.lib.stride_tricks.as_strided(arrays[i], x.shape, strides), x.spec
@@ -241,7 +212,6 @@ def run_on_emulator(
     views: Sequence[ArrayView] | Mapping[str, ArrayView],
     scalars: Mapping[str, int],
     flops: int,
-    boxes: Sequence[Box] = (),
     mapped: Sequence[MappedArray] = (),
 ) -> Emulation:
     """Run on the CPU with all checks, saying so and how long it takes. Raises EmulationError if it finds a defect."""
@@ -253,7 +223,7 @@ def run_on_emulator(
         EmulationWarning,
         stacklevel=4,
     )
-    emulation = emulate(program, grid, emulator_arguments(program, views, scalars, boxes, mapped))
+    emulation = emulate(program, grid, emulator_arguments(program, views, scalars, mapped))
     if emulation.findings:
         listed = "\n".join(str(f) for f in emulation.findings[:8])
         raise EmulationError(f"{program.name} has defects:\n{listed}", tuple(emulation.findings))

@@ -19,7 +19,7 @@ from warploom.kernels.attention.ladder import BEST
 from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
 from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
 from warploom.ops.attention import plan
-from warploom.ops.attention_kernels import boxes, trace_for
+from warploom.ops.attention_kernels import mapped, trace_for
 from warploom.ops.backends import GpuCall
 from warploom.tune.build import Built
 from warploom.tune.classes import ProblemClass, attention_class
@@ -161,8 +161,8 @@ class AttentionWorkload:
         call = self._call(config, built, self._inputs[0])
         out = self._views(self._output, self._problem)
         views = [(*(describe(x) for x in inputs), *out) for inputs in self._inputs]
-        for view in views if call.boxes else ():
-            call.launch(view, "torch")  # makes the tensor maps of every input set
+        for view in views:
+            call.launch(view, "torch")  # packs the arguments of every input set
         return lambda i: call.launch(views[i], "torch")
 
     def fault(self, config: AnyConfig, built: Built) -> str | None:
@@ -203,7 +203,8 @@ class AttentionWorkload:
         kernel = load(built.kernel, self._index)
         launch = kernel.configure(made.grid, built.threads, shared_bytes=built.shared_bytes)
         scalars = tuple(scalar(u32, made.scalars[name]) for name in built.scalars)
-        return GpuCall(kernel, launch, scalars, self._index, boxes(config, _LAYOUT))
+        views = [*map(describe, inputs), describe(inputs[0])]  # O lies as Q does
+        return GpuCall(kernel, launch, scalars, self._index, mapped(config, _LAYOUT, views))
 
 
 def reference(torch: Any, q: Any, k: Any, v: Any, problem: AttentionProblem) -> tuple[Any, Any]:
