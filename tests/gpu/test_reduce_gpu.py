@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import warploom
-from warploom.kernels.reduce.reference import softmax_reference
+from warploom.kernels.reduce.ladder import LADDER, SETTINGS
+from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance, softmax_reference
 from warploom.kernels.reduce.softmax_tile import SoftmaxTileConfig, softmax_tile
+from warploom.kernels.reduce.tile import matmul_row_max
 from warploom.ops.backends import GpuCall
 from warploom.ops.discover import gpu_runner, trace_fragment
 from warploom.ops.tracers import tracers
@@ -67,6 +71,20 @@ def test_numpy_arrays_go_to_the_gpu_and_back():
     product = a.astype(np.float64) @ b.astype(np.float64)
     assert np.abs(values - product.max(1)).max() < 1e-2
     assert (np.take_along_axis(product, index[:, None].astype(np.int64), 1)[:, 0] >= product.max(1) - 1e-2).all()
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
+@pytest.mark.parametrize("rung", LADDER.rungs, ids=lambda r: r.key)
+def test_row_maxima_of_every_rung(rung, setting):
+    config = replace(setting.of(rung.config), num_warps=3, repeats=min(setting.repeats, 6))
+    program = matmul_row_max.trace(config=config)
+    rng = np.random.default_rng(2)
+    a, b = (rng.standard_normal((300, 16, 16)).astype(config.dtype.numpy) for _ in range(2))
+    out, cycles = np.full((300, 16), np.nan, np.float32), np.zeros(300, np.uint64)
+    arrays = {"a": a.view(np.uint16), "b": b.view(np.uint16), "out": out, "cycles": cycles}
+    given = [arrays[p.name] for p in program.parameters if p.kind == "pointer"]
+    GpuCall.prepare(program, (100, 1, 1), {"zero": 0}, 0).run_from_host(given[:2], given[2:])
+    assert (np.abs(out - row_max_reference(a, b)) <= row_max_tolerance(a, b)).all()
 
 
 @pytest.mark.parametrize("normalise", ["tile", "end"])

@@ -100,19 +100,20 @@ class Fragment:
         plan = reduction_plan(self.layout, axis)
         if plan.warp_masks:
             raise TraceError(f"{self.layout.name} spreads an axis over warps: combine those through shared memory")
-        reducer = self._reducer(combine)
-        states: list[State] = []
-        elements = self.elements()
+        reducer, words, elements = self._reducer(combine), self.words, self.elements()
         dim = 1 if plan.axis == "col" else 0
+        found: list[State] = []
         for group in plan.groups:
             ordered = sorted(group, key=lambda e: self.layout.coordinates(0, e)[dim])
-            positions = [self.words.value(0, u32)] * len(ordered)
+            positions = [words.value(0, u32)] * len(ordered)
             if reducer.placed:
-                positions = [self.layout.coordinates(self.words.lane, e)[dim] + origin for e in ordered]
-            states.append(reducer.of_values(self.words, [elements[e] for e in ordered], positions))
-        found = reducer.across(self.words, states, plan.spread() if spread else plan, member_mask)
-        stateful = isinstance(combine, Reducer) or combine in NAMED
-        return found if stateful else [state[0] for state in found]
+                positions = [self.layout.coordinates(words.lane, e)[dim] + origin for e in ordered]
+            found.append(reducer.of_values(words, [elements[e] for e in ordered], positions))
+            if not spread:  # a result at a time: fewer values are live
+                found[-1:] = reducer.across(words, found[-1:], plan, member_mask)
+        if spread:
+            found = reducer.across(words, found, plan.spread(), member_mask)
+        return found if isinstance(combine, Reducer) or combine in NAMED else [state[0] for state in found]
 
     def _reducer(self, combine: Combine | Reducer | str) -> Reducer:
         if isinstance(combine, Reducer):

@@ -17,7 +17,7 @@ from warploom.core.errors import LayoutError
 from warploom.layout.banks import wavefronts
 from warploom.layout.fit import Observation, describe, fit
 from warploom.layout.fragments import WARP_SIZE, FragmentLayout
-from warploom.layout.reduction import reduction_plan
+from warploom.layout.reduction import ReductionPlan, reduction_plan
 from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import BANK_CYCLE_BYTES
 
@@ -228,23 +228,24 @@ def draw_lanes(layout: FragmentLayout) -> Grid:
 
 def draw_permutation(layout: FragmentLayout, axis: str = "col") -> Grid:
     """The registers of lane 0 as they are and in the order that puts what is reduced together (Figure 2)."""
-    plan = reduction_plan(layout, axis)
+    return draw_plan(reduction_plan(layout, axis), f"{layout.name}: ")
+
+
+def draw_plan(plan: ReductionPlan, of: str = "") -> Grid:
+    """:func:`draw_permutation` of a plan; ``of`` comes before the title."""
     kept = "row" if plan.axis == "col" else "col"
-    at = layout.element_coordinates()[0 if kept == "row" else 1][0]
     group_of = {element: g for g, group in enumerate(plan.groups) for element in group}
-    groups = len(plan.groups)
+    at = [int(plan.group_coordinate(group, 0)) for group in range(len(plan.groups))]
 
     def line(elements: Sequence[int]) -> tuple[Cell, ...]:
         return tuple(
-            Cell(f"x[{e}]", f"{kept} {int(at[e])}", tone(group_of[e], 1, max(2, groups)))
-            for e in elements
-            if e in group_of
+            Cell(f"x[{e}]", f"{kept} {at[group_of[e]]}", tone(group_of[e], 1, max(2, len(at)))) for e in elements
         )
 
-    before, after = line(range(layout.elements_per_thread)), line(plan.permutation)
+    before, after = line(sorted(group_of)), line(plan.permutation)
     heads = tuple(str(i) for i in range(len(before)))
     return Grid(
-        f"{layout.name}: lane 0 before and after the permutation", heads, ("before", "after"), (before, after),
+        f"{of}lane 0 before and after the permutation", heads, ("before", "after"), (before, after),
         tuple(str(plan).splitlines()), (1, len(plan.groups[0])), (52, 40),
         notes=("the permutation only renames registers: it costs no instruction",),
     )  # fmt: skip

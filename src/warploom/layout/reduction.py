@@ -74,7 +74,7 @@ class ReductionPlan:
 
     def _step(self, values: int) -> int | None:
         """How much further the second half of the first ``values`` groups lies than the first; None if it varies."""
-        at = [self._group_coordinate(group, 0) for group in range(values)]
+        at = [self.group_coordinate(group, 0) for group in range(values)]
         apart = {high - low for low, high in zip(at, at[values // 2 :], strict=False)}
         return apart.pop() if len(apart) == 1 else None
 
@@ -104,20 +104,27 @@ class ReductionPlan:
 
     def result_coordinate(self, group: int, lane: Any, warp: Any = 0) -> Any:
         """The surviving coordinate (a row when ``axis`` is ``"col"``) of result ``group`` of ``lane``."""
-        at = self._group_coordinate(group, lane, warp)
+        at = self.group_coordinate(group, lane, warp)
         for step, mask in enumerate(self.halved):
             apart = self._step(len(self.groups) >> step)
             assert apart is not None
             at = at + ((lane >> (mask.bit_length() - 1)) & 1) * apart
         return at
 
-    def _group_coordinate(self, group: int, lane: Any, warp: Any = 0) -> Any:
+    def group_coordinate(self, group: int, lane: Any, warp: Any = 0) -> Any:
+        """The surviving coordinate of what ``lane`` combines in ``group``, before lanes share any work."""
         (dim,) = self.result.out_dims
         count = self.result.in_size("register")
         warps = {"warp": warp} if self.result.has_input("warp") else {}
         at = self.result.apply(register=group % count, lane=lane, **warps)[dim]
         tile = group // count
         return at + tile * self.result.out_size(dim) if tile else at
+
+    def _repr_svg_(self) -> str:
+        """The picture that notebooks show: a lane's registers before and after the permutation, and the steps."""
+        from warploom.layout.draw import draw_plan
+
+        return draw_plan(self).svg()
 
     def __str__(self) -> str:
         lines = [f"reduce over {self.axis}: {self.results} results per thread, {self.shuffles} shuffles"]

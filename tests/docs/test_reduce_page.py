@@ -1,0 +1,62 @@
+"""docs/ladder-reduce.md is what its generator writes from the committed evidence, and reaches what is asked."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "ladder-reduce.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "benchmarks" / "results" / "h200"
+
+
+@pytest.fixture(scope="module")
+def page() -> Any:
+    folder = str(ROOT / "benchmarks")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("reduce_page")
+    finally:
+        sys.path.remove(folder)
+
+
+def test_the_page_is_up_to_date(page) -> None:
+    assert page.main(["--check"]) == 0
+
+
+def test_nothing_is_left_open() -> None:
+    assert not re.search(r"@[A-Z0-9]+@", TEXT)
+
+
+def test_the_evidence_holds_what_the_page_says(page) -> None:
+    found = page.Evidence()
+    assert found.faster("4", "1") >= 11.5
+    assert found.faster("5", "2") > found.faster("4", "2") > 1
+    for row in found.rows.values():
+        counted = row["counters"]["launch"]
+        assert counted["bank_conflicts"].get("all shared", 0.0) == row["bank_conflicts"], "the emulator counts as ncu"
+        classes = counted["wavefronts"]
+        assert classes.get("ld.shared", 0.0) + classes.get("st.shared", 0.0) == row["wavefronts"]
+    limits = [row["grid"]["energy_per_operation_j"] for row in found.rows.values()]
+    assert all(joules > 0 for joules in limits)
+
+
+def test_no_product_is_written() -> None:
+    peers = json.loads((RESULTS / "matmul-reduce.json").read_text(encoding="utf-8"))["result"]
+    rows = [*peers["against_torch"], peers["loss_against_torch"]]
+    assert max(row["warploom_extra_bytes"] for row in rows) <= 64 * 2**20
+    assert peers["search_ten_millions"]["extra_bytes"] <= 64 * 2**20
+    assert all(row["over"]["torch"] >= 1.3 and row["over"]["torch.compile"] >= 1.3 for row in rows if row["k"] == 128)
+
+
+def test_every_traced_fragment_holds() -> None:
+    traced = json.loads((RESULTS / "discovery.json").read_text(encoding="utf-8"))["fragments"]
+    assert {row["verdict"] for row in traced} <= {"agrees", "new"}
+    assert all(row["linear"] for row in traced)
+    assert f"{len(traced)} fragments traced" in (ROOT / "docs" / "reductions.md").read_text(encoding="utf-8")
