@@ -30,6 +30,8 @@ ABLATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("8", ("tile_m=64",)),
     ("8", ("tile_m=64", "swizzle=off")),
     ("8", ("k_slices=off",)),
+    ("8", ("opt_level=1",)),
+    ("8", ("k_slices=off", "opt_level=1")),
     ("9", ("k_slices=off",)),
     ("8", ("heads_first=on",)),
     ("16", ("heads_first=on",)),

@@ -9,7 +9,8 @@ writes profile.json to ``$OUT`` (else to the folder out), with a part for each o
 - ``ablations``: the same counters of a rung with one flag set otherwise;
 - ``falls``: counters at the lengths at which a rung of the committed ladder is slower than the one before.
 
-What ncu refuses is written with the reason. Exit code 1 if ncu and the emulator count differently.
+Parts that are left out stay as they are in a FILE that exists. What ncu refuses is written with the reason. Exit code
+1 if ncu and the emulator count differently where ``ladder_counters.MERGED`` has no reason.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import ablations
+from ladder_counters import MERGED
 from ladder_page import Ladder, falling
 
 from warploom.bench.attention import GPU_TOKENS, AttentionFamily, settled
@@ -102,7 +104,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "profile.json")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {"environment": environment(None)}
+    result = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    result["environment"] = environment(None)
     apart = False
     for name in options.only.split(","):
         result[name] = part(name, options.rung.split(","))
@@ -122,8 +125,8 @@ def tell(key: str, found: dict[str, Any]) -> bool:
     print(f"{key}: pipes {counters.get('pipes, %')}, stalls {list(counters['stall shares, %'].items())[:4]}, {waiting}")
     differing = {n: p for n, p in found.get("wavefronts", {}).items() if p["emulator"] != p["ncu"]}
     if differing:
-        print(f"  wavefronts differ: {differing}")
-    return bool(differing)
+        print(f"  wavefronts differ: {differing}; {MERGED.get(key, 'unexplained')}")
+    return bool(differing) and key not in MERGED
 
 
 if __name__ == "__main__":

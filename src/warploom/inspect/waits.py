@@ -44,25 +44,22 @@ class Wait:
 
 
 def waits(flow: Flow) -> dict[int, tuple[Wait, ...]]:
-    """Address → for each counter that a reachable instruction waits for its :class:`Wait`; the nearest first.
+    """Address → what a reachable instruction may wait for: every holder of the counters it needs.
 
-    Of several holders of one counter that whose result is read, else the nearest; loops are followed backwards. Empty
-    for a listing without encodings.
+    First those whose result is read, then the nearest; loops are followed backwards. Empty for a listing without
+    encodings.
     """
     predecessors = _predecessors(flow)
     found: dict[int, tuple[Wait, ...]] = {}
     for block in flow.reachable:
         for index, instruction in enumerate(flow.blocks[block].instructions):
-            of_counters: list[Wait] = []
-            for counter in awaited(instruction):
-                holders = [
-                    Wait(holder, between, bool(written(holder) & read(instruction)))
-                    for holder, between in _holders(flow, predecessors, block, index, counter)
-                ]
-                if holders:
-                    of_counters.append(min(holders, key=_preference))
-            if of_counters:
-                found[instruction.address] = tuple(sorted(of_counters, key=_preference))
+            holders = {
+                holder.address: Wait(holder, between, bool(written(holder) & read(instruction)))
+                for counter in awaited(instruction)
+                for holder, between in _holders(flow, predecessors, block, index, counter)
+            }
+            if holders:
+                found[instruction.address] = tuple(sorted(holders.values(), key=_preference))
     return found
 
 
