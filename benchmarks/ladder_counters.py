@@ -53,7 +53,8 @@ class Counters:
     def table(self) -> str:
         """One line a rung: pipes, memory, conflicts, and why warps wait."""
         header = ["rung", "cycles, 10⁶", "issue slots, %", "tensor, %", "FMA, %", "ALU, %", "shared loads, %",
-                  "L2 loads, %", "L2 hits, %", "bank conflicts", *STALLS, "HMMA waits for LDSM, %", "LDSM → HMMA there"]  # fmt: skip
+                  "L2 loads, %", "L2 hits, %", "bank conflicts", *STALLS, "HMMA waits for LDSM, %",
+                  "LDSM → HMMA there"]  # fmt: skip
         body: list[list[str]] = []
         for key, one in self.rungs.items():
             c, waiting = one["counters"], self.ldmatrix(one["counters"])

@@ -85,8 +85,8 @@ FALLS = {
 COUNTED = {
     "barrier, % of stalls 4 → 5": "here both are the same SASS",
     "mio_throttle, % of stalls 4 → 5": "here both are the same SASS",
-    "tensor pipe, % 7 → 8 → 9": "8 → 9 as there; 7 → 8 is half of it: for sm_90a ptxas copies more registers in 8, 304 to "
-    "256 HMMA an iteration, in 7 119 to 128",
+    "tensor pipe, % 7 → 8 → 9": "8 → 9 as there; 7 → 8 is half of it: for sm_90a ptxas copies more registers in 8, 304 "
+    "to 256 HMMA an iteration, in 7 119 to 128",
     "FMA pipe, % 7 → 8 → 9": "it falls with the copies of 8 → 9 as there; an H200 has twice an A100's FMA rate",
     "ALU pipe, % 7 → 8 → 9": "for sm_90a all copies of 7 are IMAD.MOV (FMA); of those of 8 a third is MOV (ALU), and "
     "they go in 9",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated
 
 import typer
@@ -51,6 +52,13 @@ def _main(
     ] = False,
 ) -> None:
     settings.debug = debug
+    if not debug:
+        warnings.showwarning = _show_warning
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_place: object) -> None:
+    """A warning in one line: where in the package it was given helps nobody at a terminal."""
+    typer.echo(f"warning: {message}", err=True)
 
 
 if __name__ == "__main__":

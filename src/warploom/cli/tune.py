@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warploom.cli.errors import explains_errors, fail
-from warploom.cli.output import console, note, progress_bar, write_json
+from warploom.cli.output import note, progress_bar, write_json
 
 if TYPE_CHECKING:
     from warploom.tune.family import Family
@@ -140,8 +140,9 @@ def _tune(
     from warploom.tune.store import WinnerStore
     from warploom.tune.tuner import Tuner
 
+    where, store = gpu_for_tuning(gpu), WinnerStore()
     with progress_bar() as report:
-        tuner = Tuner(family, gpu_for_tuning(gpu), WinnerStore(), budget=budget, report=report)
+        tuner = Tuner(family, where, store, budget=budget, report=report)
         outcomes = tuner.tune_all(problems, again=again)
     if json:
         write_json([_outcome_json(outcome) for outcome in outcomes], "-")
@@ -179,48 +180,36 @@ def show(
         return
     stale = [w for w in own if w.version != package_version()]
     _show_winners("found on this machine", [w for w in own if w not in stale])
-    _show_winners("come with the package", shipped)
+    _show_winners("that come with the package", shipped)
     _show_winners(f"of other versions, not used by {package_version()}", stale)
 
 
 def _show_winners(title: str, winners: list[Winner]) -> None:
-    if not winners:
-        return
-    from rich.table import Table
-
-    table = Table(title=f"winners {title}")
-    for column in ("problem", "ms", "spread", "× default", "configuration", "GPU"):
-        table.add_column(column, overflow="fold")
-    for w in winners:
-        table.add_row(str(w.problem), *_figures(w), w.config, w.gpu)
-    console().print(table)
+    """Two lines a winner: the problem, and beneath it what won; a heading for each GPU."""
+    for gpu in dict.fromkeys(w.gpu for w in winners):
+        typer.echo(f"winners {title}, for {gpu}")
+        for w in winners:
+            if w.gpu == gpu:
+                typer.echo(f"  {w.problem}\n    {_figures(w)}\n    {w.config}")
 
 
-def _figures(winner: Winner) -> tuple[str, str, str]:
+def _figures(winner: Winner) -> str:
     spread = f"{winner.low * 1e3:.4g}–{winner.high * 1e3:.4g}"
-    return f"{winner.seconds * 1e3:.4g}", spread, f"{winner.speedup:.3f}"
+    return f"{winner.seconds * 1e3:.4g} ms ({spread}), {winner.speedup:.3f} × the default"
 
 
 def _show_outcomes(outcomes: list[Outcome]) -> None:
-    from rich.table import Table
-
-    table = Table(title="tuned")
-    for column in ("problem", "ms", "spread", "× default", "configuration", ""):
-        table.add_column(column, overflow="fold")
+    """What came of each problem, and why candidates were left out."""
     for outcome in outcomes:
+        typer.echo(f"{outcome.problem}")
         if outcome.winner is None:
-            table.add_row(
-                str(outcome.problem), "", "", "", "none", "the budget was spent" if not outcome.dropped else ""
-            )
-            continue
-        remark = "known" if outcome.known else f"{outcome.winner.candidates} timed"
-        if not outcome.complete:
-            remark += ", cut short by the budget"
-        table.add_row(str(outcome.problem), *_figures(outcome.winner), outcome.winner.config, remark)
-    console().print(table)
-    for outcome in outcomes:
+            typer.echo("  no winner" + ("" if outcome.dropped else ": the budget was spent"))
+        else:
+            remark = "known" if outcome.known else f"{outcome.winner.candidates} configurations timed"
+            remark += "" if outcome.complete else ", cut short by the budget"
+            typer.echo(f"  {_figures(outcome.winner)}; {remark}\n  {outcome.winner.config}")
         for reason, count in outcome.dropped.most_common(6):
-            note(f"{outcome.problem}: {count} not timed: {reason}")
+            note(f"  {count} not timed: {reason}")
 
 
 def _outcome_json(outcome: Outcome) -> dict[str, Any]:

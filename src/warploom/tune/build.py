@@ -7,6 +7,7 @@ half of the work on one core: candidates go to processes, and come back as cubin
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -109,4 +110,9 @@ def build_all(
 @lru_cache(maxsize=1)
 def _pool(workers: int) -> ProcessPoolExecutor:
     """Kept until this process ends: a search builds many times, and starting Python costs as much as a kernel."""
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_say_nothing)
+
+
+def _say_nothing() -> None:
+    """A kernel cache without room costs time and no result: one line of that for each core helps nobody."""
+    warnings.simplefilter("ignore", RuntimeWarning)
