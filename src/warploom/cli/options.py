@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, TypeVar
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -28,6 +32,45 @@ On = Annotated[str, typer.Option(metavar="cpu|gpu|auto", help="gpu: also time on
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - for standard output.")
 ]
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator of a command: a parameter whose type is a dataclass stands for one option per field.
+
+    So commands share options, and take them as one value. Names of fields must not repeat.
+    """
+    hints, groups, parameters = get_type_hints(command, include_extras=True), {}, []
+    for parameter in inspect.signature(command).parameters.values():
+        kind = hints[parameter.name]
+        if dataclasses.is_dataclass(kind):
+            groups[parameter.name] = kind
+            parameters += _fields_as_parameters(kind)
+        else:
+            parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
+        command(**values)
+
+    del run.__wrapped__  # its signature is not this one's
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    vars(run)["__signature__"] = inspect.Signature(parameters)
+    return run
+
+
+def _fields_as_parameters(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(group)
+    ]
 
 
 def on_gpu(choice: str) -> bool:

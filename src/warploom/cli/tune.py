@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from warploom.cli.errors import explains_errors, fail
+from warploom.cli.options import grouped
 from warploom.cli.output import note, progress_bar, write_json
 
 if TYPE_CHECKING:
@@ -21,11 +23,48 @@ _WIDTH = 2048
 
 Json = Annotated[bool, typer.Option("--json", help="The same as JSON on standard output.")]
 
-Budget = Annotated[
-    float | None, typer.Option(metavar="SECONDS", min=1, help="Stop after this time with the best so far.")
-]
-Again = Annotated[bool, typer.Option("--again", help="Search although a winner is known.")]
-GpuNumber = Annotated[int, typer.Option("--gpu", min=0, help="Which GPU.")]
+
+@dataclass(frozen=True)
+class Search:
+    """How to search, and how to tell: what all families share."""
+
+    budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=1, help="Stop after this time with the best so far.")
+    ] = None
+    again: Annotated[bool, typer.Option("--again", help="Search although a winner is known.")] = False
+    gpu: Annotated[int, typer.Option("--gpu", metavar="N", min=0, help="Which GPU.")] = 0
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A problem of attention, for several lengths."""
+
+    head_dim: Annotated[int, typer.Option(metavar="N", help="Elements per head: a multiple of 8 up to 256.")] = 128
+    seq: Annotated[str, typer.Option(metavar="SEQ,…", help="Lengths of queries and keys.")] = "4096"
+    causal: Annotated[bool, typer.Option("--causal", help="Each query sees the keys up to its own.")] = False
+    window: Annotated[int | None, typer.Option(metavar="N", min=0, help="Keys seen before a query's own.")] = None
+    softcap: Annotated[float | None, typer.Option(metavar="C", help="C·tanh(s/C) on the scores.")] = None
+    dtype: Annotated[str, typer.Option(metavar="bf16|f16", help="Element type.")] = "bf16"
+    batch: Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: 16384 tokens in all.")] = None
+    heads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: 2048 / head_dim.")] = None
+    kv_heads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Heads of K and V; default: as many.")] = None
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product."""
+
+    m: Annotated[int, typer.Argument(metavar="M", min=1, help="Rows of A and C.")]
+    n: Annotated[int, typer.Argument(metavar="N", min=1, help="Columns of B and C.")]
+    k: Annotated[int, typer.Argument(metavar="K", min=1, help="Columns of A, rows of B.")]
+    b: Annotated[
+        str, typer.Option(metavar="kn|nk", help="How B is stored; nk: a layer's weights, passed transposed.")
+    ] = "kn"
+    dtype: Annotated[str, typer.Option(metavar="f16|bf16", help="Element type.")] = "f16"
+    accumulate: Annotated[str, typer.Option(metavar="f32|f16", help="Type of the sums; f16 for f16 inputs.")] = "f32"
+    out_dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="f16, bf16 or f32; default the inputs'.")] = None
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Products at once.")] = 1
 
 
 def _lengths(text: str) -> list[int]:
@@ -40,21 +79,8 @@ def _lengths(text: str) -> list[int]:
 
 @app.command("attention")
 @explains_errors
-def tune_attention(
-    head_dim: Annotated[int, typer.Option(help="Elements per head: a multiple of 8 up to 256.")] = 128,
-    seq: Annotated[str, typer.Option(metavar="SEQ,…", help="Lengths of queries and keys.")] = "4096",
-    causal: Annotated[bool, typer.Option("--causal", help="Each query sees the keys up to its own.")] = False,
-    window: Annotated[int | None, typer.Option(min=0, help="Keys seen before a query's own.")] = None,
-    softcap: Annotated[float | None, typer.Option(help="c of c·tanh(s/c) on the scores.")] = None,
-    dtype: Annotated[str, typer.Option(help="bf16 or f16.")] = "bf16",
-    batch: Annotated[int | None, typer.Option(min=1, help="Default: 16384 tokens in all.")] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Default: 2048 / head_dim.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="Heads of K and V; default: as many.")] = None,
-    budget: Budget = None,
-    again: Again = False,
-    gpu: GpuNumber = 0,
-    json: Json = False,
-) -> None:
+@grouped
+def tune_attention(wanted: Attention, search: Search) -> None:
     """Search, check and time configurations of attention for the GPU; attention() takes the winners by itself.
 
     A search that was interrupted goes on where it was when the same command is given again.
@@ -68,42 +94,26 @@ def tune_attention(
     from warploom.kernels.attention.problem import AttentionProblem
     from warploom.tune.attention import AttentionFamily
 
-    heads = heads or max(1, _WIDTH // head_dim)
-    kv_heads = kv_heads or heads
+    heads = wanted.heads or max(1, _WIDTH // wanted.head_dim)
+    kv_heads = wanted.kv_heads or heads
     if heads % kv_heads:
         raise typer.BadParameter(f"--heads {heads} is no multiple of --kv-heads {kv_heads}")
     try:
-        kind = dtype_of(dtype)
+        kind = dtype_of(wanted.dtype)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    sides = (window, 0 if causal else None)
+    options: dict[str, Any] = {"window": (wanted.window, 0 if wanted.causal else None), "softcap": wanted.softcap}
     problems = [
-        AttentionProblem(
-            batch or max(1, _TOKENS // n), heads, kv_heads, n, n, head_dim, kind, window=sides, softcap=softcap
-        )
-        for n in _lengths(seq)
+        AttentionProblem(wanted.batch or max(1, _TOKENS // n), heads, kv_heads, n, n, wanted.head_dim, kind, **options)
+        for n in _lengths(wanted.seq)
     ]
-    _tune(AttentionFamily(), problems, gpu, budget, again, json)
+    _tune(AttentionFamily(), problems, search)
 
 
 @app.command("gemm")
 @explains_errors
-def tune_gemm(
-    m: Annotated[int, typer.Argument(metavar="M", min=1, help="Rows of A and C.")],
-    n: Annotated[int, typer.Argument(metavar="N", min=1, help="Columns of B and C.")],
-    k: Annotated[int, typer.Argument(metavar="K", min=1, help="Columns of A, rows of B.")],
-    b: Annotated[
-        str, typer.Option(metavar="kn|nk", help="How B is stored; nk: a layer's weights, passed transposed.")
-    ] = "kn",
-    dtype: Annotated[str, typer.Option(help="f16 or bf16.")] = "f16",
-    accumulate: Annotated[str, typer.Option(help="f32, or f16 for f16 inputs.")] = "f32",
-    out_dtype: Annotated[str | None, typer.Option(help="f16, bf16 or f32; default the inputs'.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Products at once.")] = 1,
-    budget: Budget = None,
-    again: Again = False,
-    gpu: GpuNumber = 0,
-    json: Json = False,
-) -> None:
+@grouped
+def tune_gemm(wanted: Product, search: Search) -> None:
     """Search, check and time configurations of a matrix product for the GPU; matmul() takes the winners by itself.
 
     A search that was interrupted goes on where it was when the same command is given again.
@@ -117,10 +127,11 @@ def tune_gemm(
     from warploom.kernels.gemm.problem import contiguous_problem
     from warploom.tune.gemm import GemmFamily
 
-    if b not in ("kn", "nk"):
-        raise typer.BadParameter(f"--b is kn or nk, not {b!r}")
+    w = wanted
+    if w.b not in ("kn", "nk"):
+        raise typer.BadParameter(f"--b is kn or nk, not {w.b!r}")
     try:
-        kind, sums, out = dtype_of(dtype), dtype_of(accumulate), dtype_of(out_dtype or dtype)
+        kind, sums, out = dtype_of(w.dtype), dtype_of(w.accumulate), dtype_of(w.out_dtype or w.dtype)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if kind not in (f16, bf16) or out not in (f16, bf16, f32) or sums not in ((f16, f32) if kind is f16 else (f32,)):
@@ -128,23 +139,21 @@ def tune_gemm(
             f"{kind} with sums in {sums} to {out}: --dtype is f16 or bf16, --accumulate f32 (or f16 for f16), "
             "--out-dtype f16, bf16 or f32"
         )
-    problem = contiguous_problem(m, n, k, kind, sums, out_dtype=out, b_rows=b == "kn", batch=batch)
-    _tune(GemmFamily(), [problem], gpu, budget, again, json)
+    problem = contiguous_problem(w.m, w.n, w.k, kind, sums, out_dtype=out, b_rows=w.b == "kn", batch=w.batch)
+    _tune(GemmFamily(), [problem], search)
 
 
-def _tune(
-    family: Family[Any, Any], problems: list[Any], gpu: int, budget: float | None, again: bool, json: bool
-) -> None:
+def _tune(family: Family[Any, Any], problems: list[Any], search: Search) -> None:
     """Tune, and show the outcomes: exit code 1 where a problem has no winner."""
     from warploom.tune.gpu import gpu_for_tuning
     from warploom.tune.store import WinnerStore
     from warploom.tune.tuner import Tuner
 
-    where, store = gpu_for_tuning(gpu), WinnerStore()
+    where, store = gpu_for_tuning(search.gpu), WinnerStore()
     with progress_bar() as report:
-        tuner = Tuner(family, where, store, budget=budget, report=report)
-        outcomes = tuner.tune_all(problems, again=again)
-    if json:
+        tuner = Tuner(family, where, store, budget=search.budget, report=report)
+        outcomes = tuner.tune_all(problems, again=search.again)
+    if search.json:
         write_json([_outcome_json(outcome) for outcome in outcomes], "-")
     else:
         _show_outcomes(outcomes)
