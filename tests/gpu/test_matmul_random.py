@@ -13,8 +13,8 @@ import pytest
 
 import warploom
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.ladder import BEST16, BEST32, LADDER
+from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.kernels.gemm.reference import F16_TINY, UNIT_ROUNDOFF, accumulation_bound
 from warploom.lang.functions import relu, silu
 
@@ -70,7 +70,7 @@ class Family:
     bias: bool
     alpha: float
     guarded: bool
-    config: GemmConfig | None
+    config: AnyGemmConfig | None
 
     @classmethod
     def of(cls, number: int) -> Family:

@@ -54,6 +54,7 @@ def test_any_size_layout_and_type(kind, size, row_major, dtype, out, seed) -> No
         HopperGemmConfig(256, 192, 3, in_flight=True, persistent=True),
         HopperGemmConfig(192, 192, 4, 3, in_flight=True, persistent=True, block_stride=8),
         HopperGemmConfig(128, 128, 6, persistent=True, in_flight=True, pingpong=True),
+        HopperGemmConfig(128, 160, 5, persistent=True, in_flight=True),
     ],
     ids=str,
 )
@@ -129,7 +130,7 @@ def test_what_the_tma_does_not_take_is_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (replace(TOGETHER, tile_n=72), "tile_n 72"),
+        (replace(TOGETHER, tile_n=80), "tile_n 80"),
         (replace(TOGETHER, tile_m=64), "tile_m 64"),
         (replace(TOGETHER, tile_m=256, tile_n=256), "256 accumulators"),
         (replace(TURNS, persistent=False), "pingpong"),

@@ -39,8 +39,8 @@ def encode(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype
     """The tensor map of 16-bit GPU memory for boxes of ``box`` elements, outermost dimension first.
 
     ``strides`` count elements and are multiples of 8 but for the last, which is 1. Rows of the box's last dimension
-    are 128 bytes, swizzled. The descriptor holds the address and nothing else: it is good for any such array there.
-    Raises ConfigError with the driver's reason for what the TMA does not take.
+    are 128, 64 or 32 bytes, swizzled over their width. The descriptor holds the address and nothing else: it is good
+    for any such array there. Raises ConfigError with the driver's reason for what the TMA does not take.
     """
     from cuda.core.utils import StridedMemoryView
 
@@ -52,7 +52,7 @@ def encode(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype
         ).as_tensor_map(
             box_dim=box,
             data_type=getattr(kinds.TensorMapDataType, names[dtype.name]),
-            swizzle=kinds.TensorMapSwizzle.SWIZZLE_128B,
+            swizzle=getattr(kinds.TensorMapSwizzle, f"SWIZZLE_{2 * box[-1]}B"),
             l2_promotion=kinds.TensorMapL2Promotion.L2_256B,
         )
     except (ValueError, RuntimeError) as error:

@@ -19,7 +19,7 @@ PANEL_BYTES = 2 * PANEL_COLS
 class MappedArray:
     """An array as a tensor map is to see it, outermost dimension first: shape, strides and box in elements.
 
-    The innermost stride is 1; rows of the box are swizzled over their 128 bytes.
+    The innermost stride is 1; rows of the box are 128, 64 or 32 bytes, swizzled over their width.
     """
 
     dtype: DType
@@ -33,4 +33,4 @@ class MappedArray:
         from warploom.layout.tensor_map import TensorMapSpec
 
         row_bytes = tuple(self.dtype.bytes * stride for stride in reversed(self.strides[:-1]))
-        return TensorMapSpec(self.dtype, self.shape[::-1], row_bytes, self.box[::-1], PANEL_BYTES)
+        return TensorMapSpec(self.dtype, self.shape[::-1], row_bytes, self.box[::-1], self.box[-1] * self.dtype.bytes)

@@ -96,7 +96,9 @@ class HopperGemmSpace(Space[HopperGemmConfig]):
         yield from fitting[:MOST_HOPPER_CANDIDATES]
 
     def _tiles(self) -> Iterator[HopperGemmConfig]:
-        for m, n, consumers, turns in itertools.product(_TILES_M[2:], (64, 128, 192, 256), (1, 2), (False, True)):
+        for m, n, consumers, turns in itertools.product(
+            _TILES_M[2:], (64, 96, 128, 160, 192, 256), (1, 2), (False, True)
+        ):
             config = replace(self.base, tile_m=m, tile_n=n, consumers=consumers, pingpong=turns)
             if not config.check():
                 stages = config.most_stages(self.goal.shared_per_block)

@@ -51,9 +51,13 @@ def hopper_candidates(problem: GemmProblem) -> tuple[HopperGemmConfig, ...]:
         replace(together, tile_m=256, tile_n=128),
         replace(together, tile_m=128, tile_n=192, stages=5),
         replace(turns, tile_m=128, tile_n=192),
+        replace(together, tile_m=128, tile_n=160, stages=5),
+        replace(turns, tile_m=128, tile_n=160, stages=5),
         replace(together, tile_m=128, tile_n=128, stages=6),
         replace(turns, tile_m=128, tile_n=128, stages=6),
         replace(alone, tile_n=256, stages=5),
+        replace(alone, tile_n=160, stages=6),
+        replace(together, tile_m=128, tile_n=96, stages=6),
         replace(turns, tile_m=64, tile_n=128, stages=8),
         replace(turns, tile_m=64, tile_n=64, stages=8),
     )

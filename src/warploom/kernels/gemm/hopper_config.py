@@ -14,10 +14,8 @@ from warploom.kernels.settings import override
 
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
-PANEL_STORE_BYTES = 2 * WARPGROUP_ROWS * PANEL_COLS
-"""64 rows × 64 columns of a 16-bit C: what one bulk store takes."""
-STORE_BOX = WARPGROUP_ROWS, PANEL_COLS
-"""The TMA box (rows, columns) of C."""
+COLUMN_STEP = 32
+"""What tile_n is a multiple of."""
 BARRIER_BYTES = 256
 _SHARED_LIMIT = 232448
 """Shared memory of a CTA on sm_90, in bytes."""
@@ -32,7 +30,7 @@ class HopperGemmConfig:
     """One warp-specialised GEMM kernel: a producer warpgroup and ``consumers`` that multiply, f32 accumulators."""
 
     tile_m: int = _flag(128, "rows of C per tile (BM)", (64, 128, 192, 256))
-    tile_n: int = _flag(256, "columns of C per tile (BN)", (64, 128, 192, 256))
+    tile_n: int = _flag(256, "columns of C per tile (BN)", (64, 96, 128, 160, 192, 256))
     stages: int = _flag(4, "tiles of A and B in flight (STAGES)", (2, 3, 4, 5, 6, 7, 8))
     consumers: int = _flag(2, "consumer warpgroups", (1, 2, 3))
     dtype: DType = _flag(f16, "element type of A and B", (f16, bf16))
@@ -87,26 +85,41 @@ class HopperGemmConfig:
         return self.consumer_rows // WARPGROUP_ROWS
 
     @property
+    def store_box(self) -> tuple[int, int]:
+        """Rows and columns of C that one bulk store takes: of 64 columns where they divide the tile, else 32."""
+        return WARPGROUP_ROWS, COLUMN_STEP if self.tile_n % PANEL_COLS else PANEL_COLS
+
+    @property
     def panels(self) -> int:
-        """Panels of 64 columns of a tile of C."""
-        return self.tile_n // PANEL_COLS
+        """Boxes of :attr:`store_box` side by side in a tile of C."""
+        return self.tile_n // self.store_box[1]
+
+    @property
+    def loaded_cols(self) -> int:
+        """Columns of B that whole panels of a tile take, where B's rows run along N."""
+        return -(-self.tile_n // PANEL_COLS) * PANEL_COLS
 
     @property
     def stage_bytes(self) -> int:
-        """One k-tile of A and B."""
-        return (self.tile_m + self.tile_n) * self.tile_k * self.dtype.bytes
+        """One k-tile of A and B, at most."""
+        return (self.tile_m + self.loaded_cols) * self.tile_k * self.dtype.bytes
+
+    @property
+    def _store_bytes(self) -> int:
+        """A panel of a 16-bit C for each consumer."""
+        return 2 * self.consumers * self.store_box[0] * self.store_box[1]
 
     def most_stages(self, shared_bytes: int = _SHARED_LIMIT) -> int:
         """The most stages, of 8, that leave room for a panel of C per consumer; 2 even where those do not fit."""
-        room = shared_bytes - BARRIER_BYTES - self.consumers * PANEL_STORE_BYTES
+        room = shared_bytes - BARRIER_BYTES - self._store_bytes
         return max(2, min(8, room // self.stage_bytes))
 
     @property
     def store_panels(self) -> int:
-        """Panels of C per consumer that may be on their way out at once: as many as fit beside the stages, to 4."""
+        """Panels of C per consumer that may be on their way out at once: as many as fit beside the stages, to 5."""
         room = _SHARED_LIMIT - BARRIER_BYTES - self.stages * self.stage_bytes
-        most = room // (self.consumers * PANEL_STORE_BYTES)
-        return max((n for n in (1, 2, 3, 4) if n <= most and self.blocks * self.panels % n == 0), default=1)
+        most = room // self._store_bytes
+        return max((n for n in (1, 2, 3, 4, 5) if n <= most and self.blocks * self.panels % n == 0), default=1)
 
     @property
     def consumer_registers(self) -> int:
@@ -120,7 +133,7 @@ class HopperGemmConfig:
 
     def shared_bytes(self, out_dtype: DType | None = None) -> int:
         """Dynamic shared memory for an output type (by default a 16-bit one); f32 leaves from the registers."""
-        staging = 0 if out_dtype is f32 else self.consumers * self.store_panels * PANEL_STORE_BYTES
+        staging = 0 if out_dtype is f32 else self.store_panels * self._store_bytes
         return self.stages * self.stage_bytes + staging + BARRIER_BYTES
 
     # -- whether it fits
@@ -149,8 +162,8 @@ class HopperGemmConfig:
         if self.consumers not in (1, 2, 3):
             return [f"there are 1 to 3 consumer warpgroups, not {self.consumers}"]
         found: list[str] = []
-        if self.tile_n % PANEL_COLS or not PANEL_COLS <= self.tile_n <= 256:
-            found.append(f"tile_n {self.tile_n} is no multiple of {PANEL_COLS} from {PANEL_COLS} to 256")
+        if self.tile_n % COLUMN_STEP or not COLUMN_STEP <= self.tile_n <= 256:
+            found.append(f"tile_n {self.tile_n} is no multiple of {COLUMN_STEP} from {COLUMN_STEP} to 256")
         parts = 1 if self.pingpong else self.consumers
         if self.tile_m <= 0 or self.tile_m > 256 or self.tile_m % (WARPGROUP_ROWS * parts):
             found.append(f"tile_m {self.tile_m} is no multiple of {WARPGROUP_ROWS * parts} up to 256")

@@ -9,7 +9,6 @@ from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.hopper_config import WARPGROUP, WARPGROUP_ROWS, HopperGemmConfig
 from warploom.kernels.gemm.hopper_consumer import Consumer
 from warploom.kernels.gemm.hopper_parts import Place
-from warploom.kernels.mapped import PANEL_COLS
 from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.hopper import TensorMapHandle
@@ -35,8 +34,10 @@ class Store:
         self._k, self._config, self._features, self._map = k, config, features, c_map
         self._panels: SharedTile | None = None
         if features.out_dtype is not f32:
-            shape, stages = (WARPGROUP_ROWS, PANEL_COLS), config.consumers * config.store_panels
-            self._panels = k.shared(features.out_dtype, shape, name="c_panels", swizzle="auto", stages=stages)
+            stages = config.consumers * config.store_panels
+            self._panels = k.shared(
+                features.out_dtype, config.store_box, name="c_panels", swizzle="auto", stages=stages
+            )
 
     def prepare(self, consumer: Consumer) -> None:
         """Form addresses that all tiles share."""
@@ -48,7 +49,7 @@ class Store:
         own = self._panels.stage(consumer.number * self._config.store_panels)
         self._own = own
         self._addresses = TileAddresses(k, own, _STORE.address, k.lane, self._warp * 16, "strided")
-        self._addresses.prepare([(0, 16 * i) for i in range(PANEL_COLS // 16)])
+        self._addresses.prepare([(0, 16 * i) for i in range(self._config.store_box[1] // 16)])
 
     def run(self, consumer: Consumer, place: Place, output: Output) -> None:
         """Store the consumer's accumulators as its part of the tile at ``place``."""
@@ -81,6 +82,7 @@ class Store:
     ) -> None:
         k, c = self._k, self._config
         block, barrier = consumer.blocks[number], consumer.number + (c.consumers + 1)
+        cols = c.store_box[1]
         for panel in range(c.panels):
             buffer = (number * c.panels + panel) % c.store_panels
             if self._map is not None:
@@ -88,11 +90,11 @@ class Store:
                     k.wait_bulk(c.store_panels - 1, reads_only=True)
             k.bar_sync(barrier, WARPGROUP)  # what was in the panel has left
             to = self._addresses.staged(buffer)
-            for piece in range(PANEL_COLS // 16):
+            for piece in range(cols // 16):
                 packed = [
                     k.pack(*self._pair(block, first, elements, row, place.col), self._features.out_dtype)
                     for atom in range(2)
-                    for first in self._atom_pairs(block, panel * (PANEL_COLS // 8) + 2 * piece + atom)
+                    for first in self._atom_pairs(block, panel * (cols // 8) + 2 * piece + atom)
                 ]
                 k.stmatrix(to.address(0, 16 * piece), [packed[r] for r in _STORE.register_order])
             if self._map is not None:
@@ -101,7 +103,7 @@ class Store:
             if self._map is not None:
                 self._send(buffer, row, place, panel)
             else:
-                self._copy(self._own.stage(buffer), elements, output, row, place.col + panel * PANEL_COLS)
+                self._copy(self._own.stage(buffer), elements, output, row, place.col + panel * cols)
 
     @staticmethod
     def _atom_pairs(block: Fragment, atom: int) -> range:
@@ -112,7 +114,7 @@ class Store:
     def _send(self, buffer: int, row: Traced, place: Place, panel: int) -> None:
         k = self._k
         assert self._map is not None
-        at = (place.col + panel * PANEL_COLS, row)
+        at = (place.col + panel * self._config.store_box[1], row)
         where = (*at, place.batch) if self._features.batched else at
         k.tma_store(self._map, where, self._own.stage(buffer), when=self._leader)
         k.commit_bulk()
@@ -120,7 +122,7 @@ class Store:
     def _copy(self, panel: SharedTile, elements: Elements, output: Output, row: Traced, col: Traced) -> None:
         """A panel to lines that the TMA does not reach: as many elements at a time as they are aligned to."""
         k, chunk = self._k, self._features.out_chunk
-        plan = CopyPlan(WARPGROUP_ROWS, PANEL_COLS, WARPGROUP // 32, True, chunk)
+        plan = CopyPlan(*self._config.store_box, WARPGROUP // 32, True, chunk)
         lanes = plan.threads()
         who = k.thread & (WARPGROUP - 1)
         at: dict[str, Traced] = lanes.apply(lane=who)

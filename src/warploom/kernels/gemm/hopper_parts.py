@@ -47,7 +47,8 @@ class SharedOperandTile:
 
     def __init__(self, k: Kernel, name: str, outer: int, config: HopperGemmConfig, k_contiguous: bool) -> None:
         self.k_contiguous, self._depth = k_contiguous, config.tile_k
-        shape = (outer, config.tile_k) if k_contiguous else (config.tile_k, outer)
+        panels = -(-outer // PANEL_COLS)
+        shape = (outer, config.tile_k) if k_contiguous else (config.tile_k, panels * PANEL_COLS)
         self.tile: SharedTile = k.shared(
             config.dtype, shape, name=name, swizzle="auto", panel_cols=PANEL_COLS, stages=config.stages
         )
@@ -81,6 +82,11 @@ class Parts:
         c = config
         self.a = SharedOperandTile(k, "a_tile", c.tile_m, c, features.a.k_contiguous)
         self.b = SharedOperandTile(k, "b_tile", c.tile_n, c, features.b.k_contiguous)
+
+    @property
+    def stage_bytes(self) -> int:
+        """What the TMA brings into a stage."""
+        return self.a.tile.layout.bytes + self.b.tile.layout.bytes
 
     def initialise(self) -> None:
         """Set up the mbarriers, behind all tiles; they are ready for every thread after this."""
@@ -162,7 +168,7 @@ class Producer:
                 place = self._order.place(turn)
                 with k.loop(place.count) as step:
                     self._parts.free.wait(ring.phase, ring.stage)
-                    self._parts.full.expect(c.stage_bytes, ring.stage)
+                    self._parts.full.expect(self._parts.stage_bytes, ring.stage)
                     depth = (step + place.first) * c.tile_k
                     self._load(self._parts.a, self._maps.a, place.row, depth, place, ring.stage)
                     self._load(self._parts.b, self._maps.b, place.col, depth, place, ring.stage)

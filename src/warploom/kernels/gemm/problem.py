@@ -8,7 +8,7 @@ from warploom.core.dtypes import DType, f32
 from warploom.core.errors import ConfigError
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import Epilogue, GemmFeatures, OperandFeatures
-from warploom.kernels.gemm.hopper_config import STORE_BOX, HopperGemmConfig, operand_box
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig, operand_box
 from warploom.kernels.mapped import MappedArray
 
 AnyGemmConfig = GemmConfig | HopperGemmConfig
@@ -206,7 +206,7 @@ class GemmProblem:
         b_size = (self.n, self.k) if self.b.k_contiguous else (self.k, self.n)
         found = [self._mapped(self.a, self.dtype, a_size, a_box), self._mapped(self.b, self.dtype, b_size, b_box)]
         if features.bulk_out:
-            found.append(self._mapped(self.out, self.out_dtype, (self.m, self.n), STORE_BOX))
+            found.append(self._mapped(self.out, self.out_dtype, (self.m, self.n), config.store_box))
         return tuple(found)
 
     def _mapped(self, matrix: Matrix, dtype: DType, size: tuple[int, int], box: tuple[int, int]) -> MappedArray:

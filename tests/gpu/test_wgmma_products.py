@@ -1,0 +1,103 @@
+"""Random products by each wgmma configuration on the GPU, every element against float64; reductions of their rows."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+import warploom
+from tests.gpu.test_matmul_random import EPILOGUES, GUARD, Family, case, compile_all, error, guarded
+from warploom.core.dtypes import bf16, f16, f32
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
+from warploom.kernels.gemm.ladder import HOPPER_LADDER
+from warploom.kernels.gemm.problem import AnyGemmConfig
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="wgmma needs sm_90a"
+    ),
+]
+
+LAST = HOPPER_LADDER.rungs[-1].config
+TOGETHER = HopperGemmConfig(block_stride=8, in_flight=True, persistent=True)
+CONFIGS: tuple[AnyGemmConfig, ...] = (
+    *(rung.config for rung in HOPPER_LADDER.rungs),
+    replace(TOGETHER, tile_m=256, tile_n=192, stages=3),
+    replace(TOGETHER, tile_m=192, tile_n=192, consumers=3),
+    replace(TOGETHER, tile_n=64, stages=6, split_k=3),
+    replace(LAST, tile_n=192, stages=4),
+    replace(LAST, tile_m=64, tile_n=64, stages=8),
+    replace(TOGETHER, tile_n=160, stages=5),
+    replace(LAST, tile_m=64, tile_n=256, stages=5, split_k=2),
+)
+PROBLEMS = 40
+
+
+def family(number: int) -> Family:
+    """Every configuration twice: types, layouts and what is combined change from one to the next."""
+    draw = random.Random(number)
+    config = CONFIGS[number % len(CONFIGS)]
+    dtype = (f16, bf16)[number // len(CONFIGS) % 2]
+    return Family(
+        dtype, f32, draw.choice([None, f32]), draw.random() < 0.5, draw.random() < 0.5, 8, False,
+        draw.choice(sorted(EPILOGUES)), draw.random() < 0.5, draw.choice([1.0, -0.5]), True,
+        replace(config, dtype=dtype),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(2 * len(CONFIGS)))
+def test_random_products(number: int) -> None:
+    kind, draw = family(number), random.Random(number)
+    torch.manual_seed(number)
+    cases = [case(kind, draw) for _ in range(PROBLEMS)]
+    compile_all(cases)
+    taken = 0
+    for problem in cases:
+        batch = torch.broadcast_shapes(problem.a.shape[:-2], problem.b.shape[:-2])
+        shape = (*batch, problem.a.shape[-2], problem.b.shape[-1])
+        whole, out = guarded(shape, kind.out or kind.dtype, kind.unit)
+        found = warploom.matmul(problem.a, problem.b, out=out, **problem.options)
+        worst = error(problem, found, kind)
+        assert worst <= 1.0, (kind, problem.a.shape, problem.a.stride(), problem.b.shape, problem.b.stride(), worst)
+        assert bool((whole[..., shape[-1] :] == GUARD).all()), "something beyond the result was written"
+        taken += "config" in problem.options
+    assert taken >= PROBLEMS // 4
+
+
+@pytest.mark.parametrize("n", [13, 30, 77])
+@pytest.mark.parametrize("config", [TOGETHER, LAST], ids=str)
+def test_results_whose_lines_the_tma_does_not_reach(config: HopperGemmConfig, n: int) -> None:
+    torch.manual_seed(n)
+    a, b = (torch.randn(rows, 200, device="cuda", dtype=torch.float16) for rows in (300, n))
+    found = warploom.matmul(a, b.T, config=config)
+    exact = a.double() @ b.double().T
+    assert bool(((found.double() - exact).abs() <= 2.0**-10 * exact.abs() + 1e-3).all())
+
+
+@pytest.mark.parametrize("config", [TOGETHER, LAST], ids=str)
+def test_equal_calls_give_equal_bits(config: HopperGemmConfig) -> None:
+    a, b = (torch.randn(2048, 2048, device="cuda", dtype=torch.float16) for _ in range(2))
+    first = warploom.matmul(a, b, config=config)
+    assert all(torch.equal(first, warploom.matmul(a, b, config=config)) for _ in range(50))
+
+
+@pytest.mark.parametrize("op", ["max", "sum", "logsumexp"])
+@pytest.mark.parametrize("sizes", [(512, 4096, 256), (1000, 776, 72), (70, 20000, 128), (4096, 333, 1024)])
+@pytest.mark.parametrize("config", [TOGETHER, LAST, replace(LAST, tile_m=64, tile_n=256, stages=5)], ids=str)
+def test_reductions_of_rows(config: HopperGemmConfig, op: str, sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    torch.manual_seed(m)
+    a = torch.randn(m, k, device="cuda", dtype=torch.float16)
+    b = torch.randn(n, k, device="cuda", dtype=torch.float16).T
+    bias = torch.randn(n, device="cuda", dtype=torch.float16)
+    product = a.double() @ b.double() * 0.5 + bias.double()
+    size = a.abs().double() @ b.abs().double() + bias.abs().double()
+    bound = k * 2.0**-21 * (size.sum(-1) if op == "sum" else size.amax(-1)) + 1e-4
+    expected = {"max": product.amax(-1), "sum": product.sum(-1), "logsumexp": product.logsumexp(-1)}[op]
+    found = warploom.matmul_reduce(a, b, op, scale=0.5, bias=bias, config=config)  # type: ignore[arg-type]
+    assert bool(((found.double() - expected).abs() <= bound).all())
+    assert torch.equal(found, warploom.matmul_reduce(a, b, op, scale=0.5, bias=bias, config=config))  # type: ignore[arg-type]
