@@ -21,7 +21,7 @@ from ladder_static import figures_of, write
 from warploom.core.dtypes import f16, f32
 from warploom.inspect.subjects import gemm_program
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import LADDER
+from warploom.kernels.gemm.ladder import BEST, LADDER
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "benchmarks" / "results" / "static" / "gemm.json"
@@ -46,11 +46,11 @@ class Subject:
 
 
 def subjects() -> Iterator[Subject]:
-    """Every ``mma.sync`` rung with both accumulators for both targets."""
+    """Every ``mma.sync`` rung with both accumulators (the best with their own) for both targets."""
     for rung in LADDER.rungs:
         if not isinstance(rung.config, GemmConfig):
             continue
-        for accumulate in (f16, f32):
+        for accumulate in (rung.config.accumulate,) if rung.config in BEST.values() else (f16, f32):
             for arch in ("sm_80", "sm_90a"):
                 yield Subject(rung.key, replace(rung.config, accumulate=accumulate), arch)
 

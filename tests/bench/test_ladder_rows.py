@@ -75,7 +75,7 @@ def test_cells_hold_a_rung_against_the_one_before(monkeypatch):
     result = LadderResult({}, [])
     rungs = [Rung(key, key, "", None) for key in ("a", "b", "broken", "c")]
     monitor: Any = types.SimpleNamespace(sm_clock=lambda: None)
-    cells = ladder._size(case, rungs, result, monitor, 3, lambda fraction: None)
+    cells = ladder._size(case, rungs, result, monitor, ladder._Effort(3), lambda fraction: None)
     assert cells[1]["over_rung_before"] == pytest.approx(2.0)
     assert [index for index in cells if "over_rung_before" in cells[index]] == [1], "c's predecessor was not timed"
     assert cells[3]["ratio"]["peer"] == pytest.approx(5.0)

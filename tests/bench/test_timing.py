@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from warploom.bench import timing
 from warploom.bench.host_cost import microseconds
 from warploom.bench.timing import Candidate, Measured, Spread, input_sets, measure, paired_ratio
 
@@ -29,6 +30,15 @@ class FakeGpu:
             self.now += next(costs)
 
         return Candidate(name, run)
+
+
+def test_the_gpu_rests_before_each_sample(monkeypatch):
+    gpu, rests = FakeGpu(), []
+    monkeypatch.setattr(timing.time, "sleep", rests.append)
+    measure([gpu.candidate("a", 0.02), gpu.candidate("b", 0.01)], 2, gpu, rounds=3, pause_seconds=0.5)
+    assert rests == [0.5] * 6
+    measure([gpu.candidate("a", 0.02)], 2, gpu, rounds=3)
+    assert len(rests) == 6
 
 
 def test_each_is_timed_and_small_calls_are_timed_many_together():

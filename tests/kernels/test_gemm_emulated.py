@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from tests.kernels.gemm_cases import RUNGS, problem_of, run
 from warploom.core.dtypes import bf16, f16, f32
+from warploom.core.targets import target
 from warploom.kernels.gemm.choice import candidates
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.problem import contiguous_problem
+from warploom.tune.gemm import GemmFamily, GemmSpace
 
 CLEAN = [key for key in RUNGS if key not in ("01a", "01b")]
 SMALL = replace(RUNGS["06"], tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, accumulate=f32)
@@ -90,6 +94,48 @@ def test_every_tile_is_free_of_conflicts_for_every_layout(tile, rows):
     assert outcome.fine, (outcome.error, *map(str, outcome.emulation.findings))
     shared = outcome.emulation.traffic.shared
     assert {name: w.conflicts for name, w in shared.items()} == dict.fromkeys(shared, 0)
+
+
+LAYOUTS = [(True, True), (True, False), (False, True), (False, False)]
+
+
+def accesses(config: GemmConfig, rows: tuple[bool, bool]) -> set[Hashable]:
+    """What the addresses of a tile's accesses depend on, beyond displacements by constants.
+
+    For A and B the width of the stored rows, how many threads copy and, where warps lie side by side in a row, their
+    widths; for C the same of its own tile.
+    """
+    a_rows, b_rows = rows
+    warps = (config.warps_m, config.warps_n)
+    a = ("A", config.tile_k, warps) if a_rows else ("A", "columns", config.tile_m, config.warp_m, warps)
+    b = ("B", config.tile_n, config.warp_n, warps) if b_rows else ("B", "columns", config.tile_k, config.wide_b, warps)
+    return {a, b, ("C", config.tile_n, config.warp_n, warps)}
+
+
+def covering() -> Iterator[tuple[GemmConfig, tuple[bool, bool]]]:
+    """Tiles and layouts of the tuner's whole space such that each has accesses that none before had."""
+    problem = contiguous_problem(4096, 4096, 4096, f16)
+    goal = target("sm_90a")
+    space = next(s for s in GemmFamily().spaces(problem, goal) if isinstance(s, GemmSpace))
+    tiles = dict.fromkeys(replace(c, split_k=1, stages=2, block_stride=0) for c in space.tiles())
+    seen: set[Hashable] = set()
+    for rows in LAYOUTS:
+        for tile in sorted(tiles, key=lambda c: c.tile_m * c.tile_n * c.tile_k):  # the small ones are emulated faster
+            new = accesses(tile, rows) - seen
+            if new and not tile.check(goal, a_k_contiguous=rows[0], b_k_contiguous=not rows[1]):
+                seen |= new
+                yield tile, rows
+
+
+def test_every_access_of_the_tuning_space_is_free_of_conflicts():
+    cases = list(covering())
+    assert len(cases) > 50
+    for config, (a_rows, b_rows) in cases:
+        problem = problem_of(config, config.tile_m, config.tile_n, config.tile_k, a_rows=a_rows, b_rows=b_rows)
+        outcome = run(config, problem)
+        assert outcome.fine, (str(config), a_rows, b_rows, *map(str, outcome.emulation.findings))
+        shared = outcome.emulation.traffic.shared
+        assert {name: w.conflicts for name, w in shared.items()} == dict.fromkeys(shared, 0), str(config)
 
 
 VARIANTS = {

@@ -50,6 +50,7 @@ class AttentionFamily:
     head_dim: int = 128
     dtype: DType = bf16
     name: str = "attention"
+    pause_seconds: float = 0.0
 
     def program(self, config: AnyConfig) -> Program:
         """The traced kernel."""

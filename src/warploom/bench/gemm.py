@@ -16,6 +16,7 @@ from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.interop.arrays import describe
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.ladder import BEST
 from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.kernels.gemm.reference import (
     F16_TINY,
@@ -38,7 +39,7 @@ _SHARED_OVERHEAD = 2.0  # of the emulator's estimate: shared-memory traffic per 
 def settled(
     rungs: Sequence[Rung[AnyGemmConfig]], accumulate: DType | None, settings: Mapping[str, str]
 ) -> list[Rung[AnyGemmConfig]]:
-    """The rungs with flags overridden; one that ``accumulate`` makes equal to another is left out.
+    """The rungs with flags overridden; the best for one accumulator is left out where the other's is meant.
 
     Beside ``mma.sync`` rungs, ``wgmma`` ones that the flags do not suit are left out too. Raises ConfigError for what
     is no kernel.
@@ -46,15 +47,16 @@ def settled(
     found: list[Rung[AnyGemmConfig]] = []
     own = {rung.config for rung in rungs}
     general = any(isinstance(config, GemmConfig) for config in own)
+    meant = BEST.get(accumulate) if accumulate is not None else None
     for rung in rungs:
         config = rung.config
+        if meant in own and config != meant and config in BEST.values():
+            continue
         if isinstance(config, GemmConfig) and accumulate is not None:
             config = dataclasses.replace(config, accumulate=accumulate)
         elif accumulate not in (None, config.accumulate):
             if not general:
                 raise ConfigError(f"rung {rung.key} is wgmma's, which accumulates in f32")
-            continue
-        if config != rung.config and config in own:
             continue
         try:
             config = config.with_settings(dict(settings))
@@ -77,6 +79,8 @@ class GemmFamily:
     n: int = 256
     k: int = 512
     name: str = "gemm"
+    pause_seconds: float = 0.02
+    """As long as two samples: products alone hold a GPU at its power limit, at which no two runs have one clock."""
 
     def emulator_case(self, config: AnyGemmConfig, seed: int) -> EmulatorCase:
         """a (m, k) and b (k, n) ~ N(0, 1), and an output full of NaN; of a split K the f32 parts."""

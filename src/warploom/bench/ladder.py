@@ -88,6 +88,10 @@ class Family(Protocol[Config]):
 
     @property
     def name(self) -> str: ...
+    @property
+    def pause_seconds(self) -> float:
+        """How long the GPU rests before each sample (:func:`warploom.bench.timing.measure`)."""
+        ...
 
     def emulator_case(self, config: Config, seed: int) -> EmulatorCase:
         """Random inputs and poisoned outputs for one run on the CPU. Raises ConfigError where the rung does not fit."""
@@ -209,7 +213,7 @@ def run_ladder(
             tell("compiling", emulated + (share - emulated) * number / len(result.rows))
             row["targets"] = {arch: job.result() for arch, job in row["targets"].items()}
     if gpu_sizes:
-        effort = _Effort(rounds, gpu_sizes[-1] if metered else None)
+        effort = _Effort(rounds, gpu_sizes[-1] if metered else None, family.pause_seconds)
         _time_on_gpu(
             family, rungs, result, gpu_sizes, device, seed or 0, effort, lambda t, f: tell(t, share + (1 - share) * f)
         )
@@ -236,10 +240,11 @@ def _row(rung: Rung[Any], case: EmulatorCase, emulation: Emulation) -> dict[str,
 
 @dataclass(frozen=True)
 class _Effort:
-    """Rounds of timing, and the size that is run for power too."""
+    """Rounds of timing, the size that is run for power too, and the rest before each sample."""
 
     rounds: int
-    metered_size: int | None
+    metered_size: int | None = None
+    pause_seconds: float = 0.0
 
 
 def _time_on_gpu(
@@ -264,7 +269,7 @@ def _time_on_gpu(
         tell(what, number / len(sizes))
         case = family.gpu_case(size, device, seed + number)
         part = _part(tell, what, number / len(sizes), 1 / len(sizes))
-        timed = _size(case, rungs, result, monitor, effort.rounds, part, metered=size == effort.metered_size)
+        timed = _size(case, rungs, result, monitor, effort, part, metered=size == effort.metered_size)
         clocks["under_load"] = monitor.state()
         for index, cell in timed.items():
             cells[index].append(cell)
@@ -280,7 +285,7 @@ def _size(
     rungs: Sequence[Rung[Config]],
     result: LadderResult,
     monitor: GpuMonitor,
-    rounds: int,
+    effort: _Effort,
     progress: Callable[[float], None],
     *,
     metered: bool = False,
@@ -298,7 +303,10 @@ def _size(
             continue
         errors[index] = case.error(rung)
     everyone = [*candidates.values(), *case.peers]
-    times = measure(everyone, case.sets, EventClock(case.stream), rounds=rounds, monitor=monitor, progress=progress)
+    times = measure(
+        everyone, case.sets, EventClock(case.stream), rounds=effort.rounds, pause_seconds=effort.pause_seconds,
+        monitor=monitor, progress=progress,
+    )  # fmt: skip
     peers = {peer.name: times[peer.name] for peer in case.peers}
     power = _power(case, everyone, monitor) if metered else {}
     cells: dict[int, dict[str, Any]] = {}

@@ -7,6 +7,7 @@ times each of them once, in an order that changes from round to round. Medians w
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -109,11 +110,15 @@ def measure(
     rounds: int = 15,
     sample_seconds: float = 0.01,
     warm_up_seconds: float = 0.05,
+    pause_seconds: float = 0.0,
     monitor: GpuMonitor | None = None,
     progress: Callable[[float], None] | None = None,
     seed: int = 0,
 ) -> dict[str, Measured]:
     """Time every candidate ``rounds`` times, interleaved; each sample is calls of about ``sample_seconds`` together.
+
+    Before each sample the GPU rests for ``pause_seconds``. Without a rest, kernels that use all of a GPU meet its power
+    limit: the clock falls for all alike, by as much as the hottest of them ask, and figures depend on the company.
 
     Calls rotate through input sets 0 … ``sets`` - 1. Names must differ. Raises ValueError for two of one name.
     """
@@ -127,6 +132,8 @@ def measure(
     for done in range(rounds):
         shuffle.shuffle(order)
         for candidate in order:
+            if pause_seconds:
+                time.sleep(pause_seconds)
             count = calls[candidate.name]
             start = clock.mark()
             for _ in range(count):

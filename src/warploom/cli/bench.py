@@ -75,12 +75,14 @@ def gemm(
     gpu_n: Annotated[
         str, typer.Option(metavar="N,…", help="Sizes of the square products.")
     ] = "1024,2048,4096,8192,16384",
+    rounds: Annotated[int, typer.Option(min=3, help="Samples of every cell.")] = 15,
     out: Annotated[Path | None, typer.Option(help="File to write; default benchmarks/results/GPU/gemm-….json")] = None,
     targets: Targets = None,
 ) -> None:
     """Time every rung and cuBLAS at every size; exit code 1 if a target is missed.
 
-    Each kernel is checked against float64 on fresh inputs, element by element, in the same run before it is timed.
+    Each kernel is checked against float64 on fresh inputs, element by element, in the same run before it is timed. The
+    GPU rests before each sample; at the last size every kernel also runs alone without a pause, for its power.
 
     \b
     Examples:
@@ -97,7 +99,7 @@ def gemm(
     kept, left_out = fitting(family, rungs)
     for text in left_out:
         note(text)
-    _measure(family, kept, sizes, figures, out, f"gemm-{accumulate or 'ladder'}.json")
+    _measure(family, kept, sizes, figures, out, f"gemm-{accumulate or 'ladder'}.json", rounds)
 
 
 def _figures(targets: Path | None, family: str) -> list[Figure]:
@@ -108,15 +110,16 @@ def _figures(targets: Path | None, family: str) -> list[Figure]:
 
 
 def _measure(
-    family: Family[Any], rungs: list[Rung[Any]], sizes: list[int], figures: list[Figure], out: Path | None, name: str
-) -> None:
+    family: Family[Any], rungs: list[Rung[Any]], sizes: list[int], figures: list[Figure], out: Path | None, name: str,
+    rounds: int = ROUNDS,
+) -> None:  # fmt: skip
     """Run the ladder on the GPU, write the evidence and hold it against the figures: exit code 1 for a miss."""
     from warploom.bench.environment import gpu_slug
     from warploom.bench.targets import missed
     from warploom.cli.ladder import report, run
 
     on_gpu("gpu")
-    result = run(family, rungs, sizes, None, ROUNDS, metered=True)
+    result = run(family, rungs, sizes, None, rounds, metered=True)
     report(result, str(out or RESULTS / gpu_slug(result.environment) / name))
     failures = missed(figures, result.rows)
     for text in failures:

@@ -51,14 +51,15 @@ class GemmSpace(Space[GemmConfig]):
 
     def combinations(self) -> Iterator[GemmConfig]:
         """The best by the model, best first; all that :func:`warploom.kernels.gemm.choice.candidates` has before."""
-        fitting = [c for c in distinct((*candidates(self.problem), *self._tiles())) if not self._misfits(c)]
+        fitting = [c for c in distinct((*candidates(self.problem), *self.tiles())) if not self._misfits(c)]
         fitting.sort(key=lambda c: expected_seconds(self.problem, c, self.goal))
         yield from fitting[:MOST_CANDIDATES]
 
     def _misfits(self, config: GemmConfig) -> list[str]:
         return misfits(self.problem, config, self.goal)
 
-    def _tiles(self) -> Iterator[GemmConfig]:
+    def tiles(self) -> Iterator[GemmConfig]:
+        """Every tile of the space, whether it fits the problem or not."""
         for m in _TILES_M:
             for n in _TILES_N:
                 for warp_m, warp_n in _WARP_TILES:

@@ -60,9 +60,11 @@ def _tile(base: GemmConfig, m: int, n: int, k: int, warp_m: int, warp_n: int, st
 
 def candidates(problem: GemmProblem) -> tuple[GemmConfig, ...]:
     """The tiles to choose from, the largest first."""
-    base = replace(BEST16 if problem.accumulate is f16 else BEST32, dtype=problem.dtype)
+    best = replace(BEST16 if problem.accumulate is f16 else BEST32, dtype=problem.dtype)
+    base = replace(best, block_stride=8)
     tiles = [
-        base,
+        best,
+        *((_tile(base, 128, 256, 32, 64, 64, 4),) if problem.accumulate is f16 else ()),
         _tile(base, 256, 128, 32, 64, 64, 4),
         _tile(base, 128, 128, 32, 64, 64, 4),
         _tile(base, 128, 64, 64, 32, 64, 4),

@@ -20,6 +20,8 @@ _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("05", "05_MMAFinal", "CTAs walk in groups that share the L2", {"block_stride": 8}),
     ("06", "06_Strided", "addresses as base + signed strides, two B operands per ldmatrix",
      {"strided": True, "wide_b": True}),
+    ("07", "07_WideTile", "a tile of 128×256 by eight warps: fewer bytes from the L2 for each product",
+     {"tile_n": 256, "tile_k": 32, "stages": 4}),
 )  # fmt: skip
 
 
@@ -38,18 +40,21 @@ RUNGS = tuple(
     for (key, name, changes, _), config in zip(_STEPS, _CONFIGS, strict=True)
 )
 
-BEST16 = replace(_CONFIGS[-1], tile_m=128, tile_n=256, tile_k=32, warp_m=64, warp_n=64, stages=4)
+BEST16 = replace(_CONFIGS[-1], tile_m=256, warp_m=128)
 """The fastest configuration with f16 accumulation for large products."""
 
-BEST32 = replace(BEST16, accumulate=f32)
+BEST32 = replace(_CONFIGS[-1], accumulate=f32, block_stride=16)
 """The fastest configuration with f32 accumulation for large products."""
+
+BEST = {f16: BEST16, f32: BEST32}
+"""By accumulator."""
 
 LADDER = Ladder[AnyGemmConfig](
     "gemm",
     (
         *RUNGS,
-        Rung("best16", "best with f16 accumulation", "tile, stages and warps chosen by measurement", BEST16),
-        Rung("best32", "best with f32 accumulation", "the same with f32 accumulators", BEST32),
+        Rung("best16", "best with f16 accumulation", "256×256 tiles, 128×64 for each warp", BEST16),
+        Rung("best32", "best with f32 accumulation", "128×256 tiles, 64×64 for each warp, f32 sums", BEST32),
     ),
 )
 """The ``mma.sync`` ladder: what every GPU from sm_80 on runs."""

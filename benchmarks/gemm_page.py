@@ -1,0 +1,296 @@
+"""Write docs/ladder-gemm.md from the committed evidence: ``python benchmarks/gemm_page.py [--check]``.
+
+The evidence is benchmarks/results/h200/gemm-f16.json and gemm-f32.json (``warploom bench gemm --accumulate f16``),
+gemm-power.json (benchmarks/gemm_power_h200.py), the SASS figures of ``benchmarks/gemm_static.py`` and the seed's table
+in benchmarks/seeds/gemm.json. ``--check`` changes nothing and ends with 1 if the page is out of date.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from gemm_static import EVIDENCE
+from page_parts import distance, filled, group_table, loop_changes, registers, spread, write_or_check
+from render import provenance
+
+from warploom.bench.tables import markdown_table
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.ladder import HOPPER_LADDER, LADDER
+from warploom.kernels.ladder import Rung
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PAGE = ROOT / "docs" / "ladder-gemm.md"
+TIMED = ROOT / "benchmarks" / "results" / "h200"
+KINDS = ("f16", "f32")
+ACCESSES = ("ldmatrix", "ld.shared", "st.shared", "cp.async")
+Row = Mapping[str, Any]
+
+WHY = {
+    "01a": "Every element of a fragment is loaded by itself, at the row and column that the fragment's map gives: 8 "
+    "loads of 2 bytes for an A operand, 4 for B. Rows of the tiles are whole bank cycles apart, so they collide.",
+    "01b": "One ldmatrix for each operand. The instructions fall, the time does not: the eight rows of 16 bytes that "
+    "it reads at once still lie in the same four banks.",
+    "02": "The 16-byte chunk's number is XORed with bits of the row, by a Swizzle<B,M,S> that follows from the tile's "
+    "row width. The eight rows fall into eight groups of banks, in the epilogue's tile as well.",
+    "03": "Three shared tiles: the copies of the next two run during the products of this one.",
+    "04": "The fragments of the next k-step load during the products of this one, across the border of two tiles; the "
+    "copies start in the middle of a tile, and one barrier a tile is left of two.",
+    "05": "Tiles of C are walked in groups of eight rows, so that CTAs that run at the same time share their part of B "
+    "in the L2.",
+    "06": "Beyond the seed: the XOR on aligned offsets is a sum of signed strides, formed once before the loop, and "
+    "one ldmatrix loads two B operands.",
+    "07": "Beyond the seed: eight warps share a tile of 128×256, so that each byte that comes from the L2 is "
+    "multiplied more often. Where power is the limit, bytes that do not move are products that run.",
+    "08": "Beyond the seed: a fragment is loaded anew right after the last product that reads it, so that one set of "
+    "registers does what two did; larger tiles for each warp fit.",
+    "best16": "128×64 for each warp, which two sets of fragments would not leave room for, and 256×256 for the CTA.",
+    "best32": "f32 accumulators take twice the registers, so 64×64 is the most for a warp. Groups of sixteen rows of "
+    "tiles make what runs at the same time nearly square.",
+}
+
+
+class Evidence:
+    """The rungs with their measurements and their SASS."""
+
+    def __init__(self) -> None:
+        self.timed: dict[str, Any] = {kind: _read(TIMED / f"gemm-{kind}.json") for kind in KINDS}
+        static = _read(EVIDENCE)
+        self.kernels: dict[str, Row] = static["kernels"]
+        self.nvrtc: str = static["nvrtc"]
+        self.power: Any = _read(TIMED / "gemm-power.json")
+        self.seed: Any = _read(HERE / "seeds" / "gemm.json")
+        self.rungs: list[Rung[Any]] = [r for r in LADDER.rungs if isinstance(r.config, GemmConfig)]
+
+    def rows(self, kind: str) -> dict[str, Row]:
+        """The timed rows of one accumulator, by rung."""
+        return {row["rung"]: row for row in self.timed[kind]["rows"]}
+
+    def cells(self, kind: str, key: str) -> dict[int, Row]:
+        """A rung's cells by size."""
+        return {cell["n"]: cell for cell in self.rows(kind)[key]["gpu"]["cells"]}
+
+    def sizes(self, kind: str) -> list[int]:
+        """The sizes that were timed."""
+        return list(self.cells(kind, "02"))
+
+    def sass(self, key: str, kind: str = "f16", arch: str = "sm_90a") -> Row:
+        """The figures of a rung's SASS."""
+        return self.kernels[f"{key} {kind} {arch}"]
+
+    def of(self, kind: str) -> Iterator[Rung[Any]]:
+        """The rungs that were timed with an accumulator."""
+        return (rung for rung in self.rungs if rung.key in self.rows(kind))
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def tile(config: Row) -> str:
+    """The seed's parameters: ``BM=128 BN=128 BK=64 WM=64 WN=64 STAGES=3 BLOCK_STRIDE=8``."""
+    words = {"BM": "tile_m", "BN": "tile_n", "BK": "tile_k", "WM": "warp_m", "WN": "warp_n", "STAGES": "stages",
+             "BLOCK_STRIDE": "block_stride"}  # fmt: skip
+    return " ".join(f"{word}={config[name]}" for word, name in words.items())
+
+
+def speeds(evidence: Evidence, kind: str) -> str:
+    """TFLOP/s with spread and the share of cuBLAS, a row a rung, a column a size; cuBLAS itself last."""
+    sizes = evidence.sizes(kind)
+    body: list[list[str]] = []
+    for key in evidence.rows(kind):
+        cells = evidence.cells(kind, key)
+        body.append([key, *(f"{spread(cells[n]['tflops'])} · {cells[n]['ratio']['cublas']:.0%}" for n in sizes)])
+    cells = evidence.cells(kind, "02")
+    body.append(["00 cuBLAS", *(spread(cells[n]["peers"]["cublas"]["tflops"]) for n in sizes)])
+    return markdown_table(["rung", *(f"N = {n}" for n in sizes)], body)
+
+
+def overview(evidence: Evidence) -> str:
+    """What each rung changes, its parameters, and what needs no clock."""
+    body: list[list[str]] = []
+    for rung in evidence.rungs:
+        kind = "f16" if rung.key in evidence.rows("f16") else "f32"
+        row = evidence.rows(kind)[rung.key]
+        findings = sum(f["count"] for f in row["findings"])
+        error = row["error"]["value"] / row["error"]["bound"]
+        compiled = (
+            registers(evidence.sass(rung.key, k, a)) if f"{rung.key} {k} {a}" in evidence.kernels else "–"
+            for k in KINDS
+            for a in ("sm_80", "sm_90a")
+        )
+        known = [rung.key, rung.changes, tile(row["config"]), f"{error:.2f}", str(findings or "none")]
+        body.append([*known, *compiled])
+    header = ["rung", "what changes", "parameters", "error / bound", "findings",
+              *(f"registers (spills) {k}, {a}" for k in KINDS for a in ("sm_80", "sm_90a"))]  # fmt: skip
+    return markdown_table(header, body)
+
+
+def hopper(evidence: Evidence) -> str:
+    """What the ``wgmma`` rungs change, with error, findings, registers and their best speed."""
+    body: list[list[str]] = []
+    rows = evidence.rows("f32")
+    for rung in HOPPER_LADDER.rungs:
+        row = rows[rung.key]
+        findings = sum(f["count"] for f in row["findings"])
+        target = row["targets"]["sm_90a"]
+        cells = evidence.cells("f32", rung.key).values()
+        fastest = max(cells, key=lambda cell: cell["tflops"]["median"])
+        body.append([
+            rung.key, rung.changes, f"{row['error']['value'] / row['error']['bound']:.2f}", str(findings or "none"),
+            f"{target['registers']} ({target['spill_bytes']})",
+            f"{spread(fastest['tflops'])} at N = {fastest['n']} · {fastest['ratio']['cublas']:.0%}",
+        ])  # fmt: skip
+    header = ["rung", "what changes", "error / bound", "findings", "sm_90a registers (spills)", "fastest TFLOP/s"]
+    return markdown_table(header, body)
+
+
+def wavefronts(evidence: Evidence) -> str:
+    """Wavefronts per instruction beside the ideal, for each class of access."""
+    body: list[list[str]] = []
+    for rung in evidence.of("f16"):
+        found = evidence.rows("f16")[rung.key]["wavefronts"]
+        body.append([rung.key, *(_per_access(found[name]) for name in ACCESSES)])
+    return markdown_table(["rung", *ACCESSES], body)
+
+
+def _per_access(entry: Row) -> str:
+    """``32.0 (ideal 4.0)``; – without such accesses."""
+    if not entry["accesses"]:
+        return "–"
+    return f"{entry['actual'] / entry['accesses']:.1f} (ideal {entry['ideal'] / entry['accesses']:.1f})"
+
+
+def beside_seed(evidence: Evidence) -> str:
+    """The seed's TFLOP/s on an A100 and ours, and both steps from rung to rung."""
+    theirs = evidence.seed["tflops"]
+    body: list[list[str]] = []
+    before: str | None = None
+    for key in ("01a", "01b", "02", "03", "04", "05"):
+        cells = evidence.cells("f16", key)
+        line = [key]
+        for n in (4096, 8192, 16384):
+            line += [f"{theirs[key][str(n)]}", f"{cells[n]['tflops']['median']:.0f}"]
+        line += [f"{theirs[key]['8192'] / theirs['cublas']['8192']:.0%}", f"{cells[8192]['ratio']['cublas']:.0%}"]
+        if before is not None:
+            step = cells[8192]["over_rung_before"]
+            line += [f"{theirs[key]['8192'] / theirs[before]['8192']:.2f}×", f"{step:.2f}×"]
+        body.append(line + ["–"] * (11 - len(line)))
+        before = key
+    header = ["rung", *(f"{who}, N = {n}" for n in (4096, 8192, 16384) for who in ("seed", "here")),
+              "seed, % of cuBLAS", "here, % of cuBLAS", "seed, over the rung before", "here"]  # fmt: skip
+    return markdown_table(header, body)
+
+
+def walk(evidence: Evidence) -> str:
+    """A paragraph a rung: the idea, then what moved against the rung before."""
+    parts: list[str] = []
+    for before, rung in pairwise([None, *evidence.rungs]):
+        assert rung is not None
+        parts.append(f"### {rung.name}\n\n{WHY[rung.key]}\n\n{moved(evidence, before, rung)}\n")
+    return "\n".join(parts)
+
+
+def moved(evidence: Evidence, before: Rung[Any] | None, rung: Rung[Any]) -> str:
+    """The figures of a rung, and of its predecessor where there is one."""
+    kind = "f16" if rung.key in evidence.rows("f16") else "f32"
+    k = evidence.sass(rung.key, kind)
+    show = f"`warploom inspect gemm --rung {rung.key} --arch sm_90a"
+    rate = evidence.cells(kind, rung.key)[8192]["tflops"]["median"]
+    if before is None or kind == "f32":
+        return (f"{registers(k)} registers (spilled bytes) and {k['loop_instructions']} instructions an iteration on "
+                f"sm_90a, {rate:.0f} TFLOP/s at N = 8192. {show}`")  # fmt: skip
+    old, old_cell = evidence.sass(before.key, kind), evidence.cells(kind, before.key)[8192]
+    changes = [
+        f"registers (spilled bytes) {registers(old)} → {registers(k)}",
+        f"instructions an iteration {old['loop_instructions']} → {k['loop_instructions']} ({loop_changes(old, k)})",
+        f"address registers of LDSM {old['ldsm_address_registers']} → {k['ldsm_address_registers']}, of LDGSTS "
+        f"{old['ldgsts_address_registers']} → {k['ldgsts_address_registers']}",
+        f"LDSM → HMMA {distance(old)} → {distance(k)}",
+        f"{old_cell['tflops']['median']:.0f} → {rate:.0f} TFLOP/s at N = 8192",
+    ]
+    return f"On sm_90a: {'; '.join(changes)}. {show} --against {before.key}`"
+
+
+def power_table(rows: Mapping[str, Row]) -> str:
+    """Watts, clock, TFLOP/s, TFLOP per joule and cycles per mma of each kernel under sustained load."""
+    body = [
+        [name, *(_figure(row.get(key)) for key in ("tflops", "watts", "sm_mhz", "tflop_per_joule", "cycles_per_mma"))]
+        for name, row in rows.items()
+        if "tflops" in row
+    ]
+    return markdown_table(["kernel", "TFLOP/s", "W", "MHz", "TFLOP/J", "cycles per mma and tensor core"], body)
+
+
+def reading(evidence: Evidence) -> str:
+    """What the power table says, in figures."""
+    rate, of16, of32 = (evidence.power[part] for part in ("rate", "f16", "f32"))
+    cublas = of32["cublas"]
+    best = {"f16": _best(of16), "f32": _best(of32)}
+    watts = [row["watts"] for part in (of16, of32) for row in part.values() if "watts" in row]
+    clocks = [row["sm_mhz"] for part in (of16, of32) for row in part.values() if "watts" in row]
+    alone, fragments = (rate[f"f32 64x64 mma {what}"] for what in ("alone", "and ldmatrix"))
+    joules = [1.0 / row["tflop_per_joule"] for row in (alone, fragments, best["f32"])]
+    shares = [joules[0] / joules[2], (joules[1] - joules[0]) / joules[2], (joules[2] - joules[1]) / joules[2]]
+    wanted = 0.75 * cublas["tflop_per_joule"]
+    paragraphs = (
+        f"All products run at the power limit: {min(watts):.0f} to {max(watts):.0f} W, at {min(clocks):.0f} to "
+        f"{max(clocks):.0f} MHz, where light work runs at 1980. So TFLOP/s is TFLOP per joule times watts, and a "
+        "kernel is slower among hot neighbours than among the ladder's slow rungs. Of the energy of the best product "
+        f"with f32 accumulators, {shares[0]:.0%} is what `mma.sync` alone takes, {shares[1]:.0%} its fragments, and "
+        f"{shares[2]:.0%} the rest: tiles on their way from memory to shared memory, epilogues, waiting. The rest is "
+        "what larger tiles lower.",
+        f"Three quarters of cuBLAS on large products would take {wanted:.2f} TFLOP/J. `mma.sync` with its fragments "
+        f"alone has {fragments['tflop_per_joule']:.2f}, the best kernel here {best['f32']['tflop_per_joule']:.2f} with "
+        f"f32 accumulators and {best['f16']['tflop_per_joule']:.2f} with f16: "
+        f"{best['f32']['tflops'] / cublas['tflops']:.2f}× and {best['f16']['tflops'] / cublas['tflops']:.2f}× cuBLAS "
+        "under sustained load. That leaves three quarters just out of reach of f32 accumulators: the tiles' way costs "
+        "what it costs with `cp.async`, into tiles as large as the registers allow. cuBLAS multiplies by `wgmma`, "
+        "which reads B from shared memory once for 64 rows and keeps no fragments of it: "
+        f"{cublas['cycles_per_mma']:.2f} cycles for as much as one `mma.sync` does in {alone['cycles_per_mma']:.2f}.",
+    )
+    return "\n\n".join(paragraphs)
+
+
+def _best(rows: Mapping[str, Row]) -> Row:
+    """The fastest of our kernels."""
+    return max((row for name, row in rows.items() if name != "cublas" and "tflops" in row), key=lambda r: r["tflops"])
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
+
+
+def page() -> str:
+    """The whole page."""
+    evidence = Evidence()
+    keys = [rung.key for rung in evidence.of("f16")]
+    figures = {
+        "OVERVIEW": overview(evidence), "WAVEFRONTS": wavefronts(evidence), "SEED": beside_seed(evidence),
+        "F16": speeds(evidence, "f16"), "F32": speeds(evidence, "f32"), "WALK": walk(evidence),
+        "GROUPS": group_table({key: evidence.sass(key) for key in keys}),
+        "GROUPS80": group_table({key: evidence.sass(key, arch="sm_80") for key in keys}),
+        "RATE": power_table(evidence.power["rate"]), "POWER16": power_table(evidence.power["f16"]),
+        "POWER32": power_table(evidence.power["f32"]), "NVRTC": evidence.nvrtc,
+        "HOPPER": hopper(evidence), "READING": reading(evidence),
+        "MADE16": provenance(evidence.timed["f16"]["environment"]),
+        "MADE32": provenance(evidence.timed["f32"]["environment"]),
+        "MADEPOWER": provenance(evidence.power["environment"]),
+    }  # fmt: skip
+    return filled(HERE / "ladder-gemm.template.md", figures)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrite (or check) the page; returns the exit code."""
+    return write_or_check(PAGE, page, "benchmarks/gemm_page.py", (__doc__ or "").splitlines()[0], arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

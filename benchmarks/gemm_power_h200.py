@@ -1,0 +1,214 @@
+"""What ``mma.sync`` can reach on one GPU: each kernel under sustained load, with its watts, clock and TFLOP per joule.
+
+    PYTHONPATH=src python benchmarks/gemm_power_h200.py [--parts rate,f32,f16,waves] [--size 8192] [--out DIR]
+
+writes ``gemm-power.json`` to DIR ($OUT by default). ``rate`` is ``mma.sync`` alone, and with only the ``ldmatrix`` of
+such warp tiles; ``f32`` and ``f16`` are configurations of the generator beside cuBLAS, on random inputs. Each kernel
+runs alone and without a pause for about a second, so that it meets the power limit by itself: the clock and the energy
+tell whether it is bound by power, and cycles per instruction whether by anything else. ``waves`` are products whose
+tiles are not whole waves of CTAs. Needs torch with CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mma_rate
+import numpy as np
+import torch
+
+import warploom
+from warploom.bench.environment import environment
+from warploom.bench.gemm import GemmOnGpu
+from warploom.bench.monitor import GpuMonitor
+from warploom.bench.power import power_of
+from warploom.bench.timing import Candidate, EventClock, measure
+from warploom.core.dtypes import DType, f16, f32
+from warploom.core.errors import WarploomError
+from warploom.core.targets import target
+from warploom.cuda.device import cuda_core
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.ladder import BEST, BEST32
+from warploom.kernels.ladder import Rung
+from warploom.ops.backends import GpuCall, compiled, gpu_target
+from warploom.ops.matmul import plan_matmul
+
+HMMA_FLOPS = 2 * 16 * 8 * 16
+TENSOR_CORES_PER_SM = 4
+RATE_ROUNDS = 4000
+CHECKED = 776
+"""Extent of the product that a configuration is checked on: ragged for every tile."""
+WAVE_DEPTH = 4096
+WAVE_TILES = ((12, 11), (13, 11), (18, 11), (12, 22), (23, 12), (36, 11), (37, 11), (24, 22), (25, 22))
+"""(rows, columns) of tiles: 1, 1.08, 1.5, 2, 2.09, 3, 3.08, 4 and 4.17 waves on 132 multiprocessors."""
+START = time.perf_counter()
+
+
+def log(*words: Any) -> None:
+    print(f"[{time.perf_counter() - START:6.1f}]", *words, flush=True)
+
+
+class Bench:
+    """Power and rate of candidates on GPU 0."""
+
+    def __init__(self) -> None:
+        self.sms = int(torch.cuda.get_device_properties(0).multi_processor_count)
+        self._monitor = GpuMonitor(cuda_core().Device(0).pci_bus_id)
+        self._clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
+
+    def race(self, candidates: Sequence[Candidate], sets: int) -> dict[str, float]:
+        """Seconds of a call of each, interleaved, rested."""
+        found = measure(candidates, sets, self._clock, rounds=9, pause_seconds=0.02, monitor=self._monitor)
+        return {name: one.seconds.median for name, one in found.items()}
+
+    def measure(self, candidate: Candidate, sets: int, flops: int) -> dict[str, Any]:
+        """Under sustained load; with the tensor cores' cycles per ``mma.sync`` at the clock it settled at."""
+        found = power_of(candidate, sets, self._clock, self._monitor)
+        if found is None:
+            return {"refused": "no power can be read on this GPU"}
+        row: dict[str, Any] = found.json(flops)
+        if found.sm_mhz is not None:
+            per_core = flops / HMMA_FLOPS / self.sms / TENSOR_CORES_PER_SM
+            row["cycles_per_mma"] = round(found.sm_mhz * 1e6 * found.seconds_per_call / per_core, 2)
+        return row
+
+
+def rates(bench: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
+    """``mma.sync`` alone and with its ``ldmatrix``, for two warp tiles."""
+    for accumulate, warp_m, warp_n in ((f32, 64, 64), (f32, 96, 64), (f16, 64, 64), (f16, 128, 64)):
+        for loads in (False, True):
+            if not loads and (warp_m, warp_n) != (64, 64):
+                continue  # held fragments of such tiles take too many registers
+            flags = {"warp_m": warp_m, "warp_n": warp_n, "accumulate": accumulate, "loads": loads}
+            program = mma_rate.mma_rate.trace(**flags)
+            words = torch.from_numpy(mma_rate.inputs(np.random.default_rng(0), warp_m, warp_n)).cuda()
+            out = torch.full((bench.sms * program.threads,), math.nan, device="cuda")
+            call = GpuCall.prepare(program, (bench.sms, 1, 1), {"rounds": RATE_ROUNDS}, 0)
+            pointers = (words.data_ptr(), out.data_ptr())
+            name = f"{accumulate.name} {warp_m}x{warp_n} " + ("mma and ldmatrix" if loads else "mma alone")
+            flops = bench.sms * RATE_ROUNDS * mma_rate.flops(program.threads // 32, warp_m, warp_n)
+            row = bench.measure(Candidate(name, lambda _, c=call, p=pointers: c.launch_again(p, "torch")), 1, flops)
+            if not bool(out.isfinite().all()):
+                row["wrong"] = "not every sum is finite"
+            yield name, row
+
+
+def _tiled(base: GemmConfig, m: int, n: int, k: int, warp_m: int, warp_n: int, stages: int, **flags: Any) -> GemmConfig:
+    return replace(base, tile_m=m, tile_n=n, tile_k=k, warp_m=warp_m, warp_n=warp_n, stages=stages, **flags)
+
+
+def configurations(accumulate: DType) -> dict[str, GemmConfig]:
+    """Tiles, stages and orders of CTAs around the best."""
+    best = BEST[accumulate]
+    tiles = {
+        "128x128x64 64x64 s3": (128, 128, 64, 64, 64, 3),
+        "128x128x32 64x64 s4": (128, 128, 32, 64, 64, 4),
+        "256x128x32 64x64 s4": (256, 128, 32, 64, 64, 4),
+        "128x256x32 64x64 s4": (128, 256, 32, 64, 64, 4),
+        "128x256x64 64x64 s4": (128, 256, 64, 64, 64, 4),
+    }
+    if accumulate is f16:  # f32 accumulators of these do not fit a thread's registers
+        tiles |= {
+            "192x256x32 96x64 s4": (192, 256, 32, 96, 64, 4),
+            "128x256x32 64x128 s4": (128, 256, 32, 64, 128, 4),
+            "256x256x32 128x64 s4": (256, 256, 32, 128, 64, 4),
+        }
+    found = {name: _tiled(best, *tile) for name, tile in tiles.items()}
+    found |= {f"best, BLOCK_STRIDE={n}": replace(best, block_stride=n) for n in (0, 4, 8, 16, 32)}
+    found |= {
+        "best, static strides": replace(best, static_strides=True),
+        "best, recomputed addresses": replace(best, strided=False),
+        "best, one B operand per ldmatrix": replace(best, wide_b=False),
+    }
+    goal = target("sm_90a")
+    return {name: c for name, c in found.items() if not c.check(goal)}
+
+
+def compile_all(configs: dict[str, GemmConfig], size: int) -> None:
+    """Trace in this thread, compile on all cores: at the size measured and at the one checked."""
+    arch = gpu_target(0).name
+    programs = []
+    for extent in (size, CHECKED):
+        a = torch.empty(extent, extent, device="cuda", dtype=torch.float16)
+        programs += [plan_matmul(a, a, accumulate=c.accumulate, config=c).program for c in configs.values()]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(lambda p: compiled(p, arch), programs))
+
+
+def products(bench: Bench, accumulate: DType, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every configuration and cuBLAS on square products, each alone."""
+    configs = configurations(accumulate)
+    compile_all(configs, size)
+    log("compiled", len(configs))
+    checked, case = GemmOnGpu(CHECKED, 0, 1), GemmOnGpu(size, 0, 0)
+    (cublas,) = case.peers
+    yield "cublas", bench.measure(cublas, case.sets, case.flops)
+    for name, config in configs.items():
+        rung: Rung[Any] = Rung(name, name, "", config)
+        try:
+            checked.prepare(rung)
+            error = checked.error(rung)
+            row = bench.measure(case.prepare(rung), case.sets, case.flops) if error.ok else {"refused": "wrong"}
+        except (WarploomError, RuntimeError) as failure:
+            yield name, {"refused": str(failure)[:300]}
+            continue
+        yield name, {"config": str(config), "error": round(error.value, 3), **row}
+
+
+def waves(bench: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Products of a few tiles more than whole waves of CTAs: what an uneven last wave costs, and costs cuBLAS."""
+    for rows, cols in WAVE_TILES:
+        m, n = rows * BEST32.tile_m, cols * BEST32.tile_n
+        sets = [
+            (torch.randn(m, WAVE_DEPTH, device="cuda").half(), torch.randn(WAVE_DEPTH, n, device="cuda").half())
+            for _ in range(4)
+        ]
+        out = torch.empty(m, n, device="cuda", dtype=torch.float16)
+        candidates = (
+            Candidate("ours", lambda i, s=sets, o=out: warploom.matmul(*s[i], config=BEST32, out=o)),
+            Candidate("cublas", lambda i, s=sets, o=out: torch.mm(*s[i], out=o)),
+        )
+        times = bench.race(candidates, len(sets))
+        flops = 2 * m * n * WAVE_DEPTH
+        tiles = rows * cols
+        yield f"{m}x{n}x{WAVE_DEPTH}", {
+            "tiles": tiles, "waves": round(tiles / bench.sms, 3), "microseconds": round(times["ours"] * 1e6, 1),
+            "tflops": round(flops / times["ours"] / 1e12, 1), "cublas_tflops": round(flops / times["cublas"] / 1e12, 1),
+        }  # fmt: skip
+
+
+def main() -> None:
+    """Measure the parts asked for; the file is written after each row."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--parts", default="rate,f32,f16,waves")
+    parser.add_argument("--size", type=int, default=8192)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    options = parser.parse_args()
+    bench = Bench()
+    result: dict[str, Any] = {"environment": environment(0), "size": options.size}
+    parts = {
+        "rate": lambda: rates(bench),
+        "f32": lambda: products(bench, f32, options.size),
+        "f16": lambda: products(bench, f16, options.size),
+        "waves": lambda: waves(bench),
+    }
+    for part in options.parts.split(","):
+        rows = result[part] = {}
+        for name, row in parts[part]():
+            rows[name] = row
+            figures = {key: row[key] for key in row if key != "config"}
+            log(part, name, figures)
+            (options.out / "gemm-power.json").write_text(json.dumps(result, indent=1, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()

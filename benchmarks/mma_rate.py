@@ -1,0 +1,82 @@
+# pyright: reportInvalidTypeForm=false
+"""``mma.sync`` alone, and with only its ``ldmatrix``: what any kernel of such warp tiles can reach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.core.dtypes import DType, f16, f32
+from warploom.lang import Fragment, Global, Kernel, kernel, u16, u32
+from warploom.layout.catalogue import mma_fragment
+
+SHAPE = "m16n8k16"
+A, B, C = (mma_fragment(SHAPE, operand) for operand in "ABC")
+STEPS = 8
+DEPTH = 16 * STEPS
+"""Columns of the tile: of the second half A is the negative of the first, so that the sums stay bounded."""
+HELD = (0, STEPS // 2)
+"""Steps whose fragments stay in registers where nothing is loaded."""
+
+
+@kernel(threads=lambda warps=8, **_: 32 * warps)
+def mma_rate(
+    k: Kernel, words: Global[u16], out: Global[f32], rounds: u32, *,
+    warps: int = 8, warp_m: int = 64, warp_n: int = 64, accumulate: DType = f32, loads: bool = False,
+) -> None:  # fmt: skip
+    """``rounds`` times :data:`STEPS` outer products of warp_m × warp_n × 16 in every warp.
+
+    ``words``: A (warp_m, DEPTH), then the transpose of B (warp_n, DEPTH). ``out``: per thread the sum of its elements
+    of C. ``loads``: fragments come by ``ldmatrix`` in every step, as in a product; else two steps' fragments are held.
+    """
+    rows = warp_m + warp_n
+    tile = k.shared(f16, (rows, DEPTH), swizzle="auto")
+    chunks = rows * DEPTH // 8
+    for first in range(0, chunks, 32 * warps):
+        chunk = k.thread + first
+        target = tile.address(chunk // (DEPTH // 8), chunk % (DEPTH // 8) * 8)
+        k.cp_async(target, words + chunk * 8, 16)
+    k.commit_group()
+    k.wait_group(0)
+    k.syncthreads()
+    readers = k.reader(tile, A), k.reader(tile, B.tile(1, 2).transposed())
+
+    def fragments(step: int) -> tuple[list[tuple[u32, ...]], list[tuple[u32, ...]]]:
+        pairs = [readers[1].load(warp_m + col, 16 * step) for col in range(0, warp_n, 16)]
+        operands = [half for pair in pairs for half in (pair[:2], pair[2:])]
+        return [readers[0].load(row, 16 * step) for row in range(0, warp_m, 16)], operands
+
+    layout = C if accumulate is f32 else replace(C, element_bits=16)
+    total = k.accumulator(layout.tile(warp_m // 16, warp_n // 8), 0.0, "c")
+    held = {step: fragments(step) for step in HELD} if not loads else {}
+    with k.loop(rounds):
+        for step in range(STEPS):
+            a, b = fragments(step) if loads else held[HELD[step % 2]]
+            _outer_product(k, total, a, b, accumulate)
+    values = [r.get() for r in total.registers]  # type: ignore[union-attr]
+    if accumulate is f16:
+        values = [half for word in values for half in k.unpack(word, f16)]
+    whole = values[0]
+    for value in values[1:]:
+        whole = whole + value
+    out.store(whole, k.cta_x * (32 * warps) + k.thread)
+
+
+def _outer_product(k: Kernel, total: Fragment, a: list, b: list, accumulate: DType) -> None:
+    for i, rows in enumerate(a):
+        for j, cols in enumerate(b):
+            target = total.mutable_atom(i, j)
+            k.mma(rows, cols, target, inputs=f16, accumulate=accumulate, shape=SHAPE, into=target)
+
+
+def inputs(rng: np.random.Generator, warp_m: int = 64, warp_n: int = 64) -> NDArray[np.float16]:
+    """A and the transpose of B, one after the other: normal numbers."""
+    a, b = (rng.standard_normal((rows, DEPTH // 2)).astype(np.float16) for rows in (warp_m, warp_n))
+    return np.concatenate([np.hstack([a, -a]), np.hstack([b, b])])
+
+
+def flops(warps: int, warp_m: int = 64, warp_n: int = 64) -> int:
+    """Of one round of one CTA."""
+    return 2 * warps * warp_m * warp_n * DEPTH
