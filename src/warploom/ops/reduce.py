@@ -286,8 +286,10 @@ def _reduced(
     """(values, indices or None) as arrays of a's kind."""
     view = _view(a)
     given = {"a": view, "b": _view(b)}
-    given |= {} if bias is None else {"bias": _view(bias)}
-    given |= {} if target is None else {"target": target}
+    if bias is not None:
+        given["bias"] = _view(bias)
+    if target is not None:
+        given["target"] = target
     key = (op, scale, config, *[(name, x[1:5], x.pointer & 15) for name, x in given.items()])
     ready = _ready.get(key)
     if ready is not None:
@@ -322,13 +324,12 @@ def _reduced(
 
 @dataclass(frozen=True)
 class _Ready:
-    """What a repeated call on a GPU needs: kernels, and which array each of their pointers is.
+    """What a repeated call on a GPU needs: kernels, and the number of the array that each of their pointers is.
 
-    An array is one of the caller's, by name, or number i of those that every call makes anew: the ``results``, then the
-    parts of one workspace, which start at ``offsets``.
+    Arrays are counted: the caller's, the ``results`` and the parts of one workspace, which start at ``offsets``.
     """
 
-    calls: tuple[tuple[GpuCall, tuple[str | int, ...]], ...]
+    calls: tuple[tuple[GpuCall, tuple[int, ...]], ...]
     results: tuple[tuple[tuple[int, ...], DType], ...]
     offsets: tuple[int, ...]
     workspace_bytes: int
@@ -339,12 +340,11 @@ class _Ready:
         results = [empty(first.kind, shape, dtype, first.device) for shape, dtype in self.results]
         workspace = empty(first.kind, (self.workspace_bytes,), u8, first.device)
         start = address(workspace)
-        made = [*map(address, results), *[start + offset for offset in self.offsets]]
-        pointers: dict[str | int, int] = dict(enumerate(made))
-        for name, x in given.items():
-            pointers[name] = x.pointer
-        for call, roles in self.calls:
-            call.launch_again(tuple([pointers[role] for role in roles]), first.kind)
+        pointers = [x.pointer for x in given.values()]
+        pointers += map(address, results)
+        pointers += [start + offset for offset in self.offsets]
+        for call, numbers in self.calls:
+            call.launch_again(tuple([pointers[i] for i in numbers]), first.kind)
         return results[0], results[1] if len(results) > 1 else None
 
 
@@ -361,21 +361,22 @@ def _remember(
     steps: list[_Step],
 ) -> None:
     """Keep the call for arrays like these, unless one had to be copied first or two are the same array."""
-    roles: dict[int, str | int] = {x.pointer: name for name, x in given.items()}
-    if len(roles) < len(given):
+    known = {x.pointer for x in given.values()}
+    if len(known) < len(given):
         return
     parts: dict[int, ArrayView] = {}
     for step in steps:
         for name, x in step.arrays.items():
-            if x.pointer not in roles and name in ("first", "second", "subtracted"):
+            if x.pointer not in known and name in ("first", "second", "subtracted"):
                 parts.setdefault(x.pointer, x)
-    roles |= {pointer: i for i, pointer in enumerate([x.pointer for x in results] + [*parts])}
+    everything = [*(x.pointer for x in given.values()), *(x.pointer for x in results), *parts]
+    numbers = {pointer: i for i, pointer in enumerate(everything)}
     taken = [step.taken(call) for call, step in zip(calls, steps, strict=True)]
-    if any(x.pointer not in roles for arrays in taken for x in arrays):
+    if any(x.pointer not in numbers for arrays in taken for x in arrays):
         return
     if len(_ready) >= _READY_KEPT:
         _ready.clear()
-    listed = [(call, tuple(roles[x.pointer] for x in arrays)) for call, arrays in zip(calls, taken, strict=True)]
+    listed = [(call, tuple(numbers[x.pointer] for x in arrays)) for call, arrays in zip(calls, taken, strict=True)]
     sizes = [-(-math.prod(x.shape) * x.dtype.bytes // _PART_ALIGNMENT) * _PART_ALIGNMENT for x in parts.values()]
     *offsets, total = accumulate(sizes, initial=0)
     shapes = tuple((tuple(x.shape), x.dtype) for x in results)
