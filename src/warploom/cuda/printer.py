@@ -318,9 +318,13 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
     """``text`` in pieces, cut before ``:`` and after ``,``, except inside string literals."""
     pieces: list[str] = []
     start, quoted = 0, False
+    firsts = {x[0] for x in separators}
     for i, letter in enumerate(text):
-        quoted ^= letter == '"'
-        found = None if quoted else next((x for x in separators if text.startswith(x, i)), None)
+        if letter == '"':
+            quoted = not quoted
+        if quoted or letter not in firsts:
+            continue
+        found = next((x for x in separators if text.startswith(x, i)), None)
         if found is not None:
             cut = i + len(found) if found == ", " else i
             pieces.append(text[start:cut])

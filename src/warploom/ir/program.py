@@ -191,10 +191,13 @@ class Program:
 
 def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
     """Every statement of ``body``, depth first."""
-    for statement in body:
+    waiting = list(reversed(body))
+    while waiting:
+        statement = waiting.pop()
         yield statement
-        for block in blocks(statement):
-            yield from walk(block)
+        if not isinstance(statement, Op):
+            for block in reversed(blocks(statement)):
+                waiting.extend(reversed(block))
 
 
 def blocks(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
