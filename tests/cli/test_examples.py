@@ -61,23 +61,12 @@ def run(name: str, monkeypatch: Any, *arguments: str) -> None:
 
 @emulated
 def test_the_search_finds_the_nearest_over_several_blocks(monkeypatch, capsys):
-    run(
-        "nearest_neighbours.py",
-        monkeypatch,
-        "--vectors",
-        "700",
-        "--queries",
-        "8",
-        "--dimension",
-        "32",
-        "--block",
-        "300",
-    )
-    assert "8 queries against 700 vectors" in capsys.readouterr().out
+    run("nearest_neighbours.py", monkeypatch, "--vectors", "96", "--queries", "8", "--dimension", "16", "--block", "64")
+    assert "8 queries against 96 vectors" in capsys.readouterr().out
     search = runpy.run_path(str(EXAMPLES / "nearest_neighbours.py"))["search"]
     rng = np.random.default_rng(0)
-    queries, vectors = (rng.standard_normal((n, 32)).astype(np.float16) for n in (8, 700))
-    best, where = search(queries, iter([vectors[:300], vectors[300:600], vectors[600:]]))
+    queries, vectors = (rng.standard_normal((n, 16)).astype(np.float16) for n in (8, 100))
+    best, where = search(queries, iter([vectors[:64], vectors[64:]]))
     scores = queries.astype(np.float64) @ vectors.astype(np.float64).T
     assert (where == scores.argmax(1)).all()
     assert np.abs(best - scores.max(1)).max() < 1e-3

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from warploom.core.errors import LayoutError
-from warploom.layout import FRAGMENTS, NO_SWIZZLE, SharedLayout, Swizzle, mma_fragment, wmma_accumulator
+from warploom.layout import FRAGMENTS, NO_SWIZZLE, LinearMap, SharedLayout, Swizzle, mma_fragment, wmma_accumulator
 from warploom.layout.draw import draw_banks, draw_elements, draw_lanes, draw_observation, draw_permutation, lane_tone
 from warploom.layout.fit import Observation
+from warploom.layout.reduction import reduction_plan
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -123,3 +124,14 @@ def test_what_is_not_linear_is_drawn_with_the_reason() -> None:
 def test_notebooks_draw_layouts() -> None:
     for thing in (wmma_accumulator(), SharedLayout(64, 64, 2, Swizzle(3, 4, 3))):
         assert ET.fromstring(thing._repr_svg_()).tag == f"{SVG}svg"
+
+
+def test_plans_and_maps_draw_themselves_in_notebooks() -> None:
+    layout = mma_fragment("m16n8k16", "C")
+    shown = [x._repr_svg_() for x in (reduction_plan(layout, "col"), layout.atom, LinearMap({"x": [(1,)]}, {"y": 2}))]  # pyright: ignore[reportPrivateUsage]
+    assert shown[0] is not None
+    assert ">after<" in shown[0]
+    assert "costs no instruction" in shown[0]
+    assert shown[1] is not None
+    assert "lane 31, i = 3" in shown[1]
+    assert shown[2] is None
