@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import Accumulate, DTypeName, HeadDim, JsonFile, Settings, parse_settings
+from warploom.cli.options import Accumulate, DTypeName, HeadDim, JsonFile, Settings, grouped, parse_settings
 from warploom.cli.output import console, write_json
 
 if TYPE_CHECKING:
@@ -17,123 +17,53 @@ if TYPE_CHECKING:
     from warploom.ir.program import Program
 
 
-@explains_errors
-def inspect_command(
-    what: Annotated[
-        str, typer.Argument(metavar="attention|gemm|FILE", help="A kernel, or a file: a cubin or SASS text.")
-    ],
-    rung: Annotated[
-        str | None,
-        typer.Option(help="A rung's number or name; attention's h1, h2, … are wgmma's. Default: 1, and 01b of gemm."),
-    ] = None,
-    arch: Annotated[
-        str | None, typer.Option(help="Architecture to compile for: sm_80, sm_90a, …; default the oldest that can.")
-    ] = None,
-    opt_level: Annotated[
-        int | None, typer.Option(min=0, max=3, help="ptxas's optimisation level; default the rung's own.")
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="RUNG|ARCH|O0…O3|FLAG=VALUE|FILE", help="Show what differs from this one."),
-    ] = None,
-    set_: Settings = None,
-    head_dim: HeadDim = 128,
-    dtype: DTypeName = "bf16",
-    accumulate: Accumulate = None,
-    kernel: Annotated[str | None, typer.Option(help="Which kernel of a file that holds several.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Threads per CTA of a file's kernel, for its occupancy.")
-    ] = None,
-    shared: Annotated[
-        int | None, typer.Option(min=0, help="Dynamic shared memory of a file's kernel, in bytes.")
-    ] = None,
-    source: Annotated[bool, typer.Option("--source", help="Print the SASS beside the Python it came from.")] = False,
-    json: JsonFile = None,
-) -> None:
-    """Static figures of compiled code: no GPU is needed, only NVRTC and nvdisasm (pip install "warploom[cu13]").
-
-    Instructions are counted by what they are for, in the whole kernel and in one iteration of its main loop: the loop
-    with most tensor instructions. Look first at "address & logic" and "register copies": they compete with the mma for
-    issue slots. Many address registers for LDSM (ldmatrix) and LDGSTS (cp.async) mean that swizzled addresses are kept
-    or recomputed one by one; a few, each used often with different immediate offsets, are what to aim for. Registers,
-    shared memory or warps limit how many CTAs an SM holds; local memory is spilled registers.
-
-    \b
-    Examples:
-      warploom inspect attention --rung 2
-      warploom inspect attention --rung 2 --against 1
-      warploom inspect attention --rung 2 --arch sm_90a --against sm_80
-      warploom inspect attention --rung 2 --against O1
-      warploom inspect attention --rung 8 --against swizzle=off
-      warploom inspect attention --rung 2 --source
-      warploom inspect gemm --rung 03 --against 02
-      warploom inspect kernel.cubin --threads 128 --shared 49152 --against other.sass
-    """
-    from rich.markup import escape
-
-    from warploom.cli import inspect_tables
-
-    rung = rung or _FIRST_RUNGS.get(what, "")
-    wanted = _Wanted(what, rung, arch, opt_level, set_, head_dim, dtype, accumulate, kernel, threads, shared, source)
-    report = wanted.report()
-    if against is None:
-        value, tables = report.to_dict(), inspect_tables.report_tables(report)
-    else:
-        value, tables = _compared(wanted.other(against), report)
-    if json != "-":
-        out = console()
-        for text in (f"[bold]{escape(wanted.title(report))}[/bold]", *inspect_tables.headline(report), *tables):
-            out.print(text)
-        if source:
-            for line in inspect_tables.source_lines(report):
-                typer.echo(line)
-    if json is not None:
-        write_json(value, json)
-
-
-def _compared(other: _Wanted, report: SassReport) -> tuple[dict[str, Any], list[Any]]:
-    """(value, tables) of ``report`` against another."""
-    from rich.markup import escape
-
-    from warploom.cli import inspect_tables
-    from warploom.inspect import compare
-
-    before = other.report()
-    found = compare(before, report)
-    value = {"before": before.to_dict(), "after": report.to_dict(), "differences": found.to_dict()}
-    title = f"[bold]against {escape(other.title(before))}[/bold]"
-    return value, [title, *inspect_tables.headline(before), *inspect_tables.comparison_tables(found)]
-
-
 _FIRST_RUNGS = {"attention": "1", "gemm": "01b"}
 """The families that can be inspected, and the rung of each without ``--rung``."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wanted:
+class Wanted:
     """One thing to inspect, as the options say."""
 
-    what: str
-    rung: str
-    arch: str | None
-    opt_level: int | None
-    settings: list[str] | None
-    head_dim: int
-    dtype: str
-    accumulate: str | None
-    kernel: str | None
-    threads: int | None
-    shared: int | None
-    source: bool
+    what: Annotated[
+        str, typer.Argument(metavar="attention|gemm|FILE", help="A kernel, or a file: a cubin or SASS text.")
+    ]
+    rung: Annotated[
+        str | None,
+        typer.Option(help="A rung's number or name; attention's h1, h2, … are wgmma's. Default: 1, and 01b of gemm."),
+    ] = None
+    arch: Annotated[
+        str | None, typer.Option(help="Architecture to compile for: sm_80, sm_90a, …; default the oldest that can.")
+    ] = None
+    opt_level: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=3, help="ptxas's optimisation level; default the rung's own.")
+    ] = None
+    settings: Settings = None
+    head_dim: HeadDim = 128
+    dtype: DTypeName = "bf16"
+    accumulate: Accumulate = None
+    kernel: Annotated[str | None, typer.Option(help="Which kernel of a file that holds several.")] = None
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=1024, help="Threads per CTA of a file's kernel.")
+    ] = None
+    shared: Annotated[
+        int | None, typer.Option(metavar="BYTES", min=0, help="Dynamic shared memory of a file's kernel.")
+    ] = None
+    source: Annotated[bool, typer.Option("--source", help="Print the SASS beside the Python it came from.")] = False
+
+    @property
+    def of_rung(self) -> str:
+        """The rung asked for, else the family's first."""
+        return self.rung or _FIRST_RUNGS.get(self.what, "")
 
     def title(self, report: SassReport) -> str:
         """What it is, in one line."""
         if self.what not in _FIRST_RUNGS:
             return self.what
         level = "" if self.opt_level is None else f" -O{self.opt_level}"
-        return " ".join([f"{self.what}, rung {self.rung} for {report.arch}{level}", *(self.settings or ())])
+        return " ".join([f"{self.what}, rung {self.of_rung} for {report.arch}{level}", *(self.settings or ())])
 
-    def other(self, against: str) -> _Wanted:
+    def other(self, against: str) -> Wanted:
         """What to compare with: the same but for one thing, or another file."""
         levels = {f"O{level}": level for level in range(4)}
         if self.what not in _FIRST_RUNGS or Path(against).is_file():
@@ -164,14 +94,14 @@ class _Wanted:
         kinds = {"bf16": bf16, "f16": f16, "fp16": f16}
         if (kind := kinds.get(self.dtype.lower())) is None:
             raise typer.BadParameter(f"--dtype is bf16 or f16, not {self.dtype!r}")
-        rung = settled(FULL_LADDER.rung(self.rung), self.head_dim, kind, parse_settings(self.settings))
+        rung = settled(FULL_LADDER.rung(self.of_rung), self.head_dim, kind, parse_settings(self.settings))
         return attention_program(rung.config)
 
     def _gemm(self) -> Program:
         from warploom.cli.ladder import gemm_rungs
         from warploom.inspect.subjects import gemm_program
 
-        _, (rung,) = gemm_rungs([self.rung], self.settings, self.accumulate, (1, 1, 1))
+        _, (rung,) = gemm_rungs([self.of_rung], self.settings, self.accumulate, (1, 1, 1))
         return gemm_program(rung.config)
 
     def _of_file(self) -> SassReport:
@@ -183,3 +113,66 @@ class _Wanted:
             raise ConfigError(f"{self.what!r} is neither 'attention' nor 'gemm' nor a file; give a cubin, or SASS text")
         report = inspect_file(path, self.kernel)
         return dataclasses.replace(report, threads=self.threads, dynamic_shared_bytes=self.shared)
+
+
+@explains_errors
+@grouped
+def inspect_command(
+    wanted: Wanted,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="RUNG|ARCH|O0…O3|FLAG=VALUE|FILE", help="Show what differs from this one."),
+    ] = None,
+    json: JsonFile = None,
+) -> None:
+    """Static figures of compiled code: no GPU is needed, only NVRTC and nvdisasm (pip install "warploom[cu13]").
+
+    Instructions are counted by what they are for, in the whole kernel and in one iteration of its main loop: the loop
+    with most tensor instructions. Look first at "address & logic" and "register copies": they compete with the mma for
+    issue slots. Many address registers for LDSM (ldmatrix) and LDGSTS (cp.async) mean that swizzled addresses are kept
+    or recomputed one by one; a few, each used often with different immediate offsets, are what to aim for. Registers,
+    shared memory or warps limit how many CTAs an SM holds; local memory is spilled registers.
+
+    \b
+    Examples:
+      warploom inspect attention --rung 2
+      warploom inspect attention --rung 2 --against 1
+      warploom inspect attention --rung 2 --arch sm_90a --against sm_80
+      warploom inspect attention --rung 2 --against O1
+      warploom inspect attention --rung 8 --against swizzle=off
+      warploom inspect attention --rung 2 --source
+      warploom inspect gemm --rung 03 --against 02
+      warploom inspect kernel.cubin --threads 128 --shared 49152 --against other.sass
+    """
+    from rich.markup import escape
+
+    from warploom.cli import inspect_tables
+
+    report = wanted.report()
+    if against is None:
+        value, tables = report.to_dict(), inspect_tables.report_tables(report)
+    else:
+        value, tables = _compared(wanted.other(against), report)
+    if json != "-":
+        out = console()
+        for text in (f"[bold]{escape(wanted.title(report))}[/bold]", *inspect_tables.headline(report), *tables):
+            out.print(text)
+        if wanted.source:
+            for line in inspect_tables.source_lines(report):
+                typer.echo(line)
+    if json is not None:
+        write_json(value, json)
+
+
+def _compared(other: Wanted, report: SassReport) -> tuple[dict[str, Any], list[Any]]:
+    """(value, tables) of ``report`` against another."""
+    from rich.markup import escape
+
+    from warploom.cli import inspect_tables
+    from warploom.inspect import compare
+
+    before = other.report()
+    found = compare(before, report)
+    value = {"before": before.to_dict(), "after": report.to_dict(), "differences": found.to_dict()}
+    title = f"[bold]against {escape(other.title(before))}[/bold]"
+    return value, [title, *inspect_tables.headline(before), *inspect_tables.comparison_tables(found)]

@@ -23,8 +23,8 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FLAG=VALUE", help="Override a flag of every rung; may be given several times."),
 ]
-HeadDim = Annotated[int, typer.Option(help="Elements per head.")]
-DTypeName = Annotated[str, typer.Option(help="Element type: bf16 or f16.")]
+HeadDim = Annotated[int, typer.Option(metavar="N", help="Elements per head.")]
+DTypeName = Annotated[str, typer.Option(metavar="bf16|f16", help="Element type.")]
 Accumulate = Annotated[
     str | None, typer.Option(metavar="f16|f32", help="Accumulate in this type; default each rung's own.")
 ]
