@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +17,7 @@ from warploom.cli.options import (
     RungList,
     Settings,
     chosen_rungs,
+    grouped,
     on_gpu,
     parse_settings,
 )
@@ -37,6 +38,19 @@ COMPILE_SECONDS = 2.8
 """Of one core, for one rung: NVRTC and nvdisasm for both targets."""
 
 
+@dataclass(frozen=True)
+class Telling:
+    """Where to run, and what to make of the rows: what the families share."""
+
+    on: On = "auto"
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Draw other inputs, and run the warps in an adversarial order."),
+    ] = None
+    json: JsonFile = None
+    plot: PlotFile = None
+
+
 @app.callback()
 def _ladder() -> None:
     """The steps of a kernel, each checked against float64 and for defects, compiled and, on a GPU, timed."""
@@ -44,22 +58,19 @@ def _ladder() -> None:
 
 @app.command("attention")
 @explains_errors
+@grouped
 def attention(
     rung: RungList = None,
     set_: Settings = None,
-    seq: Annotated[int, typer.Option(min=1, help="Sequence length on the emulator.")] = 256,
-    heads: Annotated[int, typer.Option(min=1, help="Heads on the emulator.")] = 1,
+    seq: Annotated[int, typer.Option(metavar="N", min=1, help="Sequence length on the emulator.")] = 256,
+    heads: Annotated[int, typer.Option(metavar="N", min=1, help="Heads on the emulator.")] = 1,
     head_dim: HeadDim = 128,
     dtype: DTypeName = "bf16",
-    on: On = "auto",
     gpu_seq: Annotated[
         str, typer.Option(metavar="SEQ,…", help="Sequence lengths on the GPU, at 16384 tokens and 2048 columns.")
     ] = "4096",
-    json: JsonFile = None,
-    plot: PlotFile = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Draw other inputs, and run the warps in an adversarial order.")
-    ] = None,
+    *,
+    telling: Telling,
 ) -> None:
     """Attention forward, rung by rung: error, findings, bank conflicts, registers and TFLOP/s.
 
@@ -75,29 +86,26 @@ def attention(
     """
     from warploom.bench.attention import fitting
 
-    if plot is not None:
-        ready_to_plot(plot)
-    sizes = sequence_lengths(gpu_seq) if on_gpu(on) else []
+    if telling.plot is not None:
+        ready_to_plot(telling.plot)
+    sizes = sequence_lengths(gpu_seq) if on_gpu(telling.on) else []
     family, rungs = attention_rungs(rung, set_, seq, heads, head_dim, dtype)
-    _run_and_report(family, *fitting(family, rungs), asked=bool(rung), sizes=sizes, seed=seed, json=json, plot=plot)
+    _run_and_report(family, *fitting(family, rungs), telling, asked=bool(rung), sizes=sizes)
 
 
 @app.command("gemm")
 @explains_errors
+@grouped
 def gemm(
     rung: RungList = None,
     set_: Settings = None,
-    m: Annotated[int, typer.Option(min=1, help="Rows of A and C on the emulator.")] = 256,
-    n: Annotated[int, typer.Option(min=1, help="Columns of B and C on the emulator.")] = 256,
-    k: Annotated[int, typer.Option(min=1, help="Columns of A, rows of B on the emulator.")] = 512,
+    m: Annotated[int, typer.Option(metavar="N", min=1, help="Rows of A and C on the emulator.")] = 256,
+    n: Annotated[int, typer.Option(metavar="N", min=1, help="Columns of B and C on the emulator.")] = 256,
+    k: Annotated[int, typer.Option(metavar="N", min=1, help="Columns of A, rows of B on the emulator.")] = 512,
     accumulate: Accumulate = None,
-    on: On = "auto",
     gpu_n: Annotated[str, typer.Option(metavar="N,…", help="Sizes of the square products on the GPU.")] = "4096,8192",
-    json: JsonFile = None,
-    plot: PlotFile = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Draw other inputs, and run the warps in an adversarial order.")
-    ] = None,
+    *,
+    telling: Telling,
 ) -> None:
     """Matrix products, rung by rung: error, findings, bank conflicts, registers and TFLOP/s beside cuBLAS.
 
@@ -113,27 +121,26 @@ def gemm(
     """
     from warploom.bench.gemm import fitting
 
-    if plot is not None:
-        ready_to_plot(plot)
-    sizes = sequence_lengths(gpu_n, "sizes") if on_gpu(on) else []
+    if telling.plot is not None:
+        ready_to_plot(telling.plot)
+    sizes = sequence_lengths(gpu_n, "sizes") if on_gpu(telling.on) else []
     family, rungs = gemm_rungs(rung, set_, accumulate, (m, n, k))
-    _run_and_report(family, *fitting(family, rungs), asked=bool(rung), sizes=sizes, seed=seed, json=json, plot=plot)
+    _run_and_report(family, *fitting(family, rungs), telling, asked=bool(rung), sizes=sizes)
 
 
 def _run_and_report(
-    family: Family[Any], rungs: list[Rung[Any]], left_out: list[str], *, asked: bool, sizes: list[int],
-    seed: int | None, json: str | None, plot: Path | None,
-) -> None:  # fmt: skip
+    family: Family[Any], rungs: list[Rung[Any]], left_out: list[str], telling: Telling, *, asked: bool, sizes: list[int]
+) -> None:
     """Run, draw and report the rungs that fit. Raises ConfigError where none does, or one asked for does not."""
     if left_out and (asked or not rungs):
         from warploom.core.errors import ConfigError
 
         raise ConfigError("; ".join(left_out))
-    result = run(family, rungs, sizes, seed)
+    result = run(family, rungs, sizes, telling.seed)
     result.notes[:0] = left_out
-    if plot is not None:
-        draw(result.json(), plot)
-    report(result, json)
+    if telling.plot is not None:
+        draw(result.json(), telling.plot)
+    report(result, telling.json)
 
 
 def sequence_lengths(text: str, what: str = "sequence lengths") -> list[int]:

@@ -29,9 +29,9 @@ def _profile() -> None:
 @explains_errors
 def attention(
     rung: Annotated[str, typer.Option(help="A rung's number or name; h1, h2, … are wgmma's.")] = "1",
-    seq: Annotated[int, typer.Option(min=1, help="Sequence length.")] = 4096,
-    batch: Annotated[int, typer.Option(min=1, help="Batch.")] = 4,
-    heads: Annotated[int, typer.Option(min=1, help="Heads.")] = 16,
+    seq: Annotated[int, typer.Option(metavar="N", min=1, help="Sequence length.")] = 4096,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Batch.")] = 4,
+    heads: Annotated[int, typer.Option(metavar="N", min=1, help="Heads.")] = 16,
     set_: Settings = None,
     json: JsonFile = None,
 ) -> None:
