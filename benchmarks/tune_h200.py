@@ -121,13 +121,14 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--masks", nargs="+", choices=tuple(MASKS), default=list(MASKS))
     parser.add_argument("--variant-passes", type=int, default=1, help="how often one more flag is tried on the winner")
+    parser.add_argument("--most", type=int, help="gemm: configurations of each generator that are tried, by the model")
     parser.add_argument("--compile-only", metavar="ARCH", nargs="?", const="sm_90a")
     parser.add_argument("--worker", action="store_true", help="tune in this very process")
     arguments = parser.parse_args()
     family: Family[Any, Any] = AttentionFamily()
     todo: list[Any] = problems(arguments.head_dims, arguments.lengths, arguments.masks)
     if arguments.family == "gemm":
-        family, todo = GemmFamily(), list(products())
+        family, todo = (GemmFamily() if arguments.most is None else GemmFamily(most=arguments.most)), list(products())
     if arguments.compile_only:
         compile_only(family, todo, arguments.compile_only)
         return

@@ -62,6 +62,12 @@ def test_the_space_is_small_and_holds_kernels_only(arch, sizes):
         assert FAMILY.parse(str(config)) == config
 
 
+def test_fewer_candidates_are_the_models_first():
+    few, all_of_them = (GemmFamily(*most).spaces(PROBLEM, target("sm_90a")) for most in (("gemm", 5), ()))
+    for short, whole in zip(few, all_of_them, strict=True):
+        assert list(short.combinations()) == list(whole.combinations())[:5]
+
+
 def test_long_sums_of_few_elements_are_tried_split():
     assert len({c.split_k for c in combinations(contiguous_problem(64, 64, 65536, f16), "sm_90a")}) > 2
 

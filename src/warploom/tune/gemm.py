@@ -44,16 +44,17 @@ _ALWAYS_WON = frozenset({"dtype", "accumulate", "ldmatrix", "swizzle", "strided"
 
 @dataclass(frozen=True, kw_only=True)
 class GemmSpace(Space[GemmConfig]):
-    """The tiles, warps and splits of K that the cost model expects most of, with as many stages as fit."""
+    """The ``most`` tiles, warps and splits of K that the cost model expects most of, with as many stages as fit."""
 
     problem: GemmProblem
     goal: Target
+    most: int = MOST_CANDIDATES
 
     def combinations(self) -> Iterator[GemmConfig]:
         """The best by the model, best first; all that :func:`warploom.kernels.gemm.choice.candidates` has before."""
         fitting = [c for c in distinct((*candidates(self.problem), *self.tiles())) if not self._misfits(c)]
         fitting.sort(key=lambda c: expected_seconds(self.problem, c, self.goal))
-        yield from fitting[:MOST_CANDIDATES]
+        yield from fitting[: self.most]
 
     def _misfits(self, config: GemmConfig) -> list[str]:
         return misfits(self.problem, config, self.goal)
@@ -81,10 +82,11 @@ class GemmSpace(Space[GemmConfig]):
 
 @dataclass(frozen=True, kw_only=True)
 class HopperGemmSpace(Space[HopperGemmConfig]):
-    """The ``wgmma`` tiles, shared by the consumers or taken in turns, that the cost model expects most of."""
+    """The ``most`` ``wgmma`` tiles, shared by the consumers or taken in turns, that the cost model expects most of."""
 
     problem: GemmProblem
     goal: Target
+    most: int = MOST_HOPPER_CANDIDATES
 
     def combinations(self) -> Iterator[HopperGemmConfig]:
         """The best by the model, best first."""
@@ -94,7 +96,7 @@ class HopperGemmSpace(Space[HopperGemmConfig]):
             if not misfits(self.problem, c, self.goal)
         ]
         fitting.sort(key=lambda c: expected_seconds(self.problem, c, self.goal))
-        yield from fitting[:MOST_HOPPER_CANDIDATES]
+        yield from fitting[: self.most]
 
     def _tiles(self) -> Iterator[HopperGemmConfig]:
         for m, n, consumers, turns in itertools.product(
@@ -129,9 +131,13 @@ def _register_limit(config: GemmConfig, goal: Target) -> int:
 
 @dataclass(frozen=True)
 class GemmFamily:
-    """Products of contiguous matrices without epilogue: what is combined with a sum changes little."""
+    """Products of contiguous matrices without epilogue: what is combined with a sum changes little.
+
+    ``most``: at most so many configurations of each generator are compiled and timed, beside their variants.
+    """
 
     name: str = "gemm"
+    most: int = MOST_CANDIDATES
 
     def problem_class(self, problem: GemmProblem) -> ProblemClass:
         """Which problems share a winner with this one."""
@@ -145,13 +151,14 @@ class GemmFamily:
         """``wgmma`` where there is some, and ``mma.sync``: tiles together; stages, order of tiles … one at a time."""
         base = replace(BEST16 if problem.accumulate is f16 else BEST32, dtype=problem.dtype)
         together = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "split_k")
-        general = GemmSpace(base, together, _ALWAYS_WON, problem=problem, goal=goal)
+        general = GemmSpace(base, together, _ALWAYS_WON, problem=problem, goal=goal, most=self.most)
         own = next(iter(hopper_candidates(problem)), None)
         if own is None or not goal.has_wgmma or problem.accumulate is f16:
             return (general,)
         tiles = ("tile_m", "tile_n", "consumers", "pingpong", "split_k")
-        hopper = HopperGemmSpace(own, tiles, frozenset({"dtype", "opt_level"}), problem=problem, goal=goal)
-        return hopper, general
+        most = min(self.most, MOST_HOPPER_CANDIDATES)
+        pinned = frozenset({"dtype", "opt_level"})
+        return HopperGemmSpace(own, tiles, pinned, problem=problem, goal=goal, most=most), general
 
     def misfits(self, problem: GemmProblem, config: AnyGemmConfig, goal: Target) -> list[str]:
         """Every reason not to compile a configuration for the problem."""
