@@ -166,7 +166,7 @@ def _product(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
             product = torch.nn.functional.gelu(product, approximate="tanh")
         return product, UNIT_ROUNDOFF["bf16"] * product.abs() + 1.01 * steep * slack + 2.0**-126
 
-    options = {"epilogue": gelu} if cell.options.get("gelu") else {}
+    options: dict[str, Any] = {"epilogue": gelu} if cell.options.get("gelu") else {}
     return [a, b], lambda x, y: warploom.matmul(x, y, **options), Check((M, N), torch.bfloat16, expected)
 
 
@@ -237,7 +237,7 @@ def measure(names: list[str], fresh: int, later: int) -> list[dict[str, Any]]:
         told = [(sample, t) for sample, t in found if sample.cell == name]
         early, late = [t for _, t in told[:fresh]], [t for _, t in told[fresh:]]
         cells.append({
-            "cell": name,
+            "call": name,
             "fresh_s": spread([t["seconds"] for t in early]),
             "later_s": spread([t["seconds"] for t in late]),
             "repeated_s": min(t["again"] for _, t in told),
@@ -255,11 +255,11 @@ def spread(seconds: list[float]) -> dict[str, Any]:
 
 def missed(cells: list[dict[str, Any]], most: dict[str, float]) -> list[str]:
     """Each wrong result, and each median above the most it may be."""
-    found = [f"{c['cell']}: error {c['error']['value']}" for c in cells if not c["error"]["value"] <= 1.0]
-    found += [f"{c['cell']}: the result's memory was not poisoned" for c in cells if not c["poisoned"]]
+    found = [f"{c['call']}: error {c['error']['value']}" for c in cells if not c["error"]["value"] <= 1.0]
+    found += [f"{c['call']}: the result's memory was not poisoned" for c in cells if not c["poisoned"]]
     for name, limit in most.items():
         found += [
-            f"{c['cell']}: {name} {c[f'{name}_s']['median']:.3f} s, at most {limit} s"
+            f"{c['call']}: {name} {c[f'{name}_s']['median']:.3f} s, at most {limit} s"
             for c in cells
             if not c[f"{name}_s"]["median"] <= limit
         ]
@@ -283,7 +283,7 @@ def main() -> int:
     most = json.loads((ROOT / "benchmarks" / "targets.json").read_text(encoding="utf-8"))["first_call_seconds"]
     short = missed(cells, most)
     options.out.mkdir(parents=True, exist_ok=True)
-    result = {"environment": environment(), "cells": cells, "most_seconds": most, "missed": short}
+    result = {"environment": environment(), "rows": cells, "most_seconds": most, "missed": short}
     (options.out / "first-call.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"\n{'first call, ms: median (low-high)':34s} {'empty cache':>22s} {'later process':>22s} {'error':>6s}")
     for cell in cells:
@@ -291,7 +291,7 @@ def main() -> int:
             f"{s['median'] * 1e3:.0f} ({s['low'] * 1e3:.0f}-{s['high'] * 1e3:.0f})"
             for s in (cell["fresh_s"], cell["later_s"])
         ]
-        print(f"{cell['cell']:34s} {texts[0]:>22s} {texts[1]:>22s} {cell['error']['value']:6.2f}")
+        print(f"{cell['call']:34s} {texts[0]:>22s} {texts[1]:>22s} {cell['error']['value']:6.2f}")
     for line in short:
         print(f"MISSED {line}")
     return 1 if short else 0

@@ -72,7 +72,7 @@ def ladder_lines(result: dict[str, Any]) -> list[str]:
 
 def host_cost_lines(result: dict[str, Any]) -> list[str]:
     """µs per call of each."""
-    lines = [f"  {name}: {spread['median']:.1f} µs" for name, spread in result["microseconds"].items()]
+    lines = [f"  {row['call']}: {row['microseconds']['median']:.1f} µs" for row in result["rows"]]
     return [*lines, *[f"  MISSED {line}" for line in result.get("missed", ())]]
 
 
@@ -107,7 +107,8 @@ def write_host_cost(file: Path) -> int:
     most = json.loads((ROOT / "benchmarks" / "targets.json").read_text(encoding="utf-8"))["host_microseconds"]
     found = host_cost()
     short = missed(found, most)
-    result = {"environment": environment(0), "microseconds": found, "most_microseconds": most, "missed": short}
+    rows = [{"call": name, "microseconds": spread} for name, spread in found.items()]
+    result = {"environment": environment(0), "rows": rows, "most_microseconds": most, "missed": short}
     file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
     print("\n".join(host_cost_lines(result)))
     return 1 if short else 0

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from warploom.bench.host_cost import missed as missed_host_cost
+from warploom.bench.tables import MARKDOWN_TABLES
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_later_processes_find_the_cache_of_a_fresh_one_of_their_cell(script, mon
 
 
 def cell(script, *, fresh=1.0, later=0.02, error=0.5, poisoned=True):
-    return {"cell": "x", "fresh_s": script.spread([fresh]), "later_s": script.spread([later]),
+    return {"call": "x", "fresh_s": script.spread([fresh]), "later_s": script.spread([later]),
             "error": {"value": error, "bound": 1.0}, "poisoned": poisoned}  # fmt: skip
 
 
@@ -81,3 +82,11 @@ def test_the_projects_figures_are_there(pytestconfig):
     assert set(targets["first_call_seconds"]) == {"fresh", "later"}
     found = {"warploom.attention": {"median": 99.0}, "torch_flash": {"median": 99.0}}
     assert len(missed_host_cost(found, targets["host_microseconds"])) == 1
+
+
+def test_tables_of_calls():
+    spread = {"median": 0.021, "low": 0.02, "high": 0.0226, "samples": [0.021]}
+    text = MARKDOWN_TABLES["first-call"]([{"call": "matmul", "fresh_s": spread | {"median": 0.366}, "later_s": spread}])
+    assert "| matmul | 366 (20–23) | 21 (20–23) |" in text
+    text = MARKDOWN_TABLES["host-cost"]([{"call": "x.y", "microseconds": {"median": 9.71, "low": 9.0, "high": 12.3}}])
+    assert "| `x.y` | 9.7 (9.0–12.3) |" in text

@@ -65,7 +65,7 @@ def ladder_tables(rows: Rows) -> list[Any]:
 
 def _gpu_title(rows: Rows) -> str:
     """What the cells of :func:`gpu_cells` are."""
-    cells = max(((row["gpu"] or {}).get("cells", ()) for row in rows), key=len, default=())
+    cells: Sequence[Mapping[str, Any]] = max(((row["gpu"] or {}).get("cells", ()) for row in rows), key=len, default=())
     if len(cells) <= _FEW_SIZES:
         return "TFLOP/s, median (10th–90th percentile), and × the peers' in the same rounds"
     return f"TFLOP/s, median, and × {_first_peer(cells[0])[0]} in the same rounds"
@@ -132,7 +132,27 @@ def _power(power: Mapping[str, Any]) -> list[str]:
             f"{power['tflop_per_joule']:.3f}"]  # fmt: skip
 
 
-MARKDOWN_TABLES = {"gpu": gpu_markdown, "static": static_markdown, "peers": peers_markdown, "power": power_markdown}
+def first_call_markdown(rows: Rows) -> str:
+    """Milliseconds of the first call of a shape family: with an empty cache, and in a later process."""
+    body = [[row["call"], *(_spread(row[key], 1e3) for key in ("fresh_s", "later_s"))] for row in rows]
+    return markdown_table(["first call of", "ms, empty cache", "ms, later process"], body)
+
+
+def host_cost_markdown(rows: Rows) -> str:
+    """Microseconds of host time of a repeated call."""
+    body = [[f"`{row['call']}`", _spread(row["microseconds"], 1, 1)] for row in rows]
+    return markdown_table(["call", "µs"], body)
+
+
+def _spread(spread: Mapping[str, float], scale: float, digits: int = 0) -> str:
+    median, low, high = (f"{spread[name] * scale:.{digits}f}" for name in ("median", "low", "high"))
+    return f"{median} ({low}–{high})"
+
+
+MARKDOWN_TABLES = {
+    "gpu": gpu_markdown, "static": static_markdown, "peers": peers_markdown, "power": power_markdown,
+    "first-call": first_call_markdown, "host-cost": host_cost_markdown,
+}  # fmt: skip
 """The tables a Markdown file can ask for."""
 
 
