@@ -65,7 +65,8 @@ def ladder_tables(rows: Rows) -> list[Any]:
 
 def _gpu_title(rows: Rows) -> str:
     """What the cells of :func:`gpu_cells` are."""
-    cells: Sequence[Mapping[str, Any]] = max(((row["gpu"] or {}).get("cells", ()) for row in rows), key=len, default=())
+    listed: list[Sequence[Mapping[str, Any]]] = [(row["gpu"] or {}).get("cells", ()) for row in rows]
+    cells = max(listed, key=len, default=[])
     if len(cells) <= _FEW_SIZES:
         return "TFLOP/s, median (10th–90th percentile), and × the peers' in the same rounds"
     return f"TFLOP/s, median, and × {_first_peer(cells[0])[0]} in the same rounds"
