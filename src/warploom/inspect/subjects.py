@@ -11,7 +11,7 @@ from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AnyConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, contiguous_problem
 from warploom.ops.attention_kernels import trace, trace_hopper
-from warploom.ops.matmul import trace_for as trace_gemm
+from warploom.ops.gemm_kernels import trace_for as trace_gemm
 
 STATIC_STRIDE_HEADS = 16
 """Heads of the problem whose row strides are traced into a configuration with static strides (the seeds' 16)."""

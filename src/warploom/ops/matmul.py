@@ -6,7 +6,7 @@ import struct
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +17,7 @@ from warploom.core.identity import function_key
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like
 from warploom.kernels.gemm.choice import choose, expected_seconds, parse_config
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.features import EpilogueFunction, GemmFeatures
+from warploom.kernels.gemm.features import EpilogueFunction
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.kernels.mapped import MappedArray
@@ -31,6 +30,7 @@ from warploom.ops.backends import (
     multiprocessors,
     run_on_emulator,
 )
+from warploom.ops.gemm_kernels import trace_finish, trace_for
 from warploom.ops.matmul_arrays import Inputs, read_inputs
 from warploom.ops.recipes import Recipe
 from warploom.tune.classes import gemm_class
@@ -120,39 +120,6 @@ def _bits(value: float) -> int:
     return int.from_bytes(struct.pack("<f", value), "little")
 
 
-@lru_cache(maxsize=256)
-def trace(config: GemmConfig, features: GemmFeatures) -> Program:
-    """The Program of a configuration and its features, traced once per process."""
-    from warploom.kernels.gemm.forward import gemm
-
-    name = f"gemm_{config.tile_m}x{config.tile_n}x{config.tile_k}"
-    program = gemm.trace(config=config, features=features, name=name)
-    return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
-
-
-@lru_cache(maxsize=256)
-def trace_hopper(config: HopperGemmConfig, features: GemmFeatures) -> Program:
-    """The Program of a ``wgmma`` configuration and its features, traced once per process."""
-    from warploom.kernels.gemm.hopper import gemm_hopper
-
-    name = f"gemm_wgmma_{config.tile_m}x{config.tile_n}x{config.tile_k}"
-    program = gemm_hopper.trace(config=config, features=features, name=name)
-    return replace(program, opt_level=config.opt_level)
-
-
-def trace_for(config: AnyGemmConfig, features: GemmFeatures) -> Program:
-    """The Program of a configuration of either generator and its features."""
-    return trace_hopper(config, features) if isinstance(config, HopperGemmConfig) else trace(config, features)
-
-
-@lru_cache(maxsize=256)
-def trace_finish(splits: int, half: DType, features: GemmFeatures) -> Program:
-    """The Program that adds the parts of a split K."""
-    from warploom.kernels.gemm.reduction import add_parts
-
-    return add_parts.trace(splits=splits, half=half, features=features, name=f"gemm_add_{splits}_parts")
-
-
 @dataclass(frozen=True)
 class _Prepared:
     """Everything that a repeated call needs: launches take pointers alone.
@@ -213,9 +180,10 @@ def matmul(
 
     Shapes: a (…, m, k), b (…, k, n), result (…, m, n); leading dimensions broadcast as in NumPy. dtypes: float16 or
     bfloat16, both the same. Any m, n, k, zero included; each matrix row- or column-major with any leading stride (of
-    both strides one is 1; others are copied first): ``matmul(x, w.T)`` reads w as it lies. Lines that do not start at
-    multiples of 16 bytes are copied by 8 or 4 bytes, and element by element where they start at odd elements, which is
-    slower: pad K (or the leading stride) to a multiple of 8 where you can.
+    both strides one is 1; others are copied first): ``matmul(x, w.T)`` reads w as it lies. On sm_90a matrices whose
+    lines start at multiples of 16 bytes are multiplied by ``wgmma``; others by ``mma.sync``, which is slower, and most so
+    where lines start at odd elements: pad K (or the leading stride) to a multiple of 8 where you can. ``plan_matmul``
+    says which and why; ``config`` asks for one, of either generator, as an object or in its notation.
 
     ``out_dtype`` is the inputs' type by default, or float16, bfloat16, float32. ``accumulate`` "f32", or "f16" (float16
     inputs; faster where the hardware is, and the sum is rounded to 11 bits at every step of 16). ``bias``, (n,), of the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,13 +17,12 @@ from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target as target_named
 from warploom.interop.arrays import ArrayView, address, as_numpy, compact, describe, empty, same_device
 from warploom.kernels.gemm.choice import choose_for_rows, parse_config
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.kernels.mapped import MappedArray
 from warploom.kernels.reduce.states import DOT_WARPS, MERGE_THREADS, OPS, ReduceOp, Reduction
 from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, multiprocessors, run_on_emulator
+from warploom.ops.gemm_kernels import trace_hopper_tiles, trace_logits, trace_merge, trace_tiles
 from warploom.ops.matmul_arrays import Inputs, read_inputs
 from warploom.ops.recipes import Recipe
 
@@ -72,13 +71,13 @@ class ReducePlan:
         """The kernel of the product and the reductions of its tiles, by what it is traced from."""
         features = self.problem.features(self.config)
         if isinstance(self.config, HopperGemmConfig):
-            return Recipe(_trace_hopper, (self.config, features, self.op))
-        return Recipe(_trace_tiles, (self.config, features, self.op))
+            return Recipe(trace_hopper_tiles, (self.config, features, self.op))
+        return Recipe(trace_tiles, (self.config, features, self.op))
 
     @property
     def merge_recipe(self) -> Recipe:
         """The kernel that merges the tiles, by what it is traced from."""
-        return Recipe(_trace_merge, (self.op, self.subtract))
+        return Recipe(trace_merge, (self.op, self.subtract))
 
     @cached_property
     def program(self) -> Program:
@@ -96,31 +95,6 @@ class ReducePlan:
         return -(-self.problem.m // MERGE_THREADS), 1, 1
 
 
-@lru_cache(maxsize=128)
-def _trace_tiles(config: GemmConfig, features: GemmFeatures, op: ReduceOp) -> Program:
-    from warploom.kernels.reduce.matmul import reduce_tiles
-
-    name = f"matmul_{op}_{config.tile_m}x{config.tile_n}x{config.tile_k}"
-    program = reduce_tiles.trace(config=config, features=features, op=op, name=name)
-    return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
-
-
-@lru_cache(maxsize=128)
-def _trace_hopper(config: HopperGemmConfig, features: GemmFeatures, op: ReduceOp) -> Program:
-    from warploom.kernels.reduce.hopper import reduce_tiles_hopper
-
-    name = f"matmul_{op}_wgmma_{config.tile_m}x{config.tile_n}x{config.tile_k}"
-    program = reduce_tiles_hopper.trace(config=config, features=features, op=op, name=name)
-    return replace(program, opt_level=config.opt_level)
-
-
-@lru_cache(maxsize=16)
-def _trace_merge(op: ReduceOp, subtract: bool) -> Program:
-    from warploom.kernels.reduce.matmul import merge_tiles
-
-    return merge_tiles.trace(op=op, with_index=op == "argmax", subtract=subtract)
-
-
 def _as_words(target: ArrayView) -> ArrayView:
     """Contiguous integers as the 32-bit words that the kernel reads."""
     if target.dtype is s32:
@@ -128,13 +102,6 @@ def _as_words(target: ArrayView) -> ArrayView:
     if target.device[0] == "cpu":
         return describe(as_numpy(target).view(np.int32))
     return target._replace(dtype=s32, shape=(2 * target.shape[0],), strides=(1,))
-
-
-@lru_cache(maxsize=8)
-def _trace_logits(dtype: DType, target_words: int) -> Program:
-    from warploom.kernels.reduce.matmul import target_logits
-
-    return target_logits.trace(dtype=dtype, target_words=target_words)
 
 
 def matmul_reduce(
@@ -439,7 +406,7 @@ def _logits_step(problem: GemmProblem, views: tuple[ArrayView, ...], target: Arr
     w = _transposed(views[1])
     w = w if w.strides[1] == 1 else compact(w)
     target = target if target.contiguous else compact(target)
-    recipe = Recipe(_trace_logits, (x.dtype, target.dtype.bits // 32))
+    recipe = Recipe(trace_logits, (x.dtype, target.dtype.bits // 32))
     target = _as_words(target)
     scalars = {"m": problem.m, "n": problem.n, "depth": problem.k, "x_stride": x.strides[0], "w_stride": w.strides[0]}
     arrays = {"x": x, "w": w, "target": target, "out": logits}

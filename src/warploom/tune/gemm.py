@@ -23,7 +23,8 @@ from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST16, BEST32
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem, contiguous_problem
 from warploom.ops.backends import GpuCall
-from warploom.ops.matmul import MatmulPlan, plan_matmul, trace_for
+from warploom.ops.gemm_kernels import trace_for
+from warploom.ops.matmul import MatmulPlan, plan_matmul
 from warploom.tune.build import Built
 from warploom.tune.classes import ProblemClass, gemm_class
 from warploom.tune.space import Space, distinct

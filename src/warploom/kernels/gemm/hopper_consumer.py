@@ -8,7 +8,6 @@ from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.hopper_config import WARPGROUP, WARPGROUP_ROWS, HopperGemmConfig
 from warploom.kernels.gemm.hopper_parts import Parts, Place, TileOrder
 from warploom.lang import Fragment, Kernel, Traced
-from warploom.lang.values import Number
 
 STEP = 16
 """The depth of one ``wgmma``."""
@@ -109,8 +108,3 @@ class Consumer:
     def _pass_turn(self) -> None:
         if self._config.pingpong:
             self._k.bar_arrive(2 - self.number, 2 * WARPGROUP)
-
-
-def own_turns(consumer: Consumer, config: HopperGemmConfig) -> tuple[Number, int]:
-    """(the first, the step) of a consumer's turns among its CTA's."""
-    return (consumer.number, 2) if config.pingpong else (0, 1)
