@@ -181,9 +181,9 @@ def matmul(
     Shapes: a (…, m, k), b (…, k, n), result (…, m, n); leading dimensions broadcast as in NumPy. dtypes: float16 or
     bfloat16, both the same. Any m, n, k, zero included; each matrix row- or column-major with any leading stride (of
     both strides one is 1; others are copied first): ``matmul(x, w.T)`` reads w as it lies. On sm_90a matrices whose
-    lines start at multiples of 16 bytes are multiplied by ``wgmma``; others by ``mma.sync``, which is slower, and most so
-    where lines start at odd elements: pad K (or the leading stride) to a multiple of 8 where you can. ``plan_matmul``
-    says which and why; ``config`` asks for one, of either generator, as an object or in its notation.
+    lines start at multiples of 16 bytes are multiplied by ``wgmma``; others by ``mma.sync``, which is slower, and most
+    so where lines start at odd elements: pad K (or the leading stride) to a multiple of 8 where you can.
+    ``plan_matmul`` says which and why; ``config`` asks for one, of either generator, as an object or in its notation.
 
     ``out_dtype`` is the inputs' type by default, or float16, bfloat16, float32. ``accumulate`` "f32", or "f16" (float16
     inputs; faster where the hardware is, and the sum is rounded to 11 bits at every step of 16). ``bias``, (n,), of the
