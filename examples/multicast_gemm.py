@@ -29,9 +29,10 @@ def multicast_gemm(
     k: Kernel, a_map: TensorMap, b_map: TensorMap, out: Global[f32], columns: u32, steps: u32, *, stages: int = 2
 ) -> None:
     """out[m, n] = A[m, 64·steps] · B[n, 64·steps]ᵀ in f32, rows of ``columns`` = n; grid (m / 64, n / 128)."""
-    a_tile = k.shared(bf16, (TILE_M, TILE_K), name="a_tile", swizzle="auto", stages=stages)
-    b_tile = k.shared(bf16, (TILE_N, TILE_K), name="b_tile", swizzle="auto", stages=stages)
-    full, free = k.mbarriers(stages, "full"), k.mbarriers(stages, "free")
+    a_tile = k.shared(bf16, (TILE_M, TILE_K), swizzle="auto", stages=stages)
+    b_tile = k.shared(bf16, (TILE_N, TILE_K), swizzle="auto", stages=stages)
+    full = k.mbarriers(stages)
+    free = k.mbarriers(stages)
     with k.when(k.thread == 0):
         full.init(1)
         free.init(4 * CLUSTER)  # an arrival of each consumer warp of each CTA
@@ -52,7 +53,7 @@ def multicast_gemm(
             k.wgmma_wait(0, product)
             free.arrive_cluster(ring.stage)
             ring.advance()
-        product.store_global(out + (row * columns + col), columns, warp=k.warp)
+        product.store_global(out + (row * columns + col), columns)
     with k.warps(4, 5):
         ring = k.ring(stages, "load", phase=1)
         mine = k.cluster_rank * HALF_N  # this CTA's half of B's tile

@@ -34,7 +34,7 @@ from warploom.emulate.shared_memory import SharedMemory
 from warploom.emulate.traffic import Traffic, TrafficCounter
 from warploom.emulate.warpgroups import Warpgroups, has_wgmma
 from warploom.ir.program import Op, Program
-from warploom.isa.effects import Access, Fence
+from warploom.isa.effects import Access, Fence, MbarrierWait
 
 Array = NDArray[Any]
 
@@ -277,13 +277,20 @@ class _Launch:
             parts = (named, self.engines.mbarriers.describe(row), self.engines.clusters.describe(row))
             parts = (*parts, self.engines.warpgroups.describe(row))
             state = "; ".join(p for p in parts if p) or "nothing will complete"
-            message = (
-                f"{wait.op.instruction.mnemonic} waits for ever ({state}): every thread it counts must arrive, "
-                "in every branch and as often"
-            )
+            message = f"{wait.op.instruction.mnemonic} waits for ever ({state}): {_cure(wait.op)}"
             for row in sorted(wait.rows):
                 self.report.add("deadlock", wait.op.where, message, row, 0)
         self.engines.warpgroups.check_together()
+
+
+def _cure(op: Op) -> str:
+    """What brings a wait to its end."""
+    if any(isinstance(e, MbarrierWait) for e in op.instruction.effects()):
+        return (
+            "every arrival and every byte it counts must come, as often as it is waited for; who waits for free stages "
+            "of a ring begins with phase=1"
+        )
+    return "every thread it counts must arrive, in every branch and as often"
 
 
 def _orders(op: Op) -> bool:

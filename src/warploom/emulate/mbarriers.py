@@ -165,6 +165,8 @@ class Mbarriers:
                     state += f", {-bar.tx} bytes more than expected have landed"
                 if bar.tx and not bar.pending:
                     state += " (expect exactly the bytes of the boxes that complete on it in a phase)"
+                if bar.idle and bar.phase == 0 and any(w.parity == 0 for w in bar.waiters):
+                    state += " (nothing has arrived yet)"
                 waiting = sorted({f"warp {w.row % self.clocks.warps_per_cta} (parity {w.parity})" for w in bar.waiters})
                 parts.append(state + (f", waited for by {', '.join(waiting)}" if waiting else ""))
         return "; ".join(parts)

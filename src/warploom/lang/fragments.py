@@ -149,12 +149,17 @@ class Fragment:
         values = [self._read(e) for e in range(self.layout.elements_per_thread)]
         return replace(self, layout=layout, dtype=dtype, registers=tuple(self.words.pack_all(values, dtype)))
 
-    def store_global(self, pointer: GlobalPointer, row_stride: Number, *, warp: Number = 0, cache: str = "") -> None:
+    def store_global(
+        self, pointer: GlobalPointer, row_stride: Number, *, warp: Number | None = None, cache: str = ""
+    ) -> None:
         """Store an f32 fragment to a row-major matrix through its forward map (the paper's Algorithm 2).
 
-        ``warp`` is the warp's index among those that share the fragment (``wgmma``: 0 … 3).
+        ``warp`` is the warp's index among those that share the fragment (``wgmma``: 0 … 3), by default its number in
+        the CTA modulo theirs.
         """
         self._need_f32("store_global")
+        if warp is None:
+            warp = self.words.warp & (self.layout.warps - 1) if self.layout.warps > 1 else 0
         lane = self.words.lane
         for element in range(self.layout.elements_per_thread):
             row, col = self.layout.coordinates(lane, element, warp)

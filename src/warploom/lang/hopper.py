@@ -23,6 +23,7 @@ from warploom.lang.cluster import ClusterWords
 from warploom.lang.fold import split_sum
 from warploom.lang.fragments import Fragment
 from warploom.lang.memory import SharedTile
+from warploom.lang.naming import name_at
 from warploom.lang.values import Mutable, Number, Traced
 from warploom.layout.catalogue import wgmma_accumulator
 from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
@@ -123,7 +124,9 @@ class HopperWords(ClusterWords):
 
     def mbarriers(self, count: int, name: str = "") -> Mbarriers:
         """Room for ``count`` mbarriers in shared memory."""
-        return Mbarriers(self, self.shared(u64, count, name=name or "mbarriers"), count)
+        where = self.here()
+        name = name or name_at(where.file, where.line) or "mbarriers"
+        return Mbarriers(self, self.shared(u64, count, name=name), count)
 
     def mbarrier_fence(self) -> None:
         """Make initialised mbarriers visible to the async proxy."""
@@ -166,6 +169,7 @@ class HopperWords(ClusterWords):
         them and completes there on its own mbarrier of that number, which must expect these bytes; the stage must be
         free in all of them.
         """
+        self._one_stage(tile)
         shared, shared_offset = split_sum(tile.at(offset))
         barrier, barrier_offset = split_sum(barriers.address(index))
         several = multicast is not None
@@ -174,6 +178,12 @@ class HopperWords(ClusterWords):
         operands = [shared, tensor_map.address, barrier, self.operand(when, pred)]
         operands += [self._coordinate(c) for c in coordinates]
         self.emit(copy, [*operands, self._mask(multicast)] if multicast is not None else operands)
+
+    def _one_stage(self, tile: SharedTile) -> None:
+        if tile.stages > 1 and not tile.chosen:
+            raise TraceError(
+                f"{tile.name} has {tile.stages} stages: choose one with {tile.name}.stage(ring.stage) ({self.here()})"
+            )
 
     def _mask(self, ctas: Number) -> Traced:
         most = (1 << self.cluster_ctas) - 1
@@ -194,6 +204,7 @@ class HopperWords(ClusterWords):
         offset: int = 0,
     ) -> None:
         """Copy a tile out to a box; belongs to the thread's bulk group."""
+        self._one_stage(tile)
         shared, shared_offset = split_sum(tile.at(offset))
         places = [self._coordinate(c) for c in coordinates]
         copy = TensorCopy("store", len(coordinates), shared_offset, tile=_tile_shape(tile, offset))
@@ -223,6 +234,7 @@ class HopperWords(ClusterWords):
         The tile's rows are those of A, or columns of B, and its columns run along K; ``transposed``: the other way
         round, for ``k.wgmma(…, transposed_a=True)`` or ``transposed_b=True``.
         """
+        self._one_stage(tile)
         try:
             shape = tile.layout.matrix_descriptor(transposed=transposed)
             offset = tile.layout.matrix_offset(row, col, transposed=transposed)

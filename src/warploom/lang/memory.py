@@ -15,6 +15,7 @@ from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, S
 from warploom.isa.warp import Special
 from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.fold import split_sum
+from warploom.lang.naming import name_at
 from warploom.lang.values import Mutable, Number, Traced
 from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
@@ -64,7 +65,8 @@ class GlobalPointer:
 class SharedTile:
     """A tile in shared memory: where it lies, and where its elements lie in it (its :class:`SharedLayout`).
 
-    ``offset`` is its byte offset from the start of shared memory; ``shift`` a run-time part of it (a pipeline stage).
+    ``offset`` is its byte offset from the start of shared memory; ``shift`` a run-time part of it (a pipeline stage);
+    ``chosen`` whether it is one stage of several.
     """
 
     words: MemoryWords
@@ -75,14 +77,15 @@ class SharedTile:
     stages: int = 1
     stage_bytes: int = 0
     shift: Traced | None = None
+    chosen: bool = False
 
     def stage(self, index: Number) -> SharedTile:
         """The tile of one pipeline stage; ``index`` is an int or a u32 below ``stages``."""
         if isinstance(index, int):
             if not 0 <= index < self.stages:
                 raise TraceError(f"{self.name} has {self.stages} stages; there is no stage {index}")
-            return replace(self, offset=self.offset + index * self.stage_bytes)
-        return replace(self, shift=self.words.operand(index, u32) * self.stage_bytes)
+            return replace(self, offset=self.offset + index * self.stage_bytes, chosen=True)
+        return replace(self, shift=self.words.operand(index, u32) * self.stage_bytes, chosen=True)
 
     @property
     def base(self) -> Traced:
@@ -161,7 +164,8 @@ class MemoryWords(Arithmetic):
     ) -> SharedTile:
         """Allocate a tile of ``shape`` (rows, cols) elements, ``stages`` times.
 
-        ``swizzle="auto"`` takes the conflict-free one for the row's width. ``alias`` places the tile over another one:
+        Messages call it ``name``, by default the variable it is assigned to. ``swizzle="auto"`` takes the
+        conflict-free swizzle for the row's width. ``alias`` places the tile over another one:
         the author then orders the accesses to both.
         """
         rows, cols = (1, shape) if isinstance(shape, int) else shape
@@ -173,7 +177,8 @@ class MemoryWords(Arithmetic):
         stage_bytes = -(-layout.bytes // alignment) * alignment
         total = stage_bytes * (stages - 1) + layout.bytes
         offset = alias.offset if alias is not None else -(-self.shared_bytes // alignment) * alignment
-        name = name or f"tile{len(self.regions)}"
+        where = self.here()
+        name = name or name_at(where.file, where.line) or f"tile{len(self.regions)}"
         self.regions.append(SharedRegion(name, offset, total))
         self.shared_bytes = max(self.shared_bytes, offset + total)
         return SharedTile(self, name, dtype, layout, offset, stages, stage_bytes)
