@@ -22,6 +22,7 @@ from warploom.cuda import compile as compile_room
 from warploom.cuda.compile import forget_compiled
 from warploom.cuda.store import KernelStore
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.ops import backends, recipes
 from warploom.ops.backends import built
 from warploom.ops.recipes import Recipe, Signature
@@ -92,6 +93,8 @@ def test_every_operation_gives_recipes_that_determine_their_kernels():
         warploom.plan(q, q, q, scale=1 / np.sqrt(64)).recipe,
         warploom.plan(q, q, q, config=hopper).recipe,
         warploom.plan(q, q, q, config=hopper, layout="bhsd").recipe,
+        warploom.plan_matmul(a, b, config=HopperGemmConfig(dtype=bf16)).recipe,
+        warploom.plan_matmul_reduce(a, b, "max", config=HopperGemmConfig(dtype=bf16)).recipe,
         split.recipe,
         split.finish_recipe,
         reduced.recipe,
