@@ -49,7 +49,9 @@ class Wanted:
     shared: Annotated[
         int | None, typer.Option(metavar="BYTES", min=0, help="Dynamic shared memory of a file's kernel.")
     ] = None
-    source: Annotated[bool, typer.Option("--source", help="Print the SASS beside the Python it came from.")] = False
+    source: Annotated[
+        bool, typer.Option("--source", help="Print the SASS with whom it waits for, beside the Python.")
+    ] = False
 
     @property
     def of_rung(self) -> str:

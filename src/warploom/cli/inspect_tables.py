@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from warploom.inspect.purpose import opcode_name, purpose
 from warploom.inspect.report import ADDRESSED
+from warploom.inspect.waits import waits
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -113,13 +114,19 @@ def comparison_tables(found: Comparison) -> list[Any]:
 
 
 def source_lines(report: SassReport) -> Iterator[str]:
-    """Every instruction with, where it changes, the author's line; the main loop is marked with a bar."""
+    """Every instruction with whom it waits for and, where it changes, the author's line.
+
+    The main loop is marked with a bar. "LDSM −3" waits for the LDSM with three instructions between the two.
+    """
     inside = {i.address for i in report.loop_instructions}
+    waiting = waits(report.flow)
     last = None
     for instruction in report.instructions:
         where = report.python_line(instruction)
         bar = "│" if instruction.address in inside else " "
-        text = f"{instruction.address:06x} {bar} {instruction!s:<64}"
+        whom = waiting.get(instruction.address, ())[:1]
+        wait = "".join(f"{w.producer.mnemonic} −{w.between}" for w in whom)
+        text = f"{instruction.address:06x} {bar} {instruction!s:<64} {wait:<14}"
         if where is not None and where != last:
             text += f" {where}  {linecache.getline(where.file, where.line).strip()}"
             last = where

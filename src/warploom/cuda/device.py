@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -57,10 +58,14 @@ class DeviceReport:
     problems: tuple[str, ...] = field(default=())
 
 
+_IMPORTING = threading.Lock()
+
+
 def cuda_core() -> Any:
     """The module ``cuda.core``. Raises UnsupportedDeviceError with the command that installs it."""
     try:
-        return importlib.import_module("cuda.core")
+        with _IMPORTING:  # cuda.core overwrites its own __spec__: the lock of imports no longer holds a second thread
+            return importlib.import_module("cuda.core")
     except ImportError as error:
         raise UnsupportedDeviceError(
             f"compiling and running CUDA needs cuda.core, which is missing ({error}): {_INSTALL}. {_WITHOUT_CUDA}"
