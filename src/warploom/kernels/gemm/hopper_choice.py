@@ -12,24 +12,24 @@ from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import GemmProblem
 
 SMS = 132
-CLOCK = 1.30e9
+CLOCK = 1.28e9
 """Hz that the power limit leaves under ``wgmma``."""
 FLOPS_PER_CYCLE = 4096
 """Per SM, dense ``wgmma`` of 16-bit inputs."""
-LOAD_BYTES_PER_CYCLE = 110
+LOAD_BYTES_PER_CYCLE = 92
 """Per SM, from the L2."""
-STAGE_CYCLES = 208
+STAGE_CYCLES = 195
 """The least that a stage takes, however small: waits and barriers."""
-TILE_CYCLES = 470
-EPILOGUE_CYCLES = 0.038
+TILE_CYCLES = 457
+EPILOGUE_CYCLES = 0.079
 """Per tile, and per element of C and SM, where nothing hides them."""
 BANDWIDTH = 4.4e12
 """DRAM bytes per second."""
-START_SECONDS = 1.6e-6
-SECOND_KERNEL_SECONDS = 1.9e-6
+START_SECONDS = 1.4e-6
+SECOND_KERNEL_SECONDS = 2.3e-6
 LEAST_LOADED = 0.0118
 """Bytes loaded per operation by the largest tile: more take power, and with it clock."""
-POWER = 0.12
+POWER = 0.10
 LONG_POWER = 0.5
 LONG_SECONDS = 4e-3
 """The exponent of their ratio, and what it is in launches so long that the GPU warms up."""
@@ -46,6 +46,7 @@ def hopper_candidates(problem: GemmProblem) -> tuple[HopperGemmConfig, ...]:
     together = HopperGemmConfig(dtype=problem.dtype, block_stride=8, in_flight=True, persistent=True)
     turns = replace(together, pingpong=True)
     alone = replace(together, tile_m=64, consumers=1)
+    whole = problem.b.k_contiguous  # else half a panel of B is loaded in vain, which small tiles cannot afford
     tiles = (
         together,
         replace(together, tile_m=256, tile_n=128),
@@ -56,8 +57,7 @@ def hopper_candidates(problem: GemmProblem) -> tuple[HopperGemmConfig, ...]:
         replace(together, tile_m=128, tile_n=128, stages=6),
         replace(turns, tile_m=128, tile_n=128, stages=6),
         replace(alone, tile_n=256, stages=5),
-        replace(alone, tile_n=160, stages=6),
-        replace(together, tile_m=128, tile_n=96, stages=6),
+        *((replace(alone, tile_n=160, stages=6), replace(together, tile_n=96, stages=6)) if whole else ()),
         replace(turns, tile_m=64, tile_n=128, stages=8),
         replace(turns, tile_m=64, tile_n=64, stages=8),
     )
@@ -84,12 +84,14 @@ def hopper_seconds(problem: GemmProblem, config: HopperGemmConfig) -> float:
     tiles = problem.all_tiles(c)
     rounds = -(-tiles // SMS)
     product = 2 * c.tile_m * c.tile_n * c.tile_k / FLOPS_PER_CYCLE
-    loading = c.stage_bytes / LOAD_BYTES_PER_CYCLE * min(1.0, tiles / SMS)
+    cols = c.tile_n if problem.b.k_contiguous else c.loaded_cols
+    stage_bytes = (c.tile_m + cols) * c.tile_k * c.dtype.bytes
+    loading = stage_bytes / LOAD_BYTES_PER_CYCLE * min(1.0, tiles / SMS)
     epilogue = TILE_CYCLES + EPILOGUE_CYCLES * c.tile_m * c.tile_n * (1 if c.split_k == 1 else 2)  # parts are f32
     hidden = c.pingpong and rounds > 1
     stages = rounds * problem.tiles_per_split(c) * max(product, loading, STAGE_CYCLES)
     compute = (stages + (epilogue if hidden else rounds * epilogue)) / CLOCK
-    loaded = c.stage_bytes / (2 * c.tile_m * c.tile_n * c.tile_k)
+    loaded = stage_bytes / (2 * c.tile_m * c.tile_n * c.tile_k)
     compute *= max(1.0, loaded / LEAST_LOADED) ** (POWER if compute < LONG_SECONDS else LONG_POWER)
     extra = 0.0
     if c.split_k > 1:  # the parts are written, and read by a kernel of its own
