@@ -135,11 +135,11 @@ class GemmProblem:
         """Why the TMA does not take A or B, or the tiles are too many for one launch."""
         found: list[str] = []
         for name, matrix, outer in (("A", self.a, self.m), ("B", self.b, self.n)):
-            lines = outer if matrix.k_contiguous else self.k
+            lines, length = (outer, self.k) if matrix.k_contiguous else (self.k, outer)
             if matrix.chunk != ALIGNED:
                 found.append(f"{name}'s lines do not start at multiples of 16 bytes, which the TMA needs")
-            if matrix.stride == 0 and lines > 1:
-                found.append(f"{name}'s lines are all one, which the TMA does not take")
+            if matrix.stride < length and lines > 1:
+                found.append(f"{name}'s lines overlap, which the TMA does not take")
         if self.all_tiles(config) >= MOST_EXTENT:
             found.append(f"{self.all_tiles(config)} tiles reach {MOST_EXTENT}")
         return found
