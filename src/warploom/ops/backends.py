@@ -105,6 +105,8 @@ class GpuCall:
     known: dict[tuple[int, ...], Any] = field(default_factory=dict[tuple[int, ...], Any])
     arrays: tuple[str, ...] = ()
     """Names of the arrays, in order."""
+    maps: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
+    """Tensor maps by (position, address): other arguments with the same weights need no new map for them."""
     queued: PackedLaunch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,20 +156,25 @@ class GpuCall:
 
     def _pack(self, pointers: tuple[int, ...]) -> Any:
         """The packed arguments of a launch on arrays at these addresses, the first as tensor maps."""
-        maps: list[Any] = []
-        if self.mapped:
+        if len(self.known) >= _ARGUMENTS_KEPT:
+            self.known.clear()
+            self.maps.clear()
+        maps = [self._map(i, pointer) for i, pointer in enumerate(pointers[: len(self.mapped)])]
+        packed = self.queued.pack((*maps, *pointers[len(maps) :], *self.scalars))
+        self.known[pointers] = packed
+        return packed
+
+    def _map(self, position: int, pointer: int) -> Any:
+        """The tensor map of the array at a position and address."""
+        found = self.maps.get((position, pointer))
+        if found is None:
             from warploom.cuda.launch import current_context
             from warploom.cuda.tensor_maps import encode
 
+            x = self.mapped[position]
             with current_context(self.device):  # a process without a framework has none of its own
-                maps = [
-                    encode(p, x.shape, x.strides, x.dtype, x.box) for p, x in zip(pointers, self.mapped, strict=False)
-                ]
-        packed = self.queued.pack((*maps, *pointers[len(maps) :], *self.scalars))
-        if len(self.known) >= _ARGUMENTS_KEPT:
-            self.known.clear()
-        self.known[pointers] = packed
-        return packed
+                found = self.maps[position, pointer] = encode(pointer, x.shape, x.strides, x.dtype, x.box)
+        return found
 
     def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
         """Copy C-contiguous host arrays to the GPU, run, and copy the outputs back."""
