@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -93,8 +93,10 @@ def _report(found: Profile, what: str, json: str | None) -> None:
         out.print(f"[bold]{found.kernel}[/bold], {what}")
         for name, figures in _shown(found).items():
             out.print(_table(name, figures))
-        for table in _where(found.samples) if found.samples else ():
-            out.print(table)
+        if found.samples is not None:
+            out.print(_pairs(found.samples))
+            for line in _hottest(found.samples):
+                typer.echo(line)
     if json is not None:
         write_json(found.json(), json)
 
@@ -108,28 +110,29 @@ def _shown(found: Profile) -> dict[str, Mapping[str, float]]:
     return {name: figures for name, figures in tables.items() if figures}
 
 
-def _where(samples: Samples) -> list[Table]:
-    """Who waits for whom, and the instructions with most samples."""
-    from rich.markup import escape
+def _pairs(samples: Samples) -> Table:
+    """Who waits for whom."""
     from rich.table import Table
 
-    pairs = Table(title="who waits for whom, % of all samples", title_justify="left")
+    table = Table(title="who waits for whom, % of all samples", title_justify="left")
     for name in ("reason", "waits", "for"):
-        pairs.add_column(name)
+        table.add_column(name)
     for name in ("between", "places", "share"):
-        pairs.add_column(name, justify="right")
+        table.add_column(name, justify="right")
     for row in samples.pairs()[:8]:
-        pairs.add_row(row["reason"], row["waits"], row["for"], f"{row['between']}", f"{row['places']}",
-                      f"{row['share, %']:.2f}")  # fmt: skip
-    hottest = Table(title="instructions with most samples", title_justify="left")
-    hottest.add_column("share", justify="right")
-    for name in ("instruction, whom it waits for (instructions between)", "reasons", "line"):
-        hottest.add_column(name, overflow="fold")
+        share = f"{row['share, %']:.2f}"
+        table.add_row(row["reason"], row["waits"], row["for"], f"{row['between']}", f"{row['places']}", share)
+    return table
+
+
+def _hottest(samples: Samples) -> Iterator[str]:
+    """The instructions with most samples: where in the source, why they wait, whom for."""
+    yield "instructions with most samples"
     for row in samples.hottest():
-        waiting = f"\n  {row['waits for']} ({row['between']})" if "waits for" in row else ""
-        reasons = ", ".join(f"{name} {share:.1f}" for name, share in row["reasons, %"].items())
-        hottest.add_row(f"{row['share, %']:.2f}", escape(row["sass"] + waiting), reasons, row["line"])
-    return [pairs, hottest] if pairs.row_count else [hottest]
+        yield f"{row['share, %']:6.2f} %  {row['sass']:<50} {row['line']}".rstrip()
+        yield "          " + ", ".join(f"{name} {share:.1f}" for name, share in row["reasons, %"].items())
+        if "waits for" in row:
+            yield f"          {row['between']} after {row['waits for']}"
 
 
 def _table(title: str, figures: Mapping[str, float]) -> Any:
@@ -139,5 +142,5 @@ def _table(title: str, figures: Mapping[str, float]) -> Any:
     table.add_column()
     table.add_column(justify="right")
     for name, value in figures.items():
-        table.add_row(name, f"{value:,.0f}" if value == int(value) and abs(value) >= 100 else f"{value:,.2f}")
+        table.add_row(name, f"{value:,.0f}" if value == int(value) and not 0 < abs(value) < 100 else f"{value:,.2f}")
     return table
