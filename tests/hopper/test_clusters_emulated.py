@@ -186,6 +186,49 @@ def test_ranks_and_places_in_a_grid_of_clusters(seed: int | None) -> None:
             np.testing.assert_array_equal(out[y, x], [rank, rank, 4, x % 2, y % 2, x // 2, y // 2, 0])
 
 
+def test_more_clusters_than_run_at_once() -> None:
+    out = np.zeros((96, 16, 8), np.uint32)  # 1536 CTAs of two warps, in three batches
+    assert emulate(who.trace(), (16, 96), [out]).findings == ()
+    y, x = np.ix_(np.arange(96), np.arange(16))
+    np.testing.assert_array_equal(out[..., 1], x % 2 + 2 * (y % 2))
+    np.testing.assert_array_equal(out[..., 6], np.broadcast_to(y // 2, (96, 16)))
+
+
+@kernel(threads=64, requires="sm_90a", cluster=(2, 2, 1))
+def beyond(k: Kernel, out: Global[U32]) -> None:
+    with k.when((k.cta_x == 5) & (k.cta_y == 90) & (k.thread == 33)):
+        out.store(k.value(1, U32), 100)
+
+
+def test_findings_name_the_cta_in_the_grid_and_its_rank() -> None:
+    (found,) = emulate(beyond.trace(), (16, 96), [np.zeros(4, np.uint32)]).findings
+    assert (found.kind, found.cta, found.rank, found.warp, found.lane) == ("bounds", 90 * 16 + 5, 1, 1, 1)
+
+
+@kernel(threads=64, requires="sm_90a", cluster=2)
+def handed_over(k: Kernel, data: Global[U32], flag: Global[U32], out: Global[U32], *, order: str) -> None:
+    """The CTAs of a cluster write, meet, and the last of all clusters reads what they all have written."""
+    k.cluster_sync()
+    data.store(k.thread, k.cta_x * 64 + k.thread)
+    k.cluster_sync()
+    last = k.shared(U32, 1)
+    with k.when(k.thread == 0):
+        last.store(k.atomic("add", flag, 1, order=order), 0)  # type: ignore[arg-type]
+    k.syncthreads()
+    (before,) = last.load(0)
+    with k.when(before == k.grid_x - 1), k.loop(k.grid_x) as cta:
+        out.store(data.load(cta * 64 + k.thread)[0], cta * 64 + k.thread)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize(("order", "expected"), [("acq_rel", set[str]()), ("relaxed", {"race"})])
+def test_order_among_clusters_goes_through_atomics(order: str, expected: set[str], seed: int | None) -> None:
+    data, flag, out = np.zeros(384, np.uint32), np.zeros(1, np.uint32), np.zeros(384, np.uint32)
+    emulation = emulate(handed_over.trace(order=order), 6, [data, flag, out], seed=seed)
+    assert kinds(emulation) == expected
+    assert (out == np.tile(np.arange(64), 6)).all()
+
+
 @kernel(threads=64, requires="sm_90a", cluster=4)
 def pass_on(k: Kernel, out: Global[f32], *, how: str) -> None:
     """Each CTA writes 64 numbers to global memory and reads those of the next one."""

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.emulate.acting import Lanes, lanes_of
 from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.engines import Engines
 from warploom.emulate.frames import Frame
 from warploom.emulate.global_async import AsyncGlobal, Box
 from warploom.emulate.global_memory import GlobalMemory
-from warploom.emulate.mbarriers import Lanes, Mbarrier, Mbarriers, lanes_of
+from warploom.emulate.mbarriers import Mbarrier, Mbarriers
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.tensor_maps import CHUNK, TensorMapArgument

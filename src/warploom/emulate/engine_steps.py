@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.emulate.acting import lanes_of
 from warploom.emulate.bulk import BulkCopies
 from warploom.emulate.cluster_barrier import ClusterBarriers
 from warploom.emulate.frames import Frame
-from warploom.emulate.mbarriers import Mbarriers, lanes_of
+from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.products import WatchedRegisters
 from warploom.emulate.warpgroups import Warpgroups
 from warploom.ir.program import Op, Program, Value

@@ -5,13 +5,13 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.emulate.acting import Lanes, by_both, lanes_of, split
 from warploom.emulate.barriers import Wait
 from warploom.emulate.clocks import Clocks, Singles
 from warploom.emulate.frames import Frame
@@ -22,7 +22,6 @@ from warploom.isa.cluster import WINDOW_BITS
 from warploom.isa.effects import ClusterScope, MbarrierArrive
 
 Array = NDArray[Any]
-Lanes = list[int] | None  # None: all lanes of the warp
 BYTES = 8
 
 
@@ -102,36 +101,6 @@ class _Waiter:
     lanes: Lanes
     parity: int
     far: bool
-
-
-def lanes_of(frame: Frame, guard: Array | None) -> Iterator[tuple[int, int, Lanes]]:
-    """(position in the frame, row, acting lanes) of each warp with any."""
-    if guard is None and frame.mask is None:
-        for i, row in enumerate(frame.flat.tolist()):
-            yield i, row, None
-        return
-    acting = np.ones((frame.n, 32), np.bool_) if guard is None else frame.full(guard)
-    if frame.active is not None:
-        acting = acting & frame.active
-    for i, row in enumerate(frame.flat.tolist()):
-        lanes = np.nonzero(acting[i])[0].tolist()
-        if lanes:
-            yield i, row, None if len(lanes) == 32 else lanes
-
-
-def split(values: Array, lanes: Lanes) -> list[tuple[Any, Lanes]]:
-    """The acting lanes by the value they give (one row of 32, or of one entry per value)."""
-    if lanes is not None and len(lanes) == 1:
-        return [(values[lanes[0]].tolist(), lanes)]
-    first = values[0 if lanes is None else lanes[0]]
-    mine = values if lanes is None else values[lanes]
-    if (mine == first).all():
-        return [(first.tolist(), lanes)]
-    numbers = range(32) if lanes is None else lanes
-    found: dict[Any, list[int]] = {}
-    for lane in numbers:
-        found.setdefault(values[lane].tolist(), []).append(lane)
-    return list(found.items())
 
 
 class Mbarriers:
@@ -342,7 +311,7 @@ class Mbarriers:
         wait = Wait(op, set())
         for i, row, lanes in lanes_of(frame, None):
             left: list[_Waiter] = []
-            for (place, odd), group in _by_both(places[i], parities[i], lanes):
+            for (place, odd), group in by_both(places[i], parities[i], lanes):
                 bar = self.find(place - SHARED_BASE, row, 0 if group is None else group[0], op)
                 if bar is None:
                     continue
@@ -386,10 +355,3 @@ class Mbarriers:
                     f"{bar.copy.instruction.mnemonic} lands: wait for every copy that is started"
                 )
                 self.report.add("leak", bar.copy.where, message, bar.row, bar.lane, address=bar.address)
-
-
-def _by_both(places: Array, parities: Array, lanes: Lanes) -> list[tuple[tuple[int, int], Lanes]]:
-    found: list[tuple[tuple[int, int], Lanes]] = []
-    for place, group in split(places, lanes):
-        found += [((place, odd), part) for odd, part in split(parities, group)]
-    return found

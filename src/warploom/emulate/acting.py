@@ -1,0 +1,53 @@
+"""Which lanes of which warps act, and what they give: for instructions that single threads execute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.frames import Frame
+
+Array = NDArray[Any]
+Lanes = list[int] | None
+"""Lanes of one warp; None: all of them."""
+
+
+def lanes_of(frame: Frame, guard: Array | None) -> Iterator[tuple[int, int, Lanes]]:
+    """(position in the frame, row, acting lanes) of each warp with any."""
+    if guard is None and frame.mask is None:
+        for i, row in enumerate(frame.flat.tolist()):
+            yield i, row, None
+        return
+    acting = np.ones((frame.n, 32), np.bool_) if guard is None else frame.full(guard)
+    if frame.active is not None:
+        acting = acting & frame.active
+    for i, row in enumerate(frame.flat.tolist()):
+        lanes = np.nonzero(acting[i])[0].tolist()
+        if lanes:
+            yield i, row, None if len(lanes) == 32 else lanes
+
+
+def split(values: Array, lanes: Lanes) -> list[tuple[Any, Lanes]]:
+    """The acting lanes by the value they give (one row of 32, or of one entry per value)."""
+    if lanes is not None and len(lanes) == 1:
+        return [(values[lanes[0]].tolist(), lanes)]
+    first = values[0 if lanes is None else lanes[0]]
+    mine = values if lanes is None else values[lanes]
+    if (mine == first).all():
+        return [(first.tolist(), lanes)]
+    numbers = range(32) if lanes is None else lanes
+    found: dict[Any, list[int]] = {}
+    for lane in numbers:
+        found.setdefault(values[lane].tolist(), []).append(lane)
+    return list(found.items())
+
+
+def by_both(places: Array, parities: Array, lanes: Lanes) -> list[tuple[tuple[int, int], Lanes]]:
+    """The acting lanes by the two values they give."""
+    found: list[tuple[tuple[int, int], Lanes]] = []
+    for place, group in split(places, lanes):
+        found += [((place, odd), part) for odd, part in split(parities, group)]
+    return found
