@@ -64,6 +64,31 @@ def test_linear_cross_entropy(kind):
     assert float((found.double() - expected).abs().max()) < 1e-3
 
 
+def test_memory_is_bounded_whatever_the_size():
+    torch.manual_seed(1)
+    a = torch.randn(20000, 16, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(300000, 16, device="cuda", dtype=torch.bfloat16).T
+    target = torch.randint(300000, (20000,), device="cuda")
+    for call in (
+        lambda: warploom.matmul_reduce(a, b, return_index=True),
+        lambda: warploom.linear_cross_entropy(a, b.T, target),
+    ):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found = call()
+        torch.cuda.synchronize()
+        assert torch.cuda.max_memory_allocated() - before <= 64 * 2**20
+    rows = torch.tensor([0, 1, 9999, 19999], device="cuda")
+    product = a[rows].double() @ b.double()
+    values, index = warploom.matmul_reduce(a, b, return_index=True)
+    assert float((values[rows].double() - product.amax(-1)).abs().max()) < 1e-3
+    chosen = product[torch.arange(4, device="cuda"), index[rows].long()]
+    assert float((chosen - product.amax(-1)).abs().max()) < 1e-3
+    loss = torch.logsumexp(product, -1) - product[torch.arange(4, device="cuda"), target[rows]]
+    assert float((found[rows].double() - loss).abs().max()) < 1e-3
+
+
 def test_numpy_arrays_go_to_the_gpu_and_back():
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((100, 64), (64, 333)))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import warploom.ops.reduce as ops
+import warploom.ops.reduce_steps as steps
 from tests.kernels.mutate import deletions
 from warploom.core.dtypes import bf16, f32
 from warploom.core.errors import WarploomError
@@ -68,7 +69,9 @@ def pretended_gpu(monkeypatch):
 
     for name, stand_in in (("_prepared", prepare), ("empty", empty), ("describe", on_gpu), ("_ready", {}),
                            ("gpu_target", lambda _: target("sm_80")), ("multiprocessors", lambda _: 4)):  # fmt: skip
-        monkeypatch.setattr(ops, name, stand_in)
+        for module in (ops, steps):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, stand_in)
     return prepared
 
 
@@ -108,6 +111,35 @@ def test_one_array_twice_is_not_confused_with_two(pretended_gpu):
     ops.matmul_reduce(square, square)
     found = ops.matmul_reduce(square, other)
     assert np.abs(found - (square.astype(np.float64) @ other.astype(np.float64)).max(1)).max() < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+@pytest.mark.parametrize("op", ["max", "sum", "logsumexp"])
+def test_rows_in_blocks_give_the_same_bits(monkeypatch, op):
+    monkeypatch.setattr(steps, "LEAST_ROWS", 16)
+    a, b = inputs(70, 90, 24, 0)
+    bias = inputs(1, 90, 1, 1)[1][0]
+    expected = ops.matmul_reduce(a, b, op, bias=bias, config=SMALL)
+    monkeypatch.setattr(steps, "WORKSPACE_BYTES", 1 << 9)
+    plan = ops.plan_matmul_reduce(a, b, op, bias=bias, config=SMALL)
+    assert plan.block_rows < 70
+    assert plan.workspace_bytes <= 1 << 9
+    assert (ops.matmul_reduce(a, b, op, bias=bias, config=SMALL) == expected).all()
+
+
+def test_blocks_of_rows_on_a_gpu_read_their_own_rows(pretended_gpu, monkeypatch):
+    monkeypatch.setattr(steps, "LEAST_ROWS", 16)
+    monkeypatch.setattr(steps, "WORKSPACE_BYTES", 1 << 8)
+    for trial in range(2):
+        a, b = inputs(40, 70, 48, trial)
+        values, index = ops.matmul_reduce(a, b, return_index=True)
+        product = a.astype(np.float64) @ b.astype(np.float64)
+        assert np.abs(values - product.max(1)).max() < 1e-4
+        assert (index == product.argmax(1)).all()
+        chosen = np.arange(40, dtype=np.int32) % 70
+        losses = ops.linear_cross_entropy(a, np.ascontiguousarray(b.T), chosen)
+        expected = np.logaddexp.reduce(product, 1) - product[np.arange(40), chosen]
+        assert np.abs(losses - expected).max() < 1e-4
 
 
 @pytest.mark.parametrize("op", ["max", "logsumexp"])

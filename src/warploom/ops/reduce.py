@@ -3,105 +3,30 @@
 from __future__ import annotations
 
 import math
-import struct
 import sys
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, s32, s64, u8, u32
+from warploom.core.dtypes import DType, f32, s32, s64, u8
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target as target_named
-from warploom.interop.arrays import ArrayView, address, as_numpy, compact, describe, empty, same_device
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, same_device
 from warploom.kernels.gemm.choice import choose_for_rows, parse_config
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.kernels.mapped import MappedArray
-from warploom.kernels.reduce.states import DOT_WARPS, MERGE_THREADS, OPS, ReduceOp, Reduction
+from warploom.kernels.reduce.states import OPS, ReduceOp
 from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, multiprocessors, run_on_emulator
-from warploom.ops.gemm_kernels import trace_hopper_tiles, trace_logits, trace_merge, trace_tiles
 from warploom.ops.matmul_arrays import Inputs, read_inputs
 from warploom.ops.recipes import Recipe
-
-if TYPE_CHECKING:
-    from warploom.ir.program import Program
+from warploom.ops.reduce_steps import EMULATED_MULTIPROCESSORS, ReducePlan, Step, blocks_of, transposed
 
 EMULATED_TARGET = "sm_80"
-EMULATED_MULTIPROCESSORS = 2
 Op = Literal["max", "sum", "logsumexp"]
-
-
-@dataclass(frozen=True)
-class ReducePlan:
-    """What a call of :func:`matmul_reduce` runs: two kernels, and a workspace of one state per row and tile column."""
-
-    problem: GemmProblem
-    config: AnyGemmConfig
-    op: ReduceOp
-    reason: str
-    device: str
-    subtract: bool = False
-    multiprocessors: int = EMULATED_MULTIPROCESSORS
-
-    @property
-    def grid(self) -> Grid:
-        """CTAs of :attr:`program`."""
-        return self.problem.grid(self.config, self.multiprocessors)
-
-    @property
-    def mapped(self) -> tuple[MappedArray, ...]:
-        """How the TMA sees a and b; empty for ``mma.sync``."""
-        return self.problem.mapped(self.config)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles along N."""
-        return self.problem.tiles(self.config)[1]
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Memory beyond inputs and results."""
-        return 4 * len(Reduction(self.op).types) * self.tiles * self.problem.m
-
-    @property
-    def recipe(self) -> Recipe:
-        """The kernel of the product and the reductions of its tiles, by what it is traced from."""
-        features = self.problem.features(self.config)
-        if isinstance(self.config, HopperGemmConfig):
-            return Recipe(trace_hopper_tiles, (self.config, features, self.op))
-        return Recipe(trace_tiles, (self.config, features, self.op))
-
-    @property
-    def merge_recipe(self) -> Recipe:
-        """The kernel that merges the tiles, by what it is traced from."""
-        return Recipe(trace_merge, (self.op, self.subtract))
-
-    @cached_property
-    def program(self) -> Program:
-        """The kernel of the product and the reductions of its tiles."""
-        return self.recipe.program
-
-    @cached_property
-    def merge(self) -> Program:
-        """The kernel that merges the tiles."""
-        return self.merge_recipe.program
-
-    @property
-    def merge_grid(self) -> Grid:
-        """CTAs of :attr:`merge`."""
-        return -(-self.problem.m // MERGE_THREADS), 1, 1
-
-
-def _as_words(target: ArrayView) -> ArrayView:
-    """Contiguous integers as the 32-bit words that the kernel reads."""
-    if target.dtype is s32:
-        return target
-    if target.device[0] == "cpu":
-        return describe(as_numpy(target).view(np.int32))
-    return target._replace(dtype=s32, shape=(2 * target.shape[0],), strides=(1,))
 
 
 def matmul_reduce(
@@ -123,7 +48,8 @@ def matmul_reduce(
     sums propagate it.
 
     Equal calls give equal bits: column blocks are merged in order, without atomics. Beyond inputs and result it takes 4
-    or 8 bytes for each row and column block. Arrays and devices as for :func:`warploom.matmul`.
+    or 8 bytes for each row and column block, and at most 32 MiB: more rows are taken in blocks of at least 256.
+    Arrays and devices as for :func:`warploom.matmul`.
 
     Under ``torch.compile`` a call is one operator, ``warploom::matmul_reduce`` (``matmul_argmax`` with the index).
 
@@ -165,7 +91,7 @@ def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig |
     if chosen.dtype not in (s32, s64):
         raise ProblemError(f"target is {chosen.dtype}: convert it to int32 or int64")
     same_device((rows, words, chosen), ("x", "w", "target"))
-    return _reduced(rows, _transposed(words), "logsumexp", 1.0, None, config, chosen)[0]
+    return _reduced(rows, transposed(words), "logsumexp", 1.0, None, config, chosen)[0]
 
 
 def plan_matmul_reduce(
@@ -183,13 +109,6 @@ def plan_matmul_reduce(
 
 def _view(x: Any) -> ArrayView:
     return x if isinstance(x, ArrayView) else describe(x)
-
-
-def _transposed(view: ArrayView) -> ArrayView:
-    """The transpose of a matrix, without a copy."""
-    if view.kind in ("numpy", "torch", "cupy") and not isinstance(view.owner, tuple):
-        return describe(view.owner.T)
-    return view._replace(shape=tuple(view.shape)[::-1], strides=tuple(view.strides)[::-1])
 
 
 def _read(a: ArrayView, b: ArrayView, op: str, scale: float, bias: Any) -> Inputs:
@@ -227,26 +146,6 @@ def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | str | None, subt
     return ReducePlan(problem, config, op, reason, "cuda" if on_gpu else "the emulator", subtract, count)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """One kernel of a call: what it runs on, by the names of its parameters."""
-
-    recipe: Recipe
-    grid: Grid
-    arrays: dict[str, ArrayView]
-    scalars: dict[str, int]
-    flops: int
-    mapped: tuple[MappedArray, ...] = ()
-
-    def prepared(self, device: int) -> GpuCall:
-        """The kernel, loaded once per process."""
-        return _prepared(self.recipe, self.grid, tuple(self.scalars.items()), device, self.mapped)
-
-    def taken(self, call: GpuCall) -> list[ArrayView]:
-        """The arrays in the order in which the kernel takes them."""
-        return [self.arrays[name] for name in call.arrays]
-
-
 def _reduced(
     a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: AnyGemmConfig | str | None, target: ArrayView | None
 ) -> tuple[Any, Any]:
@@ -275,11 +174,11 @@ def _reduced(
         inputs = _read(hosts[0], hosts[1], op, scale, hosts[2] if bias is not None else None)
         plan = _plan(inputs, op, config, target is not None)
     results = [describe(x) for x in (out, index) if x is not None]
-    steps = _steps(plan, inputs, results, target)
+    steps = [step for block in blocks_of(plan, inputs, results, target) for step in block]
     if copied:
         _run_copied(steps, results)
     elif device[0] == "cuda":
-        calls = [s.prepared(device[1]) for s in steps]
+        calls = [_loaded(step, device[1]) for step in steps]
         for call, step in zip(calls, steps, strict=True):
             call.launch_again(tuple(x.pointer for x in step.taken(call)), kind)
         _remember(key, given, results, calls, steps)
@@ -325,7 +224,7 @@ def _remember(
     given: dict[str, ArrayView],
     results: list[ArrayView],
     calls: list[GpuCall],
-    steps: list[_Step],
+    steps: list[Step],
 ) -> None:
     """Keep the call for arrays like these, unless one had to be copied first or two are the same array."""
     known = {x.pointer for x in given.values()}
@@ -350,13 +249,13 @@ def _remember(
     _ready[key] = _Ready(tuple(listed), shapes, tuple(offsets), total)
 
 
-def _run_copied(steps: list[_Step], results: list[ArrayView]) -> None:
+def _run_copied(steps: list[Step], results: list[ArrayView]) -> None:
     """Run on GPU 0 with copies of CPU arrays, each made once; the results come back."""
     from warploom.cuda.buffers import DeviceCopy
 
     copies: dict[int, DeviceCopy] = {}
     for step in steps:
-        call = step.prepared(0)
+        call = _loaded(step, 0)
         for x in step.taken(call):
             if x.pointer not in copies:
                 copies[x.pointer] = DeviceCopy(as_numpy(x), 0)
@@ -365,49 +264,13 @@ def _run_copied(steps: list[_Step], results: list[ArrayView]) -> None:
         copies[result.pointer].download()
 
 
+def _loaded(step: Step, device: int) -> GpuCall:
+    """The kernel of a step, loaded once per process."""
+    return _prepared(step.recipe, step.grid, tuple(step.scalars.items()), device, step.mapped)
+
+
 @lru_cache(maxsize=1024)
 def _prepared(
     recipe: Recipe, grid: Grid, scalars: tuple[tuple[str, int], ...], device: int, mapped: tuple[MappedArray, ...]
 ) -> GpuCall:
     return GpuCall.prepare(recipe, grid, dict(scalars), device, mapped=mapped)
-
-
-def _steps(plan: ReducePlan, inputs: Inputs, results: list[ArrayView], target: ArrayView | None) -> list[_Step]:
-    problem, first = plan.problem, inputs.views[0]
-    alpha = int.from_bytes(struct.pack("<f", inputs.alpha), "little")
-
-    def workspace(dtype: DType, shape: tuple[int, ...]) -> ArrayView:
-        return describe(empty(first.kind, shape, dtype, first.device))
-
-    names = ("a_map", "b_map", "bias") if plan.mapped else ("a", "b", "bias")
-    arrays: dict[str, ArrayView] = dict(zip(names, inputs.views, strict=False))
-    parts = [workspace(_stored(t), (plan.tiles, problem.m)) for t in Reduction(plan.op).types]
-    arrays |= dict(zip(("first", "second"), parts, strict=False))
-    steps: list[_Step] = []
-    merged: dict[str, ArrayView] = dict(zip(("first", "second"), parts, strict=False))
-    merged |= dict(zip(("out", "index"), results, strict=False))
-    if target is not None:
-        logits = workspace(f32, (problem.m,))
-        steps.append(_logits_step(problem, inputs.views, target, logits))
-        merged["subtracted"] = logits
-    scalars = problem.scalars(plan.config, alpha)
-    steps.append(_Step(plan.recipe, plan.grid, arrays, scalars, problem.flops, plan.mapped))
-    scalars = {"m": problem.m, "tiles": plan.tiles}
-    steps.append(_Step(plan.merge_recipe, plan.merge_grid, merged, scalars, 100 * problem.m * plan.tiles))
-    return steps
-
-
-def _stored(register: DType) -> DType:
-    return s32 if register is u32 else register
-
-
-def _logits_step(problem: GemmProblem, views: tuple[ArrayView, ...], target: ArrayView, logits: ArrayView) -> _Step:
-    x = views[0] if views[0].strides[1] == 1 else compact(views[0])
-    w = _transposed(views[1])
-    w = w if w.strides[1] == 1 else compact(w)
-    target = target if target.contiguous else compact(target)
-    recipe = Recipe(trace_logits, (x.dtype, target.dtype.bits // 32))
-    target = _as_words(target)
-    scalars = {"m": problem.m, "n": problem.n, "depth": problem.k, "x_stride": x.strides[0], "w_stride": w.strides[0]}
-    arrays = {"x": x, "w": w, "target": target, "out": logits}
-    return _Step(recipe, (-(-problem.m // DOT_WARPS), 1, 1), arrays, scalars, 2 * problem.m * problem.k)
