@@ -18,8 +18,13 @@ CHECKED_ROWS = 256
 
 
 def against_torch(rounds: int = 11) -> list[Row]:
-    """``matmul_reduce`` beside PyTorch eager and ``torch.compile``; errors are over the tolerance of f32 sums."""
+    """``matmul_reduce`` beside PyTorch eager and ``torch.compile``, and beside itself by ``mma.sync``.
+
+    Errors are over the tolerance of f32 sums.
+    """
     import warploom
+    from warploom.kernels.gemm.choice import general_for_rows
+    from warploom.ops.backends import gpu_target
 
     torch = torch_module()
     rows: list[Row] = []
@@ -27,6 +32,7 @@ def against_torch(rounds: int = 11) -> list[Row]:
         torch.manual_seed(0)
         a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16) / k**0.5
         b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16).T
+        general, _ = general_for_rows(warploom.plan_matmul_reduce(a, b).problem, gpu_target(0))
         for op in OPS:
             eager = _eager(torch, op)
             fused = torch.compile(eager)
@@ -34,9 +40,13 @@ def against_torch(rounds: int = 11) -> list[Row]:
                 "warploom": lambda op=op, a=a, b=b: warploom.matmul_reduce(a, b, op),
                 "torch": lambda f=eager, a=a, b=b: f(a, b),
                 "torch.compile": lambda f=fused, a=a, b=b: f(a, b),
+                "mma.sync": lambda op=op, a=a, b=b, c=general: warploom.matmul_reduce(a, b, op, config=c),
             }
             error = _error(torch, warploom.matmul_reduce(a, b, op), a, b, op)
-            rows.append({"op": op, "m": m, "n": n, "k": k, "error": error} | compared(torch, calls, rounds))
+            config = str(warploom.plan_matmul_reduce(a, b, op).config)
+            row = {"op": op, "m": m, "n": n, "k": k, "config": config, "error": error} | compared(torch, calls, rounds)
+            row["over mma.sync"] = row["over"].pop("mma.sync")
+            rows.append(row)
     return rows
 
 

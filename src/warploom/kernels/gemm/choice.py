@@ -133,13 +133,18 @@ def choose_for_rows(problem: GemmProblem, goal: Target) -> tuple[AnyGemmConfig, 
     refused = [] if bulk is None else bulk.check(goal) + problem.misfits(bulk)
     if bulk is not None and not refused:
         return bulk, "wgmma's tile for reductions of rows; untuned"
+    config, why = general_for_rows(problem, goal)
+    return config, why + (f"; mma.sync, as {refused[0]}" if refused else "")
+
+
+def general_for_rows(problem: GemmProblem, goal: Target) -> tuple[GemmConfig, str]:
+    """As :func:`choose_for_rows`, of ``mma.sync`` configurations alone."""
     found, reasons = fitting(problem, goal)
     general = [c for c in found if isinstance(c, GemmConfig)]
     if not general:
         raise ProblemError("no GEMM kernel takes this problem: " + "; ".join(reasons))
     config = replace(min(general, key=lambda c: expected_seconds(problem, c, goal)), split_k=1)
-    why = f"; mma.sync, as {refused[0]}" if refused else ""
-    return config, f"the least of {len(general)} by the cost model; untuned{why}"
+    return config, f"the least of {len(general)} by the cost model; untuned"
 
 
 def choose(problem: GemmProblem, goal: Target) -> tuple[AnyGemmConfig, str]:
