@@ -46,6 +46,20 @@ def test_register_needs_come_from_the_layouts() -> None:
     assert "| all | 404 | 404 | reproduced |" in table
 
 
+def test_fragment_intensity_is_counted_as_the_seed_counts_it() -> None:
+    """Against a count of each load: two rows and eight columns of fragments."""
+    intensity = load("ladder_counters").intensity
+    along = sum(2 + 8 for _ in range(16)), 16 * 2 * 8
+    anew = sum(1 + 8 for _ in range(16) for _ in range(2)), 16 * 2 * 8
+    assert intensity(2, 8, k_slices=True) == along[1] / along[0] == 1.6
+    assert intensity(2, 8, k_slices=False) == anew[1] / anew[0]
+    assert round(intensity(2, 8, k_slices=False), 2) == 0.89
+
+
+def test_every_count_that_differs_from_ncus_has_a_reason() -> None:
+    assert "not explained" not in TEXT
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "same"),
     [((40, 8), (40, 5), True), ((40, 30), (40, 5), False), ((5, 40), (40, 5), False), ((0, 0), (0, 0), True),

@@ -39,6 +39,8 @@ def test_what_the_program_asks_for_is_in_the_sass(arch):
     assert report.loop_counts["LDSM"] == 64
     assert report.counts["LDGSTS"] == 24
     assert report.loop_counts["LDGSTS"] == 16
+    assert report.mma_per_ldmatrix == 2.0
+    assert len(report.ldmatrix_to_mma) == 64, "each of K's and V's is used"
     assert report.groups[TENSOR] == 128
     assert report.groups[ZEROING] >= report.counts["CS2R"] > 60, "O starts at zero: 64 registers, two at a time"
     assert report.loop_groups.get(ZEROING, 0) <= 2, "S starts as the zero register"
