@@ -177,4 +177,7 @@ def _compared(other: Wanted, report: SassReport) -> tuple[dict[str, Any], list[A
     found = compare(before, report)
     value = {"before": before.to_dict(), "after": report.to_dict(), "differences": found.to_dict()}
     title = f"[bold]against {escape(other.title(before))}[/bold]"
-    return value, [title, *inspect_tables.headline(before), *inspect_tables.comparison_tables(found)]
+    tables = [title, *inspect_tables.headline(before), *inspect_tables.comparison_tables(found)]
+    if found.same_code and other.what in _FIRST_RUNGS and other.opt_level is None:
+        tables.append("--opt-level 1 compares them as they were written, before ptxas made them the same")
+    return value, tables

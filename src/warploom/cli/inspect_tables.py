@@ -109,7 +109,7 @@ def comparison_tables(found: Comparison) -> list[Any]:
         loop = inside.get(change.name)
         opcodes.add_row(change.name, *_cells(change), *(_cells(loop) if loop else ("0", "0", "·")))
     if found.same_code:
-        figures.caption = "The SASS is the same; --opt-level 1 shows more of what was written."
+        figures.caption = "The SASS is the same."
     return [figures, groups, *([opcodes] if opcodes.row_count else []), *_address_tables(found.after)]
 
 
