@@ -41,7 +41,6 @@ class _Addresses:
         for op in program.ops():
             for result in op.results:
                 self.made.setdefault(result, []).append(op)
-        self._threads: dict[Value, bool] = {}
 
     def region(self, address: Operand, offset: int) -> SharedRegion | None:
         """The region of an address; None where that is not known."""
@@ -51,29 +50,36 @@ class _Addresses:
 
     def _constant(self, x: Operand) -> int:
         """The constant part of a sum."""
-        if isinstance(x, Const):
-            return int(x.value)
-        made = self.made.get(x, [])
-        if len(made) != 1:
-            return 0
-        op = made[0]
-        if isinstance(op.instruction, MapShared):
-            return self._constant(op.operands[0])
-        if isinstance(op.instruction, Binary) and op.instruction.op == "add":
-            return sum(self._constant(y) for y in op.operands)
-        return 0
+        total, todo = 0, [x]
+        while todo:
+            x = todo.pop()
+            if isinstance(x, Const):
+                total += int(x.value)
+                continue
+            made = self.made.get(x, [])
+            if len(made) != 1:
+                continue
+            op = made[0]
+            if isinstance(op.instruction, MapShared):
+                todo.append(op.operands[0])
+            elif isinstance(op.instruction, Binary) and op.instruction.op == "add":
+                todo += op.operands
+        return total
 
     def differs(self, x: Operand) -> bool:
         """Whether a value may depend on the thread."""
-        if isinstance(x, Const):
-            return False
-        if x not in self._threads:
-            self._threads[x] = False  # while it is looked at: a register that depends on itself
-            ops = self.made.get(x, [])
-            collective = any(not op.instruction.lanewise for op in ops)
-            own = any(op.instruction == Special("tid.x") for op in ops)
-            self._threads[x] = collective or own or any(self.differs(y) for op in ops for y in op.operands)
-        return self._threads[x]
+        seen: set[Operand] = set()
+        todo = [x]
+        while todo:
+            x = todo.pop()
+            if isinstance(x, Const) or x in seen:
+                continue
+            seen.add(x)
+            for op in self.made.get(x, []):
+                if not op.instruction.lanewise or op.instruction == Special("tid.x"):
+                    return True
+                todo += op.operands
+        return False
 
 
 def mbarrier_rules(program: Program, _: Target | None) -> Iterator[str]:

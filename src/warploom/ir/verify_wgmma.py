@@ -63,8 +63,9 @@ def _common(first: Flying, second: Flying) -> Flying:
 class _Walk:
     """Follows a program; ``messages`` collects what is wrong."""
 
-    def __init__(self, watched: set[Value]) -> None:
-        self.watched = watched
+    def __init__(self, watched: set[Value], accumulators: set[Value]) -> None:
+        self.watched, self.accumulators = watched, accumulators
+        self._ordinary: dict[int, tuple[Value, ...]] = {}  # what an instruction that is none of these accesses
         self.messages: list[str] = []
         self._told: set[tuple[SourceLine, SourceLine]] = set()
 
@@ -102,7 +103,14 @@ class _Walk:
             self._issue(op, op.instruction, state)
             return
         wait: WaitGroup | None = None
+        ordinary = self._ordinary.get(id(op))
+        if ordinary is not None:
+            for value in ordinary:
+                self._touch(op, value, state)
+            return
+        concerned = False
         for effect in op.instruction.effects():
+            concerned |= isinstance(effect, WarpgroupFence | CommitGroup | WaitGroup)
             if isinstance(effect, WarpgroupFence):
                 state.touched.clear()
                 state.fenced = True
@@ -113,10 +121,11 @@ class _Walk:
                 wait = effect
         if wait is not None:
             self._wait(op, wait.pending, state)
-            return
-        for value in (*op.operands, *op.results):
-            if isinstance(value, Value) and value in self.watched:
-                self._touch(op, value, state)
+        elif not concerned:
+            # A loop's body is passed more than once: keep what there is to look at.
+            watched = (x for x in (*op.operands, *op.results) if isinstance(x, Value) and x in self.watched)
+            self._ordinary[id(op)] = tuple(watched)
+            self._op(op, state)
 
     def _touch(self, op: Op, value: Value, state: _State) -> None:
         holder, wait = state.holder(value), state.unnamed.get(value)
@@ -144,13 +153,15 @@ class _Walk:
 
     def _issue(self, op: Op, instruction: Wgmma, state: _State) -> None:
         from_registers = instruction.a_source == "registers"
-        a = op.operands[: instruction.a_count] if from_registers else ()
-        mine = [x for x in (*a, *op.results) if isinstance(x, Value)]
+        a = [x for x in op.operands[: instruction.a_count] if isinstance(x, Value)] if from_registers else []
+        mine = [*a, *op.results]
         late = [x for x in mine if x in state.touched]
         if late or not state.fenced:
             what = f"since {label(late[0])} was last accessed" if late else "before it"
             self.messages.append(f"{at(op.where)}wgmma without a k.wgmma_fence() {what}: put one before it")
-        for value in mine:
+        ahead = state.holder(op.results[0])
+        same = ahead is not None and ahead.results == op.results and _continues(op, instruction, ahead, op.results[0])
+        for value in a if same else mine:
             holder = state.holder(value)
             if holder is not None and not _continues(op, instruction, holder, value):
                 self.messages.append(
@@ -159,14 +170,16 @@ class _Walk:
                 )
                 break
         state.open.update(dict.fromkeys(mine, op))
-        for value in mine:
-            state.unnamed.pop(value, None)
+        if state.unnamed:
+            for value in mine:
+                state.unnamed.pop(value, None)
 
     def _wait(self, op: Op, pending: int, state: _State) -> None:
         finished = state.groups[: max(0, len(state.groups) - pending)]
         state.groups = state.groups[len(finished) :]
-        complete = {x: op for group in finished for x, by in group.items() if x in by.results}
-        state.unnamed.update((x, by) for x, by in complete.items() if state.holder(x) is None)
+        for x in {x for group in finished for x in group if x in self.accumulators}.difference(op.results):
+            if state.holder(x) is None:
+                state.unnamed[x] = op
         for x in op.results:
             state.unnamed.pop(x, None)
         named = [x for x in op.results if state.holder(x) is not None]
@@ -190,14 +203,17 @@ def _continues(op: Op, instruction: Wgmma, holder: Op, value: Value) -> bool:
 def wgmma_rules(program: Program, _: Target | None) -> Iterator[str]:
     """Fences, commits, waits and registers in flight."""
     watched: set[Value] = set()
+    accumulators: set[Value] = set()
     for op in program.ops():
         if isinstance(op.instruction, Wgmma):
             count = op.instruction.a_count if op.instruction.a_source == "registers" else 0
-            watched.update(x for x in (*op.operands[:count], *op.results) if isinstance(x, Value))
+            watched.update(x for x in op.operands[:count] if isinstance(x, Value))
+            accumulators.update(op.results)
+    watched |= accumulators
     if not watched:
         return
     yield from _whole_warpgroups(program)
-    follow, state = _Walk(watched), _State()
+    follow, state = _Walk(watched, accumulators), _State()
     follow.block(program.body, state)
     follow.end(state)
     yield from follow.messages
