@@ -37,7 +37,9 @@ from warploom.tune.store import SHIPPED, Winner, gpu_file_name, package_version
 
 TOKENS, WIDTH = 16384, 2048
 GOAL = target("sm_90a")
-CELLS = ("128:full:16384", "128:full:4096", "64:full:16384", "64:causal:16384", "64:full:4096", "128:causal:4096")
+CELLS = tuple(
+    f"{d}:{mask}:{n}" for d in (128, 64) for mask in ("full", "causal") for n in (16384, 4096, 1024, 8192, 2048, 512)
+)
 ROUNDS = ((3, 0.006, 12), (7, 0.015, 5), (15, 0.03, 5))
 """(rounds, seconds of a sample, how many stay)."""
 FLAGS = ("overlap", "pingpong", "flat", "q_in_registers", "hold")
@@ -47,7 +49,7 @@ def space(head_dim: int) -> list[HopperConfig]:
     """All combinations worth building: rescaling is always lazy, and two consumers always overlap."""
     found: list[HopperConfig] = []
     pairs = (112, 128, 144, 160, 176) if head_dim > 64 else (128, 176)
-    tiles = [(2, n) for n in pairs] + [(3, n) for n in (80, 96, 112, 128)]
+    tiles = [(2, n) for n in pairs] + [(3, n) for n in (64, 80, 96, 112, 128, 144)]
     for (consumers, tile_n), stages, flags in product(tiles, (2, 3), product((False, True), repeat=len(FLAGS))):
         chosen = dict(zip(FLAGS, flags, strict=True))
         config = HopperConfig(consumers, tile_n, stages, head_dim, bf16, lazy_rescale=True, **chosen)

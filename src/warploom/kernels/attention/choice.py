@@ -15,6 +15,10 @@ _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
 
 
+_LONG = 4096
+"""Queries from which on three consumers won on an H200 (benchmarks/sweep_h200.py)."""
+
+
 def candidates(problem: AttentionProblem, goal: Target) -> tuple[AnyConfig, ...]:
     """Configurations for a problem, the fastest per multiply first."""
     base = replace(BEST, head_dim=problem.head_dim, dtype=problem.dtype)
@@ -30,16 +34,21 @@ def candidates(problem: AttentionProblem, goal: Target) -> tuple[AnyConfig, ...]
 
 
 def _hopper_candidates(problem: AttentionProblem) -> tuple[HopperConfig, ...]:
-    """``wgmma`` configurations: wide key tiles for narrow heads, one Q buffer where two do not fit."""
+    """``wgmma`` configurations: more query rows per CTA where sequences are long, one Q buffer where two do not fit.
+
+    192 rows share a block of keys between three consumers: a third less to read from the L2 and from shared memory,
+    which is what counts at the power limit. Their registers hold no Q, and short sequences have too few such tiles.
+    """
     base = HopperConfig(head_dim=problem.head_dim, dtype=problem.dtype)
     if problem.head_dim > 192:
         return (replace(base, tile_n=80, flat=False, q_in_registers=False),)
     if problem.head_dim > 128:
         return (replace(base, tile_n=96, flat=False, q_in_registers=False),)
+    wide = replace(base, consumers=3, pingpong=False, q_in_registers=False, hold=False)
+    causal, long = problem.window[1] is not None, problem.q_len >= _LONG
     if problem.head_dim > 64:
-        return (base,)
-    causal = problem.window[1] is not None
-    return (replace(base, tile_n=128 if causal else 176),)
+        return (replace(wide, tile_n=80), base) if long and not causal else (base,)
+    return (replace(wide, tile_n=128), base) if long else (base,)
 
 
 def choose(problem: AttentionProblem, goal: Target) -> tuple[AnyConfig, str]:

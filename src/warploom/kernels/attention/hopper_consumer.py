@@ -50,7 +50,7 @@ class Consumer(Role):
         self._q = k.registers(u32, 4 * depth, None, "q") if c.q_in_registers else []
         self._softmax = DeferredSoftmax(k, c, features, self._scores.layout, self._output)
         self._ring = k.ring(c.stages, "kv")
-        self._v_stage, self._v_phase = k.register(u32, 0, "v_stage"), k.register(u32, 0, "v_phase")
+        self._v_stage, self._v_phase = k.register(u32, None, "v_stage"), k.register(u32, None, "v_phase")
         along_depth = MatrixDescriptor(PANEL_BYTES, stride=GROUP_BYTES)
         across = MatrixDescriptor(PANEL_BYTES, stride=GROUP_BYTES, leading=c.tile_n * PANEL_BYTES)
         self._q_operand = WgmmaOperand(k, parts.q, along_depth)
@@ -271,9 +271,7 @@ class Consumer(Role):
         packed = self._output.packed(c.dtype)
         to = self._store_to.staged(stage)
         own_barrier = self._number + (c.consumers + 1)
-        if not c.q_in_registers:
-            k.bar_sync(own_barrier, WARPGROUP)  # every warp's product has read its Q
-        else:
+        if c.q_in_registers:  # else the products that read it have been waited for
             k.syncwarp()  # every lane has read its part of Q: with one block of keys no turn stands in between
         for d in range(self._depth):
             piece = (*packed.atom(0, 2 * d), *packed.atom(0, 2 * d + 1))

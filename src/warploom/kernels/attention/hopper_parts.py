@@ -67,7 +67,8 @@ class Parts:
         with k.when(k.thread == 0):
             for full in (self.q_full, self.k_full, self.v_full):
                 full.init(1)
-            self.q_free.init(consumers)
+            if self._config.flat:  # else Q is loaded once
+                self.q_free.init(consumers)
             for free in (self.k_free, self.v_free):
                 free.init(4 * consumers)  # one arrival per consumer warp
             k.mbarrier_fence()

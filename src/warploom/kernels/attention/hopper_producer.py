@@ -42,7 +42,7 @@ class Producer(Role):
         k = self._k
         place = self.tile(0)
         self._load_q(place, 0)
-        self._load_k(place, place.count - 1)
+        self._load(self._keys, self._block(place, place.count - 1), first=True)
         with k.loop(place.count, 1) as step:
             self._load_k(place, place.count - 1 - step)
             self._load_v(place, place.count - step)
@@ -94,15 +94,23 @@ class Producer(Role):
         head = place.head // group if group > 1 else place.head
         return self._k.value(place.first + index, u32), head, place.batch
 
-    def _load(self, stream: Stream, at: tuple[Traced, Traced, Traced], *, last: bool = False) -> None:
-        """One block of K or V: (block, head, batch). ``last``: of the CTA, so its ring stays where it is."""
+    def _load(
+        self, stream: Stream, at: tuple[Traced, Traced, Traced], *, first: bool = False, last: bool = False
+    ) -> None:
+        """One block of K or V: (block, head, batch). ``first``, ``last``: of the CTA.
+
+        The first finds its stage free, and the ring does not wrap behind it; behind the last it stays where it is.
+        """
         block, head, batch = at
         ring, tile = stream.ring, stream.tile
-        stream.free.wait(ring.phase, ring.stage)
+        if not first:
+            stream.free.wait(ring.phase, ring.stage)
         stream.full.expect(tile.layout.bytes, ring.stage)
         row = block * self._config.tile_n
         self._boxes(tile.stage(ring.stage), stream.tensor_map, row, head, batch, stream.full, ring.stage, first=False)
-        if not last:
+        if first:
+            ring.stage.set(1)
+        elif not last:
             ring.advance()
 
     def _boxes(
