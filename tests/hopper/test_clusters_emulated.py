@@ -13,6 +13,7 @@ import pytest
 
 from tests.hopper.multicast import example
 from tests.hopper.mutants import changed, deleted, every_op, named, position, rewritten, swapped
+from warploom.bench.checking import check_kernel
 from warploom.core.dtypes import u32
 from warploom.core.errors import ProblemError, TraceError, VerifyError
 from warploom.emulate import Emulation, emulate
@@ -52,6 +53,12 @@ def test_multicast_gemm_is_right_and_clean(seed: int | None) -> None:
     emulation, error = run(gemm(), seed)
     assert emulation.findings == ()
     assert error < 1e-3
+
+
+def test_the_example_checks_itself() -> None:
+    checked = check_kernel(example.multicast_gemm)
+    assert checked.ok
+    assert [r.name for r in checked.results] == ["out"]
 
 
 def test_multicast_gemm_is_right_without_checks() -> None:
