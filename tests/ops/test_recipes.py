@@ -169,6 +169,21 @@ def test_a_full_disk_costs_no_result(monkeypatch, cache):
     assert pointers(cache) == []
 
 
+def test_what_is_found_writes_nothing(monkeypatch, cache):
+    """So a cache that can only be read serves, also where root runs this test and may write everywhere."""
+    from cuda.core.utils import FileStreamProgramCache
+
+    built(product(), ARCH)
+    new_process()
+    monkeypatch.setattr(KernelStore, "_opened", {})
+    monkeypatch.setattr(FileStreamProgramCache, "__setitem__", lambda *_: pytest.fail("written"))
+    monkeypatch.setattr(FileStreamProgramCache, "__delitem__", lambda *_: pytest.fail("removed"))
+    refuse_to_trace(monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert built(product(), ARCH)[0].from_cache
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_cache_that_can_only_be_read_is_read(cache, monkeypatch):
     built(product(), ARCH)
