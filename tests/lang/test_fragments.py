@@ -10,6 +10,7 @@ import pytest
 from tests.lang.support import mnemonics, run
 from warploom.core.errors import LayoutError, TraceError
 from warploom.lang import Global, Kernel, bf16, f16, f32, kernel, u32
+from warploom.lang.fragments import Arithmetical
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.reduction import reduction_plan
 
@@ -19,7 +20,7 @@ RNG = np.random.default_rng(21)
 
 @kernel(threads=32)
 def reduce_fragment(
-    k: Kernel, matrix: Global[f32], out: Global[f32], *, layout, op: str, axis: str, quad_mask: bool = False
+    k: Kernel, matrix: Global[f32], out: Global[f32], *, layout, op: Arithmetical, axis: str, quad_mask: bool = False
 ) -> None:
     """Every lane reduces its fragment and stores each result at [lane][group]."""
     rows, cols = layout.shape

@@ -176,5 +176,11 @@ def test_what_does_not_reduce_says_so():
         layout = mma_fragment("m8n8k4", "C", 64)
         k.fragment(layout, f64, [k.value(0.0, f64)] * 4).reduce("add", "col")
 
+    @kernel(threads=32)
+    def medians(k: Kernel, out: Global[f32]) -> None:
+        k.accumulator(C).reduce("median", "col")  # type: ignore[arg-type]
+
     with pytest.raises(TraceError, match="32 bits or 16-bit floats"):
         doubles.trace()
+    with pytest.raises(TraceError, match="'median' is no reduction"):
+        medians.trace()

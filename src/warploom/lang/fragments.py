@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, overload
+from typing import Literal, TypeAlias, get_args, overload
 
 from warploom.core.dtypes import DType, bf16, f16, f32, u32
 from warploom.core.errors import TraceError
@@ -120,7 +120,9 @@ class Fragment:
             return combine
         if not isinstance(combine, str):
             return single(combine)
-        words = self.words
+        words, known = self.words, (*get_args(Arithmetical), *NAMED)
+        if combine not in known:
+            raise TraceError(f"{combine!r} is no reduction: write {', '.join(known)}, a function or a Reducer")
         return NAMED.get(combine) or single(lambda a, b: words.binary(combine, a, b))
 
     def elements(self) -> list[Traced]:
