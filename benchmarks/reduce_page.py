@@ -52,12 +52,14 @@ class Evidence:
         return energies[0] / energies[1]
 
 
-def _median(figures: Row) -> float:
-    return float(figures["median"])
+def _median(figures: Row | float) -> float:
+    return float(figures["median"] if isinstance(figures, Mapping) else figures)
 
 
-def spread(figures: Row, factor: float = 1.0, digits: int = 2) -> str:
-    """``4.05 (3.94–4.21)``."""
+def spread(figures: Row | float, factor: float = 1.0, digits: int = 2) -> str:
+    """``4.05 (3.94–4.21)``; a figure without spread alone."""
+    if not isinstance(figures, Mapping):
+        return f"{figures * factor:.{digits}f}"
     low, middle, high = (f"{figures[key] * factor:.{digits}f}" for key in ("low", "median", "high"))
     return f"{middle} ({low}–{high})"
 
@@ -92,7 +94,8 @@ def launch(found: Evidence) -> str:
         body.append([
             key, spread(one["launch_s"], 1e6), f"{_median(first['launch_s']) / _median(one['launch_s']):.2f}",
             spread(one["graph_s"], 1e6, 3), f"{_median(first['graph_s']) / _median(one['graph_s']):.2f}",
-            f"{one['paper_protocol_s'] * 1e6:.2f}", f"{first['paper_protocol_s'] / one['paper_protocol_s']:.2f}",
+            spread(one["paper_protocol_s"], 1e6),
+            f"{_median(first['paper_protocol_s']) / _median(one['paper_protocol_s']):.2f}",
             f"{one['watts']:.0f}", f"{one['energy_per_operation_j'] * 1e3:.2f}",
         ])  # fmt: skip
     head = ["rung", "launch, µs", "×", "graph replay, µs", "×", "mean of 1000, µs", "×", "W", "mJ"]
@@ -167,7 +170,7 @@ def paper(found: Evidence) -> str:
                      f"{much} → {little} mJ", f"{theirs['energy_gain']}"])  # fmt: skip
     for base in ("1", "1w", "2"):
         one, best = rows[base]["launch"], rows["4"]["launch"]
-        times = [x["paper_protocol_s"] for x in (one, best)]
+        times = [_median(x["paper_protocol_s"]) for x in (one, best)]
         energies = [x["energy_per_operation_j"] for x in (one, best)]
         body.append([f"here, one launch, {base} → 4", f"{times[0] * 1e6:.2f} → {times[1] * 1e6:.2f} µs",
                      f"{times[0] / times[1]:.2f}", f"{energies[0] * 1e3:.2f} → {energies[1] * 1e3:.2f} mJ",

@@ -33,7 +33,7 @@ def experiment(speed_up: float) -> dict[str, Any]:
     rows = [{
         "rung": rung.key, "name": rung.name, "right": True, "findings": [], "shared_bytes": 1024, "barriers": 1,
         "shuffles": 0, "wavefronts": 144, "bank_conflicts": 120, "compiled": {"registers": 22},
-        "launch": {"launch_s": spread, "graph_s": spread, "paper_protocol_s": 2e-6, "watts": None},
+        "launch": {"launch_s": spread, "graph_s": spread, "paper_protocol_s": spread, "watts": None},
         "loop": {"cycles_per_operation": {"median": 100.0 * (1 + number)}},
         "grid": {"operations_per_s": {"median": 1e9}, "speed_up": {"median": speed_up if number else 1.0},
                  "watts": 250.0, "idle_watts": 120.0, "energy_per_operation_j": 5e-8},

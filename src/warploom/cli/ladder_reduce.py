@@ -96,7 +96,7 @@ def _launched(row: dict[str, Any], first: dict[str, Any]) -> dict[str, str]:
         "×": f"{base['launch_s']['median'] / one['launch_s']['median']:.2f}",
         "graph µs": f"{one['graph_s']['median'] * 1e6:.3f}",
         "× ": f"{base['graph_s']['median'] / one['graph_s']['median']:.2f}",
-        "mean of 1000 µs": f"{one['paper_protocol_s'] * 1e6:.2f}",
+        "mean of 1000 µs": f"{one['paper_protocol_s']['median'] * 1e6:.2f}",
         "W": _number(one.get("watts"), 1, "{:.0f}"), "mJ": _number(one.get("energy_per_operation_j"), 1e3, "{:.3f}"),
     }  # fmt: skip
 
