@@ -34,6 +34,23 @@ def test_timed_rows_become_bars_with_their_figures_and_peers(result, tmp_path):
     assert "head_dim 128, bf16, NVIDIA H200" in text
 
 
+def test_products_are_named_by_size_and_accumulators(result, tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [
+        {**row, "rung": key, "name": f"{key}_Name", "config": {"dtype": "f16", "accumulate": "f16"},
+         "gpu": {"cells": [{**row["gpu"]["cells"][0], "n": n} for n in (1024, 2048)]}}
+        for key, row in zip(("01a", "02"), result["rows"], strict=False)
+    ]  # fmt: skip
+    for row in rows:
+        for cell in row["gpu"]["cells"]:
+            for other in ("seq", "batch", "heads"):
+                cell.pop(other, None)
+    plot_ladder(rows, tmp_path / "a.svg", size=2048, title=result_title({"rows": rows}))
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert "f16, sums in f16; n 2048" in text
+    assert "02  Name" in text
+
+
 def test_the_same_rows_give_the_same_file(result, tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("a.svg", "b.svg"):

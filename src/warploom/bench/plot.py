@@ -64,10 +64,12 @@ def check_plot(out: Path) -> tuple[Any, Any]:
 
 
 def result_title(result: Mapping[str, Any]) -> str:
-    """What a result's file is about: element type, head_dim and GPU, as far as it says."""
+    """What a result's file is about: element type, head_dim or accumulators, and GPU, as far as it says."""
     config: Row = result["rows"][0].get("config", {}) if result["rows"] else {}
     gpu = (result.get("environment") or {}).get("gpu")
     parts = [f"head_dim {config['head_dim']}" if "head_dim" in config else "", str(config.get("dtype", ""))]
+    sums = {row["config"].get("accumulate", "f32") for row in result["rows"] if "config" in row}
+    parts.append(f"sums in {sums.pop()}" if len(sums) == 1 and "accumulate" in config else "")
     timed = any(row.get("gpu") for row in result["rows"])
     parts.append(gpu["name"] if gpu and timed else "")
     return ", ".join(part for part in parts if part)
@@ -140,7 +142,7 @@ def _peer_lines(axes: Any, cells: Sequence[tuple[Row, Row]]) -> float:
 
 def _short(row: Row) -> str:
     """A rung's name without what its number says already."""
-    return str(row["name"]).partition(": ")[2] or str(row["name"])
+    return str(row["name"]).partition(": ")[2] or str(row["name"]).removeprefix(f"{row['rung']}_")
 
 
 def _title(cell: Row) -> str:
