@@ -135,3 +135,22 @@ def test_a_ring_that_begins_wrong_is_told_how() -> None:
 
 def test_tiles_and_mbarriers_are_called_as_their_variables() -> None:
     assert [r.name for r in ring.trace(mistake="").shared] == ["tile", "full", "free"]
+
+
+@kernel(threads=64, requires="sm_90a")
+def two_on_a_line(k: Kernel) -> None:
+    first = k.mbarriers(1)
+    second = k.mbarriers(1)  # noqa: E702
+    with k.when(k.thread == 0):
+        first.init(1)
+        second.init(1)
+        k.mbarrier_fence()
+    k.syncthreads()
+    first.arrive(when=k.thread == 0)
+    second.arrive(when=k.thread == 0)
+    first.wait(0)
+    second.wait(0)
+
+
+def test_two_on_a_line_do_not_share_a_name() -> None:
+    assert [r.name for r in two_on_a_line.trace().shared] == ["mbarriers", "mbarriers1"]

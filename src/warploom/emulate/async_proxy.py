@@ -70,21 +70,31 @@ class AsyncProxy:
                 message += ": write it, or wait for its data, before"
                 self.report.add("uninitialised", op.where, message, row, lane or 0, count=int(unset.sum()),
                                 address=where)  # fmt: skip
-        self._check_records(starter, reach, cells[written], local[written], record[written], what, op, "wrote")
+        whose = self._whose(row, cells)
+        wrote = f"wrote{whose}"
+        self._check_records(starter, reach, cells[written], local[written], record[written], what, op, wrote)
         self._check_proxy(starter, reach, cells[written], local[written], record[written], what, op)
         if what == "write":
-            for agent, readers in (*enumerate(shared.readers, self._first_warp(cells)), *self._engine_readers()):
+            for agent, readers in (
+                *enumerate(shared.readers, self._owner(cells) % self.clocks.domain),
+                *self._engine_readers(),
+            ):
                 read = readers[cells]
                 suspicious = (read >> LANE_BITS) > reach[agent]
                 if suspicious.any():
                     number = np.full(int(suspicious.sum()), agent)
                     mine = cells[suspicious], number, read[suspicious]
-                    self._check_records(starter, reach, *mine, what, op, "read")
+                    self._check_records(starter, reach, *mine, what, op, f"read{whose}")
 
-    def _first_warp(self, cells: Array) -> int:
-        """The number within the domain of the first warp of the CTA that owns the cells."""
-        cta = int(cells[0]) * self.shared.granule // self.shared.stride
-        return cta * self.clocks.warps_per_cta % self.clocks.domain
+    def _owner(self, cells: Array) -> int:
+        """The first warp of the CTA that owns the cells."""
+        return int(cells[0]) * self.shared.granule // self.shared.stride * self.clocks.warps_per_cta
+
+    def _whose(self, row: int, cells: Array) -> str:
+        """The CTA of the cells, if that is another than the row's."""
+        first = self._owner(cells)
+        own = first == row - row % self.clocks.warps_per_cta
+        return "" if own else f" in the shared memory of {self.report.cta(first)}"
 
     def _engine_readers(self) -> list[tuple[int, Array]]:
         return [(self.clocks.domain + e, r) for e, r in self.shared.engine_readers.items()]

@@ -125,7 +125,9 @@ class HopperWords(ClusterWords):
     def mbarriers(self, count: int, name: str = "") -> Mbarriers:
         """Room for ``count`` mbarriers in shared memory."""
         where = self.here()
-        name = name or name_at(where.file, where.line) or "mbarriers"
+        taken = any(region.name == "mbarriers" for region in self.regions)
+        default = f"mbarriers{len(self.regions)}" if taken else "mbarriers"
+        name = name or name_at(where.file, where.line) or default
         return Mbarriers(self, self.shared(u64, count, name=name), count)
 
     def mbarrier_fence(self) -> None:

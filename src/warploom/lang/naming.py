@@ -28,7 +28,8 @@ def _assignments(file: str) -> dict[int, tuple[int, str]]:
             target = node.target
         if isinstance(target, ast.Name) and isinstance(node, ast.stmt):
             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                found.setdefault(line, (node.end_lineno or node.lineno, target.id))
+                name = target.id if found.get(line, (0, target.id))[1] == target.id else ""  # two on one line: neither
+                found[line] = node.end_lineno or node.lineno, name
     return found
 
 
