@@ -45,6 +45,10 @@ class Counters:
         self.ablations: dict[str, Row] = {key: one for key, one in ablations.items() if "counters" in one}
         self.falls: dict[str, Row] = {key: one for key, one in falls.items() if "stalls" in one}
 
+    def known(self, key: str) -> bool:
+        """Whether the counters of a rung or an ablation were read."""
+        return key in self.rungs or key in self.ablations
+
     def of(self, key: str) -> Row:
         """The counters at length 4096 of a rung or an ablation."""
         return (self.rungs.get(key) or self.ablations[key])["counters"]
@@ -229,9 +233,9 @@ def ablation_table(timed: Row, counters: Counters) -> str:
             f"({signed(b['ratio']['torch_flash'] / a['ratio']['torch_flash'] - 1)})"
             for a, b in zip(whole["gpu"]["cells"], row["gpu"]["cells"], strict=True)
         ]
-        hits = [counters.of(k)["memory, %"]["L2 hit rate"] for k in (key.split()[0], key)]
-        body.append([f"`{key}`", SHOWS[key], *cells, _change(map(_ldmatrix, (whole, row))),
-                     _change(map(_registers, (whole, row))), _change(map(_one, hits))])  # fmt: skip
+        hits = [counters.of(k)["memory, %"]["L2 hit rate"] for k in (key.split()[0], key) if counters.known(k)]
+        found = _change(map(_ldmatrix, (whole, row))), _change(map(_registers, (whole, row)))
+        body.append([f"`{key}`", SHOWS[key], *cells, *found, _change(map(_one, hits)) if len(hits) == 2 else "–"])
     lengths = [f"TFLOP/s at {cell['seq']} (× flash)" for cell in timed["rows"][0]["gpu"]["cells"]]
     header = ["ablation", "what it is", *lengths, "ldmatrix × ideal", "sm_90a registers (spilled)", "L2 hits, %"]
     return markdown_table(header, body)

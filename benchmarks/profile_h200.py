@@ -123,7 +123,8 @@ def tell(key: str, found: dict[str, Any]) -> bool:
     counters = found.get("counters", found)
     waiting = (counters.get("samples") or {}).get("who waits for whom", [])[:1]
     print(f"{key}: pipes {counters.get('pipes, %')}, stalls {list(counters['stall shares, %'].items())[:4]}, {waiting}")
-    differing = {n: p for n, p in found.get("wavefronts", {}).items() if p["emulator"] != p["ncu"]}
+    both = found["wavefronts"] if "counters" in found else {}
+    differing = {n: p for n, p in both.items() if p["emulator"] != p["ncu"]}
     if differing:
         print(f"  wavefronts differ: {differing}; {MERGED.get(key, 'unexplained')}")
     return bool(differing) and key not in MERGED
