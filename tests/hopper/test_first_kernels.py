@@ -139,8 +139,7 @@ def test_tiles_and_mbarriers_are_called_as_their_variables() -> None:
 
 @kernel(threads=64, requires="sm_90a")
 def two_on_a_line(k: Kernel) -> None:
-    first = k.mbarriers(1)
-    second = k.mbarriers(1)  # noqa: E702
+    first, second = k.mbarriers(1), k.mbarriers(1)
     with k.when(k.thread == 0):
         first.init(1)
         second.init(1)
