@@ -15,7 +15,7 @@ from warploom.lang import KernelFunction
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KERNELS: list[KernelFunction] = [
-    one for name in ("rowmax.py", "reductions.py") for one in kernels_of(str(EXAMPLES / name))
+    one for name in ("rowmax.py", "reductions.py", "fused_softmax.py") for one in kernels_of(str(EXAMPLES / name))
 ]
 emulated = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
@@ -38,7 +38,9 @@ def test_kernels_are_right_on_a_gpu(function):
     assert function.example_launch is not None
     launch = function.example_launch(np.random.default_rng(5))
     program = function.trace()
-    arrays = dict(zip((p.name for p in program.parameters), launch.arguments, strict=True))
+    given = list(zip(program.parameters, launch.arguments, strict=True))
+    arrays = {p.name: x for p, x in given if p.kind == "pointer"}
+    scalars = {p.name: x for p, x in given if p.kind == "scalar"}
     written = [name for name in arrays if name in launch.expect]
     inputs = [x for name, x in arrays.items() if name not in launch.expect]
     # Results come last in every example, so the pointers are in the order of the parameters.
@@ -46,7 +48,7 @@ def test_kernels_are_right_on_a_gpu(function):
     for name in written:
         if arrays[name].dtype == np.float32:
             arrays[name].fill(np.nan)
-    GpuCall.prepare(program, (1, 1, 1), {}, 0).run_from_host(inputs, [arrays[name] for name in written])
+    GpuCall.prepare(program, (1, 1, 1), scalars, 0).run_from_host(inputs, [arrays[name] for name in written])
     for name in written:
         expected, tolerance = launch.expect[name]
         seen = np.isfinite(arrays[name])  # a wide matrix is written in part
