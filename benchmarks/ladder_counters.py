@@ -37,13 +37,13 @@ def evidence(name: str) -> dict[str, Any]:
 
 
 class Counters:
-    """The counters of rungs, ablations and falls, by name."""
+    """The counters of rungs, of ablations, and of rungs at other lengths, by name."""
 
     def __init__(self, profile: Row) -> None:
         self.rungs: dict[str, Row] = {key: one for key, one in profile["rungs"].items() if "counters" in one}
-        ablations, falls = profile.get("ablations", {}), profile.get("falls", {})
+        ablations, lengths = profile.get("ablations", {}), profile.get("lengths", {})
         self.ablations: dict[str, Row] = {key: one for key, one in ablations.items() if "counters" in one}
-        self.falls: dict[str, Row] = {key: one for key, one in falls.items() if "stalls" in one}
+        self.lengths: dict[str, Row] = {key: one for key, one in lengths.items() if "stalls" in one}
 
     def known(self, key: str) -> bool:
         """Whether the counters of a rung or an ablation were read."""
@@ -128,7 +128,7 @@ class Counters:
     # -- falls
     def at(self, key: str, seq: int) -> Row | None:
         """The counters of a rung at a length, if they were read."""
-        found = self.falls.get(f"{key} at {seq}")
+        found = self.lengths.get(f"{key} at {seq}")
         if found is None and seq == SEQ and key in self.rungs:
             found = self.rungs[key]["counters"]
         return found

@@ -7,7 +7,8 @@ writes profile.json to ``$OUT`` (else to the folder out), with a part for each o
 - ``rungs``: counters and samples of every rung at batch 4, 16 heads, length 4096, and the wavefronts of shared memory
   at one head of length 256 from both sides;
 - ``ablations``: the same counters of a rung with one flag set otherwise;
-- ``falls``: counters at the lengths at which a rung of the committed ladder is slower than the one before.
+- ``lengths``: cycles, stalls, L2 and instructions of every rung from 8 on at every length of the ladder's evidence, to
+  tell what a rung that falls there loses.
 
 Parts that are left out stay as they are in a FILE that exists. What ncu refuses is written with the reason. Exit code
 1 if ncu and the emulator count differently where ``ladder_counters.MERGED`` has no reason.
@@ -26,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import ablations
 from ladder_counters import MERGED
-from ladder_page import Ladder, falling
 
 from warploom.bench.attention import GPU_TOKENS, AttentionFamily, settled
 from warploom.bench.counters import Profile, compare_wavefronts
@@ -40,7 +40,10 @@ from warploom.kernels.attention.ladder import FULL_LADDER
 
 EMULATED_SEQ = 256
 SEQ, BATCH, HEADS = 4096, 4, 16
-PARTS = ("rungs", "ablations", "falls")
+PARTS = ("rungs", "ablations", "lengths")
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+OF_LENGTHS = ("time", "stalls", "memory, %", "instructions")
+"""The tables that are read at every length: each launch is replayed until all are, so these few."""
 
 
 def emulated_wavefronts(launch: Launch) -> dict[str, dict[str, int]]:
@@ -90,11 +93,19 @@ def part(name: str, rungs: list[str]) -> dict[str, Any]:
     if name == "ablations":
         taken = {ablations.name(*one): Launch(one[0], SEQ, BATCH, HEADS, one[1]) for one in ablations.ABLATIONS}
         return both_sides(taken)
-    cells = {(key, seq) for before, after, rates, paired in falling(Ladder()) for seq in rates
-             if min(rates[seq], paired[seq]) < -0.02 for key in (before, after)}  # fmt: skip
-    launches = {f"{key} at {seq}": Launch(key, seq, max(1, GPU_TOKENS // seq), HEADS) for key, seq in sorted(cells)}
-    found = together(launches)
-    return {name: {"refused": one} if isinstance(one, str) else one.json() for name, one in found.items()}
+    launches = {
+        f"{key} at {seq}": Launch(key, seq, max(1, GPU_TOKENS // seq), HEADS)
+        for key in rungs
+        for seq in LENGTHS
+        if key not in {str(n) for n in range(8)}
+    }
+    found = together(launches, tables=OF_LENGTHS, samples=False)
+    return {name: {"refused": one} if isinstance(one, str) else brief(one) for name, one in found.items()}
+
+
+def brief(profile: Profile) -> dict[str, Any]:
+    """What :data:`OF_LENGTHS` told, without what was not read."""
+    return {name: profile.tables[name] for name in OF_LENGTHS if name in profile.tables}
 
 
 def main() -> int:
@@ -120,11 +131,13 @@ def tell(key: str, found: dict[str, Any]) -> bool:
     if "refused" in found:
         print(f"{key}: {found['refused']}")
         return False
-    counters = found.get("counters", found)
+    if "counters" not in found:
+        print(f"{key}: {found['time']}")
+        return False
+    counters = found["counters"]
     waiting = (counters.get("samples") or {}).get("who waits for whom", [])[:1]
     print(f"{key}: pipes {counters.get('pipes, %')}, stalls {list(counters['stall shares, %'].items())[:4]}, {waiting}")
-    both = found["wavefronts"] if "counters" in found else {}
-    differing = {n: p for n, p in both.items() if p["emulator"] != p["ncu"]}
+    differing = {n: p for n, p in found["wavefronts"].items() if p["emulator"] != p["ncu"]}
     if differing:
         print(f"  wavefronts differ: {differing}; {MERGED.get(key, 'unexplained')}")
     return bool(differing) and key not in MERGED
