@@ -4,8 +4,9 @@
 
 The tuner (``tune_h200.py``) tries one more flag at a time on short samples. At the power limit that is not enough: here
 all combinations are built, checked against float64 and timed interleaved with FlashAttention-4 and cuDNN where they are
-there, in samples long enough for the clock to follow, and the best half goes on to longer ones. Writes OUT/sweep.json,
-and OUT/<gpu>.json: the winners that ship with the package, those of the swept classes replaced.
+there, in samples long enough for the clock to follow, and the best half goes on to longer ones. Writes
+OUT/attention-sweep.json, and OUT/<gpu>.json: the winners that ship with the package, those of the swept classes
+replaced.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def winner(cell: Cell, name: str, found: dict[str, Measured], gpu: str) -> Winne
 
 def write(folder: Path, gpu: str, winners: list[Winner], rows: list[dict[str, Any]]) -> None:
     """The sweep, and the shipped winners with those of the swept classes replaced."""
-    (folder / "sweep.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    runs = {"runs": [{"environment": environment(), "rows": rows}]}
+    (folder / "attention-sweep.json").write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
     shipped = json.loads((SHIPPED / gpu_file_name(gpu)).read_text(encoding="utf-8"))
     mine = {str(w.problem): w.json() for w in winners}
     kept = {str(Winner.from_json(w).problem): w for w in shipped["winners"]}
