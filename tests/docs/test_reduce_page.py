@@ -47,12 +47,15 @@ def test_the_evidence_holds_what_the_page_says(page) -> None:
     assert all(joules > 0 for joules in limits)
 
 
-def test_no_product_is_written() -> None:
+def test_no_product_is_written_and_pytorch_is_slower() -> None:
     peers = json.loads((RESULTS / "matmul-reduce.json").read_text(encoding="utf-8"))["result"]
     rows = [*peers["against_torch"], peers["loss_against_torch"]]
     assert max(row["warploom_extra_bytes"] for row in rows) <= 64 * 2**20
     assert peers["search_ten_millions"]["extra_bytes"] <= 64 * 2**20
-    assert all(row["over"]["torch"] >= 1.3 and row["over"]["torch.compile"] >= 1.3 for row in rows if row["k"] == 128)
+    least = json.loads((ROOT / "benchmarks" / "targets.json").read_text(encoding="utf-8"))["reduce"]["over_pytorch"]
+    for row in peers["against_torch"]:
+        assert row["error"] <= 1
+        assert min(row["over"]["torch"], row["over"]["torch.compile"]) >= least[str(row["k"])]
 
 
 def test_every_traced_fragment_holds() -> None:
