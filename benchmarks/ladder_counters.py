@@ -256,7 +256,8 @@ def _registers(row: Row) -> str:
     return f"{found['registers']} ({found['spill_bytes']})"
 
 
-SWIZZLE_COLUMNS = ("registers", "instructions", "LDSM addresses", "LDGSTS addresses", "LOP3", "SHF", "IMAD.SHL")
+LOGIC = ("LOP3", "SHF", "IMAD.SHL")
+SWIZZLE_COLUMNS = ("registers", "instructions", "LDSM addresses", "LDGSTS addresses", *LOGIC)
 
 
 def swizzle_table(kernels: Kernels) -> str:
@@ -269,14 +270,21 @@ def swizzle_table(kernels: Kernels) -> str:
         ("8, swizzle", "8 (64,64,4)", "8_64_64_swizzling"),
     ):
         here, seed = kernels[f"{ours} sm_80 -O3"], seeds.published(theirs)
-        counts = {name: here["counts"].get(name, 0) for name in ("LOP3", "SHF", "IMAD.SHL")}
+        counts = {name: here["counts"].get(name, 0) for name in LOGIC}
         found = {"registers": here["registers"], "instructions": here["instructions"],
                  "LDSM addresses": here["ldsm_address_registers"],
                  "LDGSTS addresses": here["ldgsts_address_registers"], **counts}  # fmt: skip
         wanted = seed | {"LDSM addresses": seed["ldsm_address_registers"],
                          "LDGSTS addresses": seed["ldgsts_address_registers"]}  # fmt: skip
-        body.append([key, *(f"{wanted[name]} → {found[name]}" for name in SWIZZLE_COLUMNS)])
-    return markdown_table(["kernel", *SWIZZLE_COLUMNS], body)
+        looped = sum(here["loop_counts"].get(name, 0) for name in LOGIC)
+        body.append([key, *(f"{wanted[name]} → {found[name]}" for name in SWIZZLE_COLUMNS), str(looped)])
+    return markdown_table(["kernel", *SWIZZLE_COLUMNS, "the last three in an iteration, here"], body)
+
+
+def executed_logic(counters: Counters) -> str:
+    """How often kernel 7 executes logic and shifts, over the unswizzled one."""
+    swizzled, plain = (counters.of(key)["executed by opcode"] for key in ("7", "7 swizzle=off"))
+    return ", ".join(f"{name} {swizzled[name] / plain[name]:.0f}×" for name in ("LOP3", "SHF"))
 
 
 # -- fragment intensity ------------------------------------------------------------------------------------------------

@@ -310,6 +310,7 @@ def page() -> str:
         "AGREEMENT": ladder.counters.agreement(), "THEIRCOUNTERS": ladder.counters.beside_seeds(COUNTED),
         "ABLATIONS": counters.ablation_table(counters.evidence("ablations.json"), ladder.counters),
         "INTENSITY": counters.intensity_table(ladder.kernels), "SWIZZLE": counters.swizzle_table(ladder.kernels),
+        "LOGIC": counters.executed_logic(ladder.counters),
         "NOTES": fall_notes(ladder), "MEAN": mean_falls(ladder), "WALK": walk(ladder),
         "NEED": seeds.register_need(), "SPILLS": seeds.spill_table(ladder.kernels),
         "CLAIMS": seeds.claims_table(ladder.kernels), "COUNTS": seeds.counts_table(ladder.kernels),
