@@ -125,3 +125,10 @@ def test_sass_with_source_lines():
     kernel = compile_source(GREEDY, "greedy", arch="sm_80", line_info=True, cache=False)
     assert "greedy.cu" in disassemble(kernel.cubin, line_info=True)
     assert "EXIT" in disassemble(kernel.cubin)
+
+
+@pytest.mark.parametrize("dims", [(2, 1, 1), (1, 2, 4), (1, 1, 1)])
+def test_the_cubin_knows_its_clusters(dims):
+    source = 'extern "C" __global__ void __cluster_dims__({}, {}, {}) alone(int* x) {{ *x = 1; }}'.format(*dims)
+    for text in (source, source.replace("__cluster_dims__(1, 1, 1) ", "")):
+        assert compile_source(text, "alone", arch="sm_90a", cache=False).resources.cluster == dims

@@ -13,8 +13,8 @@ from warploom.cuda.launch import _triple, launch_problems, load, scalar
 from warploom.cuda.store import CompiledKernel
 
 
-def compiled(*, registers=64, static_shared=0, parameters=(8,)) -> CompiledKernel:
-    needs = Resources(registers, 0, static_shared, 1, tuple(Parameter(0, size) for size in parameters), 0, 0)
+def compiled(*, registers=64, static_shared=0, parameters=(8,), cluster=(1, 1, 1)) -> CompiledKernel:
+    needs = Resources(registers, 0, static_shared, 1, tuple(Parameter(0, size) for size in parameters), 0, 0, cluster)
     return CompiledKernel("kernel", "sm_80", b"", "", needs, False, 0.0)
 
 
@@ -38,6 +38,10 @@ def test_a_launch_that_fits():
         ({"kernel": compiled(registers=32), "block": (32, 32, 2)}, "2048 threads"),
         ({"block": (1, 1, 65)}, "block"),
         ({"kernel": compiled(registers=255), "block": (512, 1, 1)}, "255 registers each"),
+        (
+            {"kernel": compiled(cluster=(2, 1, 1)), "grid": (3, 1, 1)},
+            "(3, 1, 1) is not a multiple of the cluster (2, 1, 1)",
+        ),
     ],
 )
 def test_each_limit_has_its_words(options, says):

@@ -16,6 +16,7 @@ from tests.hopper.mutants import changed, deleted, every_op, named, position, re
 from warploom.bench.checking import check_kernel
 from warploom.core.dtypes import u32
 from warploom.core.errors import ProblemError, TraceError, VerifyError
+from warploom.cuda.printer import print_cuda
 from warploom.emulate import Emulation, emulate
 from warploom.ir.program import Const, Op, Operand, Program
 from warploom.isa.alu import Binary
@@ -369,6 +370,13 @@ def test_a_cluster_needs_sm_90_and_a_grid_that_it_divides() -> None:
         replace(who, requires="sm_80").trace()
     with pytest.raises(ProblemError, match=r"clusters of \(2, 2, 1\) CTAs: the grid \(4, 3, 1\) must be a multiple"):
         emulate(who.trace(), (4, 3), [np.zeros(96, np.uint32)])
+
+
+def test_the_printed_kernel_declares_its_clusters() -> None:
+    text = print_cuda(who.trace())
+    assert "__global__ void __cluster_dims__(2, 2, 1) __launch_bounds__(64, 1)" in text
+    assert "clusters of 2×2×1" in text.splitlines()[0]
+    assert "cluster" not in print_cuda(replace(halves, cluster=1).trace(mistake=""), comments=False).split("{")[0]
 
 
 def test_clusters_are_part_of_the_program() -> None:

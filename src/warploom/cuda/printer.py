@@ -271,7 +271,8 @@ def _shorten_one(printer: _Printer, statement: Statement, depth: int) -> None:
 
 
 def _residency(program: Program) -> str:
-    return f"at least {program.min_ctas} CTA{'s' if program.min_ctas > 1 else ''} per SM"
+    clusters = "" if program.cluster_ctas == 1 else ", clusters of {}×{}×{}".format(*program.cluster)
+    return f"at least {program.min_ctas} CTA{'s' if program.min_ctas > 1 else ''} per SM{clusters}"
 
 
 def _parameter_type(parameter: Parameter) -> str:
