@@ -302,13 +302,14 @@ def page() -> str:
     mma = [rung.key for rung in ladder.rungs if not rung.key.startswith("h")]
     hopper = [rung.key for rung in ladder.rungs if rung.key.startswith("h")]
     first = seeds.seed_figures()["spills_part5_first_table"]
+    ablated = counters.evidence("ablations.json")
     figures = {
         "OVERVIEW": overview(ladder), "GROUPS": group_table({key: ladder.sass(key) for key in mma}),
         "HOPPER": group_table({key: ladder.sass(key) for key in hopper}),
         "SAME": same_code(ladder), "FALLS": falls(ladder), "CELLS": fall_cells(ladder), "NOISE": noise(ladder),
-        "COUNTERS": ladder.counters.table(), "WAITING": ladder.counters.waiting(),
+        "COUNTERS": f"{ladder.counters.table()}\n*{provenance(ladder.profile['environment'])}*", "WAITING": ladder.counters.waiting(),
         "AGREEMENT": ladder.counters.agreement(), "THEIRCOUNTERS": ladder.counters.beside_seeds(COUNTED),
-        "ABLATIONS": counters.ablation_table(counters.evidence("ablations.json"), ladder.counters),
+        "ABLATIONS": f"{counters.ablation_table(ablated, ladder.counters)}\n*{provenance(ablated['environment'])}*",
         "INTENSITY": counters.intensity_table(ladder.kernels), "SWIZZLE": counters.swizzle_table(ladder.kernels),
         "LOGIC": counters.executed_logic(ladder.counters),
         "NOTES": fall_notes(ladder), "MEAN": mean_falls(ladder), "WALK": walk(ladder),
