@@ -1,4 +1,4 @@
-"""The multicast example on a GPU with clusters: every element against float64, at sizes of one and many clusters."""
+"""Clusters on a GPU: the multicast example against float64, ranks and scopes as the emulator has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
-from tests.hopper.multicast import example  # noqa: E402 (after the skip)
+from tests.gpu.harness import launch  # noqa: E402 (after the skip)
+from tests.hopper.multicast import example  # noqa: E402
+from tests.hopper.test_clusters_emulated import pass_on, who  # noqa: E402
 from warploom.core.dtypes import bf16, u32  # noqa: E402
 from warploom.cuda.compile import compile_source  # noqa: E402
 from warploom.cuda.device import target_of  # noqa: E402
@@ -83,3 +85,22 @@ def test_the_emulator_agrees_with_the_gpu() -> None:
         for x, _ in launch.arguments[:2]
     )
     np.testing.assert_allclose(product(a, b, 2).cpu().numpy(), launch.arguments[2], rtol=1e-4, atol=1e-3)
+
+
+def test_ranks_and_places_are_the_emulators() -> None:
+    from warploom.emulate import emulate
+
+    emulated = np.zeros((6, 4, 8), np.uint32)
+    emulate(who.trace(), (4, 6), [emulated])
+    out = torch.zeros(6, 4, 8, dtype=torch.int32, device="cuda")
+    launch(who.trace(), (4, 6), [out])
+    np.testing.assert_array_equal(out.cpu().numpy(), emulated)
+
+
+@pytest.mark.parametrize("how", ["barrier", "cluster cluster"])
+def test_writes_cross_a_cluster(how: str) -> None:
+    for _ in range(50):
+        out = torch.full((512,), torch.nan, device="cuda")
+        launch(pass_on.trace(how=how), 4, [out])
+        expected = torch.arange(256.0, device="cuda").reshape(4, 64).roll(-1, dims=0)
+        assert torch.equal(out[256:].reshape(4, 64), expected)
