@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ladder_seeds as seeds
+import render
 
 from warploom.bench.tables import markdown_table
 
@@ -34,6 +35,12 @@ MERGED = {
 def evidence(name: str) -> dict[str, Any]:
     """A committed result of the H200."""
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def provenance(environment: Row) -> str:
+    """GPU, versions and date, and ncu's version where it was noted."""
+    version = environment.get("ncu")
+    return render.provenance(environment) + (f", ncu {version}" if version else "")
 
 
 class Counters:

@@ -32,6 +32,7 @@ from warploom.bench.attention import GPU_TOKENS, AttentionFamily, settled
 from warploom.bench.counters import Profile, compare_wavefronts
 from warploom.bench.environment import environment
 from warploom.bench.ladder import wavefronts_json
+from warploom.bench.ncu import ncu_version
 from warploom.bench.profile import Launch, profile_attention
 from warploom.core.dtypes import bf16
 from warploom.core.errors import WarploomError
@@ -116,7 +117,7 @@ def main() -> int:
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     result = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
-    result["environment"] = environment(None)
+    result["environment"] = environment(None) | {"ncu": ncu_version()}
     apart = False
     for name in options.only.split(","):
         result[name] = part(name, options.rung.split(","))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from warploom.bench import ncu as tool
 from warploom.bench.counters import METRICS, OPCODES, STALLS, choose_metrics, compare_wavefronts, parse_profiles
-from warploom.bench.ncu import SAMPLED, available_metrics, find_ncu, refusal
+from warploom.bench.ncu import SAMPLED, available_metrics, find_ncu, ncu_version, refusal
 from warploom.bench.profile import Launch, profile_attention
 from warploom.bench.profile_gemm import GemmLaunch, profile_gemm
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
@@ -129,6 +129,7 @@ def ncu(tmp_path, monkeypatch):
         f"if '--query-metrics' in sys.argv:\n    print('Device NVIDIA H200 (GH100)')\n"
         f"    print('{LDSM.partition('.')[0]}  Counter  # of wavefronts')\n"
         f"    print('{TENSOR.partition('.')[0]}  Counter  # of cycles')\n    sys.exit()\n"
+        f"if '--version' in sys.argv:\n    sys.exit(print('Version 2025.3.1.0 (build 36398880)'))\n"
         f"text = open({str(output)!r}).read()\n"
         f"if '-o' in sys.argv:\n"
         f"    open({str(asked)!r}, 'w').write('\\n'.join(sys.argv))\n"
@@ -179,6 +180,7 @@ def test_another_number_of_kernels_is_an_error(ncu):
 
 
 def test_the_query_is_read_by_base_names(ncu):
+    assert ncu_version() == "2025.3.1.0"
     assert available_metrics(find_ncu()) == {LDSM.partition(".")[0], TENSOR.partition(".")[0]}
 
 

@@ -14,6 +14,7 @@ from warploom.core.errors import UnsupportedDeviceError
 SAMPLED = "SourceCounters"
 """The section with the samples of warp states, instruction by instruction."""
 
+_VERSION = re.compile(r"Version (\d[\d.]*)")
 _BASE_NAME = re.compile(r"^([a-z][a-z0-9]*__\w+)", re.MULTILINE)
 
 
@@ -32,6 +33,12 @@ def find_ncu() -> str:
         "/opt/nvidia/nsight-compute: install the package nsight-compute of the CUDA toolkit. Without it, "
         "`warploom inspect` and `warploom ladder` count instructions and bank conflicts without a GPU"
     )
+
+
+def ncu_version() -> str:
+    """``2025.3.1.0``, or "" where ncu does not say. Raises UnsupportedDeviceError where there is none."""
+    found = _VERSION.search(run([find_ncu(), "--version"], 30).stdout)
+    return found[1] if found else ""
 
 
 def available_metrics(ncu: str) -> frozenset[str]:
