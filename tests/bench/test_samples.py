@@ -69,6 +69,13 @@ def test_without_the_listing_of_what_ran_nothing_is_said_of_producers(listing):
     assert found.hottest()[0]["sass"].startswith("HMMA")
 
 
+def test_a_line_that_is_no_sass_is_kept():
+    page = PAGE.replace("      MOV R30, RZ", "      ?? 0x123")
+    found = locate(parse_source_page(page)[0], None)
+    assert [spot.instruction.mnemonic for spot in found.spots] == ["LDL", "LDSM", "??", "HMMA", "EXIT"]
+    assert [spot.instruction.address for spot in found.spots] == [0, 16, 32, 48, 64]
+
+
 def test_a_disassembler_may_call_some_instructions_otherwise():
     renamed = PAGE.replace("MOV R30, RZ", "CS2R R30, SRZ")
     many = "\n".join(encoded(f"IADD3 R{n}, R{n}, 0x1, RZ") for n in range(40, 60))

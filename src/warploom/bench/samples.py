@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from warploom.core.errors import ConfigError
@@ -200,7 +200,7 @@ def locate(sampled: Sequence[Sampled], report: SassReport | None) -> Samples:
     Where there is no listing, or it is of other code than ran, ncu's own text stands in, and nothing tells the
     producers.
     """
-    texts = parse_sass("\n".join(f"{one.text.rstrip(';')} ;" for one in sampled))[0].instructions
+    texts = [_instruction(number, one.text) for number, one in enumerate(sampled)]
     if report is None or not _same_code(report.listing.instructions, texts):
         return Samples([Spot(i, one.samples, one.executed) for i, one in zip(texts, sampled, strict=True)])
     known = waits(report.flow)
@@ -210,6 +210,15 @@ def locate(sampled: Sequence[Sampled], report: SassReport | None) -> Samples:
         whom = known.get(instruction.address, ())
         spots.append(Spot(instruction, one.samples, one.executed, whom, str(line) if line else ""))
     return Samples(spots)
+
+
+def _instruction(number: int, text: str) -> Instruction:
+    """One line of ncu's listing; a line that is no SASS we know keeps its first word as the opcode."""
+    try:
+        (found,) = parse_sass(f"{text.rstrip('; ')} ;")[0].instructions
+    except ConfigError:
+        found = Instruction(0, "", text.split()[0], ())
+    return replace(found, address=16 * number)
 
 
 def _same_code(listing: Sequence[Instruction], texts: Sequence[Instruction]) -> bool:
