@@ -32,6 +32,8 @@ CONFIGS: tuple[AnyGemmConfig, ...] = (
     replace(LAST, tile_n=192, stages=4),
     replace(LAST, tile_m=64, tile_n=64, stages=8),
     replace(TOGETHER, tile_n=160, stages=5),
+    replace(TOGETHER, cluster=2),
+    replace(LAST, cluster=2),
     replace(LAST, tile_m=64, tile_n=256, stages=5, split_k=2),
 )
 PROBLEMS = 40

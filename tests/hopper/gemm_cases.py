@@ -21,6 +21,8 @@ TOGETHER = HopperGemmConfig(tile_m=128, tile_n=64, stages=2, block_stride=4, in_
 TURNS = replace(TOGETHER, tile_m=64, pingpong=True)
 """Two consumers with a tile each."""
 ALONE = replace(TOGETHER, tile_m=64, tile_n=96, consumers=1, persistent=False, in_flight=False)
+PAIRS = replace(TURNS, tile_n=128, consumers=1, pingpong=False, cluster=2)
+"""Clusters of two CTAs that load B together."""
 
 
 def matrix(rng: np.random.Generator, rows: int, cols: int, dtype: DType, *, row_major: bool = True) -> Any:

@@ -10,6 +10,7 @@ from warploom.core.dtypes import u32
 from warploom.ir.program import Const, Loop, Op, Program, Statement, When
 from warploom.isa.alu import Binary
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.cluster import ClusterArrive, ClusterWait
 from warploom.isa.sync import (
     AsyncProxyFence,
     BarArrive,
@@ -102,6 +103,8 @@ DELETED = (
     AsyncProxyFence,
     BarSync,
     BarArrive,
+    ClusterArrive,
+    ClusterWait,
     WgmmaFence,
     WgmmaCommit,
     WgmmaWait,

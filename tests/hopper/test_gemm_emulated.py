@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warploom
-from tests.hopper.gemm_cases import ALONE, TOGETHER, TURNS, check, matrix, run
+from tests.hopper.gemm_cases import ALONE, PAIRS, TOGETHER, TURNS, check, matrix, run
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.reference import gemm_error, gemm_reference
 from warploom.ops.matmul import plan_matmul
 
-KINDS = {"together": TOGETHER, "turns": TURNS, "alone": ALONE}
+KINDS = {"together": TOGETHER, "turns": TURNS, "alone": ALONE, "pairs": PAIRS}
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 
@@ -30,7 +30,7 @@ def test_rings_that_wrap_twice_over_several_tiles(kind: str, seed: int | None) -
     check(config, matrix(rng, m, k, f16), matrix(rng, k, n, f16, row_major=False), seed=seed)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     size=st.tuples(st.integers(1, 200), st.integers(1, 200), st.integers(2, 200)),
@@ -146,6 +146,7 @@ def test_what_the_tma_does_not_take_is_refused_with_the_reason() -> None:
         (replace(TOGETHER, tile_m=256, tile_n=256), "256 accumulators"),
         (replace(TURNS, persistent=False), "pingpong"),
         (replace(TOGETHER, stages=1), "at least 2 stages"),
+        (replace(TOGETHER, cluster=2), "a cluster is 1 CTA"),
     ],
 )
 def test_what_is_no_kernel_says_why(config: HopperGemmConfig, why: str) -> None:

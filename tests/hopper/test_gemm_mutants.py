@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.hopper.gemm_cases import TOGETHER, TURNS, matrix, run
+from tests.hopper.gemm_cases import PAIRS, TOGETHER, TURNS, matrix, run
 from tests.hopper.mutants import edits, rewritten
 from warploom.core.dtypes import f16
 from warploom.ir.program import Program
@@ -22,9 +22,9 @@ DEPTH = 5
 
 @cache
 def problem(config: HopperGemmConfig) -> tuple[MatmulPlan, np.ndarray, np.ndarray]:
-    """Three tiles, by one CTA."""
+    """Three tiles, by one CTA; or three pairs by a cluster."""
     rng = np.random.default_rng(6)
-    a = matrix(rng, 3 * config.tile_m, DEPTH * config.tile_k, f16)
+    a = matrix(rng, 3 * config.cluster * config.tile_m, DEPTH * config.tile_k, f16)
     b = matrix(rng, DEPTH * config.tile_k, config.tile_n, f16)
     return plan_matmul(a, b, config=config), a, b
 
@@ -40,7 +40,7 @@ REDUNDANT = {
 }
 
 
-@pytest.mark.parametrize("config", [TOGETHER, TURNS], ids=str)
+@pytest.mark.parametrize("config", [TOGETHER, TURNS, PAIRS], ids=str)
 def test_every_mutant_is_caught_or_redundant(config: HopperGemmConfig) -> None:
     made, a, b = problem(config)
     emulation, out = run(made, a, b, ctas=1)

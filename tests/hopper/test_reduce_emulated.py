@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warploom
-from tests.hopper.gemm_cases import ALONE, TOGETHER, TURNS, matrix
+from tests.hopper.gemm_cases import ALONE, PAIRS, TOGETHER, TURNS, matrix
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.emulate import emulate
@@ -18,7 +18,7 @@ from warploom.interop.arrays import describe
 from warploom.ops.backends import emulator_arguments
 from warploom.ops.reduce import plan_matmul_reduce
 
-KINDS = {"together": TOGETHER, "turns": TURNS, "alone": ALONE}
+KINDS = {"together": TOGETHER, "turns": TURNS, "alone": ALONE, "pairs": PAIRS}
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 

@@ -86,7 +86,7 @@ def test_wgmma_is_searched_where_the_tma_takes_the_arrays_and_rows_fill_its_tile
         for name in vars(v)
         if getattr(v, name) != getattr(found[0], name)
     }
-    assert changed == {"stages", "block_stride", "in_flight", "persistent"}
+    assert changed == {"stages", "block_stride", "in_flight", "persistent", "cluster"}
     assert len(FAMILY.spaces(PROBLEM, target("sm_80"))) == 1
     assert len(FAMILY.spaces(contiguous_problem(16, 4096, 4096, f16), GOAL)) == 1
     assert len(FAMILY.spaces(contiguous_problem(4096, 4096, 4096, f16, f16), GOAL)) == 1

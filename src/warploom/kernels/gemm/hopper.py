@@ -19,7 +19,10 @@ from warploom.kernels.gemm.hopper_parts import Extents, Maps, Parts, Place, Prod
 from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
 
 
-@kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
+@kernel(
+    threads=lambda config, **_: config.threads, cluster=lambda config, **_: config.cluster, requires="sm_90a",
+    drop_unused=True,
+)  # fmt: skip
 def gemm_hopper(
     k: Kernel,
     a_map: TensorMap,
@@ -64,6 +67,7 @@ def gemm_hopper(
 
         each_tile(k, config, order, consumer, finish)
         store.wait()
+    parts.leave()
 
 
 def each_tile(

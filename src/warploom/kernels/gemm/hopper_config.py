@@ -39,6 +39,7 @@ class HopperGemmConfig:
     in_flight: bool = _flag(False, "a k-tile's products are waited for while the next one's run")
     persistent: bool = _flag(False, "one CTA per multiprocessor: the next tile's loads run during this one's epilogue")
     pingpong: bool = _flag(False, "two consumers with a tile each: one multiplies while the other stores")
+    cluster: int = _flag(1, "CTAs below each other that load B together: each half of it, for both", (1, 2))
     split_k: int = _flag(1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 4, 8))
     opt_level: int = _flag(3, "ptxas's optimisation level", (3,))
 
@@ -146,6 +147,8 @@ class HopperGemmConfig:
             found.append("the ring has at least 2 stages")
         if self.split_k < 1 or self.block_stride < 0:
             found.append("split_k is at least 1, block_stride at least 0")
+        if self.cluster not in (1, 2) or (self.cluster == 2 and self.tile_n % (2 * PANEL_COLS)):
+            found.append(f"a cluster is 1 CTA, or 2 with a tile_n that is a multiple of {2 * PANEL_COLS}")
         if self.pingpong and (self.consumers != 2 or not self.persistent):
             found.append("pingpong is between two consumers of a persistent kernel")
         if target is not None:

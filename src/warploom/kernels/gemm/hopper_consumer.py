@@ -82,7 +82,7 @@ class Consumer:
     def _release(self) -> None:
         """This warp is done with the oldest stage that it has not given back."""
         k = self._k
-        self._parts.free.arrive(self._read, when=k.lane == 0)
+        self._parts.release(self._read)
         following = self._read.get() + 1
         self._read.set(k.select(following == self._config.stages, k.value(0, u32), following))
 

@@ -46,7 +46,7 @@ class SharedOperandTile:
     """A or B in shared memory: a ring of stages, rows along K or panels along the outer dimension."""
 
     def __init__(self, k: Kernel, name: str, outer: int, config: HopperGemmConfig, k_contiguous: bool) -> None:
-        self.k_contiguous, self._depth = k_contiguous, config.tile_k
+        self.k_contiguous, self._outer, self._depth = k_contiguous, outer, config.tile_k
         panels = -(-outer // PANEL_COLS)
         shape = (outer, config.tile_k) if k_contiguous else (config.tile_k, panels * PANEL_COLS)
         self.tile: SharedTile = k.shared(
@@ -67,11 +67,16 @@ class SharedOperandTile:
         """Where the step that begins at ``depth`` begins."""
         return 2 * depth if self.k_contiguous else depth * PANEL_BYTES
 
-    def boxes(self, outer: Traced, depth: Number) -> list[tuple[int, tuple[Number, Number]]]:
-        """(byte offset in a stage, coordinates innermost first) of the copies that fill a stage."""
+    def boxes(
+        self, outer: Traced, depth: Number, part: Traced | int = 0, parts: int = 1
+    ) -> list[tuple[Traced | int, tuple[Number, Number]]]:
+        """(byte offset in a stage, coordinates innermost first) of the copies that fill one of ``parts`` of a stage."""
         if self.k_contiguous:
-            return [(0, (depth, outer))]
-        return [(panel.byte_offset, (outer + panel.first_col, depth)) for panel in self.tile.layout.panels]
+            first = part * (self._outer // parts)
+            return [(first * PANEL_BYTES, (depth, outer + first))]
+        count = len(self.tile.layout.panels) // parts
+        panels = [part * count + i for i in range(count)]
+        return [(i * (self._depth * PANEL_BYTES), (outer + i * PANEL_COLS, depth)) for i in panels]
 
 
 class Parts:
@@ -94,9 +99,25 @@ class Parts:
         self.full, self.free = k.mbarriers(c.stages, "full"), k.mbarriers(c.stages, "free")
         with k.when(k.thread == 0):
             self.full.init(1)
-            self.free.init(4 * (1 if c.pingpong else c.consumers))  # one arrival per warp that reads a stage
+            readers = 4 * (1 if c.pingpong else c.consumers)
+            self.free.init(readers * c.cluster)  # one arrival per warp that reads a stage, here or in the other CTA
             k.mbarrier_fence()
-        k.syncthreads()
+        if c.cluster > 1:
+            k.cluster_sync()
+        else:
+            k.syncthreads()
+
+    def release(self, stage: Number) -> None:
+        """This warp has read a stage: whoever writes into it next may."""
+        if self._config.cluster > 1:
+            self.free.arrive_cluster(stage)
+        else:
+            self.free.arrive(stage, when=self._k.lane == 0)
+
+    def leave(self) -> None:
+        """At the end of the kernel: no CTA goes while another arrives at its mbarriers."""
+        if self._config.cluster > 1:
+            self._k.cluster_sync()
 
 
 class TileOrder:
@@ -105,26 +126,32 @@ class TileOrder:
     def __init__(self, k: Kernel, config: HopperGemmConfig, features: GemmFeatures, extents: Extents) -> None:
         self._k, self._config, self._features, self._extents = k, config, features, extents
         e = extents
-        self._rows = (e.m + (config.tile_m - 1)) // config.tile_m
+        height = config.tile_m * config.cluster
+        self._rows = (e.m + (height - 1)) // height  # of tiles, or of clusters of them
         self._cols = (e.n + (config.tile_n - 1)) // config.tile_n
 
     def count(self) -> Traced:
         """How many tiles this CTA works on."""
-        k = self._k
-        if not self._config.persistent:
+        k, c = self._k, self._config
+        if not c.persistent:
             return k.value(1, u32)
-        return (self._extents.tiles - k.cta_x + (k.grid_x - 1)) // k.grid_x
+        clusters = k.grid_x // c.cluster
+        return (self._extents.tiles // c.cluster - k.cta_x // c.cluster + (clusters - 1)) // clusters
 
     def place(self, turn: Number) -> Place:
         """The CTA's tile number ``turn``."""
         k, c, e = self._k, self._config, self._extents
-        number = k.cta_x + k.value(turn, u32) * k.grid_x if c.persistent else k.cta_x
+        number = k.cta_x // c.cluster
+        if c.persistent:
+            number = number + k.value(turn, u32) * (k.grid_x // c.cluster)
         matrix = batch = k.value(0, u32)
         if self._features.batched or c.split_k > 1:
             per_matrix = self._rows * self._cols
             matrix, number = number // per_matrix, number % per_matrix
             batch = matrix // c.split_k
         row, col = self._walk(number)
+        if c.cluster > 1:
+            row = row * c.cluster + k.cluster_rank
         first: Number = 0
         count = e.k_tiles
         if c.split_k > 1:
@@ -185,6 +212,10 @@ class Producer:
     ) -> None:
         k, features = self._k, self._features
         own = features.a if operand is self._parts.a else features.b
-        for offset, (inner, line) in operand.boxes(outer, depth):
+        shared = operand is self._parts.b and self._config.cluster > 1
+        part, parts = (k.cluster_rank, self._config.cluster) if shared else (0, 1)
+        everyone = (1 << self._config.cluster) - 1 if shared else None
+        for offset, (inner, line) in operand.boxes(outer, depth, part, parts):
             at = (inner, line, place.batch if own.batched else 0) if features.batched else (inner, line)
-            k.tma_load(operand.tile.stage(stage), tensor_map, at, self._parts.full, stage, offset=offset)
+            tile = operand.tile.stage(stage)
+            k.tma_load(tile, tensor_map, at, self._parts.full, stage, offset=offset, multicast=everyone)

@@ -80,13 +80,14 @@ class GemmProblem:
 
     def features(self, config: AnyGemmConfig) -> GemmFeatures:
         """What a kernel of this configuration must be able to do, and nothing more; a split K writes f32 parts."""
+        height = config.tile_m * (config.cluster if isinstance(config, HopperGemmConfig) else 1)
         whole = GemmFeatures(
             self._operand(self.a, self.m, config.tile_m, config),
             self._operand(self.b, self.n, config.tile_n, config),
             self.out_dtype,
             self.out.chunk,
             self.pairs,
-            self.m % config.tile_m != 0,
+            self.m % height != 0,
             self.n % config.tile_n != 0,
             self.batch > 1,
             self.epilogue,
@@ -151,6 +152,8 @@ class GemmProblem:
     def all_tiles(self, config: AnyGemmConfig) -> int:
         """Tiles of C, of all parts of a split K and all batches."""
         rows, cols, _ = self.tiles(config)
+        if isinstance(config, HopperGemmConfig):
+            rows = -(-rows // config.cluster) * config.cluster
         return rows * cols * self.batch * config.split_k
 
     def tiles_per_split(self, config: AnyGemmConfig) -> int:
@@ -171,7 +174,8 @@ class GemmProblem:
             raise ConfigError(f"{config} does not fit: " + "; ".join(misfits))
         if isinstance(config, HopperGemmConfig):
             tiles = self.all_tiles(config)
-            return (min(tiles, multiprocessors) if config.persistent else tiles), 1, 1
+            most = max(config.cluster, multiprocessors // config.cluster * config.cluster)
+            return (min(tiles, most) if config.persistent else tiles), 1, 1
         rows, cols, _ = self.tiles(config)
         z = self.batch * config.split_k
         return (rows * cols, 1, z) if config.block_stride else (cols, rows, z)
@@ -201,7 +205,7 @@ class GemmProblem:
             return ()
         features = self.features(config)
         a_box = operand_box(config.tile_m, config.tile_k, self.a.k_contiguous)
-        b_box = operand_box(config.tile_n, config.tile_k, self.b.k_contiguous)
+        b_box = operand_box(config.tile_n // config.cluster, config.tile_k, self.b.k_contiguous)
         a_size = (self.m, self.k) if self.a.k_contiguous else (self.k, self.m)
         b_size = (self.n, self.k) if self.b.k_contiguous else (self.k, self.n)
         found = [self._mapped(self.a, self.dtype, a_size, a_box), self._mapped(self.b, self.dtype, b_size, b_box)]

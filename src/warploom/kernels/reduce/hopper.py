@@ -19,7 +19,10 @@ from warploom.kernels.reduce.states import ReduceOp, Reduction
 from warploom.lang import Global, Kernel, TensorMap, kernel
 
 
-@kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
+@kernel(
+    threads=lambda config, **_: config.threads, cluster=lambda config, **_: config.cluster, requires="sm_90a",
+    drop_unused=True,
+)  # fmt: skip
 def reduce_tiles_hopper(
     k: Kernel,
     a_map: TensorMap,
@@ -63,3 +66,4 @@ def reduce_tiles_hopper(
                             (target + at).store(x, dtype=x.dtype)
 
         each_tile(k, config, order, consumer, finish)
+    parts.leave()
