@@ -97,8 +97,12 @@ def test_registers_written_and_read():
         "HMMA.16816.F32 R20, R4, R8, R20 ;",
         "LDS.64 R30, [R31] ;",
         "STG.E.128 [R2.64+0x8], R40 ;",
+        "HMMA.16816.F16 R20, R4, R8, R20 ;",
     )
-    load, product, wide, store = report.listing.instructions
+    load, product, wide, store, halves = report.listing.instructions
+    assert written(product) == {"R20", "R21", "R22", "R23"}
+    assert written(halves) == {"R20", "R21"}
+    assert read(halves) == {f"R{n}" for n in (4, 5, 6, 7, 8, 9, 20, 21)}
     assert written(load) == {"R8", "R9", "R10", "R11"}
     assert read(product) == {f"R{n}" for n in (4, 5, 6, 7, 8, 9, 20, 21, 22, 23)}
     assert written(wide) == {"R30", "R31"}

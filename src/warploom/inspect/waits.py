@@ -17,8 +17,8 @@ from warploom.inspect.sass import Instruction
 
 _REGISTER = re.compile(r"-?\|?(U?)R(\d+)(?:\.(64|128))?\b")
 _SCOREBOARD = re.compile(r"SB(\d)")
-_OPERANDS_OF_HMMA = {"16816": (4, 4, 2, 4), "1688": (4, 2, 1, 4)}
-"""Registers of D, A, B and C by shape, for f32 accumulators."""
+_OPERANDS_OF_HMMA = {"16816": (4, 2), "1688": (2, 1)}
+"""Registers of A and B by shape."""
 _WIDTHS = {"64": 2, "128": 4}
 _GLOBAL = "LDG STG LDL STL LD ST LDGSTS LDGDEPBAR ATOM ATOMG RED REDG TEX TLD SULD SUST CCTL UTMALDG UTMASTG"
 _LONG = frozenset(_GLOBAL.split())
@@ -134,11 +134,16 @@ def written(instruction: Instruction) -> frozenset[str]:
 def _width(instruction: Instruction) -> int:
     """32-bit registers of the result."""
     if instruction.mnemonic == "HMMA":
-        return 4
+        return _accumulator(instruction)
     last = instruction.modifiers[-1] if instruction.modifiers else ""
     if instruction.mnemonic == "LDSM":
         return int(last) if last in ("2", "4") else 1
     return max((_WIDTHS.get(modifier, 1) for modifier in instruction.modifiers), default=1)
+
+
+def _accumulator(instruction: Instruction) -> int:
+    """Registers of an HMMA's accumulator: four of f32, two of f16 pairs."""
+    return 4 if "F32" in instruction.modifiers else 2
 
 
 def read(instruction: Instruction) -> frozenset[str]:
@@ -146,8 +151,8 @@ def read(instruction: Instruction) -> frozenset[str]:
     operands = instruction.operands
     if instruction.mnemonic == "HMMA":
         shape = next((m for m in instruction.modifiers if m in _OPERANDS_OF_HMMA), "16816")
-        widths = _OPERANDS_OF_HMMA[shape]
-        return frozenset().union(*(_named(o, w) for o, w in zip(operands[1:4], widths[1:], strict=False)))
+        widths = (*_OPERANDS_OF_HMMA[shape], _accumulator(instruction))
+        return frozenset().union(*(_named(o, w) for o, w in zip(operands[1:4], widths, strict=False)))
     if instruction.mnemonic in _NO_RESULT:
         width = max((_WIDTHS.get(modifier, 1) for modifier in instruction.modifiers), default=1)
         return frozenset().union(*(_named(operand, width) for operand in operands))
