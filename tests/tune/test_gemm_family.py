@@ -26,7 +26,7 @@ from warploom.tune import gemm as tuned_gemm
 from warploom.tune.build import Built, build_all
 from warploom.tune.classes import gemm_class
 from warploom.tune.gemm import MOST_CANDIDATES, MOST_HOPPER_CANDIDATES, GemmFamily, checked_problem, fragment_registers
-from warploom.tune.store import Winner, WinnerStore, package_version
+from warploom.tune.store import Found, Winner, WinnerStore, package_version
 
 FAMILY = GemmFamily()
 GOAL = target("sm_90a")
@@ -255,6 +255,16 @@ def test_a_winner_of_a_near_class_must_please_the_cost_model(store):
     keep(store, str(replace(BEST32, tile_m=64, tile_n=64, warp_m=32, warp_n=32)))
     assert ops.tuned(PROBLEM, WITHOUT_WGMMA, 0) is not None
     assert ops.tuned(near, WITHOUT_WGMMA, 0) is None
+
+
+def test_what_came_with_the_package_must_please_the_cost_model_even_for_its_class(store, monkeypatch):
+    poor = replace(choose(PROBLEM, GOAL)[0], tile_m=64, tile_n=64, consumers=1, pingpong=False)
+    keep(store, str(poor))
+    found = ops.tuned(PROBLEM, GOAL, 0)
+    assert found is not None
+    assert found[0] == poor, "found on this machine"
+    monkeypatch.setattr(ops, "find_winner", lambda *_, **__: Found(store.winners(GPU, package_version())[0], 0.0, True))
+    assert ops.tuned(PROBLEM, GOAL, 0) is None
 
 
 @pytest.mark.parametrize("text", ["BM=24", "nonsense", str(replace(BEST32, tile_m=256, tile_n=256, stages=6))])

@@ -271,14 +271,15 @@ def _plan(inputs: Inputs, config: AnyGemmConfig | None) -> MatmulPlan:
 
 NEAR_ENOUGH = 1.0
 """The distance of classes up to which a winner is still taken: one size off by a factor of 2."""
-MOST_DOUBT = 1.1
-"""A winner of another class is taken where the cost model expects at most this many times its own choice's time."""
+MOST_DOUBT = 1.08
+"""A winner of other extents is taken where the cost model expects at most this many times its own choice's time."""
 
 
 def tuned(problem: GemmProblem, goal: Target, device: int) -> tuple[AnyGemmConfig, str] | None:
     """The configuration that won on this GPU for such products, and why; None where nobody has tuned for them.
 
-    How many tiles a size makes decides much, so the winner of a near class must also please the cost model.
+    How many tiles a size makes decides much, and a class spans a factor of 2: unless it was found on this machine, for
+    this class, a winner must also please the cost model.
     """
     found = find_winner(gpu_name(device), gemm_class(problem), near=NEAR_ENOUGH)
     if found is None:
@@ -290,7 +291,7 @@ def tuned(problem: GemmProblem, goal: Target, device: int) -> tuple[AnyGemmConfi
     operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
     if config.check(goal, **operands) or problem.misfits(config):
         return None
-    if found.distance > 0:
+    if found.distance > 0 or found.shipped:
         expected = [expected_seconds(problem, c, goal) for c in (config, choose(problem, goal)[0])]
         if expected[0] > MOST_DOUBT * expected[1]:
             return None
