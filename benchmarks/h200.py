@@ -47,7 +47,7 @@ def sections(out: Path) -> list[Section]:
     host_cost = [sys.executable, __file__, "--host-cost", str(out / "host-cost.json")]
     tests = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider", "tests"]
     return [
-        ladder("attention-d128-bf16.json", 240, "--gpu-seq", LENGTHS),
+        ladder("attention-d128-bf16.json", 300, "--gpu-seq", LENGTHS),
         Section("host-cost", host_cost, 60, "host-cost.json", host_cost_lines),
         Section("gpu-tests", tests, 240),
         ladder("attention-d64-bf16.json", 90, "--head-dim", "64", "--rung", "1,2,best", "--gpu-seq", LENGTHS),

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.core.dtypes import u32
-from warploom.ir.program import Const, Loop, Op, Program, Statement, When
+from warploom.ir.program import Const, Loop, Op, Program, Register, Statement, Value, When
 from warploom.isa.alu import Binary
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.cluster import ClusterArrive, ClusterWait
+from warploom.isa.conversion import Move
 from warploom.isa.sync import (
     AsyncProxyFence,
     BarArrive,
@@ -20,6 +21,7 @@ from warploom.isa.sync import (
     MbarrierInitialise,
     MbarrierTryWait,
 )
+from warploom.isa.warp import SyncWarp
 from warploom.isa.wgmma import WgmmaCommit, WgmmaFence, WgmmaWait
 
 Rewrite = Callable[[Op], list[Op]]
@@ -133,3 +135,43 @@ def edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
         yield "fewer bytes expected", with_fields(expected_bytes=i.expected_bytes - 128)
     if isinstance(i, Binary) and i.op == "xor" and op.operands[1] == Const(u32, 1):
         yield "parity kept", lambda x: [replace(x, operands=(x.operands[0], Const(u32, 0)))]
+
+
+def index_edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
+    """Stage indices, buffers and phases shifted, and lanes of a warp that do not meet."""
+    i = op.instruction
+    if isinstance(i, SyncWarp):
+        yield f"without {i.mnemonic}", lambda _: []
+    if isinstance(i, Binary) and i.op == "and" and op.operands[1] == Const(u32, 1):
+        yield "buffer or parity inverted", _inverted
+    if isinstance(i, Move) or (isinstance(i, Binary) and i.op in ("shl", "mul")):
+        for place, operand in enumerate(op.operands):
+            if isinstance(operand, Register) and (operand.name or "").endswith("_stage"):
+                yield "another stage", _other(place)
+            if isinstance(operand, Register) and (operand.name or "").endswith("_phase"):
+                yield "the other phase", _other(place)
+    first = op.operands[0] if isinstance(i, Move) else None
+    if isinstance(first, Const) and (op.results[0].name or "").endswith("_phase"):
+        yield "the first phase inverted", lambda x: [replace(x, operands=(Const(u32, 1 - first.value),))]
+
+
+_FLIPPED = 1 << 30  # the number of a value that no program has
+
+
+def _other(place: int) -> Rewrite:
+    """The operand that is a stage index or a phase is the other one."""
+
+    def rewrite(op: Op) -> list[Op]:
+        flipped = Value(_FLIPPED, u32)
+        operands = tuple(flipped if i == place else x for i, x in enumerate(op.operands))
+        return [Op(Binary("xor", u32), (op.operands[place], Const(u32, 1)), (flipped,), op.where),
+                replace(op, operands=operands)]  # fmt: skip
+
+    return rewrite
+
+
+def _inverted(op: Op) -> list[Op]:
+    """A buffer's number or a parity made from a counter, the other way."""
+    kept = Value(_FLIPPED, u32)
+    flip = Op(Binary("xor", u32), (kept, Const(u32, 1)), op.results, op.where)
+    return [replace(op, results=(kept,)), flip]

@@ -1,0 +1,250 @@
+"""Mutants of the ``wgmma`` attention kernels: each synchronisation deleted or shifted, and who objects.
+
+    python -m tests.hopper.attention_mutants [--out benchmarks/results/static/hopper-mutants.json]
+
+enumerates every mutant of every rung and of the flags beside them, runs each until the emulator objects (in its own
+order and under 20 seeds), and writes what was caught and what survived with the reason. ``pytest -m mutation`` does the
+same and fails where a survivor has no reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tests.hopper.mutants import Rewrite, index_edits, rewritten
+from tests.hopper.mutants import edits as synchronisation_edits
+from warploom.core.dtypes import bf16
+from warploom.core.errors import WarploomError
+from warploom.cuda.compile import available_cores
+from warploom.emulate import Emulation, TensorMapArgument, emulate
+from warploom.ir.program import Op, Program, Value
+from warploom.isa.alu import Binary
+from warploom.isa.conversion import Convert, Move
+from warploom.isa.sync import MbarrierTryWait
+from warploom.kernels.attention.hopper import attention_hopper
+from warploom.kernels.attention.hopper_config import HopperConfig
+from warploom.layout.tensor_map import TensorMapSpec
+
+SEEDS: tuple[int | None, ...] = (None, *range(20))
+SIZES = ((5, 5), (1, 5), (1, 1))
+"""(key blocks, tiles of one CTA): 5 blocks wrap a ring of two stages twice, a single one takes a path of its own, and
+so does a single tile. Kernels that are not persistent have one tile."""
+
+LARGEST_ERROR = 0.02
+"""Of an output of order 1, in bf16."""
+
+SMALLEST = HopperConfig(
+    head_dim=64, tile_n=64, overlap=False, pingpong=False, flat=False, q_in_registers=False, hold=False
+)
+FLAT = replace(SMALLEST, overlap=True, pingpong=True, flat=True, q_in_registers=True)
+CONFIGS = {
+    "h1": replace(SMALLEST, lazy_rescale=False),
+    "h2": replace(SMALLEST, overlap=True, lazy_rescale=False),
+    "h3": replace(SMALLEST, overlap=True, pingpong=True, lazy_rescale=False),
+    "h5": replace(SMALLEST, overlap=True, pingpong=True, q_in_registers=True),
+    "h6": FLAT,
+    "h7": replace(FLAT, hold=True),
+    "flat without turns": replace(FLAT, pingpong=False),
+    "three consumers": replace(SMALLEST, consumers=3, q_in_registers=True),
+}
+"""Every rung whose synchronisation differs from the one before, and flags that tuned winners use besides."""
+
+EQUIVALENT = {
+    "without wgmma.fence.sync.aligned in _issue_product": (
+        "the fence before Q·Kᵀ covers P and O too: nothing accesses them between the two products. "
+        "ptxas wants it nevertheless: without it it injects one and reports C7519, which is an error here"
+    ),
+    "without wgmma.fence.sync.aligned in _issue_scores": (
+        "the same without overlap, where P·V comes first and its fence covers the scores"
+    ),
+    "without mbarrier.try_wait.parity in hold": (
+        "the wait is satisfied whenever it is reached; the flag exists for the block boundary it puts between the "
+        "exponentials and wgmma.wait_group, which ptxas does not move instructions across"
+    ),
+    "another stage of mbarrier.try_wait.parity in _load": (
+        "in a ring of two, the phase of that parity at the other stage ends with a release that is later than the one "
+        "to wait for, or that the load before has waited for: some loads start later, none earlier"
+    ),
+    "another stage of mbarrier.try_wait.parity in hold": "satisfied as well",
+    "another stage of mbarrier.arrive in _release": (
+        "where the kernel's only stages in use are given back by one instruction, or the other operand's ring orders "
+        "them too: a stage is given back one block later than it could be, none earlier"
+    ),
+    "without bar.warp.sync in _store": (
+        "where another tile follows, the turn taken for its first product stands in between; "
+        "the store behind the last tile needs it"
+    ),
+}
+"""Mutants that behave as the kernel does, with the reason; names as in :func:`edits`."""
+
+
+def traced(config: HopperConfig) -> Program:
+    """The Program of a config, full attention."""
+    return attention_hopper.trace(config=config, heads_inside=False)
+
+
+def sizes(config: HopperConfig) -> list[tuple[int, int]]:
+    """The SIZES that differ for a config."""
+    return list(dict.fromkeys((blocks, tiles if config.flat else 1) for blocks, tiles in SIZES))
+
+
+def run(config: HopperConfig, mutant: Program, size: tuple[int, int], seed: int | None) -> tuple[Emulation, float]:
+    """One CTA on key blocks and tiles, and the largest error of O."""
+    c, numbers = config, np.random.default_rng(2)
+    blocks, tiles = size
+    queries, length = tiles * c.tile_m, blocks * c.tile_n
+    q, k, v = (
+        numbers.standard_normal((1, 1, n, c.head_dim)).astype(ml_dtypes.bfloat16) for n in (queries, length, length)
+    )
+    o = np.zeros_like(q)
+
+    def tensor_map(x: np.ndarray[Any, Any], rows: int) -> TensorMapArgument:
+        spec = TensorMapSpec(bf16, x.shape[::-1], x.strides[2::-1], (64, rows, 1, 1), 128)
+        return TensorMapArgument(x, spec)
+
+    values: dict[str, Any] = {
+        "q_map": tensor_map(q, 64), "k_map": tensor_map(k, c.tile_n), "v_map": tensor_map(v, c.tile_n),
+        "o_map": tensor_map(o, 64), "lse": np.zeros(queries, np.float32), "q_len": queries, "kv_len": length,
+        "q_blocks": tiles, "kv_blocks": blocks, "heads": 1, "tiles": tiles,
+    }  # fmt: skip
+    emulation = emulate(mutant, 1, {p.name: values[p.name] for p in mutant.parameters}, seed=seed)
+    a, b, w = (x[0, 0].astype(np.float64) for x in (q, k, v))
+    p = np.exp(a @ b.T / np.sqrt(c.head_dim))
+    return emulation, float(np.abs(o[0, 0].astype(np.float64) - p / p.sum(1, keepdims=True) @ w).max())
+
+
+def edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
+    """What is done to one instruction: synchronisation deleted or miscounted, and indices shifted."""
+    yield from synchronisation_edits(op)
+    yield from index_edits(op)
+
+
+SURELY_EQUIVALENT = frozenset(label for label in EQUIVALENT if not label.startswith("another stage of mbarrier.arrive"))
+"""Those whose label alone says that they are; of the others some are caught."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One edit of one instruction of a config's Program."""
+
+    config: str
+    number: int
+    edit: int
+    label: str
+
+
+@cache
+def program(name: str) -> Program:
+    """The Program of one of CONFIGS."""
+    return traced(CONFIGS[name])
+
+
+def mutants(name: str) -> list[Mutant]:
+    """Every mutant of a config."""
+    found: list[Mutant] = []
+    held = _hold_waits(name)
+    ops = list(program(name).ops())
+    for number, op in enumerate(ops):
+        function = "hold" if number in held else op.where.function
+        for e, (what, _) in enumerate(edits(op)):
+            of = f" of {_user(ops, number)}" if what == "another stage" else ""
+            found.append(Mutant(name, number, e, f"{what}{of} in {function}"))
+    return found
+
+
+def _user(ops: Sequence[Op], number: int) -> str:
+    """The first instruction that an index made by instruction ``number`` reaches through integer arithmetic."""
+    reached: set[Value] = set(ops[number].results)
+    for op in ops[number + 1 :]:
+        if reached.intersection(op.operands):
+            if not isinstance(op.instruction, Binary | Convert | Move):
+                return op.instruction.mnemonic
+            reached.update(op.results)
+    return "nothing"
+
+
+def _hold_waits(name: str) -> set[int]:
+    """The waits that the flag ``hold`` adds: the second ones of a stage in a step."""
+    if not CONFIGS[name].hold:
+        return set()
+    waits = [
+        (i, op.where.line)
+        for i, op in enumerate(program(name).ops())
+        if isinstance(op.instruction, MbarrierTryWait) and op.where.function == "_step"
+    ]
+    last = max(line for _, line in waits)
+    return {i for i, line in waits if line == last}
+
+
+def timed_objection(mutant: Mutant) -> tuple[str | None, float]:
+    """:func:`objection`, and the seconds it took of this core."""
+    start = time.process_time()
+    return objection(mutant), time.process_time() - start
+
+
+def objection(mutant: Mutant) -> str | None:
+    """What the emulator says first (the kind of finding), or None. Where nothing can differ, few seeds are enough."""
+    seeds = SEEDS[:3] if mutant.label in SURELY_EQUIVALENT else SEEDS
+    op = list(program(mutant.config).ops())[mutant.number]
+    rewrite = list(edits(op))[mutant.edit][1]
+    try:
+        changed = rewritten(program(mutant.config), mutant.number, rewrite)
+    except WarploomError as error:
+        return type(error).__name__
+    for seed in seeds:
+        for size in sizes(CONFIGS[mutant.config]):
+            emulation, error = run(CONFIGS[mutant.config], changed, size, seed)
+            if emulation.findings:
+                return emulation.findings[0].kind
+            if not error < LARGEST_ERROR:
+                return "a wrong result alone"
+    return None
+
+
+def result(names: Sequence[str] = tuple(CONFIGS)) -> dict[str, Any]:
+    """Every mutant of these configs: how many were caught and by which finding, and who survived."""
+    todo = [m for name in names for m in mutants(name)]
+    with ProcessPoolExecutor(available_cores()) as pool:
+        timed = list(pool.map(timed_objection, todo, chunksize=4))
+    said = [kind for kind, _ in timed]
+    configs: dict[str, Any] = {}
+    for name in names:
+        mine = [(m, kind) for m, kind in zip(todo, said, strict=True) if m.config == name]
+        kinds = [kind for _, kind in mine if kind is not None]
+        configs[name] = {
+            "config": str(CONFIGS[name]),
+            "mutants": len(mine),
+            "caught": len(kinds),
+            "by": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+            "equivalent": sorted(m.label for m, kind in mine if kind is None and m.label in EQUIVALENT),
+            "survivors": sorted(m.label for m, kind in mine if kind is None and m.label not in EQUIVALENT),
+        }
+    return {"core_seconds": round(sum(seconds for _, seconds in timed)), "reasons": EQUIVALENT, "configs": configs}
+
+
+def main() -> None:
+    """Enumerate, print and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--config", nargs="+", choices=tuple(CONFIGS), default=list(CONFIGS))
+    options = parser.parse_args()
+    found = result(options.config)
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    print(text)
+    if options.out:
+        options.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
