@@ -96,8 +96,8 @@ def part(name: str, rungs: list[str]) -> dict[str, Any]:
         return both_sides(taken)
     launches = {
         f"{key} at {seq}": Launch(key, seq, max(1, GPU_TOKENS // seq), HEADS)
+        for seq in LENGTHS  # the outer loop: inputs are drawn once a length
         for key in rungs
-        for seq in LENGTHS
         if key not in {str(n) for n in range(8)}
     }
     found = together(launches, tables=OF_LENGTHS, samples=False)
