@@ -1,8 +1,8 @@
 """How an operator of this package is registered with PyTorch.
 
 With ``torch.library.Library`` and without a kernel for autograd: of the ways there are, the shortest from a caller to
-the function (2 to 3 µs on the host of an H200, 14 by ``custom_op``). A gradient is refused by the function itself, as in an
-eager call, and while a graph is traced by its fake.
+the function (2 to 3 µs on the host of an H200, 14 by ``custom_op``). A gradient is refused by the function itself, as
+in an eager call, and while a graph is traced by its fake.
 
 Source: PyTorch, "Custom Python Operators" and ``torch.library``.
 """
