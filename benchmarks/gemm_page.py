@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from gemm_page_power import (
+    KINDS,
+    at_the_limit,
+    both_sides,
+    counters,
+    even,
+    power_table,
+    reading,
+    sustained,
+    wave_table,
+)
 from gemm_static import EVIDENCE
 from page_parts import distance, filled, group_table, loop_changes, registers, spread, write_or_check
 from render import provenance
@@ -29,7 +40,6 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PAGE = ROOT / "docs" / "ladder-gemm.md"
 TIMED = ROOT / "benchmarks" / "results" / "h200"
-KINDS = ("f16", "f32")
 ACCESSES = ("ldmatrix", "ld.shared", "st.shared", "cp.async")
 Row = Mapping[str, Any]
 
@@ -49,11 +59,9 @@ WHY = {
     "one ldmatrix loads two B operands.",
     "07": "Beyond the seed: eight warps share a tile of 128×256, so that each byte that comes from the L2 is "
     "multiplied more often. Where power is the limit, bytes that do not move are products that run.",
-    "08": "Beyond the seed: a fragment is loaded anew right after the last product that reads it, so that one set of "
-    "registers does what two did; larger tiles for each warp fit.",
-    "best16": "128×64 for each warp, which two sets of fragments would not leave room for, and 256×256 for the CTA.",
+    "best16": "128×64 for each warp and 256×256 for the CTA: f16 accumulators leave the registers for it.",
     "best32": "f32 accumulators take twice the registers, so 64×64 is the most for a warp. Groups of sixteen rows of "
-    "tiles make what runs at the same time nearly square.",
+    "tiles make what runs at the same time nearly square, which is least to read.",
 }
 
 
@@ -66,6 +74,7 @@ class Evidence:
         self.kernels: dict[str, Row] = static["kernels"]
         self.nvrtc: str = static["nvrtc"]
         self.power: Any = _read(TIMED / "gemm-power.json")
+        self.profile: Any = _read(TIMED / "profile-gemm.json")
         self.seed: Any = _read(HERE / "seeds" / "gemm.json")
         self.rungs: list[Rung[Any]] = [r for r in LADDER.rungs if isinstance(r.config, GemmConfig)]
 
@@ -91,7 +100,8 @@ class Evidence:
 
 
 def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """The JSON of a file, None without the file: what it has is "not measured yet"."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def tile(config: Row) -> str:
@@ -219,55 +229,6 @@ def moved(evidence: Evidence, before: Rung[Any] | None, rung: Rung[Any]) -> str:
     return f"On sm_90a: {'; '.join(changes)}. {show} --against {before.key}`"
 
 
-def power_table(rows: Mapping[str, Row]) -> str:
-    """Watts, clock, TFLOP/s, TFLOP per joule and cycles per mma of each kernel under sustained load."""
-    body = [
-        [name, *(_figure(row.get(key)) for key in ("tflops", "watts", "sm_mhz", "tflop_per_joule", "cycles_per_mma"))]
-        for name, row in rows.items()
-        if "tflops" in row
-    ]
-    return markdown_table(["kernel", "TFLOP/s", "W", "MHz", "TFLOP/J", "cycles per mma and tensor core"], body)
-
-
-def reading(evidence: Evidence) -> str:
-    """What the power table says, in figures."""
-    rate, of16, of32 = (evidence.power[part] for part in ("rate", "f16", "f32"))
-    cublas = of32["cublas"]
-    best = {"f16": _best(of16), "f32": _best(of32)}
-    watts = [row["watts"] for part in (of16, of32) for row in part.values() if "watts" in row]
-    clocks = [row["sm_mhz"] for part in (of16, of32) for row in part.values() if "watts" in row]
-    alone, fragments = (rate[f"f32 64x64 mma {what}"] for what in ("alone", "and ldmatrix"))
-    joules = [1.0 / row["tflop_per_joule"] for row in (alone, fragments, best["f32"])]
-    shares = [joules[0] / joules[2], (joules[1] - joules[0]) / joules[2], (joules[2] - joules[1]) / joules[2]]
-    wanted = 0.75 * cublas["tflop_per_joule"]
-    paragraphs = (
-        f"All products run at the power limit: {min(watts):.0f} to {max(watts):.0f} W, at {min(clocks):.0f} to "
-        f"{max(clocks):.0f} MHz, where light work runs at 1980. So TFLOP/s is TFLOP per joule times watts, and a "
-        "kernel is slower among hot neighbours than among the ladder's slow rungs. Of the energy of the best product "
-        f"with f32 accumulators, {shares[0]:.0%} is what `mma.sync` alone takes, {shares[1]:.0%} its fragments, and "
-        f"{shares[2]:.0%} the rest: tiles on their way from memory to shared memory, epilogues, waiting. The rest is "
-        "what larger tiles lower.",
-        f"Three quarters of cuBLAS on large products would take {wanted:.2f} TFLOP/J. `mma.sync` with its fragments "
-        f"alone has {fragments['tflop_per_joule']:.2f}, the best kernel here {best['f32']['tflop_per_joule']:.2f} with "
-        f"f32 accumulators and {best['f16']['tflop_per_joule']:.2f} with f16: "
-        f"{best['f32']['tflops'] / cublas['tflops']:.2f}× and {best['f16']['tflops'] / cublas['tflops']:.2f}× cuBLAS "
-        "under sustained load. That leaves three quarters just out of reach of f32 accumulators: the tiles' way costs "
-        "what it costs with `cp.async`, into tiles as large as the registers allow. cuBLAS multiplies by `wgmma`, "
-        "which reads B from shared memory once for 64 rows and keeps no fragments of it: "
-        f"{cublas['cycles_per_mma']:.2f} cycles for as much as one `mma.sync` does in {alone['cycles_per_mma']:.2f}.",
-    )
-    return "\n\n".join(paragraphs)
-
-
-def _best(rows: Mapping[str, Row]) -> Row:
-    """The fastest of our kernels."""
-    return max((row for name, row in rows.items() if name != "cublas" and "tflops" in row), key=lambda r: r["tflops"])
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
-
-
 def page() -> str:
     """The whole page."""
     evidence = Evidence()
@@ -277,14 +238,23 @@ def page() -> str:
         "F16": speeds(evidence, "f16"), "F32": speeds(evidence, "f32"), "WALK": walk(evidence),
         "GROUPS": group_table({key: evidence.sass(key) for key in keys}),
         "GROUPS80": group_table({key: evidence.sass(key, arch="sm_80") for key in keys}),
-        "RATE": power_table(evidence.power["rate"]), "POWER16": power_table(evidence.power["f16"]),
-        "POWER32": power_table(evidence.power["f32"]), "NVRTC": evidence.nvrtc,
-        "HOPPER": hopper(evidence), "READING": reading(evidence),
+        "HOPPER": hopper(evidence), "SUSTAINED": sustained(evidence), "NVRTC": evidence.nvrtc,
+        "SAMPLES": str(evidence.cells("f16", "02")[8192]["samples"]),
         "MADE16": provenance(evidence.timed["f16"]["environment"]),
         "MADE32": provenance(evidence.timed["f32"]["environment"]),
-        "MADEPOWER": provenance(evidence.power["environment"]),
     }  # fmt: skip
-    return filled(HERE / "ladder-gemm.template.md", figures)
+    figures["SHORT"] = at_the_limit(evidence)
+    parts: dict[str, dict[str, Callable[[Evidence], str]]] = {
+        "power": {
+            "RATE": lambda e: power_table(e.power["rate"]), "POWER16": lambda e: power_table(e.power["f16"]),
+            "POWER32": lambda e: power_table(e.power["f32"]), "READING": reading, "EVEN": even, "WAVES": wave_table,
+            "MADEPOWER": lambda e: provenance(e.power["environment"]),
+        },
+        "profile": {"COUNTERS": counters, "BOTH": both_sides},
+    }  # fmt: skip
+    measured = {name for name in parts if getattr(evidence, name) is not None}
+    figures |= {key: write(evidence) for name in measured for key, write in parts[name].items()}
+    return filled(HERE / "ladder-gemm.template.md", figures, measured)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

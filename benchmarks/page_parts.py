@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,16 @@ def spread(figures: Row) -> str:
     return f"{figures['median']:.0f} ({figures['low']:.0f}–{figures['high']:.0f})"
 
 
-def filled(template: Path, figures: Mapping[str, str]) -> str:
-    """The template with every ``@NAME@`` replaced. Raises KeyError for a name that the template lacks."""
+_CONDITION = re.compile(r"<!-- if (\w+) -->\n(.*?)<!-- end if -->\n", re.DOTALL)
+
+
+def filled(template: Path, figures: Mapping[str, str], measured: Collection[str] = ()) -> str:
+    """The template with every ``@NAME@`` replaced. Raises KeyError for a name that the template lacks.
+
+    What stands between ``<!-- if NAME -->`` and ``<!-- end if -->`` stays where NAME is among ``measured``.
+    """
     text = template.read_text(encoding="utf-8")
+    text = _CONDITION.sub(lambda found: found[2] if found[1] in measured else "", text)
     for name, value in figures.items():
         if f"@{name}@" not in text:
             raise KeyError(f"{template.name} has no @{name}@")

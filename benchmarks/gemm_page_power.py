@@ -1,0 +1,179 @@
+"""The parts of docs/ladder-gemm.md about power, uneven tile counts and ncu's counters (see gemm_page.py)."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from warploom.bench.tables import markdown_table
+from warploom.kernels.gemm.ladder import BEST32
+
+HERE = Path(__file__).resolve().parent
+KINDS = ("f16", "f32")
+MULTIPROCESSORS = 132
+Row = Mapping[str, Any]
+
+
+def sustained(evidence: Any) -> str:
+    """TFLOP/s, watts, clock and TFLOP per joule of every rung alone, without a pause, at the last size."""
+    body: list[list[str]] = []
+    for kind in KINDS:
+        for key in evidence.rows(kind):
+            cell = evidence.cells(kind, key)[evidence.sizes(kind)[-1]]
+            body.append([kind, key, *_power(cell["power"])])
+        cublas = evidence.cells(kind, "02")[evidence.sizes(kind)[-1]]["peers"]["cublas"]
+        body.append([kind, "00 cuBLAS", *_power(cublas["power"])])
+    return markdown_table(["sums", "rung", "TFLOP/s", "W", "MHz", "TFLOP/J"], body)
+
+
+def _power(row: Row | None) -> list[str]:
+    return [_figure((row or {}).get(key)) for key in ("tflops", "watts", "sm_mhz", "tflop_per_joule")]
+
+
+def counters(evidence: Any) -> str:
+    """What ncu counts of each rung: pipes, L2, and the two reasons that most cycles between issues go to."""
+    body: list[list[str]] = []
+    for key, row in evidence.profile["rungs"].items():
+        found = row["counters"]
+        stalls = sorted(found["stall shares, %"].items(), key=lambda item: -item[1])
+        reasons = ", ".join(f"{name} {share:.0f} %" for name, share in stalls if name != "selected")
+        pipes, memory = found.get("pipes, %", {}), found.get("memory, %", {})
+        body.append([key, *(_percent(x) for x in (pipes.get("tensor"), memory.get("shared loads"),
+                                                  memory.get("L2 hit rate"))),
+                     ", ".join(reasons.split(", ")[:2])])  # fmt: skip
+    header = ["rung", "tensor pipe busy", "shared loads, of their peak", "L2 hit rate", "cycles between issues"]
+    return markdown_table(header, body)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f} %"
+
+
+def both_sides(evidence: Any) -> str:
+    """Whether ncu counts the wavefronts that the emulator does."""
+    rungs = evidence.profile["rungs"]
+    apart = [
+        key for key, row in rungs.items() for pair in row["wavefronts"].values() if pair["emulator"] != pair["ncu"]
+    ]
+    m, n, k = evidence.profile["small"]
+    if not apart:
+        return f"On the H200, ncu counts exactly these wavefronts for every rung ({m}×{n}×{k}; ragged for every tile)."
+    return f"On the H200, ncu counts the same but for rungs {', '.join(dict.fromkeys(apart))}."
+
+
+def wave_table(evidence: Any) -> str:
+    """Products of whole waves of tiles, and of a little more."""
+    body = [
+        [name, str(row["tiles"]), f"{row['waves']:.2f}", f"{row['microseconds']:.0f}", f"{row['tflops']:.0f}",
+         f"{row['cublas_tflops']:.0f}", f"{row['tflops'] / row['cublas_tflops']:.2f}"]
+        for name, row in evidence.power["waves"].items()
+    ]  # fmt: skip
+    header = ["product", "tiles", "waves", "µs", "TFLOP/s", "cuBLAS", "× cuBLAS"]
+    return markdown_table(header, body)
+
+
+def even(evidence: Any) -> str:
+    """What a fraction of a wave costs, and how much of it the products of layers have."""
+    rows = sorted(evidence.power["waves"].values(), key=lambda row: row["waves"])
+    steps = [
+        f"{after['microseconds'] / before['microseconds']:.2f}× the time from {before['waves']:g} to "
+        f"{after['waves']:.2f} waves"
+        for before, after in pairwise(rows)
+        if before["waves"] == int(before["waves"]) and after["waves"] < before["waves"] + 0.2
+    ]
+    idle = sorted(_idle(*size) for size in _layer_products() if size[0] >= 2048)
+    return (
+        f"The step is real and shrinks with the number of waves: {', '.join(steps)}. Cutting the last wave's tiles "
+        "along K and adding the parts (Stream-K) could win back at most the idle share of the last wave, and pays for "
+        "it with f32 parts that go through memory. Of the products in `benchmarks/gemm_shapes.csv` with 2048 rows and "
+        f"more, {len(idle)} in all, the median leaves {idle[len(idle) // 2]:.0%} of the multiprocessors' time idle "
+        f"with these tiles, the worst {idle[-1]:.0%}; at the power limit the others run faster meanwhile. Products of "
+        "fewer rows take smaller tiles and whole parts of K (`split_k`), chosen so that waves come out even. So there "
+        "is no persistent or Stream-K schedule for `mma.sync`; the `wgmma` kernel is persistent for another reason, to "
+        "load the next tile during this one's epilogue."
+    )
+
+
+def _layer_products() -> list[tuple[int, int]]:
+    """(m, n) of the products in gemm_shapes.csv."""
+    with (HERE / "gemm_shapes.csv").open(encoding="utf-8") as file:
+        return [(int(row["m"]), int(row["n"])) for row in csv.DictReader(file)]
+
+
+def _idle(m: int, n: int) -> float:
+    """The share of whole waves that BEST32's tiles of an m×n result leave empty."""
+    tiles = -(-m // BEST32.tile_m) * -(-n // BEST32.tile_n)
+    return 1.0 - tiles / (-(-tiles // MULTIPROCESSORS) * MULTIPROCESSORS)
+
+
+def power_table(rows: Mapping[str, Row]) -> str:
+    """Watts, clock, TFLOP/s, TFLOP per joule and cycles per mma of each kernel under sustained load."""
+    body = [
+        [name, *(_figure(row.get(key)) for key in ("tflops", "watts", "sm_mhz", "tflop_per_joule", "cycles_per_mma"))]
+        for name, row in rows.items()
+        if "tflops" in row
+    ]
+    return markdown_table(["kernel", "TFLOP/s", "W", "MHz", "TFLOP/J", "cycles per mma and tensor core"], body)
+
+
+def at_the_limit(evidence: Any) -> str:
+    """What the sustained table says, in figures."""
+    last = {kind: {k: c[evidence.sizes(kind)[-1]] for k in evidence.rows(kind) if (c := evidence.cells(kind, k))}
+            for kind in KINDS}  # fmt: skip
+    hot = [cell["power"] for kind in KINDS for key, cell in last[kind].items() if not key.startswith("01")]
+    best16, best32 = last["f16"]["best16"]["power"], last["f32"]["best32"]["power"]
+    cublas = last["f32"]["best32"]["peers"]["cublas"]["power"]
+    clocks = [row["sm_mhz"] for row in hot]
+    return (
+        "From rung 02 on the GPU is at its power limit "
+        f"({min(row['watts'] for row in hot):.0f} to {max(row['watts'] for row in hot):.0f} W), and the clock gives "
+        f"way: {min(clocks):.0f} to {max(clocks):.0f} MHz, where the rungs with bank conflicts run at 1980. TFLOP/s "
+        "is then TFLOP per joule times watts, and what a rung gains it gains in TFLOP per joule. cuBLAS has "
+        f"{cublas['tflop_per_joule']:.2f}, the best `mma.sync` kernel {best16['tflop_per_joule']:.2f} with f16 and "
+        f"{best32['tflop_per_joule']:.2f} with f32 accumulators: {best16['tflops'] / cublas['tflops']:.2f}× and "
+        f"{best32['tflops'] / cublas['tflops']:.2f}× cuBLAS on large products under sustained load. Three quarters of "
+        "cuBLAS with f32 sums would take "
+        f"{0.75 * cublas['tflop_per_joule']:.2f} TFLOP/J."
+    )
+
+
+def reading(evidence: Any) -> str:
+    """What the power table says, in figures."""
+    rate, of16, of32 = (evidence.power[part] for part in ("rate", "f16", "f32"))
+    cublas = of32["cublas"]
+    best = {"f16": _best(of16), "f32": _best(of32)}
+    watts = [row["watts"] for part in (of16, of32) for row in part.values() if "watts" in row]
+    clocks = [row["sm_mhz"] for part in (of16, of32) for row in part.values() if "watts" in row]
+    alone, fragments = (rate[f"f32 64x64 mma {what}"] for what in ("alone", "and ldmatrix"))
+    joules = [1.0 / row["tflop_per_joule"] for row in (alone, fragments, best["f32"])]
+    shares = [joules[0] / joules[2], (joules[1] - joules[0]) / joules[2], (joules[2] - joules[1]) / joules[2]]
+    wanted = 0.75 * cublas["tflop_per_joule"]
+    paragraphs = (
+        f"All products run at the power limit: {min(watts):.0f} to {max(watts):.0f} W, at {min(clocks):.0f} to "
+        f"{max(clocks):.0f} MHz, where light work runs at 1980. So TFLOP/s is TFLOP per joule times watts, and a "
+        "kernel is slower among hot neighbours than among the ladder's slow rungs. Of the energy of the best product "
+        f"with f32 accumulators, {shares[0]:.0%} is what `mma.sync` alone takes, {shares[1]:.0%} its fragments, and "
+        f"{shares[2]:.0%} the rest: tiles on their way from memory to shared memory, epilogues, waiting. The rest is "
+        "what larger tiles lower.",
+        f"Three quarters of cuBLAS on large products would take {wanted:.2f} TFLOP/J. `mma.sync` with its fragments "
+        f"alone has {fragments['tflop_per_joule']:.2f}, the best kernel here {best['f32']['tflop_per_joule']:.2f} with "
+        f"f32 accumulators and {best['f16']['tflop_per_joule']:.2f} with f16: "
+        f"{best['f32']['tflops'] / cublas['tflops']:.2f}× and {best['f16']['tflops'] / cublas['tflops']:.2f}× cuBLAS "
+        "under sustained load. That leaves three quarters just out of reach of f32 accumulators: the tiles' way costs "
+        "what it costs with `cp.async`, into tiles as large as the registers allow. cuBLAS multiplies by `wgmma`, "
+        "which reads B from shared memory once for 64 rows and keeps no fragments of it: "
+        f"{cublas['cycles_per_mma']:.2f} cycles for as much as one `mma.sync` does in {alone['cycles_per_mma']:.2f}.",
+    )
+    return "\n\n".join(paragraphs)
+
+
+def _best(rows: Mapping[str, Row]) -> Row:
+    """The fastest of our kernels."""
+    return max((row for name, row in rows.items() if name != "cublas" and "tflops" in row), key=lambda r: r["tflops"])
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
