@@ -17,8 +17,8 @@ BLOCKS = 4
 
 @kernel(threads=32)
 def normalised_in_every_tile(
-    k: Kernel, q: Global[u16], keys: Global[u16], values: Global[u16], blocks: u32,
-    out: Global[f32], maxima: Global[f32], sums: Global[f32],
+    k: Kernel, q: Global[u16], keys: Global[u16], values: Global[u16],
+    out: Global[f32], maxima: Global[f32], sums: Global[f32], blocks: u32,
 ) -> None:  # fmt: skip
     config = SoftmaxTileConfig(normalise="tile", member_mask="quad")
     softmax_tile.function(k, q, keys, values, out, maxima, sums, blocks, config=config)
@@ -26,8 +26,8 @@ def normalised_in_every_tile(
 
 @kernel(threads=32)
 def normalised_at_the_end(
-    k: Kernel, q: Global[u16], keys: Global[u16], values: Global[u16], blocks: u32,
-    out: Global[f32], maxima: Global[f32], sums: Global[f32],
+    k: Kernel, q: Global[u16], keys: Global[u16], values: Global[u16],
+    out: Global[f32], maxima: Global[f32], sums: Global[f32], blocks: u32,
 ) -> None:  # fmt: skip
     config = SoftmaxTileConfig(normalise="end", member_mask="full")
     softmax_tile.function(k, q, keys, values, out, maxima, sums, blocks, config=config)
@@ -41,4 +41,4 @@ def random_tiles(rng: np.random.Generator) -> Launch:
     right = softmax_reference(q, keys, values)
     rounding = 1.25 * 2.0**-9 * float(np.abs(values.astype(np.float64)).max())  # of P to bf16, then sums in f32
     expect = {"out": (right.output, rounding), "maxima": (right.maximum, 1e-5), "sums": (right.total, 1e-4)}
-    return Launch(1, [*(x.view(np.uint16) for x in (q, keys, values)), BLOCKS, *results], expect)
+    return Launch(1, [*(x.view(np.uint16) for x in (q, keys, values)), *results, BLOCKS], expect)

@@ -43,8 +43,9 @@ def test_kernels_are_right_on_a_gpu(function):
     scalars = {p.name: x for p, x in given if p.kind == "scalar"}
     written = [name for name in arrays if name in launch.expect]
     inputs = [x for name, x in arrays.items() if name not in launch.expect]
-    # Results come last in every example, so the pointers are in the order of the parameters.
+    # Inputs, results, scalars: the order in which a launch passes them.
     assert list(arrays)[-len(written) :] == written
+    assert [p.kind for p, _ in given] == ["pointer"] * len(arrays) + ["scalar"] * len(scalars)
     for name in written:
         if arrays[name].dtype == np.float32:
             arrays[name].fill(np.nan)
