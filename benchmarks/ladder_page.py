@@ -242,7 +242,8 @@ def cycles_told(ladder: Ladder, before: str, after: str, lengths: Iterable[int])
     """One or two sentences on the cycles that ncu counts for the two at the lengths of a fall."""
     found = ladder.counters.cycles(before, after, lengths)
     if not found:
-        return "Its cycles were not counted."
+        elsewhere = ladder.counters.cycles(before, after, [counters.SEQ])
+        return "".join(f"Its cycles change by {_signed(change)} at {seq} (ncu)." for seq, change in elsewhere.items())
     shown = ", ".join(f"{_signed(change)} at {seq}" for seq, change in found.items())
     if max(found.values()) < SAME_CYCLES:
         return f"It takes no more cycles (ncu: {shown}): the code loses nothing, timings of rungs this close move."
