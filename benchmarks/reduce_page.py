@@ -52,14 +52,12 @@ class Evidence:
         return energies[0] / energies[1]
 
 
-def _median(figures: Row | float) -> float:
-    return float(figures["median"] if isinstance(figures, Mapping) else figures)
+def _median(figures: Row) -> float:
+    return float(figures["median"])
 
 
-def spread(figures: Row | float, factor: float = 1.0, digits: int = 2) -> str:
-    """``4.05 (3.94–4.21)``; a figure without spread alone."""
-    if not isinstance(figures, Mapping):
-        return f"{figures * factor:.{digits}f}"
+def spread(figures: Row, factor: float = 1.0, digits: int = 2) -> str:
+    """``4.05 (3.94–4.21)``."""
     low, middle, high = (f"{figures[key] * factor:.{digits}f}" for key in ("low", "median", "high"))
     return f"{middle} ({low}–{high})"
 
@@ -200,14 +198,24 @@ def peers(found: Evidence) -> str:
     """The reductions of a product beside PyTorch."""
     body: list[list[str]] = []
     for row in [*found.peers["against_torch"], found.peers["loss_against_torch"]]:
-        ours, theirs = row["warploom_s"], [row.get(f"{name}_s") for name in ("torch", "torch.compile")]
+        ours, theirs = row["warploom_s"], [row.get(f"{name}_s") for name in ("mma.sync", "torch", "torch.compile")]
         extra = [row.get(f"{name}_extra_bytes") for name in ("warploom", "torch", "torch.compile")]
         body.append([
             row["op"], f"{row['m']} × {row['n']} × {row['k']}", spread(ours, 1e3, 3),
             *("–" if x is None else spread(x, 1e3, 3) for x in theirs), f"{min(row['over'].values()):.2f}",
             " / ".join("–" if x is None else f"{x / 2**20:.0f}" for x in extra), f"{row['error']:.2g}",
         ])  # fmt: skip
-    head = ["", "m × n × k", "warploom, ms", "eager, ms", "compiled, ms", "times as fast", "extra MiB", "error"]
+    head = [
+        "",
+        "m × n × k",
+        "warploom, ms",
+        "with mma.sync, ms",
+        "eager, ms",
+        "compiled, ms",
+        "times as fast",
+        "extra MiB",
+        "error",
+    ]
     return markdown_table(head, body)
 
 
