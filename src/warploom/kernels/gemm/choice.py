@@ -48,8 +48,8 @@ FEW_WARPS = 0.8
 OVERLAP = 0.25
 """Share of the smaller of two costs that the larger does not hide.
 
-Fitted, with FEW_WARPS and START_SECONDS, to the products in ``benchmarks/results/h200/gemm.json``: what the model takes
-reaches 99.6% of the fastest configuration measured (geometric mean of 120), 93% at worst.
+Fitted, with FEW_WARPS and START_SECONDS, to products measured on an H200; a test holds what the model takes against the
+fastest in ``benchmarks/results/h200/gemm.json``.
 """
 
 

@@ -1,6 +1,7 @@
 """``wgmma`` configurations to choose from, and what a launch of one is expected to take on an H100 or H200.
 
-The constants are fitted to the products in ``benchmarks/results/h200/gemm.json``. Under load the power limit, not the
+The constants are fitted to products measured on an H200; a test holds what the model takes against the fastest in
+``benchmarks/results/h200/gemm.json``. Under load the power limit, not the
 tensor cores, decides the clock, so it stands for what the cores sustain.
 """
 
