@@ -2,8 +2,8 @@
 
 A table stands between ``<!-- table: FILE COLUMNS -->`` and ``<!-- end table -->``: FILE is a result below
 benchmarks/results (h200/attention-d128-bf16.json), as ``warploom bench`` or ``ladder --json`` writes it; COLUMNS
-is a word of ``warploom.bench.tables.MARKDOWN_TABLES``. Below each table stands what it was made with; a table whose
-file is not there says so. ``--check`` changes nothing and ends with 1 if a table is out of date.
+is a word of ``MARKDOWN_TABLES`` or ``CALL_TABLES`` (``warploom.bench``). Below each table stands what it was made with;
+a table whose file is not there says so. ``--check`` changes nothing and ends with 1 if a table is out of date.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from warploom.bench.call_tables import CALL_TABLES
 from warploom.bench.tables import MARKDOWN_TABLES, fill_markdown, table_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,15 +26,23 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 def table(name: str) -> str:
     """The table ``FILE COLUMNS`` with a line that says what it was made with. Raises KeyError for unknown columns."""
     file, _, columns = name.partition(" ")
-    if columns not in MARKDOWN_TABLES:
-        raise KeyError(
-            f"<!-- table: {name} --> names no columns; write one of {', '.join(MARKDOWN_TABLES)} after the file"
-        )
+    known = (*MARKDOWN_TABLES, *CALL_TABLES)
+    if columns not in known:
+        raise KeyError(f"<!-- table: {name} --> names no columns; write one of {', '.join(known)} after the file")
     path = RESULTS / file
     if not path.is_file():
         return "\n*Not measured yet.*\n\n"
     result = json.loads(path.read_text(encoding="utf-8"))
-    return f"\n{MARKDOWN_TABLES[columns](result['rows'])}\n*{provenance(result['environment'])}*\n\n"
+    filled = CALL_TABLES[columns](result) if columns in CALL_TABLES else MARKDOWN_TABLES[columns](result["rows"])
+    return f"\n{filled}\n*{provenance(environment_of(result))}*\n\n"
+
+
+def environment_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The environment of a result; ``gemm_h200.py`` notes the GPU, torch and CUDA alone."""
+    if "environment" in result:
+        return result["environment"]
+    packages = {"torch": result["torch"].partition("+")[0]}
+    return {"gpu": {"name": result["gpu"]}, "driver": None, "packages": packages, "date": result["date"]}
 
 
 def provenance(environment: Mapping[str, Any]) -> str:

@@ -1,0 +1,82 @@
+"""What the calls that come with the package reach, as Markdown tables made from results of ``benchmarks``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from typing import Any
+
+from warploom.bench.tables import markdown_table
+
+Result = Mapping[str, Any]
+
+SEQUENCES = (512, 1024, 4096, 16384)
+"""Lengths that stand in the short table of attention; the result has more."""
+
+
+def attention_calls(result: Result) -> str:
+    """Per head_dim and mask: TFLOP/s and the ratios to cuDNN and FlashAttention-4 at each length of SEQUENCES."""
+    cells = {(c["head_dim"], bool(c["causal"]), c["seq"]): c for c in result["cells"]}
+    kinds = sorted({(head_dim, causal) for head_dim, causal, _ in cells})
+    body = [
+        [
+            str(head_dim),
+            "causal" if causal else "full",
+            *(_attention(cells.get((head_dim, causal, n))) for n in SEQUENCES),
+        ]
+        for head_dim, causal in kinds
+    ]
+    return markdown_table(["head_dim", "mask", *(f"seq {n}" for n in SEQUENCES)], body)
+
+
+def _attention(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return "–"
+    ratio = cell["ratio"]
+    beside = (
+        f"{ratio[peer]['median']:.2f}×" if peer in ratio else "–" for peer in ("torch_cudnn", "flash_attention_4")
+    )
+    return " · ".join((f"{cell['tflops']['warploom']['median']:.0f}", *beside))
+
+
+def products(result: Result) -> str:
+    """Products of layers against cuBLAS by rows and layout of the weights: least, mean and largest ratio."""
+
+    def group(row: Mapping[str, Any]) -> tuple[int, str]:
+        return int(row["name"].rpartition(".m")[2]), row["weights"]
+
+    body: list[list[str]] = []
+    for (rows, weights), members in groupby(sorted(result["shapes"], key=group), key=group):
+        ratios = sorted(row["chosen"] / row["cublas"] for row in members)
+        mean = 1.0
+        for ratio in ratios:
+            mean *= ratio ** (1 / len(ratios))
+        body.append([str(rows), weights, str(len(ratios)), *(f"{x:.2f}×" for x in (ratios[0], mean, ratios[-1]))])
+    return markdown_table(["m", "weights", "products", "least", "geometric mean", "most"], body)
+
+
+def reductions(result: Result) -> str:
+    """``matmul_reduce`` and the loss: milliseconds, the ratio to PyTorch's faster way, memory beyond the inputs."""
+    measured = result["result"]
+    body: list[list[str]] = []
+    for row in (*measured["against_torch"], *_as_list(measured["loss_against_torch"])):
+        peers = {name: row[f"{name}_extra_bytes"] for name in row["over"]}
+        fastest = min(row["over"], key=lambda name: row["over"][name])
+        body.append([
+            row["op"], f"{row['m']} × {row['n']} × {row['k']}", f"{1e3 * row['warploom_s']['median']:.2f}",
+            f"{row['over'][fastest]:.2f}× {fastest}", f"{row['warploom_extra_bytes'] / 2**20:.0f}",
+            f"{peers[fastest] / 2**20:.0f}",
+        ])  # fmt: skip
+    return markdown_table(["operation", "m × n × k", "ms", "against PyTorch", "extra MiB", "PyTorch's"], body)
+
+
+def _as_list(rows: Any) -> list[Any]:
+    return rows if isinstance(rows, list) else [rows]
+
+
+CALL_TABLES: dict[str, Callable[[Result], str]] = {
+    "attention-calls": attention_calls,
+    "products": products,
+    "reductions": reductions,
+}
+"""The tables of calls a Markdown file can ask for."""

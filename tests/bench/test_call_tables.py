@@ -1,0 +1,45 @@
+"""The short tables of what calls reach: the right cell, the right peer, the right mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from warploom.bench.call_tables import attention_calls, products, reductions
+
+
+def rows_of(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line][2:]
+
+
+def test_attention_has_a_row_per_mask_and_a_dash_where_nothing_ran():
+    def cell(seq, causal, ours, **ratio):
+        peers = {name: {"median": value} for name, value in ratio.items()}
+        return {"head_dim": 64, "causal": causal, "seq": seq, "tflops": {"warploom": {"median": ours}}, "ratio": peers}
+
+    result = {"cells": [
+        cell(512, True, 100.4, torch_cudnn=0.5), cell(4096, False, 300.6, torch_cudnn=1.254, flash_attention_4=0.996),
+    ]}  # fmt: skip
+    assert rows_of(attention_calls(result)) == [
+        ["64", "full", "–", "–", "301 · 1.25× · 1.00×", "–"],
+        ["64", "causal", "100 · 0.50× · –", "–", "–", "–"],
+    ]
+
+
+def test_products_are_grouped_by_rows_and_layout_with_their_geometric_mean():
+    rows = [("a.x.m256", "n×k", 50, 100), ("b.x.m256", "n×k", 200, 100), ("a.x.m16", "k×n", 3, 2)]
+    shapes = [{"name": n, "weights": w, "chosen": c, "cublas": p} for n, w, c, p in rows]
+    assert rows_of(products({"shapes": shapes})) == [
+        ["16", "k×n", "1", "1.50×", "1.50×", "1.50×"],
+        ["256", "n×k", "2", "0.50×", "1.00×", "2.00×"],
+    ]
+
+
+@pytest.mark.parametrize(("compiled", "expected"), [(3.0, "2.00× torch"), (1.5, "1.50× torch.compile")])
+def test_reductions_are_held_against_the_faster_of_pytorchs_ways(compiled, expected):
+    row = {
+        "op": "max", "m": 1, "n": 2, "k": 3, "warploom_s": {"median": 2e-3},
+        "over": {"torch": 2.0, "torch.compile": compiled},
+        "warploom_extra_bytes": 2**20, "torch_extra_bytes": 2**22, "torch.compile_extra_bytes": 2**22,
+    }  # fmt: skip
+    table = reductions({"result": {"against_torch": [row], "loss_against_torch": []}})
+    assert rows_of(table) == [["max", "1 × 2 × 3", "2.00", expected, "1", "4"]]
