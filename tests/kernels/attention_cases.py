@@ -66,7 +66,8 @@ def launch(
     d = config.head_dim
     q, k, v, reference = inputs(problem.q_len, problem.kv_len, d, config.dtype)
     out = np.full_like(q, np.nan)
-    values = problem.scalars(config, *[(x.shape[0] * d, d, d) for x in (q, k, v, out)])
+    by_q, by_k, by_v, by_out = ((x.shape[0] * d, d, d) for x in (q, k, v, out))
+    values = problem.scalars(config, by_q, by_k, by_v, by_out)
     arrays = {"q": q, "key": k, "value": v, "out": out}
     everything = values | {name: array.view(np.uint16) for name, array in arrays.items()}
     arguments = {p.name: everything[p.name] for p in program.parameters}

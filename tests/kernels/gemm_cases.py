@@ -18,7 +18,8 @@ from warploom.kernels.gemm.ladder import LADDER
 from warploom.kernels.gemm.problem import GemmProblem, Matrix
 from warploom.kernels.gemm.reference import GemmError, GemmReference, gemm_error, gemm_reference
 
-RUNGS = {rung.key: rung.config for rung in LADDER.rungs}
+RUNGS = {rung.key: rung.config for rung in LADDER.rungs if isinstance(rung.config, GemmConfig)}
+assert len(RUNGS) == len(LADDER.rungs)
 
 
 @lru_cache(maxsize=64)
