@@ -23,7 +23,8 @@ def arrays(seed=0, length=64):
         ({"window": ("a", 0)}, "window is"),
         ({"window": (-5, 0)}, "left side is -5"),
         ({"scale": "x"}, "scale is a number"),
-        ({"scale": math.inf}, "scale must be finite"),
+        ({"scale": math.inf}, "scale must be a finite float32"),
+        ({"scale": 1e39}, "scale must be a finite float32"),
         ({"softcap": math.inf}, "positive and finite"),
         ({"softcap": -1.0}, "positive and finite"),
         ({"softcap": "x"}, "softcap is a number"),
@@ -54,3 +55,37 @@ def test_softcap_is_exact_for_small_and_large_caps(cap):
     p = weights / weights.sum(-1, keepdims=True)
     allowed = 2.0**-11 * (np.abs(p @ v64) + p @ np.abs(v64)) + 2.0**-16 * (p @ np.abs(v64))
     assert (np.abs(out - p @ v64) <= allowed).all()
+
+
+def assert_close(out, q, k, v, scale, seen=None):
+    q64, k64, v64 = (x.astype(np.float64)[0, :, 0] for x in (q, k, v))
+    scores = scale * (q64 @ k64.T)
+    scores = scores if seen is None else np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    p = weights / weights.sum(-1, keepdims=True)
+    allowed = 2.0**-11 * (np.abs(p @ v64) + p @ np.abs(v64)) + 2.0**-16 * (p @ np.abs(v64))
+    assert (np.abs(out.astype(np.float64)[0, :, 0] - p @ v64) <= allowed).all()
+
+
+@pytest.mark.filterwarnings("ignore:no GPU")
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+@pytest.mark.parametrize(
+    "config", [None, "wgmma (FP16, 64, 128, 64, 2 consumers, 2 stages): overlap+flat+lazy_rescale"]
+)
+def test_scales_that_are_not_positive_turn_the_order_of_scores(scale, config):
+    """With the scale folded into the exponential the largest score would be the smallest."""
+    q, k, v = arrays(3, 100)
+    assert_close(warploom.attention(q, k, v, scale=scale, config=config), q, k, v, scale)
+
+
+@pytest.mark.filterwarnings("ignore:no GPU")
+@pytest.mark.parametrize("window", [(2**31 - 1, None), (2**40, 0), [2**31 - 101, 5]])
+def test_sides_of_a_window_beyond_all_keys_are_open(window):
+    (q, *_), (_, k, v) = arrays(4, 150), arrays(5, 40)
+    row, key = np.arange(150)[:, None] + 40 - 150, np.arange(40)[None, :]
+    right = 10**6 if window[1] is None else window[1]
+    seen = key <= row + right
+    out = warploom.attention(q, k, v, window=window)
+    rows = seen.any(-1)
+    assert (out[0, ~rows] == 0).all()
+    assert_close(out[:, rows], q[:, rows], k, v, 0.125, seen[rows])

@@ -273,3 +273,20 @@ def test_the_emulator_says_that_it_is_slow():
         warnings.simplefilter("error")
         with pytest.raises(EmulationWarning, match="no GPU"):
             warploom.matmul(random(8, 8), random(8, 8))
+
+
+def test_odd_addresses_and_factors_beyond_f32_are_refused():
+    straight = np.ones((4, 4), np.float16)
+    odd = np.frombuffer(b"\0" + straight.tobytes(), np.uint8)[1:].view(np.float16).reshape(4, 4)
+    with pytest.raises(ProblemError, match="odd address"):
+        warploom.matmul(odd, straight)
+    with pytest.raises(ProblemError, match="finite float32"):
+        warploom.matmul(straight, straight, alpha=1e60)
+    with pytest.raises(ProblemError, match="finite float32"):
+        warploom.matmul_reduce(straight, straight, "max", scale=1e60)
+
+
+@pytest.mark.parametrize("shapes", [((0, 8), (8, 4)), ((4, 4), (4, 0)), ((0, 3, 8), (8, 4))])
+def test_products_of_nothing_can_be_planned(shapes):
+    a, b = (np.ones(shape, np.float16) for shape in shapes)
+    assert warploom.ops.matmul.plan_matmul(a, b).problem.m >= 0

@@ -13,6 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+F32_MAX = float(np.finfo(np.float32).max)
+"""The largest finite float32: what a kernel's factors must not exceed."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)  # compared and hashed by identity: there is one object per type
 class DType:

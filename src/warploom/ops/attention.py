@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import bf16, f16, f32
+from warploom.core.dtypes import F32_MAX, bf16, f16, f32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import (
@@ -54,6 +54,8 @@ _AXES: dict[str, tuple[int, int, int]] = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2)}
 
 _ALIGNED_ELEMENTS = 8  # 16 bytes: what one cp.async moves
 _STRIDE_LIMIT = 2**32
+_OPEN_SIDE = 2**30
+"""Keys on one side of a window from which on it is no window."""
 
 EMULATED_TARGET = "sm_80"
 """The architecture a plan is made for where there is no GPU."""
@@ -87,7 +89,8 @@ class Options:
     def sides(self) -> Window:
         """(left, right) keys a query sees around the one aligned with it; None is unbounded."""
         left, right = self.window or (None, None)
-        left, right = (None if side == -1 else side for side in (left, right))  # -1: FlashAttention's open side
+        # -1 is FlashAttention's open side; one of so many keys is open too, and sums with it would not fit in 32 bits
+        left, right = (None if side is None or side == -1 or side >= _OPEN_SIDE else side for side in (left, right))
         if self.causal:
             right = 0 if right is None else min(right, 0)
         return left, right
@@ -184,8 +187,8 @@ def _problem(views: _Views, options: Options) -> AttentionProblem:
         )
     if q[3] % 8 or not 8 <= q[3] <= 256:
         raise ProblemError(f"head_dim is {q[3]}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
-    if options.scale is not None and not math.isfinite(options.scale):
-        raise ProblemError(f"scale must be finite, not {options.scale}")
+    if options.scale is not None and not abs(options.scale) <= F32_MAX:
+        raise ProblemError(f"scale must be a finite float32, not {options.scale}")
     return AttentionProblem(
         q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], views[0].dtype,
         options.sides(), options.scale, options.softcap, options.return_lse,
@@ -292,7 +295,7 @@ def attention(
     Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the caller's current stream; the result is of
     the same kind. Under ``torch.compile`` a call is one operator, ``warploom::attention``. NumPy arrays (and other CPU
     arrays) run on the GPU when there is one, else on the emulator with all its checks. NaN and infinity propagate as in
-    PyTorch's math backend.
+    PyTorch's math backend, except from keys that a mask hides, which may be skipped.
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
@@ -306,8 +309,9 @@ def attention(
             layout=layout, config=config,
         )  # fmt: skip
     views = queries, keys, values = describe(q), describe(k), describe(v)
+    sides: Any = tuple(window) if isinstance(window, list) else window  # lists are no part of a key
     # Plain tuples: hashing a dataclass would cost more than all the rest of the look-up.
-    asked = (causal, scale, window, softcap, return_lse, layout, config)
+    asked = (causal, scale, sides, softcap, return_lse, layout, config)
     key = (asked, queries[1:5], keys[1:5], values[1:5])  # shapes, strides, types, devices
     call = _prepared.get(key)
     pointers = queries[0], keys[0], values[0]

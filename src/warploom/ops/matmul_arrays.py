@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.core.dtypes import DType, bf16, dtype_of, f16, f32
+from warploom.core.dtypes import F32_MAX, DType, bf16, dtype_of, f16, f32
 from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
 from warploom.interop.arrays import ArrayView, compact, require_dtype, same_device
@@ -102,8 +102,8 @@ def _dtypes(
         raise ProblemError(f"accumulate is 'f32', or 'f16' for float16 inputs; not {sums} for {a.dtype}")
     if out is not None and out.dtype is not result:
         raise ProblemError(f"out is {out.dtype}, out_dtype {result}: leave one away")
-    if not math.isfinite(alpha):
-        raise ProblemError(f"alpha must be finite, not {alpha}")
+    if not abs(alpha) <= F32_MAX:
+        raise ProblemError(f"alpha (or scale) must be a finite float32, not {alpha}")
     return result, sums
 
 
@@ -222,7 +222,12 @@ def _is_row_major(view: ArrayView) -> bool:
 
 
 def _chunk(address: int, *strides: int) -> int:
-    """Elements (8, 4, 2, 1) that every line is aligned to, 16-bit elements, ``address`` in bytes."""
+    """Elements (8, 4, 2, 1) that every line is aligned to, 16-bit elements, ``address`` in bytes.
+
+    Raises ProblemError for elements at odd addresses.
+    """
+    if address % 2:
+        raise ProblemError("an array's 16-bit elements start at an odd address: copy it first")
     bits = address | 16
     for stride in strides:
         bits |= 2 * stride

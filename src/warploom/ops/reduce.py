@@ -90,6 +90,12 @@ def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig |
         )
     if chosen.dtype not in (s32, s64):
         raise ProblemError(f"target is {chosen.dtype}: convert it to int32 or int64")
+    if rows.shape[1] != words.shape[1]:
+        raise ProblemError(
+            f"x has {rows.shape[1]} columns and w {words.shape[1]}: x is (m, k) and w (n, k), one row a word"
+        )
+    if rows.dtype is not words.dtype:
+        raise ProblemError(f"x is {rows.dtype} and w is {words.dtype}: convert them to one type")
     same_device((rows, words, chosen), ("x", "w", "target"))
     return _reduced(rows, transposed(words), "logsumexp", 1.0, None, config, chosen)[0]
 

@@ -241,7 +241,7 @@ class Consumer(Role):
         """Scores into probabilities (still f32, in the scores' registers); returns the factors for O."""
         k = self._k
         registers = [r for r in self._scores.registers if isinstance(r, Mutable)]
-        if self._features.softcap is not None:
+        if not self._softmax.folds_scale:
             capped = self._softmax.scaled(k.fragment(self._scores.layout, f32, [r.get() for r in registers]))
             for register, value in zip(registers, capped.registers, strict=True):
                 register.set(value)

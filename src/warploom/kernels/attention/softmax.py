@@ -56,19 +56,19 @@ class OnlineSoftmax:
     @property
     def _to_log2(self) -> float:
         """What a difference of the kept maxima is multiplied by to be an exponent of 2."""
-        return self._scale * LOG2_E if self._folds_scale else LOG2_E
+        return self._scale * LOG2_E if self.folds_scale else LOG2_E
 
     @property
-    def _folds_scale(self) -> bool:
+    def folds_scale(self) -> bool:
         """Whether the maxima are those of unscaled scores (a capped score is scaled before its tanh)."""
-        return self._config.folded_scale and self._features.softcap is None
+        return self._config.folded_scale and self._features.softcap is None and self._scale > 0
 
     def scaled(self, scores: Fragment) -> Fragment:
         """Scores as the softmax takes them: scaled, unless the scale is folded into the exponential, and capped."""
         cap = self._features.softcap
         if cap is not None:
             return scores.map(lambda x: self._capped(x * self._scale, cap))
-        return scores if self._folds_scale else scores.map(lambda x: x * self._scale)
+        return scores if self.folds_scale else scores.map(lambda x: x * self._scale)
 
     def probabilities(self, scores: Fragment, first: bool) -> Fragment:
         """P = exp(S - m) of one block of scaled scores, with m, l and O updated. ``first``: nothing to rescale."""
@@ -126,11 +126,11 @@ class OnlineSoftmax:
         values: list[Traced] = list(scores.registers)
         for row, elements in enumerate(self._plan.groups):
             kept = self._finite(self._max[row].get())
-            shift = kept * -self._to_log2 if self._folds_scale else kept
+            shift = kept * -self._to_log2 if self.folds_scale else kept
             total: Traced | None = None if first else self._sum[row].get()
             for element in elements:
                 x = values[element]
-                exponent = k.fma(x, self._to_log2, shift) if self._folds_scale else (x - shift) * LOG2_E
+                exponent = k.fma(x, self._to_log2, shift) if self.folds_scale else (x - shift) * LOG2_E
                 p = values[element] = k.exp2(exponent)
                 total = p if total is None else total + p
             assert total is not None
@@ -189,10 +189,10 @@ class DeferredSoftmax(OnlineSoftmax):
         registers = [r for r in scores.registers if isinstance(r, Mutable)]
         for row, elements in enumerate(self._plan.groups):
             kept = self._finite(self._max[row].get())
-            shift = kept * -self._to_log2 if self._folds_scale else kept
+            shift = kept * -self._to_log2 if self.folds_scale else kept
             for element in elements:
                 x = registers[element]
-                exponent = k.fma(x, self._to_log2, shift) if self._folds_scale else (x - shift) * LOG2_E
+                exponent = k.fma(x, self._to_log2, shift) if self.folds_scale else (x - shift) * LOG2_E
                 x.set(k.exp2(exponent))
         for row, elements in enumerate(self._plan.groups):
             total = k.reduce_values("add", [registers[e].get() for e in elements])

@@ -84,7 +84,7 @@ def candidates(problem: GemmProblem) -> tuple[GemmConfig, ...]:
 def seconds(problem: GemmProblem, config: GemmConfig, machine: Machine, shared_per_sm: int) -> float:
     """What the model expects a launch to take."""
     rows, cols, _ = problem.tiles(config)
-    ctas = rows * cols * problem.batch * config.split_k
+    ctas = max(1, rows * cols * problem.batch * config.split_k)
     depth = problem.tiles_per_split(config) * config.tile_k
     resident = max(1, min(shared_per_sm // (config.shared_bytes() + 1024), 65536 // (config.threads * 200), 8))
     waves = -(-ctas // machine.sms)
