@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib
 import importlib.util
 import io
 import os
@@ -196,3 +197,13 @@ def commands_of(text: str) -> Iterator[tuple[str, str]]:
             command, output = line[2:].split("  #")[0].strip(), []
         else:
             output.append(line)
+
+
+def load(name: str) -> Any:
+    """A module of the folder benchmarks."""
+    folder = str(ROOT / "benchmarks")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)

@@ -6,25 +6,13 @@ import importlib
 import importlib.util
 import json
 import re
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.docs.pages import ROOT, load
 from warploom.kernels.gemm.ladder import LADDER
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "ladder-gemm.md").read_text(encoding="utf-8")
-
-
-def load(name: str) -> Any:
-    folder = str(ROOT / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(folder)
 
 
 def test_the_page_is_up_to_date() -> None:

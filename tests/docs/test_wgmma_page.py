@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
-from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.docs.pages import ROOT, load
+
 TEXT = (ROOT / "docs" / "from-mma-to-wgmma.md").read_text(encoding="utf-8")
-
-
-def load(name: str) -> Any:
-    folder = str(ROOT / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(folder)
 
 
 def test_page_and_pictures_are_up_to_date() -> None:
