@@ -1,9 +1,19 @@
-"""Matrix products of LLM layers against cuBLAS on one GPU, and the host cost of a call.
+"""Matrix products of LLM layers beside cuBLAS on one GPU, and the host's cost of a call; everything is checked first.
 
-Run ``PYTHONPATH=src python benchmarks/gemm_h200.py [--parts shapes,host] [--out DIR]``. Needs torch
-with CUDA; writes ``gemm.json`` to DIR ($OUT by default). Times are of CUDA graphs of several calls whose inputs rotate
-past the L2; medians of replays, candidates interleaved with cuBLAS. TFLOP/s count 2·m·n·k. Exit code 1 if what
-``matmul`` chooses is below :data:`TARGETS`.
+    PYTHONPATH=src python benchmarks/gemm_h200.py [--parts shapes,large,host] [--only NAME,…] [--out DIR]
+
+writes ``gemm.json`` to DIR ($OUT by default); needs torch with CUDA. Inputs rotate past the L2, several calls are one
+CUDA graph, and every element of what a graph wrote over NaN is held against float64 before the graph is timed.
+
+- ``shapes``: y = x·Wᵀ for the products of ``gemm_shapes.csv``, W stored as (n, k) and as (k, n): cuBLAS, what
+  ``matmul`` chooses, what the cost model would choose without ``wgmma``, and the fastest others of both generators at a
+  glance. Interleaved, with a rest before each sample as in the ladder; median, 10th and 90th percentile.
+- ``large``: some large products, with W as (n, k), each kernel also alone and without a rest, with its watts; among
+  them ``wgmma`` in clusters of two CTAs beside clusters of one.
+- ``host``: microseconds of host time of a repeated call.
+
+Exit code 1 if a kernel was wrong, or something is below what ``targets.json`` says under "products", for what
+``matmul`` chooses and for ``mma.sync`` alone, or above its "host_microseconds".
 """
 
 from __future__ import annotations
@@ -11,258 +21,247 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from gemm_cells import (
+    CUBLAS,
+    PAUSE_SECONDS,
+    ROUNDS,
+    SAMPLE_SECONDS,
+    Bench,
+    Layer,
+    Operands,
+    compile_all,
+    cublas,
+    finalists,
+    general_choice,
+    is_general,
+    ours,
+    tried,
+)
 
 import warploom
+from warploom.bench.environment import environment
+from warploom.bench.host_cost import microseconds
+from warploom.bench.timing import Measured
 from warploom.core.errors import WarploomError
-from warploom.kernels.gemm.choice import expected_seconds, fitting
-from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig
-from warploom.ops.backends import compiled, gpu_target
+from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import MatmulPlan, plan_matmul
 
+HERE = Path(__file__).resolve().parent
 START = time.perf_counter()
-ROTATE_BYTES = 160e6  # more than the L2 holds
-CORES = len(os.sched_getaffinity(0))
+LAYOUTS = {"n×k": True, "k×n": False}
+LARGE = ("llama3-8b.gate_up.m8192", "llama3-70b.down.m8192", "qwen3-32b.qkv.m2048")
+CLUSTERED = HopperGemmConfig(block_stride=8, in_flight=True, persistent=True)
+"""What is timed with clusters of one CTA and of two: the largest tile."""
+KEYS = ("chosen", "mma.sync", "best mma.sync", "best")
+HELD = {"chosen": "chosen", "mma.sync": "best mma.sync"}
+"""Words of ``targets.json`` → whose ratio to cuBLAS must reach them, over the products of each layout."""
+Row = dict[str, Any]
 
 
 def log(*words: Any) -> None:
     print(f"[{time.perf_counter() - START:6.1f}]", *words, flush=True)
 
 
-# -- timing
-class Timed:
-    """A CUDA graph of ``calls`` calls; ``milliseconds`` of one call per replay."""
-
-    def __init__(self, call: Callable[[int], Any], calls: int) -> None:
-        self.calls, self.times = calls, []
-        for i in range(2):
-            call(i)
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            for i in range(calls):
-                call(i)
-        self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-
-    def replay(self) -> None:
-        self.events[0].record()
-        self.graph.replay()
-        self.events[1].record()
-        torch.cuda.synchronize()
-        self.times.append(self.events[0].elapsed_time(self.events[1]) / self.calls)
-
-    @property
-    def milliseconds(self) -> float:
-        return statistics.median(self.times[1:])
-
-    @property
-    def spread(self) -> float:
-        """(slowest - fastest) / median of the replays."""
-        kept = self.times[1:]
-        return round((max(kept) - min(kept)) / self.milliseconds, 3)
+def layers(only: Sequence[str] = ()) -> list[Layer]:
+    """The 60 products; those whose names contain one of ``only``."""
+    with (HERE / "gemm_shapes.csv").open(encoding="utf-8") as file:
+        found = [Layer(r["name"], int(r["m"]), int(r["n"]), int(r["k"])) for r in csv.DictReader(file)]
+    return [layer for layer in found if not only or any(word in layer.name for word in only)]
 
 
-def race(
-    candidates: dict[str, Callable[[int], Any]], flops: float, replays: int = 4, spreads: dict[str, float] | None = None
-) -> dict[str, float]:
-    """TFLOP/s of each candidate, interleaved; 0 for one that fails. ``spreads`` receives each one's spread."""
-    calls = max(2, min(24, int(2.5e12 / flops)))
-    timed: dict[str, Timed] = {}
-    failed: dict[str, float] = {}
-    for name, call in candidates.items():
-        try:
-            timed[name] = Timed(call, calls)
-        except (WarploomError, RuntimeError) as error:
-            log("  failed", name, repr(error)[:200])
-            failed[name] = 0.0
-    for _ in range(replays + 1):
-        for entry in timed.values():
-            entry.replay()
-    if spreads is not None:
-        spreads |= {n: t.spread for n, t in timed.items()}
-    return {n: round(flops / t.milliseconds / 1e9, 1) for n, t in timed.items()} | failed
+def planned(layer: Layer, weight_rows: bool, config: AnyGemmConfig | None = None) -> MatmulPlan:
+    """What runs such a product on GPU 0: with a configuration, or as ``matmul`` chooses."""
+    x = torch.empty(layer.m, layer.k, device="cuda", dtype=torch.float16)
+    w = torch.empty((layer.n, layer.k) if weight_rows else (layer.k, layer.n), device="cuda", dtype=torch.float16)
+    return plan_matmul(x, w.T if weight_rows else w, config=config)
 
 
-def compile_all(plans: Sequence[MatmulPlan]) -> None:
-    """Trace (one thread: Python) and compile (all cores) the kernels of plans."""
-    programs = {id(p): p for plan in plans for p in (plan.program, plan.finish) if p is not None}
-    arch = gpu_target(0).name
-    with ThreadPoolExecutor(CORES) as pool:
-        list(pool.map(lambda p: compiled(p, arch), programs.values()))
+# -- the sixty products
+def shapes(bench: Bench, only: Sequence[str], general: int, bulk: int) -> Iterator[Row]:
+    """A row for each product and layout of the weights."""
+    goal, every = gpu_target(0), layers(only)
+    configs: dict[tuple[str, str], list[AnyGemmConfig]] = {}
+    plans: list[MatmulPlan] = []
+    for layer in every:
+        for layout, weight_rows in LAYOUTS.items():
+            first = planned(layer, weight_rows)
+            found = configs[layer.name, layout] = tried(first.problem, first.config, goal, general, bulk)
+            plans += [replace(first, config=config) for config in found]
+    log("shapes: compiled", compile_all(plans))
+    for layer in every:
+        operands = Operands(layer)
+        for layout, weight_rows in LAYOUTS.items():
+            row = cell(bench, layer, operands, weight_rows, configs[layer.name, layout])
+            row = {"name": layer.name, "weights": layout, **row}
+            log(row["name"], layout, f"cuBLAS {row[CUBLAS]:.0f}", *(f"{key} {_ratio(row, key):.2f}" for key in KEYS),
+                *row["wrong"].items())  # fmt: skip
+            yield row
+        del operands
 
 
-def operands(m: int, n: int, k: int, weight_rows: bool, dtype: torch.dtype = torch.float16) -> list[tuple[Any, Any]]:
-    """Input sets for C (m, n) = x (m, k) · W: W stored (n, k) and passed transposed, or stored (k, n)."""
-    size = 2.0 * (m * k + k * n)
-    sets = max(1, min(6, int(ROTATE_BYTES / size) + 1))
-    found = []
-    for _ in range(sets):
-        x = torch.randn(m, k, device="cuda", dtype=dtype)
-        w = (
-            torch.randn(n, k, device="cuda", dtype=dtype).T
-            if weight_rows
-            else torch.randn(k, n, device="cuda", dtype=dtype)
-        )
-        found.append((x, w))
+def cell(bench: Bench, layer: Layer, operands: Operands, weight_rows: bool, configs: Sequence[AnyGemmConfig]) -> Row:
+    """One product and layout; the first of ``configs`` is what ``matmul`` chooses."""
+    sets, out = operands.sets(weight_rows), operands.out
+    chosen = str(configs[0])
+    general = str(general_choice(planned(layer, weight_rows).problem, gpu_target(0)))
+    kernels: dict[str, Callable[[int], Any]] = {CUBLAS: cublas(sets, out), chosen: ours(sets, None, out)}
+    kernels |= {str(c): ours(sets, c, out) for c in configs[1:]}
+    graphs, errors, wrong = bench.ready(kernels, layer, operands)
+    glances = bench.glance(graphs)
+    kept = finalists(glances, chosen, general)
+    found = bench.rested([graph for graph in graphs if graph.name in kept])
+    work = layer.flops * layer.calls
+    rates = {name: one.seconds.rate(work / 1e12) for name, one in found.items()}
+    row: Row = {"rates": {name: float(f"{rate.median:.4g}") for name, rate in rates.items()}}
+    ranked = sorted((name for name in row["rates"] if name != CUBLAS), key=lambda name: -row["rates"][name])
+    names = {
+        "chosen": chosen, "mma.sync": general,
+        "best mma.sync": next((name for name in ranked if is_general(name)), ""), "best": next(iter(ranked), ""),
+    }  # fmt: skip
+    row |= {CUBLAS: row["rates"].get(CUBLAS, math.nan)} | {key: row["rates"].get(names[key], 0.0) for key in KEYS}
+    row |= {"configs": names, "spread": {n: [float(f"{x:.4g}") for x in (r.low, r.high)] for n, r in rates.items()}}
+    row["mhz"] = {name: one.clock_mhz.median for name, one in found.items() if one.clock_mhz is not None}
+    row["error"] = {name: errors[name] for name in found}
+    row["glance"] = {name: float(f"{work / s / 1e12:.4g}") for name, s in glances.items()}
+    return row | {"wrong": wrong}
+
+
+def _ratio(row: Mapping[str, Any], key: str) -> float:
+    return row[key] / row[CUBLAS]
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Geometric mean and least ratio to cuBLAS over the products of each layout, for each of :data:`KEYS`."""
+    found: dict[str, dict[str, float]] = {}
+    for layout in LAYOUTS:
+        of = [row for row in rows if row["weights"] == layout]
+        for key in KEYS if of else ():
+            ratios = np.array([_ratio(row, key) for row in of])
+            mean = float(np.exp(np.log(ratios).mean())) if ratios.min() > 0 else 0.0
+            found[f"{layout} {key}"] = {"geomean": round(mean, 4), "least": round(float(ratios.min()), 4)}
     return found
 
 
-def ours(
-    sets: Sequence[tuple[Any, Any]], config: AnyGemmConfig | None, accumulate: str, out: Any
-) -> Callable[[int], Any]:
-    return lambda i: warploom.matmul(*sets[i % len(sets)], accumulate=accumulate, config=config, out=out)
+# -- large products, alone
+def large(bench: Bench, only: Sequence[str], rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
+    """{kernel: rested and sustained figures} of each large product; ``rows`` tell the fastest ``mma.sync`` there."""
+    fastest = {row["name"]: row["configs"]["best mma.sync"] for row in rows if row["weights"] == "n×k"}
+    for layer in layers(only or LARGE):
+        operands = Operands(layer)
+        sets, problem = operands.sets(True), planned(layer, True).problem
+        general = fastest.get(layer.name) or str(general_choice(problem, gpu_target(0)))
+        configs: dict[str, Any] = {"chosen": None, "mma.sync": general}
+        configs |= {f"wgmma, cluster={n}": replace(CLUSTERED, cluster=n) for n in (1, 2)}
+        kernels: dict[str, Callable[[int], Any]] = {CUBLAS: cublas(sets, operands.out)}
+        kernels |= {name: ours(sets, config, operands.out) for name, config in configs.items()}
+        graphs, errors, wrong = bench.ready(kernels, layer, operands)
+        rested = bench.rested(graphs, 2 * ROUNDS)
+        work = layer.flops * layer.calls
+        found: Row = {name: {"wrong": why} for name, why in wrong.items()}
+        for graph in graphs:
+            sustained = bench.sustained(graph, work)
+            found[graph.name] = {"error": errors[graph.name], "rested": _rested(rested[graph.name], work),
+                                 "sustained": sustained}  # fmt: skip
+        for name, config in configs.items():
+            found.setdefault(name, {})["config"] = str(config or planned(layer, True).config)
+        yield layer.name, found
+        del operands, sets, graphs, kernels
 
 
-def cublas(sets: Sequence[tuple[Any, Any]], out: Any) -> Callable[[int], Any]:
-    return lambda i: torch.mm(*sets[i % len(sets)], out=out)
+def _rested(found: Measured, work: float) -> Row:
+    clock = found.clock_mhz
+    return {**found.seconds.rate(work / 1e12).json(), "sm_mhz": None if clock is None else round(clock.median)}
 
 
-# -- products of layers
-TARGETS = {"geomean": 0.75, "least": 0.5}
-"""Of what ``matmul`` chooses, relative to cuBLAS, over the products of each layout of the weights."""
-
-
-def layers() -> list[tuple[str, int, int, int]]:
-    """(name, m, n, k) of the 60 products."""
-    with (Path(__file__).parent / "gemm_shapes.csv").open() as file:
-        return [(r["name"], int(r["m"]), int(r["n"]), int(r["k"])) for r in csv.DictReader(file)]
-
-
-def tried(x: Any, w: Any, top: int) -> list[AnyGemmConfig]:
-    """What ``matmul`` chooses, then the next best of each generator by the cost model."""
-    first, goal = plan_matmul(x, w), gpu_target(0)
-    problem = first.problem
-    found: list[AnyGemmConfig] = [first.config]
-    ranked = sorted(fitting(problem, goal)[0], key=lambda c: expected_seconds(problem, c, goal))
-    for kind, most in ((HopperGemmConfig, top), (GemmConfig, max(2, top // 2))):
-        kept: list[AnyGemmConfig] = []
-        for c in (c for c in ranked if isinstance(c, kind)):  # different tiles, and one other split of the first
-            same = sum(replace(c, split_k=1) == replace(t, split_k=1) for t in kept)
-            if same < 2 and len(kept) < most:
-                kept.append(c)
-        found += kept
-    return list(dict.fromkeys(found))
-
-
-def shapes(result: dict[str, Any], top: int) -> None:
-    """The 60 products, W as n×k and as k×n: what is chosen, and the next best of both generators."""
-    table: list[dict[str, Any]] = []
-    cells: list[tuple[str, int, int, int, bool, list[AnyGemmConfig]]] = []
-    plans: list[MatmulPlan] = []
-    for name, m, n, k in layers():
-        for weight_rows in (True, False):
-            x = torch.empty(m, k, device="cuda", dtype=torch.float16)
-            w = torch.empty((n, k) if weight_rows else (k, n), device="cuda", dtype=torch.float16)
-            w = w.T if weight_rows else w
-            configs = tried(x, w, top)
-            cells.append((name, m, n, k, weight_rows, configs))
-            plans += [plan_matmul(x, w, config=c) for c in configs]
-    log("shapes: compiling", len({id(p.program) for p in plans}))
-    compile_all(plans)
-    log("shapes: compiled")
-    for name, m, n, k, weight_rows, configs in cells:
-        sets = operands(m, n, k, weight_rows)
-        out = torch.empty(m, n, device="cuda", dtype=torch.float16)
-        calls: dict[str, Callable[[int], Any]] = {"cublas": cublas(sets, out)}
-        calls |= {str(c): ours(sets, c, "f32", out) for c in configs}
-        spreads: dict[str, float] = {}
-        rates = race(calls, 2.0 * m * n * k, 4, spreads)
-        mine = {c: v for c, v in rates.items() if c != "cublas"}
-        general = [v for c, v in mine.items() if not c.startswith("wgmma")]
-        table.append({
-            "name": name, "weights": "n×k" if weight_rows else "k×n", "cublas": rates["cublas"],
-            "chosen": rates[str(configs[0])], "best mma.sync": max(general), "best": max(mine.values()),
-            "config": str(configs[0]), "rates": rates, "spread": spreads,
-        })  # fmt: skip
-        del sets, out, calls
-    result["shapes"] = table
-    for weights in ("n×k", "k×n"):
-        of = [t for t in table if t["weights"] == weights]
-        for key in ("chosen", "best mma.sync", "best"):
-            ratios = [t[key] / t["cublas"] for t in of]
-            summary = {"geomean": float(np.exp(np.mean(np.log(ratios)))), "least": min(ratios)}
-            result.setdefault("shapes_summary", {})[f"{weights} {key}"] = summary
-    log("shapes", result["shapes_summary"])
-
-
-def below(result: dict[str, Any]) -> list[str]:
-    """What is below the targets."""
-    summary = result.get("shapes_summary", {})
-    return [
-        f"{weights}: {name} {summary[f'{weights} chosen'][name]:.2f} of cuBLAS, not {target}"
-        for weights in ("n×k", "k×n")
-        for name, target in TARGETS.items()
-        if f"{weights} chosen" in summary and summary[f"{weights} chosen"][name] < target
-    ]
-
-
-def host(result: dict[str, Any]) -> None:
-    """Microseconds of host time per call."""
+# -- the host
+def host() -> Row:
+    """Microseconds of host time of a call on small matrices: ours and PyTorch's."""
     a, b = (torch.randn(64, 64, device="cuda", dtype=torch.float16) for _ in range(2))
-    times: dict[str, float] = {}
-    for name, call in (("matmul", lambda: warploom.matmul(a, b)), ("torch", lambda: a @ b)):
-        for _ in range(100):
-            call()
-        rounds = []
-        for _ in range(20):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(100):
-                call()
-            rounds.append((time.perf_counter() - begin) * 1e4)
-        times[name] = round(statistics.median(rounds), 2)
-    result["host_us"] = times
-    log("host µs per call", times)
+    calls: dict[str, Callable[[], object]] = {"matmul": lambda: warploom.matmul(a, b), "torch": lambda: a @ b}
+    return {name: microseconds(call, torch.cuda.synchronize).json() for name, call in calls.items()}
 
 
-def report(result: dict[str, Any]) -> None:
-    for row in result.get("shapes", ()):
-        peer = row["cublas"]
-        ratios = " ".join(f"{key} {row[key] / peer:.2f}" for key in ("chosen", "best mma.sync", "best"))
-        print(f"{row['name']:24} {row['weights']} cublas {peer:6.1f} {ratios} {row['config']}")
-    for key in ("shapes_summary", "host_us"):
-        print(key, json.dumps(result.get(key)))
+# -- what must be reached
+def missed(result: Mapping[str, Any], targets: Mapping[str, Any]) -> list[str]:
+    """What was wrong, and what is below or above the targets."""
+    found = [f"{row['name']} {row['weights']}: {name}: {why}" for row in result.get("shapes", ())
+             for name, why in row["wrong"].items()]  # fmt: skip
+    found += [
+        f"{product}: {name}: {row['wrong']}"
+        for product, rows in result.get("large", {}).items()
+        for name, row in rows.items()
+        if "wrong" in row
+    ]
+    reached = result.get("summary", {})
+    for word, key in HELD.items():
+        for layout in LAYOUTS:
+            for figure, least in targets["products"][word].items():
+                value = reached.get(f"{layout} {key}", {}).get(figure)
+                if value is not None and not value >= least:
+                    found.append(f"{word}, weights {layout}: {figure} {value:.3f} of cuBLAS, not {least}")
+    cost = result.get("host_us", {}).get("matmul")
+    if cost is not None and not cost["median"] <= targets["host_microseconds"]:
+        found.append(f"host: {cost['median']} µs a call, not {targets['host_microseconds']}")
+    return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", default="shapes,host")
-    parser.add_argument("--out", default=os.environ.get("OUT", "."))
-    parser.add_argument(
-        "--top", type=int, default=4, help="wgmma configurations tried per product, and half as many others"
-    )
-    arguments = parser.parse_args()
-    properties = torch.cuda.get_device_properties(0)
-    result: dict[str, Any] = {
-        "gpu": properties.name, "torch": torch.__version__, "cuda": torch.version.cuda,
-        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-    }  # fmt: skip
-    parts = {"shapes": lambda r: shapes(r, arguments.top), "host": host}
-    try:
-        for part in arguments.parts.split(","):
-            parts[part](result)
-            log("done", part)
-    finally:
+    """Measure the parts asked for; the file is written as they come."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--parts", default="shapes,large,host")
+    parser.add_argument("--only", default="", help="products whose names contain one of these words, with commas")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--general", type=int, default=5, help="mma.sync configurations looked at for each product")
+    parser.add_argument("--bulk", type=int, default=2, help="and wgmma configurations")
+    options = parser.parse_args()
+    parts, only = options.parts.split(","), [word for word in options.only.split(",") if word]
+    bench = Bench()
+    method = {"rounds": ROUNDS, "pause_seconds": PAUSE_SECONDS, "sample_seconds": SAMPLE_SECONDS}
+    result: Row = {"environment": environment(0), "method": method}
+
+    def write() -> None:
         result["seconds"] = round(time.perf_counter() - START, 1)
-        (Path(arguments.out) / "gemm.json").write_text(json.dumps(result, indent=1))
-        report(result)
-    missed = below(result)
-    for text in missed:
-        print("below target:", text)
-    return 1 if missed else 0
+        (options.out / "gemm.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+    try:
+        if "host" in parts:
+            result["host_us"] = host()
+            log("host µs per call", result["host_us"])
+        if "shapes" in parts:
+            rows = result["shapes"] = []
+            for row in shapes(bench, only, options.general, options.bulk):
+                rows.append(row)
+                result["summary"] = summary(rows)
+                write()
+            log("summary", result["summary"])
+        if "large" in parts:
+            products = result["large"] = {}
+            for name, found in large(bench, only, result.get("shapes", [])):
+                products[name] = found
+                write()
+                for kernel, row in found.items():
+                    log(name, kernel, {key: value for key, value in row.items() if key != "config"})
+    except (WarploomError, RuntimeError) as failure:
+        result["failed"] = repr(failure)[:500]
+    write()
+    below = missed(result, json.loads((HERE / "targets.json").read_text(encoding="utf-8")))
+    below += [result["failed"]] if "failed" in result else []
+    for text in below:
+        print("missed:", text)
+    return int(bool(below))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Hardware counters of every matmul rung, and the emulator's wavefronts beside ncu's, in one run.
 
-    python benchmarks/profile_gemm_h200.py [--rung 01b,02] [--size 4096] [--out FILE]
+    PYTHONPATH=src python benchmarks/profile_gemm_h200.py [--rung 01b,02] [--size 4096] [--out FILE]
 
-writes profile-gemm.json to ``$OUT`` (else to the folder out): counters and samples of every rung on a square product,
-and the wavefronts of shared memory from both sides on a ragged one that the emulator runs as well. What ncu refuses is
-written with the reason. Exit code 1 if ncu and the emulator count differently.
+writes profile-gemm.json to ``$OUT`` (else to the folder out): the wavefronts of shared memory from both sides on small
+products that the emulator runs as well, then counters and samples of every rung on a square product. What ncu refuses
+is written with the reason. Exit code 1 if something was refused, or if ncu and the emulator count differently where
+:data:`MERGED` has no reason.
 """
 
 from __future__ import annotations
@@ -16,19 +17,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from warploom.bench.counters import compare_wavefronts
+from warploom.bench.counters import Profile, compare_wavefronts
 from warploom.bench.environment import environment
 from warploom.bench.gemm import GemmFamily
 from warploom.bench.ladder import wavefronts_json
+from warploom.bench.ncu import ncu_version
 from warploom.bench.profile_gemm import GemmLaunch, profile_gemm
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.ladder import LADDER
 
-SMALL = (328, 264, 200)
-"""m, n and k of the product that both count: ragged for every tile."""
+SMALL = {"whole tiles": (256, 256, 256), "ragged": (328, 264, 200)}
+"""m, n and k of the products that both count: multiples of every rung's tile, and of none."""
 RUNGS = [rung.key for rung in LADDER.rungs if isinstance(rung.config, GemmConfig)]
+MERGED = {
+    "01a": "ptxas joins two loads of 2 bytes from neighbouring columns of A, which the Program has one by one, into "
+    "an LDS of 4",
+}
+"""Where the code executes fewer accesses than the Program, which is what the emulator runs."""
 
 
 def emulated(launch: GemmLaunch) -> dict[str, dict[str, int]]:
@@ -37,14 +44,42 @@ def emulated(launch: GemmLaunch) -> dict[str, dict[str, int]]:
     return wavefronts_json(emulate(case.program, case.grid, case.arguments))
 
 
-def measure(rungs: list[str], size: int) -> dict[str, Any]:
-    """{rung: counters, and both sides' wavefronts}."""
-    large = profile_gemm([GemmLaunch(key, size, size, size) for key in rungs], seconds=200)
-    few = [GemmLaunch(key, *SMALL) for key in rungs]
-    small = profile_gemm(few, tables=("wavefronts",), samples=False, seconds=100)
+def together(launches: dict[str, GemmLaunch], **options: Any) -> dict[str, Profile | str]:
+    """The profile of each launch, from one process; where that fails, from one process each, or why there is none."""
+    try:
+        return dict(zip(launches, profile_gemm(list(launches.values()), seconds=100, **options), strict=True))
+    except WarploomError as error:
+        print(f"one by one, since together ncu said: {error}", flush=True)
+    apart: dict[str, Profile | str] = {}
+    for name, launch in launches.items():
+        try:
+            apart[name] = profile_gemm([launch], seconds=20, **options)[0]
+        except WarploomError as error:
+            apart[name] = str(error)
+    return apart
+
+
+def both_sides(rungs: list[str]) -> dict[str, dict[str, Any]]:
+    """{rung: {name of a product in SMALL: {class of access: {"emulator", "ncu"}}, or {"refused": why}}}."""
+    launches = {(key, name): GemmLaunch(key, *size) for key in rungs for name, size in SMALL.items()}
+    named = {f"{key} {name}": launch for (key, name), launch in launches.items()}
+    counted = together(named, tables=("wavefronts",), samples=False)
+    found: dict[str, dict[str, Any]] = {key: {} for key in rungs}
+    for (key, name), launch in launches.items():
+        profile = counted[f"{key} {name}"]
+        found[key][name] = (
+            {"refused": profile} if isinstance(profile, str) else compare_wavefronts(profile, emulated(launch))
+        )
+    return found
+
+
+def differing(rows: dict[str, Any]) -> dict[str, Any]:
+    """Of a rung's ``wavefronts``, what the two sides count differently, or why nothing was counted."""
     return {
-        key: {"counters": counters.json(), "wavefronts": compare_wavefronts(counted, emulated(launch))}
-        for key, counters, counted, launch in zip(rungs, large, small, few, strict=True)
+        f"{name}, {kind}": pair
+        for name, counted in rows.items()
+        for kind, pair in counted.items()
+        if kind == "refused" or pair["emulator"] != pair["ncu"]
     }
 
 
@@ -56,23 +91,28 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "profile-gemm.json")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {"environment": environment(None), "size": options.size, "small": SMALL}
-    try:
-        result["rungs"] = measure(options.rung.split(","), options.size)
-    except WarploomError as error:
-        result["refused"] = str(error)
-    options.out.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
-    if "refused" in result:
-        print(result["refused"])
-        return 1
-    apart = False
-    for key, found in result["rungs"].items():
-        counters = found["counters"]
-        print(f"{key}: pipes {counters.get('pipes, %')}, memory {counters.get('memory, %')}")
-        differing = {n: p for n, p in found["wavefronts"].items() if p["emulator"] != p["ncu"]}
-        print(f"  wavefronts {'differ: ' + str(differing) if differing else 'equal: ' + str(found['wavefronts'])}")
-        apart |= bool(differing)
-    return int(apart)
+    rungs, failed = options.rung.split(","), False
+    made = environment(None) | {"ncu": ncu_version()}
+    rows: dict[str, Any] = {key: {"wavefronts": counted} for key, counted in both_sides(rungs).items()}
+    result = {"environment": made, "size": options.size, "small": SMALL, "merged": MERGED, "rungs": rows}
+
+    def write() -> None:
+        options.out.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+
+    write()
+    for key, row in rows.items():
+        apart = differing(row["wavefronts"])
+        failed |= bool(apart) and key not in MERGED
+        print(f"{key}: wavefronts {f'differ: {apart}; {MERGED.get(key)}' if apart else 'equal'}", flush=True)
+    large = together({key: GemmLaunch(key, *(3 * [options.size])) for key in rungs})
+    for key, profile in large.items():
+        if isinstance(profile, str):
+            rows[key]["refused"], failed = profile, True
+        else:
+            rows[key]["counters"] = counters = profile.json()
+            print(f"{key}: pipes {counters.get('pipes, %')}, memory {counters.get('memory, %')}")
+    write()
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,25 +116,50 @@ def _entry(found: GemmError) -> ErrorEntry:
     return ErrorEntry(found.metric, min(found.value, float(np.finfo(np.float64).max)), found.bound)
 
 
-def torch_error(out: Any, a: Any, b: Any, accumulate: DType) -> GemmError:
-    """How far ``out`` (m, n) is from the float64 product of a (m, k) and b (k, n), all torch tensors of one device.
+@dataclass(frozen=True)
+class TorchBlock:
+    """Rows of a float64 product from row ``start`` on, with Σ|a|·|b| of each element; torch tensors of one device."""
 
-    The bounds of :func:`warploom.kernels.gemm.reference.gemm_error`, element by element.
-    """
-    torch = __import__("torch")
-    out_dtype = str(out.dtype).rpartition(".")[2]
-    u = UNIT_ROUNDOFF[{"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[out_dtype]]
-    gamma = accumulation_bound(a.shape[-1], accumulate)
-    steps = -(-a.shape[-1] // 16) if accumulate is f16 else int(out_dtype == "float16")
+    start: int
+    product: Any
+    magnitudes: Any
+    depth: int
+
+    def error(self, out: Any, accumulate: DType) -> Any:
+        """The largest |c - c64| of these rows of ``out`` over what the types allow at that element; of NaN, infinity.
+
+        The bounds of :func:`warploom.kernels.gemm.reference.gemm_error`. A tensor of one element: nothing waits.
+        """
+        torch = __import__("torch")
+        out_dtype = str(out.dtype).rpartition(".")[2]
+        u = UNIT_ROUNDOFF[{"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[out_dtype]]
+        gamma = accumulation_bound(self.depth, accumulate)
+        steps = -(-self.depth // 16) if accumulate is f16 else int(out_dtype == "float16")
+        rows = out[self.start : self.start + self.product.shape[0]].double()
+        allowed = u * (1 + gamma) * self.product.abs() + gamma * (1 + u) * self.magnitudes + steps * F16_TINY
+        error = torch.nan_to_num((rows - self.product).abs(), nan=torch.inf)
+        return (error / allowed.clamp_min(np.finfo(np.float64).tiny)).max()
+
+
+def torch_blocks(a: Any, b: Any) -> Iterator[TorchBlock]:
+    """The float64 product of a (m, k) and b (k, n), torch tensors of one device, in blocks of rows."""
     right, magnitudes = b.double(), b.double().abs()
-    worst = torch.zeros((), dtype=torch.float64, device=out.device)
     for start in range(0, a.shape[0], _BLOCK_ROWS):
         left = a[start : start + _BLOCK_ROWS].double()
-        product = left @ right
-        allowed = u * (1 + gamma) * product.abs() + gamma * (1 + u) * (left.abs() @ magnitudes) + steps * F16_TINY
-        error = torch.nan_to_num((out[start : start + _BLOCK_ROWS].double() - product).abs(), nan=torch.inf)
-        worst = torch.maximum(worst, (error / allowed.clamp_min(np.finfo(np.float64).tiny)).max())
-    return GemmError(float(worst))
+        yield TorchBlock(start, left @ right, left.abs() @ magnitudes, a.shape[-1])
+
+
+def blocks_error(blocks: Iterable[TorchBlock], out: Any, accumulate: DType) -> GemmError:
+    """How far ``out`` (m, n) is from a product that lies in blocks, element by element."""
+    worst = 0.0
+    for block in blocks:
+        worst = max(worst, float(block.error(out, accumulate)))
+    return GemmError(worst)
+
+
+def torch_error(out: Any, a: Any, b: Any, accumulate: DType) -> GemmError:
+    """How far ``out`` (m, n) is from the float64 product of a (m, k) and b (k, n), all torch tensors of one device."""
+    return blocks_error(torch_blocks(a, b), out, accumulate)
 
 
 class PlannedCall:
