@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class WarploomError(Exception):
     """Base of all errors that warploom raises on purpose."""
@@ -50,3 +53,11 @@ class EmulationError(WarploomError, RuntimeError):
 
 class EmulationWarning(UserWarning):
     """A call runs on the emulator because there is no GPU: right, checked, and slow."""
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warn at the line outside this package that a call came from, however deep in the package the reason lies."""
+    level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "warploom":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

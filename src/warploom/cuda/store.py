@@ -14,12 +14,12 @@ import hashlib
 import importlib
 import json
 import threading
-import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from warploom.core.errors import warn_caller
 from warploom.cuda.cubin import Resources, resources
 
 _LIMIT_BYTES = 1 << 30  # least recently read entries go first
@@ -155,9 +155,8 @@ def _note_key(key: bytes) -> bytes:
 
 
 def _warn(folder: Path, error: OSError) -> None:
-    warnings.warn(
+    warn_caller(
         f"the kernel cache {folder} cannot be used ({error.strerror or error}): kernels are compiled anew in every "
         "process. Free some room there or set WARPLOOM_CACHE to a folder you can write.",
         RuntimeWarning,
-        stacklevel=4,
     )

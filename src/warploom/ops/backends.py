@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from warploom.core.dtypes import u32
-from warploom.core.errors import EmulationError, EmulationWarning
+from warploom.core.errors import EmulationError, EmulationWarning, warn_caller
 from warploom.core.targets import Target
 from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream
 from warploom.kernels.mapped import MappedArray
@@ -225,10 +224,9 @@ def run_on_emulator(
     from warploom.emulate import emulate
 
     seconds = EMULATION_OVERHEAD + flops * SECONDS_PER_FLOP
-    warnings.warn(
+    warn_caller(
         f"no GPU: {program.name} runs on the emulator with all checks, which takes about {seconds:.1f} s",
         EmulationWarning,
-        stacklevel=4,
     )
     emulation = emulate(program, grid, emulator_arguments(program, views, scalars, mapped))
     if emulation.findings:

@@ -12,7 +12,6 @@ import math
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from warploom.core.errors import warn_caller
 from warploom.core.settings import cache_folder
 from warploom.tune.classes import ProblemClass
 
@@ -122,10 +122,10 @@ class WinnerStore:
             except FileNotFoundError:
                 self._seen, self._records = None, []
             except OSError as error:
-                warnings.warn(
+                warn_caller(
                     f"the tuned winners in {self.path} cannot be read ({error.strerror or error}): defaults are used",
-                    RuntimeWarning, stacklevel=3,
-                )  # fmt: skip
+                    RuntimeWarning,
+                )
                 self._records = []
             return self._records
 
@@ -205,11 +205,11 @@ class WinnerStore:
             kept = f"they were moved to {aside.name}"
         except OSError:
             kept = "they are skipped"
-        warnings.warn(
+        warn_caller(
             f"{self.path} holds lines that are no records of warploom; {kept}. Tune again what is missing "
             "(warploom tune show lists what is there).",
-            RuntimeWarning, stacklevel=4,
-        )  # fmt: skip
+            RuntimeWarning,
+        )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
