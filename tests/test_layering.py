@@ -36,23 +36,14 @@ ALLOWED: dict[str, frozenset[str]] = {
     "emulate": IR | {"emulate"},
     "interop": CORE | {"interop"},
     "ops": OPS,
+    "operators": OPS | {"operators"},
     "tune": OPS | {"inspect", "bench"},
     "inspect": OPS | {"inspect"},
-    "bench": OPS | {"inspect", "bench"},
-    "cli": OPS | {"inspect", "bench", "cli", ""},
-    "": OPS,
+    "bench": OPS | {"operators", "inspect", "bench"},
+    "cli": OPS | {"operators", "inspect", "bench", "cli", ""},
+    "": OPS | {"operators"},
 }
 """Room → rooms it may import; '' is the package itself (``warploom/__init__.py``)."""
-
-ABOVE_OPS = frozenset(
-    {"interop.torch", "interop.torch_matmul", "interop.torch_reduce", "interop.torch_operator", "interop.jax"}
-)
-"""Modules that register operators with a framework: in the room of arrays, but on top of ops."""
-
-TRACED_CALLS = frozenset({
-    ("ops.attention", "interop.torch"), ("ops.matmul", "interop.torch_matmul"), ("ops.reduce", "interop.torch_reduce"),
-})  # fmt: skip
-"""The only steps up: while a framework traces a graph, a call becomes the operator that stands on ops. In functions."""
 
 BELOW_OPS = frozenset({"tune.store", "tune.classes"})
 """The store of winners is read by ops, so nothing of ops may be in it."""
@@ -61,29 +52,24 @@ EVERYWHERE = frozenset({"numpy", "ml_dtypes"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "core": EVERYWHERE,
     "cuda": EVERYWHERE | {"cuda"},
+    "operators": EVERYWHERE | {"torch"},
     "cli": EVERYWHERE | {"typer", "rich", "click", "matplotlib"},
     "emulate": EVERYWHERE | {"rich"},
     "inspect": EVERYWHERE | {"rich"},
     "bench": EVERYWHERE | {"rich", "matplotlib", "torch"},
     "tune": EVERYWHERE | {"rich"},
 }
-FRAMEWORKS: dict[str, frozenset[str]] = {
-    "interop.torch": frozenset({"torch"}),
-    "interop.torch_matmul": frozenset({"torch"}),
-    "interop.torch_reduce": frozenset({"torch"}),
-    "interop.torch_operator": frozenset({"torch"}),
-    "interop.jax": frozenset({"jax"}),
-}
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module: where, what, and whether only when called."""
+    """One imported module: where, what, whether only when called, and whether for its types alone."""
 
     file: Path
     line: int
     module: str
     deferred: bool
+    for_types: bool = False
 
     @property
     def source(self) -> str:
@@ -114,27 +100,31 @@ class Import:
 def imports_of(file: Path) -> Iterator[Import]:
     """Every import of a file: at its top, in functions and under TYPE_CHECKING alike."""
 
-    def visit(node: ast.AST, deferred: bool) -> Iterator[Import]:
+    def visit(node: ast.AST, deferred: bool, for_types: bool) -> Iterator[Import]:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(file, node.lineno, alias.name, deferred)
+                yield Import(file, node.lineno, alias.name, deferred, for_types)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: imports are absolute here"
             assert node.module is not None
-            yield from _from_import(file, node, node.module, deferred)
-        inner = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for module in _from_import(node, node.module):
+                yield Import(file, node.lineno, module, deferred, for_types)
+        deferred = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for_types = for_types or (
+            isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        )
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, inner)
+            yield from visit(child, deferred, for_types)
 
-    yield from visit(ast.parse(file.read_text(encoding="utf-8")), False)
+    yield from visit(ast.parse(file.read_text(encoding="utf-8")), False, False)
 
 
-def _from_import(file: Path, node: ast.ImportFrom, module: str, deferred: bool) -> Iterator[Import]:
+def _from_import(node: ast.ImportFrom, module: str) -> Iterator[str]:
     """``from warploom import isa`` imports a room; ``from warploom.isa import base`` a module of one."""
     for alias in node.names:
         path = SOURCE.joinpath(*module.split(".")[1:], alias.name) if module.startswith("warploom") else None
         is_module = path is not None and (path.is_dir() or path.with_suffix(".py").exists())
-        yield Import(file, node.lineno, f"{module}.{alias.name}" if is_module else module, deferred)
+        yield f"{module}.{alias.name}" if is_module else module
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -143,12 +133,6 @@ IMPORTS = [found for file in FILES for found in imports_of(file)]
 
 def _is_allowed(found: Import) -> bool:
     source, target = found.source, found.module.removeprefix("warploom").lstrip(".")
-    if source in ABOVE_OPS:
-        return found.target_room not in ("cli", "bench", "inspect")
-    if (source, target) in TRACED_CALLS:
-        return found.deferred
-    if target in ABOVE_OPS:
-        return found.room in ("cli", "bench")
     if source in BELOW_OPS:
         return found.target_room in KERNELS | {"tune"}
     if found.target_room == "tune" and found.room in ("ops", ""):
@@ -165,12 +149,12 @@ def test_the_walker_sees_every_kind_of_import(tmp_path):
         "if TYPE_CHECKING:\n    from warploom.cuda import launch\n"
         "def f():\n    import torch.nn\n    from warploom.core.dtypes import f32\n"
     )
-    found = [(i.module, i.line, i.deferred) for i in imports_of(file)]
+    found = [(i.module, i.line, i.deferred, i.for_types) for i in imports_of(file)]
     assert found == [
-        ("typing", 1, False),
-        ("warploom.cuda.launch", 3, False),
-        ("torch.nn", 5, True),
-        ("warploom.core.dtypes", 6, True),
+        ("typing", 1, False, False),
+        ("warploom.cuda.launch", 3, False, True),
+        ("torch.nn", 5, True, False),
+        ("warploom.core.dtypes", 6, True, False),
     ]
 
 
@@ -208,8 +192,7 @@ def test_third_party_packages_stay_where_they_belong():
         top = found.module.split(".")[0]
         if found.is_own or top in sys.stdlib_module_names or top == "__future__":
             continue
-        allowed = FRAMEWORKS.get(found.source, frozenset()) | THIRD_PARTY.get(found.room, EVERYWHERE)
-        if top not in allowed:
+        if top not in THIRD_PARTY.get(found.room, EVERYWHERE):
             wrong.append(str(found))
     assert wrong == []
 
@@ -220,18 +203,40 @@ def test_only_the_cuda_room_imports_cuda():
 
 def test_frameworks_and_drawing_are_imported_when_needed_only():
     lazy = {"torch", "jax", "cupy", "matplotlib", "cuda"}
-    wrong = [str(i) for i in IMPORTS if i.module.split(".")[0] in lazy and not i.deferred and not _for_types(i)]
-    assert [w for w in wrong if "interop/torch" not in w and "interop/jax" not in w] == []
+    early = [i for i in IMPORTS if i.module.split(".")[0] in lazy and not i.deferred and not i.for_types]
+    assert [str(i) for i in early if i.room != "operators"] == []  # imported when PyTorch traces a graph
 
 
-def _for_types(found: Import) -> bool:
-    """Whether the import stands under ``if TYPE_CHECKING``."""
-    for node in ast.walk(ast.parse(found.file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            first, last = node.body[0].lineno, node.body[-1].end_lineno or 0
-            if first <= found.line <= last:
-                return True
-    return False
+def test_imports_form_no_circle():
+    """Neither between rooms nor between files, whether imported at the top or when called.
+
+    Types are no imports; and a layout that shows itself in a notebook calls what draws layouts.
+    """
+    needed: dict[str, set[str]] = {}
+    for found in IMPORTS:
+        own_picture = found.module == "warploom.layout.draw" and found.room == "layout" and found.deferred
+        if found.is_own and not found.for_types and not own_picture:
+            needed.setdefault(found.source, set()).add(found.module.removeprefix("warploom").lstrip("."))
+    assert _circle(needed) == []
+    assert _circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
+
+
+def _circle(needed: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a loop, the first again at the end; empty where there is none."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module not in done:
+            for other in sorted(needed.get(module, ())):
+                found = visit(other, [*path, module])
+                if found:
+                    return found
+            done.add(module)
+        return []
+
+    return next(filter(None, (visit(module, []) for module in sorted(needed))), [])
 
 
 _TIMED = """

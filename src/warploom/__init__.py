@@ -29,6 +29,9 @@ _PUBLIC = {
     "ReducePlan": "warploom.ops.reduce",
 }
 
+_TRACEABLE = ("attention", "matmul", "matmul_reduce", "linear_cross_entropy")
+"""Public functions that are one operator each while PyTorch traces a graph."""
+
 __all__ = [
     "AttentionPlan",
     "MatmulPlan",
@@ -49,7 +52,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'warploom' has no attribute {name!r}; it has {', '.join(_PUBLIC)}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(_PUBLIC[name]), name)
+    value = getattr(import_module(_PUBLIC[name]), name)
+    if name in _TRACEABLE:
+        from warploom.operators.traceable import traceable
+
+        value = traceable(value)
+    globals()[name] = value
     return value
 
 

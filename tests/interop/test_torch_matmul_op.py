@@ -68,7 +68,7 @@ def test_dynamic_shapes_compile_once():
     ],
 )
 def test_opcheck(shapes, options):
-    from warploom.interop.torch_matmul import matmul_operator
+    from warploom.operators.matmul import matmul_operator
 
     torch.library.opcheck(matmul_operator, tensors(*shapes), options)
 
@@ -84,7 +84,7 @@ def test_an_epilogue_is_refused_in_words():
 def test_gradients_are_refused_in_words():
     a, b = tensors((16, 32), (32, 16))
     a.requires_grad_()
-    from warploom.interop.torch_matmul import matmul_operator
+    from warploom.operators.matmul import matmul_operator
 
     with pytest.raises(ProblemError, match="no backward pass yet"):
         matmul_operator(a, b)

@@ -98,7 +98,7 @@ def test_export_holds_the_operator():
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", ["attention", "attention_lse"])
 def test_opcheck(name, transposed):
-    from warploom.interop import torch as operators
+    from warploom.operators import attention as operators
 
     q, k, v = tensors(16, 48, heads=2, kv_heads=1)
     if transposed:
@@ -115,7 +115,7 @@ def test_gradients_are_refused_in_words():
         warploom.attention(q, k, v)
     with pytest.raises(Exception, match="no backward pass yet"):
         compiled(lambda q, k, v: warploom.attention(q, k, v).sum())(q, k, v)
-    from warploom.interop.torch import attention_operator
+    from warploom.operators.attention import attention_operator
 
     with pytest.raises(ProblemError, match="no_grad"):
         attention_operator(q, k, v)

@@ -62,7 +62,7 @@ def test_the_loss_compiles_for_any_number_of_tokens():
 
 @pytest.mark.parametrize("rows", [16, 0])
 def test_opcheck(rows):
-    from warploom.interop.torch_reduce import argmax_operator, loss_operator, reduce_operator
+    from warploom.operators.reduce import argmax_operator, loss_operator, reduce_operator
 
     a, b, bias = tensors((rows, 24), (24, 40), (40,))
     for op in ("max", "logsumexp"):

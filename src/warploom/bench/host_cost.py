@@ -41,8 +41,8 @@ def host_cost(device: int = 0) -> dict[str, Any]:
     kernels.
     """
     torch = torch_module()
-    import warploom.interop.torch
-    import warploom.interop.torch_matmul
+    import warploom.operators.attention
+    import warploom.operators.matmul
 
     where = torch.device("cuda", device)
     q, k, v = (torch.randn(1, 256, 4, 128, device=where, dtype=torch.bfloat16) for _ in range(3))

@@ -17,6 +17,7 @@ from warploom.core.errors import LayoutError
 from warploom.layout.banks import wavefronts
 from warploom.layout.fit import Observation, describe, fit
 from warploom.layout.fragments import WARP_SIZE, FragmentLayout
+from warploom.layout.linear import LinearMap
 from warploom.layout.reduction import ReductionPlan, reduction_plan
 from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import BANK_CYCLE_BYTES
@@ -169,6 +170,14 @@ def draw_elements(layout: FragmentLayout) -> Grid:
     linear = all(count & (count - 1) == 0 for count in layout.tiles)
     formulas = tuple(describe(layout.map).splitlines()) if linear else ()
     return _element_grid(Observation.of(layout), formulas)
+
+
+def draw_map(shown: LinearMap) -> Grid | None:
+    """The same of a map from the registers and lanes of one warp to rows and columns; None of others."""
+    is_fragment = set(shown.out_dims) == {"row", "col"} and {"register", "lane"} <= set(shown.in_dims)
+    if not is_fragment or shown.in_size("lane") != WARP_SIZE:
+        return None
+    return draw_elements(FragmentLayout("map", shown, 32))
 
 
 def draw_observation(observed: Observation) -> Grid:

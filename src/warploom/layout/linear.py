@@ -358,13 +358,10 @@ class LinearMap:
 
     def _repr_svg_(self) -> str | None:
         """The picture that notebooks show of a map from registers and lanes to rows and columns; None of others."""
-        is_fragment = set(self.out_dims) == {"row", "col"} and {"register", "lane"} <= set(self.in_dims)
-        if not is_fragment or self.in_size("lane") != 32:
-            return None
-        from warploom.layout.draw import draw_elements
-        from warploom.layout.fragments import FragmentLayout
+        from warploom.layout.draw import draw_map
 
-        return draw_elements(FragmentLayout("map", self, 32)).svg()
+        grid = draw_map(self)
+        return None if grid is None else grid.svg()
 
     def __repr__(self) -> str:
         bases = {dim: list(vectors) for dim, vectors in self.ins}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral, Real
@@ -300,14 +299,6 @@ def attention(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():  # traced tensors have no memory: they meet an operator
-        from warploom.interop.torch import traced_attention
-
-        return traced_attention(
-            q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse,
-            layout=layout, config=config,
-        )  # fmt: skip
     views = queries, keys, values = describe(q), describe(k), describe(v)
     sides: Any = tuple(window) if isinstance(window, list) else window  # lists are no part of a key
     # Plain tuples: hashing a dataclass would cost more than all the rest of the look-up.
@@ -318,9 +309,12 @@ def attention(
     if call is None or (pointers[0] | pointers[1] | pointers[2]) % 16:
         return _first_call(views, Options(*asked[:6]), config, key)
     result = empty_like(queries)
-    outputs = (result, _empty_lse(queries, layout)) if return_lse else (result,)
-    call.launch_again((*pointers, *map(address, outputs)), queries.kind)
-    return outputs if return_lse else result
+    if not return_lse:
+        call.launch_again((*pointers, address(result)), queries.kind)
+        return result
+    lse = _empty_lse(queries, layout)
+    call.launch_again((*pointers, address(result), address(lse)), queries.kind)
+    return result, lse
 
 
 def _empty_lse(q: ArrayView, layout: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -201,15 +200,6 @@ def matmul(
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():  # traced tensors have no memory: they meet an operator
-        from warploom.interop.torch_matmul import traced_matmul
-
-        given = {"epilogue": epilogue is not None, "extras": bool(extras), "out": out is not None}
-        return traced_matmul(
-            a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=alpha, config=config,
-            refused=tuple(name for name, is_given in given.items() if is_given),
-        )  # fmt: skip
     config = parse_config(config) if isinstance(config, str) else config
     views = [describe(a), describe(b)]
     if bias is not None or extras:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -55,18 +54,17 @@ def matmul_reduce(
 
     Raises ProblemError for arrays or an ``op`` it does not take, ConfigError for a ``config`` that does not fit.
     """
+    values, index = _reduced(a, b, reduction_named(op, return_index), scale, bias, config, None)
+    return (values, index) if return_index else values
+
+
+def reduction_named(op: Op, return_index: bool) -> ReduceOp:
+    """The reduction that the arguments of :func:`matmul_reduce` ask for. Raises ProblemError if there is none."""
     if op not in ("max", "sum", "logsumexp"):
         raise ProblemError(f"op is 'max', 'sum' or 'logsumexp', not {op!r}")
     if return_index and op != "max":
         raise ProblemError(f"return_index goes with op='max': {op} has no column")
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():  # traced tensors have no memory: they meet an operator
-        from warploom.interop.torch_reduce import traced_reduce
-
-        return traced_reduce(a, b, op, scale, bias, return_index, config)
-    kind: ReduceOp = "argmax" if return_index else op
-    values, index = _reduced(a, b, kind, scale, bias, config, None)
-    return (values, index) if return_index else values
+    return "argmax" if return_index else op
 
 
 def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig | str | None = None) -> Any:
@@ -77,11 +75,6 @@ def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig |
     loss. Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``. There is no backward pass.
     Raises ProblemError as :func:`matmul_reduce` does.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():
-        from warploom.interop.torch_reduce import traced_loss
-
-        return traced_loss(x, w, target, config)
     rows, words, chosen = describe(x), describe(w), describe(target)
     if len(rows.shape) != 2 or len(words.shape) != 2 or tuple(chosen.shape) != (rows.shape[0],):
         raise ProblemError(

@@ -1,8 +1,8 @@
 """``warploom::attention`` as a PyTorch operator: what ``torch.compile`` and ``torch.export`` see of a call.
 
 :func:`warploom.attention` takes this way by itself while a graph is traced, where tensors have no memory to point
-at. Eager calls do not: the dispatcher costs more than the rest of the call. The operators allocate through PyTorch,
-wait for nothing and work on the current stream, so compiled code may run in CUDA graphs.
+at (:mod:`warploom.operators.traceable`). The operators allocate through PyTorch, wait for nothing and work on the
+current stream, so compiled code may run in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warploom.interop.torch_operator import define
 from warploom.kernels.attention.problem import AnyConfig
-from warploom.ops.attention import attention
+from warploom.operators.registration import define
+from warploom.ops import attention as eager
 
 if TYPE_CHECKING:
     from warploom.ops.attention import Layout, Window
@@ -34,7 +34,7 @@ def _define(name: str, return_lse: bool) -> Any:
         layout: Any = "bshd", config: str | None = None,
     ) -> Any:  # fmt: skip
         window = None if window_left is None and window_right is None else (window_left, window_right)
-        return attention(
+        return eager.attention(
             q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse,
             layout=layout, config=config,
         )  # fmt: skip
@@ -58,18 +58,18 @@ attention_lse_operator = _define("attention_lse", return_lse=True)
 """The output and the log-sum-exp (float32, (batch, heads, q_len)) of :func:`warploom.attention`."""
 
 
-def traced_attention(
+def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool,
-    scale: float | None,
-    window: Window | None,
-    softcap: float | None,
-    return_lse: bool,
-    layout: Layout,
-    config: AnyConfig | str | None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    layout: Layout = "bshd",
+    config: AnyConfig | str | None = None,
 ) -> Any:
     """:func:`warploom.attention` inside a traced graph: one call of an operator, no graph break."""
     left, right = (None, None) if window is None else window

@@ -7,20 +7,20 @@ are refused while tracing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
-from warploom.interop.torch_operator import define
 from warploom.kernels.gemm.choice import parse_config
+from warploom.kernels.gemm.features import EpilogueFunction
 from warploom.kernels.gemm.problem import AnyGemmConfig
-from warploom.ops.matmul import matmul
+from warploom.operators.registration import define
+from warploom.ops import matmul as eager
 
 _KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
-
-
 _SCHEMA = (
     "(Tensor a, Tensor b, Tensor? bias=None, str? out_dtype=None, str accumulate='f32', float alpha=1.0, "
     "str? config=None) -> Tensor"
@@ -37,7 +37,7 @@ def _run(
     config: str | None = None,
 ) -> torch.Tensor:
     chosen = None if config is None else parse_config(config)
-    return matmul(a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=alpha, config=chosen)
+    return eager.matmul(a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=alpha, config=chosen)
 
 
 def _fake(
@@ -53,21 +53,25 @@ matmul_operator = define("matmul", _SCHEMA, _run, _fake)
 """alpha · a·b + bias by :func:`warploom.matmul`; ``config`` in the notation that ``str(config)`` prints."""
 
 
-def traced_matmul(
+def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    out_dtype: Any,
-    accumulate: Any,
-    bias: torch.Tensor | None,
-    alpha: float,
-    config: AnyGemmConfig | str | None,
-    refused: tuple[str, ...],
+    out_dtype: Any = None,
+    accumulate: Any = "f32",
+    bias: torch.Tensor | None = None,
+    epilogue: EpilogueFunction | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    alpha: float = 1.0,
+    out: torch.Tensor | None = None,
+    config: AnyGemmConfig | str | None = None,
 ) -> torch.Tensor:
     """:func:`warploom.matmul` inside a traced graph: one call of an operator, no graph break.
 
-    Raises ProblemError for arguments (``refused``: their names) that no operator takes.
+    Raises ProblemError for arguments that no operator takes: ``epilogue``, ``extras`` and ``out``.
     """
+    given = {"epilogue": epilogue is not None, "extras": bool(extras), "out": out is not None}
+    refused = [name for name, is_given in given.items() if is_given]
     if refused:
         raise ProblemError(
             f"warploom.matmul takes no {', '.join(refused)} under torch.compile: leave it to PyTorch there "

@@ -1,8 +1,8 @@
 """Row reductions of a product as PyTorch operators: what ``torch.compile`` and ``torch.export`` see of them.
 
 ``warploom::matmul_reduce``, ``warploom::matmul_argmax`` (the maximum with its column) and
-``warploom::linear_cross_entropy``. The functions of :mod:`warploom.ops.reduce` take this way by themselves while a
-graph is traced, where tensors have no memory to point at.
+``warploom::linear_cross_entropy``. The public functions take this way by themselves while a graph is
+traced, where tensors have no memory to point at (:mod:`warploom.operators.traceable`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from warploom.core.errors import ProblemError
-from warploom.interop.torch_operator import define
-from warploom.ops.reduce import linear_cross_entropy, matmul_reduce
+from warploom.kernels.gemm.problem import AnyGemmConfig
+from warploom.operators.registration import define
+from warploom.ops import reduce as eager
 
 _REDUCE = "(Tensor a, Tensor b, str op='max', float scale=1.0, Tensor? bias=None, str? config=None) -> Tensor"
 _ARGMAX = "(Tensor a, Tensor b, float scale=1.0, Tensor? bias=None, str? config=None) -> (Tensor, Tensor)"
@@ -28,17 +29,17 @@ def _reduce(
     bias: torch.Tensor | None = None,
     config: str | None = None,
 ) -> torch.Tensor:
-    return matmul_reduce(a, b, op, scale=scale, bias=bias, config=config)
+    return eager.matmul_reduce(a, b, op, scale=scale, bias=bias, config=config)
 
 
 def _argmax(
     a: torch.Tensor, b: torch.Tensor, scale: float = 1.0, bias: torch.Tensor | None = None, config: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return matmul_reduce(a, b, scale=scale, bias=bias, return_index=True, config=config)
+    return eager.matmul_reduce(a, b, scale=scale, bias=bias, return_index=True, config=config)
 
 
 def _loss(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, config: str | None = None) -> torch.Tensor:
-    return linear_cross_entropy(x, w, target, config=config)
+    return eager.linear_cross_entropy(x, w, target, config=config)
 
 
 def _rows(a: torch.Tensor, b: torch.Tensor, *_: Any, **_named: Any) -> torch.Tensor:
@@ -59,18 +60,27 @@ loss_operator = define("linear_cross_entropy", _LOSS, _loss, _rows)
 """The loss of each row by :func:`warploom.linear_cross_entropy`."""
 
 
-def traced_reduce(
-    a: torch.Tensor, b: torch.Tensor, op: str, scale: float, bias: torch.Tensor | None, index: bool, config: Any
+def matmul_reduce(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    op: eager.Op = "max",
+    *,
+    scale: float = 1.0,
+    bias: torch.Tensor | None = None,
+    return_index: bool = False,
+    config: AnyGemmConfig | str | None = None,
 ) -> Any:
     """:func:`warploom.matmul_reduce` inside a traced graph: one call of an operator, no graph break."""
     operators: Any = torch.ops.warploom
     notation = None if config is None else str(config)
-    if index:
+    if eager.reduction_named(op, return_index) == "argmax":
         return operators.matmul_argmax(a, b, scale, bias, notation)
     return operators.matmul_reduce(a, b, op, scale, bias, notation)
 
 
-def traced_loss(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, config: Any) -> torch.Tensor:
-    """:func:`warploom.linear_cross_entropy` inside a traced graph."""
+def linear_cross_entropy(
+    x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *, config: AnyGemmConfig | str | None = None
+) -> torch.Tensor:
+    """:func:`warploom.linear_cross_entropy` inside a traced graph: one call of an operator, no graph break."""
     operators: Any = torch.ops.warploom
     return operators.linear_cross_entropy(x, w, target, None if config is None else str(config))

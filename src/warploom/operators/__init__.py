@@ -1,0 +1,1 @@
+"""PyTorch operators: what ``torch.compile`` and ``torch.export`` see of a call."""

@@ -1,0 +1,70 @@
+"""The public functions as Python objects: signatures, pickling, and where their warnings point."""
+
+import copy
+import inspect
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+import warploom
+from warploom.core.errors import EmulationWarning
+from warploom.ops import attention, matmul, reduce
+
+EAGER = {
+    "attention": attention.attention,
+    "matmul": matmul.matmul,
+    "matmul_reduce": reduce.matmul_reduce,
+    "linear_cross_entropy": reduce.linear_cross_entropy,
+}
+
+
+def half(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float16)
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_what_can_be_traced_looks_like_what_it_stands_for(name):
+    function = getattr(warploom, name)
+    assert inspect.signature(function) == inspect.signature(EAGER[name])
+    assert function.__doc__ == EAGER[name].__doc__
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_an_operator_takes_what_its_function_takes(name):
+    pytest.importorskip("torch")
+    from warploom.operators.traceable import operator_of
+
+    traced = {n: p.default for n, p in inspect.signature(operator_of(name)).parameters.items()}
+    assert traced == {n: p.default for n, p in inspect.signature(EAGER[name]).parameters.items()}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: warploom.attention(half(1, 8, 1, 16), half(1, 8, 1, 16), half(1, 8, 1, 16)),
+        lambda: warploom.matmul(half(8, 8), half(8, 8)),
+        lambda: warploom.matmul_reduce(half(8, 8), half(8, 8)),
+        lambda: attention.attention(half(1, 8, 1, 16), half(1, 8, 1, 16), half(1, 8, 1, 16)),
+    ],
+)
+def test_warnings_name_the_callers_line(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert {w.filename for w in caught if w.category is EmulationWarning} == {__file__}
+
+
+def test_plans_can_be_copied_and_sent_to_other_processes():
+    x = half(1, 40, 2, 16)
+    plans = (
+        warploom.plan(x, x, x, causal=True),
+        warploom.plan_matmul(half(24, 40), half(40, 16)),
+        warploom.plan_matmul_reduce(half(24, 40), half(40, 16)),
+    )
+    for plan in plans:
+        for again in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+            assert again == plan
+            assert again.program.digest == plan.program.digest
