@@ -11,7 +11,8 @@ import pytest
 from warploom import isa
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u16, u32, u64
 from warploom.cuda.printer import print_cuda
-from warploom.ir.program import Const, Op, Operand, Parameter, Program, Register, Value
+from warploom.ir.program import Parameter, Program
+from warploom.ir.statements import Const, Op, Operand, Register, Value
 from warploom.ir.verify import least_architecture, verify
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies

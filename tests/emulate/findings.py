@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from warploom.emulate import Emulation
-from warploom.ir.program import Op, Program
+from warploom.ir.program import Program
+from warploom.ir.statements import Op
 
 
 def kinds(run: Emulation) -> set[str]:

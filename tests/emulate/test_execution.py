@@ -13,7 +13,8 @@ import pytest
 
 from warploom.core.errors import ProblemError
 from warploom.emulate import Emulation, emulate
-from warploom.ir.program import Loop, Op, Program, Statement, When
+from warploom.ir.program import Program
+from warploom.ir.statements import Loop, Op, Statement, When
 from warploom.isa.effects import Barrier, CommitGroup, WaitGroup, WarpSync
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.forward import attention_forward

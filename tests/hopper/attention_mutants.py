@@ -28,7 +28,8 @@ from warploom.core.dtypes import bf16
 from warploom.core.errors import WarploomError
 from warploom.cuda.compile import available_cores
 from warploom.emulate import Emulation, TensorMapArgument, emulate
-from warploom.ir.program import Op, Program, Value
+from warploom.ir.program import Program
+from warploom.ir.statements import Op, Value
 from warploom.isa.alu import Binary
 from warploom.isa.conversion import Convert, Move
 from warploom.isa.sync import MbarrierTryWait

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.core.dtypes import u32
-from warploom.ir.program import Const, Loop, Op, Program, Register, Statement, Value, When
+from warploom.ir.program import Program
+from warploom.ir.statements import Const, Loop, Op, Register, Statement, Value, When
 from warploom.isa.alu import Binary
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.cluster import ClusterArrive, ClusterWait

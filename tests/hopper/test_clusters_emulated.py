@@ -18,7 +18,8 @@ from warploom.core.dtypes import u32
 from warploom.core.errors import ProblemError, TraceError, VerifyError
 from warploom.cuda.printer import print_cuda
 from warploom.emulate import Emulation, emulate
-from warploom.ir.program import Const, Op, Operand, Program
+from warploom.ir.program import Program
+from warploom.ir.statements import Const, Op, Operand
 from warploom.isa.alu import Binary
 from warploom.isa.async_copy import TensorCopy
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared

@@ -16,7 +16,8 @@ from tests.hopper.mutants import changed, deleted, named, rewritten, swapped, wi
 from tests.hopper.ring import TILE_K, TILE_M, TILE_N, ring_matmul
 from warploom.core.dtypes import bf16, u32
 from warploom.emulate import Emulation, TensorMapArgument, emulate
-from warploom.ir.program import Const, Op, Program
+from warploom.ir.program import Program
+from warploom.ir.statements import Const, Op
 from warploom.isa.alu import Binary
 from warploom.isa.async_copy import TensorCopy
 from warploom.isa.sync import BarSync, MbarrierArrival, MbarrierInitFence, MbarrierInitialise, MbarrierTryWait

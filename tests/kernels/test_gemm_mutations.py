@@ -12,7 +12,8 @@ import pytest
 from tests.kernels.gemm_cases import RUNGS, problem_of, run, traced
 from tests.kernels.mutate import Mutant, deletions, located_ops, rewritten, shifts
 from warploom.core.dtypes import f32, u32
-from warploom.ir.program import Const, Op, Program, Register
+from warploom.ir.program import Program
+from warploom.ir.statements import Const, Op, Register
 from warploom.isa.alu import Binary
 from warploom.isa.async_copy import WaitCopies
 from warploom.isa.conversion import Move

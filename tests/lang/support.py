@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from warploom.emulate import emulate
-from warploom.ir.program import Loop, Op, Program, When, walk
+from warploom.ir.program import Program
+from warploom.ir.statements import Loop, Op, When, walk
 from warploom.lang import KernelFunction
 
 

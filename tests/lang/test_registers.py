@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.lang.support import loops, mnemonics, run
-from warploom.ir.program import Op, Register
+from warploom.ir.statements import Op, Register
 from warploom.lang import Global, Kernel, f32, kernel, u32
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.lang.support import line_of, mnemonics, ops, run, whens
 from warploom.core.errors import TraceError, VerifyError
-from warploom.ir.program import Const, Roles
+from warploom.ir.statements import Const, Roles
 from warploom.isa.async_copy import CpAsync
 from warploom.isa.memory import LdMatrix, Load, Store
 from warploom.lang import Global, Kernel, bf16, f32, kernel, s32, u16, u32, u64

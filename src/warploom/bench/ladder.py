@@ -19,7 +19,8 @@ from warploom.bench.timing import Candidate, EventClock, Measured, measure, pair
 from warploom.core.dtypes import DType
 from warploom.cuda.compile import available_cores
 from warploom.emulate import Emulation, Finding, emulate
-from warploom.ir.program import Program, SourceLine
+from warploom.ir.program import Program
+from warploom.ir.statements import SourceLine
 from warploom.kernels.ladder import Rung
 
 Config = TypeVar("Config")

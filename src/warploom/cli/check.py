@@ -13,7 +13,7 @@ from warploom.cli.output import console, write_json
 
 if TYPE_CHECKING:
     from warploom.bench.checking import Checked
-    from warploom.ir.program import SourceLine
+    from warploom.ir.statements import SourceLine
 
 _EXCERPT = 1  # lines of source shown before and after
 

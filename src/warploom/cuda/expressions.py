@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from warploom.core.dtypes import DType, f64, pred
-from warploom.ir.program import Const, Op, Operand, Register, Value
+from warploom.ir.statements import Const, Op, Operand, Register, Value
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import Bitcast, Convert, Move, Permute, UnpackHalf

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from warploom.cuda.expressions import inlinable, registers_read
-from warploom.ir.program import Loop, Op, Program, Register, Statement, Value, blocks, operands_of, results_of, walk
+from warploom.ir.program import Program
+from warploom.ir.statements import Loop, Op, Register, Statement, Value, blocks, operands_of, results_of, walk
 
 
 def _registers_written(statement: Statement) -> set[Value]:

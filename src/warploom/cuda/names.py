@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-from warploom.ir.program import Value
+from warploom.ir.statements import Value
 
 # C++ keywords and alternative tokens; then functions and variables that expressions name, and predefined macros.
 _RESERVED_WORDS = """

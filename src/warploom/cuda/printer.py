@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator
 from warploom.cuda.expressions import ANY, SUM, Text, constant, expression
 from warploom.cuda.inlining import inlined_values
 from warploom.cuda.names import RESERVED, Names
-from warploom.ir.program import (
+from warploom.ir.program import Parameter, Program
+from warploom.ir.statements import (
     NOWHERE,
     Const,
     Loop,
     Op,
     Operand,
-    Parameter,
-    Program,
     Register,
     Roles,
     SourceLine,

@@ -12,7 +12,7 @@ from warploom.emulate.global_memory import Target
 from warploom.emulate.matrix_accesses import MatrixSteps
 from warploom.emulate.shared_memory import Place
 from warploom.emulate.traffic import access_class
-from warploom.ir.program import Op
+from warploom.ir.statements import Op
 from warploom.isa.effects import Access, AsyncCopy, MatrixAccess
 from warploom.isa.memory import Atomic
 

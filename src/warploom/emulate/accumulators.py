@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.frames import Frame, Origin, shadow_dtype
-from warploom.ir.program import Op, Value
+from warploom.ir.statements import Op, Value
 from warploom.isa.wgmma import Wgmma
 
 Array = NDArray[Any]

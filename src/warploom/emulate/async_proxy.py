@@ -16,7 +16,7 @@ from warploom.emulate.clocks import Clocks
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import LANE_BITS, MANY, NEVER, SHARED_BASE, SharedMemory
 from warploom.emulate.traffic import TrafficCounter
-from warploom.ir.program import Op
+from warploom.ir.statements import Op
 
 Array = NDArray[Any]
 Starter = tuple[Sequence[int], int | None]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.frames import Frame
 from warploom.emulate.report import Reporter
-from warploom.ir.program import Op
+from warploom.ir.statements import Op
 
 Array = NDArray[Any]
 

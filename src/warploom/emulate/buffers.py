@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from warploom.core.errors import ProblemError
 from warploom.emulate.tensor_maps import TensorMapArgument
-from warploom.ir.program import Op, Parameter, Program, Value, operands_of, walk
+from warploom.ir.program import Parameter, Program
+from warploom.ir.statements import Op, Value, operands_of, walk
 from warploom.isa.effects import Access, AsyncCopy, BulkTensorCopy, Effect
 
 Array = NDArray[Any]

@@ -22,7 +22,7 @@ from warploom.emulate.mbarriers import Mbarrier, Mbarriers
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.tensor_maps import CHUNK, TensorMapArgument
-from warploom.ir.program import Op
+from warploom.ir.statements import Op
 from warploom.isa.effects import BulkTensorCopy
 
 Array = NDArray[Any]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.places import Places
-from warploom.ir.program import Op
+from warploom.ir.statements import Op
 
 Array = NDArray[Any]
 Singles = dict[tuple[int, int], int]

@@ -15,7 +15,7 @@ from warploom.emulate.barriers import Wait
 from warploom.emulate.clocks import Clocks, Singles
 from warploom.emulate.frames import Frame
 from warploom.emulate.report import Reporter
-from warploom.ir.program import Op
+from warploom.ir.statements import Op
 
 Array = NDArray[Any]
 

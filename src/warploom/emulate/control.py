@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.barriers import Wait
 from warploom.emulate.frames import Frame
-from warploom.ir.program import Loop, Op, Operand, Register, Roles, SourceLine, Statement, Value, When, walk
+from warploom.ir.statements import Loop, Op, Operand, Register, Roles, SourceLine, Statement, Value, When, walk
 from warploom.isa.base import Instruction
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from warploom.emulate.frames import Frame
 from warploom.emulate.global_memory import GlobalMemory, Target
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import Place, SharedMemory
-from warploom.ir.program import Op
+from warploom.ir.statements import Op
 
 Array = NDArray[Any]
 

@@ -15,7 +15,8 @@ from warploom.emulate.frames import Frame
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.products import WatchedRegisters
 from warploom.emulate.warpgroups import Warpgroups
-from warploom.ir.program import Op, Program, Value
+from warploom.ir.program import Program
+from warploom.ir.statements import Op, Value
 from warploom.isa import effects as fx
 from warploom.isa.wgmma import Wgmma, WgmmaWait
 

@@ -23,7 +23,8 @@ from warploom.emulate.ordering import Ordering
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE, SharedMemory
 from warploom.emulate.traffic import TrafficCounter
-from warploom.ir.program import Const, Loop, Op, Program, Register, Roles, Statement, Value, When
+from warploom.ir.program import Program
+from warploom.ir.statements import Const, Loop, Op, Register, Roles, Statement, Value, When
 from warploom.isa import effects as fx
 from warploom.isa.matrix import MmaSync
 from warploom.isa.warp import Shuffle

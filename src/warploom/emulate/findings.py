@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from warploom.core.errors import EmulationError
-from warploom.ir.program import NOWHERE, SourceLine
+from warploom.ir.statements import NOWHERE, SourceLine
 
 Kind = Literal[
     "race",

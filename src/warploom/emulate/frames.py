@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType
-from warploom.ir.program import NOWHERE, SourceLine, Value
+from warploom.ir.statements import NOWHERE, SourceLine, Value
 
 Array = NDArray[Any]
 Origin = tuple[SourceLine, str]

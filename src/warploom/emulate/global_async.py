@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from warploom.emulate.clocks import ASYNC_AGENT, Singles
 from warploom.emulate.global_memory import Event, GlobalMemory, Mode, Record
 from warploom.emulate.tensor_maps import TensorMapArgument
-from warploom.ir.program import Op
+from warploom.ir.statements import Op
 
 Array = NDArray[Any]
 

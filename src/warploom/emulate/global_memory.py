@@ -12,7 +12,7 @@ from warploom.emulate.buffers import ADDRESS_BITS, GlobalBuffer, Region
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.frames import Frame
 from warploom.emulate.report import Reporter
-from warploom.ir.program import Op
+from warploom.ir.statements import Op
 from warploom.layout.fragments import WARP_SIZE
 
 Array = NDArray[Any]

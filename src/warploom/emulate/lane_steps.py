@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.frames import LANES, Frame, shadow_dtype
-from warploom.ir.program import Op, Value
+from warploom.ir.statements import Op, Value
 from warploom.isa import effects as fx
 from warploom.isa.warp import Shuffle
 

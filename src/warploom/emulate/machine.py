@@ -33,7 +33,8 @@ from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SharedMemory
 from warploom.emulate.traffic import Traffic, TrafficCounter
 from warploom.emulate.warpgroups import Warpgroups, has_wgmma
-from warploom.ir.program import Op, Program
+from warploom.ir.program import Program
+from warploom.ir.statements import Op
 from warploom.isa.effects import Access, Fence, MbarrierWait
 
 Array = NDArray[Any]

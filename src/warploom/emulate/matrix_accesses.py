@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError, LayoutError
 from warploom.emulate.frames import Frame, Origin, shadow_dtype
-from warploom.ir.program import Op
+from warploom.ir.statements import Op
 from warploom.isa.effects import MatrixAccess
 from warploom.isa.wmma import WmmaLoad, WmmaStore
 from warploom.layout.fragments import FragmentLayout

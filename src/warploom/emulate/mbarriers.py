@@ -17,7 +17,8 @@ from warploom.emulate.clocks import Clocks, Singles
 from warploom.emulate.frames import Frame
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE
-from warploom.ir.program import Op, Program
+from warploom.ir.program import Program
+from warploom.ir.statements import Op
 from warploom.isa.cluster import WINDOW_BITS
 from warploom.isa.effects import ClusterScope, MbarrierArrive
 

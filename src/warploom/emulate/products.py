@@ -12,7 +12,8 @@ from warploom.emulate.accumulators import WARP_ROWS
 from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.barriers import Wait
 from warploom.emulate.shared_memory import SHARED_BASE
-from warploom.ir.program import Op, Program, Value
+from warploom.ir.program import Program
+from warploom.ir.statements import Op, Value
 from warploom.isa.conversion import half_to_f32
 from warploom.isa.wgmma import Wgmma
 

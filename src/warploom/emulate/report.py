@@ -11,7 +11,7 @@ from warploom.emulate.clocks import ASYNC_AGENT, Clocks
 from warploom.emulate.engines import Engines
 from warploom.emulate.findings import Finding, Findings, Kind
 from warploom.emulate.frames import Frame
-from warploom.ir.program import NOWHERE, Op, SourceLine, Value
+from warploom.ir.statements import NOWHERE, Op, SourceLine, Value
 
 Array = NDArray[Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.ir.program import SourceLine
+from warploom.ir.statements import SourceLine
 from warploom.layout.banks import ideal_wavefronts, wavefronts
 
 SECTOR_BYTES = 32

@@ -30,7 +30,8 @@ from warploom.emulate.products import (
     register_a,
 )
 from warploom.emulate.report import Reporter
-from warploom.ir.program import Op, Program, Value
+from warploom.ir.program import Program
+from warploom.ir.statements import Op, Value
 from warploom.isa.effects import AsyncMatrix
 from warploom.isa.wgmma import Wgmma
 

@@ -18,7 +18,8 @@ from warploom.inspect.occupancy import Occupancy, occupancy
 from warploom.inspect.purpose import count_groups, count_opcodes, is_tensor
 from warploom.inspect.sass import Instruction, Listing, choose, parse_sass
 from warploom.inspect.waits import load_use_distances
-from warploom.ir.program import Program, SourceLine
+from warploom.ir.program import Program
+from warploom.ir.statements import SourceLine
 
 ADDRESSED = ("LDSM", "LDGSTS")
 """The instructions whose address registers part 8 of the seeds counts."""

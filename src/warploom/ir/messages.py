@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warploom.ir.program import NOWHERE, Const, Operand, SourceLine
+from warploom.ir.statements import NOWHERE, Const, Operand, SourceLine
 
 
 def at(where: SourceLine) -> str:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from warploom.ir.program import (
+from warploom.ir.statements import (
     Loop,
     Op,
     Operand,

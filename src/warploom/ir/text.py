@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from warploom.ir.program import Const, Loop, Op, Operand, Program, Register, Roles, Statement, Value, When
+from typing import TYPE_CHECKING
+
+from warploom.ir.statements import Const, Loop, Op, Operand, Register, Roles, Statement, Value, When
+
+if TYPE_CHECKING:
+    from warploom.ir.program import Program
 
 
 class _Names:

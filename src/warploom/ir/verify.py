@@ -15,12 +15,12 @@ from warploom.core.dtypes import DType, bf16
 from warploom.core.errors import VerifyError
 from warploom.core.targets import TARGETS, Target
 from warploom.ir.messages import at, label
-from warploom.ir.program import (
+from warploom.ir.program import Program
+from warploom.ir.statements import (
     Const,
     Loop,
     Op,
     Operand,
-    Program,
     Register,
     Role,
     Roles,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 from warploom.core.targets import Target
 from warploom.ir.messages import at, label
-from warploom.ir.program import Const, Loop, Op, Program, Roles, Statement, blocks, walk
+from warploom.ir.program import Program
+from warploom.ir.statements import Const, Loop, Op, Roles, Statement, blocks, walk
 from warploom.ir.verify_mbarriers import mbarrier_rules
 from warploom.ir.verify_wgmma import bulk_store_rules, wgmma_rules
 from warploom.isa.cluster import MapShared

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from warploom.core.targets import Target
 from warploom.ir.messages import at, label
-from warploom.ir.program import Loop, Op, Program, Roles, SourceLine, Statement, Value, When, walk
+from warploom.ir.program import Program
+from warploom.ir.statements import Loop, Op, Roles, SourceLine, Statement, Value, When, walk
 from warploom.isa.effects import BulkTensorCopy, CommitGroup, WaitGroup, WarpgroupFence
 from warploom.isa.wgmma import Wgmma
 

@@ -16,7 +16,7 @@ from types import FrameType
 
 from warploom.core.dtypes import DType, f32, pred, s32, u32
 from warploom.core.errors import TraceError
-from warploom.ir.program import Const, Loop, Op, Operand, Register, Role, Roles, SourceLine, Statement, Value, When
+from warploom.ir.statements import Const, Loop, Op, Operand, Register, Role, Roles, SourceLine, Statement, Value, When
 from warploom.isa.alu import COMPARISONS, Binary, Unary
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import Move

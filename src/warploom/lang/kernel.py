@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_type_hint
 
 from warploom.core.dtypes import DType, u64
 from warploom.core.errors import LayoutError, TraceError, VerifyError
-from warploom.ir.program import Parameter, Program, SourceLine, operands_of, walk
+from warploom.ir.program import Parameter, Program
 from warploom.ir.simplify import simplify
+from warploom.ir.statements import SourceLine, operands_of, walk
 from warploom.ir.verify import verify
 from warploom.lang.hopper import HopperWords, TensorMapHandle
 from warploom.lang.matrix import MatrixWords

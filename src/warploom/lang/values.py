@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from warploom.core.dtypes import DType, pred
 from warploom.core.errors import TraceError
-from warploom.ir.program import Const, Op, Operand, Register, Value
+from warploom.ir.statements import Const, Op, Operand, Register, Value
 
 if TYPE_CHECKING:
     from warploom.lang.builder import Builder

@@ -1,0 +1,151 @@
+"""What a Program is made of: values of a thread, and a frozen tree of statements over them.
+
+Values are single-assignment registers of a thread; :class:`Register` is the one mutable kind, written by instructions
+that name it as a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from warploom.core.dtypes import DType
+from warploom.isa.base import Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """Where the author wrote it."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+
+NOWHERE = SourceLine("", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """An immediate. Integers are Python ints (may be negative for unsigned types: they wrap), floats are floats."""
+
+    dtype: DType
+    value: int | float | bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A single-assignment register of each thread. ``name`` is the author's, made unique per Program."""
+
+    number: int
+    dtype: DType
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Register(Value):
+    """A mutable register of each thread: carried through loops, written in place by accumulating instructions."""
+
+
+Operand: TypeAlias = Value | Const
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One instruction. A result may be a :class:`Register`, which it overwrites."""
+
+    instruction: Instruction
+    operands: tuple[Operand, ...]
+    results: tuple[Value, ...]
+    where: SourceLine = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """``for (index = start; index < stop; index += step)`` with a body that is not unrolled."""
+
+    index: Value
+    start: Operand
+    stop: Operand
+    step: Operand
+    body: tuple[Statement, ...]
+    where: SourceLine = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """``if (condition) body else otherwise``. ``uniform`` claims that all active lanes of a warp agree."""
+
+    condition: Operand
+    body: tuple[Statement, ...]
+    otherwise: tuple[Statement, ...] = ()
+    uniform: bool = False
+    where: SourceLine = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What warps ``first`` ≤ w < ``last`` of the CTA do, and their register budget (``setmaxnreg``), if any."""
+
+    first: int
+    last: int
+    body: tuple[Statement, ...]
+    registers: int | None = None
+    where: SourceLine = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Warp specialisation: one if/else chain over disjoint ranges of warps."""
+
+    branches: tuple[Role, ...]
+    where: SourceLine = NOWHERE
+
+
+Statement: TypeAlias = Op | Loop | When | Roles
+
+
+def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    """Every statement of ``body``, depth first."""
+    waiting = list(reversed(body))
+    while waiting:
+        statement = waiting.pop()
+        yield statement
+        if not isinstance(statement, Op):
+            for block in reversed(blocks(statement)):
+                waiting.extend(reversed(block))
+
+
+def blocks(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
+    """The nested blocks of a statement."""
+    if isinstance(statement, Loop):
+        return (statement.body,)
+    if isinstance(statement, When):
+        return (statement.body, statement.otherwise)
+    if isinstance(statement, Roles):
+        return tuple(branch.body for branch in statement.branches)
+    return ()
+
+
+def operands_of(statement: Statement) -> tuple[Operand, ...]:
+    """The operands a statement reads itself (not those of nested statements)."""
+    if isinstance(statement, Op):
+        return statement.operands
+    if isinstance(statement, Loop):
+        return (statement.start, statement.stop, statement.step)
+    if isinstance(statement, When):
+        return (statement.condition,)
+    return ()
+
+
+def results_of(statement: Statement) -> tuple[Value, ...]:
+    """The values a statement defines or registers it writes itself."""
+    if isinstance(statement, Op):
+        return statement.results
+    if isinstance(statement, Loop):
+        return (statement.index,)
+    return ()
