@@ -38,25 +38,30 @@ def table(name: str) -> str:
 
 
 def environment_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The environment of a result; ``gemm_h200.py`` notes the GPU, torch and CUDA alone."""
+    """The environment of a result; an old one of ``gemm_h200.py`` notes the GPU, torch and the date alone."""
     if "environment" in result:
         return result["environment"]
     packages = {"torch": result["torch"].partition("+")[0]}
-    return {"gpu": {"name": result["gpu"]}, "driver": None, "packages": packages, "date": result["date"]}
+    return {"gpu": {"name": result["gpu"]}, "packages": packages, "date": result["date"]}
 
 
 def provenance(environment: Mapping[str, Any]) -> str:
     """GPU, versions and date of a result, with commas between."""
-    gpu, packages = environment.get("gpu"), environment.get("packages", {})
-    nvrtc, driver = environment.get("nvrtc"), environment.get("driver") or environment.get("cuda_driver")
+    gpu, packages, nvrtc = environment.get("gpu"), environment.get("packages", {}), environment.get("nvrtc")
     parts = [
         gpu["name"] if gpu else "without a GPU",
         f"NVRTC {_dotted(nvrtc)}" if nvrtc else "",
-        f"driver {_dotted(driver)}" if driver else "",
+        _driver(environment),
         f"torch {packages['torch']}" if "torch" in packages else "",
         str(environment.get("date", ""))[:10],
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _driver(environment: Mapping[str, Any]) -> str:
+    """The driver's own version where it was noted, else the CUDA that it supports."""
+    own, cuda = environment.get("driver"), environment.get("cuda_driver")
+    return f"driver {own}" if own else f"a driver for CUDA {_dotted(cuda)}" if cuda else ""
 
 
 def _dotted(version: Any) -> str:

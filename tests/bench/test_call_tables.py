@@ -26,11 +26,11 @@ def test_attention_has_a_row_per_mask_and_a_dash_where_nothing_ran():
 
 
 def test_products_are_grouped_by_rows_and_layout_with_their_geometric_mean():
-    rows = [("a.x.m256", "n×k", 50, 100), ("b.x.m256", "n×k", 200, 100), ("a.x.m16", "k×n", 3, 2)]
-    shapes = [{"name": n, "weights": w, "chosen": c, "cublas": p} for n, w, c, p in rows]
+    rows = [("a.x.m256", "n×k", 50, 40, 100), ("b.x.m256", "n×k", 200, 90, 100), ("a.x.m16", "k×n", 3, 1, 2)]
+    shapes = [{"name": n, "weights": w, "chosen": c, "best mma.sync": g, "cublas": p} for n, w, c, g, p in rows]
     assert rows_of(products({"shapes": shapes})) == [
-        ["16", "k×n", "1", "1.50×", "1.50×", "1.50×"],
-        ["256", "n×k", "2", "0.50×", "1.00×", "2.00×"],
+        ["16", "k×n", "1", "1.50×", "1.50×", "1.50×", "0.50×", "0.50×", "0.50×"],
+        ["256", "n×k", "2", "0.50×", "1.00×", "2.00×", "0.40×", "0.60×", "0.90×"],
     ]
 
 

@@ -12,6 +12,7 @@ from warploom.bench.monitor import GpuMonitor, parse_nvidia_smi
 from warploom.bench.tables import MARKDOWN_TABLES, fill_markdown, ladder_tables, table_names
 from warploom.bench.targets import BEFORE, Figure, load_targets, missed
 from warploom.core.errors import ProblemError
+from warploom.cuda.device import Gpu
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.gemm.ladder import LADDER
 
@@ -37,6 +38,19 @@ def test_the_environment_is_json_with_versions():
     assert found["packages"]["numpy"] == np.__version__
     assert found["date"].endswith("+00:00")
     assert found["python"]
+
+
+def test_the_drivers_own_version_is_noted(monkeypatch):
+    gpu = Gpu(1, "NVIDIA X", (9, 0), 1, 132, "sm_90a")
+    report = types.SimpleNamespace(gpus=(gpu,), nvrtc="13.0", driver="13.0")
+    asked = []
+    core = types.SimpleNamespace(Device=lambda index: types.SimpleNamespace(pci_bus_id=f"bus {index}"))
+    monkeypatch.setattr("warploom.cuda.device.probe", lambda: report)
+    monkeypatch.setattr("warploom.cuda.device.cuda_core", lambda: core)
+    monkeypatch.setattr(GpuMonitor, "__init__", lambda self, bus_id: asked.append(bus_id))
+    monkeypatch.setattr(GpuMonitor, "state", lambda self: {"driver": "580.65.06"})
+    found = environment()
+    assert (found["driver"], found["cuda_driver"], asked) == ("580.65.06", "13.0", ["bus 1"])
 
 
 def test_gpus_have_folder_names():

@@ -55,6 +55,12 @@ def test_tables_are_written_and_then_up_to_date(
     assert render.main(["--check"]) == 0
 
 
+def test_a_drivers_version_is_not_that_of_cuda(render: ModuleType) -> None:
+    assert render.provenance({"driver": "580.65.06", "cuda_driver": "13.0"}) == "without a GPU, driver 580.65.06"
+    assert render.provenance({"driver": None, "cuda_driver": [13, 0]}) == "without a GPU, a driver for CUDA 13.0"
+    assert render.provenance({}) == "without a GPU"
+
+
 def test_a_missing_file_is_said_and_unknown_columns_are_refused(render: ModuleType) -> None:
     assert "Not measured yet" in render.table("h200/no-such-file.json gpu")
     with pytest.raises(KeyError, match="names no columns"):

@@ -10,12 +10,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import warploom
+from warploom.bench.monitor import GpuMonitor
 
 _PACKAGES = ("numpy", "ml_dtypes", "cuda-core", "cuda-bindings", "torch", "nvidia-cudnn-cu13", "triton")
 
 
 def environment(device: int | None = None) -> dict[str, Any]:
-    """Versions, machine, date and, if there is one, the GPU ``device`` (default: the first). JSON-able."""
+    """Versions, machine, date and, if there is one, the GPU ``device`` (default: the first). JSON-able.
+
+    ``driver`` is the driver's own version ("580.65.06"), ``cuda_driver`` the newest CUDA it supports ("13.0").
+    """
     from warploom.cuda.device import probe
 
     report = probe()
@@ -29,6 +33,7 @@ def environment(device: int | None = None) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
         "nvrtc": report.nvrtc,
+        "driver": _driver(gpu.index) if gpu else None,
         "cuda_driver": report.driver,
         "gpu": asdict(gpu) if gpu else None,
     }
@@ -40,6 +45,14 @@ def gpu_slug(env: dict[str, Any]) -> str:
         return "cpu"
     words = str(env["gpu"]["name"]).lower().replace("nvidia", "").replace("geforce", "").split()
     return "-".join("".join(c for c in word if c.isalnum()) for word in words) or "gpu"
+
+
+def _driver(device: int) -> str | None:
+    """The version of the driver of GPU ``device``; None where neither NVML nor ``nvidia-smi`` tells."""
+    from warploom.cuda.device import cuda_core
+
+    found = GpuMonitor(cuda_core().Device(device).pci_bus_id).state().get("driver")
+    return None if found is None else str(found)
 
 
 def _version(name: str) -> str | None:
