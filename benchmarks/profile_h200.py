@@ -10,8 +10,8 @@ writes profile.json to ``$OUT`` (else to the folder out), with a part for each o
 - ``lengths``: cycles, stalls, L2 and instructions of every rung from 8 on at every length of the ladder's evidence, to
   tell what a rung that falls there loses.
 
-Parts that are left out stay as they are in a FILE that exists. What ncu refuses is written with the reason. Exit code
-1 if ncu and the emulator count differently where ``ladder_counters.MERGED`` has no reason.
+Parts and rungs that are left out stay as they are in a FILE that exists. What ncu refuses is written with the reason.
+Exit code 1 if ncu and the emulator count differently where ``ladder_counters.MERGED`` has no reason.
 """
 
 from __future__ import annotations
@@ -120,9 +120,10 @@ def main() -> int:
     result["environment"] = environment(None) | {"ncu": ncu_version()}
     apart = False
     for name in options.only.split(","):
-        result[name] = part(name, options.rung.split(","))
+        measured = part(name, options.rung.split(","))
+        result[name] = result.get(name, {}) | measured
         options.out.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
-        for key, found in result[name].items():
+        for key, found in measured.items():
             apart |= tell(key, found)
     return int(apart)
 
