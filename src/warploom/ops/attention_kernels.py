@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from warploom.interop.arrays import ArrayView
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.kernels.attention.hopper_config import PANEL_COLS, WARPGROUP_ROWS, HopperConfig
+from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
-from warploom.kernels.mapped import MappedArray
+from warploom.kernels.mapped import PANEL_COLS, MappedArray
+from warploom.kernels.specialised import WARPGROUP_ROWS
 from warploom.ops.recipes import Recipe
 
 if TYPE_CHECKING:

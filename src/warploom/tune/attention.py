@@ -14,10 +14,11 @@ from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView, describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.choice import choose, parse_config
-from warploom.kernels.attention.hopper_config import WARPGROUP, WARPGROUP_ROWS, HopperConfig
+from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.ladder import BEST
 from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
 from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
+from warploom.kernels.specialised import WARPGROUP, WARPGROUP_ROWS
 from warploom.ops.attention import plan
 from warploom.ops.attention_kernels import mapped, trace_for
 from warploom.ops.backends import GpuCall

@@ -9,12 +9,9 @@ from typing import Any
 from warploom.core.dtypes import DType, bf16, dtype_of, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
+from warploom.kernels.mapped import PANEL_COLS
 from warploom.kernels.settings import override
-
-WARPGROUP = 128
-WARPGROUP_ROWS = 64
-PANEL_COLS = 64
-"""A panel of 128 bytes: the widest row the TMA and ``wgmma`` swizzle."""
+from warploom.kernels.specialised import BARRIER_BYTES, WARPGROUP_ROWS, Specialised
 
 
 def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
@@ -22,7 +19,7 @@ def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> A
 
 
 @dataclass(frozen=True)
-class HopperConfig:
+class HopperConfig(Specialised):
     """One warp-specialised attention kernel: a producer warpgroup and ``consumers`` that own 64 query rows each."""
 
     consumers: int = _flag(2, "consumer warpgroups, 64 query rows each", (1, 2, 3))
@@ -54,11 +51,6 @@ class HopperConfig:
         return WARPGROUP_ROWS * self.consumers
 
     @property
-    def threads(self) -> int:
-        """Threads per CTA: the consumers and one producer warpgroup."""
-        return WARPGROUP * (self.consumers + 1)
-
-    @property
     def panels(self) -> int:
         """64-column panels of a shared tile: head_dim rounded up."""
         return -(-self.head_dim // PANEL_COLS)
@@ -74,20 +66,10 @@ class HopperConfig:
         return 2 if self.flat else 1
 
     @property
-    def consumer_registers(self) -> int:
-        """The consumers' register budget (``setmaxnreg``)."""
-        return {1: 240, 2: 240, 3: 160}[self.consumers]
-
-    @property
-    def producer_registers(self) -> int:
-        """The producer's register budget."""
-        return {1: 40, 2: 24, 3: 32}[self.consumers]
-
-    @property
     def shared_bytes(self) -> int:
         """Shared memory for the tiles and the mbarriers, in bytes."""
         rows = self.q_buffers * self.tile_m + 2 * self.stages * self.tile_n
-        return rows * self.tile_cols * self.dtype.bytes + 256
+        return rows * self.tile_cols * self.dtype.bytes + BARRIER_BYTES
 
     def check(self, target: Target | None = None) -> list[str]:
         """Every reason why this is no kernel (for ``target``, if given); empty if it is one."""
@@ -96,8 +78,7 @@ class HopperConfig:
             found.append(f"dtype {self.dtype} is not f16 or bf16")
         if self.head_dim % 8 or not 8 <= self.head_dim <= 256:
             found.append(f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256")
-        if self.consumers not in (1, 2, 3):
-            found.append(f"there are 1 to 3 consumer warpgroups, not {self.consumers}")
+        found += self._role_problems()
         if self.tile_n % 16 or not 16 <= self.tile_n <= 256:
             found.append(f"tile_n {self.tile_n} is no multiple of 16 from 16 to 256")
         if self.stages < 2:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.kernels.attention.hopper_config import PANEL_COLS, WARPGROUP, WARPGROUP_ROWS, HopperConfig
+from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.hopper_parts import Maps, Parts, Role, Shape, TilePlace
 from warploom.kernels.attention.softmax import DeferredSoftmax
 from warploom.kernels.descriptors import GROUP_BYTES, WgmmaOperand
-from warploom.kernels.mapped import PANEL_BYTES
+from warploom.kernels.mapped import PANEL_BYTES, PANEL_COLS
+from warploom.kernels.specialised import WARPGROUP, WARPGROUP_ROWS
 from warploom.lang import GlobalPointer, Kernel, Mutable, Traced
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.hopper import Mbarriers

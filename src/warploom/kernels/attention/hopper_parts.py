@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import u32
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.kernels.attention.hopper_config import PANEL_COLS, WARPGROUP_ROWS, HopperConfig
+from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.mask import Mask
+from warploom.kernels.mapped import PANEL_COLS
+from warploom.kernels.specialised import WARPGROUP_ROWS
 from warploom.lang import Kernel, SharedTile, Traced
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.core.dtypes import u32
-from warploom.kernels.attention.hopper_config import WARPGROUP_ROWS
 from warploom.kernels.attention.hopper_parts import Role, TilePlace
+from warploom.kernels.specialised import WARPGROUP_ROWS
 from warploom.lang import SharedTile, Traced
 from warploom.lang.hopper import Mbarriers, Ring, TensorMapHandle
 from warploom.lang.values import Number

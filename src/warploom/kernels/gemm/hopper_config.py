@@ -8,17 +8,14 @@ from typing import Any
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
-from warploom.core.targets import Target
+from warploom.core.targets import TARGETS, Target
 from warploom.kernels.mapped import PANEL_COLS
 from warploom.kernels.settings import override
+from warploom.kernels.specialised import BARRIER_BYTES, WARPGROUP_ROWS, Specialised
 
-WARPGROUP = 128
-WARPGROUP_ROWS = 64
 COLUMN_STEP = 32
 """What tile_n is a multiple of."""
-BARRIER_BYTES = 256
-_SHARED_LIMIT = 232448
-"""Shared memory of a CTA on sm_90, in bytes."""
+_SHARED_LIMIT = TARGETS["sm_90a"].shared_per_block
 
 
 def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
@@ -26,7 +23,7 @@ def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> A
 
 
 @dataclass(frozen=True)
-class HopperGemmConfig:
+class HopperGemmConfig(Specialised):
     """One warp-specialised GEMM kernel: a producer warpgroup and ``consumers`` that multiply, f32 accumulators."""
 
     tile_m: int = _flag(128, "rows of C per tile (BM)", (64, 128, 192, 256))
@@ -65,16 +62,6 @@ class HopperGemmConfig:
         return False
 
     # -- derived
-    @property
-    def threads(self) -> int:
-        """Threads per CTA: the consumers and one producer warpgroup."""
-        return WARPGROUP * (self.consumers + 1)
-
-    @property
-    def num_warps(self) -> int:
-        """Warps per CTA."""
-        return self.threads // 32
-
     @property
     def consumer_rows(self) -> int:
         """Rows of a tile that one consumer multiplies."""
@@ -122,16 +109,6 @@ class HopperGemmConfig:
         most = room // self._store_bytes
         return max((n for n in (1, 2, 3, 4, 5) if n <= most and self.blocks * self.panels % n == 0), default=1)
 
-    @property
-    def consumer_registers(self) -> int:
-        """The consumers' register budget (``setmaxnreg``)."""
-        return {1: 240, 2: 240, 3: 160}[self.consumers]
-
-    @property
-    def producer_registers(self) -> int:
-        """The producer's register budget."""
-        return {1: 40, 2: 24, 3: 32}[self.consumers]
-
     def shared_bytes(self, out_dtype: DType | None = None) -> int:
         """Dynamic shared memory for an output type (by default a 16-bit one); f32 leaves from the registers."""
         staging = 0 if out_dtype is f32 else self.store_panels * self._store_bytes
@@ -162,9 +139,9 @@ class HopperGemmConfig:
         return found
 
     def _sizes(self) -> list[str]:
-        if self.consumers not in (1, 2, 3):
-            return [f"there are 1 to 3 consumer warpgroups, not {self.consumers}"]
-        found: list[str] = []
+        found = self._role_problems()
+        if found:
+            return found
         if self.tile_n % COLUMN_STEP or not COLUMN_STEP <= self.tile_n <= 256:
             found.append(f"tile_n {self.tile_n} is no multiple of {COLUMN_STEP} from {COLUMN_STEP} to 256")
         parts = 1 if self.pingpong else self.consumers

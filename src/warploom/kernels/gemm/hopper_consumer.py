@@ -5,8 +5,9 @@ from __future__ import annotations
 from warploom.core.dtypes import u32
 from warploom.kernels.descriptors import WgmmaOperand
 from warploom.kernels.gemm.features import GemmFeatures
-from warploom.kernels.gemm.hopper_config import WARPGROUP, WARPGROUP_ROWS, HopperGemmConfig
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.hopper_parts import Parts, Place, TileOrder
+from warploom.kernels.specialised import WARPGROUP, WARPGROUP_ROWS
 from warploom.lang import Fragment, Kernel, Traced
 
 STEP = 16

@@ -6,9 +6,10 @@ from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.copy_plan import CopyPlan
 from warploom.kernels.gemm.epilogue import Elements, Output
 from warploom.kernels.gemm.features import GemmFeatures
-from warploom.kernels.gemm.hopper_config import WARPGROUP, WARPGROUP_ROWS, HopperGemmConfig
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.hopper_consumer import Consumer
 from warploom.kernels.gemm.hopper_parts import Place
+from warploom.kernels.specialised import WARPGROUP, WARPGROUP_ROWS
 from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.hopper import TensorMapHandle

@@ -11,11 +11,12 @@ from __future__ import annotations
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.hopper import each_tile
-from warploom.kernels.gemm.hopper_config import WARPGROUP_ROWS, HopperGemmConfig
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.hopper_consumer import Consumer
 from warploom.kernels.gemm.hopper_parts import Extents, Maps, Parts, Place, Producer, TileOrder
 from warploom.kernels.reduce.rows import RowValues
 from warploom.kernels.reduce.states import ReduceOp, Reduction
+from warploom.kernels.specialised import WARPGROUP_ROWS
 from warploom.lang import Global, Kernel, TensorMap, kernel
 
 
