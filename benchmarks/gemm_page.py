@@ -16,17 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from gemm_page_power import (
-    KINDS,
-    at_the_limit,
-    both_sides,
-    counters,
-    even,
-    power_table,
-    reading,
-    sustained,
-    wave_table,
-)
+from gemm_page_counters import both_sides, counters
+from gemm_page_power import KINDS, at_the_limit, even, power_table, reading, sustained, wave_table
 from gemm_static import EVIDENCE
 from page_parts import distance, filled, group_table, loop_changes, registers, spread, write_or_check
 from render import provenance
@@ -250,7 +241,10 @@ def page() -> str:
             "POWER32": lambda e: power_table(e.power["f32"]), "READING": reading, "EVEN": even, "WAVES": wave_table,
             "MADEPOWER": lambda e: provenance(e.power["environment"]),
         },
-        "profile": {"COUNTERS": counters, "BOTH": both_sides},
+        "profile": {
+            "COUNTERS": counters, "BOTH": both_sides, "PROFILED": lambda e: str(e.profile["size"]),
+            "MADEPROFILE": lambda e: f"{provenance(e.profile['environment'])}, ncu {e.profile['environment']['ncu']}",
+        },
     }  # fmt: skip
     measured = {name for name in parts if getattr(evidence, name) is not None}
     figures |= {key: write(evidence) for name in measured for key, write in parts[name].items()}

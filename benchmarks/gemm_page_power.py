@@ -1,4 +1,4 @@
-"""The parts of docs/ladder-gemm.md about power, uneven tile counts and ncu's counters (see gemm_page.py)."""
+"""The parts of docs/ladder-gemm.md about power and uneven tile counts (see gemm_page.py)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from warploom.kernels.gemm.ladder import BEST32
 HERE = Path(__file__).resolve().parent
 KINDS = ("f16", "f32")
 MULTIPROCESSORS = 132
+TENSOR_CORES = 4
+"""Of a multiprocessor."""
+HMMA_FLOPS = 2 * 16 * 8 * 16
+FULL_CLOCK = 1980
+"""MHz of the H200's multiprocessors where power does not limit them."""
 Row = Mapping[str, Any]
 
 
@@ -31,37 +36,6 @@ def sustained(evidence: Any) -> str:
 
 def _power(row: Row | None) -> list[str]:
     return [_figure((row or {}).get(key)) for key in ("tflops", "watts", "sm_mhz", "tflop_per_joule")]
-
-
-def counters(evidence: Any) -> str:
-    """What ncu counts of each rung: pipes, L2, and the two reasons that most cycles between issues go to."""
-    body: list[list[str]] = []
-    for key, row in evidence.profile["rungs"].items():
-        found = row["counters"]
-        stalls = sorted(found["stall shares, %"].items(), key=lambda item: -item[1])
-        reasons = ", ".join(f"{name} {share:.0f} %" for name, share in stalls if name != "selected")
-        pipes, memory = found.get("pipes, %", {}), found.get("memory, %", {})
-        body.append([key, *(_percent(x) for x in (pipes.get("tensor"), memory.get("shared loads"),
-                                                  memory.get("L2 hit rate"))),
-                     ", ".join(reasons.split(", ")[:2])])  # fmt: skip
-    header = ["rung", "tensor pipe busy", "shared loads, of their peak", "L2 hit rate", "cycles between issues"]
-    return markdown_table(header, body)
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f} %"
-
-
-def both_sides(evidence: Any) -> str:
-    """Whether ncu counts the wavefronts that the emulator does."""
-    rungs = evidence.profile["rungs"]
-    apart = [
-        key for key, row in rungs.items() for pair in row["wavefronts"].values() if pair["emulator"] != pair["ncu"]
-    ]
-    m, n, k = evidence.profile["small"]
-    if not apart:
-        return f"On the H200, ncu counts exactly these wavefronts for every rung ({m}×{n}×{k}; ragged for every tile)."
-    return f"On the H200, ncu counts the same but for rungs {', '.join(dict.fromkeys(apart))}."
 
 
 def wave_table(evidence: Any) -> str:
@@ -141,33 +115,67 @@ def at_the_limit(evidence: Any) -> str:
 
 
 def reading(evidence: Any) -> str:
-    """What the power table says, in figures."""
+    """What the power table says, in figures: the instruction alone, products at rest, products at the limit."""
+    return "\n\n".join((_alone(evidence), _rested(evidence), _products_at_the_limit(evidence)))
+
+
+def _alone(evidence: Any) -> str:
+    rate, cublas = evidence.power["rate"], evidence.power["f32"]["cublas"]
+    alone, fragments = (rate[f"f32 64x64 mma {what}"] for what in ("alone", "and ldmatrix"))
+    return (
+        "**Alone**, with its operands in registers, an `mma.sync` keeps a tensor core busy for "
+        f"{alone['cycles_per_mma']:.2f} cycles, and with the `ldmatrix` of 64×64 warp tiles for "
+        f"{fragments['cycles_per_mma']:.2f}: {_at_full_clock(alone):.0f} and {_at_full_clock(fragments):.0f} TFLOP/s "
+        f"at {FULL_CLOCK} MHz, if nothing else took time. cuBLAS's whole products take "
+        f"{cublas['cycles_per_mma']:.2f} cycles for as much, by `wgmma`, which reads B from shared memory once for 64 "
+        "rows and keeps no fragments of it."
+    )
+
+
+def _rested(evidence: Any) -> str:
+    fragments = _at_full_clock(evidence.power["rate"]["f32 64x64 mma and ldmatrix"])
+    best = {
+        kind: max((evidence.cells(kind, rung.key)[8192] for rung in evidence.of(kind)), key=_median) for kind in KINDS
+    }
+    cublas, reached = best["f32"]["peers"]["cublas"]["tflops"]["median"], _median(best["f32"])
+    return (
+        f"**Rested**, at N = 8192, three quarters of cuBLAS are {0.75 * cublas:.0f} TFLOP/s, "
+        f"{0.75 * cublas / fragments:.0%} of that rate. The best product with f32 accumulators reaches {reached:.0f}, "
+        f"{reached / fragments:.0%} of it and {reached / cublas:.2f}× cuBLAS; with f16 {_median(best['f16']):.0f}. "
+        "What is missing are cycles in which no `mma.sync` runs: waiting for tiles, prologues and epilogues."
+    )
+
+
+def _median(cell: Row) -> float:
+    return cell["tflops"]["median"]
+
+
+def _products_at_the_limit(evidence: Any) -> str:
     rate, of16, of32 = (evidence.power[part] for part in ("rate", "f16", "f32"))
     cublas = of32["cublas"]
     best = {"f16": _best(of16), "f32": _best(of32)}
+    over = {kind: row["tflops"] / cublas["tflops"] for kind, row in best.items()}
     watts = [row["watts"] for part in (of16, of32) for row in part.values() if "watts" in row]
     clocks = [row["sm_mhz"] for part in (of16, of32) for row in part.values() if "watts" in row]
     alone, fragments = (rate[f"f32 64x64 mma {what}"] for what in ("alone", "and ldmatrix"))
     joules = [1.0 / row["tflop_per_joule"] for row in (alone, fragments, best["f32"])]
     shares = [joules[0] / joules[2], (joules[1] - joules[0]) / joules[2], (joules[2] - joules[1]) / joules[2]]
-    wanted = 0.75 * cublas["tflop_per_joule"]
-    paragraphs = (
-        f"All products run at the power limit: {min(watts):.0f} to {max(watts):.0f} W, at {min(clocks):.0f} to "
-        f"{max(clocks):.0f} MHz, where light work runs at 1980. So TFLOP/s is TFLOP per joule times watts, and a "
-        "kernel is slower among hot neighbours than among the ladder's slow rungs. Of the energy of the best product "
-        f"with f32 accumulators, {shares[0]:.0%} is what `mma.sync` alone takes, {shares[1]:.0%} its fragments, and "
-        f"{shares[2]:.0%} the rest: tiles on their way from memory to shared memory, epilogues, waiting. The rest is "
-        "what larger tiles lower.",
-        f"Three quarters of cuBLAS on large products would take {wanted:.2f} TFLOP/J. `mma.sync` with its fragments "
-        f"alone has {fragments['tflop_per_joule']:.2f}, the best kernel here {best['f32']['tflop_per_joule']:.2f} with "
-        f"f32 accumulators and {best['f16']['tflop_per_joule']:.2f} with f16: "
-        f"{best['f32']['tflops'] / cublas['tflops']:.2f}× and {best['f16']['tflops'] / cublas['tflops']:.2f}× cuBLAS "
-        "under sustained load. That leaves three quarters just out of reach of f32 accumulators: the tiles' way costs "
-        "what it costs with `cp.async`, into tiles as large as the registers allow. cuBLAS multiplies by `wgmma`, "
-        "which reads B from shared memory once for 64 rows and keeps no fragments of it: "
-        f"{cublas['cycles_per_mma']:.2f} cycles for as much as one `mma.sync` does in {alone['cycles_per_mma']:.2f}.",
+    return (
+        f"**Under sustained load** all products run at the power limit: {min(watts):.0f} to {max(watts):.0f} W, at "
+        f"{min(clocks):.0f} to {max(clocks):.0f} MHz. So TFLOP/s is TFLOP per joule times watts, and a kernel is "
+        "slower among hot neighbours than among the ladder's slow rungs. Three quarters of cuBLAS would take "
+        f"{0.75 * cublas['tflop_per_joule']:.2f} TFLOP/J. `mma.sync` with its fragments alone has "
+        f"{fragments['tflop_per_joule']:.2f}, the best kernel here {best['f32']['tflop_per_joule']:.2f} with f32 "
+        f"accumulators and {best['f16']['tflop_per_joule']:.2f} with f16: {over['f32']:.2f}× and {over['f16']:.2f}× "
+        f"cuBLAS. Of the energy of the best product with f32 accumulators, {shares[0]:.0%} is what `mma.sync` alone "
+        f"takes, {shares[1]:.0%} its fragments, and {shares[2]:.0%} the rest: tiles on their way from memory to shared "
+        "memory, epilogues, waiting. The rest is what larger tiles lower."
     )
-    return "\n\n".join(paragraphs)
+
+
+def _at_full_clock(row: Row) -> float:
+    """TFLOP/s of so many cycles per mma, were the clock :data:`FULL_CLOCK`."""
+    return MULTIPROCESSORS * TENSOR_CORES * HMMA_FLOPS / row["cycles_per_mma"] * FULL_CLOCK / 1e6
 
 
 def _best(rows: Mapping[str, Row]) -> Row:

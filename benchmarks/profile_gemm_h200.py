@@ -28,8 +28,11 @@ from warploom.emulate import emulate
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.ladder import LADDER
 
-SMALL = {"whole tiles": (256, 256, 256), "ragged": (328, 264, 200)}
-"""m, n and k of the products that both count: multiples of every rung's tile, and of none."""
+SMALL = {"whole tiles": (256, 256, 256), "ragged": (328, 320, 192), "unaligned": (328, 264, 200)}
+"""m, n and k of the products that both count.
+
+Multiples of every rung's tile; rows and columns that are not; and lines that begin within lines of 128 bytes as well.
+"""
 RUNGS = [rung.key for rung in LADDER.rungs if isinstance(rung.config, GemmConfig)]
 MERGED = {
     "01a": "ptxas joins two loads of 2 bytes from neighbouring columns of A, which the Program has one by one, into "

@@ -1,0 +1,140 @@
+"""The parts of docs/ladder-gemm.md about power, waves and counters say what their figures say, right or not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import ROOT, load
+
+RUNGS = ("01a", "02", "best32")
+
+
+def power(tflops: float, watts: float, mhz: float, cycles: float) -> dict[str, Any]:
+    return {
+        "tflops": tflops,
+        "watts": watts,
+        "sm_mhz": mhz,
+        "tflop_per_joule": tflops / watts,
+        "cycles_per_mma": cycles,
+    }
+
+
+def powers() -> dict[str, Any]:
+    wave = {"tiles": 132, "waves": 1.0, "microseconds": 100.0, "tflops": 500.0, "cublas_tflops": 700.0}
+    products = {"cublas": power(700, 700, 1400, 4.5), "refused": {"refused": "wrong"}}
+    return {
+        "environment": {"gpu": {"name": "NVIDIA X"}, "date": "2031-05-06"},
+        "rate": {
+            "f32 64x64 mma alone": power(630, 630, 1900, 6.6),
+            "f32 64x64 mma and ldmatrix": power(567, 700, 1800, 6.9),
+        },
+        "f16": products | {"best": power(525, 700, 1700, 7.1), "other": power(420, 700, 1700, 7.5)},
+        "f32": products | {"best": power(490, 700, 1500, 8.0), "other": power(350, 700, 1700, 9.5)},
+        "waves": {"a": wave, "b": wave | {"tiles": 143, "waves": 1.083, "microseconds": 180.0, "tflops": 300.0}},
+    }
+
+
+def counted(emulator: int, ncu: float) -> dict[str, float]:
+    return {"emulator": emulator, "ncu": ncu}
+
+
+def profile() -> dict[str, Any]:
+    """01a is merged; everywhere cp.async differs where lines are not aligned."""
+
+    def rows(key: str) -> dict[str, Any]:
+        loads = counted(100, 60.0 if key == "01a" else 100.0)
+        whole = {"ldmatrix": counted(8, 8.0), "ld.shared": loads, "cp.async": counted(40, 40.0)}
+        stalls = {"wait": 30.0, "selected": 50.0, "barrier": 5.0, "math_pipe_throttle": 15.0}
+        counters = {"pipes, %": {"tensor": 88.4}, "memory, %": {"shared loads": 57.0}, "stall shares, %": stalls}
+        found = {"whole tiles": whole, "unaligned": whole | {"cp.async": counted(40, 60.0 if key == "02" else 160.0)}}
+        return {"wavefronts": found, "counters": counters}
+
+    return {
+        "environment": {"gpu": {"name": "NVIDIA X"}, "date": "2031-05-06", "ncu": "2025.3"},
+        "size": 4096, "small": {"whole tiles": [256, 256, 256], "unaligned": [328, 264, 200]},
+        "merged": {"01a": "loads are joined"}, "rungs": {key: rows(key) for key in RUNGS},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def evidence() -> Any:
+    """What the parts read: the power and the counters above beside the ladder's committed cells."""
+    found = load("gemm_page").Evidence()
+    found.power, found.profile = powers(), profile()
+    return found
+
+
+def test_both_sides_are_told_product_by_product(evidence: Any) -> None:
+    text = load("gemm_page_counters").both_sides(evidence)
+    whole, edges = text.split(". On ")
+    assert "on 256×256×256, which is whole tiles, for every rung but 01a" in whole
+    assert "01a, whose ld.shared take 60 and not 100 (loads are joined)" in whole
+    assert edges.startswith("328×264×200 (unaligned) it counts the same of ldmatrix, ld.shared; ")
+    assert "cp.async take 1.50 to 4.00 times as many: the hardware" in edges
+
+
+def test_a_difference_that_nothing_explains_is_no_page(evidence: Any) -> None:
+    module = load("gemm_page_counters")
+    for row in evidence.profile["rungs"].values():
+        row["wavefronts"]["whole tiles"]["ld.shared"] = counted(100, 100.0)
+    assert "for every rung. On" in module.both_sides(evidence)
+    evidence.profile["rungs"]["02"]["wavefronts"]["whole tiles"]["ldmatrix"] = counted(8, 9.0)
+    with pytest.raises(KeyError):
+        module.both_sides(evidence)
+
+
+def test_counters_name_the_two_largest_stalls(evidence: Any) -> None:
+    del evidence.profile["rungs"]["01a"]["counters"]
+    table = load("gemm_page_counters").counters(evidence)
+    assert "| 02 | 88 % | 57 % | – | wait 30 %, math_pipe_throttle 15 % |" in table
+    assert "| 01a |" not in table
+
+
+def test_what_mma_sync_can_reach_is_computed(evidence: Any) -> None:
+    alone, rested, limit = load("gemm_page_power").reading(evidence).split("\n\n")
+    at_full_clock = 132 * 4 * 4096 / 6.9 * 1980e6 / 1e12  # 621
+    assert (
+        f"6.60 cycles, and with the `ldmatrix` of 64×64 warp tiles for 6.90: 649 and {at_full_clock:.0f} TFLOP/s"
+        in (alone)
+    )
+    cell = evidence.cells("f32", "best32")[8192]
+    cublas = cell["peers"]["cublas"]["tflops"]["median"]
+    assert f"three quarters of cuBLAS are {0.75 * cublas:.0f} TFLOP/s" in rested
+    assert f"{0.75 * cublas / at_full_clock:.0%} of that rate" in rested
+    best = max(evidence.cells("f32", rung.key)[8192]["tflops"]["median"] for rung in evidence.of("f32"))
+    assert (
+        f"accumulators reaches {best:.0f}, {best / at_full_clock:.0%} of it and {best / cublas:.2f}× cuBLAS" in rested
+    )
+    assert "700 to 700 W, at 1400 to 1700 MHz" in limit
+    assert "0.75 TFLOP/J" in limit
+    assert "0.70 with f32 accumulators and 0.75 with f16: 0.70× and 0.75× cuBLAS" in limit
+    assert "70% is what `mma.sync` alone takes, 16% its fragments, and 14% the rest" in limit
+
+
+def test_tables_of_power_and_waves() -> None:
+    module, found = load("gemm_page_power"), SimpleNamespace(power=powers())
+    table = module.power_table(found.power["f32"])
+    assert "| best | 490 | 700 | 1500 | 0.7 | 8 |" in table
+    assert "refused" not in table
+    assert "| b | 143 | 1.08 | 180 | 300 | 700 | 0.43 |" in module.wave_table(found)
+    assert "1.80× the time from 1 to 1.08 waves" in module.even(found)
+
+
+def test_the_whole_page_takes_power_and_counters_up(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("gemm_page")
+    for kind in ("f16", "f32"):
+        shutil.copy(ROOT / f"benchmarks/results/h200/gemm-{kind}.json", tmp_path)
+    (tmp_path / "gemm-power.json").write_text(json.dumps(powers()), encoding="utf-8")
+    (tmp_path / "profile-gemm.json").write_text(json.dumps(profile()), encoding="utf-8")
+    monkeypatch.setattr(module, "TIMED", tmp_path)
+    text = module.page()
+    assert "*NVIDIA X, 2031-05-06, ncu 2025.3*" in text
+    for part in ("Other counters of the hardware, N = 4096", "**Alone**", "### Uneven counts of tiles"):
+        assert text.count(part) == 1
+    assert "@" not in text.replace("@!PT", "")
+    assert "<!-- if" not in text
