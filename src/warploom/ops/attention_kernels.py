@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from warploom.core.once import once
 from warploom.interop.arrays import ArrayView
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from warploom.ir.program import Program
 
 
-@lru_cache(maxsize=256)
+@once(maxsize=256)
 def trace(
     config: AttentionConfig,
     features: AttentionFeatures = PLAIN,
@@ -37,7 +37,7 @@ def trace(
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
 
 
-@lru_cache(maxsize=256)
+@once(maxsize=256)
 def trace_hopper(config: HopperConfig, features: AttentionFeatures = PLAIN, heads_inside: bool = True) -> Program:
     """The Program of a ``wgmma`` configuration, traced once per process."""
     from warploom.kernels.attention.hopper import attention_hopper

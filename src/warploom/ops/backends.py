@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from warploom.core.dtypes import u32
 from warploom.core.errors import EmulationError, EmulationWarning, warn_caller
+from warploom.core.once import once
 from warploom.core.targets import Target
 from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream
 from warploom.kernels.mapped import MappedArray
@@ -54,7 +54,7 @@ def gpu_name(device: int) -> str:
     return gpus()[device].name
 
 
-@lru_cache(maxsize=512)
+@once(maxsize=512)
 def compiled(program: Program, arch: str) -> CompiledKernel:
     """The Program as a cubin for an architecture; NVRTC's result is kept on disk."""
     from warploom.cuda.compile import compile_source
@@ -67,7 +67,7 @@ def compiled(program: Program, arch: str) -> CompiledKernel:
     )
 
 
-@lru_cache(maxsize=512)
+@once(maxsize=512)
 def built(recipe: Recipe, arch: str) -> tuple[CompiledKernel, Signature]:
     """The kernel of a recipe for an architecture; nothing is traced if any process has made it before."""
     from warploom.cuda.compile import find_traced, keep_traced

@@ -6,10 +6,10 @@ The generators are imported when one is traced.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import DType
+from warploom.core.once import once
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from warploom.ir.program import Program
 
 
-@lru_cache(maxsize=256)
+@once(maxsize=256)
 def trace(config: GemmConfig, features: GemmFeatures) -> Program:
     """The Program of a configuration and its features, traced once per process."""
     from warploom.kernels.gemm.forward import gemm
@@ -30,7 +30,7 @@ def trace(config: GemmConfig, features: GemmFeatures) -> Program:
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
 
 
-@lru_cache(maxsize=256)
+@once(maxsize=256)
 def trace_hopper(config: HopperGemmConfig, features: GemmFeatures) -> Program:
     """The Program of a ``wgmma`` configuration and its features, traced once per process."""
     from warploom.kernels.gemm.hopper import gemm_hopper
@@ -45,7 +45,7 @@ def trace_for(config: AnyGemmConfig, features: GemmFeatures) -> Program:
     return trace_hopper(config, features) if isinstance(config, HopperGemmConfig) else trace(config, features)
 
 
-@lru_cache(maxsize=256)
+@once(maxsize=256)
 def trace_finish(splits: int, half: DType, features: GemmFeatures) -> Program:
     """The Program that adds the parts of a split K."""
     from warploom.kernels.gemm.reduction import add_parts
@@ -53,7 +53,7 @@ def trace_finish(splits: int, half: DType, features: GemmFeatures) -> Program:
     return add_parts.trace(splits=splits, half=half, features=features, name=f"gemm_add_{splits}_parts")
 
 
-@lru_cache(maxsize=128)
+@once(maxsize=128)
 def trace_tiles(config: GemmConfig, features: GemmFeatures, op: ReduceOp) -> Program:
     """The Program of a product whose tiles are reduced, by ``mma.sync``."""
     from warploom.kernels.reduce.matmul import reduce_tiles
@@ -63,7 +63,7 @@ def trace_tiles(config: GemmConfig, features: GemmFeatures, op: ReduceOp) -> Pro
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
 
 
-@lru_cache(maxsize=128)
+@once(maxsize=128)
 def trace_hopper_tiles(config: HopperGemmConfig, features: GemmFeatures, op: ReduceOp) -> Program:
     """The Program of a product whose tiles are reduced, by ``wgmma``."""
     from warploom.kernels.reduce.hopper import reduce_tiles_hopper
@@ -73,7 +73,7 @@ def trace_hopper_tiles(config: HopperGemmConfig, features: GemmFeatures, op: Red
     return replace(program, opt_level=config.opt_level)
 
 
-@lru_cache(maxsize=16)
+@once(maxsize=16)
 def trace_merge(op: ReduceOp, subtract: bool) -> Program:
     """The Program that merges the states of tiles."""
     from warploom.kernels.reduce.matmul import merge_tiles
@@ -81,7 +81,7 @@ def trace_merge(op: ReduceOp, subtract: bool) -> Program:
     return merge_tiles.trace(op=op, with_index=op == "argmax", subtract=subtract)
 
 
-@lru_cache(maxsize=8)
+@once(maxsize=8)
 def trace_logits(dtype: DType, target_words: int) -> Program:
     """The Program of the targets' logits."""
     from warploom.kernels.reduce.matmul import target_logits

@@ -1,0 +1,78 @@
+"""Public functions called from many threads at once: each gets what it would get alone, and kernels are traced once."""
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import warploom
+from warploom.kernels.attention import forward
+from warploom.ops import attention_kernels
+
+pytestmark = [
+    pytest.mark.filterwarnings("error"),
+    pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning"),
+]
+
+
+def half(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float16)
+
+
+@pytest.fixture(autouse=True)
+def impatient_threads():
+    """Threads that take turns every few instructions, not every 5 ms."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(usual)
+
+
+def together(calls):
+    """What the calls give that are started at the same time, a thread each."""
+    start = threading.Barrier(len(calls), timeout=60)
+
+    def run(call):
+        start.wait()
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls))
+
+
+def test_every_thread_gets_its_own_result():
+    x, a, b = half(1, 40, 2, 64), half(40, 48), half(48, 56)
+    calls = [
+        lambda: warploom.attention(x, x, x),
+        lambda: warploom.attention(x, x, x, causal=True, return_lse=True),
+        lambda: warploom.matmul(a, b),
+        lambda: warploom.matmul(a, b, epilogue=lambda s: s * 2.0),
+        lambda: warploom.matmul_reduce(a, b, "logsumexp"),
+        lambda: warploom.plan(x, x, x, causal=True).program.digest,
+        lambda: warploom.plan_matmul(a, b, accumulate="f16").cuda,
+    ]
+    attention_kernels.trace.cache_clear()
+    found = together(calls * 2)
+    for call, first, second in zip(calls, found[: len(calls)], found[len(calls) :], strict=True):
+        expected = call()
+        for got in (first, second):
+            parts = zip(got, expected, strict=True) if isinstance(expected, tuple) else [(got, expected)]
+            assert all(np.array_equal(a, b) for a, b in parts)
+
+
+def test_equal_first_calls_trace_one_kernel(monkeypatch):
+    traced = []
+    trace = forward.attention_forward.trace
+
+    def counted(**options):
+        traced.append(options)
+        return trace(**options)
+
+    monkeypatch.setattr(forward.attention_forward, "trace", counted)
+    attention_kernels.trace.cache_clear()
+    x = half(1, 24, 1, 64)
+    programs = together([lambda: warploom.plan(x, x, x).program] * 8)
+    assert len(traced) == 1
+    assert len({id(program) for program in programs}) == 1
