@@ -35,9 +35,12 @@ GRAPH_SECONDS = 1e-3
 """A graph holds so many calls that the gaps between two graphs do not count."""
 MOST_CALLS = 96
 ROUNDS = 7
-PAUSE_SECONDS = 0.02
-"""The rest before each sample, as in the ladder (``warploom.bench.gemm.GemmFamily``)."""
 SAMPLE_SECONDS = 0.004
+PAUSE_SECONDS, PAUSE_SAMPLES = 0.01, 2
+"""The least rest before each sample, and its ratio to the longest sample: as in the ladder, twice as long.
+
+With it the clock stays at the GPU's highest (``mhz`` in the evidence), as after ``GemmFamily``'s 20 ms.
+"""
 CUBLAS = "cublas"
 
 
@@ -134,10 +137,11 @@ class Bench:
                         pause_seconds=0.004)  # fmt: skip
         return {name: one.seconds.median for name, one in found.items()}
 
-    def rested(self, graphs: Sequence[Candidate], rounds: int = ROUNDS) -> dict[str, Measured]:
-        """Interleaved, the GPU at rest before each sample."""
+    def rested(self, graphs: Sequence[Candidate], longest: float, rounds: int = ROUNDS) -> dict[str, Measured]:
+        """Interleaved, the GPU at rest before each sample; ``longest``: seconds of the slowest graph."""
+        pause = max(PAUSE_SECONDS, PAUSE_SAMPLES * longest)
         return measure(graphs, 1, self._clock, rounds=rounds, sample_seconds=SAMPLE_SECONDS, warm_up_seconds=0.002,
-                       pause_seconds=PAUSE_SECONDS, monitor=self._monitor)  # fmt: skip
+                       pause_seconds=pause, monitor=self._monitor)  # fmt: skip
 
     def sustained(self, graph: Candidate, flops: int) -> dict[str, Any] | None:
         """Alone and without a pause: TFLOP/s, watts, clock; ``flops`` of the whole graph."""

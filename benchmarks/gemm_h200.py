@@ -1,13 +1,13 @@
 """Matrix products of LLM layers beside cuBLAS on one GPU, and the host's cost of a call; everything is checked first.
 
-    PYTHONPATH=src python benchmarks/gemm_h200.py [--parts shapes,large,host] [--only NAME,…] [--out DIR]
+    PYTHONPATH=src python benchmarks/gemm_h200.py [--parts host,shapes,large] [--only NAME,…] [--out DIR]
 
 writes ``gemm.json`` to DIR ($OUT by default); needs torch with CUDA. Inputs rotate past the L2, several calls are one
 CUDA graph, and every element of what a graph wrote over NaN is held against float64 before the graph is timed.
 
 - ``shapes``: y = x·Wᵀ for the products of ``gemm_shapes.csv``, W stored as (n, k) and as (k, n): cuBLAS, what
   ``matmul`` chooses, what the cost model would choose without ``wgmma``, and the fastest others of both generators at a
-  glance. Interleaved, with a rest before each sample as in the ladder; median, 10th and 90th percentile.
+  glance. Interleaved, with a rest of twice a sample before each, as in the ladder; median, 10th and 90th percentile.
 - ``large``: some large products, with W as (n, k), each kernel also alone and without a rest, with its watts; among
   them ``wgmma`` in clusters of two CTAs beside clusters of one.
 - ``host``: microseconds of host time of a repeated call.
@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from gemm_cells import (
     CUBLAS,
+    PAUSE_SAMPLES,
     PAUSE_SECONDS,
     ROUNDS,
     SAMPLE_SECONDS,
@@ -122,7 +123,8 @@ def cell(bench: Bench, layer: Layer, operands: Operands, weight_rows: bool, conf
     graphs, errors, wrong = bench.ready(kernels, layer, operands)
     glances = bench.glance(graphs)
     kept = finalists(glances, chosen, general)
-    found = bench.rested([graph for graph in graphs if graph.name in kept])
+    slowest = max((glances[name] for name in kept), default=0.0)
+    found = bench.rested([graph for graph in graphs if graph.name in kept], slowest)
     work = layer.flops * layer.calls
     rates = {name: one.seconds.rate(work / 1e12) for name, one in found.items()}
     row: Row = {"rates": {name: float(f"{rate.median:.4g}") for name, rate in rates.items()}}
@@ -168,7 +170,7 @@ def large(bench: Bench, only: Sequence[str], rows: Sequence[Row]) -> Iterator[tu
         kernels: dict[str, Callable[[int], Any]] = {CUBLAS: cublas(sets, operands.out)}
         kernels |= {name: ours(sets, config, operands.out) for name, config in configs.items()}
         graphs, errors, wrong = bench.ready(kernels, layer, operands)
-        rested = bench.rested(graphs, 2 * ROUNDS)
+        rested = bench.rested(graphs, max(bench.glance(graphs).values(), default=0.0), 2 * ROUNDS)
         work = layer.flops * layer.calls
         found: Row = {name: {"wrong": why} for name, why in wrong.items()}
         for graph in graphs:
@@ -221,7 +223,7 @@ def missed(result: Mapping[str, Any], targets: Mapping[str, Any]) -> list[str]:
 def main() -> int:
     """Measure the parts asked for; the file is written as they come."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", default="shapes,large,host")
+    parser.add_argument("--parts", default="host,shapes,large")
     parser.add_argument("--only", default="", help="products whose names contain one of these words, with commas")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--general", type=int, default=5, help="mma.sync configurations looked at for each product")
@@ -229,7 +231,8 @@ def main() -> int:
     options = parser.parse_args()
     parts, only = options.parts.split(","), [word for word in options.only.split(",") if word]
     bench = Bench()
-    method = {"rounds": ROUNDS, "pause_seconds": PAUSE_SECONDS, "sample_seconds": SAMPLE_SECONDS}
+    method = {"rounds": ROUNDS, "sample_seconds": SAMPLE_SECONDS, "least_pause_seconds": PAUSE_SECONDS,
+              "pause_over_longest_sample": PAUSE_SAMPLES}  # fmt: skip
     result: Row = {"environment": environment(0), "method": method}
 
     def write() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warploom.bench.call_tables import attention_calls, products, reductions
+from warploom.bench.call_tables import attention_calls, large_products, products, reductions
 
 
 def rows_of(table: str) -> list[list[str]]:
@@ -32,6 +32,19 @@ def test_products_are_grouped_by_rows_and_layout_with_their_geometric_mean():
         ["16", "k×n", "1", "1.50×", "1.50×", "1.50×", "0.50×", "0.50×", "0.50×"],
         ["256", "n×k", "2", "0.50×", "1.00×", "2.00×", "0.40×", "0.60×", "0.90×"],
     ]
+
+
+def test_large_products_stand_beside_cublas_rested_and_alone():
+    def row(rested, alone, watts):
+        power = {"tflops": alone, "watts": watts, "sm_mhz": 1400, "tflop_per_joule": alone / watts}
+        return {"rested": {"median": rested, "low": rested - 1, "high": rested + 1, "sm_mhz": 1980}, "sustained": power}
+
+    kernels = {"cublas": row(800, 600, 700.2), "mma.sync": row(500, 420, 690.0), "broken": {"wrong": "nan"}}
+    assert rows_of(large_products({"large": {"a.x.m8192": kernels}})) == [
+        ["a.x.m8192", "cublas", "800 (799–801)", "1.00×", "1980", "600", "1.00×", "700", "1400", "0.86"],
+        ["a.x.m8192", "mma.sync", "500 (499–501)", "0.62×", "1980", "420", "0.70×", "690", "1400", "0.61"],
+    ]
+    assert "Not measured" in large_products({"shapes": []})
 
 
 @pytest.mark.parametrize(("compiled", "expected"), [(3.0, "2.00× torch"), (1.5, "1.50× torch.compile")])

@@ -62,6 +62,24 @@ def products(result: Result) -> str:
     return markdown_table(["m", "weights", "products", *figures, *(f"mma.sync: {name}" for name in figures)], body)
 
 
+def large_products(result: Result) -> str:
+    """Large products, each kernel rested, and alone without a rest: TFLOP/s, × cuBLAS, clock; watts and TFLOP/J."""
+    body: list[list[str]] = []
+    for product, kernels in result.get("large", {}).items():
+        measured = {name: row for name, row in kernels.items() if row.get("sustained")}
+        for name, row in measured.items():
+            rested, alone, peers = row["rested"], row["sustained"], measured["cublas"]
+            body.append([
+                product, name, f"{rested['median']:.0f} ({rested['low']:.0f}–{rested['high']:.0f})",
+                f"{rested['median'] / peers['rested']['median']:.2f}×", f"{rested['sm_mhz']:.0f}",
+                f"{alone['tflops']:.0f}", f"{alone['tflops'] / peers['sustained']['tflops']:.2f}×",
+                f"{alone['watts']:.0f}", f"{alone['sm_mhz']:.0f}", f"{alone['tflop_per_joule']:.2f}",
+            ])  # fmt: skip
+    header = ["product", "kernel", "rested TFLOP/s", "× cuBLAS", "MHz",
+              "sustained TFLOP/s", "× cuBLAS", "W", "MHz", "TFLOP/J"]  # fmt: skip
+    return markdown_table(header, body) if body else "*Not measured yet.*\n"
+
+
 def reductions(result: Result) -> str:
     """``matmul_reduce`` and the loss: milliseconds, the ratio to PyTorch's faster way, memory beyond the inputs."""
     measured = result["result"]
@@ -84,6 +102,7 @@ def _as_list(rows: Any) -> list[Any]:
 CALL_TABLES: dict[str, Callable[[Result], str]] = {
     "attention-calls": attention_calls,
     "products": products,
+    "large-products": large_products,
     "reductions": reductions,
 }
 """The tables of calls a Markdown file can ask for."""
