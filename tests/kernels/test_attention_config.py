@@ -117,7 +117,7 @@ def test_truth_in_words(text, value):
         ({"dtype": f32}, "not f16 or bf16"),
         ({"head_dim": 84}, "head_dim 84"),
         ({"tile_m": 48}, "tile_m 48"),
-        ({"num_warps": 0}, "0 warps"),
+        ({"num_warps": 0}, "num_warps is at least 1"),
         ({"tile_n": 24}, "tile_n 24"),
         ({"load_k": 3}, "load_k is 0"),
         ({"stages": 2}, "stages=2 needs eager"),

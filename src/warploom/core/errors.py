@@ -61,3 +61,15 @@ def warn_caller(message: str, category: type[Warning]) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "warploom":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: an array by its type and shape, and no more than some characters of others."""
+    shape = getattr(value, "shape", None)
+    if shape:
+        return f"{type(value).__name__} of shape {tuple(shape)}"
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

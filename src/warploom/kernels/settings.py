@@ -1,4 +1,4 @@
-"""Flags of a configuration set by text, as ``--set FLAG=VALUE`` on the command line gives them."""
+"""Flags of a configuration: set by text (``--set FLAG=VALUE`` on the command line), and what each may be."""
 
 from __future__ import annotations
 
@@ -11,15 +11,24 @@ from warploom.core.errors import ConfigError
 
 Config = TypeVar("Config")
 
+MOST_OPT_LEVEL = 3
 
-def override(config: Config, settings: Mapping[str, str], family: str) -> Config:
-    """The frozen dataclass ``config`` with fields set from text. Raises ConfigError for unknown names and values."""
+
+def override(
+    config: Config, settings: Mapping[str, str], family: str, words: Mapping[str, str] | None = None
+) -> Config:
+    """The frozen dataclass ``config`` with fields set from text; ``words`` are further names of fields.
+
+    Raises ConfigError for unknown names and values.
+    """
     known: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(config)}  # type: ignore[arg-type]
+    others = words or {}
     changes: dict[str, Any] = {}
-    for name, text in settings.items():
+    for word, text in settings.items():
+        name = others.get(word, word)
         if name not in known:
-            raise ConfigError(f"{name!r} is no flag of {family}; known: {', '.join(known)}")
-        changes[name] = _value(name, text, known[name])
+            raise ConfigError(f"{word!r} is no flag of {family}; known: {', '.join((*known, *others))}")
+        changes[name] = _value(word, text, known[name])
     return replace(config, **changes)  # type: ignore[type-var]
 
 
@@ -32,11 +41,47 @@ def _value(name: str, text: str, current: Any) -> Any:
             return False
         raise ConfigError(f"{name} is true or false, not {text!r}")
     if isinstance(current, DType):
-        try:
-            return dtype_of(text)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        return element_type(name, text)
     try:
         return int(text)
     except ValueError:
         raise ConfigError(f"{name} is an integer, not {text!r}") from None
+
+
+def element_type(name: str, text: str) -> DType:
+    """The type that ``text`` names. Raises ConfigError for none."""
+    try:
+        return dtype_of(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def type_name(dtype: Any) -> str:
+    """The name of a type; of anything else that stands in its place its text, for messages."""
+    return dtype.name if isinstance(dtype, DType) else str(dtype)
+
+
+def broken_flags(config: Any) -> list[str]:
+    """What is wrong with each flag by itself: its type, or a number smaller than any choice of it; empty if nothing is.
+
+    Checks of how flags fit together may divide by them, so they come after this one.
+    """
+    found: list[str] = []
+    for f in fields(config):
+        value: Any = getattr(config, f.name)
+        if isinstance(f.default, bool):
+            if not isinstance(value, bool):
+                found.append(f"{f.name} is True or False, not {value!r}")
+        elif isinstance(f.default, DType):
+            if not isinstance(value, DType):
+                found.append(f"{f.name} is a type of warploom.core.dtypes (f16, bf16 …), not {value!r}")
+        elif not isinstance(value, int) or isinstance(value, bool):
+            found.append(f"{f.name} is a Python int, not {value!r}")
+        elif f.name == "opt_level":
+            if not 0 <= value <= MOST_OPT_LEVEL:
+                found.append(f"opt_level is ptxas's, 0 to {MOST_OPT_LEVEL}, not {value}")
+        else:
+            least = 0 if 0 in f.metadata["choices"] else 1
+            if value < least:
+                found.append(f"{f.name} is at least {least}, not {value}")
+    return found

@@ -13,9 +13,10 @@ from numbers import Integral
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
+from typing import Any
 
 from warploom.core.dtypes import DType, f32, pred, s32, u32
-from warploom.core.errors import TraceError
+from warploom.core.errors import TraceError, shown
 from warploom.ir.statements import Const, Loop, Op, Operand, Register, Role, Roles, SourceLine, Statement, Value, When
 from warploom.isa.alu import COMPARISONS, Binary, Unary
 from warploom.isa.base import Instruction
@@ -71,8 +72,16 @@ class Builder:
         if dtype.is_integer and not isinstance(value, int):
             raise TraceError(f"{value!r} is not an integer, but the other operand is {dtype} ({self.here()})")
         if dtype.is_float:
-            value = float(value)
+            value = self._as_float(value, dtype)
         return Traced(self, Const(dtype, value))
+
+    def _as_float(self, value: Any, dtype: DType) -> float:
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise TraceError(f"{shown(value)} is no number that {dtype} can hold ({self.here()})") from None
 
     def operand(self, value: Number, dtype: DType) -> Traced:
         """``value`` as an operand of type ``dtype``: numbers become immediates, registers are read."""

@@ -103,7 +103,12 @@ def gelu(x: Traced) -> Traced:
 
 def _float(value: Number) -> Number:
     """Python integers as floats, so that ``maximum(x, 0)`` reads as it should."""
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return value  # refused where it becomes an operand, with the author's line
 
 
 def as_f32(value: Number, like: Traced) -> Traced:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+import operator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from warploom.core.dtypes import DType, pred
 from warploom.core.errors import TraceError
@@ -48,13 +49,49 @@ class Traced:
         raise TraceError(
             f"{self!r} is a value of the running kernel: it has no truth value while the kernel is traced "
             f"({self.builder.here()}). Use `with k.when(condition):` for control flow or "
-            "`k.select(condition, a, b)` for a value; `and`/`or` are `&`/`|`, `max`/`min` are `k.maximum`/`k.minimum`."
+            "`k.select(condition, a, b)` for a value; `and`/`or` are `&`/`|`, `max`/`min` are `k.maximum`/`k.minimum`. "
+            "Where there is no k, as in an epilogue: select, maximum, minimum of warploom.lang.functions."
         )
 
     def __index__(self) -> NoReturn:
         raise TraceError(
             f"{self!r} cannot be a Python index ({self.builder.here()}): a loop over it is "
             "`with k.loop(stop) as i:`, and register arrays are indexed by trace-time integers only"
+        )
+
+    def __float__(self) -> NoReturn:
+        raise TraceError(
+            f"{self!r} is no Python number while the kernel is traced ({self.builder.here()}): in place of math's "
+            f"functions use k's, or warploom.lang.functions where there is no k"
+        )
+
+    __int__ = __round__ = __float__
+
+    def __pow__(self, power: object) -> NoReturn:
+        raise TraceError(f"a value of the running kernel has no ** ({self.builder.here()}): write x * x, exp or log")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Arithmetic with a NumPy number on the left; other functions of NumPy are refused."""
+        apply = getattr(operator, _OPERATORS.get(ufunc.__name__, ""), None)
+        numbers = [x.item() if getattr(x, "shape", None) == () else x for x in inputs]
+        if apply is None or method != "__call__" or options or any(hasattr(x, "shape") for x in numbers):
+            self._refuse(f"numpy.{ufunc.__name__}")
+        return apply(*numbers)
+
+    def __array_function__(self, function: Any, *_: object) -> NoReturn:
+        self._refuse(f"numpy.{function.__name__}")
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, _types: object, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> NoReturn:
+        traced = next(x for x in (*arguments, *(named or {}).values()) if isinstance(x, Traced))
+        traced._refuse(f"torch's {getattr(function, '__name__', function)}")
+
+    def _refuse(self, function: str) -> NoReturn:
+        raise TraceError(
+            f"{function} computes with arrays, {self!r} is a value of the running kernel ({self.builder.here()}): use "
+            f"k's words, or warploom.lang.functions where there is no k (an epilogue)"
         )
 
     def __iter__(self) -> NoReturn:
@@ -192,6 +229,15 @@ class Mutable(Traced):
 
 Number: TypeAlias = Traced | int | float | bool
 """What arithmetic takes: a traced value or a Python number, which becomes an immediate."""
+
+
+_OPERATORS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "floor_divide": "floordiv",
+    "remainder": "mod", "bitwise_and": "and_", "bitwise_or": "or_", "bitwise_xor": "xor", "left_shift": "lshift",
+    "right_shift": "rshift", "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq",
+    "not_equal": "ne",
+}  # fmt: skip
+"""What NumPy's numbers call for an operator whose right side is not theirs."""
 
 
 def is_predicate(value: Number) -> bool:

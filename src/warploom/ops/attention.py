@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
-from numbers import Integral, Real
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from warploom.core.dtypes import F32_MAX, bf16, f16, f32
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.errors import ConfigError, ProblemError, shown
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import (
     ArrayView,
@@ -26,6 +26,7 @@ from warploom.interop.arrays import (
     same_device,
 )
 from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
@@ -39,6 +40,7 @@ from warploom.ops.backends import (
     multiprocessors,
     run_on_emulator,
 )
+from warploom.ops.options import configuration, flag, number, single
 from warploom.ops.recipes import Recipe
 from warploom.tune.classes import attention_class
 from warploom.tune.store import find_winner
@@ -71,19 +73,24 @@ class Options:
     return_lse: bool = False
     layout: str = "bshd"
 
-    def check(self) -> None:
-        """Raises ProblemError for values of the wrong kind."""
-        for name in ("scale", "softcap"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, Real):
-                raise ProblemError(f"{name} is a number or None, not {value!r}")
-        sides = (None, None) if self.window is None else self.window
-        sides = sides if isinstance(sides, tuple | list) else ()
-        if len(sides) != 2 or not all(side is None or isinstance(side, Integral) for side in sides):
+    def plain(self) -> Options:
+        """These options as Python's own values: arrays of one number are read. Raises ProblemError for other kinds."""
+        if not isinstance(self.layout, str) or self.layout not in _AXES:
             raise ProblemError(
-                f"window is (left, right) counts of keys, None or -1 for an open side; not {self.window!r}"
+                f"layout is 'bshd' (batch, sequence, heads, head_dim) or 'bhsd', not {shown(self.layout)}"
             )
-        AttentionFeatures(window=self.sides(), softcap=self.softcap)  # refuses what no kernel computes
+        return Options(
+            flag("causal", self.causal),
+            None if self.scale is None else number("scale", self.scale),
+            None if self.window is None else _window(self.window),
+            None if self.softcap is None else number("softcap", self.softcap),
+            flag("return_lse", self.return_lse),
+            self.layout,
+        )
+
+    def check(self) -> None:
+        """Raises ProblemError for values that no kernel computes with."""
+        AttentionFeatures(window=self.sides(), softcap=self.softcap)
 
     def sides(self) -> Window:
         """(left, right) keys a query sees around the one aligned with it; None is unbounded."""
@@ -93,6 +100,17 @@ class Options:
         if self.causal:
             right = 0 if right is None else min(right, 0)
         return left, right
+
+
+def _window(value: Any) -> Window:
+    """(left, right) as ints and None. Raises ProblemError for anything that is no pair of them."""
+    sides: Any = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(sides, tuple | list) and len(sides) == 2:  # pyright: ignore[reportUnknownArgumentType]
+        found = [single(side) for side in sides]  # pyright: ignore[reportUnknownVariableType]
+        if all(side is None or isinstance(side, Integral) for side in found):
+            left, right = (None if side is None else int(side) for side in found)
+            return left, right
+    raise ProblemError(f"window is (left, right) counts of keys, None or -1 for an open side; not {shown(value)}")
 
 
 @dataclass(frozen=True)
@@ -156,8 +174,6 @@ def _inputs(views: _Views, options: Options) -> _Inputs:
     """Check the arrays. Raises ProblemError with the first thing that is wrong."""
     options.check()
     layout = options.layout
-    if layout not in _AXES:
-        raise ProblemError(f"layout is 'bshd' (batch, sequence, heads, head_dim) or 'bhsd', not {layout!r}")
     named = dict(zip("qkv", views, strict=True))
     for name, view in named.items():
         if len(view.shape) != 4:
@@ -205,12 +221,12 @@ def _strides(view: ArrayView, layout: str) -> TensorStrides:
     return view.strides[batch], view.strides[head], view.strides[seq]
 
 
-def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AnyConfig | str | None) -> AttentionPlan:
+def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: Any) -> AttentionPlan:
     problem, q = inputs.problem, inputs.q
     on_gpu = q.device[0] == "cuda" or gpu_present()
     device = q.device[1] if q.device[0] == "cuda" else 0
-    if isinstance(config, str):
-        config = parse_config(config)
+    if config is not None:
+        config = configuration(config, (AttentionConfig, HopperConfig), parse_config)
     emulated = "sm_90a" if isinstance(config, HopperConfig) else EMULATED_TARGET
     goal = gpu_target(device) if on_gpu else target(emulated)
     q_strides, k_strides, v_strides = (_strides(view, layout) for view in inputs.all)
@@ -219,7 +235,7 @@ def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: AnyConfig | str 
         config, reason = (tuned(problem, goal, device) if on_gpu else None) or choose(problem, goal)
     else:
         reason = "asked for by the caller"
-        problems = config.check(goal) + problem.misfits(config)
+        problems = list(dict.fromkeys(config.check(goal) + problem.misfits(config)))
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
     where = f"GPU {device}" if on_gpu else "the emulator"
@@ -255,7 +271,7 @@ def plan(
     config: AnyConfig | str | None = None,
 ) -> AttentionPlan:
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
-    options = Options(causal, scale, window, softcap, return_lse, layout)
+    options = Options(causal, scale, window, softcap, return_lse, layout).plain()
     inputs = _inputs((describe(q), describe(k), describe(v)), options)
     return _plan(inputs, describe(empty_like(inputs.q, inputs.q.shape)), layout, config)
 
@@ -300,14 +316,20 @@ def attention(
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
     views = queries, keys, values = describe(q), describe(k), describe(v)
-    sides: Any = tuple(window) if isinstance(window, list) else window  # lists are no part of a key
     # Plain tuples: hashing a dataclass would cost more than all the rest of the look-up.
-    asked = (causal, scale, sides, softcap, return_lse, layout, config)
+    asked = (causal, scale, window, softcap, return_lse, layout, config)
     key = (asked, queries[1:5], keys[1:5], values[1:5])  # shapes, strides, types, devices
-    call = _prepared.get(key)
+    try:
+        call = _prepared.get(key)
+    except TypeError:  # an array among the options, which no key can hold
+        call = None
     pointers = queries[0], keys[0], values[0]
     if call is None or (pointers[0] | pointers[1] | pointers[2]) % 16:
-        return _first_call(views, Options(*asked[:6]), config, key)
+        options = Options(*asked[:6]).plain()
+        key = ((*astuple(options), config), *key[1:])
+        call = _known(key)
+        if call is None or (pointers[0] | pointers[1] | pointers[2]) % 16:
+            return _first_call(views, options, config, key)
     result = empty_like(queries)
     if not return_lse:
         call.launch_again((*pointers, address(result)), queries.kind)
@@ -315,6 +337,14 @@ def attention(
     lse = _empty_lse(queries, layout)
     call.launch_again((*pointers, address(result), address(lse)), queries.kind)
     return result, lse
+
+
+def _known(key: _Key) -> GpuCall | None:
+    """The call prepared for ``key``; None where there is none, or where the configuration is nothing to look up."""
+    try:
+        return _prepared.get(key)
+    except TypeError:
+        return None
 
 
 def _empty_lse(q: ArrayView, layout: str) -> Any:

@@ -30,7 +30,8 @@ from warploom.ops.backends import (
     run_on_emulator,
 )
 from warploom.ops.gemm_kernels import trace_finish, trace_for
-from warploom.ops.matmul_arrays import Inputs, read_inputs
+from warploom.ops.matmul_arrays import Inputs, gemm_config, read_inputs
+from warploom.ops.options import extra_matrices, number, refuse_unhashable
 from warploom.ops.recipes import Recipe
 from warploom.tune.classes import gemm_class
 from warploom.tune.store import find_winner
@@ -200,19 +201,28 @@ def matmul(
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
-    config = parse_config(config) if isinstance(config, str) else config
+    if alpha.__class__ is not float:
+        alpha = number("alpha", alpha)
+    if extras.__class__ is not tuple:
+        extras = extra_matrices(extras)
+    if config is not None:
+        config = gemm_config(config)
     views = [describe(a), describe(b)]
     if bias is not None or extras:
-        views += [describe(x) for x in ((() if bias is None else (bias,)) + tuple(extras))]
+        views += [describe(x) for x in (*(() if bias is None else (bias,)), *extras)]
     into = None if out is None else describe(out)
     asked = (
         out_dtype, accumulate, bias is None, None if epilogue is None else function_key(epilogue), alpha, config,
         None if into is None else (into[1:5], into.pointer & 15),
     )  # fmt: skip
     key = (asked, *[(view[1:5], view.pointer & 15) for view in views])
-    ready = _prepared.get(key)
+    try:
+        ready = _prepared.get(key)
+    except TypeError:
+        refuse_unhashable({"out_dtype": out_dtype, "accumulate": accumulate, "epilogue": epilogue, "config": config})
+        raise
     if ready is None:
-        inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, float(alpha))
+        inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, alpha)
         return _first_call(inputs, out, config, key)
     result = ready.new_result(views[0]) if out is None else out
     ready.run(views, address(result))
@@ -233,11 +243,12 @@ def plan_matmul(
     config: AnyGemmConfig | str | None = None,
 ) -> MatmulPlan:
     """What :func:`matmul` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
-    others = (() if bias is None else (bias,)) + tuple(extras)
+    others = (*(() if bias is None else (bias,)), *extra_matrices(extras))
     views = [describe(x) for x in (a, b, *others)]
     into = None if out is None else describe(out)
-    inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, float(alpha))
-    return _plan(inputs, parse_config(config) if isinstance(config, str) else config)
+    factor = number("alpha", alpha)
+    inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, factor)
+    return _plan(inputs, gemm_config(config))
 
 
 def _plan(inputs: Inputs, config: AnyGemmConfig | None) -> MatmulPlan:

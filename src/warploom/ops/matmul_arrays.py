@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from warploom.core.dtypes import F32_MAX, DType, bf16, dtype_of, f16, f32
-from warploom.core.errors import ProblemError
+from warploom.core.errors import ProblemError, shown
 from warploom.core.identity import function_key
 from warploom.interop.arrays import ArrayView, compact, require_dtype, same_device
+from warploom.kernels.gemm.choice import parse_config
+from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import MOST_EXTRAS, Epilogue, EpilogueFunction
-from warploom.kernels.gemm.problem import MOST_GRID_ROWS, GemmProblem, Matrix
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
+from warploom.kernels.gemm.problem import MOST_GRID_ROWS, AnyGemmConfig, GemmProblem, Matrix
+from warploom.ops.options import configuration
 
 _STRIDE_LIMIT = 2**32
 Offsets = tuple[int, int, int, int]
@@ -67,6 +72,36 @@ def read_inputs(
 
 
 # -- checks
+def gemm_config(config: Any) -> AnyGemmConfig | None:
+    """The configuration asked for: None, one of either generator, or its notation. Raises ConfigError for others."""
+    if config is None:
+        return None
+    return configuration(config, (GemmConfig, HopperGemmConfig), parse_config)
+
+
+def _check_function(function: Any, extras: int) -> None:
+    """Raises ProblemError if ``function`` cannot be called with a sum and so many elements of extra matrices."""
+    if function is None:
+        return
+    if not callable(function):
+        raise ProblemError(
+            f"epilogue is a function of the sum, such as warploom.lang.functions.relu, not {shown(function)}"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some builtins there is none
+        return
+    try:
+        signature.bind(*range(1 + extras))
+    except TypeError as error:
+        values = "the sum" if extras == 0 else f"the sum and one element of each of the {extras} extra matrices"
+        name = getattr(function, "__name__", type(function).__name__)
+        raise ProblemError(
+            f"the epilogue is called with {values}, which {name}{signature} does not take ({error}): give it one "
+            "positional parameter for each"
+        ) from None
+
+
 def _result_shape(a: ArrayView, b: ArrayView) -> tuple[int, ...]:
     for name, view in (("a", a), ("b", b)):
         if len(view.shape) < 2:
@@ -113,6 +148,7 @@ def _check_others(
 ) -> None:  # fmt: skip
     if has_bias and tuple(others[0].shape) != (shape[-1],):
         raise ProblemError(f"bias has shape {tuple(others[0].shape)}, the result {shape}: bias must be ({shape[-1]},)")
+    _check_function(function, len(extras))
     if len(extras) > MOST_EXTRAS:
         raise ProblemError(f"an epilogue takes at most {MOST_EXTRAS} extra matrices, not {len(extras)}")
     if extras and function is None:

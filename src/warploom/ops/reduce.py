@@ -14,13 +14,14 @@ from warploom.core.dtypes import DType, f32, s32, s64, u8
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target as target_named
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, same_device
-from warploom.kernels.gemm.choice import choose_for_rows, parse_config
+from warploom.kernels.gemm.choice import choose_for_rows
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.kernels.mapped import MappedArray
 from warploom.kernels.reduce.states import OPS, ReduceOp
 from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, multiprocessors, run_on_emulator
-from warploom.ops.matmul_arrays import Inputs, read_inputs
+from warploom.ops.matmul_arrays import Inputs, gemm_config, read_inputs
+from warploom.ops.options import flag, number, refuse_unhashable
 from warploom.ops.recipes import Recipe
 from warploom.ops.reduce_steps import EMULATED_MULTIPROCESSORS, ReducePlan, Step, blocks_of, transposed
 
@@ -62,9 +63,10 @@ def reduction_named(op: Op, return_index: bool) -> ReduceOp:
     """The reduction that the arguments of :func:`matmul_reduce` ask for. Raises ProblemError if there is none."""
     if op not in ("max", "sum", "logsumexp"):
         raise ProblemError(f"op is 'max', 'sum' or 'logsumexp', not {op!r}")
-    if return_index and op != "max":
+    with_index = return_index if return_index.__class__ is bool else flag("return_index", return_index)
+    if with_index and op != "max":
         raise ProblemError(f"return_index goes with op='max': {op} has no column")
-    return "argmax" if return_index else op
+    return "argmax" if with_index else op
 
 
 def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig | str | None = None) -> Any:
@@ -103,7 +105,7 @@ def plan_matmul_reduce(
     config: AnyGemmConfig | str | None = None,
 ) -> ReducePlan:
     """What :func:`matmul_reduce` would run ("argmax" is "max" with its index); runs nothing."""
-    return _plan(_read(_view(a), _view(b), op, scale, bias), op, config, False)
+    return _plan(_read(_view(a), _view(b), op, number("scale", scale), bias), op, gemm_config(config), False)
 
 
 def _view(x: Any) -> ArrayView:
@@ -113,22 +115,19 @@ def _view(x: Any) -> ArrayView:
 def _read(a: ArrayView, b: ArrayView, op: str, scale: float, bias: Any) -> Inputs:
     if op not in OPS:
         raise ProblemError(f"op is one of {', '.join(OPS)}, not {op!r}")
-    if not math.isfinite(scale):
-        raise ProblemError(f"scale must be finite, not {scale}")
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise ProblemError(f"a and b are matrices, not of shapes {tuple(a.shape)} and {tuple(b.shape)}")
     views = [a, b] if bias is None else [a, b, _view(bias)]
     if b.shape[1] == 0:
         raise ProblemError("b has no columns: there is nothing to reduce over")
-    return read_inputs(views, None, bias is not None, None, f32, "f32", float(scale))
+    return read_inputs(views, None, bias is not None, None, f32, "f32", scale)
 
 
-def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | str | None, subtract: bool) -> ReducePlan:
+def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | None, subtract: bool) -> ReducePlan:
     problem: GemmProblem = inputs.problem
     first = inputs.views[0]
     number = first.device[1] if first.device[0] == "cuda" else 0
     on_gpu = first.device[0] == "cuda" or gpu_present()
-    config = parse_config(config) if isinstance(config, str) else config
     emulated = "sm_90a" if isinstance(config, HopperGemmConfig) else EMULATED_TARGET
     goal = gpu_target(number) if on_gpu else target_named(emulated)
     reason = "asked for by the caller"
@@ -146,9 +145,13 @@ def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | str | None, subt
 
 
 def _reduced(
-    a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: AnyGemmConfig | str | None, target: ArrayView | None
+    a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any, target: ArrayView | None
 ) -> tuple[Any, Any]:
     """(values, indices or None) as arrays of a's kind."""
+    if scale.__class__ is not float:
+        scale = number("scale", scale)
+    if config is not None:
+        config = gemm_config(config)
     view = _view(a)
     given = {"a": view, "b": _view(b)}
     if bias is not None:
@@ -156,7 +159,11 @@ def _reduced(
     if target is not None:
         given["target"] = target
     key = (op, scale, config, *[(name, x[1:5], x.pointer & 15) for name, x in given.items()])
-    ready = _ready.get(key)
+    try:
+        ready = _ready.get(key)
+    except TypeError:
+        refuse_unhashable({"config": config})
+        raise
     if ready is not None:
         return ready.run(given)
     inputs = _read(view, given["b"], op, scale, given.get("bias"))

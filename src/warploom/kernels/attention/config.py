@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from warploom.core.dtypes import DType, bf16, dtype_of, f16
+from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.copy_plan import CopyPlan
-from warploom.kernels.settings import override
+from warploom.kernels.settings import broken_flags, element_type, override, type_name
 
 if TYPE_CHECKING:
     from warploom.lang.fragments import Addressing
@@ -103,7 +103,9 @@ class AttentionConfig:
     # -- whether it fits
     def check(self, target: Target | None = None) -> list[str]:
         """Every reason why this is no kernel (for ``target``, if given); empty if it is one."""
-        found: list[str] = []
+        found = broken_flags(self)
+        if found:
+            return found
         if self.dtype not in (bf16, f16):
             found.append(f"dtype {self.dtype} is not f16 or bf16")
         if self.head_dim % 8 or not 8 <= self.head_dim <= 256:
@@ -150,7 +152,8 @@ class AttentionConfig:
         words = [word for word, name in _WORDS.items() if getattr(self, name)]
         words.insert(len([w for w in ("async", "eager", "swizzled") if w in words]), self._loads)
         extra = [f"{n}={getattr(self, n)}" for n in _NUMBERS if getattr(self, n) != _DEFAULTS[n]]
-        name = {"bf16": "BF16", "f16": "FP16"}[self.dtype.name]
+        kind = type_name(self.dtype)
+        name = {"bf16": "BF16", "f16": "FP16"}.get(kind, kind)
         return f"({name}, {self.head_dim}, {self.tile_m}, {self.tile_n}, {self.num_warps}): " + "+".join(words + extra)
 
     @property
@@ -166,7 +169,8 @@ class AttentionConfig:
         if match is None:
             raise ConfigError(f"{text!r} is no configuration; write (FP16, 128, 64, 64, 4): async+eager+swizzled+…")
         kind, head_dim, tile_m, tile_n, warps, rest = match.groups()
-        base = cls(int(tile_m), int(tile_n), int(warps), int(head_dim), dtype_of(kind), async_copy=False)
+        dtype = element_type("the type", kind)
+        base = cls(int(tile_m), int(tile_n), int(warps), int(head_dim), dtype, async_copy=False)
         changes: dict[str, Any] = {}
         for word in filter(None, (w.strip() for w in rest.split("+"))):
             loads = re.fullmatch(r"load_(\d+)_(\d+)_(\d+)_fragments", word)

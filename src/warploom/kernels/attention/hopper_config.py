@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from warploom.core.dtypes import DType, bf16, dtype_of, f16
+from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.mapped import PANEL_COLS
-from warploom.kernels.settings import override
+from warploom.kernels.settings import broken_flags, element_type, override, type_name
 from warploom.kernels.specialised import BARRIER_BYTES, WARPGROUP_ROWS, Specialised
 
 
@@ -73,7 +73,9 @@ class HopperConfig(Specialised):
 
     def check(self, target: Target | None = None) -> list[str]:
         """Every reason why this is no kernel (for ``target``, if given); empty if it is one."""
-        found: list[str] = []
+        found = broken_flags(self)
+        if found:
+            return found
         if self.dtype not in (bf16, f16):
             found.append(f"dtype {self.dtype} is not f16 or bf16")
         if self.head_dim % 8 or not 8 <= self.head_dim <= 256:
@@ -111,7 +113,8 @@ class HopperConfig(Specialised):
         words = [
             n for n in ("overlap", "pingpong", "flat", "q_in_registers", "lazy_rescale", "hold") if getattr(self, n)
         ]
-        name = {"bf16": "BF16", "f16": "FP16"}.get(self.dtype.name, self.dtype.name)
+        kind = type_name(self.dtype)
+        name = {"bf16": "BF16", "f16": "FP16"}.get(kind, kind)
         head = f"wgmma ({name}, {self.head_dim}, {self.tile_m}, {self.tile_n}, {self.consumers} consumers"
         return f"{head}, {self.stages} stages): " + "+".join(words)
 
@@ -135,7 +138,7 @@ class HopperConfig(Specialised):
         if unknown:
             raise ConfigError(f"{unknown[0]!r} is no flag of wgmma attention; known: {', '.join(_WORDS)}")
         flags = {name: name in words for name in _WORDS}
-        return cls(int(consumers), int(tile_n), int(stages), int(head_dim), dtype_of(kind), **flags)
+        return cls(int(consumers), int(tile_n), int(stages), int(head_dim), element_type("the type", kind), **flags)
 
 
 _WORDS = ("overlap", "pingpong", "flat", "q_in_registers", "lazy_rescale", "hold")

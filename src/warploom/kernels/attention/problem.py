@@ -12,6 +12,7 @@ from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.schedule import FLOPS_PER_SECOND, Work, planes_together
+from warploom.kernels.settings import broken_flags
 
 MOST_GRID_ROWS = 65535  # CTAs along y and z
 MOST_POSITIONS = 2**30  # positions and their differences are s32 in the kernel
@@ -72,7 +73,9 @@ class AttentionProblem:
 
     def misfits(self, config: AnyConfig) -> list[str]:
         """Every reason why ``config`` cannot run this problem; empty if it can."""
-        found: list[str] = []
+        found = broken_flags(config)
+        if found:
+            return found
         if config.head_dim != self.head_dim:
             found.append(f"head_dim is {self.head_dim}, the configuration's {config.head_dim}")
         if config.dtype is not self.dtype:

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from warploom.core.dtypes import DType, bf16, dtype_of, f16, f32
+from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.copy_plan import CopyPlan
+from warploom.kernels.settings import broken_flags, override
 
 if TYPE_CHECKING:
     from warploom.lang.fragments import Addressing
@@ -106,6 +107,9 @@ class GemmConfig:
         self, target: Target | None = None, *, a_k_contiguous: bool = True, b_k_contiguous: bool = False
     ) -> list[str]:
         """Every reason why this is no kernel (for ``target`` and these operands); empty if it is one."""
+        found = broken_flags(self)
+        if found:
+            return found
         found = self._sizes() or self._copies(a_k_contiguous, b_k_contiguous)
         if self.dtype not in (bf16, f16):
             found.append(f"dtype {self.dtype} is not f16 or bf16")
@@ -120,8 +124,6 @@ class GemmConfig:
             )
         if self.wide_b and (self.warp_n % 16 or not self.ldmatrix):
             found.append("wide_b loads two B operands of 8 columns: warp_n must be a multiple of 16, with ldmatrix")
-        if self.split_k < 1 or self.block_stride < 0 or self.stages < 1:
-            found.append("split_k and stages are at least 1, block_stride at least 0")
         if target is not None and self.shared_bytes() > target.shared_per_block:
             found.append(
                 f"needs {self.shared_bytes()} bytes of shared memory, {target.name} has {target.shared_per_block} "
@@ -189,22 +191,17 @@ class GemmConfig:
             match = re.fullmatch(r"(\w+)(?:\s*=\s*(\w+))?", word)
             if match is None:
                 raise ConfigError(f"{word!r} is no setting; write BM=128,BN=128,BK=64,WM=64,WN=64,STAGES=3")
-            settings[_SEED_WORDS.get(match[1], match[1])] = match[2] or "true"
+            settings[match[1]] = match[2] or "true"
+        if not settings:
+            raise ConfigError(f"{text!r} is no configuration; write BM=128,BN=128,BK=64,WM=64,WN=64,STAGES=3")
         config = cls().with_settings(settings)
-        if set(settings) <= set(_SEED_WORDS.values()):
+        if {_SEED_WORDS.get(word, word) for word in settings} <= set(_SEED_WORDS.values()):
             config = replace(config, ldmatrix=True, swizzle=True, accumulate=f16, pipelined=config.stages > 1)
         return config
 
     def with_settings(self, settings: dict[str, str]) -> GemmConfig:
         """This config with flags overridden by text, as ``--set FLAG=VALUE`` gives it; the seeds' words work too."""
-        known = {f.name: f for f in fields(self)}
-        changes: dict[str, Any] = {}
-        for word, text in settings.items():
-            name = _SEED_WORDS.get(word, word)
-            if name not in known:
-                raise ConfigError(f"{word!r} is no flag of gemm; known: {', '.join((*known, *_SEED_WORDS))}")
-            changes[name] = _value(name, text, getattr(self, name))
-        return replace(self, **changes)
+        return override(self, settings, "gemm", _SEED_WORDS)
 
 
 _SEED_WORDS = {
@@ -216,16 +213,3 @@ _SEED_WORDS = {
     "STAGES": "stages",
     "BLOCK_STRIDE": "block_stride",
 }
-_TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-
-
-def _value(name: str, text: str, current: Any) -> Any:
-    """``text`` as the type of the flag it sets."""
-    try:
-        if isinstance(current, bool):
-            return _TRUTH[text.lower()]
-        return dtype_of(text) if isinstance(current, DType) else int(text)
-    except KeyError:
-        raise ConfigError(f"{name} is true or false, not {text!r}") from None
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from error

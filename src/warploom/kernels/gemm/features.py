@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from warploom.core.dtypes import DType, f16, f32
+from warploom.core.dtypes import DType, f16, f32, pred
 from warploom.core.errors import ProblemError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Epilogue:
         return not (self.scaled or self.bias or self.function)
 
     def call(self, x: Traced, extras: list[Traced]) -> Traced:
-        """The user's function. Raises ProblemError if it does not return one number."""
+        """The user's function. Raises ProblemError if it does not return one f32 or number."""
         from warploom.lang.functions import as_f32
         from warploom.lang.values import Traced
 
@@ -67,6 +67,12 @@ class Epilogue:
         result = self.function(x, *extras)
         if not isinstance(result, Traced | int | float):
             raise ProblemError(f"the epilogue must return one traced value, not {type(result).__name__}")
+        if isinstance(result, Traced) and result.dtype is not f32:
+            what = "a condition" if result.dtype is pred else f"a {result.dtype}"
+            raise ProblemError(
+                f"the epilogue must return an f32, not {what}: warploom.lang.functions.select(condition, a, b) makes "
+                "numbers of a condition"
+            )
         return as_f32(result, x)
 
 

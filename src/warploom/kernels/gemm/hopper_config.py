@@ -10,7 +10,7 @@ from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.core.targets import TARGETS, Target
 from warploom.kernels.mapped import PANEL_COLS
-from warploom.kernels.settings import override
+from warploom.kernels.settings import broken_flags, override
 from warploom.kernels.specialised import BARRIER_BYTES, WARPGROUP_ROWS, Specialised
 
 COLUMN_STEP = 32
@@ -117,13 +117,14 @@ class HopperGemmConfig(Specialised):
     # -- whether it fits
     def check(self, target: Target | None = None, **_operands: bool) -> list[str]:
         """Every reason why this is no kernel (for ``target``, if given); empty if it is one. Any operand order fits."""
+        found = broken_flags(self)
+        if found:
+            return found
         found = self._sizes()
         if self.dtype not in (bf16, f16):
             found.append(f"dtype {self.dtype} is not f16 or bf16")
         if self.stages < 2:
             found.append("the ring has at least 2 stages")
-        if self.split_k < 1 or self.block_stride < 0:
-            found.append("split_k is at least 1, block_stride at least 0")
         if self.cluster not in (1, 2) or (self.cluster == 2 and self.tile_n % (2 * PANEL_COLS)):
             found.append(f"a cluster is 1 CTA, or 2 with a tile_n that is a multiple of {2 * PANEL_COLS}")
         if self.pingpong and (self.consumers != 2 or not self.persistent):
@@ -187,7 +188,7 @@ class HopperGemmConfig(Specialised):
 
     def with_settings(self, settings: dict[str, str]) -> HopperGemmConfig:
         """This config with flags overridden by text, as ``--set FLAG=VALUE`` gives it; BM, BN, … work too."""
-        return override(self, {_WORDS.get(word, word): text for word, text in settings.items()}, "wgmma gemm")
+        return override(self, settings, "wgmma gemm", _WORDS)
 
 
 _WORDS = {"BM": "tile_m", "BN": "tile_n", "STAGES": "stages", "CONSUMERS": "consumers"}

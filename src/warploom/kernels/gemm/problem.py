@@ -10,6 +10,7 @@ from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import Epilogue, GemmFeatures, OperandFeatures
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig, operand_box
 from warploom.kernels.mapped import MappedArray
+from warploom.kernels.settings import broken_flags
 
 AnyGemmConfig = GemmConfig | HopperGemmConfig
 """A configuration of either generator: ``mma.sync`` or ``wgmma``."""
@@ -104,6 +105,9 @@ class GemmProblem:
 
     def misfits(self, config: AnyGemmConfig) -> list[str]:
         """Every reason why ``config`` cannot run this problem; empty if it can."""
+        found = broken_flags(config)
+        if found:
+            return found
         found = [
             x for x in config.check(a_k_contiguous=self.a.k_contiguous, b_k_contiguous=self.b.k_contiguous)
             if x.startswith(("A:", "B:", "A's", "B's"))

@@ -1,0 +1,85 @@
+"""Keyword arguments of the operations as plain values: what a call is looked up by must be hashable and fixed.
+
+An array or tensor given for a number is read here, once: as part of a key it would be looked up by its identity, and
+changing it would go unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+import numpy as np
+
+from warploom.core.errors import ConfigError, ProblemError, shown
+from warploom.kernels.settings import broken_flags
+
+Config = TypeVar("Config")
+
+
+def number(name: str, value: Any) -> float:
+    """``value`` as a float: a number, or an array or tensor of one number. Raises ProblemError for anything else."""
+    found = single(value)
+    if not isinstance(found, Real):
+        raise ProblemError(f"{name} is a number, not {shown(value)}")
+    try:
+        return float(found)
+    except OverflowError:
+        raise ProblemError(f"{name} must be a finite float32, not {shown(value)}") from None
+
+
+def flag(name: str, value: Any) -> bool:
+    """``value`` as True or False, given as such or as 0 or 1. Raises ProblemError for anything else."""
+    found = single(value)
+    if isinstance(found, Real | np.bool_) and found in (0, 1):
+        return bool(found)
+    raise ProblemError(f"{name} is True or False, not {shown(value)}")
+
+
+def whole(name: str, value: Any) -> int:
+    """``value`` as an int: an integer, or an array or tensor of one. Raises ProblemError for anything else."""
+    found = single(value)
+    if not isinstance(found, Integral):
+        raise ProblemError(f"{name} is an integer, not {shown(value)}")
+    return int(found)
+
+
+def configuration(value: Any, kinds: tuple[type[Config], ...], parse: Callable[[str], Config]) -> Config:
+    """``value`` as a configuration of one of these ``kinds``, or parsed from text. Raises ConfigError for others."""
+    if isinstance(value, kinds):
+        return value
+    if isinstance(value, str):
+        return parse(value)
+    names = ", ".join(kind.__name__ for kind in kinds)
+    raise ConfigError(f"config is one of {names}, their notation as text, or None; not {shown(value)}")
+
+
+def extra_matrices(extras: Any) -> tuple[Any, ...]:
+    """The ``extras`` of a product as a tuple. Raises ProblemError for what is no tuple or list of matrices."""
+    if extras is None:
+        return ()
+    if isinstance(extras, tuple | list):
+        return tuple(extras)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    raise ProblemError(f"extras is a tuple of matrices, not {shown(extras)}: for one matrix write extras=(matrix,)")
+
+
+def single(value: Any) -> Any:
+    """The element of an array or tensor that has one; other values as they are."""
+    shape = getattr(value, "shape", None)
+    if shape is None or not hasattr(value, "item") or any(size != 1 for size in shape):
+        return value
+    return value.item()
+
+
+def refuse_unhashable(options: Mapping[str, Any]) -> None:
+    """Raises ProblemError (for a configuration ConfigError) that names the first of ``options`` no key can hold."""
+    for name, value in options.items():
+        try:
+            hash(value)
+        except TypeError:
+            problems = broken_flags(value) if is_dataclass(value) else []
+            if problems:
+                raise ConfigError(f"{value} does not fit: " + "; ".join(problems)) from None
+            raise ProblemError(f"{name} cannot be {shown(value)}") from None

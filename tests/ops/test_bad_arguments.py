@@ -1,0 +1,196 @@
+"""Arguments of the wrong kind: refused with a message that says what to do, or read as what they plainly mean."""
+
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import warploom
+from warploom.core.dtypes import f32
+from warploom.core.errors import ConfigError, ProblemError, TraceError
+from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.lang.functions import relu
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+
+
+def random(*shape: int, dtype: Any = np.float16) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(shape).standard_normal(shape).astype(dtype)
+
+
+A, B = random(16, 32), random(32, 48)
+Q = random(1, 16, 2, 64, dtype=ml_dtypes.bfloat16)
+
+
+# -- configurations
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("BM=0", "tile_m is at least 1, not 0"),
+        ("BN=0,BK=0", "tile_n is at least 1, not 0; tile_k is at least 1"),
+        ("BM=x", "BM is an integer, not 'x'"),
+        ("", "'' is no configuration; write BM=128"),
+        ("opt_level=9", "opt_level is ptxas's, 0 to 3, not 9"),
+        ("min_ctas=0", "min_ctas is at least 1"),
+        ("dtype=f13", "dtype: 'f13' is not a type"),
+        ("wgmma,BM=0", "tile_m is at least 1"),
+        ("wgmma,cluster=0", "cluster is at least 1"),
+        ("wgmma,opt_level=9", "opt_level is ptxas's"),
+        (5, "config is one of GemmConfig, HopperGemmConfig, their notation as text, or None; not 5"),
+        ([1], r"config is one of .* not \[1\]"),
+        (GemmConfig(tile_m="64"), "tile_m is a Python int, not '64'"),
+        (GemmConfig(dtype="f16"), "dtype is a type of warploom.core.dtypes"),
+        (GemmConfig(swizzle=1), "swizzle is True or False, not 1"),
+        (GemmConfig(tile_m=[64]), "tile_m is a Python int"),
+    ],
+)
+def test_configurations_of_products_that_cannot_be(config, says):
+    for call in (warploom.plan_matmul, warploom.matmul, warploom.matmul_reduce, warploom.plan_matmul_reduce):
+        with pytest.raises((ConfigError, ProblemError), match=says):
+            call(A, B, config=config)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("(BF16, 64, 0, 64, 0)", "tile_m is at least 1, not 0; num_warps is at least 1"),
+        ("(BF16, 64, 64, 64, 4): opt_level=9", "opt_level is ptxas's"),
+        ("(F13, 64, 64, 64, 4)", "'F13' is not a type"),
+        ("wgmma (BF16, 64, 0, 0, 0 consumers, 0 stages):", "consumers is at least 1"),
+        ("wgmma (F13, 64, 128, 128, 2 consumers, 2 stages): overlap", "'F13' is not a type"),
+        (5, "config is one of AttentionConfig, HopperConfig"),
+        ([1], "config is one of"),
+        (AttentionConfig(dtype=f32, head_dim=64), "dtype f32 is not f16 or bf16"),
+        (AttentionConfig(dtype="bf16", head_dim=64), "dtype is a type of"),
+        (AttentionConfig(tile_m=[64]), "tile_m is a Python int"),
+    ],
+)
+def test_configurations_of_attention_that_cannot_be(config, says):
+    for call in (warploom.plan, warploom.attention):
+        with pytest.raises(ConfigError, match=says):
+            call(Q, Q, Q, config=config)
+
+
+# -- numbers and switches
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"scale": np.array([0.5, 1.0])}, r"scale is a number, not ndarray of shape \(2,\)"),
+        ({"scale": [0.5]}, r"scale is a number, not \[0.5\]"),
+        ({"scale": 1j}, "scale is a number"),
+        ({"softcap": 10**400}, "softcap must be a finite float32"),
+        ({"causal": "no"}, "causal is True or False, not 'no'"),
+        ({"causal": 2}, "causal is True or False, not 2"),
+        ({"causal": None}, "causal is True or False, not None"),
+        ({"return_lse": np.array([1, 0])}, "return_lse is True or False"),
+        ({"window": np.array(3)}, "window is .left, right. counts"),
+        ({"window": np.array([1.5, 2.0])}, "window is .left, right. counts"),
+        ({"window": {1, 2}}, "window is .left, right. counts"),
+        ({"layout": ["bshd"]}, "layout is 'bshd'"),
+    ],
+)
+def test_options_of_attention_that_are_no_numbers(options, says):
+    for call in (warploom.plan, warploom.attention):
+        with pytest.raises(ProblemError, match=says):
+            call(Q, Q, Q, **options)
+
+
+def test_one_number_in_an_array_is_that_number():
+    given = {"scale": np.array([0.25]), "softcap": np.array(5.0), "causal": np.array(True), "window": np.array([3, 0])}
+    plain: dict[str, Any] = {"scale": 0.25, "softcap": 5.0, "causal": True, "window": (3, 0)}
+    assert (warploom.attention(Q, Q, Q, **given) == warploom.attention(Q, Q, Q, **plain)).all()
+    for factor in (np.array(2.0), np.float32(2), ml_dtypes.bfloat16(2), 2, np.array([[2]])):
+        assert (warploom.matmul(A, B, alpha=factor) == warploom.matmul(A, B, alpha=2.0)).all()
+    reduced = warploom.matmul_reduce(A, B, scale=np.array(2.0))
+    assert (reduced == warploom.matmul_reduce(A, B, scale=2.0)).all()
+
+
+def test_a_tensor_given_as_a_factor_is_read_in_every_call():
+    """Tensors hash by identity: kept as part of a key, the factor of the first call would be every call's."""
+    torch = pytest.importorskip("torch")
+    a, b, factor = torch.ones(16, 16).half(), torch.ones(16, 16).half(), torch.tensor(2.0)
+    assert (warploom.matmul(a, b, alpha=factor) == 32).all()
+    factor.fill_(3.0)
+    assert (warploom.matmul(a, b, alpha=factor) == 48).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"alpha": "x"}, "alpha is a number, not 'x'"),
+        ({"alpha": None}, "alpha is a number, not None"),
+        ({"alpha": [2]}, "alpha is a number"),
+        ({"alpha": np.ones(2)}, "alpha is a number"),
+        ({"alpha": 10**400}, "alpha must be a finite float32"),
+        ({"out_dtype": [1]}, r"out_dtype cannot be \[1\]"),
+        ({"accumulate": np.ones(2)}, "accumulate cannot be ndarray of shape"),
+        ({"extras": random(16, 48), "epilogue": lambda x, y: x + y}, r"write extras=\(matrix,\)"),
+        ({"extras": 5, "epilogue": lambda x, y: x + y}, "extras is a tuple of matrices, not 5"),
+    ],
+)
+def test_options_of_products_that_are_no_numbers(options, says):
+    with pytest.raises(ProblemError, match=says):
+        warploom.matmul(A, B, **options)
+
+
+# -- epilogues
+@pytest.mark.parametrize(
+    ("epilogue", "says"),
+    [
+        (5, "epilogue is a function of the sum, such as warploom.lang.functions.relu, not 5"),
+        ("relu", "not 'relu'"),
+        (lambda: 1, r"which <lambda>\(\) does not take"),
+        (lambda x, y: x, "missing a required argument: 'y'"),
+        (lambda x, *, y: x, "missing a required argument: 'y'"),
+        (lambda x: x > 0, r"an f32, not a condition: warploom.lang.functions.select"),
+        (lambda x: x if x > 0 else 0.0, "select, maximum, minimum of warploom.lang.functions"),
+        (lambda x: np.exp(x), "numpy.exp computes with arrays"),
+        (lambda x: np.where(x > 0, x, 0), "numpy.where computes with arrays"),
+        (lambda x: np.ones(3) * x, "numpy.multiply computes with arrays"),
+        (lambda x: x * np.ones(3), r"ndarray of shape \(3,\) is no number that f32 can hold"),
+        (lambda x: math.exp(x), "warploom.lang.functions where there is no k"),
+        (lambda x: x**2, r"write x \* x"),
+        (lambda x: x + "a", "'a' is no number that f32 can hold"),
+        (lambda x: x + None, "None is no number"),
+        (lambda x: 10**400, "is no number that f32 can hold"),
+        (round, "no Python number"),
+    ],
+)
+def test_epilogues_that_cannot_be(epilogue, says):
+    with pytest.raises((ProblemError, TraceError), match=says):
+        warploom.matmul(A, B, epilogue=epilogue)
+
+
+def test_an_epilogue_of_torch_is_pointed_at_warplooms_functions():
+    torch = pytest.importorskip("torch")
+    for function in (torch.relu, torch.nn.functional.gelu, torch.nn.ReLU()):
+        with pytest.raises(TraceError, match=r"torch's (relu|gelu) computes with arrays.*warploom\.lang\.functions"):
+            warploom.matmul(A, B, epilogue=function)
+
+
+def test_an_epilogue_takes_as_many_values_as_there_are_extras():
+    extra = random(16, 48)
+    with pytest.raises(ProblemError, match="the sum and one element of each of the 2 extra matrices"):
+        warploom.matmul(A, B, epilogue=lambda x, y: x + y, extras=(extra, extra))
+    both = warploom.matmul(A, B, epilogue=lambda *values: values[0] + values[1], extras=[extra])
+    assert (both == warploom.matmul(A, B, epilogue=lambda x, y: x + y, extras=(extra,))).all()
+
+
+def test_numpys_numbers_stand_on_either_side_of_an_operator():
+    expected = warploom.matmul(A, B, epilogue=lambda x: relu(2.0 - x) * 3.0)
+    for two, three in ((np.float32(2), np.float64(3)), (np.array(2.0), np.array(3))):
+        assert (warploom.matmul(A, B, epilogue=lambda x, a=two, b=three: relu(a - x) * b) == expected).all()
+
+
+def test_messages_show_no_contents_of_arrays():
+    with pytest.raises(ProblemError) as refused:
+        warploom.matmul(A, B, alpha=np.ones((40, 40)))
+    assert not re.search(r"1\.", str(refused.value))
