@@ -1,0 +1,53 @@
+"""``benchmarks/mma_rate.py``: the kernel that says what ``mma.sync`` alone takes does that work, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.docs.pages import load
+
+from warploom.core.dtypes import f16, f32
+from warploom.core.targets import target
+from warploom.emulate import emulate
+
+M, N, ROUNDS, WARPS = 32, 16, 2, 2
+
+
+@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize("accumulate", [f32, f16])
+def test_every_warp_multiplies_the_tile_in_every_round(accumulate, loads):
+    rate = load("mma_rate")
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-2, 3, (rows, rate.DEPTH)).astype(np.float16) for rows in (M, N))
+    out = np.full(32 * WARPS, np.nan, np.float32)
+    program = rate.mma_rate.trace(warps=WARPS, warp_m=M, warp_n=N, accumulate=accumulate, loads=loads)
+    words = np.concatenate([a, b]).view(np.uint16).ravel()
+    found = emulate(program, 1, {"words": words, "out": out, "rounds": ROUNDS})
+    assert not found.findings
+    steps = range(rate.STEPS) if loads else [rate.HELD[step % 2] for step in range(rate.STEPS)]
+    columns = [slice(16 * step, 16 * step + 16) for step in steps]
+    exact = ROUNDS * sum(float((a[:, c].astype(float) @ b[:, c].astype(float).T).sum()) for c in columns)
+    assert out.reshape(WARPS, 32).sum(axis=1) == pytest.approx([exact] * WARPS)
+    mma = sum(count for name, count in found.executed.items() if name.startswith("mma."))
+    assert mma == ROUNDS * WARPS * rate.STEPS * (M // 16) * (N // 8), found.executed
+    assert ROUNDS * rate.flops(WARPS, M, N) == mma * 2 * 16 * 8 * 16
+    fragments = found.traffic["ldmatrix"]
+    assert fragments.actual == fragments.ideal > 0
+
+
+@pytest.mark.parametrize("accumulate", [f32, f16])
+def test_inputs_keep_the_sums_bounded(accumulate):
+    rate = load("mma_rate")
+    words = rate.inputs(np.random.default_rng(0), M, N)
+    a, b = words[:M].astype(float), words[M:].astype(float)
+    assert np.abs(a @ b.T).max() < 1e-9
+    assert words.shape == (M + N, rate.DEPTH)
+
+
+@pytest.mark.parametrize("accumulate", [f32, f16])
+def test_the_configurations_under_load_are_kernels(accumulate):
+    found = load("gemm_power_h200").configurations(accumulate)
+    assert len(found) >= 12
+    for config in found.values():
+        assert config.accumulate is accumulate
+        assert not config.check(target("sm_90a"))
