@@ -1,5 +1,6 @@
-"""What engines move is counted: boxes of the TMA, shared operands of wgmma."""
+"""What is moved is counted: boxes of the TMA, shared operands of wgmma, sectors of global memory."""
 
+# pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
 import ml_dtypes
@@ -9,6 +10,7 @@ import pytest
 from warploom.emulate import EngineTraffic, Traffic, emulate
 from warploom.interop.arrays import describe
 from warploom.kernels.attention.hopper_config import HopperConfig
+from warploom.lang import Global, Kernel, f32, kernel
 from warploom.ops.attention import plan
 from warploom.ops.attention_kernels import mapped
 from warploom.ops.backends import emulator_arguments
@@ -51,3 +53,19 @@ def test_boxes_count_whole_in_shared_memory_and_as_far_as_they_exist_in_global_m
     assert found["tma.store"].shared_bytes == 4 * 64 * HEAD_DIM * 2
     assert found["tma.store"].global_bytes == 200 * HEAD_DIM * 2
     assert found["tma.load"].shared_bytes > found["tma.load"].global_bytes
+
+
+@kernel(threads=64)
+def strided_copy(k: Kernel, x: Global[f32], y: Global[f32], *, step: int) -> None:
+    with k.when(k.thread < 40):
+        y.store(x.load(k.thread * step), k.thread)
+
+
+@pytest.mark.parametrize("step", [1, 2, 8, 16])
+def test_global_accesses_count_the_sectors_that_they_touch(step: int) -> None:
+    """40 threads: a whole warp, and 8 lanes of another."""
+    run = emulate(strided_copy.trace(step=step), 1, [np.zeros(40 * step, np.float32), np.zeros(40, np.float32)])
+    loads, stores = (run.traffic.global_memory[name] for name in ("ld.global", "st.global"))
+    assert (loads.requests, loads.bytes, loads.ideal) == (2, 160, 5)
+    assert loads.sectors == 5 * min(step, 8)  # of 32 bytes: 8 floats, or one of them from 8 apart on
+    assert (stores.requests, stores.sectors, stores.bytes) == (2, 5, 160)
