@@ -79,7 +79,7 @@ def test_a_gpu_is_described(monkeypatch):
     use(monkeypatch, FakeDriver())
     assert device.gpus() == (Gpu(0, "A GPU", (9, 0), 1 << 30, 132, "sm_90a"),)
     assert device.has_gpu()
-    assert device.current_target().name == "sm_90a"
+    assert device.target_of(0).name == "sm_90a"
     with pytest.raises(UnsupportedDeviceError, match="there is no GPU 1"):
         device.target_of(1)
 
@@ -88,7 +88,7 @@ def test_a_gpu_that_is_too_old(monkeypatch):
     use(monkeypatch, FakeDriver(capability=(7, 5)))
     assert not device.has_gpu()
     with pytest.raises(UnsupportedDeviceError, match=r"A GPU.*7\.5.*8\.0"):
-        device.current_target()
+        device.target_of(0)
     assert any("8.0 (Ampere)" in problem for problem in probe().problems)
 
 
@@ -96,7 +96,7 @@ def test_a_driver_that_is_too_old_for_the_compiler(monkeypatch):
     use(monkeypatch, FakeDriver(version=12040))
     assert not device.has_gpu()
     with pytest.raises(UnsupportedDeviceError, match=r"CUDA 12\.4.*580 or newer.*warploom\[cu12\]"):
-        device.current_target()
+        device.target_of(0)
     use(monkeypatch, FakeDriver(version=12040), nvrtc=(12, 8))
     assert device.has_gpu()
 
@@ -109,10 +109,10 @@ def test_a_newer_driver_is_fine(monkeypatch):
 def test_a_driver_without_a_gpu(monkeypatch):
     use(monkeypatch, FakeDriver(init=100))
     with pytest.raises(UnsupportedDeviceError, match="sees no GPU"):
-        device.current_target()
+        device.target_of(0)
     use(monkeypatch, FakeDriver(init=999))
     with pytest.raises(UnsupportedDeviceError, match="a reason"):
-        device.current_target()
+        device.target_of(0)
 
 
 def test_no_driver(monkeypatch):
@@ -174,4 +174,4 @@ def test_the_gpu_here():
     report = probe()
     assert report.problems == () or report.nvdisasm is None
     assert report.driver
-    assert device.current_target().name == report.gpus[device.current_device()].target
+    assert device.target_of(0).name == report.gpus[0].target

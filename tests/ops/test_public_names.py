@@ -10,6 +10,7 @@ import pytest
 
 import warploom
 from warploom.core.errors import EmulationWarning
+from warploom.cuda.printer import print_cuda
 from warploom.ops import attention, matmul, reduce
 
 EAGER = {
@@ -68,3 +69,6 @@ def test_plans_can_be_copied_and_sent_to_other_processes():
         for again in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
             assert again == plan
             assert again.program.digest == plan.program.digest
+        program = pickle.loads(pickle.dumps(plan.program))
+        assert program.digest == plan.program.digest
+        assert print_cuda(program) == print_cuda(plan.program)

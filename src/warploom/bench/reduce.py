@@ -28,7 +28,7 @@ from warploom.isa.sync import BarSync
 from warploom.isa.warp import Shuffle
 from warploom.kernels.ladder import Rung
 from warploom.kernels.reduce.config import ReduceConfig
-from warploom.kernels.reduce.ladder import SETTINGS, Setting
+from warploom.kernels.reduce.ladder import GRID, LAUNCH, LOOP, Setting
 from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance
 from warploom.kernels.reduce.tile import matmul_row_max
 from warploom.ops.backends import GpuCall
@@ -69,14 +69,14 @@ def emulated(rung: Rung[ReduceConfig], arch: str = "sm_90a") -> Row:
         "wavefronts": sum(w.actual for w in shared) // 2, "bank_conflicts": sum(w.conflicts for w in shared) // 2,
         "barriers": sum(isinstance(i, BarSync) for i in ops), "shuffles": sum(isinstance(i, Shuffle) for i in ops),
         "shared_bytes": program.shared_bytes, "compiled": compile_for(program, arch),
-        "compiled_loop": compile_for(matmul_row_max.trace(config=SETTINGS[1].of(config)), arch),
+        "compiled_loop": compile_for(matmul_row_max.trace(config=LOOP.of(config)), arch),
         "loop_opcodes": loop_opcodes(config, arch),
     }  # fmt: skip
 
 
 def loop_opcodes(config: ReduceConfig, arch: str) -> dict[str, float] | None:
     """SASS instructions of one operation in the main loop of the second setting; None without nvdisasm."""
-    program = matmul_row_max.trace(config=SETTINGS[1].of(config))
+    program = matmul_row_max.trace(config=LOOP.of(config))
     try:
         counts = inspect_program(program, arch).loop_counts
     except WarploomError:
@@ -139,7 +139,7 @@ class Experiment:
 
     def launches(self, rungs: Sequence[Rung[ReduceConfig]]) -> dict[str, Row]:
         """The first setting: medians of plain launches and of graph replays, and the paper's own protocol."""
-        ready = {rung.key: self.prepare(rung, SETTINGS[0]) for rung in rungs}
+        ready = {rung.key: self.prepare(rung, LAUNCH) for rung in rungs}
         plain = measure([p.candidate for p in ready.values()], 1, self._clock, monitor=self._monitor)
         graphs = [graphed(p.candidate, GRAPH_LAUNCHES, self._torch) for p in ready.values()]
         replayed = measure(graphs, 1, self._clock, monitor=self._monitor)
@@ -172,7 +172,7 @@ class Experiment:
         """The second setting: clock cycles of one dependent operation in one warp."""
         rows: dict[str, Row] = {}
         for rung in rungs:
-            p = self.prepare(rung, SETTINGS[1])
+            p = self.prepare(rung, LOOP)
             samples: list[float] = []
             for _ in range(50):
                 p.candidate.run(0)
@@ -184,7 +184,7 @@ class Experiment:
     def grids(self, rungs: Sequence[Rung[ReduceConfig]], watch_seconds: float = 2.0) -> dict[str, Row]:
         """The third setting: operations per second of the whole GPU, and the energy of each."""
         idle = self.idle_watts()
-        ready = {rung.key: self.prepare(rung, SETTINGS[2]) for rung in rungs}
+        ready = {rung.key: self.prepare(rung, GRID) for rung in rungs}
         times = measure([p.candidate for p in ready.values()], 1, self._clock, monitor=self._monitor)
         first = times[next(iter(ready.values())).candidate.name]
         rows: dict[str, Row] = {}

@@ -198,13 +198,6 @@ def has_gpu() -> bool:
         return False
 
 
-def current_device() -> int:
-    """The index of the calling thread's current CUDA device (0 where it has made none current)."""
-    driver = require_driver()
-    status, device = driver.cuCtxGetDevice()
-    return int(device) if int(status) == 0 else 0
-
-
 @lru_cache(maxsize=16)
 def target_of(index: int) -> Target:
     """The target of GPU ``index``.
@@ -220,11 +213,6 @@ def target_of(index: int) -> Target:
         return target_for(*found[index].compute_capability)
     except ConfigError as error:
         raise UnsupportedDeviceError(f"GPU {index} ({found[index].name}): {error}") from error
-
-
-def current_target() -> Target:
-    """The target of the calling thread's current GPU; raises as :func:`target_of` does."""
-    return target_of(current_device())
 
 
 def _version(*distributions: str) -> str | None:

@@ -51,7 +51,6 @@ class Kernel(HopperWords, MatrixWords):
     """``k``: the first argument of every kernel function. Its methods are the language; see the base classes."""
 
 
-Parameterised = PointerType | DType | type[TensorMap]
 Cluster = int | tuple[int, ...]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from warploom.core.dtypes import DType, pred
+from warploom.core.dtypes import DType
 from warploom.core.errors import TraceError
 from warploom.ir.statements import Const, Op, Operand, Register, Value
 
@@ -238,11 +238,6 @@ _OPERATORS = {
     "not_equal": "ne",
 }  # fmt: skip
 """What NumPy's numbers call for an operator whose right side is not theirs."""
-
-
-def is_predicate(value: Number) -> bool:
-    """Whether ``value`` is a predicate (a comparison's result or a Python bool)."""
-    return value.dtype is pred if isinstance(value, Traced) else isinstance(value, bool)
 
 
 def defining_op(value: Traced) -> Op | None:

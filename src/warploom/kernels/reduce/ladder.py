@@ -35,7 +35,6 @@ class Setting:
     name: str
     repeats: int
     ctas: int | None
-    tells: str
     waves: int = 1
 
     def of(self, config: ReduceConfig) -> ReduceConfig:
@@ -43,9 +42,10 @@ class Setting:
         return replace(config, repeats=self.repeats)
 
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting("launch", 1, 1, "one warp per launch, as the paper times it: mostly the launch"),
-    Setting("loop", 1024, 1, "one warp, 1024 dependent operations inside the kernel: cycles per operation"),
-    Setting("grid", 512, None, "every SM full of such warps: operations per second", waves=8),
-)
-"""The three settings of the experiment."""
+LAUNCH = Setting("launch", 1, 1)
+"""One warp per launch, as the paper times it: mostly the launch."""
+LOOP = Setting("loop", 1024, 1)
+"""One warp, 1024 dependent operations inside the kernel: cycles per operation."""
+GRID = Setting("grid", 512, None, waves=8)
+"""Every SM full of such warps: operations per second."""
+SETTINGS = LAUNCH, LOOP, GRID
