@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, pred, s64, u32, u64
-from warploom.isa.base import Array, Instruction, inline_ptx
+from warploom.isa.base import Array, Lanewise, inline_ptx
 from warploom.isa.rounding import fma_double, fma_single
 
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -79,7 +78,7 @@ BINARY_MEANINGS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Binary(Instruction):
+class Binary(Lanewise):
     """``add sub mul div rem and or xor min max shl shr`` and the comparisons ``lt le gt ge eq ne`` of one type.
 
     Integers wrap. A shift by the width or more gives 0 (or the sign). A division of integers by zero is unspecified in
@@ -90,8 +89,6 @@ class Binary(Instruction):
 
     op: str
     dtype: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
 
     @property
     def mnemonic(self) -> str:
@@ -174,7 +171,7 @@ _ABS_CALL = {"f32": "fabsf({})", "f64": "fabs({})", "s32": "abs({})", "s64": "ll
 
 
 @dataclass(frozen=True, slots=True)
-class Unary(Instruction):
+class Unary(Lanewise):
     """``neg not abs popc clz brev sqrt``, the approximations ``ex2 lg2 rcp rsqrt tanh`` and rounding to ``tf32``.
 
     ``ex2 lg2 rcp rsqrt`` are the ``.approx.ftz.f32`` forms: the hardware's error is at most 2 ulp (PTX ISA); the
@@ -183,8 +180,6 @@ class Unary(Instruction):
 
     op: str
     dtype: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
 
     @property
     def mnemonic(self) -> str:
@@ -220,12 +215,10 @@ class Unary(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class Fma(Instruction):
+class Fma(Lanewise):
     """``fma.rn``: a·b + c of f32 or f64, rounded once."""
 
     dtype: DType = f32
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
 
     @property
     def mnemonic(self) -> str:
@@ -248,12 +241,10 @@ class Fma(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class MultiplyWide(Instruction):
+class MultiplyWide(Lanewise):
     """``mul.wide``: the 64-bit product of two 32-bit integers (``u32`` → ``u64``, ``s32`` → ``s64``)."""
 
     dtype: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
 
     @property
     def mnemonic(self) -> str:
@@ -277,12 +268,10 @@ class MultiplyWide(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class Select(Instruction):
+class Select(Lanewise):
     """``selp``: the second operand where the predicate holds, else the third."""
 
     dtype: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
 
     @property
     def mnemonic(self) -> str:

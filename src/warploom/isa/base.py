@@ -77,6 +77,14 @@ class Instruction:
         raise TypeError(f"{self.mnemonic} has no register meaning")
 
 
+@dataclass(frozen=True, slots=True)
+class Lanewise(Instruction):
+    """Base class of plain arithmetic: every lane for itself, and nothing but its results."""
+
+    pure: ClassVar[bool] = True
+    lanewise: ClassVar[bool] = True
+
+
 def inline_ptx(
     template: str,
     outputs: Sequence[tuple[str, str]] = (),

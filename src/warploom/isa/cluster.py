@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from warploom.core.dtypes import DType, u32
-from warploom.isa.base import Array, Instruction, inline_ptx
+from warploom.isa.base import Array, Instruction, Lanewise, inline_ptx
 from warploom.isa.effects import ClusterBarrier, Effect, WarpSync
 
 WINDOW_BITS = 24
@@ -52,11 +51,8 @@ class ClusterWait(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class MapShared(Instruction):
+class MapShared(Lanewise):
     """``mapa.shared::cluster.u32``: the place of a shared address in the CTA of a rank. Operands: address, rank."""
-
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
 
     @property
     def mnemonic(self) -> str:

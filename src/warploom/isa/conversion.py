@@ -13,7 +13,7 @@ import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32
 from warploom.isa.alu import BINARY_MEANINGS
-from warploom.isa.base import Array, Instruction, inline_ptx
+from warploom.isa.base import Array, Lanewise, inline_ptx
 from warploom.isa.rounding import single_to_odd, sum_to_odd
 
 _BITCAST = {
@@ -29,13 +29,11 @@ _BITCAST = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Cast(Instruction):
+class _Cast(Lanewise):
     """One register of type ``source`` in, one of type ``dtype`` out, lane by lane."""
 
     source: DType
     dtype: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -112,12 +110,10 @@ def half_to_f32(bits: Array, half: DType) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class PackPair(Instruction):
+class PackPair(Lanewise):
     """``cvt.rn.{f16x2,bf16x2}.f32``: two f32 values (low, high) rounded to nearest even into one u32."""
 
     half: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
 
     @property
     def mnemonic(self) -> str:
@@ -144,13 +140,11 @@ class PackPair(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class UnpackHalf(Instruction):
+class UnpackHalf(Lanewise):
     """One half (0 low, 1 high) of a packed pair as f32, exactly."""
 
     half: DType
     which: int
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
 
     @property
     def mnemonic(self) -> str:
@@ -188,7 +182,7 @@ _PAIR_COUNT = {"fma": 3, "add": 2, "mul": 2, "min": 2, "max": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class PairArithmetic(Instruction):
+class PairArithmetic(Lanewise):
     """Packed 16-bit arithmetic, ``fma add mul min max`` on f16x2 or bf16x2 (bf16 has add and mul from sm_90 on).
 
     Each operation rounds once to the half type. ``min``/``max`` return the operand that is not NaN.
@@ -196,8 +190,6 @@ class PairArithmetic(Instruction):
 
     op: str
     half: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
 
     @property
     def mnemonic(self) -> str:
@@ -234,12 +226,10 @@ class PairArithmetic(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class Permute(Instruction):
+class Permute(Lanewise):
     """``prmt.b32``: four bytes picked from the eight of two registers by the nibbles of an immediate selector."""
 
     selector: int
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
     moves_bits: ClassVar[bool] = True
 
     @property
@@ -268,12 +258,10 @@ class Permute(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class Move(Instruction):
+class Move(Lanewise):
     """A copy of one register: how a mutable register is set and how its value is kept."""
 
     dtype: DType
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
     moves_bits: ClassVar[bool] = True
 
     @property

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from warploom.core.dtypes import DType, pred, u32, u64
-from warploom.isa.base import Array, Instruction, inline_ptx
+from warploom.isa.base import Array, Instruction, Lanewise, inline_ptx
 from warploom.isa.effects import Effect, ReadSpecial, WarpSync
 
 FULL_MASK = 0xFFFFFFFF
@@ -43,12 +43,10 @@ SPECIAL_REGISTERS: dict[str, tuple[DType, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Special(Instruction):
+class Special(Lanewise):
     """Reads a special register (a key of :data:`SPECIAL_REGISTERS`)."""
 
     register: str
-    pure: ClassVar[bool] = True
-    lanewise: ClassVar[bool] = True
 
     @property
     def mnemonic(self) -> str:
