@@ -171,6 +171,28 @@ def test_register_counts_are_checked():
         wrong.trace(count=0, operands=3)
 
 
+@pytest.mark.parametrize(
+    ("layout", "dtype", "items", "says"),
+    [
+        (C, f32, lambda k: [k.value(0, u32)] * 4, r"expected f32, got u32\(0\).*k\.bitcast"),
+        (C, f32, lambda k: ["a"] * 4, "'a' is no number that f32 can hold"),
+        (C, f32, lambda k: [None] * 4, "None is no number that f32 can hold"),
+        (B, bf16, lambda k: [k.value(0.0, f32)] * 2, "expected u32, got f32"),
+        (C, bf16, lambda k: [k.value(0, u32)] * 2, "holds elements of 32 bits, not bf16"),
+        ("mma", f32, lambda k: [0.0] * 4, "takes a fragment's layout"),
+        (C, np.float32, lambda k: [0.0] * 4, "a type of warploom.core.dtypes"),
+    ],
+)
+def test_items_of_a_fragment_are_checked(layout, dtype, items, says):
+    @kernel(threads=32)
+    def wrong(k: Kernel, out: Global[f32]) -> None:
+        k.fragment(layout, dtype, items(k))
+
+    with pytest.raises(TraceError, match=says) as refused:
+        wrong.trace()
+    assert "test_fragments.py:" in str(refused.value)
+
+
 def test_packed_fragments_hold_two_elements_a_register():
     @kernel(threads=32)
     def pack(k: Kernel, out: Global[u32]) -> None:

@@ -1,6 +1,6 @@
 """Reductions with states of several registers: arg-max, log-sum-exp, moments, and operators a kernel brings itself."""
 
-# pyright: reportInvalidTypeForm=false
+# pyright: reportInvalidTypeForm=false, reportArgumentType=false
 from __future__ import annotations
 
 from typing import Any
@@ -13,7 +13,7 @@ from tests.lang.support import mnemonics, run
 from warploom.core.errors import TraceError
 from warploom.lang import Global, Kernel, bf16, f32, f64, kernel, s32, u32
 from warploom.lang.functions import maximum, select
-from warploom.lang.reducers import Reducer, log_sum_exp
+from warploom.lang.reducers import LOG_SUM_EXP, Reducer, log_sum_exp
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.reduction import reduction_plan
@@ -100,6 +100,37 @@ def test_a_row_of_nothing_is_no_nan():
     assert (found == [-np.inf, 0.0]).all()
 
 
+@kernel(threads=32)
+def reduce_to_number(k: Kernel, matrix: Global[f32], out: Global[f32], *, combine) -> None:
+    """out[lane][result]: what each log-sum-exp state of a lane stands for."""
+    states = load(k, matrix, C).reduce(combine, "col")
+    for index, state in enumerate(states):
+        out.store(log_sum_exp(state), k.lane * len(states) + index)
+
+
+ONE_BY_ONE = Reducer(LOG_SUM_EXP.start, LOG_SUM_EXP.merge, placed=False)
+SPECIAL = (np.inf, -np.inf, np.nan, 3.3e38, -3.3e38, 2.0**31, -(2.0**31), 2.0**28, 1e10, 0.0)
+
+
+@pytest.mark.parametrize("combine", [LOG_SUM_EXP, ONE_BY_ONE], ids=["own", "merged"])
+@pytest.mark.parametrize("among", [0.0, -np.inf, np.inf, 1e9, np.nan, -1e38])
+def test_log_sum_exp_of_infinities_and_of_numbers_beyond_what_its_sum_resolves(combine, among, rng):
+    """Each row: a special value at one column, another kind of value at all others, or at all but two of those."""
+    for special in SPECIAL:
+        matrix = np.full((16, 8), among, np.float32) + rng.standard_normal((16, 8)).astype(np.float32)
+        matrix[np.arange(16), np.arange(16) % 8] = special
+        matrix[8:, [2, 5]] = special
+        out = np.zeros((32, 2), np.float32)
+        run(reduce_to_number, matrix, out, combine=combine)
+        plan = reduction_plan(C, "col")
+        with np.errstate(invalid="ignore"):
+            expected = np.logaddexp.reduce(matrix.astype(np.float64), axis=1)
+        for lane in range(32):
+            for result in range(2):
+                want = expected[plan.result_coordinate(result, lane)]
+                np.testing.assert_allclose(out[lane, result], want, rtol=4e-7, atol=2e-6, equal_nan=True)
+
+
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_moments_do_not_cancel(name, spread, rng):
@@ -168,6 +199,31 @@ def test_log_sum_exp_gives_its_number(rng):
     matrix, out = (rng.standard_normal((16, 8)) * 50).astype(np.float32), np.zeros(16, np.float32)
     run(losses, matrix, out)
     assert np.abs(out - np.logaddexp.reduce(matrix.astype(np.float64), 1)).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("reducer", "says"),
+    [
+        (Reducer(lambda x, _: (x, 1.0), lambda a, b: (a[0] + b[0],)), r"of \(f32, f32\) and .* makes \(f32\)"),
+        (Reducer(lambda x, _: (x,), lambda a, b: (a[0], b[0])), r"makes \(f32, f32\)"),
+        (Reducer(lambda x, at: (x, at), lambda a, b: (a[0], b[0])), r"of \(f32, u32\).*makes \(f32, f32\)"),
+        (Reducer(lambda x, _: x, lambda a, b: a), r"start returns a tuple .* write \(value,\)"),
+        (Reducer(lambda x, _: (x,), lambda a, b: a[0] + b[0]), "merge returns a tuple"),
+        (Reducer(lambda x, _: (x,), lambda a, b: None), "merge returns a tuple of one or more values, not None"),
+        (Reducer(lambda x, _: (), lambda a, b: ()), "start returns a tuple of one or more"),
+        (Reducer(lambda x, _: (x,), lambda a, b: (a[0],), own=lambda v, _: v[0]), "own returns a tuple"),
+    ],
+)
+def test_a_reducer_keeps_the_form_of_its_states(reducer, says):
+    """A state that lost a value was accepted: results were of the merged states, not of the rows."""
+
+    @kernel(threads=32)
+    def reduced(k: Kernel, matrix: Global[f32]) -> None:
+        load(k, matrix, C).reduce(reducer, "col")
+
+    with pytest.raises(TraceError, match=says) as refused:
+        reduced.trace()
+    assert "test_reducers.py:" in str(refused.value)
 
 
 def test_what_does_not_reduce_says_so():

@@ -194,3 +194,21 @@ def test_messages_show_no_contents_of_arrays():
     with pytest.raises(ProblemError) as refused:
         warploom.matmul(A, B, alpha=np.ones((40, 40)))
     assert not re.search(r"1\.", str(refused.value))
+
+
+# -- the loss
+@pytest.mark.parametrize(
+    ("x", "w", "target", "says"),
+    [
+        (random(4, 8, dtype=np.float32), random(5, 8), np.zeros(4, np.int32), "^x is f32"),
+        (random(4, 8), random(5, 8, dtype=np.float32), np.zeros(4, np.int32), "^w is f32"),
+        (random(4, 8), random(0, 8), np.zeros(4, np.int32), "^w has shape .* at least one word"),
+        (random(4, 8), random(5, 9), np.zeros(4, np.int32), "^x has 8 columns and w 9"),
+        (random(4, 8), random(5, 8), np.zeros(4, np.float32), "^target is f32"),
+        (random(4, 8), random(5, 8), np.zeros(3, np.int32), "^x is .m, k., w .n, k. and target"),
+        (random(4, 8), random(5, 8, dtype=ml_dtypes.bfloat16), np.zeros(4, np.int32), "^x is f16 and w is bf16"),
+    ],
+)
+def test_the_loss_speaks_of_its_own_arguments(x, w, target, says):
+    with pytest.raises(ProblemError, match=says):
+        warploom.linear_cross_entropy(x, w, target)

@@ -129,6 +129,46 @@ def test_a_target_outside_the_vocabulary_is_nan():
     assert np.isnan(found).tolist() == [False, False, True, True, False, False, False, True]
 
 
+def special_rows():
+    """x, w: all logits of a row are of a size, +inf, -inf or NaN; of huge ones some overflow."""
+    x = np.array([[1, -1, np.inf, -np.inf, np.nan, 3e38, -3e38, 1e9, -1e12]]).T
+    return x.astype(bf16.numpy), np.random.default_rng(5).uniform(0.5, 2, (71, 1)).astype(bf16.numpy)
+
+
+@pytest.mark.parametrize("added", [(0, 0), (np.inf, np.inf), (-np.inf, -np.inf), (np.inf, -np.inf), (np.nan, 0)])
+def test_infinities_and_nan(added):
+    """A logit of +inf makes the log-sum-exp +inf, -inf alone make it -inf, NaN makes it NaN."""
+    x, w = special_rows()
+    bias = np.zeros(71, bf16.numpy)
+    bias[[3, 50]] = added
+    with np.errstate(all="ignore"):
+        logits = (x.astype(np.float64) @ w.T.astype(np.float64)).astype(np.float32) + bias.astype(np.float32)
+        expected = np.logaddexp.reduce(logits.astype(np.float64), axis=1)
+    found = matmul_reduce(x, w.T, "logsumexp", bias=bias, config=SMALL[bf16])
+    np.testing.assert_allclose(found, expected, rtol=1e-6, equal_nan=True)
+    top = matmul_reduce(x, w.T, "max", bias=bias, config=SMALL[bf16])
+    most, where = matmul_reduce(x, w.T, "max", bias=bias, return_index=True, config=SMALL[bf16])
+    numbers = np.where(np.isnan(logits), -np.inf, logits)
+    for values in (top, most):
+        np.testing.assert_allclose(values, numbers.max(1), rtol=1e-6)
+    assert (where == numbers.argmax(1)).all()
+
+
+def test_the_loss_of_infinite_logits_is_the_difference():
+    """+inf where some other logit is +inf or the target's is -inf, NaN where the target's is +inf or any is NaN."""
+    x = np.array([[1, 0], [1, 0], [np.inf, 0], [-np.inf, 0], [np.nan, 0], [1, 0]], bf16.numpy)
+    w = np.ones((50, 2), bf16.numpy)
+    w[:, 1] = 0
+    w[7, 0], w[8, 0] = np.inf, -np.inf
+    target = np.array([7, 3, 3, 3, 3, 8], np.int64)
+    with np.errstate(all="ignore"):
+        logits = x.astype(np.float64) @ w.T.astype(np.float64)
+        expected = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(6), target]
+    found = linear_cross_entropy(x, w, target, config=SMALL[bf16])
+    np.testing.assert_allclose(found, expected, rtol=1e-6, equal_nan=True)
+    assert np.isposinf(found).tolist() == [False, True, False, True, False, True]
+
+
 def test_no_product_is_written():
     plan = plan_matmul_reduce(*inputs(256, 4096, 16), "logsumexp")
     assert plan.workspace_bytes <= 256 * 4096 * 4 // 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import cast
 
 
 class WarploomError(Exception):
@@ -68,8 +69,8 @@ _SHOWN = 80
 
 def shown(value: object) -> str:
     """A value as a message shows it: an array by its type and shape, and no more than some characters of others."""
-    shape = getattr(value, "shape", None)
-    if shape:
-        return f"{type(value).__name__} of shape {tuple(shape)}"
+    shape: object = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"{type(value).__name__} of shape {tuple(cast('tuple[int, ...]', shape))}"
     text = repr(value)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -7,8 +7,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args, overload
 
-from warploom.core.dtypes import DType, bf16, f16, f32, u32
-from warploom.core.errors import TraceError
+from warploom.core.dtypes import DType, bf16, f16, f32, tf32, u32
+from warploom.core.errors import TraceError, shown
 from warploom.isa.matrix import MmaSync
 from warploom.isa.warp import FULL_MASK
 from warploom.lang.memory import GlobalPointer, SharedTile
@@ -250,6 +250,11 @@ class TileReader:
         return TileReader(self._words, self._plan, self._addresses.staged(stage))
 
 
+def _is(value: object, kind: type) -> bool:
+    """What a caller without a type checker may get wrong."""
+    return isinstance(value, kind)
+
+
 def _plan(target: FragmentLayout, bit_order: Sequence[int] | None) -> MatrixPlan:
     """The ``ldmatrix`` for ``target``; ``.trans`` where a register pairs two rows instead of two columns."""
     pairs_rows = target.atom.bases("register")[0] != (0, 1)
@@ -267,8 +272,23 @@ class FragmentWords(WarpWords):
         return Fragment(self, layout, f32, tuple(self.registers(f32, layout.registers, value, name)))
 
     def fragment(self, layout: FragmentLayout, dtype: DType, registers: Sequence[Traced]) -> Fragment:
-        """Registers as a fragment of ``layout``."""
-        return Fragment(self, layout, dtype, tuple(registers))
+        """Registers as a fragment of ``layout``: f32 values, or 32-bit words that hold ``dtype`` packed.
+
+        Raises TraceError for another number of registers than the layout has, and for registers of another type.
+        """
+        if not (_is(layout, FragmentLayout) and _is(dtype, DType)):
+            raise TraceError(
+                "k.fragment takes a fragment's layout, a type of warploom.core.dtypes and registers, not "
+                f"{shown(layout)} and {shown(dtype)} ({self.here()})"
+            )
+        if dtype.bits != layout.element_bits:
+            raise TraceError(f"{layout.name} holds elements of {layout.element_bits} bits, not {dtype} ({self.here()})")
+        kind = dtype if dtype.bits >= 32 and dtype is not tf32 else u32
+        return Fragment(self, layout, dtype, tuple(self._of_type(x, kind) for x in registers))
+
+    def _of_type(self, x: Number, kind: DType) -> Traced:
+        """A register as it is, if it is of ``kind``; a Python number as one."""
+        return x if isinstance(x, Mutable) and x.dtype is kind else self.value(x, kind)
 
     def pack_all(self, values: Sequence[Traced], dtype: DType) -> list[Traced]:
         """f32 values rounded to f16 or bf16 and packed in pairs; f32 stays as it is."""

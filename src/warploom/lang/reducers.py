@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from warploom.core.dtypes import f32, u32
-from warploom.lang.functions import exp2, fma, log, maximum, select
+from warploom.core.errors import TraceError, shown
+from warploom.lang.functions import absolute, exp2, fma, log, maximum, select
 from warploom.lang.values import Number, Traced
 from warploom.layout.reduction import ReductionPlan
 
@@ -51,16 +52,24 @@ class Reducer:
     def of_values(self, k: WarpWords, values: Sequence[Traced], positions: Sequence[Traced]) -> State:
         """The state of what one thread holds; ``positions`` ascend."""
         if self.own is not None:
-            return _traced(k, self.own(values, positions))
-        states = [_traced(k, self.start(x, at)) for x, at in zip(values, positions, strict=True)]
+            return _traced(k, self.own(values, positions), "own")
+        states = [_traced(k, self.start(x, at), "start") for x, at in zip(values, positions, strict=True)]
         total = states[0]
         for state in states[1:]:
             total = self.combine(k, total, state)
         return total
 
     def combine(self, k: WarpWords, left: State, right: State) -> State:
-        """One state of two."""
-        return _traced(k, self.merge(left, right))
+        """One state of two. Raises TraceError where ``merge`` makes no state of two like them."""
+        found = _traced(k, self.merge(left, right), "merge")
+        kinds = [tuple(x.dtype for x in state) for state in (left, right, found)]
+        if kinds[0] != kinds[1] or kinds[0] != kinds[2]:
+            of_each = " and ".join(f"({', '.join(map(str, kind))})" for kind in kinds[:2])
+            raise TraceError(
+                f"a reducer's states must have one form: of {of_each} its merge makes "
+                f"({', '.join(map(str, kinds[2]))}) ({k.here()})"
+            )
+        return found
 
     def across(self, k: WarpWords, states: Sequence[State], plan: ReductionPlan, member_mask: Number) -> list[State]:
         """The states of all lanes that ``plan`` exchanges, of one state for each of its groups."""
@@ -78,7 +87,12 @@ class Reducer:
         return left
 
 
-def _traced(k: WarpWords, state: Sequence[Number]) -> State:
+def _traced(k: WarpWords, state: Sequence[Number], made_by: str) -> State:
+    if not isinstance(state, tuple | list) or not state:
+        raise TraceError(
+            f"a reducer's {made_by} returns a tuple of one or more values, not {shown(state)} ({k.here()}): for one "
+            "value write (value,)"
+        )
     kinds = [x.dtype if isinstance(x, Traced) else (f32 if isinstance(x, float) else u32) for x in state]
     return tuple(k.value(x, kind) for x, kind in zip(state, kinds, strict=True))
 
@@ -121,14 +135,15 @@ ARG_MAX = Reducer(lambda x, at: (_number(x), at), _larger, _first_largest)
 # -- log-sum-exp
 
 
-def _finite(top: Traced) -> Traced:
-    """What to subtract: 0 where there is nothing yet, so that -inf minus -inf does not become NaN."""
-    return select(top == -math.inf, 0.0, top)
+_LARGE = 2.0**29
+"""From here on floats are 64 apart: the maximum alone is the result, whatever finite and positive the sum is."""
+_HARDLY = 2.0**-126
+"""What makes every finite float a small exponent, and leaves infinities and NaN what they are."""
 
 
 def _added(a: State, b: State) -> State:
     top = maximum(a[0], b[0])
-    base = _finite(top)
+    base = select(absolute(top) == math.inf, 0.0, top)  # an infinity minus itself would be NaN
     parts = [total * exp2((high - base) * LOG2_E) for high, total in (a, b)]
     return top, parts[0] + parts[1]
 
@@ -137,8 +152,10 @@ def _own_sum(values: Sequence[Traced], _: Sequence[Traced]) -> State:
     top = values[0]
     for x in values[1:]:
         top = maximum(top, x)
-    shift = _finite(top) * -LOG2_E
-    terms = [exp2(fma(x, LOG2_E, shift)) for x in values]
+    # One fma an element, exact enough as long as top · log2(e) is: beyond, its rounding would overflow the exponential.
+    near = absolute(top) < _LARGE  # never true of infinities and NaN
+    factor, shift = select(near, LOG2_E, _HARDLY), select(near, top * -LOG2_E, 0.0)
+    terms = [exp2(fma(x, factor, shift)) for x in values]
     total = terms[0]
     for x in terms[1:]:
         total = total + x
@@ -146,7 +163,11 @@ def _own_sum(values: Sequence[Traced], _: Sequence[Traced]) -> State:
 
 
 LOG_SUM_EXP = Reducer(lambda x, _: (x, 1.0), _added, _own_sum, placed=False)
-"""(maximum, Σ exp(x - maximum)); :func:`log_sum_exp` is the number it stands for."""
+"""(maximum, Σ exp(x - maximum)); :func:`log_sum_exp` is the number it stands for.
+
++inf among the elements gives +inf, -inf alone -inf, NaN among them NaN. Where the maximum is 2^29 or more in magnitude
+the sum is any positive number, as it does not change what the state stands for.
+"""
 
 
 def log_sum_exp(state: State) -> Traced:

@@ -68,7 +68,7 @@ def extra_matrices(extras: Any) -> tuple[Any, ...]:
 def single(value: Any) -> Any:
     """The element of an array or tensor that has one; other values as they are."""
     shape = getattr(value, "shape", None)
-    if shape is None or not hasattr(value, "item") or any(size != 1 for size in shape):
+    if not isinstance(shape, tuple) or not hasattr(value, "item") or any(size != 1 for size in shape):
         return value
     return value.item()
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, s32, s64, u8
+from warploom.core.dtypes import DType, bf16, f16, f32, s32, s64, u8
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target as target_named
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, same_device
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, require_dtype, same_device
 from warploom.kernels.gemm.choice import choose_for_rows
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
@@ -44,8 +44,10 @@ def matmul_reduce(
     Shapes: a (m, k), b (k, n), bias (n,); result float32 (m,). dtypes: float16 or bfloat16, all the same. Any sizes
     with n ≥ 1, and any strides with one contiguous dimension (``matmul_reduce(queries, vectors.T)`` reads vectors as
     they lie). ``op``: "max", "sum", or "logsumexp" (natural). ``return_index`` (with "max") also returns the column of
-    each row's maximum, int32 (m,), the first of equal ones: the nearest neighbour by inner product. NaN is no maximum;
-    sums propagate it.
+    each row's maximum, int32 (m,), the first of equal ones: the nearest neighbour by inner product.
+
+    NaN is no maximum: a row of nothing else has -inf, at column 0. "sum" and "logsumexp" propagate it. The log-sum-exp
+    of a row with +inf is +inf, of -inf alone -inf, as in PyTorch.
 
     Equal calls give equal bits: column blocks are merged in order, without atomics. Beyond inputs and result it takes 4
     or 8 bytes for each row and column block, and at most 32 MiB: more rows are taken in blocks of at least 256.
@@ -74,7 +76,10 @@ def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig |
 
     Shapes: x (m, k) hidden states, w (n, k) the vocabulary's embeddings, target (m,) int32 or int64 in 0 … n-1 (others
     give NaN). dtypes of x and w: float16 or bfloat16. The m×n logits are never written. Take the mean for the usual
-    loss. Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``. There is no backward pass.
+    loss. Infinite logits enter as they are: the loss is +inf where another logit than the target's is +inf, or the
+    target's alone is -inf; NaN where the target's is +inf, or any logit is NaN.
+
+    Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``. There is no backward pass.
     Raises ProblemError as :func:`matmul_reduce` does.
     """
     rows, words, chosen = describe(x), describe(w), describe(target)
@@ -89,6 +94,10 @@ def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig |
         raise ProblemError(
             f"x has {rows.shape[1]} columns and w {words.shape[1]}: x is (m, k) and w (n, k), one row a word"
         )
+    for name, view in (("x", rows), ("w", words)):
+        require_dtype(view, name, (f16, bf16))
+    if words.shape[0] == 0:
+        raise ProblemError(f"w has shape {tuple(words.shape)}: a vocabulary has at least one word")
     if rows.dtype is not words.dtype:
         raise ProblemError(f"x is {rows.dtype} and w is {words.dtype}: convert them to one type")
     same_device((rows, words, chosen), ("x", "w", "target"))
