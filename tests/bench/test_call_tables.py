@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warploom.bench.call_tables import attention_calls, large_products, products, reductions
+from warploom.bench.call_tables import attention_calls, large_products, product_cells, products, reductions
 
 
 def rows_of(table: str) -> list[list[str]]:
@@ -34,6 +34,20 @@ def test_products_are_grouped_by_rows_and_layout_with_their_geometric_mean():
     ]
 
 
+def test_every_product_has_its_cells():
+    rates = {"cublas": 100.0, "wgmma,a": 95.2, "BM=1": 60.0}
+    row = {
+        "name": "a.x.m16", "weights": "n×k", "cublas": 100.0, "chosen": 95.2, "best mma.sync": 60.0,
+        "configs": {"chosen": "wgmma,a", "best mma.sync": "BM=1"},
+        "spread": {name: [rate - 1, rate + 1] for name, rate in rates.items()},
+    }  # fmt: skip
+    others = [row | {"name": "b.y.m16"}, row | {"name": "b.y.m16", "weights": "k×n"}]
+    cells = ["100 (99–101)", "95 (94–96) · 0.95×", "60 (59–61) · 0.60×"]
+    assert rows_of(product_cells({"shapes": [row, *others]})) == [
+        ["a.x.m16", *cells, "–", "–", "–"], ["b.y.m16", *cells, *cells],
+    ]  # fmt: skip
+
+
 def test_large_products_stand_beside_cublas_rested_and_alone():
     def row(rested, alone, watts):
         power = {"tflops": alone, "watts": watts, "sm_mhz": 1400, "tflop_per_joule": alone / watts}
@@ -45,6 +59,19 @@ def test_large_products_stand_beside_cublas_rested_and_alone():
         ["a.x.m8192", "mma.sync", "500 (499–501)", "0.62×", "1980", "420", "0.70×", "690", "1400", "0.61"],
     ]
     assert "Not measured" in large_products({"shapes": []})
+
+
+def test_clusters_of_two_are_told_beside_one():
+    def row(rested, alone):
+        power = {"tflops": alone, "watts": 700.0, "sm_mhz": 1400, "tflop_per_joule": alone / 700}
+        return {"rested": {"median": rested, "low": rested, "high": rested, "sm_mhz": 1980}, "sustained": power}
+
+    def product(rested, alone):
+        of_one = {"cublas": row(700, 600), "wgmma, cluster=1": row(800, 600)}
+        return of_one | {"wgmma, cluster=2": row(rested, alone)}
+
+    text = large_products({"large": {"a": product(760, 630), "b": product(808, 600)}})
+    assert "reach 0.95× to 1.01× the speed of the same tile alone when rested, and 1.00× to 1.05× under" in text
 
 
 @pytest.mark.parametrize(("compiled", "expected"), [(3.0, "2.00× torch"), (1.5, "1.50× torch.compile")])

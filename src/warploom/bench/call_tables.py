@@ -62,6 +62,32 @@ def products(result: Result) -> str:
     return markdown_table(["m", "weights", "products", *figures, *(f"mma.sync: {name}" for name in figures)], body)
 
 
+def product_cells(result: Result) -> str:
+    """Every product of layers: cuBLAS, what ``matmul`` chooses, the fastest ``mma.sync``, for both layouts of W."""
+    layouts = list(dict.fromkeys(row["weights"] for row in result["shapes"]))
+    rows = {(row["name"], row["weights"]): row for row in result["shapes"]}
+    body: list[list[str]] = []
+    for name in dict.fromkeys(name for name, _ in rows):
+        cells = [name]
+        for layout in layouts:
+            row = rows.get((name, layout))
+            cells += ["–"] * 3 if row is None else _product(row)
+        body.append(cells)
+    kernels = ("cuBLAS", "matmul", "mma.sync")
+    return markdown_table(["product", *(f"{layout}: {kernel}" for layout in layouts for kernel in kernels)], body)
+
+
+def _product(row: Mapping[str, Any]) -> list[str]:
+    """TFLOP/s with the 10th and 90th percentile, and the ratio to cuBLAS."""
+    names = {"cublas": "cublas", **row["configs"]}
+    found: list[str] = []
+    for key in ("cublas", "chosen", "best mma.sync"):
+        low, high = row["spread"].get(names[key], (row[key], row[key]))
+        ratio = "" if key == "cublas" else f" · {row[key] / row['cublas']:.2f}×"
+        found.append(f"{row[key]:.0f} ({low:.0f}–{high:.0f}){ratio}")
+    return found
+
+
 def large_products(result: Result) -> str:
     """Large products, each kernel rested, and alone without a rest: TFLOP/s, × cuBLAS, clock; watts and TFLOP/J."""
     body: list[list[str]] = []
@@ -77,7 +103,21 @@ def large_products(result: Result) -> str:
             ])  # fmt: skip
     header = ["product", "kernel", "rested TFLOP/s", "× cuBLAS", "MHz",
               "sustained TFLOP/s", "× cuBLAS", "W", "MHz", "TFLOP/J"]  # fmt: skip
-    return markdown_table(header, body) if body else "*Not measured yet.*\n"
+    return f"{markdown_table(header, body)}\n{_clusters(result['large'])}\n" if body else "*Not measured yet.*\n"
+
+
+def _clusters(large: Mapping[str, Any]) -> str:
+    """What clusters of two CTAs change, rested and sustained."""
+    alone, pair = "wgmma, cluster=1", "wgmma, cluster=2"
+    both = [kernels for kernels in large.values() if all(kernels.get(n, {}).get("sustained") for n in (alone, pair))]
+    if not both:
+        return ""
+    rested = [kernels[pair]["rested"]["median"] / kernels[alone]["rested"]["median"] for kernels in both]
+    sustained = [kernels[pair]["sustained"]["tflops"] / kernels[alone]["sustained"]["tflops"] for kernels in both]
+    return (
+        f"Clusters of two reach {min(rested):.2f}× to {max(rested):.2f}× the speed of the same tile alone when rested, "
+        f"and {min(sustained):.2f}× to {max(sustained):.2f}× under sustained load."
+    )
 
 
 def reductions(result: Result) -> str:
@@ -102,6 +142,7 @@ def _as_list(rows: Any) -> list[Any]:
 CALL_TABLES: dict[str, Callable[[Result], str]] = {
     "attention-calls": attention_calls,
     "products": products,
+    "product-cells": product_cells,
     "large-products": large_products,
     "reductions": reductions,
 }
