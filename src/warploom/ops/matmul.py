@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from warploom.core.dtypes import DType, f32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.identity import function_key
 from warploom.core.targets import Target, target
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like, memory_span
 from warploom.kernels.gemm.choice import choose, expected_seconds, parse_config
 from warploom.kernels.gemm.features import EpilogueFunction
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
@@ -30,7 +30,7 @@ from warploom.ops.backends import (
     run_on_emulator,
 )
 from warploom.ops.gemm_kernels import trace_finish, trace_for
-from warploom.ops.matmul_arrays import Inputs, gemm_config, read_inputs
+from warploom.ops.matmul_arrays import READ_ONLY, Inputs, gemm_config, read_inputs, refuse_overlap
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
 from warploom.ops.recipes import Recipe
 from warploom.tune.classes import gemm_class
@@ -125,6 +125,7 @@ class _Prepared:
     """Everything that a repeated call needs: launches take pointers alone.
 
     ``offsets``: for each group of batches, byte offsets of (a, b, out, extras); one group of zeros as a rule.
+    ``near``: between which distances in bytes from the caller's ``out`` each input reaches into its memory.
     """
 
     call: GpuCall
@@ -133,6 +134,22 @@ class _Prepared:
     shape: tuple[int, ...]
     out_dtype: DType
     offsets: tuple[tuple[int, int, int, int], ...]
+    near: tuple[tuple[int, int], ...]
+    apart: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
+    """Distances of inputs from ``out`` at which they interleave, or are one, without harm."""
+
+    def check_out(self, views: Sequence[ArrayView], out: ArrayView, has_bias: bool) -> None:
+        """Raises ProblemError where ``out`` shares memory with an input: mostly one comparison for each tells."""
+        at = out[0]
+        for view, (least, most) in zip(views, self.near, strict=False):
+            if least < view[0] - at < most:
+                break
+        else:
+            return
+        distances = tuple([view.pointer - at for view in views])
+        if distances not in self.apart:
+            refuse_overlap(views, out, has_bias)
+            self.apart.add(distances)
 
     def new_result(self, like: ArrayView) -> Any:
         """An array for the result, of the kind and on the device of ``like``."""
@@ -190,7 +207,8 @@ def matmul(
     inputs' type, is added to every row. ``epilogue`` is a Python function of the f32 sum that is compiled into the
     kernel (``warploom.lang.functions`` has relu, gelu, silu, maximum …); with ``extras``, one or two matrices of the
     result's shape and the inputs' type, it takes their elements too: ``epilogue=lambda x, gate: silu(x) * gate``.
-    ``out`` receives the result: of that shape, row-major with any stride between rows.
+    ``out`` receives the result: of that shape, row-major with any stride between rows. It shares no memory with a, b or
+    bias; an extra matrix may be ``out`` itself.
 
     Small m·n with large k is cut along k (``split_k`` of the config); its parts are added in a fixed order, so equal
     calls give equal bits. Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the caller's stream; the
@@ -224,9 +242,15 @@ def matmul(
     if ready is None:
         inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, alpha)
         return _first_call(inputs, out, config, key)
-    result = ready.new_result(views[0]) if out is None else out
-    ready.run(views, address(result))
-    return result
+    if into is None:
+        result = ready.new_result(views[0])
+        ready.run(views, address(result))
+        return result
+    if into.readonly:
+        raise ProblemError(READ_ONLY)
+    ready.check_out(views, into, bias is not None)
+    ready.run(views, into.pointer)
+    return out
 
 
 def plan_matmul(
@@ -312,7 +336,7 @@ def _first_call(inputs: Inputs, out: Any, config: AnyGemmConfig | None, key: _Ke
     view = describe(result)
     made = _plan(inputs, config)
     if first.device[0] == "cuda":
-        ready = _prepare(made, inputs, first.device[1])
+        ready = _prepare(made, inputs, view, first.device[1])
         if not inputs.copied:
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
@@ -325,7 +349,7 @@ def _first_call(inputs: Inputs, out: Any, config: AnyGemmConfig | None, key: _Ke
     return result
 
 
-def _prepare(made: MatmulPlan, inputs: Inputs, device: int) -> _Prepared:
+def _prepare(made: MatmulPlan, inputs: Inputs, result: ArrayView, device: int) -> _Prepared:
     finish = made.finish_recipe
     return _Prepared(
         GpuCall.prepare(made.recipe, made.grid, made.scalars, device, mapped=made.mapped),
@@ -335,7 +359,15 @@ def _prepare(made: MatmulPlan, inputs: Inputs, device: int) -> _Prepared:
         inputs.shape,
         made.problem.out_dtype,
         inputs.offsets,
+        tuple([_near(view, result) for view in inputs.views]),
     )  # fmt: skip
+
+
+def _near(view: ArrayView, out: ArrayView) -> tuple[int, int]:
+    """Between which distances from ``out`` an array like ``view`` reaches into the memory of ``out``, gaps included."""
+    (first, size), (first_out, size_out) = memory_span(view), memory_span(out)
+    below, below_out = first - view.pointer, first_out - out.pointer
+    return below_out - below - size, below_out + size_out - below
 
 
 def argument_names(problem: GemmProblem, config: AnyGemmConfig) -> list[str]:

@@ -12,6 +12,7 @@ from warploom.core.dtypes import F32_MAX, DType, bf16, dtype_of, f16, f32
 from warploom.core.errors import ProblemError, shown
 from warploom.core.identity import function_key
 from warploom.interop.arrays import ArrayView, compact, require_dtype, same_device
+from warploom.interop.overlap import overlaps_itself, share_memory
 from warploom.kernels.gemm.choice import parse_config
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import MOST_EXTRAS, Epilogue, EpilogueFunction
@@ -20,6 +21,7 @@ from warploom.kernels.gemm.problem import MOST_GRID_ROWS, AnyGemmConfig, GemmPro
 from warploom.ops.options import configuration
 
 _STRIDE_LIMIT = 2**32
+READ_ONLY = "out is read-only: pass an array that can be written"
 Offsets = tuple[int, int, int, int]
 """Of (a, b, the result, the extra matrices)."""
 
@@ -58,6 +60,8 @@ def read_inputs(
     same_device(views, ["a", "b", *["bias"] * has_bias, *["an extra matrix"] * len(extras)])
     kept = [_readable(a), _readable(b)] + [x if x.contiguous else compact(x) for x in others]
     target = _result_layout(shape, out, a, dtypes[0])
+    if out is not None:
+        refuse_overlap(views, out, has_bias)
     batches = _Batches.of(kept, shape, target[1])
     epilogue = Epilogue(alpha != 1.0, has_bias, len(extras), function, function_key(function))
     problem = _problem(kept, batches, shape, target, dtypes, epilogue)
@@ -161,6 +165,27 @@ def _check_others(
             raise ProblemError(f"bias and extras must be {dtype} as a and b are, not {view.dtype}")
 
 
+def refuse_overlap(views: Sequence[ArrayView], out: ArrayView, has_bias: bool) -> None:
+    """Raises ProblemError where the result would overwrite what is still to be read.
+
+    An extra matrix may be ``out`` itself: its element is read before the result takes its place.
+    """
+    for i, view in enumerate(views):
+        first_extra = 3 if has_bias else 2
+        if share_memory(view, out) and not (i >= first_extra and _same_elements(view, out)):
+            name = ("a", "b", "bias")[i] if i < first_extra else f"extras[{i - first_extra}]"
+            hint = ", or exactly that matrix" if i >= first_extra else ""
+            raise ProblemError(
+                f"out shares memory with {name}, which would be overwritten while it is read: pass another array{hint}"
+            )
+
+
+def _same_elements(x: ArrayView, y: ArrayView) -> bool:
+    """Whether two arrays are one: each index is the same element of both."""
+    ways = [[s for s, n in zip(v.strides, v.shape, strict=True) if n > 1] for v in (x, y)]
+    return x.pointer == y.pointer and tuple(x.shape) == tuple(y.shape) and x.dtype is y.dtype and ways[0] == ways[1]
+
+
 # -- layout
 def _readable(view: ArrayView) -> ArrayView:
     """The view, or a row-major copy where neither rows nor columns are contiguous or a stride cannot be expressed."""
@@ -183,10 +208,12 @@ def _result_layout(
     if out.device != a.device:
         raise ProblemError(f"out is on {out.device}, a on {a.device}: they must be on one device")
     if out.readonly:
-        raise ProblemError("out is read-only")
+        raise ProblemError(READ_ONLY)
     bad = [s for size, s in zip(shape, out.strides, strict=True) if size > 1 and not 0 < s < _STRIDE_LIMIT]
     if (shape[-1] > 1 and out.strides[-1] != 1) or bad:
         raise ProblemError(f"out has strides {out.strides}: it must be row-major with a contiguous last dimension")
+    if overlaps_itself(out):
+        raise ProblemError(f"out has strides {out.strides} for shape {shape}: some of its elements lie on each other")
     return out.pointer % 16, tuple(out.strides)
 
 

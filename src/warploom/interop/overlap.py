@@ -1,0 +1,60 @@
+"""Whether arrays share memory, told from addresses, shapes and strides alone: also for memory of a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from warploom.interop.arrays import ArrayView, memory_span
+
+_MOST_WORK = 1_000_000
+"""Steps of the exact search, some milliseconds. Views made by slicing and transposing take a handful."""
+
+
+def share_memory(x: ArrayView, y: ArrayView) -> bool:
+    """Whether some element of ``x`` lies in the memory of one of ``y``.
+
+    Exact: interleaved slices of one buffer, such as its left and right columns, are apart. Strides that no slicing
+    makes may be beyond :data:`_MOST_WORK`; they count as apart.
+    """
+    (first, size), (other, other_size) = memory_span(x), memory_span(y)
+    if size == 0 or other_size == 0 or first >= other + other_size or other >= first + size:
+        return False
+    if x.contiguous and y.contiguous:
+        return True
+    try:
+        return np.shares_memory(_addresses(x), _addresses(y), _MOST_WORK)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return False
+
+
+def overlaps_itself(view: ArrayView) -> bool:
+    """Whether two indices of an array may be one element: never so of what slicing and transposing make of arrays."""
+    if 0 in view.shape:
+        return False
+    reach = 0
+    for stride, size in sorted((abs(s), n) for s, n in zip(view.strides, view.shape, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+class _Described:
+    """What NumPy asks of memory: it compares addresses and reads nothing."""
+
+    def __init__(self, view: ArrayView) -> None:
+        width = view.dtype.bytes
+        self.owner = view.owner
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "shape": tuple(view.shape),
+            "typestr": f"|V{width}",
+            "data": (view.pointer, True),
+            "strides": tuple(stride * width for stride in view.strides),
+        }
+
+
+def _addresses(view: ArrayView) -> np.ndarray[Any, Any]:
+    return np.asarray(_Described(view))
