@@ -1,8 +1,8 @@
 """warploom: tensor-core kernels that a person can write, check and understand in Python.
 
-``attention(q, k, v)`` runs the kernels that come with it, ``plan`` tells what would run; the language to write kernels
-in is :mod:`warploom.lang`, the emulator that checks them :mod:`warploom.emulate`. Importing this package loads neither
-a GPU library nor a framework.
+``attention(q, k, v)`` and ``matmul(a, b)`` run the kernels that come with it, ``plan`` tells what would run. The
+language to write kernels in is :mod:`warploom.lang`, the emulator that checks them :mod:`warploom.emulate`; ``launch``
+runs them. Importing this package loads neither a GPU library nor a framework.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from warploom.ops.attention import AttentionPlan, attention, plan
+    from warploom.ops.launch import launch
     from warploom.ops.matmul import MatmulPlan, matmul, plan_matmul
     from warploom.ops.reduce import ReducePlan, linear_cross_entropy, matmul_reduce, plan_matmul_reduce
 
@@ -27,6 +28,7 @@ _PUBLIC = {
     "plan_matmul_reduce": "warploom.ops.reduce",
     "linear_cross_entropy": "warploom.ops.reduce",
     "ReducePlan": "warploom.ops.reduce",
+    "launch": "warploom.ops.launch",
 }
 
 _TRACEABLE = ("attention", "matmul", "matmul_reduce", "linear_cross_entropy")
@@ -37,6 +39,7 @@ __all__ = [
     "MatmulPlan",
     "ReducePlan",
     "attention",
+    "launch",
     "linear_cross_entropy",
     "matmul",
     "matmul_reduce",

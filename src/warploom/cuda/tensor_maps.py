@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
+
+if TYPE_CHECKING:
+    from warploom.layout.tensor_map import TensorMapSpec
+
+_TYPES = {
+    "bf16": "BFLOAT16", "f16": "FLOAT16", "f32": "FLOAT32", "f64": "FLOAT64", "u8": "UINT8", "u16": "UINT16",
+    "u32": "UINT32", "s32": "INT32", "u64": "UINT64", "s64": "INT64",
+}  # fmt: skip
+"""The driver's names of the types that the TMA moves."""
 
 
 @lru_cache(maxsize=1)
@@ -24,36 +33,52 @@ def _kinds() -> Any:
 class _Memory:
     """GPU memory by address alone: a descriptor made from it keeps nobody's array alive."""
 
-    def __init__(self, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    def __init__(self, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> None:
         self.__cuda_array_interface__ = {
             "version": 3,
             "shape": shape,
-            "strides": tuple(2 * stride for stride in strides),
-            "typestr": "<u2",  # 16-bit data; the descriptor's own type says which
+            "strides": tuple(size * stride for stride in strides),
+            "typestr": f"<u{size}",  # the descriptor's own type says what the bits are
             "data": (pointer, False),
             "stream": None,
         }
 
 
-def encode(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, box: tuple[int, ...]) -> Any:
-    """The tensor map of 16-bit GPU memory for boxes of ``box`` elements, outermost dimension first.
+def encode(
+    pointer: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: DType,
+    box: tuple[int, ...],
+    *,
+    swizzle_bytes: int | None = None,
+) -> Any:
+    """The tensor map of GPU memory for boxes of ``box`` elements, outermost dimension first.
 
-    ``strides`` count elements and are multiples of 8 but for the last, which is 1. Rows of the box's last dimension
-    are 128, 64 or 32 bytes, swizzled over their width. The descriptor holds the address and nothing else: it is good
-    for any such array there. Raises ConfigError with the driver's reason for what the TMA does not take.
+    ``strides`` count elements; but for the last, which is 1, they are multiples of 16 bytes. Rows of a box are swizzled
+    over ``swizzle_bytes``, 128, 64, 32 or 0; by default over their width. The descriptor holds the address and nothing
+    else: it is good for any such array there. Raises ConfigError with the driver's reason for what the TMA does not
+    take.
     """
     from cuda.core.utils import StridedMemoryView
 
     kinds = _kinds()
-    names = {"bf16": "BFLOAT16", "f16": "FLOAT16"}
+    width = dtype.bytes * box[-1] if swizzle_bytes is None else swizzle_bytes
+    memory = _Memory(pointer, shape, strides, dtype.bytes)
     try:
-        return StridedMemoryView.from_cuda_array_interface(
-            _Memory(pointer, shape, strides), stream_ptr=-1
-        ).as_tensor_map(
+        return StridedMemoryView.from_cuda_array_interface(memory, stream_ptr=-1).as_tensor_map(
             box_dim=box,
-            data_type=getattr(kinds.TensorMapDataType, names[dtype.name]),
-            swizzle=getattr(kinds.TensorMapSwizzle, f"SWIZZLE_{2 * box[-1]}B"),
+            data_type=getattr(kinds.TensorMapDataType, _TYPES[dtype.name]),
+            swizzle=getattr(kinds.TensorMapSwizzle, f"SWIZZLE_{width}B" if width else "NONE"),
             l2_promotion=kinds.TensorMapL2Promotion.L2_256B,
         )
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"the TMA does not take this array (shape {shape}, box {box}): {error}") from error
+    except (KeyError, AttributeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"the TMA does not take this array ({dtype}, shape {shape}, box {box}): {error}") from error
+
+
+def encode_spec(pointer: int, spec: TensorMapSpec) -> Any:
+    """:func:`encode` of what a spec says, whose dimensions are innermost first and its strides bytes."""
+    strides = tuple(stride // spec.dtype.bytes for stride in reversed(spec.strides))
+    return encode(
+        pointer, spec.shape[::-1], (*strides, 1), spec.dtype, spec.box[::-1], swizzle_bytes=spec.swizzle_bytes
+    )

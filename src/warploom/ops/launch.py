@@ -1,0 +1,224 @@
+"""``launch``: a kernel of the user's own, on arrays of any framework."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from warploom.core.errors import ConfigError, EmulationError, EmulationWarning, ProblemError, shown, warn_caller
+from warploom.core.once import once
+from warploom.core.targets import target
+from warploom.interop.arrays import (
+    SYNCHRONOUS_KINDS,
+    ArrayView,
+    as_numpy,
+    current_stream,
+    describe,
+    memory_span,
+    same_device,
+)
+from warploom.ops.backends import compiled, gpu_present, gpu_target
+
+if TYPE_CHECKING:
+    from warploom.cuda.launch import LoadedKernel
+    from warploom.ir.program import Parameter, Program
+    from warploom.lang import KernelFunction
+
+Grid = int | tuple[int, ...]
+
+
+def launch(
+    kernel: KernelFunction | Program,
+    grid: Grid,
+    arguments: Sequence[Any] | Mapping[str, Any],
+    **configuration: Any,
+) -> None:
+    """Run a kernel of your own on arrays, which it changes in place.
+
+    ``kernel`` is a function decorated with ``@warploom.lang.kernel``, traced with the keyword-only ``configuration``
+    (once for each that is hashable), or a Program. ``grid`` counts CTAs along x, y and z.
+
+    ``arguments`` follow the parameters of the Program, by position or by name: arrays for pointers (the pointer is the
+    first element; shape and strides are the kernel's business, the size of an element is checked), numbers for scalars,
+    ``(array, TensorMapSpec)`` pairs for tensor maps.
+
+    Arrays of torch, CuPy and JAX on a GPU are used where they lie: the kernel is queued on the caller's current stream,
+    and nothing is waited for. NumPy arrays (and other CPU arrays) are copied to the GPU and back where there is one;
+    else the kernel runs on the emulator with all its checks, which says so.
+
+    Raises ProblemError for arguments that do not fit, ConfigError for a launch that the GPU does not take,
+    EmulationError if the emulator finds a defect, and what tracing raises.
+    """
+    program = _program(kernel, configuration)
+    given = _in_order(program, arguments)
+    views = [None if p.kind == "scalar" else _view(p, x) for p, x in zip(program.parameters, given, strict=True)]
+    arrays = [view for view in views if view is not None]
+    names = [p.name for p in program.parameters if p.kind != "scalar"]
+    on = same_device(arrays, names) if arrays else ("cpu", 0)
+    written = _written(program)
+    for name, view in zip(names, arrays, strict=True):
+        if view.readonly and name in written:
+            raise ProblemError(f"{program.name} writes to {name}, which is read-only: pass a copy")
+    if on[0] == "cuda":
+        kind = arrays[0].kind
+        _queue(program, grid, given, [None if v is None else v.pointer for v in views], on[1], kind)
+    elif gpu_present():
+        _run_copies(program, grid, given, views, written)
+    else:
+        _emulate(program, grid, given, views)
+
+
+def _program(kernel: KernelFunction | Program, configuration: Mapping[str, Any]) -> Program:
+    from warploom.ir.program import Program
+
+    if isinstance(kernel, Program):
+        if configuration:
+            raise ProblemError(f"{kernel.name} is traced already: its configuration cannot be set again")
+        return kernel
+    trace: Callable[..., Program] | None = getattr(kernel, "trace", None)
+    if trace is None:
+        raise ProblemError(
+            f"a kernel is a function decorated with @warploom.lang.kernel(threads=…), or the Program that its trace "
+            f"gives; not {type(kernel).__name__}"
+        )
+    try:
+        hash(settings := tuple(sorted(configuration.items())))
+    except TypeError:  # a value that is no key, such as a list
+        return trace(**configuration)
+    return _traced(kernel, settings)
+
+
+@once(maxsize=256)
+def _traced(kernel: KernelFunction, settings: tuple[tuple[str, Any], ...]) -> Program:
+    return kernel.trace(**dict(settings))
+
+
+def _in_order(program: Program, arguments: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+    """The arguments in the order of the parameters. Raises ProblemError for too many, too few or unknown ones."""
+    names = [p.name for p in program.parameters]
+    if isinstance(arguments, Mapping):
+        if set(arguments) != set(names):
+            missing, unknown = [n for n in names if n not in arguments], sorted(set(arguments) - set(names))
+            raise ProblemError(f"{program.name}: missing arguments {missing}, unknown arguments {unknown}")
+        return [arguments[name] for name in names]
+    if len(arguments) != len(names):
+        raise ProblemError(f"{program.name} takes {len(names)} arguments ({', '.join(names)}), not {len(arguments)}")
+    return list(arguments)
+
+
+def _view(parameter: Parameter, argument: Any) -> ArrayView:
+    """The array of a pointer or a tensor map. Raises ProblemError if it is none, or of another element size."""
+    from warploom.layout.tensor_map import TensorMapSpec
+
+    dtype, array = parameter.dtype, argument
+    if parameter.kind == "tensor_map":
+        if not (isinstance(argument, tuple) and len(argument) == 2 and isinstance(argument[1], TensorMapSpec)):
+            raise ProblemError(f"argument {parameter.name} is an (array, TensorMapSpec) pair, not {shown(argument)}")
+        array, dtype = argument[0], argument[1].dtype
+    view = describe(array)
+    if view.dtype.bytes != dtype.bytes:
+        raise ProblemError(f"argument {parameter.name} has elements of type {view.dtype}; the kernel's are {dtype}")
+    return view
+
+
+def _written(program: Program) -> frozenset[str]:
+    """The parameters that the kernel may write through."""
+    from warploom.emulate.buffers import written_parameters
+
+    found = written_parameters(program)
+    return frozenset(p.name for p in program.parameters if p.kind != "scalar") if found is None else frozenset(found)
+
+
+@once(maxsize=512)
+def _loaded(program: Program, device: int) -> LoadedKernel:
+    """The kernel in the memory of a GPU. Raises ConfigError where it needs another architecture."""
+    from warploom.cuda.launch import load
+
+    goal, least = gpu_target(device), target(program.requires)
+    specific = program.requires.endswith("a")
+    if (goal.name != program.requires) if specific else (goal.compute_capability < least.compute_capability):
+        raise ConfigError(f"{program.name} needs {program.requires}, GPU {device} is {goal.name}")
+    return load(compiled(program, goal.name), device)
+
+
+def _queue(
+    program: Program, grid: Grid, given: Sequence[Any], pointers: Sequence[int | None], device: int, kind: str
+) -> None:
+    """Queue the kernel on the stream of the arrays' framework; their addresses are ``pointers``."""
+    from warploom.cuda.launch import current_context, scalar, synchronize
+
+    kernel = _loaded(program, device)
+    config = kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
+    arguments: list[Any] = []
+    for parameter, argument, pointer in zip(program.parameters, given, pointers, strict=True):
+        if pointer is None:
+            value = argument.item() if hasattr(argument, "item") else argument
+            arguments.append(scalar(parameter.dtype, value))
+        elif parameter.kind == "tensor_map":
+            from warploom.cuda.tensor_maps import encode_spec
+
+            with current_context(device):  # a process without a framework has none of its own
+                arguments.append(encode_spec(pointer, argument[1]))
+        else:
+            arguments.append(pointer)
+    stream = current_stream(kind, device)
+    kernel.launch(stream, config, arguments)
+    if kind in SYNCHRONOUS_KINDS:
+        synchronize(stream, device)
+
+
+def _run_copies(
+    program: Program, grid: Grid, given: Sequence[Any], views: Sequence[ArrayView | None], written: frozenset[str]
+) -> None:
+    """Run on GPU 0 with copies of CPU arrays; what the kernel writes comes back. Arrays that overlap share a copy."""
+    from warploom.cuda.buffers import DeviceCopy
+
+    spans = sorted(memory_span(view) for view in views if view is not None)
+    regions: list[tuple[int, int]] = []  # (first, behind the last) address
+    for first, size in spans:
+        if regions and first < regions[-1][1]:
+            regions[-1] = regions[-1][0], max(regions[-1][1], first + size)
+        else:
+            regions.append((first, first + size))
+    copies = {first: DeviceCopy(_memory(first, end - first), 0) for first, end in regions}
+    pointers: list[int | None] = []
+    back: dict[int, DeviceCopy] = {}
+    for parameter, view in zip(program.parameters, views, strict=True):
+        if view is None:
+            pointers.append(None)
+            continue
+        region = max(first for first in copies if first <= memory_span(view)[0])
+        pointers.append(copies[region].pointer + view.pointer - region)
+        if parameter.name in written:
+            back[region] = copies[region]
+    _queue(program, grid, given, pointers, 0, "numpy")
+    for copy in back.values():
+        copy.download()
+
+
+def _memory(first: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of this process from an address on; whoever owns them keeps them alive."""
+    if not size:
+        return np.empty(0, np.uint8)
+    raw: Any = (ctypes.c_uint8 * size).from_address(first)
+    return np.frombuffer(raw, np.uint8)
+
+
+def _emulate(program: Program, grid: Grid, given: Sequence[Any], views: Sequence[ArrayView | None]) -> None:
+    from warploom.emulate import emulate
+
+    arguments: list[Any] = []
+    for parameter, argument, view in zip(program.parameters, given, views, strict=True):
+        if view is None:
+            arguments.append(argument)
+            continue
+        array: np.ndarray[Any, Any] = as_numpy(view)
+        arguments.append((array, argument[1]) if parameter.kind == "tensor_map" else array)
+    warn_caller(f"no GPU: {program.name} runs on the emulator with all checks", EmulationWarning)
+    found = emulate(program, grid, arguments).findings
+    if found:
+        listed = "\n".join(str(finding) for finding in found[:8])
+        raise EmulationError(f"{program.name} has defects:\n{listed}", found)

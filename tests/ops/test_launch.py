@@ -1,0 +1,212 @@
+"""``warploom.launch``: kernels of a user's own on arrays of any framework, on the emulator and on a GPU."""
+
+# pyright: reportInvalidTypeForm=false
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+import warploom
+from warploom.core.errors import ConfigError, EmulationError, EmulationWarning, ProblemError
+from warploom.lang import Global, Kernel, TensorMap, f32, kernel, u32
+from warploom.layout.tensor_map import TensorMapSpec
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+
+
+@pytest.fixture(autouse=True)
+def emulated(request, monkeypatch):
+    """What is not marked for a GPU runs on the emulator, on any machine."""
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr("warploom.ops.launch.gpu_present", lambda: False)
+
+
+@kernel(threads=64)
+def axpy(k: Kernel, x: Global[f32], y: Global[f32], factor: f32, n: u32, *, plus: float = 0.0) -> None:
+    """y = factor · x + y + plus."""
+    i = k.cta_x * 64 + k.thread
+    with k.when(i < n):
+        (a,), (b,) = x.load(i), y.load(i)
+        y.store(k.fma(a, factor, b) + plus, i)
+
+
+@kernel(threads=64)
+def reverse(k: Kernel, x: Global[f32], y: Global[f32], *, barrier: bool = True) -> None:
+    tile = k.shared(f32, 64)
+    tile.store(x.load(k.thread), 0, k.thread)
+    if barrier:
+        k.syncthreads()
+    y.store(tile.load(0, 63 - k.thread), k.thread)
+
+
+BOX = (32, 8)
+
+
+@kernel(threads=64, requires="sm_90")
+def box_of(k: Kernel, matrix: TensorMap, out: Global[f32], row: u32, col: u32) -> None:
+    """The 8 × 32 elements from (row, col) on."""
+    tile = k.shared(f32, (8, 32))
+    full = k.mbarriers(1, "full")
+    with k.when(k.thread == 0):
+        full.init(1)
+        k.mbarrier_fence()
+    k.syncthreads()
+    with k.when(k.thread == 0):
+        full.expect(tile.layout.bytes)
+        k.tma_load(tile, matrix, (col, row), full)
+    full.wait(0)
+    for r in range(0, 8, 2):
+        line, column = r + k.thread // 32, k.thread % 32
+        out.store(tile.load(line, column), line * 32 + column)
+
+
+def arrays(n: int = 100):
+    rng = np.random.default_rng(3)
+    return rng.standard_normal(n).astype(np.float32), rng.standard_normal(n).astype(np.float32)
+
+
+def test_arguments_by_position_and_by_name():
+    x, y = arrays()
+    expected = (2.5 * x.astype(np.float64) + y).astype(np.float32)
+    by_name = {"n": 90, "x": x, "factor": np.float32(2.5), "y": y.copy()}
+    warploom.launch(axpy, 2, [x, y, 2.5, 90])
+    assert (y[:90] == expected[:90]).all()
+    assert (y[90:] != expected[90:]).all()
+    warploom.launch(axpy, (2, 1), by_name)
+    assert (by_name["y"] == y).all()
+
+
+def test_the_configuration_is_traced_once(monkeypatch):
+    traced = []
+    trace = axpy.trace
+    monkeypatch.setattr(axpy, "trace", lambda **settings: traced.append(settings) or trace(**settings))
+    for plus in (11.0, 12.0, 11.0):
+        y = np.zeros(64, np.float32)
+        warploom.launch(axpy, 1, [y, y, 0.0, 64], plus=plus)  # in place: x and y may be the same array
+        assert (y == plus).all()
+    assert traced == [{"plus": 11.0}, {"plus": 12.0}]
+
+
+def test_it_says_that_it_emulates_and_raises_for_a_defect():
+    x, y = arrays(64)
+    with pytest.warns(EmulationWarning, match="no GPU: reverse runs on the emulator"):
+        warploom.launch(reverse, 1, [x, y])
+    assert (y == x[::-1]).all()
+    with pytest.raises(EmulationError, match="reverse has defects:\nrace"):
+        warploom.launch(reverse, 1, [x, y], barrier=False)
+
+
+def test_torch_tensors_are_changed_in_place():
+    torch = pytest.importorskip("torch")
+    x, y = (torch.from_numpy(a) for a in arrays(64))
+    warploom.launch(reverse, 1, [x, y])
+    assert (y == x.flip(0)).all()
+
+
+def the_box(matrix, row, col):
+    """What :func:`box_of` gives: zeros beyond the edges."""
+    padded = np.zeros((matrix.shape[0] + 8, matrix.shape[1] + 32), np.float32)
+    padded[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return padded[row : row + 8, col : col + 32]
+
+
+def test_tensor_maps_are_pairs():
+    matrix = np.arange(20 * 48, dtype=np.float32).reshape(20, 48)
+    spec = TensorMapSpec(f32, (48, 20), (4 * 48,), BOX)
+    out = np.full((8, 32), np.nan, np.float32)
+    warploom.launch(box_of, 1, [(matrix, spec), out, 15, 20])
+    assert (out == the_box(matrix, 15, 20)).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (lambda x: [x, x, 1.0], "takes 4 arguments"),
+        (lambda x: {"x": x, "y": x, "factor": 1.0, "m": 64}, r"missing arguments \['n'\], unknown arguments \['m'\]"),
+        (lambda x: [x, x.astype(np.float16), 1.0, 64], "elements of type f16; the kernel's are f32"),
+        (lambda x: [x, frozen(x), 1.0, 64], "y, which is read-only"),
+        (lambda x: [x, 3, 1.0, 64], "int is not an array"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments, words):
+    with pytest.raises(ProblemError, match=words):
+        warploom.launch(axpy, 1, arguments(np.zeros(64, np.float32)))
+
+
+def frozen(x):
+    y = x.copy()
+    y.flags.writeable = False
+    return y
+
+
+def test_what_is_no_kernel_says_what_is():
+    x = np.zeros(64, np.float32)
+    with pytest.raises(ProblemError, match=r"decorated with @warploom\.lang\.kernel"):
+        warploom.launch(lambda k: None, 1, [x])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ProblemError, match="traced already"):
+        warploom.launch(axpy.trace(), 1, [x, x, 1.0, 64], plus=1.0)
+    with pytest.raises(ProblemError, match="TensorMapSpec"):
+        warploom.launch(box_of, 1, [x, x, 0, 0])
+
+
+@pytest.mark.gpu
+def test_torch_tensors_on_the_gpu_are_used_on_their_stream():
+    torch = pytest.importorskip("torch")
+    x, y = (torch.from_numpy(a).cuda() for a in arrays(100_000))
+    expected = (2.5 * x.double() + y.double()).float()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        warploom.launch(axpy, 1563, [x, y, 2.5, 100_000])
+        again = y * 1
+    stream.synchronize()
+    assert (again == expected).all()
+    with pytest.raises(ProblemError, match="one device"):
+        warploom.launch(axpy, 1, [x, y.cpu(), 2.5, 64])
+
+
+@pytest.mark.gpu
+def test_cpu_arrays_travel_to_the_gpu_and_back():
+    whole = np.arange(256, dtype=np.float32)
+    expected = whole.copy()
+    expected[32:96] += 1
+    warploom.launch(axpy, 1, [whole[:64], whole[32:96], 0.0, 64], plus=1.0)  # arrays that overlap
+    assert (whole == expected).all()
+    rows = np.zeros((64, 3), np.float32)
+    warploom.launch(reverse, 1, [whole[96:160], rows[:, 1]])  # a pointer to its first element; strides are the kernel's
+    assert (rows.reshape(-1)[1:65] == whole[96:160][::-1]).all()
+    assert not rows.reshape(-1)[65:].any()
+
+
+@pytest.mark.gpu
+def test_tensor_maps_on_the_gpu():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.get_device_capability() < (9, 0):
+        with pytest.raises(ConfigError, match="needs sm_90"):
+            warploom.launch(box_of, 1, [])
+        return
+    matrix = np.arange(20 * 48, dtype=np.float32).reshape(20, 48)
+    spec = TensorMapSpec(f32, (48, 20), (4 * 48,), BOX)
+    out = np.full((8, 32), np.nan, np.float32)
+    on_gpu = torch.full((8, 32), float("nan"), device="cuda")
+    warploom.launch(box_of, 1, [(matrix, spec), out, 15, 20])
+    warploom.launch(box_of, 1, [(torch.from_numpy(matrix).cuda(), spec), on_gpu, 15, 20])
+    for found in (out, on_gpu.cpu().numpy()):
+        assert (found == the_box(matrix, 15, 20)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_launches_are_captured_in_graphs():
+    import torch
+
+    x, y = torch.arange(64.0, device="cuda"), torch.zeros(64, device="cuda")
+    warploom.launch(reverse, 1, [x, y])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        warploom.launch(reverse, 1, [x, y])
+    x += 100
+    graph.replay()
+    assert (y == x.flip(0)).all()
