@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 from typing import Any
 
 import pytest
+from tests.project import load
 
 from warploom.bench.host_cost import WITH_TARGET
 from warploom.bench.host_cost import missed as missed_host_cost
@@ -16,15 +15,8 @@ from warploom.bench.tables import MARKDOWN_TABLES
 
 
 @pytest.fixture
-def script(pytestconfig, monkeypatch) -> Any:
-    path = pytestconfig.rootpath / "benchmarks" / "first_call_h200.py"
-    spec = importlib.util.spec_from_file_location("first_call_script", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "first_call_script", module)
-    spec.loader.exec_module(module)
-    return module
+def script() -> Any:
+    return load("first_call_h200")
 
 
 def told(seconds, error=0.5, poisoned=True):

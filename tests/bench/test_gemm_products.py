@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.docs.pages import load
+from tests.project import load
 
 from warploom.core.dtypes import f16
 from warploom.core.targets import target

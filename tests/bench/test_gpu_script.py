@@ -1,21 +1,15 @@
 """``benchmarks/h200.py``: sections fail by themselves, and the summary comes last."""
 
-import importlib.util
 import json
 import sys
 
 import pytest
+from tests.project import load
 
 
 @pytest.fixture
-def script(pytestconfig, monkeypatch):
-    spec = importlib.util.spec_from_file_location("h200_script", pytestconfig.rootpath / "benchmarks" / "h200.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "h200_script", module)
-    spec.loader.exec_module(module)
-    return module
+def script():
+    return load("h200")
 
 
 def python(code: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.docs.pages import load
+from tests.project import load
 
 from warploom.core.dtypes import f16, f32
 from warploom.core.targets import target

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.project import load
 
 from warploom.bench.counters import Profile
 from warploom.bench.reduce import PAPER, loop_opcodes
@@ -14,16 +13,9 @@ from warploom.bench.reduce_counters import ctas, figures, operations
 from warploom.cli import ladder_reduce
 from warploom.kernels.reduce.ladder import LADDER, SETTINGS
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("reduce_h200", ROOT / "benchmarks" / "reduce_h200.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("reduce_h200")
 
 
 def experiment(speed_up: float) -> dict[str, Any]:

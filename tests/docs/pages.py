@@ -27,7 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.project import ROOT
+from tests.project import load as load
+
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 _FENCE = re.compile(r"^```(\w*)\s*$")
@@ -197,13 +199,3 @@ def commands_of(text: str) -> Iterator[tuple[str, str]]:
             command, output = line[2:].split("  #")[0].strip(), []
         else:
             output.append(line)
-
-
-def load(name: str) -> Any:
-    """A module of the folder benchmarks."""
-    folder = str(ROOT / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(folder)

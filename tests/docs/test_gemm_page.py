@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import ROOT, load
+from tests.project import ROOT, load
 from warploom.kernels.gemm.ladder import LADDER
 
 TEXT = (ROOT / "docs" / "ladder-gemm.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import ROOT, load
+from tests.project import ROOT, load
 
 RUNGS = ("01a", "02", "best32")
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import ROOT, load
+from tests.project import ROOT, load
 
 TEXT = (ROOT / "docs" / "ladder-attention.md").read_text(encoding="utf-8")
 

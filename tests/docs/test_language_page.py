@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.project import ROOT
 from warploom.lang import Fragment, Kernel, SharedTile, TileReader
 from warploom.lang.builder import Builder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tests.docs.pages import ROOT, load
+from tests.project import ROOT, load
 
 TEXT = (ROOT / "docs" / "from-mma-to-wgmma.md").read_text(encoding="utf-8")
 

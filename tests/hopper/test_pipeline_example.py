@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.project import ROOT, load
 from warploom.bench.checking import check_kernel, kernels_of
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def script() -> Any:
-    folder = str(ROOT / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module("sanitize_unseen")
-    finally:
-        sys.path.remove(folder)
+    return load("sanitize_unseen")
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])

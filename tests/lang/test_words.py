@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from tests.docs.pages import ROOT
 from tests.lang.support import lanes, run
+from tests.project import ROOT
 from warploom.core.errors import TraceError
 from warploom.lang import Global, Kernel, bf16, f16, f32, f64, kernel, s8, s32, u8, u32
 from warploom.lang.builder import Builder
