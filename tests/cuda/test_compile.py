@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from warploom.core.errors import CompileError, ConfigError, UnsupportedDeviceError
 from warploom.cuda import compile as compile_room
 from warploom.cuda import device
-from warploom.cuda.compile import CompileJob, compile_many, compile_source, forget_compiled
+from warploom.cuda.compile import compile_source, forget_compiled
 
 pytest.importorskip("cuda.core")
 
@@ -238,24 +239,13 @@ def test_wgmma_that_ptxas_serialises_is_an_error(cache):
     assert entries(cache) == []
 
 
-def test_many_in_the_order_given():
-    jobs = [CompileJob(SCALE.replace("1.0f", f"{i}.0f"), "scale", "sm_80") for i in range(5)]
-    seen = []
-    kernels = compile_many(jobs, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(i, 5) for i in range(1, 6)]
-    for job, kernel in zip(jobs, kernels, strict=True):
-        assert not isinstance(kernel, CompileError)
-        assert kernel.cubin == compile_source(job.source, "scale", arch="sm_80").cubin
-    assert compile_many([]) == []
-
-
-def test_many_with_an_error_among_them():
-    jobs = [CompileJob(SCALE, "scale", "sm_80"), CompileJob("nonsense", "scale", "sm_80")]
-    with pytest.raises(CompileError):
-        compile_many(jobs)
-    good, bad = compile_many(jobs, keep_errors=True)
-    assert not isinstance(good, CompileError)
-    assert isinstance(bad, CompileError)
+def test_threads_may_compile():
+    sources = [SCALE.replace("1.0f", f"{i}.0f") for i in range(5)]
+    with ThreadPoolExecutor(5) as pool:
+        kernels = list(pool.map(lambda source: compile_source(source, "scale", arch="sm_80"), sources))
+    assert len({kernel.cubin for kernel in kernels}) == 5
+    forget_compiled()
+    assert [compile_source(source, "scale", arch="sm_80").cubin for source in sources] == [k.cubin for k in kernels]
 
 
 def test_bad_requests():

@@ -12,13 +12,10 @@ import importlib.metadata
 import io
 import os
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from warploom.core.errors import CompileError
 from warploom.core.settings import cache_folder
 from warploom.core.targets import target
 from warploom.cuda import diagnostics
@@ -31,10 +28,10 @@ _POINTER_FORMAT = "warploom traced kernel 1"
 
 
 @dataclass(frozen=True, slots=True)
-class CompileJob:
+class _Job:
     """One source to compile; the fields are :func:`compile_source`'s."""
 
-    source: str = field(repr=False)
+    source: str
     name: str
     arch: str
     opt_level: int = 3
@@ -42,7 +39,7 @@ class CompileJob:
     line_info: bool = False
 
 
-_compiled: dict[CompileJob, CompiledKernel] = {}
+_compiled: dict[_Job, CompiledKernel] = {}
 
 
 def compile_source(
@@ -67,13 +64,8 @@ def compile_source(
     Raises CompileError with the log and the lines it names (also when ptxas reports that it serialises ``wgmma``),
     ConfigError for an unknown ``arch``, UnsupportedDeviceError where cuda.core or NVRTC is missing.
     """
-    return compile_job(CompileJob(source, name, arch, opt_level, max_registers, line_info), cache=cache)
-
-
-def compile_job(job: CompileJob, *, cache: bool = True) -> CompiledKernel:
-    """:func:`compile_source` for a :class:`CompileJob`."""
     start = time.perf_counter()
-    arch = target(job.arch).name
+    job, arch = _Job(source, name, arch, opt_level, max_registers, line_info), target(arch).name
     if cache and (known := _compiled.get(job)) is not None:
         return replace(known, from_cache=True, seconds=time.perf_counter() - start)
     if job.opt_level not in (0, 1, 2, 3):
@@ -114,42 +106,6 @@ def keep_traced(origin: str, kernel: CompiledKernel, facts: dict[str, Any]) -> N
         store.save_pointer(_pointer_key(origin, kernel.arch), kernel, facts)
 
 
-def compile_many(
-    jobs: Iterable[CompileJob],
-    *,
-    progress: Callable[[int, int], None] | None = None,
-    workers: int | None = None,
-    keep_errors: bool = False,
-    cache: bool = True,
-) -> list[CompiledKernel | CompileError]:
-    """Compile ``jobs`` on all cores (NVRTC runs outside the interpreter's lock); results in the order of ``jobs``.
-
-    ``progress(done, total)`` is called in this thread after each. The first CompileError is raised once running
-    compilations have ended, or, with ``keep_errors``, each stands in its job's place.
-    """
-    todo = list(jobs)
-    results: list[CompiledKernel | CompileError | None] = [None] * len(todo)
-    if not todo:
-        return []
-    nvrtc_version()  # load the library once, before the threads
-    with ThreadPoolExecutor(workers or available_cores(), thread_name_prefix="warploom-compile") as pool:
-        running = {pool.submit(compile_job, job, cache=cache): index for index, job in enumerate(todo)}
-        try:
-            for done, future in enumerate(as_completed(running), start=1):
-                try:
-                    results[running[future]] = future.result()
-                except CompileError as error:
-                    if not keep_errors:
-                        raise
-                    results[running[future]] = error
-                if progress:
-                    progress(done, len(todo))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [result for result in results if result is not None]
-
-
 def available_cores() -> int:
     """The cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -162,7 +118,7 @@ def forget_compiled() -> None:
     _compiled.clear()
 
 
-def _options(job: CompileJob) -> Any:
+def _options(job: _Job) -> Any:
     ptxas = ["-v"] if job.opt_level == 3 else ["-v", f"-O{job.opt_level}"]
     return cuda_core().ProgramOptions(
         name=f"{job.name}.cu",
@@ -176,7 +132,7 @@ def _options(job: CompileJob) -> Any:
     )
 
 
-def _run_nvrtc(job: CompileJob, options: Any) -> tuple[bytes, str]:
+def _run_nvrtc(job: _Job, options: Any) -> tuple[bytes, str]:
     """(cubin, log). Raises CompileError."""
     core = cuda_core()
     log = io.StringIO()
@@ -230,7 +186,7 @@ def _pointer_key(origin: str, arch: str) -> bytes:
     return hashlib.sha256(parts.encode()).digest()
 
 
-def _key(job: CompileJob, options: Any) -> bytes:
+def _key(job: _Job, options: Any) -> bytes:
     utils: Any = importlib.import_module("cuda.core.utils")
     return utils.make_program_cache_key(
         code=job.source,

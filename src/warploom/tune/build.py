@@ -1,7 +1,7 @@
 """Tracing, printing and compiling candidates on all cores.
 
-Tracing and printing are Python and take about as long as NVRTC, so threads (``cuda.compile.compile_many``) would leave
-half of the work on one core: candidates go to processes, and come back as cubins. Each is in the disk cache by then.
+Tracing and printing are Python and take about as long as NVRTC, so threads would leave half of the work on one core:
+candidates go to processes, and come back as cubins. Each is in the disk cache by then.
 """
 
 from __future__ import annotations
