@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from warploom.interop import tracing
+from warploom.operators.names import operator_of
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from warploom.ops.launch import launch
     from warploom.ops.matmul import MatmulPlan, matmul, plan_matmul
     from warploom.ops.reduce import ReducePlan, linear_cross_entropy, matmul_reduce, plan_matmul_reduce
+
+tracing.operator_of = operator_of  # the rooms below call what stands on them, and cannot import it
 
 _PUBLIC = {
     "attention": "warploom.ops.attention",
@@ -30,9 +35,6 @@ _PUBLIC = {
     "ReducePlan": "warploom.ops.reduce",
     "launch": "warploom.ops.launch",
 }
-
-_TRACEABLE = ("attention", "matmul", "matmul_reduce", "linear_cross_entropy")
-"""Public functions that are one operator each while PyTorch traces a graph."""
 
 __all__ = [
     "AttentionPlan",
@@ -55,12 +57,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'warploom' has no attribute {name!r}; it has {', '.join(_PUBLIC)}")
     from importlib import import_module
 
-    value = getattr(import_module(_PUBLIC[name]), name)
-    if name in _TRACEABLE:
-        from warploom.operators.traceable import traceable
-
-        value = traceable(value)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(_PUBLIC[name]), name)
     return value
 
 

@@ -17,6 +17,13 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    """Without a GPU, on any machine."""
+    for module in ("attention", "matmul", "reduce"):
+        monkeypatch.setattr(f"warploom.ops.{module}.gpu_present", lambda: False)
+
+
 def half(*shape):
     return np.random.default_rng(0).standard_normal(shape).astype(np.float16)
 

@@ -1,7 +1,7 @@
 """``warploom::attention`` as a PyTorch operator: what ``torch.compile`` and ``torch.export`` see of a call.
 
 :func:`warploom.attention` takes this way by itself while a graph is traced, where tensors have no memory to point
-at (:mod:`warploom.operators.traceable`). The operators allocate through PyTorch, wait for nothing and work on the
+at (:mod:`warploom.interop.tracing`). The operators allocate through PyTorch, wait for nothing and work on the
 current stream, so compiled code may run in CUDA graphs.
 """
 

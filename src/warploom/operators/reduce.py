@@ -2,7 +2,7 @@
 
 ``warploom::matmul_reduce``, ``warploom::matmul_argmax`` (the maximum with its column) and
 ``warploom::linear_cross_entropy``. The public functions take this way by themselves while a graph is
-traced, where tensors have no memory to point at (:mod:`warploom.operators.traceable`).
+traced, where tensors have no memory to point at (:mod:`warploom.interop.tracing`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import numpy as np
 from warploom.core.dtypes import F32_MAX, bf16, f16, f32
 from warploom.core.errors import ConfigError, ProblemError, shown
 from warploom.core.targets import Target, target
+from warploom.interop import tracing
 from warploom.interop.arrays import (
     ArrayView,
     address,
@@ -25,6 +26,7 @@ from warploom.interop.arrays import (
     require_dtype,
     same_device,
 )
+from warploom.interop.tracing import is_tracing
 from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import AttentionFeatures
@@ -315,6 +317,11 @@ def attention(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
+    if is_tracing():
+        return tracing.operator_of("attention")(
+            q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse,
+            layout=layout, config=config,
+        )  # fmt: skip
     views = queries, keys, values = describe(q), describe(k), describe(v)
     # Plain tuples: hashing a dataclass would cost more than all the rest of the look-up.
     asked = (causal, scale, window, softcap, return_lse, layout, config)

@@ -14,7 +14,9 @@ from warploom.core.dtypes import DType, f32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.identity import function_key
 from warploom.core.targets import Target, target
+from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like, memory_span
+from warploom.interop.tracing import is_tracing
 from warploom.kernels.gemm.choice import choose, expected_seconds, parse_config
 from warploom.kernels.gemm.features import EpilogueFunction
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
@@ -219,6 +221,11 @@ def matmul(
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
+    if is_tracing():
+        return tracing.operator_of("matmul")(
+            a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, epilogue=epilogue, extras=extras, alpha=alpha,
+            out=out, config=config,
+        )  # fmt: skip
     if alpha.__class__ is not float:
         alpha = number("alpha", alpha)
     if extras.__class__ is not tuple:

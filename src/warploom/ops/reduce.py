@@ -13,7 +13,9 @@ import numpy as np
 from warploom.core.dtypes import DType, bf16, f16, f32, s32, s64, u8
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import target as target_named
+from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, require_dtype, same_device
+from warploom.interop.tracing import is_tracing
 from warploom.kernels.gemm.choice import choose_for_rows
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
@@ -57,6 +59,10 @@ def matmul_reduce(
 
     Raises ProblemError for arrays or an ``op`` it does not take, ConfigError for a ``config`` that does not fit.
     """
+    if is_tracing():
+        return tracing.operator_of("matmul_reduce")(
+            a, b, op, scale=scale, bias=bias, return_index=return_index, config=config
+        )
     values, index = _reduced(a, b, reduction_named(op, return_index), scale, bias, config, None)
     return (values, index) if return_index else values
 
@@ -82,6 +88,8 @@ def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig |
     Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``. There is no backward pass.
     Raises ProblemError as :func:`matmul_reduce` does.
     """
+    if is_tracing():
+        return tracing.operator_of("linear_cross_entropy")(x, w, target, config=config)
     rows, words, chosen = describe(x), describe(w), describe(target)
     if len(rows.shape) != 2 or len(words.shape) != 2 or tuple(chosen.shape) != (rows.shape[0],):
         raise ProblemError(

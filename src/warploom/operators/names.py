@@ -1,0 +1,24 @@
+"""The operators by the names of the public functions that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def operator_of(name: str) -> Callable[..., Any]:
+    """What stands for a public function while PyTorch traces a graph, with the same arguments. Imports PyTorch.
+
+    By import statements, which PyTorch traces; :func:`importlib.import_module` would break the graph.
+    """
+    if name == "attention":
+        from warploom.operators.attention import attention
+
+        return attention
+    if name == "matmul":
+        from warploom.operators.matmul import matmul
+
+        return matmul
+    from warploom.operators import reduce
+
+    return reduce.matmul_reduce if name == "matmul_reduce" else reduce.linear_cross_entropy
