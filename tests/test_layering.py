@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from warploom.isa.base import Instruction
+
 SOURCE = Path(__file__).parent.parent / "src" / "warploom"
 ROOMS = sorted(p.name for p in SOURCE.iterdir() if p.is_dir() and (p / "__init__.py").exists())
 
@@ -299,3 +301,26 @@ def test_files_and_functions_stay_readable():
             if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno > 75:
                 too_long.append(f"{file.name}:{node.lineno} {node.name}")
     assert too_long == []
+
+
+def _undocumented(tree: ast.AST, prefix: str = "") -> Iterator[str]:
+    """Public classes, functions and methods without a docstring; what overrides an instruction's says it there."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        if isinstance(node, ast.ClassDef):
+            yield from _undocumented(node, f"{node.name}.")
+        elif any(isinstance(d, ast.Name) and d.id == "overload" for d in node.decorator_list):
+            continue
+        if ast.get_docstring(node) is None and not (prefix and hasattr(Instruction, node.name)):
+            yield prefix + node.name
+
+
+def test_everything_public_says_what_it_is():
+    missing = [
+        f"{file.relative_to(SOURCE)}: {name}"
+        for file in FILES
+        for name in _undocumented(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert missing == []
+    assert list(_undocumented(ast.parse("class A:\n  def b(self): ...\n  def _c(self): ..."))) == ["A.b", "A"]

@@ -65,15 +65,29 @@ class GpuCase(Protocol[Config]):
     """
 
     @property
-    def label(self) -> Mapping[str, int]: ...
+    def label(self) -> Mapping[str, int]:
+        """The size in the result."""
+        ...
+
     @property
-    def flops(self) -> int: ...
+    def flops(self) -> int:
+        """Floating-point operations of one call."""
+        ...
+
     @property
-    def sets(self) -> int: ...
+    def sets(self) -> int:
+        """Input sets that calls rotate through."""
+        ...
+
     @property
-    def stream(self) -> int: ...
+    def stream(self) -> int:
+        """The handle of the stream that calls are queued on."""
+        ...
+
     @property
-    def peers(self) -> Sequence[Candidate]: ...
+    def peers(self) -> Sequence[Candidate]:
+        """The calls of others that are timed with the rungs."""
+        ...
 
     def prepare(self, rung: Rung[Config]) -> Candidate:
         """The rung, compiled and loaded. Raises ConfigError where it does not fit the size or the GPU."""
@@ -88,7 +102,10 @@ class Family(Protocol[Config]):
     """What a kernel family brings to its ladder."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The family's word on the command line."""
+        ...
+
     @property
     def pause_seconds(self) -> float:
         """How long the GPU rests before each sample (:func:`warploom.bench.timing.measure`)."""

@@ -70,6 +70,7 @@ def record(
 
 
 def run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """A command's output, as text. Raises UnsupportedDeviceError if it takes longer than ``seconds``."""
     try:
         return subprocess.run(list(command), capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:

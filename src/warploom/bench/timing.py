@@ -90,9 +90,11 @@ class EventClock:
         self._options = core.EventOptions(timing_enabled=True)
 
     def mark(self) -> Any:
+        """An event at the end of what is queued now."""
         return self._stream.record(options=self._options)
 
     def seconds(self, start: Any, end: Any) -> float:
+        """The time between two events; waits for the second."""
         end.sync()
         return float(end - start) / 1000
 

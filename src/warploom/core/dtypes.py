@@ -40,10 +40,12 @@ class DType:
 
     @property
     def is_integer(self) -> bool:
+        """Whether it is a signed or unsigned integer; a predicate is none."""
         return self.kind in ("unsigned", "signed")
 
     @property
     def is_float(self) -> bool:
+        """Whether it is a floating-point type."""
         return self.kind == "float"
 
     def __repr__(self) -> str:

@@ -29,6 +29,7 @@ class Wait:
 
     @property
     def ready(self) -> bool:
+        """Whether nothing holds the task back any more."""
         return not self.rows
 
 

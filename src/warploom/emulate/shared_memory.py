@@ -340,6 +340,7 @@ class SharedMemory:
         return never
 
     def report_in_flight(self, op: Op, what: str, rows: Array, lanes: Array, copies: Array, addresses: Array) -> None:
+        """One finding for each copy (by its number) that is still writing at these addresses."""
         for number in np.unique(copies):
             these = copies == number
             i = int(np.argmax(these))

@@ -30,6 +30,7 @@ class Wavefronts:
         return self.actual - self.ideal
 
     def add(self, actual: int, ideal: int, accesses: int) -> None:
+        """Count more accesses and their wavefronts."""
         self.actual += actual
         self.ideal += ideal
         self.accesses += accesses

@@ -75,6 +75,7 @@ class Observation:
 
     @property
     def warps(self) -> int:
+        """Warps that hold it together."""
         return self.rows.shape[0] // WARP_SIZE
 
     @property
@@ -96,6 +97,7 @@ class Fit:
 
     @property
     def is_linear(self) -> bool:
+        """Whether there is a map."""
         return self.map is not None
 
     def require(self) -> LinearMap:
@@ -161,10 +163,12 @@ class Difference:
 
     @property
     def lane(self) -> int:
+        """The lane in its warp."""
         return self.thread % WARP_SIZE
 
     @property
     def place(self) -> str:
+        """Who holds the element, in words."""
         return _place(self.thread, self.register, self.warps)
 
     def __str__(self) -> str:

@@ -28,6 +28,7 @@ class Term:
 
     @property
     def out_mask(self) -> int:
+        """The bits of the output that the term sets."""
         return self.mask << self.shift if self.shift >= 0 else self.mask >> -self.shift
 
     def of(self, value: Any) -> Any:

@@ -57,10 +57,12 @@ class FragmentLayout:
 
     @property
     def atom_elements_per_thread(self) -> int:
+        """Elements of one atom that a thread holds."""
         return self.atom.in_size("register")
 
     @property
     def elements_per_thread(self) -> int:
+        """Elements of the whole fragment that a thread holds."""
         return self.atom_elements_per_thread * self.tiles[0] * self.tiles[1]
 
     @property
@@ -70,10 +72,12 @@ class FragmentLayout:
 
     @property
     def warps(self) -> int:
+        """Warps that hold it together: 1, or 4 of a warpgroup."""
         return self.atom.in_size("warp") if self.atom.has_input("warp") else 1
 
     @property
     def threads(self) -> int:
+        """Threads that hold it together."""
         return self.warps * WARP_SIZE
 
     # ---------------------------------------------------------------- tiling

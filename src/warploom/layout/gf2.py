@@ -48,6 +48,7 @@ class Span:
 
     @property
     def rank(self) -> int:
+        """The dimension."""
         return len(self._rows)
 
 

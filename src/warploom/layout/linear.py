@@ -95,10 +95,12 @@ class LinearMap:
 
     @property
     def in_dims(self) -> tuple[str, ...]:
+        """Names of the inputs, in order."""
         return tuple(dim for dim, _ in self.ins)
 
     @property
     def out_dims(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
         return tuple(dim for dim, _ in self.outs)
 
     def bases(self, dim: str) -> tuple[Coordinate, ...]:
@@ -109,6 +111,7 @@ class LinearMap:
         raise LayoutError(f"this map has no input {dim!r}; it has {', '.join(self.in_dims)}")
 
     def has_input(self, dim: str) -> bool:
+        """Whether there is an input ``dim``."""
         return dim in self.in_dims
 
     def in_bits(self, dim: str) -> int:

@@ -45,6 +45,7 @@ class Discovered:
 
     @property
     def name(self) -> str:
+        """The fragment's name in the catalogue."""
         return self.observation.name
 
     @property

@@ -24,13 +24,24 @@ class SoftmaxConfig(Protocol):
     """What the softmax needs to know of a kernel's configuration."""
 
     @property
-    def head_dim(self) -> int: ...
+    def head_dim(self) -> int:
+        """Elements per head."""
+        ...
+
     @property
-    def lazy_rescale(self) -> bool: ...
+    def lazy_rescale(self) -> bool:
+        """Whether O keeps an older maximum until a row outgrows it."""
+        ...
+
     @property
-    def folded_scale(self) -> bool: ...
+    def folded_scale(self) -> bool:
+        """Whether the scale is part of the exponential."""
+        ...
+
     @property
-    def peel(self) -> bool: ...
+    def peel(self) -> bool:
+        """Whether the first block is a case of its own."""
+        ...
 
 
 class OnlineSoftmax:
