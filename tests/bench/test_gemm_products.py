@@ -51,13 +51,19 @@ class Stopwatch:
         return max(end - start, 1e-7)
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Products this small only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
-def bench(monkeypatch, tmp_path, request):
+def bench(monkeypatch, tmp_path):
     """(script, what stands in for ``matmul``): by default a product in float32, rounded once."""
     script, cells = load("gemm_h200"), load("gemm_cells")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # products this small only wait for each other
-    request.addfinalizer(lambda: torch.set_num_threads(threads))
     stand_in = SimpleNamespace(product=lambda a, b, config: (a.float() @ b.float()).half(), calls=[])
 
     def matmul(a: Any, b: Any, *, config: Any = None, out: Any = None) -> Any:

@@ -1,5 +1,6 @@
 """Public functions called from many threads at once: each gets what it would get alone, and kernels are traced once."""
 
+import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -83,3 +84,16 @@ def test_equal_first_calls_trace_one_kernel(monkeypatch):
     programs = together([lambda: warploom.plan(x, x, x).program] * 8)
     assert len(traced) == 1
     assert len({id(program) for program in programs}) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_goes_on():
+    x = half(1, 24, 1, 64)
+    expected = warploom.attention(x, x, x)
+    child = os.fork()
+    if child == 0:
+        same = np.array_equal(warploom.attention(x, x, x), expected)
+        traced_anew = warploom.plan_matmul(half(8, 16), half(16, 8)).program.threads > 0
+        os._exit(0 if same and traced_anew else 1)
+    assert os.waitpid(child, 0)[1] == 0
