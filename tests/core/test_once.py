@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.processes import holds_in_forked_child
 from warploom.core.once import once
 
 
@@ -87,24 +88,13 @@ def test_a_forked_child_does_not_wait_for_threads_it_does_not_have():
     def work(x):
         if os.getpid() == parent:
             busy.set()
-            leave.wait(10)
+            leave.wait(30)
         return x
 
     thread = threading.Thread(target=work, args=(1,))
     thread.start()
     busy.wait(10)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if work(1) == 1 else 1)
-    deadline = time.monotonic() + 10
-    done, status = os.waitpid(child, os.WNOHANG)
-    while not done and time.monotonic() < deadline:
-        time.sleep(0.01)
-        done, status = os.waitpid(child, os.WNOHANG)
+    free = holds_in_forked_child(lambda: work(1) == 1, seconds=10)
     leave.set()
     thread.join()
-    if not done:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    assert done
-    assert status == 0
+    assert free
