@@ -32,9 +32,9 @@ from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.tune.attention import AttentionFamily, AttentionWorkload
 from warploom.tune.build import build_all
-from warploom.tune.classes import attention_class
 from warploom.tune.gpu import gpu_for_tuning
-from warploom.tune.store import SHIPPED, Winner, gpu_file_name, package_version
+from warploom.winners.classes import attention_class
+from warploom.winners.store import SHIPPED, Winner, gpu_file_name, package_version
 
 TOKENS, WIDTH = 16384, 2048
 GOAL = target("sm_90a")

@@ -2,10 +2,10 @@
 
     python benchmarks/tune_h200.py --out OUT --budget 200 [--family gemm]
 
-writes OUT/<gpu>.json (copy it to src/warploom/tune/winners/) and OUT/tuned/winners.jsonl, every round that was timed;
-started again with the same OUT it goes on where it was. A kernel that hangs or makes the GPU unusable ends the process;
-the script starts itself again and goes on without that one. Without a GPU, ``--compile-only`` fills the kernel cache
-($WARPLOOM_CACHE) with the first candidates, so that the time on the GPU goes into timing.
+writes OUT/<gpu>.json (copy it to src/warploom/winners/shipped/) and OUT/tuned/winners.jsonl, every round that was
+timed; started again with the same OUT it goes on where it was. A kernel that hangs or makes the GPU unusable ends the
+process; the script starts itself again and goes on without that one. Without a GPU, ``--compile-only`` fills the kernel
+cache ($WARPLOOM_CACHE) with the first candidates, so that the time on the GPU goes into timing.
 
 Problems: 16384 tokens, heads × head_dim = 2048, bf16 (f16 takes the same winners: the tensor cores run both at one
 speed). The lengths that matter most come first, so that a short budget covers every head_dim and mask. Of matmul: the
@@ -31,13 +31,13 @@ from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.gemm.problem import GemmProblem, contiguous_problem
 from warploom.tune.attention import AttentionFamily
 from warploom.tune.build import build_all
-from warploom.tune.classes import gemm_class
 from warploom.tune.family import Family
 from warploom.tune.gemm import GemmFamily
 from warploom.tune.gpu import gpu_for_tuning
 from warploom.tune.space import distinct
-from warploom.tune.store import WinnerStore, gpu_file_name, package_version
 from warploom.tune.tuner import HUNG, Effort, GpuLostError, Outcome, Tuner
+from warploom.winners.classes import gemm_class
+from warploom.winners.store import WinnerStore, gpu_file_name, package_version
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)

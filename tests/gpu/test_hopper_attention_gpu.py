@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import warploom  # noqa: E402 (after the skip)
 from warploom.kernels.attention.hopper_config import HopperConfig  # noqa: E402
 from warploom.ops.backends import gpu_present, gpu_target  # noqa: E402
-from warploom.tune.store import SHIPPED  # noqa: E402
+from warploom.winners.store import SHIPPED  # noqa: E402
 
 if gpu_present() and not gpu_target(0).has_wgmma:
     pytest.skip("needs wgmma", allow_module_level=True)

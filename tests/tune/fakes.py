@@ -11,9 +11,9 @@ from warploom.core.targets import target
 from warploom.cuda.cubin import Resources
 from warploom.cuda.store import CompiledKernel
 from warploom.tune.build import Built
-from warploom.tune.classes import ProblemClass, bucket
 from warploom.tune.space import Space
 from warploom.tune.tuner import Gpu
+from warploom.winners.classes import ProblemClass, bucket
 
 
 def flag(default: Any, *choices: Any) -> Any:

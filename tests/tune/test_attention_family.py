@@ -163,8 +163,8 @@ def test_right_results_pass_and_wrong_ones_do_not(changes):
 @pytest.mark.gpu
 def test_tuning_on_a_gpu(tmp_path):
     from warploom.tune.gpu import gpu_for_tuning
-    from warploom.tune.store import WinnerStore
     from warploom.tune.tuner import Effort, Tuner
+    from warploom.winners.store import WinnerStore
 
     class Narrow(AttentionFamily):
         def spaces(self, problem, goal):

@@ -10,8 +10,8 @@ from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.ladder import BEST
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.ops import attention as ops
-from warploom.tune.classes import attention_class
-from warploom.tune.store import Winner, WinnerStore, package_version
+from warploom.winners.classes import attention_class
+from warploom.winners.store import Winner, WinnerStore, package_version
 
 GPU = "NVIDIA Test 9000"
 PROBLEM = AttentionProblem(4, 16, 16, 4096, 4096, 128, bf16)

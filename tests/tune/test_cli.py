@@ -6,12 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.tune.fakes import FakeFamily, SimulatedClock, fake_gpu
-from tests.tune.test_store import GPU, winner
 from tests.tune.test_tuner import full_disk
+from tests.winners.samples import GPU, winner
 from warploom.cli.main import app
-from warploom.tune import attention, gpu, store
-from warploom.tune.store import WinnerStore
+from warploom.tune import attention, gpu
 from warploom.tune.tuner import Tuner
+from warploom.winners import store
+from warploom.winners.store import WinnerStore
 
 
 @pytest.fixture(autouse=True)

@@ -24,9 +24,9 @@ from warploom.kernels.gemm.problem import Matrix, contiguous_problem
 from warploom.ops import matmul as ops
 from warploom.tune import gemm as tuned_gemm
 from warploom.tune.build import Built, build_all
-from warploom.tune.classes import gemm_class
 from warploom.tune.gemm import MOST_CANDIDATES, MOST_HOPPER_CANDIDATES, GemmFamily, checked_problem, fragment_registers
-from warploom.tune.store import Found, Winner, WinnerStore, package_version
+from warploom.winners.classes import gemm_class
+from warploom.winners.store import Found, Winner, WinnerStore, package_version
 
 FAMILY = GemmFamily()
 GOAL = target("sm_90a")

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from tests.tune.fakes import FakeConfig, FakeFamily, SimulatedClock, fake_gpu
-from warploom.tune import store
 from warploom.tune.space import Space, distinct
-from warploom.tune.store import WinnerStore, find_winner
 from warploom.tune.tuner import Effort, GpuLostError, Tuner
+from warploom.winners import store
+from warploom.winners.store import WinnerStore, find_winner
 
 QUICK = Effort(sample_seconds=5e-4, warm_up_seconds=2e-4, rounds=2, final_rounds=5)
 BEST_LONG = FakeConfig(128, 8, 2, hint=True)
@@ -209,7 +209,7 @@ def test_rounds_of_another_space_do_not_count(tmp_path):
     store = WinnerStore(tmp_path)
     family = FakeFamily(SimulatedClock())
     problem = family.problem_class(4096)
-    from warploom.tune.store import package_version
+    from warploom.winners.store import package_version
 
     record = {
         "record": "round", "gpu": "NVIDIA Test 9000", "version": package_version(), "problem": problem.json(),

@@ -13,8 +13,8 @@ from warploom.cli.output import note, progress_bar, write_json
 
 if TYPE_CHECKING:
     from warploom.tune.family import Family
-    from warploom.tune.store import Winner
     from warploom.tune.tuner import Outcome
+    from warploom.winners.store import Winner
 
 app = typer.Typer(help="Find the fastest configuration for this GPU and keep it.", no_args_is_help=True)
 
@@ -146,8 +146,8 @@ def tune_gemm(wanted: Product, search: Search) -> None:
 def _tune(family: Family[Any, Any], problems: list[Any], search: Search) -> None:
     """Tune, and show the outcomes: exit code 1 where a problem has no winner."""
     from warploom.tune.gpu import gpu_for_tuning
-    from warploom.tune.store import WinnerStore
     from warploom.tune.tuner import Tuner
+    from warploom.winners.store import WinnerStore
 
     where, store = gpu_for_tuning(search.gpu), WinnerStore()
     with progress_bar() as report:
@@ -174,7 +174,7 @@ def show(
     Example:
       warploom tune show --gpu "NVIDIA H200"
     """
-    from warploom.tune.store import WinnerStore, all_shipped_winners, package_version
+    from warploom.winners.store import WinnerStore, all_shipped_winners, package_version
 
     own = WinnerStore().winners(gpu)
     shipped = [w for w in all_shipped_winners() if gpu in (None, w.gpu)]

@@ -44,8 +44,8 @@ from warploom.ops.backends import (
 )
 from warploom.ops.options import configuration, flag, number, single
 from warploom.ops.recipes import Recipe
-from warploom.tune.classes import attention_class
-from warploom.tune.store import find_winner
+from warploom.winners.classes import attention_class
+from warploom.winners.store import find_winner
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program

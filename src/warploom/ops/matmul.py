@@ -35,8 +35,8 @@ from warploom.ops.gemm_kernels import trace_finish, trace_for
 from warploom.ops.matmul_arrays import READ_ONLY, Inputs, gemm_config, read_inputs, refuse_overlap
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
 from warploom.ops.recipes import Recipe
-from warploom.tune.classes import gemm_class
-from warploom.tune.store import find_winner
+from warploom.winners.classes import gemm_class
+from warploom.winners.store import find_winner
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program

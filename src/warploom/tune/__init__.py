@@ -1,1 +1,1 @@
-"""Finding the fastest configuration of a kernel family for a class of problems, and keeping it."""
+"""Finding the fastest configuration of a kernel family for a class of problems."""

@@ -23,8 +23,8 @@ from warploom.ops.attention import plan
 from warploom.ops.attention_kernels import mapped, trace_for
 from warploom.ops.backends import GpuCall
 from warploom.tune.build import Built
-from warploom.tune.classes import ProblemClass, attention_class
 from warploom.tune.space import Space
+from warploom.winners.classes import ProblemClass, attention_class
 
 _LAYOUT = "bshd"
 _WORK_REGISTERS = 16  # for addresses and the rows' statistics

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 from warploom.core.targets import Target
 from warploom.ir.program import Program
 from warploom.tune.build import Built
-from warploom.tune.classes import ProblemClass
 from warploom.tune.space import Space
+from warploom.winners.classes import ProblemClass
 
 Problem = TypeVar("Problem", contravariant=True)
 Config = TypeVar("Config")

@@ -26,8 +26,8 @@ from warploom.ops.backends import GpuCall
 from warploom.ops.gemm_kernels import trace_for
 from warploom.ops.matmul import MatmulPlan, plan_matmul
 from warploom.tune.build import Built
-from warploom.tune.classes import ProblemClass, gemm_class
 from warploom.tune.space import Space, distinct
+from warploom.winners.classes import ProblemClass, gemm_class
 
 MOST_CANDIDATES = 64
 MOST_HOPPER_CANDIDATES = 24

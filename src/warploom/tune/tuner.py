@@ -21,10 +21,10 @@ from warploom.bench.timing import Candidate, Clock, Measured, measure, paired_ra
 from warploom.core.errors import ConfigError, WarploomError
 from warploom.core.targets import Target
 from warploom.tune.build import Built, Progress, build_all
-from warploom.tune.classes import ProblemClass
 from warploom.tune.family import Family, Workload
 from warploom.tune.space import distinct
-from warploom.tune.store import Winner, WinnerStore, package_version
+from warploom.winners.classes import ProblemClass
+from warploom.winners.store import Winner, WinnerStore, package_version
 
 Report = Callable[[str, float], None]
 

@@ -2,7 +2,7 @@
 
 ``$WARPLOOM_CACHE/tuned/winners.jsonl`` holds one JSON record a line and is only ever appended to, under a lock: a
 killed process leaves at most one unfinished line, which readers skip and the next writer removes. Winners that come
-with the package are one file per GPU in ``winners/`` beside this module.
+with the package are one file per GPU in ``shipped/`` beside this module.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 
 from warploom.core.errors import warn_caller
 from warploom.core.settings import cache_folder
-from warploom.tune.classes import ProblemClass
+from warploom.winners.classes import ProblemClass
 
-SHIPPED = Path(__file__).parent / "winners"
+SHIPPED = Path(__file__).parent / "shipped"
 NEAR_ENOUGH = 3.0
 """The distance of classes up to which a winner is still taken: both lengths and the batch off by a factor of 2."""
 

