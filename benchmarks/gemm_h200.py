@@ -111,6 +111,7 @@ def shapes(bench: Bench, only: Sequence[str], general: int, bulk: int) -> Iterat
                 *row["wrong"].items())  # fmt: skip
             yield row
         del operands
+        torch.cuda.empty_cache()  # the next product's extents are others
 
 
 def cell(bench: Bench, layer: Layer, operands: Operands, weight_rows: bool, configs: Sequence[AnyGemmConfig]) -> Row:

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from warploom.bench.tables import markdown_table
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.ladder import LADDER
 
 Row = Mapping[str, Any]
 
-WHOLE = "whole tiles"
-"""The product on which both sides must count the same."""
-CAUSES = {
-    "ld.shared": "ptxas puts the epilogue's loads under the predicates of the stores that need them, and the Program "
-    "loads what lies outside of C as well",
-    "cp.async": "the hardware writes a line of the tile in pieces where it arrives in pieces",
-}
-"""Why the hardware counts otherwise at edges, by class of access."""
+WHOLE, RAGGED, UNALIGNED = "whole tiles", "ragged", "unaligned"
+"""Products that both sides count: multiples of every tile, others, and such whose lines begin within 128 bytes."""
+MERGED = (
+    "ptxas joins two loads of 2 bytes from neighbouring columns of A, which the Program has one by one, into one of 4"
+)
+EDGES = (
+    "ptxas puts the epilogue's loads under the predicates of the stores that need them; the Program also loads what "
+    "lies outside of C"
+)
+ARRIVAL = (
+    "the hardware counts what arrives, line by line of global memory: lines that are not aligned in two pieces, rows "
+    "of 64 bytes (BK = 32) each by itself, and more with the prefetch hint LTC128B that ptxas gives LDGSTS from rung "
+    "04 on"
+)
+
+
+def reason(rung: str, product: str, kind: str) -> str | None:
+    """Why the hardware may count otherwise than the emulator, which runs the Program; None where it must not."""
+    if kind == "ld.shared" and rung == "01a":
+        return MERGED
+    if kind == "ld.shared" and product != WHOLE:
+        return EDGES
+    if kind == "cp.async" and (product == UNALIGNED or _hinted(rung)):
+        return ARRIVAL
+    return None
+
+
+def _hinted(rung: str) -> bool:
+    """Whether ptxas gives a rung's copies a prefetch hint at -O3."""
+    config = LADDER.rung(rung).config
+    return isinstance(config, GemmConfig) and config.pipelined
 
 
 def counters(evidence: Any) -> str:
@@ -39,41 +65,65 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.0f} %"
 
 
+@dataclass
+class _Apart:
+    """A class of access that the two sides count differently for one reason: by product the rungs, with ratios."""
+
+    rungs: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    ratios: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        for product, ratios in self.ratios.items():
+            least, most = (f"{x:.2f}" for x in (min(ratios), max(ratios)))
+            times = least if least == most else f"{least} to {most}"
+            parts.append(f"{times} times on {product} ({_listed(self.rungs[product])})")
+        return ", ".join(parts)
+
+
 def both_sides(evidence: Any) -> str:
-    """Whether ncu counts the wavefronts that the emulator does: product by product, and why not."""
+    """What ncu counts as the emulator does, and what not, with the reason of each."""
     profile = evidence.profile
-    return " ".join(
-        _whole(profile) if name == WHOLE else _edges(profile, name, "×".join(map(str, size)))
-        for name, size in profile["small"].items()
-    )
+    sizes = {name: "×".join(map(str, size)) for name, size in profile["small"].items()}
+    products = ", ".join(f"{size} ({name})" for name, size in sizes.items())
+    text = f"On the H200, ncu counts exactly these wavefronts, class by class, on {products}"
+    found = _apart(profile["rungs"])
+    if not found:
+        return f"{text}, for every rung."
+    lines = [f"- `{kind}`, {apart}: {why}." for (why, kind), apart in found.items()]
+    return f"{text}, except for\n\n" + "\n".join(lines) + _without_hint(profile)
 
 
-def _whole(profile: Row) -> str:
-    """Rung by rung on the product of whole tiles."""
-    apart = {
-        key: {kind: pair for kind, pair in row["wavefronts"][WHOLE].items() if pair["emulator"] != pair["ncu"]}
-        for key, row in profile["rungs"].items()
-    }
-    size = "×".join(map(str, profile["small"][WHOLE]))
-    text = f"On the H200, ncu counts exactly these wavefronts, class by class, on {size}, which is whole tiles"
-    reasons = [
-        f"{key}, whose {kind} take {pair['ncu']:.0f} and not {pair['emulator']:.0f} ({profile['merged'][key]})"
-        for key, pairs in apart.items()
-        for kind, pair in pairs.items()
-    ]
-    return f"{text}, for every rung" + (f" but {'; '.join(reasons)}." if reasons else ".")
+def _apart(rungs: Mapping[str, Any]) -> dict[tuple[str, str], _Apart]:
+    """What the two sides count differently, by reason and class. Raises ValueError where there is no reason."""
+    found: dict[tuple[str, str], _Apart] = {}
+    for rung, row in rungs.items():
+        for product, counted in row["wavefronts"].items():
+            for kind, pair in counted.items():
+                if pair["emulator"] == pair["ncu"]:
+                    continue
+                why = reason(rung, product, kind)
+                if why is None:
+                    raise ValueError(f"rung {rung}, {product}: nothing explains {kind} {pair}")
+                of = found.setdefault((why, kind), _Apart())
+                of.rungs.setdefault(product, []).append(rung)
+                of.ratios.setdefault(product, []).append(pair["ncu"] / pair["emulator"])
+    return found
 
 
-def _edges(profile: Row, name: str, size: str) -> str:
-    """Class by class on a product with edges, over all rungs that agree on whole tiles."""
-    rows = [row["wavefronts"] for key, row in profile["rungs"].items() if key not in profile["merged"]]
-    same: list[str] = []
-    other: list[str] = []
-    for kind in rows[0][name]:
-        ratios = [row[name][kind]["ncu"] / row[name][kind]["emulator"] for row in rows if row[name][kind]["emulator"]]
-        if all(ratio == 1 for ratio in ratios):
-            same.append(kind)
-        else:
-            other.append(f"{kind} take {min(ratios):.2f} to {max(ratios):.2f} times as many: {CAUSES[kind]}")
-    text = f"On {size} ({name}) it counts the same of {', '.join(same)}"
-    return text + (f"; {'; '.join(other)}." if other else ".")
+def _listed(rungs: Sequence[str]) -> str:
+    return f"rung {rungs[0]}" if len(rungs) == 1 else f"rungs {rungs[0]} to {rungs[-1]}"
+
+
+def _without_hint(profile: Row) -> str:
+    """What the same rungs count where ptxas gives no hint. Raises ValueError where the two sides differ there too."""
+    rungs = profile.get("without the hint", {})
+    apart = [(rung, product, kind) for rung, row in rungs.items() for product, counted in row.items()
+             for kind, pair in counted.items() if pair["emulator"] != pair["ncu"]]  # fmt: skip
+    if apart:
+        raise ValueError(f"at -O1 both sides differ: {apart}")
+    products = list(dict.fromkeys(name for row in rungs.values() for name in row))
+    if not rungs:
+        return ""
+    return (f"\n\nAt -O1, where ptxas gives no hint, all classes agree for {_listed(list(rungs))} "
+            f"on {' and '.join(products)}.")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The emulator still counts what ncu counted on the H200 (benchmarks/results/h200/profile.json)."""
+"""The emulator still counts what ncu counted on the H200 (benchmarks/results/h200/profile.json, profile-gemm.json)."""
 
 import importlib
 import json
@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from warploom.bench.attention import AttentionFamily
+from warploom.bench.gemm import GemmFamily
 from warploom.bench.ladder import wavefronts_json
 from warploom.emulate import emulate
 from warploom.kernels.attention.ladder import FULL_LADDER
+from warploom.kernels.gemm.ladder import LADDER
 
 ROOT = Path(__file__).resolve().parents[2]
+GEMM = json.loads((ROOT / "benchmarks/results/h200/profile-gemm.json").read_text(encoding="utf-8"))
 RUNGS = json.loads((ROOT / "benchmarks/results/h200/profile.json").read_text(encoding="utf-8"))["rungs"]
 
 
@@ -31,3 +34,18 @@ def test_wavefronts_are_ncus(key, monkeypatch):
     for name, pair in RUNGS[key]["wavefronts"].items():
         assert counted[name]["actual"] == pair["emulator"], name
         assert pair["emulator"] == pair["ncu"] or key in merged, name
+
+
+@pytest.mark.parametrize("product", GEMM["small"])
+@pytest.mark.parametrize("key", ["01a", "01b", "02", "04", "06", "07", "best16"])
+def test_wavefronts_of_matmul_are_ncus(key, product, monkeypatch):
+    """On whole and on ragged tiles; what differs has a reason that was measured."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    reason = importlib.import_module("gemm_page_counters").reason
+    case = GemmFamily(*GEMM["small"][product]).emulator_case(LADDER.rung(key).config, 0)
+    counted = wavefronts_json(emulate(case.program, case.grid, case.arguments))
+    pairs = GEMM["rungs"][key]["wavefronts"][product]
+    assert set(pairs) == {"ldmatrix", "ld.shared", "st.shared", "cp.async"}
+    for name, pair in pairs.items():
+        assert counted[name]["actual"] == pair["emulator"], name
+        assert pair["emulator"] == pair["ncu"] or reason(key, product, name), name

@@ -44,7 +44,7 @@ def counted(emulator: int, ncu: float) -> dict[str, float]:
 
 
 def profile() -> dict[str, Any]:
-    """01a is merged; everywhere cp.async differs where lines are not aligned."""
+    """01a is merged; cp.async differs where lines are not aligned."""
 
     def rows(key: str) -> dict[str, Any]:
         loads = counted(100, 60.0 if key == "01a" else 100.0)
@@ -57,7 +57,7 @@ def profile() -> dict[str, Any]:
     return {
         "environment": {"gpu": {"name": "NVIDIA X"}, "date": "2031-05-06", "ncu": "2025.3"},
         "size": 4096, "small": {"whole tiles": [256, 256, 256], "unaligned": [328, 264, 200]},
-        "merged": {"01a": "loads are joined"}, "rungs": {key: rows(key) for key in RUNGS},
+        "rungs": {key: rows(key) for key in RUNGS},
     }  # fmt: skip
 
 
@@ -69,23 +69,43 @@ def evidence() -> Any:
     return found
 
 
-def test_both_sides_are_told_product_by_product(evidence: Any) -> None:
-    text = load("gemm_page_counters").both_sides(evidence)
-    whole, edges = text.split(". On ")
-    assert "on 256×256×256, which is whole tiles, for every rung but 01a" in whole
-    assert "01a, whose ld.shared take 60 and not 100 (loads are joined)" in whole
-    assert edges.startswith("328×264×200 (unaligned) it counts the same of ldmatrix, ld.shared; ")
-    assert "cp.async take 1.50 to 4.00 times as many: the hardware" in edges
+def test_what_both_sides_count_differently_has_its_reason(evidence: Any) -> None:
+    module = load("gemm_page_counters")
+    head, merged, arrival = module.both_sides(evidence).split("\n- ")
+    assert head.startswith("On the H200, ncu counts exactly these wavefronts, class by class, on 256×256×256")
+    assert merged == (
+        f"`ld.shared`, 0.60 times on whole tiles (rung 01a), 0.60 times on unaligned (rung 01a): {module.MERGED}."
+    )
+    assert arrival.startswith("`cp.async`, 1.50 to 4.00 times on unaligned (rungs 01a to best32): the hardware counts")
+    agreeing = {"04": {"whole tiles": {"cp.async": counted(40, 40.0)}}}
+    evidence.profile["without the hint"] = agreeing
+    assert module.both_sides(evidence).endswith("all classes agree for rung 04 on whole tiles.")
 
 
 def test_a_difference_that_nothing_explains_is_no_page(evidence: Any) -> None:
     module = load("gemm_page_counters")
-    for row in evidence.profile["rungs"].values():
-        row["wavefronts"]["whole tiles"]["ld.shared"] = counted(100, 100.0)
-    assert "for every rung. On" in module.both_sides(evidence)
-    evidence.profile["rungs"]["02"]["wavefronts"]["whole tiles"]["ldmatrix"] = counted(8, 9.0)
-    with pytest.raises(KeyError):
+    evidence.profile["without the hint"] = {"04": {"whole tiles": {"cp.async": counted(40, 41.0)}}}
+    with pytest.raises(ValueError, match="at -O1 both sides differ"):
         module.both_sides(evidence)
+    rows = [row["wavefronts"] for row in evidence.profile["rungs"].values()]
+    rows[1]["whole tiles"]["ldmatrix"] = counted(8, 9.0)
+    with pytest.raises(ValueError, match="rung 02, whole tiles: nothing explains ldmatrix"):
+        module.both_sides(evidence)
+    for row in rows:
+        for product in row.values():
+            product |= {kind: counted(pair["emulator"], pair["emulator"]) for kind, pair in product.items()}
+    assert module.both_sides(evidence).endswith("(unaligned), for every rung.")
+
+
+@pytest.mark.parametrize(
+    ("rung", "product", "kind", "explained"),
+    [("01a", "whole tiles", "ld.shared", True), ("01b", "whole tiles", "ld.shared", False),
+     ("01b", "ragged", "ld.shared", True), ("03", "ragged", "cp.async", False), ("03", "unaligned", "cp.async", True),
+     ("04", "whole tiles", "cp.async", True), ("04", "ragged", "ldmatrix", False),
+     ("02", "ragged", "st.shared", False)],
+)  # fmt: skip
+def test_what_may_differ_and_what_not(rung: str, product: str, kind: str, explained: bool) -> None:
+    assert (load("gemm_page_counters").reason(rung, product, kind) is not None) is explained
 
 
 def test_counters_name_the_two_largest_stalls(evidence: Any) -> None:
