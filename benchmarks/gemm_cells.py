@@ -23,7 +23,7 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
 from warploom.cuda.device import cuda_core
-from warploom.kernels.gemm.choice import expected_seconds, fitting
+from warploom.kernels.gemm.choice import expected_seconds, fitting, parse_config
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.ops.backends import compiled, gpu_target
@@ -150,9 +150,20 @@ class Bench:
 
 
 # -- which configurations
+FED_BY_TMA: tuple[str, ...] = ()
+"""``mma.sync`` configurations of the other generator, which no call chooses: ``wgmma`` runs wherever they do."""
+LEAST_ROWS = 64
+"""Of M and N for those."""
+
+
 def is_general(config: str) -> bool:
-    """Whether a configuration's notation is one of ``mma.sync``."""
+    """Whether a configuration's notation is one that multiplies by ``mma.sync``, however its tiles arrive."""
     return config != CUBLAS and not config.startswith("wgmma")
+
+
+def is_portable(config: str) -> bool:
+    """Whether it is one of the generator that every GPU from sm_80 on runs."""
+    return config.startswith("BM=")
 
 
 def general_choice(problem: GemmProblem, goal: Target) -> GemmConfig:
@@ -164,27 +175,33 @@ def general_choice(problem: GemmProblem, goal: Target) -> GemmConfig:
 def tried(problem: GemmProblem, chosen: AnyGemmConfig, goal: Target, general: int, bulk: int) -> list[AnyGemmConfig]:
     """What ``matmul`` chooses, then the best of each generator by the cost model: ``general`` and ``bulk`` many.
 
-    Of one tile at most two: with its best split of K (or none), and the next.
+    Of one tile at most two: with its best split of K (or none), and the next. Last :data:`FED_BY_TMA`, where they fit.
     """
     ranked = sorted(fitting(problem, goal)[0], key=lambda c: expected_seconds(problem, c, goal))
     found: list[AnyGemmConfig] = [chosen]
     for of_kind, most in ((True, general), (False, bulk)):
         kept: list[AnyGemmConfig] = []
-        for c in (c for c in ranked if isinstance(c, GemmConfig) is of_kind):
+        for c in (c for c in ranked if is_portable(str(c)) is of_kind):
             same = sum(replace(c, split_k=1) == replace(t, split_k=1) for t in kept)
             if same < 2 and len(kept) < most:
                 kept.append(c)
         found += kept
+    if min(problem.m, problem.n) >= LEAST_ROWS:
+        found += [c for c in map(parse_config, FED_BY_TMA) if not c.check(goal) + problem.misfits(c)]
     return list(dict.fromkeys(found))
 
 
 def finalists(seconds: dict[str, float], chosen: str, general: str) -> list[str]:
-    """Who is timed in earnest: cuBLAS, what is chosen with ``wgmma`` and without, the fastest other of both kinds."""
+    """Who is timed in earnest: cuBLAS, what is chosen with ``wgmma`` and without, the fastest other of each kind."""
     ordered = sorted((name for name in seconds if name != CUBLAS), key=lambda name: seconds[name])
     others = [name for name in ordered if name not in (chosen, general)]
     named = [CUBLAS, chosen, general]
-    named += [name for name in others if is_general(name)][:1]
-    named += [name for name in others if not is_general(name)][:1]
+    for kind in (
+        lambda name: is_portable(name),
+        lambda name: is_general(name) and not is_portable(name),
+        lambda name: not is_general(name),
+    ):
+        named += [name for name in others if kind(name)][:1]
     return [name for name in dict.fromkeys(named) if name in seconds]
 
 

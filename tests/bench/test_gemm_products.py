@@ -197,6 +197,26 @@ def test_who_is_timed_in_earnest():
     assert cells.finalists(seconds, "wgmma,c", "BM=3") == ["cublas", "wgmma,c", "BM=3", "BM=2", "wgmma,b"]
     assert cells.finalists(seconds, "BM=2", "BM=2") == ["cublas", "BM=2", "BM=1", "wgmma,b"]
     assert cells.finalists({"cublas": 1.0}, "BM=2", "BM=2") == ["cublas"]
+    fed = seconds | {"mma+tma,a": 8.0, "mma+tma,b": 7.0}
+    assert cells.finalists(fed, "wgmma,b", "BM=2") == ["cublas", "wgmma,b", "BM=2", "BM=1", "mma+tma,b", "wgmma,a"]
+    assert [name for name in fed if cells.is_general(name) and not cells.is_portable(name)] == [
+        "mma+tma,a",
+        "mma+tma,b",
+    ]
+
+
+def test_what_is_tried_beside_the_choice(monkeypatch):
+    cells, problem = load("gemm_cells"), contiguous_problem(256, 4096, 4096, f16, b_rows=False)
+    chosen = choose(problem, GOAL)[0]
+    found = cells.tried(problem, chosen, GOAL, 5, 2)
+    assert found[0] == chosen
+    assert sum(cells.is_portable(str(c)) for c in found) == 5
+    assert cells.general_choice(problem, GOAL) in found
+    fed = "wgmma,BM=128,BN=96,STAGES=5,CONSUMERS=2,block_stride=4"
+    monkeypatch.setattr(cells, "FED_BY_TMA", (fed, "wgmma,BM=256,BN=256,STAGES=8,CONSUMERS=2"))
+    assert [str(c) for c in cells.tried(problem, chosen, GOAL, 5, 2)] == [*map(str, found), fed], (
+        "the other has no room"
+    )
 
 
 def test_graphs_rotate_past_the_l2_in_whole_turns():
