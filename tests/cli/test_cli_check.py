@@ -87,6 +87,7 @@ def test_an_element_left_unwritten_is_wrong(invoke, kernel_file):
         (DOUBLE.split("@double.example")[0].rstrip(), "", "@double.example"),
         ("import a_package_that_is_nowhere", "", "a_package_that_is_nowhere"),
         ("def f(:", "", "kernels.py, line 1)"),
+        ("import sys; sys.exit(3)", "", "cannot be imported: SystemExit: 3"),
         (DOUBLE.replace("return Launch(1, (source, out), {\"out\"", "return Launch(1, (source, out), {\"result\""), "",
          "'result'"),
         (DOUBLE.replace("out: Global[f32])", "out: Global[f32], *, size: int)"), "", "without defaults: size"),

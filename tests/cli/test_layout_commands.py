@@ -28,7 +28,7 @@ def test_a_fragment_is_shown(view):
 
 
 def test_files_are_written(tmp_path):
-    svg, png = tmp_path / "a" / "x.svg", tmp_path / "x.png"
+    svg, png = tmp_path / "a" / "x.svg", tmp_path / "x.txt"  # a name decides nothing
     pytest.importorskip("matplotlib")
     done = runner.invoke(app, ["layout", "shared.64x64.bf16", "--svg", str(svg), "--png", str(png)])
     assert done.exit_code == 0, done.output

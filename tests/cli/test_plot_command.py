@@ -24,6 +24,24 @@ def test_other_files_are_refused(invoke, tmp_path, text):
     assert "a.json" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"rungs": []}, "warploom ladder reduce's"),
+        ({"rows": 5}, "has no rows"),
+        ({"rows": [{"x": 1}]}, "are no rungs of a ladder"),
+        ({"rows": [5]}, "are no rungs of a ladder"),
+    ],
+)
+def test_results_that_are_no_ladder_with_a_picture(invoke, tmp_path, content, says):
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(content), encoding="utf-8")
+    done = invoke("plot", str(file), "--out", str(tmp_path / "a.svg"))
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert "warploom ladder attention (or gemm) --json" in done.stderr
+
+
 def test_a_ladder_draws_itself(invoke, tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "a.svg"

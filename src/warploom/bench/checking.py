@@ -158,7 +158,7 @@ def _of_the_user(failure: str, run: Callable[[], T]) -> T:
         return run()
     except WarploomError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that exits is no file of kernels
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if isinstance(error, SyntaxError) else f" (line {last.lineno} of {last.filename})"
         raise ProblemError(f"{failure}: {type(error).__name__}: {error}{where}") from error

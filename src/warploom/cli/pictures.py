@@ -68,7 +68,7 @@ def write_png(grid: Grid, path: str) -> None:
     FigureCanvasAgg(figure)
     _paint(figure, drawing)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, format="png")  # whatever the file is called
     note(f"written to {path}")
 
 

@@ -39,9 +39,23 @@ def plot(
         result = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{file} is no JSON: {error}") from error
-    if not isinstance(result, dict) or "rows" not in result:
-        raise ConfigError(f"{file} has no rows: give a file that warploom ladder --json or warploom bench wrote")
-    draw(result, out, size, title)
+    draw(_ladder(result, file), out, size, title)
+
+
+def _ladder(result: Any, file: Path) -> dict[str, Any]:
+    """A result whose rows are rungs that can be drawn. Raises ConfigError that says what else the file holds."""
+    from warploom.core.errors import ConfigError
+
+    wanted = "give a file that warploom ladder attention (or gemm) --json, or warploom bench, wrote"
+    if isinstance(result, dict) and "rungs" in result:
+        raise ConfigError(f"{file} is warploom ladder reduce's, in cycles, of which there is no picture: {wanted}")
+    rows = result.get("rows") if isinstance(result, dict) else None
+    if not isinstance(rows, list):
+        raise ConfigError(f"{file} has no rows: {wanted}")
+    for row in rows:
+        if not isinstance(row, dict) or not {"rung", "name", "config", "wavefronts", "gpu"} <= set(row):
+            raise ConfigError(f"the rows of {file} are no rungs of a ladder: {wanted}")
+    return result
 
 
 def ready_to_plot(out: Path) -> None:

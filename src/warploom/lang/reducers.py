@@ -137,8 +137,6 @@ ARG_MAX = Reducer(lambda x, at: (_number(x), at), _larger, _first_largest)
 
 _LARGE = 2.0**29
 """From here on floats are 64 apart: the maximum alone is the result, whatever finite and positive the sum is."""
-_HARDLY = 2.0**-126
-"""What makes every finite float a small exponent, and leaves infinities and NaN what they are."""
 
 
 def _added(a: State, b: State) -> State:
@@ -154,12 +152,12 @@ def _own_sum(values: Sequence[Traced], _: Sequence[Traced]) -> State:
         top = maximum(top, x)
     # One fma an element, exact enough as long as top · log2(e) is: beyond, its rounding would overflow the exponential.
     near = absolute(top) < _LARGE  # never true of infinities and NaN
-    factor, shift = select(near, LOG2_E, _HARDLY), select(near, top * -LOG2_E, 0.0)
-    terms = [exp2(fma(x, factor, shift)) for x in values]
+    shift = select(near, top * -LOG2_E, 0.0)
+    terms = [exp2(fma(x, LOG2_E, shift)) for x in values]
     total = terms[0]
     for x in terms[1:]:
         total = total + x
-    return top, total
+    return top, select(near | (total != total), total, 1.0)
 
 
 LOG_SUM_EXP = Reducer(lambda x, _: (x, 1.0), _added, _own_sum, placed=False)
