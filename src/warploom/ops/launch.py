@@ -46,8 +46,9 @@ def launch(
     ``(array, TensorMapSpec)`` pairs for tensor maps.
 
     Arrays of torch, CuPy and JAX on a GPU are used where they lie: the kernel is queued on the caller's current stream,
-    and nothing is waited for. NumPy arrays (and other CPU arrays) are copied to the GPU and back where there is one;
-    else the kernel runs on the emulator with all its checks, which says so.
+    and nothing is waited for. JAX's arrays are immutable, so a kernel may only read them. NumPy arrays (and other CPU
+    arrays) are copied to the GPU and back where there is one; else the kernel runs on the emulator with all its checks,
+    which says so.
 
     Raises ProblemError for arguments that do not fit, ConfigError for a launch that the GPU does not take,
     EmulationError if the emulator finds a defect, and what tracing raises.
@@ -61,7 +62,9 @@ def launch(
     written = _written(program)
     for name, view in zip(names, arrays, strict=True):
         if view.readonly and name in written:
-            raise ProblemError(f"{program.name} writes to {name}, which is read-only: pass a copy")
+            raise ProblemError(
+                f"{program.name} writes to {name}, which is read-only: pass an array that may be written"
+            )
     if on[0] == "cuda":
         kind = arrays[0].kind
         _queue(program, grid, given, [None if v is None else v.pointer for v in views], on[1], kind)
