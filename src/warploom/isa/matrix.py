@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 
@@ -88,7 +87,6 @@ class MmaSync(Instruction):
     shape: str
     inputs: DType
     accumulator: DType = f32
-    moves_bits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.inputs.name not in _SHAPES.get(self.shape, ()):

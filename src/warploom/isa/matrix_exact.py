@@ -40,19 +40,46 @@ def _register(dtype: DType) -> DType:
     return u32 if dtype.bits < 32 else dtype
 
 
-def mma_text(mnemonic: str, slots: Sequence[FragmentSlot], results: Sequence[str], operands: Sequence[str]) -> str:
-    """The statement of an ``mma`` whose operands are the registers of A, B and C in order, and whose result is D."""
-    a, b, c = slots
-    n = c.count
-    outs = [(f"={_register(c.dtype).constraint}", r) for r in results]
-    letters = [_register(slot.dtype).constraint for slot in slots for _ in range(slot.count)]
-    ins = list(zip(letters, operands, strict=True))
-    groups = (braces(n, a.count), braces(n + a.count, b.count), braces(n + a.count + b.count, n))
-    return inline_ptx(f"{mnemonic} {braces(0, n)}, {', '.join(groups)};", outs, ins, volatile=False)
+@dataclass(frozen=True, slots=True)
+class _ExactMma(Instruction):
+    """``mma.sync`` of types whose products and sums NumPy has: D = A·B + C in the accumulator's type.
+
+    Operands: A's registers, B's, C's; results: D's.
+    """
+
+    @property
+    def slots(self) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
+        """A, B and C as fragments."""
+        raise TypeError(f"{type(self).__name__} has no fragments")
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        return tuple(_register(slot.dtype) for slot in self.slots for _ in range(slot.count))
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        c = self.slots[2]
+        return (_register(c.dtype),) * c.count
+
+    def effects(self) -> tuple[Effect, ...]:
+        return (WarpSync(aligned=True),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        a, b, c = self.slots
+        n = c.count
+        outs = [(f"={t.constraint}", r) for t, r in zip(self.result_types, results, strict=True)]
+        ins = [(t.constraint, x) for t, x in zip(self.operand_types, operands, strict=True)]
+        groups = (braces(n, a.count), braces(n + a.count, b.count), braces(n + a.count + b.count, n))
+        return inline_ptx(f"{self.mnemonic} {braces(0, n)}, {', '.join(groups)};", outs, ins, volatile=False)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
+        with np.errstate(all="ignore"):
+            return self.slots[2].registers(np.matmul(a.astype(c.dtype), b.astype(c.dtype)) + c)
 
 
 @dataclass(frozen=True, slots=True)
-class MmaInteger(Instruction):
+class MmaInteger(_ExactMma):
     """``mma.sync.aligned.{shape}.row.col.s32``: D = A·B + C of 8-bit integers, in s32 that wraps.
 
     Operands: A's registers, B's, C's (s32); results: D's. ``a`` and ``b`` are s8 or u8, each its own.
@@ -61,7 +88,6 @@ class MmaInteger(Instruction):
     shape: str
     a: DType
     b: DType
-    moves_bits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.shape not in _INTEGER_SHAPES or self.a not in (s8, u8) or self.b not in (s8, u8):
@@ -79,28 +105,9 @@ class MmaInteger(Instruction):
         """A, B and C as fragments."""
         return _slots(self.shape, self.a, self.b, s32)
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        a, b, c = self.slots
-        return (u32,) * (a.count + b.count) + (s32,) * c.count
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        return (s32,) * self.slots[2].count
-
-    def effects(self) -> tuple[Effect, ...]:
-        return (WarpSync(aligned=True),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        return mma_text(self.mnemonic, self.slots, results, operands)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
-        return self.slots[2].registers(np.matmul(a.astype(np.int32), b.astype(np.int32)) + c)
-
 
 @dataclass(frozen=True, slots=True)
-class MmaDouble(Instruction):
+class MmaDouble(_ExactMma):
     """``mma.sync.aligned.{shape}.row.col.f64``: D = A·B + C in float64; m8n8k4 from sm_80, m16n8k* from sm_90 on.
 
     Operands: A's registers (f64), B's, C's; results: D's. The order in which the hardware sums is not documented; the
@@ -108,7 +115,6 @@ class MmaDouble(Instruction):
     """
 
     shape: str
-    moves_bits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.shape not in _DOUBLE_SHAPES:
@@ -122,25 +128,6 @@ class MmaDouble(Instruction):
     def slots(self) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
         """A, B and C as fragments."""
         return _slots(self.shape, f64, f64, f64)
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        return (f64,) * sum(slot.count for slot in self.slots)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        return (f64,) * self.slots[2].count
-
-    def effects(self) -> tuple[Effect, ...]:
-        return (WarpSync(aligned=True),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        return mma_text(self.mnemonic, self.slots, results, operands)
-
-    def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
-        with np.errstate(all="ignore"):
-            return self.slots[2].registers(np.matmul(a, b) + c)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,6 @@ class WmmaMma(Instruction):
     accumulator: DType
     a_order: Order = "row"
     b_order: Order = "col"
-    moves_bits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check(self.shape, "A", self.inputs)
