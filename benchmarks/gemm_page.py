@@ -1,7 +1,8 @@
 """Write docs/ladder-gemm.md from the committed evidence: ``python benchmarks/gemm_page.py [--check]``.
 
 The evidence is benchmarks/results/h200/gemm-f16.json and gemm-f32.json (``warploom bench gemm --accumulate f16``),
-gemm-power.json (benchmarks/gemm_power_h200.py), the SASS figures of ``benchmarks/gemm_static.py`` and the seed's table
+gemm.json (benchmarks/gemm_h200.py), gemm-power.json (benchmarks/gemm_power_h200.py), profile-gemm.json
+(benchmarks/profile_gemm_h200.py), the SASS figures of ``benchmarks/gemm_static.py`` and the seed's table
 in benchmarks/seeds/gemm.json. ``--check`` changes nothing and ends with 1 if the page is out of date.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gemm_page_counters import both_sides, counters
-from gemm_page_power import KINDS, at_the_limit, even, power_table, reading, sustained, wave_table
+from gemm_page_power import KINDS, at_the_limit, even, layers, power_table, reading, sustained, wave_table
 from gemm_static import EVIDENCE
 from page_parts import distance, filled, group_table, loop_changes, registers, spread, write_or_check
 from render import provenance
@@ -66,6 +67,7 @@ class Evidence:
         self.nvrtc: str = static["nvrtc"]
         self.power: Any = _read(TIMED / "gemm-power.json")
         self.profile: Any = _read(TIMED / "profile-gemm.json")
+        self.products: Any = _read(TIMED / "gemm.json")
         self.seed: Any = _read(HERE / "seeds" / "gemm.json")
         self.rungs: list[Rung[Any]] = [r for r in LADDER.rungs if isinstance(r.config, GemmConfig)]
 
@@ -234,7 +236,7 @@ def page() -> str:
         "MADE16": provenance(evidence.timed["f16"]["environment"]),
         "MADE32": provenance(evidence.timed["f32"]["environment"]),
     }  # fmt: skip
-    figures["SHORT"] = at_the_limit(evidence)
+    figures |= {"SHORT": at_the_limit(evidence), "LAYERS": layers(evidence)}
     parts: dict[str, dict[str, Callable[[Evidence], str]]] = {
         "power": {
             "RATE": lambda e: power_table(e.power["rate"]), "POWER16": lambda e: power_table(e.power["f16"]),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -114,22 +115,55 @@ def at_the_limit(evidence: Any) -> str:
     )
 
 
+def layers(evidence: Any) -> str:
+    """What the fastest ``mma.sync`` configuration reaches on the products of ``gemm_shapes.csv``, rested."""
+    rows = evidence.products["shapes"]
+    by_rows: dict[int, list[float]] = {}
+    by_layout: dict[str, list[float]] = {}
+    for row in rows:
+        ratio = row["best mma.sync"] / row["cublas"]
+        by_rows.setdefault(int(row["name"].rpartition(".m")[2]), []).append(ratio)
+        by_layout.setdefault(row["weights"], []).append(ratio)
+    (fewest, of_fewest), *others = [(m, _mean(ratios)) for m, ratios in sorted(by_rows.items())]
+    parts = [f"{mean:.2f}× at {m}" for m, mean in others]
+    (first, of_first), (second, of_second) = ((layout, _mean(ratios)) for layout, ratios in by_layout.items())
+    return (
+        "On the products of layers (geometric means, the fastest `mma.sync` configuration of each) it reaches "
+        f"{of_fewest:.2f}× of cuBLAS at {fewest} rows, {', '.join(parts[:-1])} and {parts[-1]}; over all "
+        f"{of_first:.2f}× with weights stored {first} and {of_second:.2f}× with {second}; the least is "
+        f"{min(r for ratios in by_rows.values() for r in ratios):.2f}×. At {fewest} rows memory is the limit, which "
+        "either instruction reaches; from 256 rows on the tensor cores are. [Every product](matmul-products.md)."
+    )
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.prod(ratios) ** (1 / len(ratios))
+
+
 def reading(evidence: Any) -> str:
     """What the power table says, in figures: the instruction alone, products at rest, products at the limit."""
     return "\n\n".join((_alone(evidence), _rested(evidence), _products_at_the_limit(evidence)))
 
 
 def _alone(evidence: Any) -> str:
-    rate, cublas = evidence.power["rate"], evidence.power["f32"]["cublas"]
-    alone, fragments = (rate[f"f32 64x64 mma {what}"] for what in ("alone", "and ldmatrix"))
+    rate, of32 = evidence.power["rate"], evidence.power["f32"]
+    cycles = {name: rate[f"f32 64x64 mma{name}"]["cycles_per_mma"] for name in _FEEDS}
+    alone, fragments = (_at_full_clock(rate[f"f32 64x64 mma{name}"]) for name in _FEEDS[:2])
     return (
         "**Alone**, with its operands in registers, an `mma.sync` keeps a tensor core busy for "
-        f"{alone['cycles_per_mma']:.2f} cycles, and with the `ldmatrix` of 64×64 warp tiles for "
-        f"{fragments['cycles_per_mma']:.2f}: {_at_full_clock(alone):.0f} and {_at_full_clock(fragments):.0f} TFLOP/s "
-        f"at {FULL_CLOCK} MHz, if nothing else took time. cuBLAS's whole products take "
-        f"{cublas['cycles_per_mma']:.2f} cycles for as much, by `wgmma`, which reads B from shared memory once for 64 "
-        "rows and keeps no fragments of it."
+        f"{cycles[_FEEDS[0]]:.2f} cycles, and with the `ldmatrix` of 64×64 warp tiles for {cycles[_FEEDS[1]]:.2f}: "
+        f"{alone:.0f} and {fragments:.0f} TFLOP/s at {FULL_CLOCK} MHz, if nothing else took time. Barriers as often as "
+        f"the best product has them make it {cycles[_FEEDS[2]]:.2f}, as many `cp.async` {cycles[_FEEDS[3]]:.2f}, both "
+        f"{cycles[_FEEDS[4]]:.2f}; that product itself takes {_best(of32)['cycles_per_mma']:.2f}. So what remains is "
+        "not the order of fragments: copies that threads issue and barriers of the whole CTA take the time. cuBLAS's "
+        f"products take {of32['cublas']['cycles_per_mma']:.2f} cycles for as much, by `wgmma`, which reads B from "
+        "shared memory once for 64 rows and keeps no fragments of it, fed by the TMA without either."
     )
+
+
+_FEEDS = (" alone", " and ldmatrix", ", ldmatrix and barriers", ", ldmatrix and copies",
+          ", ldmatrix, copies and barriers")  # fmt: skip
+"""Of the kernels of ``gemm_power_h200.FEEDS``, behind "mma"."""
 
 
 def _rested(evidence: Any) -> str:
@@ -140,9 +174,9 @@ def _rested(evidence: Any) -> str:
     cublas, reached = best["f32"]["peers"]["cublas"]["tflops"]["median"], _median(best["f32"])
     return (
         f"**Rested**, at N = 8192, three quarters of cuBLAS are {0.75 * cublas:.0f} TFLOP/s, "
-        f"{0.75 * cublas / fragments:.0%} of that rate. The best product with f32 accumulators reaches {reached:.0f}, "
-        f"{reached / fragments:.0%} of it and {reached / cublas:.2f}× cuBLAS; with f16 {_median(best['f16']):.0f}. "
-        "What is missing are cycles in which no `mma.sync` runs: waiting for tiles, prologues and epilogues."
+        f"{0.75 * cublas / fragments:.0%} of what `mma.sync` and `ldmatrix` alone reach at the full clock. The best "
+        f"product with f32 accumulators reaches {reached:.0f}, {reached / fragments:.0%} of it and "
+        f"{reached / cublas:.2f}× cuBLAS; with f16 {_median(best['f16']):.0f}."
     )
 
 

@@ -2,11 +2,11 @@
 
     PYTHONPATH=src python benchmarks/gemm_power_h200.py [--parts rate,f32,f16,waves] [--size 8192] [--out DIR]
 
-writes ``gemm-power.json`` to DIR ($OUT by default). ``rate`` is ``mma.sync`` alone, and with only the ``ldmatrix`` of
-such warp tiles; ``f32`` and ``f16`` are configurations of the generator beside cuBLAS, on random inputs. Each kernel
-runs alone and without a pause for about a second, so that it meets the power limit by itself: the clock and the energy
-tell whether it is bound by power, and cycles per instruction whether by anything else. ``waves`` are products whose
-tiles are not whole waves of CTAs. Needs torch with CUDA.
+writes ``gemm-power.json`` to DIR ($OUT by default). ``rate`` is ``mma.sync`` alone, and with what feeds it in such
+warp tiles: ``ldmatrix``, copies, barriers; ``f32`` and ``f16`` are configurations of the generator beside cuBLAS, on
+random inputs. Each kernel runs alone and without a pause for about a second, so that it meets the power limit by
+itself: the clock and the energy tell whether it is bound by power, and cycles per instruction whether by anything else.
+``waves`` are products whose tiles are not whole waves of CTAs. Needs torch with CUDA.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 import mma_rate
 import numpy as np
 import torch
+from mma_rate import Feeds
 
 import warploom
 from warploom.bench.environment import environment
@@ -82,24 +83,44 @@ class Bench:
         return row
 
 
+FEEDS = {
+    "mma alone": Feeds(),
+    "mma and ldmatrix": Feeds(loads=True),
+    "mma, ldmatrix and barriers": Feeds(loads=True, barriers=True),
+    "mma, ldmatrix and copies": Feeds(loads=True, copies=3),
+    "mma, ldmatrix, copies and barriers": Feeds(loads=True, copies=3, barriers=True),
+}
+"""What runs beside mma.sync; three copies per thread and step are those of BM=128, BN=256 by eight warps."""
+RATES = ((f32, 64, 64, tuple(FEEDS)), (f32, 96, 64, ("mma and ldmatrix",)),
+         (f16, 64, 64, tuple(FEEDS)), (f16, 128, 64, ("mma and ldmatrix",)))  # fmt: skip
+"""Accumulators, warp tile and what beside; held fragments of the larger tiles would take too many registers."""
+
+
 def rates(bench: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
-    """``mma.sync`` alone and with its ``ldmatrix``, for two warp tiles."""
-    for accumulate, warp_m, warp_n in ((f32, 64, 64), (f32, 96, 64), (f16, 64, 64), (f16, 128, 64)):
-        for loads in (False, True):
-            if not loads and (warp_m, warp_n) != (64, 64):
-                continue  # held fragments of such tiles take too many registers
-            flags = {"warp_m": warp_m, "warp_n": warp_n, "accumulate": accumulate, "loads": loads}
-            program = mma_rate.mma_rate.trace(**flags)
-            words = torch.from_numpy(mma_rate.inputs(np.random.default_rng(0), warp_m, warp_n)).cuda()
-            out = torch.full((bench.sms * program.threads,), math.nan, device="cuda")
-            call = GpuCall.prepare(program, (bench.sms, 1, 1), {"rounds": RATE_ROUNDS}, 0)
-            pointers = (words.data_ptr(), out.data_ptr())
-            name = f"{accumulate.name} {warp_m}x{warp_n} " + ("mma and ldmatrix" if loads else "mma alone")
-            flops = bench.sms * RATE_ROUNDS * mma_rate.flops(program.threads // 32, warp_m, warp_n)
-            row = bench.measure(Candidate(name, lambda _, c=call, p=pointers: c.launch_again(p, "torch")), 1, flops)
-            if not bool(out.isfinite().all()):
-                row["wrong"] = "not every sum is finite"
-            yield name, row
+    """``mma.sync`` alone and with what feeds it."""
+    source = torch.randn(bench.sms * mma_rate.copied(copies=3), device="cuda").half()
+    for accumulate, warp_m, warp_n, feeds in RATES:
+        for feed in feeds:
+            name = f"{accumulate.name} {warp_m}x{warp_n} {feed}"
+            try:
+                yield name, _rate(bench, name, source, FEEDS[feed], (accumulate, warp_m, warp_n))
+            except (WarploomError, RuntimeError) as failure:
+                yield name, {"refused": str(failure)[:300]}
+
+
+def _rate(bench: Bench, name: str, source: Any, feeds: Feeds, tile: tuple[DType, int, int]) -> dict[str, Any]:
+    """One kernel of :mod:`mma_rate` under sustained load."""
+    accumulate, warp_m, warp_n = tile
+    program = mma_rate.mma_rate.trace(warp_m=warp_m, warp_n=warp_n, accumulate=accumulate, feeds=feeds)
+    words = torch.from_numpy(mma_rate.inputs(np.random.default_rng(0), warp_m, warp_n)).cuda()
+    out = torch.full((bench.sms * program.threads,), math.nan, device="cuda")
+    call = GpuCall.prepare(program, (bench.sms, 1, 1), {"rounds": RATE_ROUNDS}, 0)
+    pointers = (words.data_ptr(), source.data_ptr(), out.data_ptr())
+    flops = bench.sms * RATE_ROUNDS * mma_rate.flops(program.threads // 32, warp_m, warp_n)
+    row = bench.measure(Candidate(name, lambda _: call.launch_again(pointers, "torch")), 1, flops)
+    if not bool(out.isfinite().all()):
+        row["wrong"] = "not every sum is finite"
+    return row
 
 
 def _tiled(base: GemmConfig, m: int, n: int, k: int, warp_m: int, warp_n: int, stages: int, **flags: Any) -> GemmConfig:

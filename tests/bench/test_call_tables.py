@@ -48,6 +48,10 @@ def test_every_product_has_its_cells():
     ]  # fmt: skip
 
 
+def test_products_without_their_configurations_are_no_cells():
+    assert "Not measured" in product_cells({"shapes": [{"name": "a.x.m16", "weights": "n×k", "cublas": 1.0}]})
+
+
 def test_large_products_stand_beside_cublas_rested_and_alone():
     def row(rested, alone, watts):
         power = {"tflops": alone, "watts": watts, "sm_mhz": 1400, "tflop_per_joule": alone / watts}

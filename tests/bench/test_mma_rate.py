@@ -13,26 +13,34 @@ from warploom.emulate import emulate
 M, N, ROUNDS, WARPS = 32, 16, 2, 2
 
 
-@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize(
+    "feeds", [{}, {"loads": True}, {"loads": True, "barriers": True}, {"loads": True, "copies": 3, "barriers": True}]
+)
 @pytest.mark.parametrize("accumulate", [f32, f16])
-def test_every_warp_multiplies_the_tile_in_every_round(accumulate, loads):
-    rate = load("mma_rate")
+def test_every_warp_multiplies_the_tile_in_every_round(accumulate, feeds):
+    rate, ctas = load("mma_rate"), 2
     rng = np.random.default_rng(1)
     a, b = (rng.integers(-2, 3, (rows, rate.DEPTH)).astype(np.float16) for rows in (M, N))
-    out = np.full(32 * WARPS, np.nan, np.float32)
-    program = rate.mma_rate.trace(warps=WARPS, warp_m=M, warp_n=N, accumulate=accumulate, loads=loads)
-    words = np.concatenate([a, b]).view(np.uint16).ravel()
-    found = emulate(program, 1, {"words": words, "out": out, "rounds": ROUNDS})
+    out = np.full(ctas * 32 * WARPS, np.nan, np.float32)
+    of = rate.Feeds(**feeds)
+    program = rate.mma_rate.trace(warps=WARPS, warp_m=M, warp_n=N, accumulate=accumulate, feeds=of)
+    words, source = np.concatenate([a, b]).view(np.uint16).ravel(), np.zeros(ctas * rate.copied(WARPS, 3), np.uint16)
+    found = emulate(program, ctas, {"words": words, "source": source, "out": out, "rounds": ROUNDS})
     assert not found.findings
-    steps = range(rate.STEPS) if loads else [rate.HELD[step % 2] for step in range(rate.STEPS)]
+    steps = range(rate.STEPS) if of.loads else [rate.HELD[step % 2] for step in range(rate.STEPS)]
     columns = [slice(16 * step, 16 * step + 16) for step in steps]
     exact = ROUNDS * sum(float((a[:, c].astype(float) @ b[:, c].astype(float).T).sum()) for c in columns)
-    assert out.reshape(WARPS, 32).sum(axis=1) == pytest.approx([exact] * WARPS)
+    assert out.reshape(-1, 32).sum(axis=1) == pytest.approx([exact] * ctas * WARPS)
+    warps = ctas * WARPS
     mma = sum(count for name, count in found.executed.items() if name.startswith("mma."))
-    assert mma == ROUNDS * WARPS * rate.STEPS * (M // 16) * (N // 8), found.executed
-    assert ROUNDS * rate.flops(WARPS, M, N) == mma * 2 * 16 * 8 * 16
+    assert mma == ROUNDS * warps * rate.STEPS * (M // 16) * (N // 8), found.executed
+    assert ROUNDS * rate.flops(warps, M, N) == mma * 2 * 16 * 8 * 16
     fragments = found.traffic["ldmatrix"]
     assert fragments.actual == fragments.ideal > 0
+    tile, stages = (M + N) * rate.DEPTH // 8 // 32, ROUNDS * rate.STEPS * of.copies * WARPS
+    copies = found.traffic["cp.async"]
+    assert copies.accesses == ctas * (tile + stages)
+    assert copies.actual == copies.ideal
 
 
 @pytest.mark.parametrize("accumulate", [f32, f16])
@@ -46,6 +54,7 @@ def test_inputs_keep_the_sums_bounded(accumulate):
 
 @pytest.mark.parametrize("accumulate", [f32, f16])
 def test_the_configurations_under_load_are_kernels(accumulate):
+    pytest.importorskip("torch")
     found = load("gemm_power_h200").configurations(accumulate)
     assert len(found) >= 12
     for config in found.values():

@@ -32,6 +32,9 @@ def powers() -> dict[str, Any]:
         "rate": {
             "f32 64x64 mma alone": power(630, 630, 1900, 6.6),
             "f32 64x64 mma and ldmatrix": power(567, 700, 1800, 6.9),
+            "f32 64x64 mma, ldmatrix and barriers": power(545, 700, 1800, 7.4),
+            "f32 64x64 mma, ldmatrix and copies": power(480, 700, 1700, 7.7),
+            "f32 64x64 mma, ldmatrix, copies and barriers": power(460, 700, 1700, 8.5),
         },
         "f16": products | {"best": power(525, 700, 1700, 7.1), "other": power(420, 700, 1700, 7.5)},
         "f32": products | {"best": power(490, 700, 1500, 8.0), "other": power(350, 700, 1700, 9.5)},
@@ -122,10 +125,11 @@ def test_what_mma_sync_can_reach_is_computed(evidence: Any) -> None:
         f"6.60 cycles, and with the `ldmatrix` of 64×64 warp tiles for 6.90: 649 and {at_full_clock:.0f} TFLOP/s"
         in (alone)
     )
+    assert "make it 7.40, as many `cp.async` 7.70, both 8.50; that product itself takes 8.00" in alone
     cell = evidence.cells("f32", "best32")[8192]
     cublas = cell["peers"]["cublas"]["tflops"]["median"]
     assert f"three quarters of cuBLAS are {0.75 * cublas:.0f} TFLOP/s" in rested
-    assert f"{0.75 * cublas / at_full_clock:.0%} of that rate" in rested
+    assert f"{0.75 * cublas / at_full_clock:.0%} of what `mma.sync` and `ldmatrix` alone reach" in rested
     best = max(evidence.cells("f32", rung.key)[8192]["tflops"]["median"] for rung in evidence.of("f32"))
     assert (
         f"accumulators reaches {best:.0f}, {best / at_full_clock:.0%} of it and {best / cublas:.2f}× cuBLAS" in rested
@@ -134,6 +138,13 @@ def test_what_mma_sync_can_reach_is_computed(evidence: Any) -> None:
     assert "0.75 TFLOP/J" in limit
     assert "0.70 with f32 accumulators and 0.75 with f16: 0.70× and 0.75× cuBLAS" in limit
     assert "70% is what `mma.sync` alone takes, 16% its fragments, and 14% the rest" in limit
+
+
+def test_the_kernels_that_are_read_are_those_that_are_measured() -> None:
+    pytest.importorskip("torch")
+    power, page = load("gemm_power_h200"), load("gemm_page_power")
+    assert tuple(power.FEEDS) == tuple(f"mma{name}" for name in page._FEEDS)
+    assert {(a.name, m, n) for a, m, n, feeds in power.RATES if feeds == tuple(power.FEEDS)} >= {("f32", 64, 64)}
 
 
 def test_tables_of_power_and_waves() -> None:
@@ -145,10 +156,24 @@ def test_tables_of_power_and_waves() -> None:
     assert "1.80× the time from 1 to 1.08 waves" in module.even(found)
 
 
+def test_products_of_layers_are_told_by_rows() -> None:
+    rows = [
+        {"name": f"{name}.m{m}", "weights": layout, "cublas": 100.0, "best mma.sync": rate}
+        for m, rates in ((16, (100.0, 121.0)), (256, (49.0, 64.0)), (8192, (81.0, 49.0)))
+        for name, rate in zip("ab", rates, strict=True)
+        for layout in ("n×k", "k×n")
+    ]
+    text = load("gemm_page_power").layers(SimpleNamespace(products={"shapes": rows}))
+    assert "1.10× of cuBLAS at 16 rows, 0.56× at 256 and 0.63× at 8192" in text
+    mean = (1.0 * 1.21 * 0.49 * 0.64 * 0.81 * 0.49) ** (1 / 6)
+    assert f"over all {mean:.2f}× with weights stored n×k and {mean:.2f}× with k×n; the least is 0.49×" in text
+
+
 def test_the_whole_page_takes_power_and_counters_up(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = load("gemm_page")
     for kind in ("f16", "f32"):
         shutil.copy(ROOT / f"benchmarks/results/h200/gemm-{kind}.json", tmp_path)
+    shutil.copy(ROOT / "benchmarks/results/h200/gemm.json", tmp_path)
     (tmp_path / "gemm-power.json").write_text(json.dumps(powers()), encoding="utf-8")
     (tmp_path / "profile-gemm.json").write_text(json.dumps(profile()), encoding="utf-8")
     monkeypatch.setattr(module, "TIMED", tmp_path)

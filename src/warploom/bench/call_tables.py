@@ -64,6 +64,8 @@ def products(result: Result) -> str:
 
 def product_cells(result: Result) -> str:
     """Every product of layers: cuBLAS, what ``matmul`` chooses, the fastest ``mma.sync``, for both layouts of W."""
+    if not all("configs" in row for row in result["shapes"]):
+        return "*Not measured yet.*\n"
     layouts = list(dict.fromkeys(row["weights"] for row in result["shapes"]))
     rows = {(row["name"], row["weights"]): row for row in result["shapes"]}
     body: list[list[str]] = []
