@@ -59,15 +59,19 @@ class Layer:
         return 2 * self.m * self.n * self.k
 
     @property
+    def seconds(self) -> float:
+        """About what a call takes on an H200."""
+        return max(self.flops / 6e14, 2.0 * self.k * (self.m + self.n) / 4e12)
+
+    @property
     def sets(self) -> int:
         """Input sets whose rotation does not fit the L2."""
         return max(1, min(6, int(ROTATE_BYTES / (2.0 * self.k * (self.m + self.n))) + 1))
 
     @property
     def calls(self) -> int:
-        """Calls of one graph: whole rotations, of about :data:`GRAPH_SECONDS` at a GPU's usual rates."""
-        seconds = max(self.flops / 6e14, 2.0 * self.k * (self.m + self.n) / 4e12)
-        return self.sets * max(1, min(MOST_CALLS // self.sets, round(GRAPH_SECONDS / seconds / self.sets)))
+        """Calls of one graph: whole rotations, of about :data:`GRAPH_SECONDS`."""
+        return self.sets * max(1, min(MOST_CALLS // self.sets, round(GRAPH_SECONDS / self.seconds / self.sets)))
 
 
 class Operands:
@@ -131,10 +135,11 @@ class Bench:
                 wrong[name] = f"error over bound {error.value:.3g}"
         return graphs, errors, wrong
 
-    def glance(self, graphs: Sequence[Candidate]) -> dict[str, float]:
+    def glance(self, graphs: Sequence[Candidate], layer: Layer) -> dict[str, float]:
         """Seconds of one short sample of each graph: enough to leave out what is slow."""
+        pause = max(PAUSE_SECONDS / 2, layer.calls * layer.seconds)
         found = measure(graphs, 1, self._clock, rounds=1, sample_seconds=0.002, warm_up_seconds=0.0,
-                        pause_seconds=0.004)  # fmt: skip
+                        pause_seconds=pause)  # fmt: skip
         return {name: one.seconds.median for name, one in found.items()}
 
     def rested(self, graphs: Sequence[Candidate], longest: float, rounds: int = ROUNDS) -> dict[str, Measured]:

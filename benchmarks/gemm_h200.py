@@ -127,7 +127,7 @@ def cell(bench: Bench, layer: Layer, operands: Operands, weight_rows: bool, conf
     kernels: dict[str, Callable[[int], Any]] = {CUBLAS: cublas(sets, out), chosen: ours(sets, None, out)}
     kernels |= {str(c): ours(sets, c, out) for c in configs[1:]}
     graphs, errors, wrong = bench.ready(kernels, layer, operands)
-    glances = bench.glance(graphs)
+    glances = bench.glance(graphs, layer)
     kept = finalists(glances, chosen, general)
     slowest = max((glances[name] for name in kept), default=0.0)
     found = bench.rested([graph for graph in graphs if graph.name in kept], slowest)
@@ -177,7 +177,7 @@ def large(bench: Bench, only: Sequence[str], rows: Sequence[Row]) -> Iterator[tu
         kernels: dict[str, Callable[[int], Any]] = {CUBLAS: cublas(sets, operands.out)}
         kernels |= {name: ours(sets, config, operands.out) for name, config in configs.items()}
         graphs, errors, wrong = bench.ready(kernels, layer, operands)
-        rested = bench.rested(graphs, max(bench.glance(graphs).values(), default=0.0), 2 * ROUNDS)
+        rested = bench.rested(graphs, max(bench.glance(graphs, layer).values(), default=0.0), 2 * ROUNDS)
         work = layer.flops * layer.calls
         found: Row = {name: {"wrong": why} for name, why in wrong.items()}
         for graph in graphs:

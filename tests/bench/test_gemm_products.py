@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from types import SimpleNamespace
@@ -225,3 +226,17 @@ def test_graphs_rotate_past_the_l2_in_whole_turns():
         assert layer.calls % layer.sets == 0
         assert 2 * layer.k * (layer.m + layer.n) * layer.sets > cells.ROTATE_BYTES
         assert layer.calls <= cells.MOST_CALLS
+
+
+def test_the_committed_products_reach_their_target(pytestconfig):
+    """What calls run; what ``mma.sync`` alone reaches is told beside it, and in docs/ladder-gemm.md."""
+    folder, script = pytestconfig.rootpath / "benchmarks", load("gemm_h200")
+    rows = json.loads((folder / "results" / "h200" / "gemm.json").read_text(encoding="utf-8"))["shapes"]
+    targets = json.loads((folder / "targets.json").read_text(encoding="utf-8"))["products"]["chosen"]
+    names = [layer.name for layer in script.layers()]
+    assert len(names) == 60
+    for layout in script.LAYOUTS:
+        ratios = {row["name"]: row["chosen"] / row["cublas"] for row in rows if row["weights"] == layout}
+        assert list(ratios) == names
+        assert min(ratios.values()) >= targets["least"]
+        assert math.prod(ratios.values()) ** (1 / len(ratios)) >= targets["geomean"]
