@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 Arguments = ParamSpec("Arguments")
@@ -54,23 +54,43 @@ class _Turns:
                 if not holders[0]:
                     self._locks.pop(key, None)
 
+    def keep(self, kept: dict[Hashable, Any], key: Hashable, value: Any, maxsize: int) -> None:
+        """Add a result, in place of the oldest where there are too many."""
+        with self._guard:
+            while len(kept) >= maxsize:
+                del kept[next(iter(kept))]
+            kept[key] = value
+
+
+_MISSING: Any = object()
+
 
 def once(maxsize: int) -> Callable[[Callable[Arguments, Result]], Once[Arguments, Result]]:
-    """Decorator: the results of the last ``maxsize`` different calls are kept, and each is computed by one thread.
+    """Decorator: the results of the ``maxsize`` newest different calls are kept, and each is computed by one thread.
 
-    Arguments are hashable. An error is raised to the thread that met it; whoever waits then tries for itself.
+    Arguments are hashable. An error is raised to the thread that met it; whoever waits then tries for itself. A call
+    whose result is kept takes no lock.
     """
 
     def wrap(function: Callable[Arguments, Result]) -> Once[Arguments, Result]:
-        kept, turns = lru_cache(maxsize)(function), _Turns()
+        kept: dict[Hashable, Result] = {}
+        turns = _Turns()
 
         @wraps(function)
         def call(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-            with turns.take((arguments, tuple(sorted(named.items())))):
-                return kept(*arguments, **named)
+            key = (arguments, tuple(sorted(named.items()))) if named else arguments
+            found: Any = kept.get(key, _MISSING)
+            if found is not _MISSING:
+                return found
+            with turns.take(key):
+                found = kept.get(key, _MISSING)
+                if found is _MISSING:
+                    found = function(*arguments, **named)
+                    turns.keep(kept, key, found, maxsize)
+            return found
 
         made: Any = call
-        made.cache_clear = kept.cache_clear
+        made.cache_clear = kept.clear
         return made
 
     return wrap

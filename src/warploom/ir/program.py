@@ -80,6 +80,9 @@ class Program:
         """A hash of :attr:`text` that is stable across processes and machines."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
+    def __hash__(self) -> int:
+        return hash(self.digest)  # of the whole tree it would take long, and caches ask often
+
     def __str__(self) -> str:
         return self.text
 

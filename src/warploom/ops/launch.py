@@ -114,10 +114,10 @@ def _in_order(program: Program, arguments: Sequence[Any] | Mapping[str, Any]) ->
 
 def _view(parameter: Parameter, argument: Any) -> ArrayView:
     """The array of a pointer or a tensor map. Raises ProblemError if it is none, or of another element size."""
-    from warploom.layout.tensor_map import TensorMapSpec
-
     dtype, array = parameter.dtype, argument
     if parameter.kind == "tensor_map":
+        from warploom.layout.tensor_map import TensorMapSpec
+
         if not (isinstance(argument, tuple) and len(argument) == 2 and isinstance(argument[1], TensorMapSpec)):
             raise ProblemError(f"argument {parameter.name} is an (array, TensorMapSpec) pair, not {shown(argument)}")
         array, dtype = argument[0], argument[1].dtype
@@ -127,6 +127,7 @@ def _view(parameter: Parameter, argument: Any) -> ArrayView:
     return view
 
 
+@once(maxsize=512)
 def _written(program: Program) -> frozenset[str]:
     """The parameters that the kernel may write through."""
     from warploom.emulate.buffers import written_parameters
