@@ -41,6 +41,14 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor[1:] in slugs, f"{page.name} links to {path}{anchor}; {there.name} has no such heading"
 
 
+def test_the_readme_leads_to_every_page_and_some_page_to_every_example() -> None:
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    readme = texts[ROOT / "README.md"]
+    assert [page.name for page in PAGES if page.parent.name == "docs" and f"docs/{page.name}" not in readme] == []
+    everything = "".join(texts.values())
+    assert [e.name for e in (ROOT / "examples").glob("*.py") if f"examples/{e.name}" not in everything] == []
+
+
 def test_paths_named_in_the_pages_exist() -> None:
     """Files and folders of the project that the pages name in code quotes."""
     named = re.compile(r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]*)`")
