@@ -27,7 +27,7 @@ from warploom.kernels.gemm.choice import expected_seconds, fitting, parse_config
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.ops.backends import compiled, gpu_target
-from warploom.ops.matmul import MatmulPlan
+from warploom.ops.matmul_plan import MatmulPlan
 
 ROTATE_BYTES = 160e6
 """Of the operands of one rotation: three times what the L2 holds."""

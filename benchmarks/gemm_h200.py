@@ -59,7 +59,8 @@ from warploom.core.errors import WarploomError
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.ops.backends import gpu_target
-from warploom.ops.matmul import MatmulPlan, plan_matmul
+from warploom.ops.matmul import plan_matmul
+from warploom.ops.matmul_plan import MatmulPlan
 
 HERE = Path(__file__).resolve().parent
 START = time.perf_counter()

@@ -1,9 +1,10 @@
 """Write docs/ladder-gemm.md from the committed evidence: ``python benchmarks/gemm_page.py [--check]``.
 
 The evidence is benchmarks/results/h200/gemm-f16.json and gemm-f32.json (``warploom bench gemm --accumulate f16``),
-gemm.json (benchmarks/gemm_h200.py), gemm-power.json (benchmarks/gemm_power_h200.py), profile-gemm.json
-(benchmarks/profile_gemm_h200.py), the SASS figures of ``benchmarks/gemm_static.py`` and the seed's table
-in benchmarks/seeds/gemm.json. ``--check`` changes nothing and ends with 1 if the page is out of date.
+gemm.json (benchmarks/gemm_h200.py), gemm-power.json (benchmarks/gemm_power_h200.py), gemm-waves.json
+(benchmarks/gemm_waves_h200.py), profile-gemm.json (benchmarks/profile_gemm_h200.py), the SASS figures of
+``benchmarks/gemm_static.py`` and the seed's table in benchmarks/seeds/gemm.json. ``--check`` changes nothing and ends
+with 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gemm_page_counters import both_sides, counters
-from gemm_page_power import KINDS, at_the_limit, even, layers, power_table, reading, sustained, wave_table
+from gemm_page_power import KINDS, at_the_limit, layers, power_table, reading, sustained
+from gemm_page_waves import layer_summary, layer_table, uneven, wave_table
 from gemm_static import EVIDENCE
 from page_parts import distance, filled, group_table, loop_changes, registers, spread, write_or_check
 from render import provenance
@@ -66,6 +68,7 @@ class Evidence:
         self.kernels: dict[str, Row] = static["kernels"]
         self.nvrtc: str = static["nvrtc"]
         self.power: Any = _read(TIMED / "gemm-power.json")
+        self.waves: Any = _read(TIMED / "gemm-waves.json")
         self.profile: Any = _read(TIMED / "profile-gemm.json")
         self.products: Any = _read(TIMED / "gemm.json")
         self.seed: Any = _read(HERE / "seeds" / "gemm.json")
@@ -240,8 +243,12 @@ def page() -> str:
     parts: dict[str, dict[str, Callable[[Evidence], str]]] = {
         "power": {
             "RATE": lambda e: power_table(e.power["rate"]), "POWER16": lambda e: power_table(e.power["f16"]),
-            "POWER32": lambda e: power_table(e.power["f32"]), "READING": reading, "EVEN": even, "WAVES": wave_table,
+            "POWER32": lambda e: power_table(e.power["f32"]), "READING": reading,
             "MADEPOWER": lambda e: provenance(e.power["environment"]),
+        },
+        "waves": {
+            "WAVES": wave_table, "UNEVEN": uneven, "FEWTILES": layer_table, "SCHEDULES": layer_summary,
+            "MADEWAVES": lambda e: provenance(e.waves["environment"]),
         },
         "profile": {
             "COUNTERS": counters, "BOTH": both_sides, "PROFILED": lambda e: str(e.profile["size"]),

@@ -1,16 +1,13 @@
-"""The parts of docs/ladder-gemm.md about power and uneven tile counts (see gemm_page.py)."""
+"""The parts of docs/ladder-gemm.md about power (see gemm_page.py)."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from warploom.bench.tables import markdown_table
-from warploom.kernels.gemm.ladder import BEST32
 
 HERE = Path(__file__).resolve().parent
 KINDS = ("f16", "f32")
@@ -37,51 +34,6 @@ def sustained(evidence: Any) -> str:
 
 def _power(row: Row | None) -> list[str]:
     return [_figure((row or {}).get(key)) for key in ("tflops", "watts", "sm_mhz", "tflop_per_joule")]
-
-
-def wave_table(evidence: Any) -> str:
-    """Products of whole waves of tiles, and of a little more."""
-    body = [
-        [name, str(row["tiles"]), f"{row['waves']:.2f}", f"{row['microseconds']:.0f}", f"{row['tflops']:.0f}",
-         f"{row['cublas_tflops']:.0f}", f"{row['tflops'] / row['cublas_tflops']:.2f}"]
-        for name, row in evidence.power["waves"].items()
-    ]  # fmt: skip
-    header = ["product", "tiles", "waves", "µs", "TFLOP/s", "cuBLAS", "× cuBLAS"]
-    return markdown_table(header, body)
-
-
-def even(evidence: Any) -> str:
-    """What a fraction of a wave costs, and how much of it the products of layers have."""
-    rows = sorted(evidence.power["waves"].values(), key=lambda row: row["waves"])
-    steps = [
-        f"{after['microseconds'] / before['microseconds']:.2f}× the time from {before['waves']:g} to "
-        f"{after['waves']:.2f} waves"
-        for before, after in pairwise(rows)
-        if before["waves"] == int(before["waves"]) and after["waves"] < before["waves"] + 0.2
-    ]
-    idle = sorted(_idle(*size) for size in _layer_products() if size[0] >= 2048)
-    return (
-        f"The step is real and shrinks with the number of waves: {', '.join(steps)}. Cutting the last wave's tiles "
-        "along K and adding the parts (Stream-K) could win back at most the idle share of the last wave, and pays for "
-        "it with f32 parts that go through memory. Of the products in `benchmarks/gemm_shapes.csv` with 2048 rows and "
-        f"more, {len(idle)} in all, the median leaves {idle[len(idle) // 2]:.0%} of the multiprocessors' time idle "
-        f"with these tiles, the worst {idle[-1]:.0%}; at the power limit the others run faster meanwhile. Products of "
-        "fewer rows take smaller tiles and whole parts of K (`split_k`), chosen so that waves come out even. So there "
-        "is no persistent or Stream-K schedule for `mma.sync`; the `wgmma` kernel is persistent for another reason, to "
-        "load the next tile during this one's epilogue."
-    )
-
-
-def _layer_products() -> list[tuple[int, int]]:
-    """(m, n) of the products in gemm_shapes.csv."""
-    with (HERE / "gemm_shapes.csv").open(encoding="utf-8") as file:
-        return [(int(row["m"]), int(row["n"])) for row in csv.DictReader(file)]
-
-
-def _idle(m: int, n: int) -> float:
-    """The share of whole waves that BEST32's tiles of an m×n result leave empty."""
-    tiles = -(-m // BEST32.tile_m) * -(-n // BEST32.tile_n)
-    return 1.0 - tiles / (-(-tiles // MULTIPROCESSORS) * MULTIPROCESSORS)
 
 
 def power_table(rows: Mapping[str, Row]) -> str:

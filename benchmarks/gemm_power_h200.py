@@ -1,12 +1,12 @@
 """What ``mma.sync`` can reach on one GPU: each kernel under sustained load, with its watts, clock and TFLOP per joule.
 
-    PYTHONPATH=src python benchmarks/gemm_power_h200.py [--parts rate,f32,f16,waves] [--size 8192] [--out DIR]
+    PYTHONPATH=src python benchmarks/gemm_power_h200.py [--parts rate,f32,f16] [--size 8192] [--out DIR]
 
 writes ``gemm-power.json`` to DIR ($OUT by default). ``rate`` is ``mma.sync`` alone, and with what feeds it in such
 warp tiles: ``ldmatrix``, copies, barriers; ``f32`` and ``f16`` are configurations of the generator beside cuBLAS, on
 random inputs. Each kernel runs alone and without a pause for about a second, so that it meets the power limit by
 itself: the clock and the energy tell whether it is bound by power, and cycles per instruction whether by anything else.
-``waves`` are products whose tiles are not whole waves of CTAs. Needs torch with CUDA.
+Needs torch with CUDA.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -27,18 +27,17 @@ import numpy as np
 import torch
 from mma_rate import Feeds
 
-import warploom
 from warploom.bench.environment import environment
 from warploom.bench.gemm import GemmOnGpu
 from warploom.bench.monitor import GpuMonitor
 from warploom.bench.power import power_of
-from warploom.bench.timing import Candidate, EventClock, measure
+from warploom.bench.timing import Candidate, EventClock
 from warploom.core.dtypes import DType, f16, f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import target
 from warploom.cuda.device import cuda_core
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import BEST, BEST32
+from warploom.kernels.gemm.ladder import BEST
 from warploom.kernels.ladder import Rung
 from warploom.ops.backends import GpuCall, compiled, gpu_target
 from warploom.ops.matmul import plan_matmul
@@ -48,9 +47,6 @@ TENSOR_CORES_PER_SM = 4
 RATE_ROUNDS = 4000
 CHECKED = 776
 """Extent of the product that a configuration is checked on: ragged for every tile."""
-WAVE_DEPTH = 4096
-WAVE_TILES = ((12, 11), (13, 11), (18, 11), (12, 22), (23, 12), (36, 11), (37, 11), (24, 22), (25, 22))
-"""(rows, columns) of tiles: 1, 1.08, 1.5, 2, 2.09, 3, 3.08, 4 and 4.17 waves on 132 multiprocessors."""
 START = time.perf_counter()
 
 
@@ -65,11 +61,6 @@ class Bench:
         self.sms = int(torch.cuda.get_device_properties(0).multi_processor_count)
         self._monitor = GpuMonitor(cuda_core().Device(0).pci_bus_id)
         self._clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
-
-    def race(self, candidates: Sequence[Candidate], sets: int) -> dict[str, float]:
-        """Seconds of a call of each, interleaved, rested."""
-        found = measure(candidates, sets, self._clock, rounds=9, pause_seconds=0.02, monitor=self._monitor)
-        return {name: one.seconds.median for name, one in found.items()}
 
     def measure(self, candidate: Candidate, sets: int, flops: int) -> dict[str, Any]:
         """Under sustained load; with the tensor cores' cycles per ``mma.sync`` at the clock it settled at."""
@@ -185,32 +176,10 @@ def products(bench: Bench, accumulate: DType, size: int) -> Iterator[tuple[str, 
         yield name, {"config": str(config), "error": round(error.value, 3), **row}
 
 
-def waves(bench: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Products of a few tiles more than whole waves of CTAs: what an uneven last wave costs, and costs cuBLAS."""
-    for rows, cols in WAVE_TILES:
-        m, n = rows * BEST32.tile_m, cols * BEST32.tile_n
-        sets = [
-            (torch.randn(m, WAVE_DEPTH, device="cuda").half(), torch.randn(WAVE_DEPTH, n, device="cuda").half())
-            for _ in range(4)
-        ]
-        out = torch.empty(m, n, device="cuda", dtype=torch.float16)
-        candidates = (
-            Candidate("ours", lambda i, s=sets, o=out: warploom.matmul(*s[i], config=BEST32, out=o)),
-            Candidate("cublas", lambda i, s=sets, o=out: torch.mm(*s[i], out=o)),
-        )
-        times = bench.race(candidates, len(sets))
-        flops = 2 * m * n * WAVE_DEPTH
-        tiles = rows * cols
-        yield f"{m}x{n}x{WAVE_DEPTH}", {
-            "tiles": tiles, "waves": round(tiles / bench.sms, 3), "microseconds": round(times["ours"] * 1e6, 1),
-            "tflops": round(flops / times["ours"] / 1e12, 1), "cublas_tflops": round(flops / times["cublas"] / 1e12, 1),
-        }  # fmt: skip
-
-
 def main() -> None:
     """Measure the parts asked for; the file is written after each row."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", default="rate,f32,f16,waves")
+    parser.add_argument("--parts", default="rate,f32,f16")
     parser.add_argument("--size", type=int, default=8192)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     options = parser.parse_args()
@@ -220,7 +189,6 @@ def main() -> None:
         "rate": lambda: rates(bench),
         "f32": lambda: products(bench, f32, options.size),
         "f16": lambda: products(bench, f16, options.size),
-        "waves": lambda: waves(bench),
     }
     for part in options.parts.split(","):
         rows = result[part] = {}

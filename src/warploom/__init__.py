@@ -17,7 +17,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from warploom.ops.attention import AttentionPlan, attention, plan
     from warploom.ops.launch import launch
-    from warploom.ops.matmul import MatmulPlan, matmul, plan_matmul
+    from warploom.ops.matmul import matmul, plan_matmul
+    from warploom.ops.matmul_plan import MatmulPlan
     from warploom.ops.reduce import ReducePlan, linear_cross_entropy, matmul_reduce, plan_matmul_reduce
 
 tracing.operator_of = operator_of  # the rooms below call what stands on them, and cannot import it
@@ -28,7 +29,7 @@ _PUBLIC = {
     "AttentionPlan": "warploom.ops.attention",
     "matmul": "warploom.ops.matmul",
     "plan_matmul": "warploom.ops.matmul",
-    "MatmulPlan": "warploom.ops.matmul",
+    "MatmulPlan": "warploom.ops.matmul_plan",
     "matmul_reduce": "warploom.ops.reduce",
     "plan_matmul_reduce": "warploom.ops.reduce",
     "linear_cross_entropy": "warploom.ops.reduce",

@@ -13,6 +13,7 @@ from warploom.core.dtypes import bf16, f16, f32
 from warploom.emulate import emulate
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.ladder import Rung
+from warploom.ops import matmul_launch
 
 torch = pytest.importorskip("torch")
 
@@ -22,6 +23,7 @@ CONFIGS = {
     "f16": replace(CONFIG, accumulate=f16),
     "bf16": replace(CONFIG, dtype=bf16),
     "split": replace(CONFIG, split_k=2),
+    "stream": replace(CONFIG, stream_k=True),
 }
 
 
@@ -31,21 +33,27 @@ class Emulated:
     def __init__(self, program, grid, scalars):
         self.program, self.grid, self.scalars = program, grid, scalars
 
+    device = 0
+
     @classmethod
-    def prepare(cls, program, grid, scalars, device, *, mapped=()):
+    def prepare(cls, recipe, grid, scalars, device, *, mapped=()):
         assert mapped == ()  # mma.sync
-        return cls(program, grid, scalars)
+        return cls(recipe.program, grid, scalars)
 
     def launch_again(self, pointers, kind):
         assert kind == "torch"
         names = [p.name for p in self.program.parameters if p.kind == "pointer"]
-        values = dict(self.scalars) | {n: memory(n, at) for n, at in zip(names, pointers, strict=True)}
+        values = dict(self.scalars) | {
+            n: memory(n, at, "arrived" in names) for n, at in zip(names, pointers, strict=True)
+        }
         assert not emulate(self.program, self.grid, {p.name: values[p.name] for p in self.program.parameters}).findings
 
 
-def memory(name, at):
-    if name in ("out_f32", "parts"):
-        return np.ctypeslib.as_array((ctypes.c_float * (2 * SIZE * SIZE)).from_address(at))
+def memory(name, at, streamed):
+    if name == "arrived":
+        return np.ctypeslib.as_array(ctypes.c_uint32.from_address(at)).reshape(1)
+    if name in ("out_f32", "parts"):  # two parts of the result; of stream-K two for each of two CTAs
+        return np.ctypeslib.as_array((ctypes.c_float * ((4 if streamed else 2) * SIZE * SIZE)).from_address(at))
     return np.ctypeslib.as_array((ctypes.c_uint16 * (SIZE * SIZE)).from_address(at))
 
 
@@ -54,7 +62,8 @@ def case(monkeypatch):
     stand_in = CpuTorch(torch)
     stand_in.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=7)
     monkeypatch.setattr(bench, "torch_module", lambda: stand_in)
-    monkeypatch.setattr(bench, "GpuCall", Emulated)
+    monkeypatch.setattr(matmul_launch, "GpuCall", Emulated)
+    monkeypatch.setattr(matmul_launch, "zero_words", lambda at, words, *_: ctypes.memset(at, 0, 4 * words))
     return bench.GemmFamily().gpu_case(SIZE, 0, 1)
 
 

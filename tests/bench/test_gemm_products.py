@@ -17,7 +17,7 @@ from warploom.core.targets import target
 from warploom.kernels.gemm.choice import choose
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.problem import contiguous_problem
-from warploom.ops.matmul import MatmulPlan
+from warploom.ops.matmul_plan import MatmulPlan
 
 torch = pytest.importorskip("torch")
 

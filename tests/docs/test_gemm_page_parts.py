@@ -25,7 +25,6 @@ def power(tflops: float, watts: float, mhz: float, cycles: float) -> dict[str, A
 
 
 def powers() -> dict[str, Any]:
-    wave = {"tiles": 132, "waves": 1.0, "microseconds": 100.0, "tflops": 500.0, "cublas_tflops": 700.0}
     products = {"cublas": power(700, 700, 1400, 4.5), "refused": {"refused": "wrong"}}
     return {
         "environment": {"gpu": {"name": "NVIDIA X"}, "date": "2031-05-06"},
@@ -38,8 +37,30 @@ def powers() -> dict[str, Any]:
         },
         "f16": products | {"best": power(525, 700, 1700, 7.1), "other": power(420, 700, 1700, 7.5)},
         "f32": products | {"best": power(490, 700, 1500, 8.0), "other": power(350, 700, 1700, 9.5)},
-        "waves": {"a": wave, "b": wave | {"tiles": 143, "waves": 1.083, "microseconds": 180.0, "tflops": 300.0}},
     }
+
+
+def waves() -> dict[str, Any]:
+    """132 and 143 tiles of 128×256, and a layer's product of fewer."""
+
+    def row(m: int, n: int, **rates: float) -> dict[str, Any]:
+        return {"m": m, "n": n, "k": 4096, **{name: {"tflops": rate, "config": ""} for name, rate in rates.items()}}
+
+    summary = {"geomean": 0.6, "least": 0.5, "products": 1}
+    return {
+        "environment": {"gpu": {"name": "NVIDIA X"}, "date": "2031-05-06"},
+        "multiprocessors": 132,
+        "waves": {
+            "products": {
+                "even k×n": row(1536, 2816, whole=500.0, stream_k=490.0, cublas=700.0),
+                "uneven k×n": row(1664, 2816, whole=300.0, split_k=310.0, stream_k=450.0, cublas=700.0),
+            }
+        },
+        "layers": {
+            "products": {"layer n×k": row(256, 10240, whole=300.0, split_k=320.0, stream_k=400.0, cublas=640.0)},
+            "summary": {"best": summary | {"geomean": 0.62}, "whole": summary, "split_k": summary, "stream_k": summary},
+        },
+    }  # fmt: skip
 
 
 def counted(emulator: int, ncu: float) -> dict[str, float]:
@@ -147,13 +168,23 @@ def test_the_kernels_that_are_read_are_those_that_are_measured() -> None:
     assert {(a.name, m, n) for a, m, n, feeds in power.RATES if feeds == tuple(power.FEEDS)} >= {("f32", 64, 64)}
 
 
-def test_tables_of_power_and_waves() -> None:
+def test_the_table_of_power() -> None:
     module, found = load("gemm_page_power"), SimpleNamespace(power=powers())
     table = module.power_table(found.power["f32"])
     assert "| best | 490 | 700 | 1500 | 0.7 | 8 |" in table
     assert "refused" not in table
-    assert "| b | 143 | 1.08 | 180 | 300 | 700 | 0.43 |" in module.wave_table(found)
-    assert "1.80× the time from 1 to 1.08 waves" in module.even(found)
+
+
+def test_the_tables_of_schedules() -> None:
+    module, found = load("gemm_page_waves"), SimpleNamespace(waves=waves())
+    table = module.wave_table(found)
+    assert "| even | 1.00 | 500 (0.71) | – | 490 (0.70) | 700 |" in table
+    assert "| uneven | 1.08 | 300 (0.43) | 310 (0.44) | 450 (0.64) | 700 |" in table
+    assert "from 1 to 1.08 waves 40% and 10%" in module.uneven(found)
+    assert "| layer n×k | 256×10240×4096 | 300 (0.47) | 320 (0.50) | 400 (0.62) | 640 |" in module.layer_table(found)
+    text = module.layer_summary(found)
+    assert "Of these 1 the fastest is whole tiles 0 times, split K 0 times, stream-K 1 times" in text
+    assert "stream-K 0.60, the best of each 0.62 and never below 0.50" in text
 
 
 def test_products_of_layers_are_told_by_rows() -> None:
@@ -175,11 +206,12 @@ def test_the_whole_page_takes_power_and_counters_up(tmp_path: Any, monkeypatch: 
         shutil.copy(ROOT / f"benchmarks/results/h200/gemm-{kind}.json", tmp_path)
     shutil.copy(ROOT / "benchmarks/results/h200/gemm.json", tmp_path)
     (tmp_path / "gemm-power.json").write_text(json.dumps(powers()), encoding="utf-8")
+    (tmp_path / "gemm-waves.json").write_text(json.dumps(waves()), encoding="utf-8")
     (tmp_path / "profile-gemm.json").write_text(json.dumps(profile()), encoding="utf-8")
     monkeypatch.setattr(module, "TIMED", tmp_path)
     text = module.page()
     assert "*NVIDIA X, 2031-05-06, ncu 2025.3*" in text
-    for part in ("Other counters of the hardware, N = 4096", "**Alone**", "### Uneven counts of tiles"):
+    for part in ("Other counters of the hardware, N = 4096", "**Alone**", "## Uneven counts of tiles"):
         assert text.count(part) == 1
     assert "@" not in text.replace("@!PT", "")
     assert "<!-- if" not in text

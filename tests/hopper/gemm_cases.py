@@ -14,7 +14,8 @@ from warploom.ir.program import Program
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.reference import gemm_error, gemm_reference
 from warploom.ops.backends import emulator_arguments
-from warploom.ops.matmul import MatmulPlan, argument_names, plan_matmul
+from warploom.ops.matmul import plan_matmul
+from warploom.ops.matmul_plan import MatmulPlan, argument_names
 
 TOGETHER = HopperGemmConfig(tile_m=128, tile_n=64, stages=2, block_stride=4, in_flight=True, persistent=True)
 """Two consumers on one tile."""

@@ -13,7 +13,8 @@ from warploom.core.dtypes import f16
 from warploom.ir.program import Program
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.reference import gemm_error, gemm_reference
-from warploom.ops.matmul import MatmulPlan, plan_matmul
+from warploom.ops.matmul import plan_matmul
+from warploom.ops.matmul_plan import MatmulPlan
 
 ROUNDS = (None, 0, 1, 2)
 DEPTH = 5

@@ -17,6 +17,7 @@ from warploom.kernels.gemm.forward import gemm
 from warploom.kernels.gemm.ladder import LADDER
 from warploom.kernels.gemm.problem import GemmProblem, Matrix
 from warploom.kernels.gemm.reference import GemmError, GemmReference, gemm_error, gemm_reference
+from warploom.kernels.gemm.stream import gemm_stream_k
 
 RUNGS = {rung.key: rung.config for rung in LADDER.rungs if isinstance(rung.config, GemmConfig)}
 assert len(RUNGS) == len(LADDER.rungs)
@@ -58,7 +59,8 @@ def problem_of(
 @lru_cache(maxsize=256)
 def traced(config: GemmConfig, problem: GemmProblem) -> Program:
     """The Program of a configuration for a problem, once per process."""
-    return gemm.trace(config=config, features=problem.features(config), name="gemm")
+    generator = gemm_stream_k if config.stream_k else gemm
+    return generator.trace(config=config, features=problem.features(config), name="gemm")
 
 
 @dataclass(frozen=True)
@@ -82,18 +84,23 @@ def run(
     program: Program | None = None,
     seed: int | None = None,
     scalars: dict[str, int] | None = None,
+    multiprocessors: int = 3,
 ) -> Outcome:
-    """One product on the emulator, unsplit and without epilogue. The output starts as NaN."""
+    """One product on the emulator, unsplit and without epilogue. The output and a workspace start as NaN."""
     a, b, reference = inputs(problem.m, problem.n, problem.k, config.dtype)
     stored_a = a if problem.a.k_contiguous else np.ascontiguousarray(a.T)
     stored_b = np.ascontiguousarray(b.T) if problem.b.k_contiguous else b
     out = np.full((problem.m, problem.n), np.nan, problem.out_dtype.numpy)
     program = program or traced(config, problem)
-    everything: dict[str, Any] = problem.scalars(config) | (scalars or {})
+    everything: dict[str, Any] = problem.scalars(config, 0, multiprocessors) | (scalars or {})
     everything |= {"a": stored_a.view(np.uint16), "b": stored_b.view(np.uint16), "out_f32": out}
     if problem.out_dtype.bits == 16:
         everything["out"] = out.view(np.uint16)
+    if config.stream_k:
+        shares = problem.shares(config, multiprocessors)
+        everything["parts"] = np.full((shares.ctas, 2, config.part_words), np.nan, np.float32).view(np.uint32)
+        everything["arrived"] = np.zeros(max(1, shares.cut), np.uint32)
     arguments = {p.name: everything[p.name] for p in program.parameters}
-    emulation = emulate(program, problem.grid(config), arguments, seed=seed)
+    emulation = emulate(program, problem.grid(config, multiprocessors), arguments, seed=seed)
     error = gemm_error(out, reference, problem.out_dtype, config.accumulate)
     return Outcome(emulation, error, out)

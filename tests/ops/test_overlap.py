@@ -16,6 +16,7 @@ from warploom.interop.arrays import describe
 from warploom.interop.overlap import overlaps_itself, share_memory
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST32
+from warploom.ops import matmul_launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
@@ -122,7 +123,7 @@ def test_repeated_calls_look_at_their_own_arrays(monkeypatch):
     class Calls:
         prepare = staticmethod(lambda *_, **__: Call())
 
-    monkeypatch.setattr(ops, "GpuCall", Calls)
+    monkeypatch.setattr(matmul_launch, "GpuCall", Calls)
     monkeypatch.setattr(ops, "_prepared", {})
     monkeypatch.setattr(ops, "gpu_target", lambda _: target("sm_80"))
     monkeypatch.setattr(ops, "multiprocessors", lambda _: 4)

@@ -28,7 +28,9 @@ from warploom.kernels.gemm.reference import (
 )
 from warploom.kernels.ladder import Rung
 from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, emulator_arguments
-from warploom.ops.matmul import MatmulPlan, argument_names, plan_matmul
+from warploom.ops.matmul import plan_matmul
+from warploom.ops.matmul_launch import Launches
+from warploom.ops.matmul_plan import MatmulPlan, argument_names
 
 ACCUMULATORS = {"f16": f16, "f32": f32}
 """What ``--accumulate`` may be."""
@@ -91,13 +93,16 @@ class GemmFamily:
         )
         made = plan_matmul(a, b, accumulate=config.accumulate, config=config)
         split = config.split_k > 1
-        out = np.full(made.workspace or (self.m, self.n), np.nan, np.float32 if split else config.dtype.numpy)
+        out = np.full(
+            made.workspace if split else (self.m, self.n), np.nan, np.float32 if split else config.dtype.numpy
+        )
 
         def errors() -> ErrorEntry:
             whole = out.sum(axis=1)[0].astype(config.dtype.numpy) if split else out
             return _entry(gemm_error(whole, gemm_reference(a, b), config.dtype, config.accumulate))
 
         views = dict(zip(argument_names(made.problem, config), map(describe, (a, b, out)), strict=True))
+        views |= made.shared_workspace()
         arguments = emulator_arguments(made.program, views, made.scalars, mapped=made.mapped)
         return EmulatorCase(made.program, made.grid, arguments, errors)
 
@@ -163,23 +168,16 @@ def torch_error(out: Any, a: Any, b: Any, accumulate: DType) -> GemmError:
 
 
 class PlannedCall:
-    """A plan's launches on one GPU without allocation: the kernel and, for a split K, the sum of its parts."""
+    """A plan's launches on one GPU without allocation: the kernels, and the memory between them."""
 
     def __init__(self, made: MatmulPlan, device: int, torch: Any, kernel: GpuCall | None = None) -> None:
-        self._kernel = kernel or GpuCall.prepare(made.program, made.grid, made.scalars, device, mapped=made.mapped)
-        self._finish: GpuCall | None = None
-        if made.finish is not None:
-            self._finish = GpuCall.prepare(made.finish, made.problem.finish_grid(), made.finish_scalars, device)
-            self._parts = torch.empty(made.workspace, dtype=torch.float32, device=torch.device("cuda", device))
+        self._launches = Launches.prepare(made, device, kernel)
+        where = torch.device("cuda", device)
+        self._memory = torch.empty(self._launches.words, dtype=torch.float32, device=where)
 
     def launch(self, a: int, b: int, out: int) -> None:
         """Queue one product; addresses of the arrays."""
-        if self._finish is None:
-            self._kernel.launch_again((a, b, out), "torch")
-            return
-        parts = self._parts.data_ptr()
-        self._kernel.launch_again((a, b, parts), "torch")
-        self._finish.launch_again((parts, out), "torch")
+        self._launches.queue((a, b), out, (), self._memory.data_ptr(), "torch")
 
 
 class GemmOnGpu:

@@ -292,6 +292,21 @@ def synchronize(stream: int, device: int) -> None:
         check(driver, (*driver.cuStreamSynchronize(driver.CUstream(stream)), None))
 
 
+def zero(address: int, words: int, stream: int, device: int) -> None:
+    """Queue on ``stream`` (an integer handle) of GPU ``device`` that so many 32-bit words from an address on become 0.
+
+    It may be captured into a CUDA graph. Raises RuntimeError with the driver's reason if refused.
+    """
+    driver = require_driver()
+    status, current = driver.cuCtxGetDevice()
+    if int(status) == 0 and int(current) == device:
+        result = driver.cuMemsetD32Async(address, 0, words, stream)
+    else:
+        with _Current(driver, _primary_context(device)):
+            result = driver.cuMemsetD32Async(address, 0, words, stream)
+    check(driver, (*result, None))
+
+
 def _check_runs_on(compiled: CompiledKernel, device: int) -> Target:
     here, made_for = target_of(device), target(compiled.arch)
     same_major = here.compute_capability[0] == made_for.compute_capability[0]

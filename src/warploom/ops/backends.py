@@ -186,6 +186,13 @@ class GpuCall:
             result.download()
 
 
+def zero_words(address: int, words: int, kind: str, device: int) -> None:
+    """Queue on the current stream of framework ``kind`` that so many 32-bit words of GPU memory become 0."""
+    from warploom.cuda.launch import zero
+
+    zero(address, words, current_stream(kind, device), device)
+
+
 _ARGUMENTS_KEPT = 1024  # packed arguments per prepared call
 
 

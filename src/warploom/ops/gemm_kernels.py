@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 @once(maxsize=256)
 def trace(config: GemmConfig, features: GemmFeatures) -> Program:
     """The Program of a configuration and its features, traced once per process."""
-    from warploom.kernels.gemm.forward import gemm
+    if config.stream_k:
+        from warploom.kernels.gemm.stream import gemm_stream_k as generator
+    else:
+        from warploom.kernels.gemm.forward import gemm as generator
 
-    name = f"gemm_{config.tile_m}x{config.tile_n}x{config.tile_k}"
-    program = gemm.trace(config=config, features=features, name=name)
+    name = f"{generator.name}_{config.tile_m}x{config.tile_n}x{config.tile_k}"
+    program = generator.trace(config=config, features=features, name=name)
     return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
 
 

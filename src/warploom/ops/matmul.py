@@ -2,183 +2,35 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.identity import function_key
 from warploom.core.targets import Target, target
 from warploom.interop import tracing
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like, memory_span
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty_like
 from warploom.interop.tracing import is_tracing
-from warploom.kernels.gemm.choice import choose, expected_seconds, parse_config
+from warploom.kernels.gemm.choice import choose, expected_seconds, parse_config, uncut
 from warploom.kernels.gemm.features import EpilogueFunction
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
-from warploom.kernels.mapped import MappedArray
-from warploom.ops.backends import (
-    GpuCall,
-    Grid,
-    gpu_name,
-    gpu_present,
-    gpu_target,
-    multiprocessors,
-    run_on_emulator,
-)
-from warploom.ops.gemm_kernels import trace_finish, trace_for
-from warploom.ops.matmul_arrays import READ_ONLY, Inputs, gemm_config, read_inputs, refuse_overlap
+from warploom.ops.backends import GpuCall, gpu_name, gpu_present, gpu_target, multiprocessors, run_on_emulator
+from warploom.ops.matmul_arrays import READ_ONLY, Inputs, gemm_config, read_inputs
+from warploom.ops.matmul_launch import Prepared
+from warploom.ops.matmul_plan import EMULATED_MULTIPROCESSORS, MatmulPlan, argument_names, finish_names
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
-from warploom.ops.recipes import Recipe
 from warploom.winners.classes import gemm_class
 from warploom.winners.store import find_winner
 
-if TYPE_CHECKING:
-    from warploom.ir.program import Program
-
 EMULATED_TARGET = "sm_80"
 """The architecture a plan is made for where there is no GPU; a ``wgmma`` configuration asked for is emulated too."""
-EMULATED_MULTIPROCESSORS = 2
-"""CTAs of an emulated persistent kernel, at most: each then has several tiles."""
-
-
-@dataclass(frozen=True)
-class MatmulPlan:
-    """What a call of :func:`matmul` would run: nothing has been compiled or launched yet."""
-
-    problem: GemmProblem
-    config: AnyGemmConfig
-    reason: str
-    target: str
-    device: str
-    alpha: float
-    multiprocessors: int = EMULATED_MULTIPROCESSORS
-
-    @property
-    def grid(self) -> Grid:
-        """CTAs along x, y and z."""
-        return self.problem.grid(self.config, self.multiprocessors)
-
-    @property
-    def mapped(self) -> tuple[MappedArray, ...]:
-        """How the TMA sees a, b and the result; empty for ``mma.sync``."""
-        return self.problem.mapped(self.config)
-
-    @property
-    def workspace(self) -> tuple[int, ...]:
-        """Shape of the f32 workspace that the parts of a split K need; empty without one."""
-        p, splits = self.problem, self.config.split_k
-        return (p.batch, splits, p.m, p.n) if splits > 1 else ()
-
-    @property
-    def recipe(self) -> Recipe:
-        """The kernel by what it is traced from."""
-        return Recipe(trace_for, (self.config, self.problem.features(self.config)))
-
-    @property
-    def finish_recipe(self) -> Recipe | None:
-        """The kernel that adds the parts of a split K, by what it is traced from."""
-        if self.config.split_k == 1:
-            return None
-        return Recipe(trace_finish, (self.config.split_k, self.config.dtype, self.problem.finish_features()))
-
-    @cached_property
-    def program(self) -> Program:
-        """The traced kernel."""
-        return self.recipe.program
-
-    @cached_property
-    def finish(self) -> Program | None:
-        """The kernel that adds the parts of a split K."""
-        return None if self.finish_recipe is None else self.finish_recipe.program
-
-    @property
-    def scalars(self) -> dict[str, int]:
-        """Scalar arguments of :attr:`program`."""
-        return self.problem.scalars(self.config, _bits(self.alpha))
-
-    @property
-    def finish_scalars(self) -> dict[str, int]:
-        """Scalar arguments of :attr:`finish`."""
-        return self.problem.finish_scalars(_bits(self.alpha))
-
-    @cached_property
-    def cuda(self) -> str:
-        """The CUDA C++ that would be compiled."""
-        from warploom.cuda.printer import print_cuda
-
-        return "\n".join(print_cuda(p) for p in (self.program, self.finish) if p is not None)
-
-    def __str__(self) -> str:
-        return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
-
-
-def _bits(value: float) -> int:
-    return int.from_bytes(struct.pack("<f", value), "little")
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """Everything that a repeated call needs: launches take pointers alone.
-
-    ``offsets``: for each group of batches, byte offsets of (a, b, out, extras); one group of zeros as a rule.
-    ``near``: between which distances in bytes from the caller's ``out`` each input reaches into its memory.
-    """
-
-    call: GpuCall
-    finish: GpuCall | None
-    workspace: tuple[int, ...]
-    shape: tuple[int, ...]
-    out_dtype: DType
-    offsets: tuple[tuple[int, int, int, int], ...]
-    near: tuple[tuple[int, int], ...]
-    apart: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
-    """Distances of inputs from ``out`` at which they interleave, or are one, without harm."""
-
-    def check_out(self, views: Sequence[ArrayView], out: ArrayView, has_bias: bool) -> None:
-        """Raises ProblemError where ``out`` shares memory with an input: mostly one comparison for each tells."""
-        at = out[0]
-        for view, (least, most) in zip(views, self.near, strict=False):
-            if least < view[0] - at < most:
-                break
-        else:
-            return
-        distances = tuple([view.pointer - at for view in views])
-        if distances not in self.apart:
-            refuse_overlap(views, out, has_bias)
-            self.apart.add(distances)
-
-    def new_result(self, like: ArrayView) -> Any:
-        """An array for the result, of the kind and on the device of ``like``."""
-        if like.kind == "torch" and like.dtype is self.out_dtype:
-            return like.owner.new_empty(self.shape)  # the shortest way that torch has
-        return empty_like(like, self.shape, self.out_dtype)
-
-    def run(self, views: Sequence[ArrayView], result: int) -> None:
-        """Queue the launches that write to address ``result``. ``views``: a, b, the bias (if any), the extras."""
-        if len(views) == 2 and self.finish is None and len(self.offsets) == 1:
-            self.call.launch_again((views[0].pointer, views[1].pointer, result), views[0].kind)
-            return
-        a, b, *others = views
-        parts = describe(empty(a.kind, self.workspace, f32, a.device)) if self.workspace else None
-        for of_a, of_b, of_out, of_extra in self.offsets:
-            combined = tuple(x.pointer + (of_extra if len(x.shape) > 1 else 0) for x in others)
-            operands = (a.pointer + of_a, b.pointer + of_b)
-            out = (result + of_out,)
-            if parts is None or self.finish is None:
-                self.call.launch_again(operands + out + combined, a.kind)
-            else:
-                self.call.launch_again((*operands, parts.pointer), a.kind)
-                self.finish.launch_again((parts.pointer, *out, *combined), a.kind)
-
 
 _Key = tuple[Hashable, ...]
-_prepared: dict[_Key, _Prepared] = {}
+_prepared: dict[_Key, Prepared] = {}
 _PREPARED_KEPT = 4096
 
 
@@ -212,9 +64,9 @@ def matmul(
     ``out`` receives the result: of that shape, row-major with any stride between rows. It shares no memory with a, b or
     bias; an extra matrix may be ``out`` itself.
 
-    Small m·n with large k is cut along k (``split_k`` of the config); its parts are added in a fixed order, so equal
-    calls give equal bits. Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the caller's stream; the
-    result is of the same kind. NumPy (and other CPU) arrays run on the GPU when there is one, else on the emulator.
+    Small m·n with large k is cut along k (``split_k``), uneven counts of tiles too (``stream_k``); parts are added in a
+    fixed order, so equal calls give equal bits. Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the
+    caller's stream; the result is of the same kind. NumPy arrays run on the GPU if there is one, else on the emulator.
 
     Under ``torch.compile`` a call is one operator, ``warploom::matmul``; it takes no ``epilogue``, ``extras`` or
     ``out``.
@@ -343,7 +195,7 @@ def _first_call(inputs: Inputs, out: Any, config: AnyGemmConfig | None, key: _Ke
     view = describe(result)
     made = _plan(inputs, config)
     if first.device[0] == "cuda":
-        ready = _prepare(made, inputs, view, first.device[1])
+        ready = Prepared.of(made, inputs, view, first.device[1])
         if not inputs.copied:
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
@@ -356,58 +208,21 @@ def _first_call(inputs: Inputs, out: Any, config: AnyGemmConfig | None, key: _Ke
     return result
 
 
-def _prepare(made: MatmulPlan, inputs: Inputs, result: ArrayView, device: int) -> _Prepared:
-    finish = made.finish_recipe
-    return _Prepared(
-        GpuCall.prepare(made.recipe, made.grid, made.scalars, device, mapped=made.mapped),
-        None if finish is None
-        else GpuCall.prepare(finish, made.problem.finish_grid(), made.finish_scalars, device),
-        made.workspace,
-        inputs.shape,
-        made.problem.out_dtype,
-        inputs.offsets,
-        tuple([_near(view, result) for view in inputs.views]),
-    )  # fmt: skip
-
-
-def _near(view: ArrayView, out: ArrayView) -> tuple[int, int]:
-    """Between which distances from ``out`` an array like ``view`` reaches into the memory of ``out``, gaps included."""
-    (first, size), (first_out, size_out) = memory_span(view), memory_span(out)
-    below, below_out = first - view.pointer, first_out - out.pointer
-    return below_out - below - size, below_out + size_out - below
-
-
-def argument_names(problem: GemmProblem, config: AnyGemmConfig) -> list[str]:
-    """The kernel's names of a, b, the result and what is combined with it, in that order."""
-    features = problem.features(config)
-    out = "out_f32" if features.out_dtype is f32 else "out"
-    names = ["a", "b", out]
-    if isinstance(config, HopperGemmConfig):
-        names = ["a_map", "b_map", "c_map" if features.bulk_out else out]
-    extras = [f"extra{i}" for i in range(features.epilogue.extras)]
-    return [*names, *(["bias"] if features.epilogue.bias else []), *extras]
-
-
 def _run_on_emulator(made: MatmulPlan, inputs: Inputs, result: ArrayView) -> None:
     """One launch per group of batches, with the arrays of each group as views of their own."""
     problem, names = made.problem, argument_names(made.problem, made.config)
     a, b, *others = inputs.views
-    parts = describe(np.full(made.workspace, np.nan, np.float32)) if made.workspace else None
+    split = made.config.split_k > 1
+    parts = describe(np.full(made.workspace, np.nan, np.float32)) if split else None
     for of_a, of_b, of_out, of_extra in inputs.offsets:
         operands = [_moved(a, of_a), _moved(b, of_b)]
         combined = [_moved(result, of_out), *(_moved(x, of_extra if len(x.shape) > 1 else 0) for x in others)]
         first = dict(zip(names, [*operands, *(combined if parts is None else [parts])], strict=True))
+        first |= made.shared_workspace()
         run_on_emulator(made.program, made.grid, first, made.scalars, problem.flops, mapped=made.mapped)
         if parts is not None and made.finish is not None:
-            second = {"parts": parts, **dict(zip(_finish_names(problem), combined, strict=True))}
+            second = {"parts": parts, **dict(zip(finish_names(problem), combined, strict=True))}
             run_on_emulator(made.finish, problem.finish_grid(), second, made.finish_scalars, problem.batch * problem.n)
-
-
-def _finish_names(problem: GemmProblem) -> list[str]:
-    """The names of the result and what is combined with it in the kernel that adds the parts of a split K."""
-    epilogue = problem.epilogue
-    names = ["out_f32" if problem.out_dtype is f32 else "out", *(["bias"] if epilogue.bias else [])]
-    return names + [f"extra{i}" for i in range(epilogue.extras)]
 
 
 def _moved(view: ArrayView, offset: int) -> ArrayView:
@@ -427,9 +242,9 @@ def _run_from_host(inputs: Inputs, result: ArrayView, config: AnyGemmConfig | No
     target_host = np.empty(inputs.shape, result.dtype.numpy)
     again = inputs.reread([describe(x) for x in hosts], describe(target_host))
     made = _plan(again, config)
-    if made.config.split_k > 1 or len(again.offsets) > 1:
+    if uncut(made.config) != made.config or len(again.offsets) > 1:
         hosts[:2], again = _one_launch(hosts, again, target_host)
-        made = _plan(again, replace(made.config, split_k=1))
+        made = _plan(again, uncut(made.config))
     if len(again.offsets) > 1:
         raise ProblemError(f"{inputs.shape} has more batches than one launch takes: move the arrays to the GPU first")
     call = GpuCall.prepare(made.recipe, made.grid, made.scalars, 0, mapped=made.mapped)

@@ -16,7 +16,7 @@ from warploom.core.targets import target as target_named
 from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, require_dtype, same_device
 from warploom.interop.tracing import is_tracing
-from warploom.kernels.gemm.choice import choose_for_rows
+from warploom.kernels.gemm.choice import choose_for_rows, uncut
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.kernels.mapped import MappedArray
@@ -153,8 +153,8 @@ def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | None, subtract: 
     else:
         operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
         problems = list(dict.fromkeys(config.check(goal, **operands) + problem.misfits(config)))
-        if config.split_k > 1:
-            problems.append("split_k cuts sums that the reduction needs whole")
+        if uncut(config) != config:
+            problems.append("split_k and stream_k cut sums that the reduction needs whole")
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
     count = multiprocessors(number) if on_gpu else EMULATED_MULTIPROCESSORS

@@ -16,7 +16,7 @@ from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.interop.arrays import address
 from warploom.ir.program import Program
-from warploom.kernels.gemm.choice import candidates, choose, expected_seconds, parse_config
+from warploom.kernels.gemm.choice import candidates, choose, expected_seconds, parse_config, streamed
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.hopper_choice import hopper_candidates
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
@@ -24,7 +24,8 @@ from warploom.kernels.gemm.ladder import BEST16, BEST32
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem, contiguous_problem
 from warploom.ops.backends import GpuCall
 from warploom.ops.gemm_kernels import trace_for
-from warploom.ops.matmul import MatmulPlan, plan_matmul
+from warploom.ops.matmul import plan_matmul
+from warploom.ops.matmul_plan import MatmulPlan
 from warploom.tune.build import Built
 from warploom.tune.space import Space, distinct
 from warploom.winners.classes import ProblemClass, gemm_class
@@ -37,6 +38,7 @@ _SPLITS = (1, 2, 3, 4, 6, 8)
 _WARPS = (4, 8)
 _MOST_STAGES = 6
 _WORK_REGISTERS = 24  # for addresses and loop counters
+_STREAMED_TILES = 12  # along M and N, at most: with tiles that are cut, some are whole
 _CHECKED_K_TILES = 8  # at least, of the problem that results are checked on
 
 _ALWAYS_WON = frozenset({"dtype", "accumulate", "ldmatrix", "swizzle", "strided", "static_strides", "opt_level"})
@@ -74,11 +76,11 @@ class GemmSpace(Space[GemmConfig]):
         stages = min(_MOST_STAGES, self.goal.shared_per_block // ((m + n) * k * self.base.dtype.bytes))
         if stages < 2:
             return
-        for split_k in _SPLITS:
-            yield replace(
-                self.base, tile_m=m, tile_n=n, tile_k=k, warp_m=warp_m, warp_n=warp_n, stages=stages,
-                wide_b=warp_n >= 16, split_k=split_k,
-            )  # fmt: skip
+        tile = replace(
+            self.base, tile_m=m, tile_n=n, tile_k=k, warp_m=warp_m, warp_n=warp_n, stages=stages, wide_b=warp_n >= 16
+        )
+        yield from (replace(tile, split_k=split_k) for split_k in _SPLITS)
+        yield from streamed(tile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +153,7 @@ class GemmFamily:
     def spaces(self, problem: GemmProblem, goal: Target) -> Sequence[Space[Any]]:
         """``wgmma`` where there is some, and ``mma.sync``: tiles together; stages, order of tiles … one at a time."""
         base = replace(BEST16 if problem.accumulate is f16 else BEST32, dtype=problem.dtype)
-        together = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "split_k")
+        together = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "split_k", "stream_k")
         general = GemmSpace(base, together, _ALWAYS_WON, problem=problem, goal=goal, most=self.most)
         own = next(iter(hopper_candidates(problem)), None)
         if own is None or not goal.has_wgmma or problem.accumulate is f16:
@@ -186,8 +188,9 @@ def checked_problem(problem: GemmProblem, config: AnyGemmConfig) -> GemmProblem:
     """A small problem that the same kernel runs: extents with the same remainders of the tiles, at most two batches."""
     tiles = config.split_k * max(2, -(-_CHECKED_K_TILES // config.split_k))
     k_least = (tiles - 1) * config.tile_k + (problem.k % config.tile_k or config.tile_k)
+    most = _STREAMED_TILES if isinstance(config, GemmConfig) and config.stream_k else 2
     m, n = (
-        min(extent, extent % tile + 2 * tile)
+        min(extent, extent % tile + most * tile)
         for extent, tile in ((problem.m, config.tile_m), (problem.n, config.tile_n))
     )
     return contiguous_problem(

@@ -25,17 +25,19 @@ class Machine:
     """Per SM, dense ``mma.sync`` of 16-bit inputs."""
     bandwidth: float
     """DRAM bytes per second."""
+    kept: float
+    """Bytes that the L2 keeps of an operand which CTAs read at different times: about half of it."""
 
 
 MACHINES = {
-    "sm_80": Machine(108, 1.41e9, 2048, 1.55e12),
-    "sm_86": Machine(84, 1.70e9, 512, 0.76e12),
-    "sm_89": Machine(128, 2.50e9, 1024, 1.00e12),
-    "sm_90a": Machine(132, 1.70e9, 2850, 4.30e12),
-    "sm_100a": Machine(148, 1.80e9, 2850, 7.00e12),
-    "sm_120a": Machine(170, 2.40e9, 1024, 1.79e12),
+    "sm_80": Machine(108, 1.41e9, 2048, 1.55e12, 20e6),
+    "sm_86": Machine(84, 1.70e9, 512, 0.76e12, 3e6),
+    "sm_89": Machine(128, 2.50e9, 1024, 1.00e12, 36e6),
+    "sm_90a": Machine(132, 1.70e9, 2850, 4.30e12, 24e6),
+    "sm_100a": Machine(148, 1.80e9, 2850, 7.00e12, 60e6),
+    "sm_120a": Machine(170, 2.40e9, 1024, 1.79e12, 48e6),
 }
-"""Published figures; sm_90a's rate is what ``mma.sync`` reaches there, not ``wgmma``."""
+"""Published figures; sm_90a's rate is what ``mma.sync`` reaches there, not ``wgmma``, and what it keeps is fitted."""
 
 SHARED_BYTES_PER_CYCLE = 128
 LATENCY_BYTES = 40e3
@@ -43,6 +45,16 @@ LATENCY_BYTES = 40e3
 START_SECONDS = 1.5e-6
 """A CTA's fixed cost: the first tiles' latency and the epilogue."""
 SECOND_KERNEL_SECONDS = 2.5e-6
+STREAMED = 1.03
+"""Cycles of stream-K's loop over those of a kernel of one tile, in CTAs that no longer read the same k together."""
+ZERO_SECONDS = 2e-6
+"""Counts set to 0 before a stream-K kernel."""
+PART_SECONDS = 1.5e-6
+"""Until a part that another CTA left is added: the way of its count and its words through the L2."""
+L2_BYTES_PER_CYCLE = 48
+"""Of one SM."""
+REGISTERS, USUAL_REGISTERS, RESERVED_SHARED_BYTES = 65536, 200, 1024
+"""Of an SM; of a thread; of shared memory for each CTA."""
 FEW_WARPS = 0.8
 """Share of the tensor cores' rate that four warps per SM reach: one per scheduler hides little latency."""
 OVERLAP = 0.25
@@ -78,31 +90,88 @@ def candidates(problem: GemmProblem) -> tuple[GemmConfig, ...]:
     ]
     if problem.k == 0:
         tiles = [replace(t, pipelined=False) for t in tiles]
-    return tuple(replace(t, split_k=s) for t in tiles for s in (1, 2, 3, 4, 6, 8))
+    split = (replace(t, split_k=s) for t in tiles for s in (1, 2, 3, 4, 6, 8))
+    return *split, *(stream for t in tiles for stream in streamed(t))
+
+
+def streamed(tile: GemmConfig) -> tuple[GemmConfig, ...]:
+    """A tile's stream-K schedule with one CTA per multiprocessor, and with two where their registers have room."""
+    room = REGISTERS // (tile.threads * USUAL_REGISTERS)
+    return tuple(replace(tile, stream_k=True, min_ctas=ctas) for ctas in (1, 2) if ctas <= max(1, room))
+
+
+def resident_ctas(config: GemmConfig, shared_per_sm: int) -> int:
+    """CTAs that a multiprocessor holds, as far as is known before ptxas says how many registers they take."""
+    by_shared = shared_per_sm // (config.shared_bytes() + RESERVED_SHARED_BYTES)
+    return max(1, min(by_shared, REGISTERS // (config.threads * USUAL_REGISTERS), 8))
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What the multiprocessor with the most work has: CTAs at once, k of their tiles in all, segments begun."""
+
+    ctas: int
+    at_once: int
+    depth: int
+    segments: float
+    cut: float = 0.0
+    """Share of the tiles that are cut: their CTAs are at different k."""
+
+
+def _load(problem: GemmProblem, config: GemmConfig, sms: int, resident: int) -> _Load:
+    k_tiles = problem.tiles(config)[2]
+    if config.stream_k and k_tiles:
+        shares = problem.shares(config, sms)
+        on_one = -(-shares.ctas // sms)
+        own = -(-shares.cut * k_tiles // shares.ctas) + shares.waves * k_tiles
+        segments = shares.waves + (1 + shares.cut / shares.ctas if shares.cut else 0)
+        cut = shares.cut / max(1, problem.all_tiles(config))
+        return _Load(shares.ctas, min(on_one, resident), on_one * own * config.tile_k, on_one * segments, cut)
+    ctas = max(1, problem.all_tiles(config))
+    waves = -(-ctas // sms)
+    return _Load(ctas, min(resident, waves), waves * problem.tiles_per_split(config) * config.tile_k, waves)
 
 
 def seconds(problem: GemmProblem, config: GemmConfig, machine: Machine, shared_per_sm: int) -> float:
     """What the model expects a launch to take."""
-    rows, cols, _ = problem.tiles(config)
-    ctas = max(1, rows * cols * problem.batch * config.split_k)
-    depth = problem.tiles_per_split(config) * config.tile_k
-    resident = max(1, min(shared_per_sm // (config.shared_bytes() + 1024), 65536 // (config.threads * 200), 8))
-    waves = -(-ctas // machine.sms)
-    warps = min(resident, waves) * config.num_warps
+    resident = resident_ctas(config, shared_per_sm)
+    load = _load(problem, config, machine.sms, resident)
+    warps = load.at_once * config.num_warps
     busy = min(1.0, 0.25 * warps) * (FEW_WARPS if warps < 8 else 1.0)  # four tensor cores per SM
-    mma = 2 * config.tile_m * config.tile_n * depth / (machine.flops_per_cycle * busy)
+    mma = 2 * config.tile_m * config.tile_n * load.depth / (machine.flops_per_cycle * busy)
     fragments = config.num_warps * (config.warp_m + config.warp_n)
-    shared = (fragments + config.tile_m + config.tile_n) * depth * 2 / SHARED_BYTES_PER_CYCLE
-    cycles = max(mma, shared) + OVERLAP * min(mma, shared)
-    compute = waves * cycles / machine.clock + START_SECONDS * max(1.0, waves / resident)
+    shared = (fragments + config.tile_m + config.tile_n) * load.depth * 2 / SHARED_BYTES_PER_CYCLE
+    cycles = (max(mma, shared) + OVERLAP * min(mma, shared)) * (STREAMED if config.stream_k else 1.0)
+    compute = cycles / machine.clock + START_SECONDS * max(1.0, load.segments / resident)
     stage_bytes = (config.tile_m + config.tile_n) * config.tile_k * 2
-    in_flight = min(resident, waves) * (config.stages - 1) * stage_bytes * min(1.0, ctas / machine.sms)
-    memory = problem.bytes / (machine.bandwidth * min(1.0, in_flight / LATENCY_BYTES)) + START_SECONDS
-    extra = 0.0
-    if config.split_k > 1:  # the parts are written, and read by a kernel of its own
+    in_flight = load.at_once * (config.stages - 1) * stage_bytes * min(1.0, load.ctas / machine.sms)
+    moved = problem.bytes + _read_again(problem, config, machine, load.cut)
+    memory = moved / (machine.bandwidth * min(1.0, in_flight / LATENCY_BYTES)) + START_SECONDS
+    return max(compute, memory) + OVERLAP * min(compute, memory) + _joining(problem, config, machine, load)
+
+
+def _read_again(problem: GemmProblem, config: GemmConfig, machine: Machine, cut: float) -> float:
+    """Bytes of A and B that come from memory once more for each tile of those that are cut, as the L2 lets them go."""
+    rows, cols, _ = problem.tiles(config)
+    found = 0.0
+    for extent, readers in ((problem.m, cols), (problem.n, rows)):
+        size = extent * problem.k * problem.dtype.bytes
+        found += cut * (readers - 1) * max(0.0, size - machine.kept)
+    return found * problem.batch
+
+
+def _joining(problem: GemmProblem, config: GemmConfig, machine: Machine, load: _Load) -> float:
+    """What the parts of sums cost: to write, to read and to wait for."""
+    if config.split_k > 1:  # read by a kernel of its own
         parts_bytes = 4 * config.split_k * problem.batch * problem.m * problem.n
-        extra = SECOND_KERNEL_SECONDS + 2 * parts_bytes / machine.bandwidth
-    return max(compute, memory) + OVERLAP * min(compute, memory) + extra
+        return SECOND_KERNEL_SECONDS + 2 * parts_bytes / machine.bandwidth
+    shares = problem.shares(config, machine.sms) if config.stream_k else None
+    if shares is None or not shares.cut:
+        return 0.0
+    # The last of a tile's CTAs reads the parts of all others, one after another, from the L2.
+    others = -(-shares.ctas // shares.cut)
+    part = 4 * config.part_words * load.at_once / (L2_BYTES_PER_CYCLE * machine.clock)
+    return ZERO_SECONDS + part + others * (part + PART_SECONDS)
 
 
 def expected_seconds(problem: GemmProblem, config: AnyGemmConfig, goal: Target) -> float:
@@ -143,7 +212,7 @@ def general_for_rows(problem: GemmProblem, goal: Target) -> tuple[GemmConfig, st
     general = [c for c in found if isinstance(c, GemmConfig)]
     if not general:
         raise ProblemError("no GEMM kernel takes this problem: " + "; ".join(reasons))
-    config = replace(min(general, key=lambda c: expected_seconds(problem, c, goal)), split_k=1)
+    config = replace(min(general, key=lambda c: expected_seconds(problem, c, goal)), split_k=1, stream_k=False)
     return config, f"the least of {len(general)} by the cost model; untuned"
 
 
@@ -159,6 +228,13 @@ def choose(problem: GemmProblem, goal: Target) -> tuple[AnyGemmConfig, str]:
     if refused is not None and goal.has_wgmma:
         reason += f"; mma.sync, as {refused}"
     return config, reason
+
+
+def uncut(config: AnyGemmConfig) -> AnyGemmConfig:
+    """The configuration with every tile summed by one CTA: no workspace."""
+    if isinstance(config, HopperGemmConfig):
+        return replace(config, split_k=1)
+    return replace(config, split_k=1, stream_k=False)
 
 
 def parse_config(text: str) -> AnyGemmConfig:

@@ -44,6 +44,8 @@ class GemmConfig:
     wide_b: bool = _flag(False, "two B operands per ldmatrix.x4 instead of one per ldmatrix.x2")
     static_strides: bool = _flag(False, "leading dimensions known while tracing: global offsets are immediates")
     split_k: int = _flag(1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 4, 8))
+    stream_k: bool = _flag(False, "as many CTAs as run at once, with equal shares of the k-tiles; a tile's parts are "
+                           "added in order by the CTA that arrives last")  # fmt: skip
     min_ctas: int = _flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
     opt_level: int = _flag(3, "ptxas's optimisation level", (1, 3))
 
@@ -95,12 +97,20 @@ class GemmConfig:
 
     @property
     def staging_bytes(self) -> int:
-        """Shared memory that a 16-bit C passes through; it lies over the stages."""
+        """Shared memory that a 16-bit C passes through: over the stages, of stream-K beside them."""
         return self.tile_m * self.tile_n * 2
 
     def shared_bytes(self, out_dtype: DType | None = None) -> int:
         """Dynamic shared memory for an output type (by default a 16-bit one); f32 leaves from the registers."""
-        return self.pipeline_bytes if out_dtype is f32 else max(self.pipeline_bytes, self.staging_bytes)
+        staging = 0 if out_dtype is f32 else self.staging_bytes
+        if self.stream_k:
+            return self.pipeline_bytes + staging + 16  # the count of arrivals
+        return max(self.pipeline_bytes, staging)
+
+    @property
+    def part_words(self) -> int:
+        """32-bit words of a part of a tile, as the accumulators hold it."""
+        return self.tile_m * self.tile_n * self.accumulate.bytes // 4
 
     # -- whether it fits
     def check(
@@ -124,6 +134,8 @@ class GemmConfig:
             )
         if self.wide_b and (self.warp_n % 16 or not self.ldmatrix):
             found.append("wide_b loads two B operands of 8 columns: warp_n must be a multiple of 16, with ldmatrix")
+        if self.stream_k and self.split_k > 1:
+            found.append("stream_k cuts K where it must: it takes no split_k")
         if target is not None and self.shared_bytes() > target.shared_per_block:
             found.append(
                 f"needs {self.shared_bytes()} bytes of shared memory, {target.name} has {target.shared_per_block} "

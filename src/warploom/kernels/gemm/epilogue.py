@@ -111,15 +111,15 @@ class Finish:
         self._warp_col = Side("B", config).warp_index(k) * config.warp_n
         self._elements = Elements(k, config.dtype, features, output)
 
-    def store(self, accumulator: Fragment, over: SharedTile) -> None:
-        """Write the accumulators out; 16-bit results pass through shared memory over the tile ``over``.
+    def store(self, accumulator: Fragment, staging: SharedTile | None) -> None:
+        """Write the accumulators out, through the tile that :func:`staging_tile` gave.
 
-        Every warp must be done with the stages before.
+        Every warp must be done with what lies under it before.
         """
-        if self._features.out_dtype is f32:
+        if staging is None:
             self._store_f32(accumulator)
         else:
-            self._store_staged(accumulator, over)
+            self._store_staged(accumulator, staging)
 
     # -- values
     def _place(self, accumulator: Fragment, element: int) -> tuple[Traced, Traced]:
@@ -147,11 +147,9 @@ class Finish:
             self._elements.store(target, row, col, (low, high))
 
     # -- 16-bit: through shared memory, so that whole rows leave 16 bytes per thread
-    def _store_staged(self, accumulator: Fragment, over: SharedTile) -> None:
+    def _store_staged(self, accumulator: Fragment, staging: SharedTile) -> None:
         k, c = self._k, self._config
         out = self._features.out_dtype
-        swizzle = "auto" if c.swizzle else None
-        staging = k.shared(out, (c.tile_m, c.tile_n), name="c_tile", swizzle=swizzle, alias=over)
         lanes = Side("B", c).with_warps(C.atom.restrict("lane"), along_cols=True)
         addresses = TileAddresses(k, staging, lanes, k.thread, self._warp_row, c.addressing)
         as_is = accumulator.dtype is f16 and out is f16 and self._features.epilogue.plain
@@ -183,6 +181,16 @@ class Finish:
             target = start.bytes(k.mul_wide(output.stride, 2 * row)) if row else start
             at_row, at_col = row0 + self._first_row + row, col0 + self._first_col + col
             self._elements.store_where(target + col, at_row, at_col, words, kind)
+
+
+def staging_tile(
+    k: Kernel, config: GemmConfig, features: GemmFeatures, over: SharedTile | None = None
+) -> SharedTile | None:
+    """Shared memory (over the tile ``over``) that a 16-bit C passes through; an f32 one leaves from the registers."""
+    if features.out_dtype is f32:
+        return None
+    shape, swizzle = (config.tile_m, config.tile_n), "auto" if config.swizzle else None
+    return k.shared(features.out_dtype, shape, name="c_tile", swizzle=swizzle, alias=over)
 
 
 def _read(register: Traced) -> Traced:

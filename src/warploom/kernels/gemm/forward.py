@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from warploom.core.dtypes import f16, f32, u16, u32
 from warploom.core.errors import ConfigError
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.epilogue import Finish, Output
+from warploom.kernels.gemm.epilogue import Finish, Output, staging_tile
 from warploom.kernels.gemm.features import PLAIN, GemmFeatures
 from warploom.kernels.gemm.operand import SHAPE, C, Operand, Registers, Side, Source, carried
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, Traced, kernel
@@ -40,81 +40,136 @@ def gemm(
     to ``out``, an f32 one to ``out_f32``. ``alpha`` is the bits of an f32. Parameters that a configuration
     does not use are left out.
     """
-    config.require(a_k_contiguous=features.a.k_contiguous, b_k_contiguous=features.b.k_contiguous)
-    if config.static_strides and None in (features.a.stride, features.b.stride):
-        raise ConfigError("static_strides needs the leading strides of A and B while tracing")
     work = Gemm(k, config, features)
     work.locate(m, n, k_tiles, tiles_per_split)
-    known = (features.a.stride, features.b.stride) if config.static_strides else (None, None)
-    strides = tuple(given if s is None else s for s, given in zip(known, (a_stride, b_stride), strict=True))
+    strides = work.strides(a_stride, b_stride)
+    work.prepare()
     work.aim((work.batched(a, a_batch), work.batched(b, b_batch)), strides, (m, n, depth))
     accumulator = work.multiply()
     extras = tuple(work.batched(x, extra_batch) for x in (extra0, extra1)[: features.epilogue.extras])
     target = out_f32 if features.out_dtype is f32 else out
     output = Output(work.of_result(target, c_batch), c_stride, m, n, alpha, bias, extras, extra_stride)
-    Finish(k, config, features, output, work.first).store(accumulator, work.a.tile)
+    staging = staging_tile(k, config, features, work.a.tile)
+    Finish(k, config, features, output, work.first).store(accumulator, staging)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tile of C lies: its first row and column, and the number of its matrix among the batches."""
+
+    row: Traced
+    col: Traced
+    batch: Traced
 
 
 class Gemm:
     """The kernel's parts for one configuration; :meth:`multiply` reads like the algorithm."""
 
     def __init__(self, k: Kernel, config: GemmConfig, features: GemmFeatures) -> None:
+        config.require(a_k_contiguous=features.a.k_contiguous, b_k_contiguous=features.b.k_contiguous)
+        if config.static_strides and None in (features.a.stride, features.b.stride):
+            raise ConfigError("static_strides needs the leading strides of A and B while tracing")
         self._k, self._config, self._features = k, config, features
         self.a = Operand(k, Side("A", config), features.a)
         self.b = Operand(k, Side("B", config), features.b)
 
     # -- which tile
     def locate(self, m: Traced, n: Traced, k_tiles: Traced, tiles_per_split: Traced) -> None:
-        """This CTA's tile of C, and the k-tiles it sums."""
+        """Take the tile of C that the grid gives this CTA, and of a split K its part."""
         k, c = self._k, self._config
-        row, col = (k.cta_y, k.cta_x) if c.block_stride == 0 else self._walk(m, n)
-        self.first = row * c.tile_m, col * c.tile_n
-        self._z = k.cta_z
-        self._first_tile: Number = 0
-        self._count = k_tiles
+        row, col = (k.cta_y, k.cta_x) if c.block_stride == 0 else self._walk(k.cta_x, m, n)
+        first: Number = 0
+        count = k_tiles
         if c.split_k > 1:
-            self._first_tile = (self._z % c.split_k) * tiles_per_split
-            self._count = k.minimum(tiles_per_split, k_tiles - self._first_tile)
+            first = (k.cta_z % c.split_k) * tiles_per_split
+            count = k.minimum(tiles_per_split, k_tiles - first)
+        self.take(Place(row * c.tile_m, col * c.tile_n, k.cta_z // c.split_k), first, count)
 
-    def _walk(self, m: Traced, n: Traced) -> tuple[Traced, Traced]:
-        """(row, col) of tile number x: ``block_stride`` rows of tiles walk along N together and share B in the L2."""
+    def place(self, tile: Traced, m: Traced, n: Traced) -> Place:
+        """Where tile number ``tile`` of all batches lies."""
         k, c = self._k, self._config
-        rows, cols = (m + (c.tile_m - 1)) // c.tile_m, (n + (c.tile_n - 1)) // c.tile_n
+        batch = k.value(0, u32)
+        rows, cols = self._tiles(m, n)
+        if self._features.batched:
+            batch, tile = tile // (rows * cols), tile % (rows * cols)
+        row, col = (tile // cols, tile % cols) if c.block_stride == 0 else self._walk(tile, m, n)
+        return Place(row * c.tile_m, col * c.tile_n, batch)
+
+    def take(self, place: Place, first_tile: Number, count: Traced) -> None:
+        """What is to be summed next: ``count`` k-tiles of a tile of C, from ``first_tile`` on."""
+        self.first = place.row, place.col
+        self._place, self._first_tile, self._count = place, first_tile, count
+
+    def _tiles(self, m: Traced, n: Traced) -> tuple[Traced, Traced]:
+        c = self._config
+        return (m + (c.tile_m - 1)) // c.tile_m, (n + (c.tile_n - 1)) // c.tile_n
+
+    def _walk(self, tile: Traced, m: Traced, n: Traced) -> tuple[Traced, Traced]:
+        """(row, col) of a tile by its number: ``block_stride`` rows walk along N together and share B in the L2."""
+        k, c = self._k, self._config
+        rows, cols = self._tiles(m, n)
         group_tiles = cols * c.block_stride
-        group, within = k.cta_x // group_tiles, k.cta_x % group_tiles
+        group, within = tile // group_tiles, tile % group_tiles
         first_row = group * c.block_stride
         group_rows = k.minimum(rows - first_row, c.block_stride)  # the last group may be lower
         return first_row + within % group_rows, within // group_rows
 
-    def batched(self, pointer: GlobalPointer, stride: Traced) -> GlobalPointer:
-        """A matrix of this CTA's batch (stride 0: one matrix for all)."""
-        if not self._features.batched:
-            return pointer
-        batch = self._z // self._config.split_k
-        return pointer + self._k.mul_wide(batch, stride)
+    def strides(self, a_stride: Traced, b_stride: Traced) -> tuple[Number, Number]:
+        """The leading strides of A and B: those known while tracing, or as given."""
+        a, b = self._features.a.stride, self._features.b.stride
+        if not self._config.static_strides or a is None or b is None:
+            return a_stride, b_stride
+        return a, b
+
+    def batched(self, pointer: GlobalPointer, stride: Traced, place: Place | None = None) -> GlobalPointer:
+        """A matrix of the batch of a tile (by default, of the tile taken); stride 0: one matrix for all."""
+        batch = (place or self._place).batch
+        return pointer + self._k.mul_wide(batch, stride) if self._features.batched else pointer
 
     def of_result(self, pointer: GlobalPointer, stride: Traced) -> GlobalPointer:
         """C of this CTA's batch, or its own part of the workspace when K is split."""
         if self._features.batched or self._config.split_k > 1:
-            return pointer + self._k.mul_wide(self._z, stride)
+            return pointer + self._k.mul_wide(self._k.cta_z, stride)
         return pointer
+
+    def prepare(self) -> None:
+        """Form the addresses of copies and fragments that are the same for every tile."""
+        for side in (self.a, self.b):
+            side.make_writer()
+            side.make_reader()
 
     def aim(
         self, matrices: tuple[GlobalPointer, GlobalPointer], strides: tuple[Number, ...], sizes: tuple[Traced, ...]
     ) -> None:
-        """Point the copies at A and B, and form the addresses of the fragments."""
+        """Point the copies at A and B."""
         m, n, depth = sizes
         self.a.aim(Source(matrices[0], strides[0], self.first[0], m, depth), self._first_tile)
         self.b.aim(Source(matrices[1], strides[1], self.first[1], n, depth), self._first_tile)
-        self.a.make_reader()
-        self.b.make_reader()
 
     # -- the sum
+    def accumulators(self) -> Fragment:
+        """Registers for the sum, with nothing in them yet."""
+        c = self._config
+        layout = C if c.accumulate is not f16 else replace(C, element_bits=16)
+        return self._k.accumulator(layout.tile(c.warp_m // 16, c.warp_n // 8), None, "c")
+
+    def start(self) -> None:
+        """Start the copies of the first k-tiles; no warp may read the stages any more."""
+        if self._config.stages > 1:
+            self._prologue()
+
     def multiply(self) -> Fragment:
         """The accumulators after the last k-tile; no warp reads the stages any more."""
-        k, c = self._k, self._config
-        layout = C if c.accumulate is not f16 else replace(C, element_bits=16)
-        self._sum = k.accumulator(layout.tile(c.warp_m // 16, c.warp_n // 8), 0.0, "c")
+        self.start()
+        return self.finish(self.accumulators())
+
+    def finish(self, accumulators: Fragment) -> Fragment:
+        """What :meth:`start` began: the sum, in ``accumulators``; no warp reads the stages any more."""
+        c = self._config
+        self._sum = accumulators
+        for register in accumulators.registers:
+            if isinstance(register, Mutable):
+                register.set(0)
         if c.pipelined:
             self._pipelined_loop()
         elif c.stages > 1:
@@ -183,7 +238,6 @@ class Gemm:
     def _staged_loop(self) -> None:
         """Copies run stages - 1 tiles ahead of the multiplication."""
         k, c = self._k, self._config
-        self._prologue()
         read = k.register(u32, 0, "read_stage")
         write = k.register(u32, c.stages - 1, "write_stage")
         with k.loop(self._count) as tile:
@@ -197,7 +251,6 @@ class Gemm:
     def _pipelined_loop(self) -> None:
         """Fragments load one k-step ahead, across tiles; copies start at the middle of a tile; one barrier per tile."""
         k, c = self._k, self._config
-        self._prologue()
         k.wait_group(c.stages - 2)
         k.syncthreads()  # the first tile is here for every warp
         a_first, b_first = self._fragments(0, 0)

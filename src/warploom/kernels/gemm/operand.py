@@ -96,11 +96,12 @@ class Operand:
             swizzle="auto" if config.swizzle else None, stages=config.stages,
         )  # fmt: skip
 
+        self._position: Mutable | None = None
+
     # -- global → shared
-    def aim(self, source: Source, first_tile: Number) -> None:
-        """Point at a matrix: what each thread copies, beginning with k-tile ``first_tile``."""
+    def make_writer(self) -> None:
+        """Prepare what each thread copies of a tile, and where to."""
         k, features, config = self._k, self._features, self._side.config
-        self._source = source
         # Copies through registers still store 16 bytes to shared memory.
         self._plan = config.copy_plan(self._side.name, features.k_contiguous, max(features.chunk, 2))
         if features.chunk == 1:
@@ -110,10 +111,18 @@ class Operand:
         self._row, self._col = cast("Traced", at["row"]), cast("Traced", at["col"])
         self._writes = TileAddresses(k, self.tile, lanes, k.thread, 0, config.addressing)
         self._writes.prepare(self._plan.steps)
+
+    def aim(self, source: Source, first_tile: Number) -> None:
+        """Point at a matrix: copies begin with its k-tile ``first_tile``."""
+        k, features = self._k, self._features
+        self._source = source
         row, col = (source.first, 0) if features.k_contiguous else (0, source.first)
         start = source.pointer + k.mul_wide(self._row + row, source.stride) + (self._col + col)
         start = GlobalPointer(k, start.address + k.mul_wide(first_tile, 1) * self._tile_bytes, u16)
-        self._position: Mutable = k.register(u64, start.address, f"{self.tile.name}_source")
+        if self._position is None:
+            self._position = k.register(u64, start.address, f"{self.tile.name}_source")
+        else:
+            self._position.set(start.address)
 
     @property
     def _tile_bytes(self) -> Traced:
@@ -132,6 +141,7 @@ class Operand:
 
     def load(self, index: Traced, stage: Number) -> None:
         """Copy the next tile, k-tile number ``index``, to a stage; tiles are copied in order."""
+        assert self._position is not None
         start = self._position.get()
         writes = self._writes.staged(stage)
         for row, col in self._plan.steps:

@@ -9,6 +9,7 @@ from warploom.core.errors import ConfigError
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import Epilogue, GemmFeatures, OperandFeatures
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig, operand_box
+from warploom.kernels.gemm.shares import Shares
 from warploom.kernels.mapped import MappedArray
 from warploom.kernels.settings import broken_flags
 
@@ -123,12 +124,17 @@ class GemmProblem:
             found.append(f"split_k takes at most {MOST_GRID_ROWS} rows, not {self.m}")
         if config.split_k > 1 and self.parts(config) < config.split_k:
             found.append(f"K = {self.k} has fewer than {config.split_k} parts of whole tiles")
-        if self.k == 0 and (config.pipelined or config.split_k > 1):
+        if self.k == 0 and (
+            config.split_k > 1 or (isinstance(config, GemmConfig) and (config.pipelined or config.stream_k))
+        ):
             found.append("K = 0: a pipelined or split loop needs at least one tile")
         return found
 
     def _grid_misfits(self, config: GemmConfig) -> list[str]:
         found: list[str] = []
+        if config.stream_k:
+            items = self.all_tiles(config) * self.tiles(config)[2]
+            return [f"{items} k-tiles of all tiles reach {MOST_EXTENT}"] if items >= MOST_EXTENT else []
         rows = -(-self.m // config.tile_m)
         if rows > MOST_GRID_ROWS and config.block_stride == 0:
             found.append(f"{rows} rows of tiles are more than {MOST_GRID_ROWS}: set block_stride")
@@ -169,7 +175,7 @@ class GemmProblem:
         return -(-self.tiles(config)[2] // max(1, self.tiles_per_split(config)))
 
     def grid(self, config: AnyGemmConfig, multiprocessors: int = 1) -> tuple[int, int, int]:
-        """CTAs along x, y, z; of a persistent kernel one per multiprocessor.
+        """CTAs along x, y, z; of a persistent kernel one per multiprocessor, or as many as were asked of ptxas.
 
         Raises ConfigError with every reason of :meth:`misfits`.
         """
@@ -180,17 +186,27 @@ class GemmProblem:
             tiles = self.all_tiles(config)
             most = max(config.cluster, multiprocessors // config.cluster * config.cluster)
             return (min(tiles, most) if config.persistent else tiles), 1, 1
+        if config.stream_k:
+            return self.shares(config, multiprocessors).ctas, 1, 1
         rows, cols, _ = self.tiles(config)
         z = self.batch * config.split_k
         return (rows * cols, 1, z) if config.block_stride else (cols, rows, z)
+
+    def shares(self, config: GemmConfig, multiprocessors: int) -> Shares:
+        """What each CTA of a stream-K launch does on so many multiprocessors."""
+        return Shares.of(self.all_tiles(config), self.tiles(config)[2], multiprocessors * config.min_ctas)
 
     def finish_grid(self) -> tuple[int, int, int]:
         """CTAs of the kernel that adds the parts."""
         return -(-self.n // FINISH_COLUMNS), self.m, self.batch
 
-    def scalars(self, config: AnyGemmConfig, alpha_bits: int = 0) -> dict[str, int]:
+    def scalars(self, config: AnyGemmConfig, alpha_bits: int = 0, multiprocessors: int = 1) -> dict[str, int]:
         """The kernel's scalar arguments by name; a Program takes those among its parameters."""
         split = config.split_k > 1
+        shared: dict[str, int] = {}
+        if isinstance(config, GemmConfig) and config.stream_k:
+            shares = self.shares(config, multiprocessors)
+            shared = {"cut": shares.cut, "waves": shares.waves, "share": shares.share, "longer": shares.longer}
         return {
             "m": self.m, "n": self.n, "depth": self.k,
             "a_stride": self.a.stride, "b_stride": self.b.stride,
@@ -200,7 +216,7 @@ class GemmProblem:
             "c_batch": self.m * self.n if split else self.out.batch,
             "extra_batch": self.m * self.n,
             "k_tiles": self.tiles(config)[2], "tiles_per_split": self.tiles_per_split(config),
-            "tiles": self.all_tiles(config), "alpha": alpha_bits,
+            "tiles": self.all_tiles(config), "alpha": alpha_bits, **shared,
         }  # fmt: skip
 
     def mapped(self, config: AnyGemmConfig) -> tuple[MappedArray, ...]:

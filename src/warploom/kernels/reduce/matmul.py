@@ -43,6 +43,7 @@ def reduce_tiles(
     config.require(a_k_contiguous=features.a.k_contiguous, b_k_contiguous=features.b.k_contiguous)
     work = Gemm(k, config, features)
     work.locate(m, n, k_tiles, tiles_per_split)
+    work.prepare()
     work.aim((a, b), (a_stride, b_stride), (m, n, depth))
     scale = k.bitcast(alpha, f32) if features.epilogue.scaled else None
     added = bias if features.epilogue.bias else None

@@ -1,0 +1,219 @@
+# pyright: reportInvalidTypeForm=false
+"""The stream-K schedule of the ``mma.sync`` GEMM: every CTA sums equally many k-tiles, whatever the count of tiles.
+
+A tile's parts meet through memory, and no CTA waits for another: each leaves its part and counts itself, and the one
+that finds all others counted adds the parts in the order of k. Which CTA that is changes nothing about the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from warploom.core.dtypes import f16, f32, u16, u32
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.epilogue import Finish, Output, staging_tile
+from warploom.kernels.gemm.features import PLAIN, GemmFeatures
+from warploom.kernels.gemm.forward import Gemm, Place
+from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, Traced, kernel
+from warploom.lang.values import Number
+
+WORDS = 4
+"""Registers of a part that a thread stores together: 16 bytes."""
+
+
+@kernel(threads=lambda config, **_: config.threads, drop_unused=True)
+def gemm_stream_k(
+    k: Kernel,
+    a: Global[u16],
+    b: Global[u16],
+    out: Global[u16],
+    out_f32: Global[f32],
+    bias: Global[u16],
+    extra0: Global[u16],
+    extra1: Global[u16],
+    parts: Global[u32],
+    arrived: Global[u32],
+    m: u32, n: u32, depth: u32,
+    a_stride: u32, b_stride: u32, c_stride: u32, extra_stride: u32,
+    a_batch: u32, b_batch: u32, c_batch: u32, extra_batch: u32,
+    k_tiles: u32, cut: u32, waves: u32, share: u32, longer: u32, alpha: u32,
+    *,
+    config: GemmConfig,
+    features: GemmFeatures = PLAIN,
+) -> None:  # fmt: skip
+    """C = epilogue(A·B): a grid of as many CTAs as run at once, each with its share of the k-tiles.
+
+    Arguments as of :func:`warploom.kernels.gemm.forward.gemm`; ``cut``, ``waves``, ``share`` and ``longer`` are those
+    of :class:`warploom.kernels.gemm.shares.Shares`. ``parts``: for each CTA two parts, as its threads hold them.
+    ``arrived``: for each tile that is cut a count, 0 at the start.
+    """
+    order = Order(k, k_tiles, cut, waves, share, longer)
+    work = Gemm(k, config, features)
+    staging = staging_tile(k, config, features)  # beside the stages: they are being filled when C leaves
+    joining = Joining(k, config, order, parts, arrived)
+    taken = Taken(k, work, order)
+
+    def begin(turn: Number) -> None:
+        taken.take(turn, m, n)
+        work.aim((work.batched(a, a_batch), work.batched(b, b_batch)), work.strides(a_stride, b_stride), (m, n, depth))
+        work.start()
+
+    work.prepare()
+    accumulator = work.accumulators()
+    begin(0)
+    with k.loop(order.turns) as turn:
+        work.finish(accumulator)
+        with k.when(turn + 1 < order.turns, uniform=True):
+            begin(turn + 1)  # its first tiles are on their way while this one's parts meet and C leaves
+        tile, first, count = order.segment(turn)
+        complete = joining.join(accumulator, tile, first, count)
+        with k.when(complete.get() != 0, uniform=True):
+            place = work.place(tile, m, n)
+            extras = tuple(work.batched(x, extra_batch, place) for x in (extra0, extra1)[: features.epilogue.extras])
+            target = work.batched(out_f32 if features.out_dtype is f32 else out, c_batch, place)
+            output = Output(target, c_stride, m, n, alpha, bias, extras, extra_stride)
+            Finish(k, config, features, output, (place.row, place.col)).store(accumulator, staging)
+
+
+class Taken:
+    """The segment that is being summed, in registers: the loop over k is written once for all of them."""
+
+    def __init__(self, k: Kernel, work: Gemm, order: Order) -> None:
+        self._work, self._order = work, order
+        self._row, self._col = k.register(u32, 0, "row"), k.register(u32, 0, "col")
+        self._first_tile, self._count = k.register(u32, 0, "first_tile"), k.register(u32, 0, "count")
+
+    def take(self, turn: Number, m: Traced, n: Traced) -> None:
+        """Segment number ``turn`` is next."""
+        tile, first_tile, count = self._order.segment(turn)
+        place = self._work.place(tile, m, n)
+        self._row.set(place.row)
+        self._col.set(place.col)
+        self._first_tile.set(first_tile)
+        self._count.set(count)
+        self._work.take(Place(self._row, self._col, place.batch), self._first_tile, self._count)
+
+
+class Order:
+    """The segments of this CTA, one after another: :meth:`warploom.kernels.gemm.shares.Shares.segments`."""
+
+    def __init__(self, k: Kernel, k_tiles: Traced, cut: Traced, waves: Traced, share: Traced, longer: Traced) -> None:
+        self._k, self.k_tiles, self._cut, self._share, self._longer = k, k_tiles, cut, share, longer
+        cta = k.cta_x
+        self._start = cta * share + k.minimum(cta, longer)
+        self._end = self._start + share + k.select(cta < longer, k.value(1, u32), k.value(0, u32))
+        self._tile = self._start // k_tiles
+        self._parts = (self._end + (k_tiles - 1)) // k_tiles - self._tile
+        self.turns = self._parts + waves
+
+    def segment(self, turn: Number) -> tuple[Traced, Traced, Traced]:
+        """(tile, first k-tile, count of k-tiles) of segment number ``turn``."""
+        k, turn = self._k, self._k.value(turn, u32)
+        whole = self._cut + k.cta_x + (turn - self._parts) * k.grid_x
+        tile = k.select(turn < self._parts, self._tile + turn, whole)
+        begin = k.select(turn == 0, self._start - self._tile * self.k_tiles, k.value(0, u32))
+        stop = k.select(turn + 1 == self._parts, self._end - tile * self.k_tiles, self.k_tiles)
+        return tile, begin, stop - begin
+
+    def sharers(self, tile: Traced) -> tuple[Traced, Traced]:
+        """(the first CTA, how many) that a tile is shared by."""
+        first = self._owner(tile * self.k_tiles)
+        return first, self._owner(tile * self.k_tiles + (self.k_tiles - 1)) - first + 1
+
+    def _owner(self, item: Traced) -> Traced:
+        wide = self._longer * (self._share + 1)
+        return self._k.select(item < wide, item // (self._share + 1), self._longer + (item - wide) // self._share)
+
+
+class Joining:
+    """A tile's parts become its sum, in the registers of the CTA that arrives last."""
+
+    def __init__(
+        self, k: Kernel, config: GemmConfig, order: Order, parts: GlobalPointer, arrived: GlobalPointer
+    ) -> None:
+        self._k, self._config, self._order = k, config, order
+        self._parts, self._arrived = parts, arrived
+        self._count = k.shared(u32, WORDS, name="arrivals")
+
+    def join(self, accumulator: Fragment, tile: Traced, begin: Traced, count: Traced) -> Mutable:
+        """1 where the accumulators now hold the tile's whole sum, 0 where another CTA will have it.
+
+        Every thread of the CTA gets the same answer.
+        """
+        k = self._k
+        complete = k.register(u32, 1, "complete")
+        with k.when(count < self._order.k_tiles, uniform=True):
+            first, sharers = self._order.sharers(tile)
+            self._meet(accumulator, self._arrived + tile, sharers, begin, complete)
+            with k.when(complete.get() != 0, uniform=True):
+                self._add(accumulator, first, sharers, begin)
+        return complete
+
+    def _meet(
+        self, accumulator: Fragment, counter: GlobalPointer, sharers: Traced, begin: Traced, complete: Mutable
+    ) -> None:
+        """Leave this CTA's part and count it, unless all others are counted; ``complete``: 1 for the last one.
+
+        What the others stored before they were counted can be read then.
+        """
+        k = self._k
+        others = sharers - 1
+        with k.when(k.thread == 0):
+            self._count.store(counter.load(order="acquire"), 0)
+        k.syncthreads()  # the count is here for every thread
+        self._compare(others, complete)
+        with k.when(complete.get() == 0, uniform=True):
+            self._leave(accumulator, begin)
+            k.syncthreads()  # every thread has left its part, and has read the count
+            with k.when(k.thread == 0):
+                self._count.store(k.atomic("add", counter, 1, order="acq_rel"), 0)
+            k.syncthreads()  # the count is here for every thread
+            self._compare(others, complete)
+
+    def _compare(self, others: Traced, complete: Mutable) -> None:
+        k = self._k
+        complete.set(k.select(self._count.load(0)[0] == others, k.value(1, u32), k.value(0, u32)))
+
+    def _add(self, accumulator: Fragment, first: Traced, sharers: Traced, begin: Traced) -> None:
+        """The sum of all parts in the order of k, in the accumulators.
+
+        The first two may be added either way round. So what a CTA holds of them stays where it is, and the others are
+        added; a later part is put aside, and the sum begins anew.
+        """
+        k = self._k
+        own, start = k.cta_x - first, k.register(u32, 0, "part")
+        with k.when(own > 1, uniform=True):
+            self._leave(accumulator, begin)  # again, where it has been left: each thread reads its own words
+            for register, word in self._words(accumulator, self._part(first, k.value(1, u32) == 1)):
+                register.set(word)
+            start.set(1)
+        kept = k.select(own > 1, sharers, own)
+        with k.loop(sharers, start=start.get()) as number, k.when(number != kept, uniform=True):
+            for register, word in self._words(accumulator, self._part(first + number, number == 0)):
+                register.set(k.pair("add", f16, register, word) if accumulator.dtype is f16 else register + word)
+
+    # -- parts: each thread's registers, 16 bytes from every thread side by side
+    def _part(self, cta: Traced, from_the_first: Traced) -> GlobalPointer:
+        """This thread's first words of a CTA's part: of its last segment (from a tile's first k-tile on), or first."""
+        k, c = self._k, self._config
+        slot = cta * 2 + k.select(from_the_first, k.value(1, u32), k.value(0, u32))
+        return self._parts + (k.mul_wide(slot, c.part_words) + k.mul_wide(k.thread, WORDS))
+
+    def _leave(self, accumulator: Fragment, begin: Traced) -> None:
+        target = self._part(self._k.cta_x, begin == 0)
+        for first in range(0, len(accumulator.registers), WORDS):
+            words = [_read(r) for r in accumulator.registers[first : first + WORDS]]
+            target.store(words, first * self._config.threads, dtype=words[0].dtype)
+
+    def _words(self, accumulator: Fragment, source: GlobalPointer) -> Iterator[tuple[Mutable, Traced]]:
+        """Each register of the accumulators, with its word in a part."""
+        kind = accumulator.registers[0].dtype
+        for first in range(0, len(accumulator.registers), WORDS):
+            loaded = source.load(first * self._config.threads, WORDS, dtype=kind)
+            for register, word in zip(accumulator.registers[first : first + WORDS], loaded, strict=True):
+                assert isinstance(register, Mutable)
+                yield register, word
+
+
+def _read(register: Traced) -> Traced:
+    return register.get() if isinstance(register, Mutable) else register
