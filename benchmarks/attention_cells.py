@@ -116,9 +116,14 @@ def peers(causal: bool) -> dict[str, Run]:
     return found
 
 
-def checked(runs: dict[str, Run], shape: tuple[int, ...], causal: bool) -> tuple[dict[str, float], dict[str, str]]:
-    """(error of each, why a peer could not run). The memory that the output is likely to get is full of NaN."""
-    inputs, errors, failed = fresh(shape), dict[str, float](), dict[str, str]()
+def checked(
+    runs: dict[str, Run], shape: tuple[int, ...], causal: bool, change: Callable[[Any, Any, Any], Any] = lambda *x: x
+) -> tuple[dict[str, float], dict[str, str]]:
+    """(error of each, why a peer could not run), on random inputs that ``change`` made something of.
+
+    The memory that the output is likely to get is full of NaN.
+    """
+    inputs, errors, failed = change(*fresh(shape)), dict[str, float](), dict[str, str]()
     for name, run in runs.items():
         torch.full(shape, math.nan, device="cuda", dtype=torch.bfloat16)
         try:

@@ -34,28 +34,43 @@ from warploom.tune.attention import AttentionFamily, AttentionWorkload
 from warploom.tune.build import build_all
 from warploom.tune.gpu import gpu_for_tuning
 from warploom.winners.classes import attention_class
-from warploom.winners.store import SHIPPED, Winner, gpu_file_name, package_version
+from warploom.winners.store import SHIPPED, Winner, find_winner, gpu_file_name, package_version
 
 TOKENS, WIDTH = 16384, 2048
 GOAL = target("sm_90a")
 CELLS = tuple(
-    f"{d}:{mask}:{n}" for d in (128, 64) for mask in ("full", "causal") for n in (16384, 4096, 1024, 8192, 2048, 512)
+    f"{d}:{mask}:{n}"
+    for d in (64, 128, 256)
+    for mask in ("full", "causal")
+    for n in (16384, 4096, 1024, 8192, 2048, 512)
 )
-ROUNDS = ((3, 0.006, 12), (7, 0.015, 5), (15, 0.03, 5))
+ROUNDS = ((3, 0.006, 10), (5, 0.015, 4), (11, 0.03, 4))
 """(rounds, seconds of a sample, how many stay)."""
-FLAGS = ("overlap", "pingpong", "flat", "q_in_registers", "hold")
+BOTH, NEVER = (False, True), (False,)
 
 
-def space(head_dim: int) -> list[HopperConfig]:
-    """All combinations worth building: rescaling is always lazy, and two consumers always overlap."""
+def space(head_dim: int, causal: bool) -> list[HopperConfig]:
+    """Combinations worth building: maxima are carried, and what lost in every cell of an earlier sweep is left out."""
     found: list[HopperConfig] = []
-    pairs = (112, 128, 144, 160, 176) if head_dim > 64 else (128, 176)
-    tiles = [(2, n) for n in pairs] + [(3, n) for n in (64, 80, 96, 112, 128, 144)]
-    for (consumers, tile_n), stages, flags in product(tiles, (2, 3), product((False, True), repeat=len(FLAGS))):
-        chosen = dict(zip(FLAGS, flags, strict=True))
-        config = HopperConfig(consumers, tile_n, stages, head_dim, bf16, lazy_rescale=True, **chosen)
-        if not config.check(GOAL) and (config.overlap or consumers == 3) and not (config.hold and not config.flat):
-            found.append(config)
+
+    def add(consumers: int, tiles: tuple[int, ...], stages: tuple[int, ...], **choices: tuple[bool, ...]) -> None:
+        flags = {"pingpong": BOTH, "skip_hidden": BOTH if causal else NEVER} | choices
+        unset = dict.fromkeys(("flat", "q_in_registers", "sum_column", "hold"), False)
+        for tile_n, count, values in product(tiles, stages, product(*flags.values())):
+            settings = unset | dict(zip(flags, values, strict=True))
+            config = HopperConfig(consumers, tile_n, count, head_dim, bf16, overlap=True, carry_max=True, **settings)
+            if not config.check(GOAL):
+                found.append(config)
+
+    if head_dim == 64:
+        add(3, (96, 112, 128), (2, 3), flat=BOTH, sum_column=(True,))
+        add(3, (96,), (2,), flat=(True,), q_in_registers=(True,), sum_column=(True,))
+        add(2, (64, 128), (3,), flat=(True,), q_in_registers=BOTH, sum_column=(True,))
+    elif head_dim == 128:
+        add(3, (64, 80), (2,), flat=BOTH)
+        add(2, (64, 128), (2,), flat=(True,), q_in_registers=BOTH, sum_column=BOTH)
+    else:
+        add(2, (48, 64, 80), (2,), flat=BOTH, hold=BOTH)
     return found
 
 
@@ -70,7 +85,10 @@ class Cell:
         self.problem = AttentionProblem(TOKENS // n, heads, heads, n, n, d, bf16, window)
         family = AttentionFamily()
         self.default = family.default(self.problem, GOAL)
-        configs = [c for c in dict.fromkeys((self.default, *space(d))) if not family.misfits(self.problem, c, GOAL)]
+        shipped = find_winner(gpu_for_tuning().name, attention_class(self.problem))
+        before = (family.parse(shipped.winner.config),) if shipped else ()
+        wanted = dict.fromkeys((self.default, *before, *space(d, self.causal)))
+        configs = [c for c in wanted if not family.misfits(self.problem, c, GOAL)]
         built = build_all(family, self.problem, configs, GOAL.name)
         usable = [(c, b) for c, b in zip(configs, built, strict=True) if not isinstance(b, str) and not b.faults(GOAL)]
         self.workload = AttentionWorkload(self.problem, 0)
@@ -84,9 +102,9 @@ class Cell:
 
     def _peers(self) -> list[Candidate]:
         inputs = self.workload._inputs
-        cudnn = sdpa("torch_cudnn")
+        cudnn = sdpa("torch_cudnn", self.causal)
         swapped = [tuple(x.transpose(1, 2) for x in of) for of in inputs]
-        found = [Candidate("torch_cudnn", lambda i: cudnn(*swapped[i]))] if not self.causal else []
+        found = [Candidate("torch_cudnn", lambda i: cudnn(*swapped[i]))]
         latest, _ = flash_attention_4()
         if latest is not None:
             latest(*inputs[0], causal=self.causal)

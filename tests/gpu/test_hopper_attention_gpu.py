@@ -39,6 +39,44 @@ def test_a_winner_is_right(config: str, causal: bool, q_len: int, kv_len: int, h
         return torch.randn(shape, device="cuda", generator=generator).bfloat16()
 
     q, k, v = some(q_len, heads), some(kv_len, kv_heads), some(kv_len, kv_heads)
+    assert error_over_bound(config, q, k, v, causal) <= 1.0
+
+
+@pytest.mark.parametrize("config", winners())
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_winner_is_right_where_maxima_grow(config: str, causal: bool) -> None:
+    """In all rows and every block as keys are visited, in single rows, and by so much that P would overflow."""
+    head_dim = HopperConfig.parse(config).head_dim
+    generator = torch.Generator("cuda").manual_seed(11)
+    shape = 2, 1500, 5, head_dim
+    q, k, v = (torch.randn(shape, device="cuda", generator=generator) for _ in range(3))
+    growing = k * torch.linspace(60.0, 1.0, 1500, device="cuda")[None, :, None, None]
+    single = k.clone()
+    single[:, 100::300] = 4.0 * q[:, 700::160][:, :5]
+    for keys in (growing, single, 12.0 * k):
+        assert error_over_bound(config, q.bfloat16(), keys.bfloat16(), v.bfloat16(), causal) <= 1.0
+
+
+@pytest.mark.parametrize("config", winners())
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_winner_loses_nothing_that_is_no_number(config: str, bad: float) -> None:
+    """A NaN among the keys makes every row NaN; an infinity those whose score it makes +inf, others ignore that key."""
+    head_dim = HopperConfig.parse(config).head_dim
+    generator = torch.Generator("cuda").manual_seed(12)
+    q, k, v = (torch.randn((1, 1100, 2, head_dim), device="cuda", generator=generator).bfloat16() for _ in range(3))
+    for position in (3, 600, 1090):
+        keys = k.clone()
+        keys[0, position, 1, 7] = bad
+        out = warploom.attention(q, keys, v, config=config)
+        assert not bool(out[0, :, 0].isnan().any())
+        expected = torch.full((1100,), True, device="cuda") if bad != bad else q[0, :, 1, 7] > 0
+        assert bool((out[0, :, 1].isnan().all(-1) == expected).all())
+        assert bool((out[0, :, 1].isnan().any(-1) == expected).all())
+
+
+def error_over_bound(config: str, q: Any, k: Any, v: Any, causal: bool) -> float:
+    """The largest error over what bf16 allows, against float64."""
+    (q_len, heads, head_dim), (kv_len, kv_heads) = q.shape[1:], k.shape[1:3]
     out = warploom.attention(q, k, v, causal=causal, config=config)
     q64, k64, v64 = (x.transpose(1, 2).double() for x in (q, k, v))
     k64, v64 = (x.repeat_interleave(heads // kv_heads, 1) for x in (k64, v64))
@@ -49,4 +87,4 @@ def test_a_winner_is_right(config: str, causal: bool, q_len: int, kv_len: int, h
     p = torch.softmax(scores, -1).nan_to_num(nan=0.0)  # rows that see no key are zero
     exact, magnitude = p @ v64, p @ v64.abs()
     error = (out.transpose(1, 2).double() - exact).abs().nan_to_num(nan=torch.inf)
-    assert float((error / (2.0**-8 * (exact.abs() + magnitude) + 2.0**-18 * magnitude + 1e-30)).max()) <= 1.0
+    return float((error / (2.0**-8 * (exact.abs() + magnitude) + 2.0**-18 * magnitude + 1e-30)).max())

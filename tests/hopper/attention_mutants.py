@@ -33,8 +33,10 @@ from warploom.ir.statements import Op, Value
 from warploom.isa.alu import Binary
 from warploom.isa.conversion import Convert, Move
 from warploom.isa.sync import MbarrierTryWait
+from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.hopper import attention_hopper
 from warploom.kernels.attention.hopper_config import HopperConfig
+from warploom.kernels.attention.reference import attention_reference
 from warploom.layout.tensor_map import TensorMapSpec
 
 SEEDS: tuple[int | None, ...] = (None, *range(20))
@@ -58,8 +60,17 @@ CONFIGS = {
     "h7": replace(FLAT, hold=True),
     "flat without turns": replace(FLAT, pingpong=False),
     "three consumers": replace(SMALLEST, consumers=3, q_in_registers=True),
+    "carried maxima": replace(FLAT, q_in_registers=False, carry_max=True, sum_column=True),
+    "hidden blocks": replace(FLAT, pingpong=False, skip_hidden=True),
 }
-"""Every rung whose synchronisation differs from the one before, and flags that tuned winners use besides."""
+"""Every rung whose synchronisation differs from the one before, and flags that tuned winners use besides.
+
+Where maxima are carried the keys grow, so that they are outgrown. Where blocks are hidden the mask is causal, and two
+CTAs share the tiles of five heads, in rounds of alternating direction; turns would keep a consumer that skips in step.
+"""
+HEADS, CTAS = 5, 2
+CAUSAL = AttentionFeatures(window=(None, 0))
+GROWTH = 20.0
 
 EQUIVALENT = {
     "without wgmma.fence.sync.aligned in _issue_product": (
@@ -91,23 +102,29 @@ EQUIVALENT = {
 
 
 def traced(config: HopperConfig) -> Program:
-    """The Program of a config, full attention."""
-    return attention_hopper.trace(config=config, heads_inside=False)
+    """The Program of a config."""
+    features = CAUSAL if config.skip_hidden else PLAIN
+    return attention_hopper.trace(config=config, features=features, heads_inside=False)
 
 
 def sizes(config: HopperConfig) -> list[tuple[int, int]]:
-    """The SIZES that differ for a config."""
+    """The SIZES that differ for a config; under a causal mask, as many keys as queries."""
+    if config.skip_hidden:
+        return [(tiles * config.tile_m // config.tile_n, tiles) for tiles in (2, 1)]
     return list(dict.fromkeys((blocks, tiles if config.flat else 1) for blocks, tiles in SIZES))
 
 
 def run(config: HopperConfig, mutant: Program, size: tuple[int, int], seed: int | None) -> tuple[Emulation, float]:
-    """One CTA on key blocks and tiles, and the largest error of O."""
+    """One CTA (or :data:`CTAS` of them) on key blocks and tiles of a head, and the largest error of O."""
     c, numbers = config, np.random.default_rng(2)
     blocks, tiles = size
     queries, length = tiles * c.tile_m, blocks * c.tile_n
+    heads, ctas = (HEADS, CTAS) if c.skip_hidden else (1, 1)
     q, k, v = (
-        numbers.standard_normal((1, 1, n, c.head_dim)).astype(ml_dtypes.bfloat16) for n in (queries, length, length)
+        numbers.standard_normal((1, heads, n, c.head_dim)).astype(ml_dtypes.bfloat16) for n in (queries, length, length)
     )
+    if c.carry_max:
+        k = (k.astype(np.float64) * np.linspace(GROWTH, 1.0, length)[:, None]).astype(k.dtype)
     o = np.zeros_like(q)
 
     def tensor_map(x: np.ndarray[Any, Any], rows: int) -> TensorMapArgument:
@@ -117,12 +134,13 @@ def run(config: HopperConfig, mutant: Program, size: tuple[int, int], seed: int 
     values: dict[str, Any] = {
         "q_map": tensor_map(q, 64), "k_map": tensor_map(k, c.tile_n), "v_map": tensor_map(v, c.tile_n),
         "o_map": tensor_map(o, 64), "lse": np.zeros(queries, np.float32), "q_len": queries, "kv_len": length,
-        "q_blocks": tiles, "kv_blocks": blocks, "heads": 1, "tiles": tiles,
+        "q_blocks": tiles, "kv_blocks": blocks, "heads": heads, "tiles": tiles * heads,
+        "planes_together": 2,
     }  # fmt: skip
-    emulation = emulate(mutant, 1, {p.name: values[p.name] for p in mutant.parameters}, seed=seed)
-    a, b, w = (x[0, 0].astype(np.float64) for x in (q, k, v))
-    p = np.exp(a @ b.T / np.sqrt(c.head_dim))
-    return emulation, float(np.abs(o[0, 0].astype(np.float64) - p / p.sum(1, keepdims=True) @ w).max())
+    emulation = emulate(mutant, ctas, {p.name: values[p.name] for p in mutant.parameters}, seed=seed)
+    seen = np.tri(queries, length, dtype=bool) if c.skip_hidden else None
+    expected = attention_reference(q, k, v, dtype=bf16, seen=seen).output
+    return emulation, float(np.abs(o.astype(np.float64) - expected).max())
 
 
 def edits(op: Op) -> Iterator[tuple[str, Rewrite]]:

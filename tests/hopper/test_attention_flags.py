@@ -2,59 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
 
-from warploom.emulate import emulate
-from warploom.interop.arrays import describe
+from tests.hopper.attention_runs import Case, emulated
+from warploom.core.dtypes import f16
 from warploom.kernels.attention.hopper_config import HopperConfig
-from warploom.kernels.attention.reference import attention_error, attention_reference
-from warploom.ops.attention import plan
-from warploom.ops.attention_kernels import mapped
-from warploom.ops.backends import emulator_arguments
 
-FLAGS = tuple(f.name for f in fields(HopperConfig) if f.type == "bool")
+PIPELINE = ("overlap", "pingpong", "flat", "q_in_registers", "lazy_rescale", "hold")
+ON_TOP = ("carry_max", "sum_column", "skip_hidden")
 
 
-def every_config(consumers: int) -> list[HopperConfig]:
-    """All settings of the flags, at the smallest tiles."""
+def settings(names: tuple[str, ...]) -> list[dict[str, bool]]:
+    """All settings of flags."""
+    return [dict(zip(names, values, strict=True)) for values in product((False, True), repeat=len(names))]
+
+
+def accepted(consumers: int) -> list[HopperConfig]:
+    """Every pipeline at the smallest tiles, each with one of the settings on top of it that it takes, in turn."""
     smallest = HopperConfig(consumers=consumers, tile_n=64, head_dim=64)
-    settings = product((False, True), repeat=len(FLAGS))
-    return [replace(smallest, **dict(zip(FLAGS, values, strict=True))) for values in settings]
+    pipelines = [c for c in (replace(smallest, **flags) for flags in settings(PIPELINE)) if not c.check()]
+    found: list[HopperConfig] = []
+    for number, pipeline in enumerate(pipelines):
+        choices = [c for c in (replace(pipeline, **flags) for flags in settings(ON_TOP)) if not c.check()]
+        found.append(choices[number % len(choices)])
+    return found
 
 
 def check_emulated(config: HopperConfig, seed: int) -> None:
-    """Three key blocks and ragged ends; persistent kernels walk it with one CTA."""
+    """Three key blocks and ragged ends, keys that grow where maxima are carried, causal where blocks are hidden.
+
+    Persistent kernels walk it with one CTA.
+    """
     tiles = (2 if config.consumers == 3 else 3) if config.flat else 1
     q_len, kv_len = tiles * config.tile_m - 24, 3 * config.tile_n - 8
-    rng = np.random.default_rng(seed)
-
-    def some(length: int) -> Any:
-        return rng.standard_normal((1, length, 1, config.head_dim), np.float32).astype(ml_dtypes.bfloat16)
-
-    q, k, v = some(q_len), some(kv_len), some(kv_len)
-    out = np.full_like(q, np.nan)
-    made = plan(q, k, v, config=config)
-    views = [describe(x) for x in (q, k, v, out)]
-    arguments = emulator_arguments(made.program, views, made.scalars, mapped(made.config, made.layout, views))
-    run = emulate(made.program, 1 if config.flat else made.grid, arguments, seed=seed)
-    assert run.findings == (), str(config)
-    heads_first = (np.swapaxes(x, 1, 2) for x in (q, k, v))
-    reference = attention_reference(*heads_first, dtype=config.dtype)
-    error = attention_error(np.swapaxes(out, 1, 2), reference, config.dtype)
-    assert error.value <= error.bound, str(config)
+    causal = Case(config, q_len, q_len, window=(None, 0))
+    case = causal if config.skip_hidden else Case(config, q_len, kv_len)
+    found = emulated(replace(case, growth=8.0 if config.carry_max else 1.0), seed)
+    assert found.findings == (), str(config)
+    assert found.error.value <= found.error.bound, str(config)
 
 
 @pytest.mark.parametrize("consumers", [1, 2, 3])
 def test_every_combination_of_flags_is_clean_or_refused(consumers: int) -> None:
-    accepted = [c for c in every_config(consumers) if not c.check()]
-    assert len(accepted) == (36 if consumers == 2 else 20)
-    for seed, config in enumerate(accepted):
+    configs = accepted(consumers)
+    assert len(configs) == (20 if consumers == 1 else 36)
+    for flag in ON_TOP:
+        assert any(getattr(c, flag) for c in configs) == (consumers > 1 or flag != "skip_hidden")
+    for seed, config in enumerate(configs):
         check_emulated(config, seed)
 
 
@@ -64,3 +62,20 @@ def test_flags_without_effect_are_refused() -> None:
     for config in (replace(plain, pingpong=True), replace(plain, hold=True), replace(plain, flat=True)):
         (problem,) = config.check()
         assert "overlap" in problem
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"pingpong": True, "consumers": 1}, "nobody to take turns with"),
+        ({"carry_max": True, "lazy_rescale": False}, "lazy_rescale"),
+        ({"sum_column": True, "head_dim": 80}, "64, 128 or 192"),
+        ({"sum_column": True, "head_dim": 256}, "64, 128 or 192"),
+        ({"sum_column": True, "carry_max": True, "dtype": f16}, "needs bf16"),
+        ({"skip_hidden": True, "consumers": 1, "pingpong": False}, "one consumer"),
+        ({"skip_hidden": True, "consumers": 3, "pingpong": False, "tile_n": 48}, "up to 3 blocks at once"),
+    ],
+)
+def test_flags_that_do_not_go_together_say_why(flags: dict[str, Any], says: str) -> None:
+    (problem,) = HopperConfig(**flags).check()
+    assert says in problem

@@ -30,7 +30,7 @@ def torch_module() -> Any:
     return torch
 
 
-def sdpa(name: str) -> Callable[[Any, Any, Any], Any]:
+def sdpa(name: str, causal: bool = False) -> Callable[[Any, Any, Any], Any]:
     """PyTorch's attention through one backend, on (batch, heads, seq, head_dim) tensors; one of SDPA_BACKENDS."""
     torch = torch_module()
     attention: Any = importlib.import_module("torch.nn.attention")
@@ -39,7 +39,7 @@ def sdpa(name: str) -> Callable[[Any, Any, Any], Any]:
 
     def run(q: Any, k: Any, v: Any) -> Any:
         with attention.sdpa_kernel(backend):
-            return function(q, k, v)
+            return function(q, k, v, is_causal=causal)
 
     return run
 

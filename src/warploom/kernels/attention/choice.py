@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from warploom.core.dtypes import bf16
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.config import AttentionConfig
@@ -39,16 +40,18 @@ def _hopper_candidates(problem: AttentionProblem) -> tuple[HopperConfig, ...]:
     192 rows share a block of keys between three consumers: a third less to read from the L2 and from shared memory,
     which is what counts at the power limit. Their registers hold no Q, and short sequences have too few such tiles.
     """
-    base = HopperConfig(head_dim=problem.head_dim, dtype=problem.dtype)
+    base = HopperConfig(head_dim=problem.head_dim, dtype=problem.dtype, carry_max=True, hold=False)
     if problem.head_dim > 192:
         return (replace(base, tile_n=80, flat=False, q_in_registers=False),)
     if problem.head_dim > 128:
         return (replace(base, tile_n=96, flat=False, q_in_registers=False),)
-    wide = replace(base, consumers=3, pingpong=False, q_in_registers=False, hold=False)
+    summed = replace(base, sum_column=problem.dtype is bf16 and problem.head_dim % PANEL_COLS == 0)
     causal, long = problem.window[1] is not None, problem.q_len >= _LONG
     if problem.head_dim > 64:
-        return (replace(wide, tile_n=80), base) if long and not causal else (base,)
-    return (replace(wide, tile_n=128), base) if long else (base,)
+        wide = replace(base, consumers=3, tile_n=80, pingpong=False, q_in_registers=False)
+        return (wide, summed, base) if long and not causal else (summed, base)
+    wide = replace(summed, consumers=3, pingpong=False, q_in_registers=False)
+    return (wide, replace(summed, stages=3)) if long else (replace(summed, stages=3),)
 
 
 def choose(problem: AttentionProblem, goal: Target) -> tuple[AnyConfig, str]:

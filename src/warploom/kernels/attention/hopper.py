@@ -8,6 +8,8 @@ last P·V of this one, while the finished output leaves through the buffer that 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.hopper_config import HopperConfig
@@ -44,6 +46,8 @@ def attention_hopper(
     tiles differ in work, those of ``planes_together`` heads run together, the longest first (``schedule.py``).
     """
     config.require()
+    if features.lse:  # of rounded P the sums are good enough to divide by, which are rounded as well, but not to tell
+        config = replace(config, sum_column=False)
     shape = Shape(q_len, kv_len, q_blocks, kv_blocks, heads, tiles, planes_together)
     maps = Maps(q_map, k_map, v_map, o_map, heads_inside)
     parts = Parts(k, config)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from warploom.core.dtypes import f32, u32
+from warploom.core.dtypes import u32
 from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.hopper_again import scores_again
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.hopper_parts import Maps, Parts, Role, Shape, TilePlace
+from warploom.kernels.attention.hopper_probabilities import BlockProbabilities, Rescale
 from warploom.kernels.attention.softmax import DeferredSoftmax
 from warploom.kernels.descriptors import GROUP_BYTES, WgmmaOperand
 from warploom.kernels.mapped import PANEL_BYTES, PANEL_COLS
 from warploom.kernels.specialised import WARPGROUP, WARPGROUP_ROWS
 from warploom.lang import GlobalPointer, Kernel, Mutable, Traced
 from warploom.lang.fragments import TileAddresses
-from warploom.lang.hopper import Mbarriers
+from warploom.lang.hopper import Mbarriers, Ring
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment, wgmma_accumulator, wgmma_operand
 from warploom.layout.matrix_access import stmatrix_plan
@@ -46,11 +48,15 @@ class Consumer(Role):
         depth = -(-c.head_dim // 16)
         self._depth = depth
         self._scores = k.warpgroup_accumulator(c.tile_n, "s")
-        self._output = k.warpgroup_accumulator(16 * depth, "o")
+        self._output = k.warpgroup_accumulator(c.output_cols, "o")
         self._p = k.registers(u32, c.tile_n // 4, None, "p")
         self._q = k.registers(u32, 4 * depth, None, "q") if c.q_in_registers else []
-        self._softmax = DeferredSoftmax(k, c, features, self._scores.layout, self._output)
+        self._softmax = DeferredSoftmax(k, c, features, self._scores.layout, self._output, sum_column=c.sum_column)
+        self._blocks = BlockProbabilities(k, features, self._softmax, self._scores, carries=c.carry_max)
         self._ring = k.ring(c.stages, "kv")
+        self._hidden_ring: Ring | None = None
+        if self._skips:  # set anew for every tile
+            self._hidden_ring = Ring(k, c.stages, *(k.register(u32, None, f"hidden_{x}") for x in ("stage", "phase")))
         self._v_stage, self._v_phase = k.register(u32, None, "v_stage"), k.register(u32, None, "v_phase")
         along_depth = MatrixDescriptor(PANEL_BYTES, stride=GROUP_BYTES)
         across = MatrixDescriptor(PANEL_BYTES, stride=GROUP_BYTES, leading=c.tile_n * PANEL_BYTES)
@@ -69,7 +75,7 @@ class Consumer(Role):
         """All tiles of this CTA."""
         k, c = self._k, self._config
         if c.pingpong:
-            with k.when(self._number == 1, uniform=True):
+            with k.when(self._number == c.consumers - 1, uniform=True):
                 k.bar_arrive(1, 2 * WARPGROUP)  # the first turn is consumer 0's
         if c.flat:
             self._flat()
@@ -125,13 +131,15 @@ class Consumer(Role):
         k, p = self._k, self._parts
         p.q_full.wait(0, 0)
         self._read_q(k.value(0, u32))
+        self._skip_keys(place)
         p.k_full.wait(self._ring.phase, self._ring.stage)
         self._issue_scores(k.value(0, u32))
         k.wgmma_wait(0, self._scores)
         self._release(p.k_free, self._ring.stage)
-        self._take_up(place, 0, first=True)
+        self._blocks.first(place, 0)
         self._pack()
         self._clear_output()
+        self._skip_values(place)
 
     def _step(self, place: TilePlace, index: Number, turn: Traced | None = None, boundary: bool = False) -> None:
         """Issue this block's Q·Kᵀ, then the previous block's P·V; softmax while the latter runs.
@@ -142,6 +150,8 @@ class Consumer(Role):
         self._v_stage.set(self._ring.stage)
         self._v_phase.set(self._ring.phase)
         self._ring.advance()
+        if boundary:
+            self._skip_keys(place)
         p.k_full.wait(self._ring.phase, self._ring.stage)
         buffer = turn & 1 if turn is not None else k.value(0, u32)
         if boundary and turn is not None:
@@ -156,15 +166,15 @@ class Consumer(Role):
             with k.when((k.value(index, u32) == 1) & (turn != 0), uniform=True):
                 self._free_stored_q(turn)
         k.wgmma_wait(1, self._scores)
-        self._release(p.k_free, self._ring.stage)
-        factors = self._take_up(place, index, first=boundary)
+        rescale = self._take_up(place, index, buffer, first=boundary)
         if c.hold:
             p.v_full.wait(self._v_phase, self._v_stage)  # satisfied: it keeps the wait below the exponentials
         k.wgmma_wait(0, self._output, self._scores)
         self._release(p.v_free, self._v_stage)
         self._pack()
-        if not boundary:
-            self._softmax.rescale_output(factors)
+        rescale()
+        if boundary:
+            self._skip_values(place)
 
     def _plain_step(self, place: TilePlace, index: Traced) -> None:
         """The previous block's P·V, then this block's Q·Kᵀ and softmax, one after the other."""
@@ -177,9 +187,7 @@ class Consumer(Role):
         p.k_full.wait(self._ring.phase, self._ring.stage)
         self._issue_scores(k.value(0, u32))
         k.wgmma_wait(0, self._scores)
-        self._release(p.k_free, self._ring.stage)
-        factors = self._take_up(place, index, first=False)
-        self._softmax.rescale_output(factors)
+        self._take_up(place, index, k.value(0, u32))()
         self._pack()
 
     def _last_product(self) -> None:
@@ -189,14 +197,40 @@ class Consumer(Role):
         self._issue_product(self._ring.stage)
         k.wgmma_wait(0, self._output)
 
+    # -- key blocks that only other consumers' rows see
+    def _skip_keys(self, place: TilePlace) -> None:
+        """Give back the K of a tile's hidden blocks, and with it this consumer's turns."""
+        if self._hidden_ring is None or place.hidden is None:
+            return
+        self._hidden_ring.stage.set(self._ring.stage)
+        self._hidden_ring.phase.set(self._ring.phase)
+        with self._k.loop(place.hidden):
+            self._parts.k_full.wait(self._ring.phase, self._ring.stage)  # else it would count for an earlier load
+            self._release(self._parts.k_free, self._ring.stage)
+            self._ring.advance()
+            self._take_turn()
+            self._pass_turn()
+
+    def _skip_values(self, place: TilePlace) -> None:
+        """Give back their V: only now, since its stages may still have held the tile before."""
+        if self._hidden_ring is None or place.hidden is None:
+            return
+        with self._k.loop(place.hidden):
+            self._parts.v_full.wait(self._hidden_ring.phase, self._hidden_ring.stage)
+            self._release(self._parts.v_free, self._hidden_ring.stage)
+            self._hidden_ring.advance()
+
     # -- turns at the tensor cores
     def _take_turn(self) -> None:
         if self._config.pingpong:
             self._k.bar_sync(self._number + 1, 2 * WARPGROUP)
 
     def _pass_turn(self) -> None:
+        k, consumers = self._k, self._config.consumers
         if self._config.pingpong:
-            self._k.bar_arrive(2 - self._number, 2 * WARPGROUP)
+            last = self._number == consumers - 1
+            following = 2 - self._number if consumers == 2 else k.select(last, k.value(1, u32), self._number + 2)
+            k.bar_arrive(following, 2 * WARPGROUP)
 
     def _release(self, barriers: Mbarriers, stage: Number) -> None:
         """This warp is done with a stage."""
@@ -238,19 +272,28 @@ class Consumer(Role):
         k.wgmma_commit()
 
     # -- softmax
-    def _take_up(self, place: TilePlace, index: Number, first: bool) -> list[Traced]:
-        """Scores into probabilities (still f32, in the scores' registers); returns the factors for O."""
-        k = self._k
-        registers = [r for r in self._scores.registers if isinstance(r, Mutable)]
-        if not self._softmax.folds_scale:
-            capped = self._softmax.scaled(k.fragment(self._scores.layout, f32, [r.get() for r in registers]))
-            for register, value in zip(registers, capped.registers, strict=True):
-                register.set(value)
-        if self._features.masked:
-            place.mask.cut(self._scores.layout, registers, k.value(place.first + place.count - 1 - index, u32))
-        factors = self._softmax.advance(self._scores, first)
-        self._softmax.exponentiate(self._scores, factors)
-        return factors
+    def _take_up(self, place: TilePlace, index: Number, buffer: Traced, first: bool = False) -> Rescale:
+        """Scores into P, and K's stage given back; returns what brings O to the new maxima."""
+
+        def release() -> None:
+            self._release(self._parts.k_free, self._ring.stage)
+
+        if self._config.carry_max and not first:
+            return self._blocks.carried(place, index, lambda: self._scores_again(buffer), release)
+        release()
+        return self._blocks.first(place, index) if first else self._blocks.following(place, index)
+
+    def _scores_again(self, buffer: Traced) -> None:
+        """This warp's scores of the ring's stage, once more; nothing of the reader outlives the case."""
+        k, c = self._k, self._config
+        reader = k.reader(self._parts.q, A, row=self._warp * 16).staged(buffer * c.consumers + self._number)
+
+        def query(d: int) -> list[Traced]:
+            if c.q_in_registers:
+                return [r.get() for r in self._q[4 * d : 4 * d + 4]]
+            return list(reader.load(0, 16 * d))
+
+        scores_again(k, self._scores, query, self._parts.k, self._ring.stage.get(), self._depth, c.dtype)
 
     def _pack(self) -> None:
         """P as the operand of the next product. Its registers are free: no product is under way."""

@@ -105,7 +105,8 @@ class Producer(Role):
         ring, tile = stream.ring, stream.tile
         if not first:
             stream.free.wait(ring.phase, ring.stage)
-        stream.full.expect(tile.layout.bytes, ring.stage)
+        loaded = tile.layout.panels[: self._config.panels]
+        stream.full.expect(sum(p.cols for p in loaded) * tile.layout.rows * tile.dtype.bytes, ring.stage)
         row = block * self._config.tile_n
         self._boxes(tile.stage(ring.stage), stream.tensor_map, row, head, batch, stream.full, ring.stage, first=False)
         if first:
@@ -126,7 +127,7 @@ class Producer(Role):
         first: bool,
     ) -> None:
         """One box per panel of 64 columns. ``first``: read once, so first to leave the L2 again."""
-        for number, panel in enumerate(tile.layout.panels):
+        for number, panel in enumerate(tile.layout.panels[: self._config.panels]):
             place = self._maps.place(number, row, head, batch)
             eviction = "first" if first else "last"
             self._k.tma_load(tile, tensor_map, place, full, index, offset=panel.byte_offset, eviction=eviction)

@@ -40,18 +40,25 @@ class Mask:
     def blocks(self, kv_blocks: Traced) -> tuple[Traced | int, Traced]:
         """(first block, count of blocks) that this CTA visits; at least one, which may be masked whole."""
         k = self._k
-        left, right = self._features.window
+        left = self._features.window[0]
         first: Traced | int = 0
-        end = kv_blocks
-        top = k.bitcast(self._first_row, s32) + self._offset  # the key aligned with the CTA's first row
-        if right is not None:
-            reach = k.maximum(top + (self._tile_m + right), 1)  # one past the last key of the last row
-            needed = k.bitcast(reach + (self._tile_n - 1), u32) // self._tile_n
-            end = k.minimum(kv_blocks, needed)
+        end = self.end(kv_blocks)
         if left is not None:
-            start = k.bitcast(k.maximum(top - left, 0), u32) // self._tile_n
+            start = k.bitcast(k.maximum(self._top() - left, 0), u32) // self._tile_n
             first = k.minimum(start, end - 1)
         return first, end - first
+
+    def end(self, kv_blocks: Traced) -> Traced:
+        """One past the last block that some row of the tile sees, and at least 1."""
+        k, right = self._k, self._features.window[1]
+        if right is None:
+            return kv_blocks
+        reach = k.maximum(self._top() + (self._tile_m + right), 1)  # one past the last key of the last row
+        return k.minimum(kv_blocks, k.bitcast(reach + (self._tile_n - 1), u32) // self._tile_n)
+
+    def _top(self) -> Traced:
+        """The key aligned with the tile's first row."""
+        return self._k.bitcast(self._first_row, s32) + self._offset
 
     def apply(self, scores: Fragment, block: Traced) -> Fragment:
         """Scores with -inf where a key does not count."""
@@ -64,15 +71,15 @@ class Mask:
     def cut(self, layout: FragmentLayout, scores: Sequence[Mutable], block: Traced) -> None:
         """Set scores to -inf in place where a key does not count; whole blocks that all rows see are passed over."""
         if self._features.masked:
-            with self._k.when(self._cuts(block), uniform=True):
+            with self._k.when(self.cuts(block), uniform=True):
                 self._cut(layout, scores, block)
 
-    def _cuts(self, block: Traced) -> Traced:
+    def cuts(self, block: Traced) -> Traced:
         """Whether some score of the block does not count for some row of the CTA."""
         k = self._k
         left, right = self._features.window
         begin = k.bitcast(block * self._tile_n, s32)
-        top = k.bitcast(self._first_row, s32) + self._offset
+        top = self._top()
         found: list[Traced] = []
         if self._features.ragged_kv:
             found.append((block + 1) * self._tile_n > self._kv_len)

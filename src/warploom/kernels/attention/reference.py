@@ -46,12 +46,21 @@ class ErrorReport:
         return self.value <= self.bound and self.against_rounded <= 2.0
 
 
-def attention_reference(q: Any, k: Any, v: Any, dtype: DType, scale: float | None = None) -> AttentionReference:
-    """softmax(scale · Q·Kᵀ)·V in float64; q (…, q_len, d), k and v (…, kv_len, d), scale 1/√d by default."""
+def attention_reference(
+    q: Any, k: Any, v: Any, dtype: DType, scale: float | None = None, seen: Any = None
+) -> AttentionReference:
+    """softmax(scale · Q·Kᵀ)·V in float64; q (…, q_len, d), k and v (…, kv_len, d), scale 1/√d by default.
+
+    ``seen`` (q_len, kv_len) says which scores count; by default all do. A row without any gives zeros.
+    """
     q64, k64, v64 = (np.asarray(x).astype(np.float64) for x in (q, k, v))
     s = q64 @ np.swapaxes(k64, -1, -2) * (1.0 / math.sqrt(q64.shape[-1]) if scale is None else scale)
-    weights = np.exp(s - s.max(-1, keepdims=True))
+    if seen is not None:
+        s = np.where(seen, s, -np.inf)
+    top = s.max(-1, keepdims=True)
+    weights = np.exp(s - np.where(np.isneginf(top), 0.0, top))
     total = weights.sum(-1, keepdims=True)
+    total = np.where(total == 0.0, 1.0, total)
     # Normalised first: relative to the row's maximum the largest weight is 1, which would lose nothing by rounding.
     rounded = (weights / total).astype(dtype.numpy).astype(np.float64)
     return AttentionReference(
@@ -68,4 +77,6 @@ def attention_error(out: Any, reference: AttentionReference, dtype: DType) -> Er
     allowed = u * (np.abs(reference.output) + reference.magnitude) + F32_SLACK * reference.magnitude
     as_rounded = reference.rounded_p.astype(dtype.numpy).astype(np.float64)
     of_rounding = np.abs(as_rounded - reference.output).max()
-    return ErrorReport(float((error / allowed).max()), 1.0, float(error.max() / max(of_rounding, 1e-300)))
+    exact = np.where(error == 0.0, 0.0, np.inf)  # where nothing but 0 is right: rows that see no key
+    worst = np.divide(error, allowed, out=exact, where=allowed > 0.0).max()
+    return ErrorReport(float(worst), 1.0, float(error.max() / max(of_rounding, 1e-300)))

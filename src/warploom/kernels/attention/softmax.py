@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
-from warploom.core.dtypes import f32
+from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Fragment, Kernel, Mutable, Traced
 from warploom.layout.fragments import FragmentLayout
@@ -15,7 +16,13 @@ LOG2_E = math.log2(math.e)
 LAZY_GROWTH = 8.0
 """Powers of two that a row's maximum may grow before O is rescaled; exact, since P and O keep one common factor."""
 
-
+CARRIED_SUM = 4096.0
+"""Up to which a lane's part of a block's row sum shows that the maxima of earlier blocks still serve: P then fits f16,
+and O and l stay as far from float32's end as they are with the block's own maxima."""
+HEADROOM = 12.0
+"""Powers of two that P stays below 1 where the top bit of its exponent is to show that a maximum grew: 2 has it."""
+TOP_EXPONENT_BIT = 1 << 30
+"""Set in float32's from 2 on, infinities and NaN."""
 NEAR_ZERO = 0.03
 """|x / cap| below which three terms of tanh's series are exact to float32."""
 
@@ -157,9 +164,7 @@ class OnlineSoftmax:
         maxima, sums = statistics or self.statistics()
         logs: list[Traced] = []
         for row, elements in enumerate(self._output_rows):
-            total = sums[row]
-            for mask in self._plan.lane_masks:
-                total = total + k.shfl_xor(total, mask)
+            total = self._whole_sum(sums, row)
             inverse = k.reciprocal(total)
             if self._features.masked:  # a row that sees no key gives zeros
                 inverse = k.select(total == 0.0, k.value(0.0, f32), inverse)
@@ -169,13 +174,51 @@ class OnlineSoftmax:
                 logs.append(k.fma(maxima[row], self._to_log2, k.log2(total)) * math.log(2.0))
         return logs
 
+    def _whole_sum(self, sums: list[Traced], row: int) -> Traced:
+        """A row's sum over all lanes that share it."""
+        total = sums[row]
+        for mask in self._plan.lane_masks:
+            total = total + self._k.shfl_xor(total, mask)
+        return total
+
     def statistics(self) -> tuple[list[Traced], list[Traced]]:
         """Snapshots of each row's maximum and of this lane's part of its sum."""
         return [m.get() for m in self._max], [x.get() for x in self._sum]
 
 
 class DeferredSoftmax(OnlineSoftmax):
-    """The online softmax of an overlapped pipeline: O is still being written when P is formed, and rescaled later."""
+    """The online softmax of an overlapped pipeline: O is still being written when P is formed, and rescaled later.
+
+    ``sum_column``: the last columns of ``output`` are the row sums, which P·V forms.
+    """
+
+    def __init__(
+        self,
+        k: Kernel,
+        config: SoftmaxConfig,
+        features: AttentionFeatures,
+        scores: FragmentLayout,
+        output: Fragment,
+        *,
+        sum_column: bool = False,
+    ) -> None:
+        super().__init__(k, config, features, scores, output)
+        self._column = sum_column
+
+    @property
+    def rows(self) -> int:
+        """Query rows that a thread has scores of."""
+        return len(self._plan.groups)
+
+    def statistics(self) -> tuple[list[Traced], list[Traced]]:
+        """Snapshots of the maxima and sums; no sums where they are in the output."""
+        return [m.get() for m in self._max], [] if self._column else [x.get() for x in self._sum]
+
+    def _whole_sum(self, sums: list[Traced], row: int) -> Traced:
+        """A row's sum over all lanes that share it."""
+        if not self._column:
+            return super()._whole_sum(sums, row)
+        return self._output.registers[self._output_rows[row][-1]]
 
     def advance(self, scores: Fragment, first: bool) -> list[Traced]:
         """Update the maxima by one block's scores; returns the factor each row's l and O must be multiplied by."""
@@ -199,26 +242,65 @@ class DeferredSoftmax(OnlineSoftmax):
         k = self._k
         registers = [r for r in scores.registers if isinstance(r, Mutable)]
         for row, elements in enumerate(self._plan.groups):
-            kept = self._finite(self._max[row].get())
-            shift = kept * -self._to_log2 if self.folds_scale else kept
-            for element in elements:
-                x = registers[element]
-                exponent = k.fma(x, self._to_log2, shift) if self.folds_scale else (x - shift) * LOG2_E
-                x.set(k.exp2(exponent))
-        for row, elements in enumerate(self._plan.groups):
+            self._raise_to(registers, elements, self._finite(self._max[row].get()))
+        for row, elements in enumerate(() if self._column else self._plan.groups):
             total = k.reduce_values("add", [registers[e].get() for e in elements])
             self._sum[row].set(k.fma(self._sum[row], factors[row], total) if factors else total)
 
-    def rescale_output(self, factors: list[Traced]) -> None:
-        """Multiply O by the factors; with lazy rescaling only where a row of the warp has one other than 1."""
+    def carried(self, scores: Fragment) -> tuple[Traced, list[Traced]]:
+        """P by the maxima so far, in place of the scores' registers; whether they serve the whole warp, and the sums.
+
+        A row without a maximum yet (-inf) and NaN never pass: the sum is no number.
+        """
+        k = self._k
+        registers = [r for r in scores.registers if isinstance(r, Mutable)]
+        for row, elements in enumerate(self._plan.groups):
+            self._raise_to(registers, elements, self._max[row].get())
+        if self._column:
+            bits = k.bitcast(registers[0].get(), u32)
+            for register in registers[1:]:
+                bits = bits | k.bitcast(register.get(), u32)
+            return k.vote_all((bits & TOP_EXPONENT_BIT) == 0), []
+        totals = [k.reduce_values("add", [registers[e].get() for e in elements]) for elements in self._plan.groups]
+        good = totals[0] <= CARRIED_SUM
+        for total in totals[1:]:
+            good = good & (total <= CARRIED_SUM)
+        return k.vote_all(good), totals
+
+    def accept(self, totals: list[Traced]) -> None:
+        """Take up a block's sums by unchanged maxima."""
+        if not self._column:
+            for kept, total in zip(self._sum, totals, strict=True):
+                kept += total
+
+    def _raise_to(self, registers: list[Mutable], elements: tuple[int, ...], kept: Traced) -> None:
+        """exp of the scores less the maximum ``kept``, in place."""
+        k = self._k
+        headroom = HEADROOM if self._column else 0.0
+        if self.folds_scale:
+            shift = k.fma(kept, -self._to_log2, -headroom) if headroom else kept * -self._to_log2
+        else:
+            shift = kept + headroom / LOG2_E if headroom else kept
+        for element in elements:
+            x = registers[element]
+            exponent = k.fma(x, self._to_log2, shift) if self.folds_scale else (x - shift) * LOG2_E
+            x.set(k.exp2(exponent))
+
+    def rescale_output(self, factors: list[Traced], also: Callable[[], None] = lambda: None) -> None:
+        """Multiply O by the factors; with lazy rescaling only where a row of the warp has one other than 1.
+
+        ``also`` is done wherever O is rescaled.
+        """
         if not self._config.lazy_rescale:
             self._scale_output(factors)
+            also()
             return
         changed = factors[0] != 1.0
         for factor in factors[1:]:
             changed = changed | (factor != 1.0)
         with self._k.when(self._k.vote_any(changed), uniform=True):
             self._scale_output(factors)
+            also()
 
     def _scale_output(self, factors: list[Traced]) -> None:
         for row, factor in enumerate(factors):

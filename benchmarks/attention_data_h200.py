@@ -1,0 +1,126 @@
+"""What attention's speed depends on in the data: winners that carry maxima, and the same without, on four kinds.
+
+    PYTHONPATH=src python benchmarks/attention_data_h200.py --out OUT
+
+``carry_max`` takes it that the maxima of one block serve the next, and forms a block's scores again where P shows that
+they do not. So data matters: independent scores of deviation 1 and of 8, a first key that every query attends to, and
+keys that grow from block to block as they are visited, so that every block raises every maximum. Each result is checked
+against float64 on random rows; then the winner, the same without ``carry_max`` and ``sum_column``, and torch's cuDNN
+backend are timed interleaved. Writes OUT/attention-data.json; exits with 1 if a result is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from attention_cells import TOKENS, WIDTH, checked, fresh, sdpa
+
+import warploom
+from warploom.bench.environment import environment
+from warploom.bench.timing import Candidate, EventClock, input_sets, measure, paired_spread
+from warploom.core.dtypes import bf16
+from warploom.kernels.attention.choice import parse_config
+from warploom.kernels.attention.hopper_config import HopperConfig
+from warploom.kernels.attention.problem import AttentionProblem
+from warploom.tune.classes import attention_class
+from warploom.tune.gpu import gpu_for_tuning
+from warploom.tune.store import find_winner
+
+CELLS = ((64, False, 4096), (64, True, 1024), (128, False, 512), (128, False, 16384), (128, True, 4096))
+DEVIATION, GROWTH, SINK = 8.0, 40.0, 80.0
+Tensors = tuple[Any, Any, Any]
+
+
+def wide(q: Any, k: Any, v: Any) -> Tensors:
+    """Independent scores of deviation DEVIATION: their maxima grow now and then."""
+    return q * DEVIATION, k, v
+
+
+def sink(q: Any, k: Any, v: Any) -> Tensors:
+    """Every query likes the first key, which is visited last: one step of all maxima."""
+    q, k = q.clone(), k.clone()
+    q[..., 0] += 2.0
+    k[:, 0] = 0.0
+    k[:, 0, :, 0] = SINK
+    return q, k, v
+
+
+def growing(q: Any, k: Any, v: Any) -> Tensors:
+    """Every block raises every maximum by more than is let pass."""
+    factor = torch.linspace(GROWTH, 1.0, k.shape[1], device=k.device)[None, :, None, None]
+    return q, (k * factor).to(k.dtype), v
+
+
+KINDS: dict[str, Callable[[Any, Any, Any], Tensors]] = {
+    "deviation 1": lambda q, k, v: (q, k, v), f"deviation {DEVIATION:.0f}": wide, "one key that all attend to": sink,
+    "growing in every block": growing,
+}  # fmt: skip
+
+
+def configs(head_dim: int, causal: bool, seq: int) -> tuple[HopperConfig, HopperConfig]:
+    """The winner of a cell, and the same that looks for maxima in every block."""
+    heads = WIDTH // head_dim
+    problem = AttentionProblem(TOKENS // seq, heads, heads, seq, seq, head_dim, bf16, (None, 0 if causal else None))
+    found = find_winner(gpu_for_tuning().name, attention_class(problem))
+    winner = parse_config(found.winner.config) if found else None
+    if not isinstance(winner, HopperConfig):
+        raise SystemExit(f"no wgmma winner for head_dim {head_dim}, {seq} tokens: run sweep_h200.py first")
+    return winner, replace(winner, carry_max=False, sum_column=False)
+
+
+def cell(head_dim: int, causal: bool, seq: int) -> list[dict[str, Any]]:
+    """One row for each kind of data."""
+    shape = TOKENS // seq, seq, WIDTH // head_dim, head_dim
+    carried, plain = configs(head_dim, causal, seq)
+
+    def ours(config: HopperConfig) -> Callable[[Any, Any, Any], Any]:
+        return lambda q, k, v: warploom.attention(q, k, v, causal=causal, config=config)
+
+    runs = {"carried": ours(carried), "plain": ours(plain), "torch_cudnn": sdpa("torch_cudnn", causal)}
+    count = input_sets(3 * 2 * math.prod(shape), torch.cuda.get_device_properties(0).L2_cache_size)
+    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
+    rows: list[dict[str, Any]] = []
+    for kind, change in KINDS.items():
+        errors, _ = checked({"warploom": runs["carried"], "plain": runs["plain"]}, shape, causal, change)
+        sets = [change(*fresh(shape)) for _ in range(count)]
+        timed = [Candidate(name, lambda i, run=run, sets=sets: run(*sets[i])) for name, run in runs.items()]
+        found = measure(timed, count, clock, rounds=9, sample_seconds=0.01)
+        flops = 4 * shape[0] * shape[2] * head_dim * (seq * (seq + 1) // 2 if causal else seq * seq)
+        row = {"head_dim": head_dim, "causal": causal, "seq": seq, "data": kind, "config": str(carried),
+               "error": errors, "tflops": {n: m.seconds.rate(flops / 1e12).json() for n, m in found.items()},
+               "over_plain": paired_spread(found["carried"], found["plain"]).json(),
+               "over_cudnn": paired_spread(found["carried"], found["torch_cudnn"]).json()}  # fmt: skip
+        rows.append(row)
+        rates = {name: round(rate["median"]) for name, rate in row["tflops"].items()}
+        mask = "causal" if causal else "full"
+        print(f"{head_dim} {mask} {seq} {kind}: {rates}, {row['over_plain']}, {errors}", flush=True)
+    return rows
+
+
+def main() -> int:
+    """Every cell."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    folder: Path = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for of_cell in CELLS:
+        rows += cell(*of_cell)
+        result = {"environment": environment(), "rows": rows}
+        (folder / "attention-data.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(any(error > 1.0 for row in rows for error in row["error"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
