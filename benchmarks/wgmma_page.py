@@ -1,9 +1,10 @@
 """Write docs/from-mma-to-wgmma.md and its pictures from committed evidence: ``python benchmarks/wgmma_page.py``.
 
 The evidence: attention-d128-bf16.json (``warploom bench attention``), attention-cells.json
-(``benchmarks/attention_cells.py``), attention-sweep.json (``benchmarks/sweep_h200.py``) and sanitizer-unseen.json
-(``benchmarks/sanitize_unseen.py``) below benchmarks/results/h200, and static/hopper-mutants.json (``python -m
-tests.hopper.attention_mutants``). ``--check`` changes nothing and ends with 1 if the page or a picture is out of date.
+(``benchmarks/attention_cells.py``), attention-sweep.json (``benchmarks/sweep_h200.py``), attention-data.json
+(``benchmarks/attention_data_h200.py``) and sanitizer-unseen.json (``benchmarks/sanitize_unseen.py``) below
+benchmarks/results/h200, and static/hopper-mutants.json (``python -m tests.hopper.attention_mutants``). ``--check``
+changes nothing and ends with 1 if the page or a picture is out of date.
 """
 
 from __future__ import annotations
@@ -135,6 +136,20 @@ def _ratio(ratio: Row | float | None) -> str:
     return f"{ratio:.2f}"
 
 
+def data(found: Row) -> str:
+    """Every cell and kind of data: the winner, the same that looks for maxima, cuDNN."""
+    if not found:
+        return "*Not measured yet.*"
+    body = [
+        [f"{r['head_dim']} {'causal' if r['causal'] else 'full'} {r['seq']}", r["data"],
+         *(spread(r["tflops"][name]) for name in ("carried", "plain", "torch_cudnn")),
+         *(_ratio(r[over]) for over in ("over_plain", "over_cudnn"))]
+        for r in found["rows"]
+    ]  # fmt: skip
+    header = ["head_dim, mask, seq", "scores", "carried", "looked for", "cuDNN", "× looked for", "× cuDNN"]
+    return markdown_table(header, body)
+
+
 def sweep(found: Row) -> str:
     """The best of each swept cell beside the best with two consumers, where both were among the last."""
     body: list[list[str]] = []
@@ -205,7 +220,8 @@ def page() -> str:
         "REASONS": reasons(broken), "MINUTES": f"{broken['core_seconds'] / 120:.0f}", "RUNGS": rungs(ladder["rows"]),
         "LIMIT": f"{limit:.0f}" if limit else "700", "ZEROS": zeros(found), "POWER": power(ladder["rows"]),
         "SUSTAINED": sustained(ladder["rows"]),
-        "CELLS": cells(found), "SWEEP": sweep(load("h200/attention-sweep.json")), "MADE": made(found["environment"]),
+        "CELLS": cells(found), "SWEEP": sweep(load("h200/attention-sweep.json")),
+        "DATA": data(load("h200/attention-data.json")), "MADE": made(found["environment"]),
     }  # fmt: skip
     return filled(Path(__file__).resolve().parent / "from-mma-to-wgmma.template.md", figures)
 
