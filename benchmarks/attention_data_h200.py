@@ -33,9 +33,9 @@ from warploom.core.dtypes import bf16
 from warploom.kernels.attention.choice import parse_config
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AttentionProblem
-from warploom.tune.classes import attention_class
 from warploom.tune.gpu import gpu_for_tuning
-from warploom.tune.store import find_winner
+from warploom.winners.classes import attention_class
+from warploom.winners.store import find_winner
 
 CELLS = ((64, False, 4096), (64, True, 1024), (128, False, 512), (128, False, 16384), (128, True, 4096))
 DEVIATION, GROWTH, SINK = 8.0, 40.0, 80.0

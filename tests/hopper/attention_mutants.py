@@ -61,14 +61,13 @@ CONFIGS = {
     "flat without turns": replace(FLAT, pingpong=False),
     "three consumers": replace(SMALLEST, consumers=3, q_in_registers=True),
     "carried maxima": replace(FLAT, q_in_registers=False, carry_max=True, sum_column=True),
-    "hidden blocks": replace(FLAT, pingpong=False, skip_hidden=True),
 }
 """Every rung whose synchronisation differs from the one before, and flags that tuned winners use besides.
 
 Where maxima are carried the keys grow, so that they are outgrown. Where blocks are hidden the mask is causal, and two
-CTAs share the tiles of five heads, in rounds of alternating direction; turns would keep a consumer that skips in step.
+CTAs share the tiles of three heads, in rounds of alternating direction; turns would keep a consumer that skips in step.
 """
-HEADS, CTAS = 5, 2
+HEADS, CTAS = 3, 2
 CAUSAL = AttentionFeatures(window=(None, 0))
 GROWTH = 20.0
 

@@ -41,7 +41,7 @@ def candidates(problem, arch):
 def test_the_space_is_small_and_holds_kernels_only(arch, head_dim):
     problem = replace(PROBLEM, head_dim=head_dim, heads=2048 // head_dim, kv_heads=2048 // head_dim)
     found = candidates(problem, arch)
-    assert 4 <= len(found) <= 160
+    assert 4 <= len(found) <= 180
     assert all(c.check(target(arch)) == [] and problem.misfits(c) == [] for c in found)
     assert {c.head_dim for c in found} == {head_dim}
     assert any(isinstance(c, HopperConfig) for c in found) == (arch == "sm_90a")

@@ -7,6 +7,7 @@ import pytest
 from warploom.core.dtypes import bf16, f16
 from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.ladder import BEST
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.ops import attention as ops
@@ -49,6 +50,15 @@ def test_type_and_head_dim_follow_the_problem(store):
     keep(store, str(CONFIG))
     config, _ = tuned(replace(PROBLEM, dtype=f16, head_dim=96))
     assert config == replace(CONFIG, dtype=f16, head_dim=96)
+
+
+def test_a_winner_leaves_behind_what_the_problem_has_no_room_for(store):
+    """Row sums as a column need whole panels, and with carried maxima bf16; the rest stays."""
+    winner = HopperConfig(carry_max=True, sum_column=True, hold=False)
+    keep(store, str(winner))
+    assert tuned(PROBLEM)[0] == winner
+    for change in ({"dtype": f16}, {"head_dim": 96}):
+        assert tuned(replace(PROBLEM, **change))[0] == replace(winner, sum_column=False, **change)
 
 
 @pytest.mark.parametrize(

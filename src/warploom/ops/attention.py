@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +27,7 @@ from warploom.interop.arrays import (
     same_device,
 )
 from warploom.interop.tracing import is_tracing
-from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.choice import adapted, choose, parse_config
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.hopper_config import HopperConfig
@@ -255,7 +255,7 @@ def tuned(problem: AttentionProblem, goal: Target, device: int) -> tuple[AnyConf
         config = parse_config(found.winner.config)
     except ConfigError:  # flags that this version does not know
         return None
-    config = replace(config, head_dim=problem.head_dim, dtype=problem.dtype)
+    config = adapted(config, problem)
     return None if config.check(goal) or problem.misfits(config) else (config, found.reason)
 
 

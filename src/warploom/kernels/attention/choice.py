@@ -11,13 +11,17 @@ from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.ladder import BEST
 from warploom.kernels.attention.problem import AnyConfig, AttentionProblem
+from warploom.kernels.mapped import PANEL_COLS
 
 _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
 
 
-_LONG = 4096
-"""Queries from which on three consumers won on an H200 (benchmarks/sweep_h200.py)."""
+_LONG = 2048
+"""Queries from which on three consumers won at head_dim 64 on an H200 (benchmarks/sweep_h200.py)."""
+
+_SHORT = 1024
+"""Queries up to which, under a causal mask, narrow blocks won at head_dim 256: fewer hidden scores."""
 
 
 def candidates(problem: AttentionProblem, goal: Target) -> tuple[AnyConfig, ...]:
@@ -37,21 +41,25 @@ def candidates(problem: AttentionProblem, goal: Target) -> tuple[AnyConfig, ...]
 def _hopper_candidates(problem: AttentionProblem) -> tuple[HopperConfig, ...]:
     """``wgmma`` configurations: more query rows per CTA where sequences are long, one Q buffer where two do not fit.
 
-    192 rows share a block of keys between three consumers: a third less to read from the L2 and from shared memory,
-    which is what counts at the power limit. Their registers hold no Q, and short sequences have too few such tiles.
+    Maxima are always carried. At head_dim 64, 192 rows share a block of keys between three consumers: a third less to
+    read from the L2 and from shared memory, which is what counts at the power limit. Their registers hold no Q, and
+    short sequences have too few such tiles.
     """
     base = HopperConfig(head_dim=problem.head_dim, dtype=problem.dtype, carry_max=True, hold=False)
+    causal, length = problem.window[1] is not None, problem.q_len
     if problem.head_dim > 192:
-        return (replace(base, tile_n=80, flat=False, q_in_registers=False),)
+        single = replace(base, tile_n=80, flat=False, q_in_registers=False)
+        narrow = replace(single, tile_n=48, flat=True, skip_hidden=True)
+        return (narrow, single) if causal and length <= _SHORT else (single,)
     if problem.head_dim > 128:
         return (replace(base, tile_n=96, flat=False, q_in_registers=False),)
     summed = replace(base, sum_column=problem.dtype is bf16 and problem.head_dim % PANEL_COLS == 0)
-    causal, long = problem.window[1] is not None, problem.q_len >= _LONG
     if problem.head_dim > 64:
-        wide = replace(base, consumers=3, tile_n=80, pingpong=False, q_in_registers=False)
-        return (wide, summed, base) if long and not causal else (summed, base)
-    wide = replace(summed, consumers=3, pingpong=False, q_in_registers=False)
-    return (wide, replace(summed, stages=3)) if long else (replace(summed, stages=3),)
+        return (summed,)
+    ring = replace(summed, stages=3)
+    wide = replace(ring, consumers=3, q_in_registers=False, skip_hidden=causal)
+    roomy = problem.softcap is None  # whose tanh needs registers that three consumers do not have
+    return (wide, ring) if length >= _LONG and roomy else (ring,)
 
 
 def choose(problem: AttentionProblem, goal: Target) -> tuple[AnyConfig, str]:
@@ -72,6 +80,14 @@ def choose(problem: AttentionProblem, goal: Target) -> tuple[AnyConfig, str]:
     small = [c for c in fitting if c.tile_m < 2 * problem.q_len] or [min(fitting, key=lambda c: c.tile_m)]
     skipped = f"; larger ones do not fit ({reasons[0]})" if reasons and fitting[0] is small[0] else ""
     return small[0], f"the first of the default tiles that suits {problem.q_len} queries, untuned{skipped}"
+
+
+def adapted(config: AnyConfig, problem: AttentionProblem) -> AnyConfig:
+    """A configuration that won for a similar problem, for this one's head_dim and element type."""
+    found = replace(config, head_dim=problem.head_dim, dtype=problem.dtype)
+    if isinstance(found, HopperConfig) and found.sum_column and found.check():
+        return replace(found, sum_column=False)  # f16 and widths between the panels' have no room for it
+    return found
 
 
 def parse_config(text: str) -> AnyConfig:
