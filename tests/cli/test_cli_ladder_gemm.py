@@ -87,6 +87,13 @@ def test_a_split_k_is_judged_by_the_sum_of_its_parts(invoke):
     assert row["error"]["value"] <= 1
 
 
+def test_stream_k_is_a_flag_like_any_other(invoke):
+    words = ("ladder", "gemm", "--rung", "02", "--on", "cpu", *SMALL, "--set", "stream_k=true", "--json", "-")
+    (row,) = rows(invoke(*words))
+    assert row["config"]["stream_k"] is True
+    assert row["error"]["value"] <= 1
+
+
 def test_a_wrong_kernel_ends_with_exit_code_1(invoke, monkeypatch):
     monkeypatch.setattr("warploom.bench.gemm.gemm_reference", lambda a, b: gemm_reference(a, -b))
     result = invoke("ladder", "gemm", "--rung", "02", "--on", "cpu", *SMALL)
@@ -103,6 +110,7 @@ def test_a_wrong_kernel_ends_with_exit_code_1(invoke, monkeypatch):
         (["--accumulate", "f64"], "f16 or f32"),
         (["--set", "dtype=bf16"], "does not accumulate in f16"),
         (["--rung", "02", "--set", "split_k=8", "--k", "64"], "fewer than 8 parts"),
+        (["--rung", "02", "--set", "split_k=2", "--set", "stream_k=true"], "takes no split_k"),
         (["--m", "0"], "--m"),
     ],
 )

@@ -30,7 +30,7 @@ CONFIGS: tuple[GemmConfig, ...] = (
     replace(BEST16, stream_k=True, stages=3),
     replace(BEST16, stream_k=True, tile_m=64, tile_n=64, warp_m=32, warp_n=32),
 )
-PROBLEMS = 30
+PROBLEMS = 20
 
 
 def family(number: int) -> Family:

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationW
 
 SMALL = replace(BEST32, tile_m=32, tile_n=32, tile_k=32, warp_m=16, warp_n=16, stages=3)
 SPLIT = replace(SMALL, split_k=3)
+STREAM = replace(SMALL, stream_k=True)
 
 
 def random(*shape: int, dtype: Any = np.float16, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -96,7 +97,7 @@ EPILOGUES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("n", [64, 33])
-@pytest.mark.parametrize("config", [SMALL, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("config", [SMALL, SPLIT, STREAM], ids=["whole", "split", "stream"])
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_epilogues(name, config, n):
     """In the product's kernel, and in the one that adds the parts of a split K; pairs and single columns."""
@@ -107,7 +108,7 @@ def test_epilogues(name, config, n):
     assert np.abs(c - expected).max() < 3e-5
 
 
-@pytest.mark.parametrize("config", [SMALL, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("config", [SMALL, SPLIT, STREAM], ids=["whole", "split", "stream"])
 @pytest.mark.parametrize("out_dtype", ["f16", "f32"])
 @pytest.mark.parametrize("n", [40, 37])
 def test_extra_matrices(config, out_dtype, n):
@@ -133,6 +134,20 @@ def test_split_k_is_right_and_repeatable(shapes, splits):
     a, b = random(*shapes[0]), random(*shapes[1])
     config = replace(SMALL, split_k=splits)
     first, second = (warploom.matmul(a, b, config=config, out_dtype="f32") for _ in range(2))
+    assert_right(first, a, b)
+    assert np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("shapes", [((96, 160), (160, 31)), ((3, 30, 100), (3, 100, 32)), ((2, 3, 32, 64), (3, 64, 9))])
+def test_shared_tiles_are_right_and_repeatable(shapes):
+    """Odd counts of tiles for two CTAs, and batches whose counts start anew in each launch."""
+    a, b = random(*shapes[0]), random(*shapes[1])
+    plan = warploom.plan_matmul(a, b, config=STREAM)
+    assert plan.shares is not None
+    assert plan.counts == plan.shares.cut > 0
+    assert plan.workspace == (plan.shares.ctas, 2, 32 * 32)
+    assert plan.finish is None
+    first, second = (warploom.matmul(a, b, config=STREAM, out_dtype="f32") for _ in range(2))
     assert_right(first, a, b)
     assert np.array_equal(first, second)
 
