@@ -9,7 +9,7 @@ import pytest
 
 from warploom.core.dtypes import f16, f32
 from warploom.core.targets import target
-from warploom.kernels.gemm.choice import choose, choose_for_rows, expected_seconds, parse_config
+from warploom.kernels.gemm.choice import choose, choose_for_rows, expected_seconds, fitting, parse_config
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import contiguous_problem
@@ -39,6 +39,27 @@ def test_the_model_takes_what_was_fastest(kind):
         assert len(shares) >= 120
     assert math.exp(sum(map(math.log, shares or [1.0])) / max(1, len(shares))) > 0.985
     assert min(shares, default=1.0) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("sizes", "schedule"),
+    [
+        ((1536, 5632, 4096), "whole"),  # two waves
+        ((1664, 2816, 4096), "stream_k"),  # 1.08 waves
+        ((3200, 5632, 4096), "stream_k"),  # 4.17 waves
+        ((256, 10240, 5120), "stream_k"),  # 0.61 waves
+        ((256, 5120, 8192), "split_k"),  # three parts of 40 tiles make 0.91 waves
+        ((2048, 8192, 28672), "whole"),  # 3.88 waves, and operands that no L2 holds
+        ((16, 32, 65536), "split_k"),  # one tile
+        ((8192, 8192, 8192), "whole"),
+    ],
+)
+def test_uneven_counts_of_tiles_are_shared_where_that_was_faster(sizes, schedule):
+    """As measured on the H200 (benchmarks/gemm_waves_h200.py), of mma.sync alone."""
+    problem = contiguous_problem(*sizes, f16, b_rows=False)
+    general = [c for c in fitting(problem, GOAL)[0] if isinstance(c, GemmConfig)]
+    taken = min(general, key=lambda c: expected_seconds(problem, c, GOAL))
+    assert ("stream_k" if taken.stream_k else "split_k" if taken.split_k > 1 else "whole") == schedule
 
 
 def test_large_products_go_to_wgmma_and_few_rows_to_mma_sync():
