@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ladder_static import figures_of, write
 from warploom.core.dtypes import f16, f32
 from warploom.inspect.subjects import gemm_program
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import BEST, LADDER
+from warploom.kernels.gemm.ladder import BEST, LADDER, summed_in
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "benchmarks" / "results" / "static" / "gemm.json"
@@ -52,7 +52,7 @@ def subjects() -> Iterator[Subject]:
             continue
         for accumulate in (rung.config.accumulate,) if rung.config in BEST.values() else (f16, f32):
             for arch in ("sm_80", "sm_90a"):
-                yield Subject(rung.key, replace(rung.config, accumulate=accumulate), arch)
+                yield Subject(rung.key, summed_in(rung.config, accumulate), arch)
 
 
 def main() -> None:

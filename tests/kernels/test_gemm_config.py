@@ -14,7 +14,7 @@ from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.core.targets import target
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import LADDER
+from warploom.kernels.gemm.ladder import LADDER, summed_in
 from warploom.layout.swizzle import Swizzle
 
 
@@ -42,6 +42,9 @@ def test_an_odd_number_of_k_steps_is_refused():
         ({"ldmatrix": False}, "ldmatrix"),
         ({"stages": 8}, "shared memory"),
         ({"warp_m": 16, "warp_n": 8, "wide_b": True}, "threads"),
+        ({"lead": 32}, "less than the 32 mma"),
+        ({"lead": -1}, "at least 0"),
+        ({"lead": 8, "pipelined": False}, "needs pipelined"),
         ({"warp_n": 8, "warp_m": 128, "wide_b": True}, "multiple of 16"),
         ({"tile_m": 16, "warp_m": 16, "tile_n": 256, "warp_n": 32}, "copies per step"),
     ],
@@ -87,6 +90,15 @@ def test_each_rung_changes_what_it_says():
     ]  # fmt: skip
     assert RUNGS["best16"].accumulate is f16
     assert RUNGS["best32"].accumulate is f32
+
+
+def test_f32_sums_change_only_what_would_spill():
+    """Rungs 04 and 05 keep their fragments' registers low; the others keep all their flags."""
+    rolling = [key for key, config in RUNGS.items() if summed_in(config, f32).lead]
+    assert rolling == ["04", "05"]
+    for key, config in RUNGS.items():
+        assert replace(summed_in(config, f32), lead=0) == replace(config, accumulate=f32), key
+        assert summed_in(config, config.accumulate) == config, key
 
 
 def test_swizzles_follow_from_the_tile():

@@ -12,6 +12,7 @@ from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.targets import target
 from warploom.kernels.gemm.choice import candidates
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.ladder import summed_in
 from warploom.kernels.gemm.problem import contiguous_problem
 from warploom.tune.gemm import GemmFamily, GemmSpace
 
@@ -30,6 +31,16 @@ def test_each_rung_is_right_and_clean(key):
     config = RUNGS[key]
     outcome = run(config, two_tiles(config))
     assert outcome.fine, (outcome.error, *map(str, outcome.emulation.findings))
+
+
+@pytest.mark.parametrize("key", ["04", "05"])
+def test_rungs_whose_fragments_roll_with_f32_sums_are_right_and_without_conflicts(key):
+    config = summed_in(RUNGS[key], f32)
+    assert config.lead
+    outcome = run(config, two_tiles(config))
+    assert outcome.fine, (outcome.error, *map(str, outcome.emulation.findings))
+    shared = outcome.emulation.traffic.shared
+    assert {name: w.conflicts for name, w in shared.items()} == dict.fromkeys(shared, 0)
 
 
 @pytest.mark.parametrize("key", CLEAN)
@@ -144,6 +155,8 @@ VARIANTS = {
     "element-wise": replace(SMALL, ldmatrix=False, swizzle=False, stages=2, pipelined=False, wide_b=False),
     "recomputed, narrow": replace(SMALL, strided=False, wide_b=False, block_stride=0),
     "static strides": replace(SMALL, static_strides=True),
+    "fragments that roll": replace(SMALL, lead=4),
+    "fragments that roll, recomputed, narrow": replace(SMALL, lead=6, strided=False, wide_b=False),
     "bf16": replace(SMALL, dtype=bf16),
     "f16 sums": replace(SMALL, accumulate=f16),
 }

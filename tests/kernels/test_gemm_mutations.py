@@ -26,6 +26,7 @@ EVERY = 24
 CASES = {key: config for key, config in RUNGS.items() if not key.startswith("best")}
 CASES["two stages"] = replace(RUNGS["06"], stages=2)
 CASES["four stages, unpipelined"] = replace(RUNGS["03"], stages=4, tile_k=32)
+CASES["fragments that roll"] = replace(RUNGS["04"], accumulate=f32, lead=4)
 CASES["f32 from registers"] = replace(RUNGS["06"], accumulate=f32)
 
 

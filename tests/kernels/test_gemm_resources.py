@@ -5,16 +5,23 @@ from __future__ import annotations
 import pytest
 
 from tests.kernels.gemm_cases import RUNGS, problem_of, traced
+from warploom.core.dtypes import f32
+from warploom.kernels.gemm.ladder import BEST, summed_in
 
 pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
 
 
+CONFIGS = RUNGS | {
+    f"{key} with f32 sums": summed_in(config, f32) for key, config in RUNGS.items() if config not in BEST.values()
+}
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("key", RUNGS)
+@pytest.mark.parametrize("key", CONFIGS)
 def test_no_rung_spills(key, arch):
     from warploom.ops.backends import compiled
 
-    config = RUNGS[key]
+    config = CONFIGS[key]
     problem = problem_of(config, config.tile_m, config.tile_n, config.tile_k)
     used = compiled(traced(config, problem), arch).resources
     assert used.spill_bytes == 0

@@ -16,7 +16,7 @@ from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.interop.arrays import describe
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import BEST
+from warploom.kernels.gemm.ladder import BEST, summed_in
 from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.kernels.gemm.reference import (
     F16_TINY,
@@ -55,7 +55,7 @@ def settled(
         if meant in own and config != meant and config in BEST.values():
             continue
         if isinstance(config, GemmConfig) and accumulate is not None:
-            config = dataclasses.replace(config, accumulate=accumulate)
+            config = summed_in(config, accumulate)
         elif accumulate not in (None, config.accumulate):
             if not general:
                 raise ConfigError(f"rung {rung.key} is wgmma's, which accumulates in f32")

@@ -41,8 +41,12 @@ _WORK_REGISTERS = 24  # for addresses and loop counters
 _STREAMED_TILES = 12  # along M and N, at most: with tiles that are cut, some are whole
 _CHECKED_K_TILES = 8  # at least, of the problem that results are checked on
 
-_ALWAYS_WON = frozenset({"dtype", "accumulate", "ldmatrix", "swizzle", "strided", "static_strides", "opt_level"})
-"""Flags that no search needs to try without: the ladder's lower rungs; and strides, which would be a kernel each."""
+_ALWAYS_WON = frozenset(
+    {"dtype", "accumulate", "ldmatrix", "swizzle", "strided", "static_strides", "lead", "opt_level"}
+)
+"""Flags that no search needs to try without: the ladder's lower rungs; strides, which would be a kernel each; and
+fragments that roll, which pays only where whole sets of them spill, and such tiles are not searched.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +127,12 @@ def misfits(problem: GemmProblem, config: AnyGemmConfig, goal: Target) -> list[s
 
 
 def fragment_registers(config: GemmConfig) -> int:
-    """Registers per thread of the accumulators and of A's and B's fragments of one k-step (two if pipelined)."""
+    """Registers per thread of the accumulators and of A's and B's fragments of one k-step, or of two.
+
+    Two if pipelined, unless fragments roll: those of a step then come and go one by one.
+    """
     accumulators = config.warp_m * config.warp_n // 32 // (2 if config.accumulate is f16 else 1)
-    return accumulators + (config.warp_m + config.warp_n) // 4 * (2 if config.pipelined else 1)
+    return accumulators + (config.warp_m + config.warp_n) // 4 * (2 if config.pipelined and not config.lead else 1)
 
 
 def _register_limit(config: GemmConfig, goal: Target) -> int:

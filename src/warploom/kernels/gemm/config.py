@@ -38,6 +38,8 @@ class GemmConfig:
     swizzle: bool = _flag(False, "XOR-swizzled shared tiles, the epilogue's too (02)")
     stages: int = _flag(1, "shared tiles in flight; from 2 on copies overlap the mma (03)", (1, 2, 3, 4, 5, 6))
     pipelined: bool = _flag(False, "fragments double-buffered, copies issued at the k-loop's midpoint (04)")
+    lead: int = _flag(0, "pipelined: mma between a fragment's load and its first use; 0: a k-step's fragments together",
+                      (0, 4, 8, 16))  # fmt: skip
     block_stride: int = _flag(0, "rows of CTAs that walk along N together, for the L2; 0: plain 2-D grid (05)",
                               (0, 4, 8, 16))  # fmt: skip
     strided: bool = _flag(False, "swizzled addresses as base + signed strides instead of recomputed")
@@ -74,6 +76,16 @@ class GemmConfig:
     def k_steps(self) -> int:
         """``mma`` steps per shared tile."""
         return self.tile_k // MMA_K
+
+    @property
+    def mma_rows(self) -> int:
+        """``mma`` of a warp along its rows."""
+        return self.warp_m // 16
+
+    @property
+    def mma_cols(self) -> int:
+        """``mma`` of a warp along its columns."""
+        return self.warp_n // 8
 
     @property
     def addressing(self) -> Addressing:
@@ -131,6 +143,11 @@ class GemmConfig:
             found.append(
                 f"tile_k {self.tile_k} makes {self.k_steps} k-steps: the two fragment buffers alternate, so pipelined "
                 "needs an even number (tile_k a multiple of 32)"
+            )
+        if self.lead and not (self.pipelined and 0 < self.lead < self.mma_rows * self.mma_cols):
+            found.append(
+                f"lead {self.lead} needs pipelined, and to be less than the {self.mma_rows * self.mma_cols} mma of a "
+                "k-step"
             )
         if self.wide_b and (self.warp_n % 16 or not self.ldmatrix):
             found.append("wide_b loads two B operands of 8 columns: warp_n must be a multiple of 16, with ldmatrix")

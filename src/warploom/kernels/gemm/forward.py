@@ -11,6 +11,7 @@ from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.epilogue import Finish, Output, staging_tile
 from warploom.kernels.gemm.features import PLAIN, GemmFeatures
 from warploom.kernels.gemm.operand import SHAPE, C, Operand, Registers, Side, Source, carried
+from warploom.kernels.gemm.rolling import Load, Mark, Multiply, Order
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, Traced, kernel
 from warploom.lang.values import Number
 
@@ -151,7 +152,7 @@ class Gemm:
         """Registers for the sum, with nothing in them yet."""
         c = self._config
         layout = C if c.accumulate is not f16 else replace(C, element_bits=16)
-        return self._k.accumulator(layout.tile(c.warp_m // 16, c.warp_n // 8), None, "c")
+        return self._k.accumulator(layout.tile(c.mma_rows, c.mma_cols), None, "c")
 
     def start(self) -> None:
         """Start the copies of the first k-tiles; no warp may read the stages any more."""
@@ -170,7 +171,9 @@ class Gemm:
         for register in accumulators.registers:
             if isinstance(register, Mutable):
                 register.set(0)
-        if c.pipelined:
+        if c.lead:
+            self._rolling_loop()
+        elif c.pipelined:
             self._pipelined_loop()
         elif c.stages > 1:
             self._staged_loop()
@@ -189,11 +192,14 @@ class Gemm:
 
     def _mma(self, a: list[Registers], b: list[Registers]) -> None:
         """The outer product of one k-step's operands."""
-        c = self._config
         for i, rows in enumerate(a):
             for j, cols in enumerate(b):
-                target = self._sum.mutable_atom(i, j)
-                self._k.mma(rows, cols, target, inputs=c.dtype, accumulate=c.accumulate, shape=SHAPE, into=target)
+                self._add(rows, cols, i, j)
+
+    def _add(self, a: Registers, b: Registers, row: int, col: int) -> None:
+        """One mma, into atom (row, col) of the sums."""
+        c, target = self._config, self._sum.mutable_atom(row, col)
+        self._k.mma(a, b, target, inputs=c.dtype, accumulate=c.accumulate, shape=SHAPE, into=target)
 
     def _compute(self, stage: Number) -> None:
         for step in range(self._config.k_steps):
@@ -274,6 +280,44 @@ class Gemm:
                 for registers, group in zip((a_next, b_next), self._fragments(0, read.get()), strict=True):
                     _set(registers, group)
             self._mma(a, b)
+
+    def _rolling_loop(self) -> None:
+        """As the pipelined loop with fewer registers: each fragment loads ``lead`` mma before the first that reads it.
+
+        Past the last tile its own first fragments load once more, and nothing reads them: no branch among the mma.
+        """
+        k, c = self._k, self._config
+        order = Order.of(c)
+        k.wait_group(c.stages - 2)
+        k.syncthreads()  # the first tile is here for every warp
+        first = {x: carried(k, self._loaded(x, 0), f"{x.operand.lower()}{x.index}_") for x in order.carried}
+        read = k.register(u32, 0, "read_stage")
+        write = k.register(u32, c.stages - 1, "write_stage")
+        with k.loop(self._count) as tile:
+            held = {load: _values(registers) for load, registers in first.items()}
+            crossed = False
+            for event in order.events():
+                if isinstance(event, Multiply):
+                    per_load = len(held[event.b])
+                    self._add(held[event.a][0], held[event.b][event.col % per_load], event.row, event.col)
+                elif event is Mark.MIDDLE:
+                    self._load_ahead(tile, write)  # over the tile before this one, as in the pipelined loop
+                elif event is Mark.BORDER:
+                    crossed = True
+                    k.wait_group(c.stages - 2)
+                    k.syncthreads()  # the next tile is here for every warp, and every warp has read all of this one
+                    current = read.get()
+                    self._advance(read)
+                    read.set(k.select(tile + 1 < self._count, read.get(), current))
+                elif crossed:
+                    _set(first[event], self._loaded(event, read.get()))
+                else:
+                    held[event] = self._loaded(event, read.get())
+        k.syncthreads()  # every warp has loaded what lay past the last tile
+
+    def _loaded(self, load: Load, stage: Number) -> list[Registers]:
+        """What a load brings from a stage."""
+        return (self.a if load.operand == "A" else self.b).loaded(load.index, load.step, stage)
 
 
 def _values(registers: list[list[Mutable]]) -> list[Registers]:

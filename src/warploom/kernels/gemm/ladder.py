@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from warploom.core.dtypes import f16, f32
+from warploom.core.dtypes import DType, f16, f32
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig
@@ -39,6 +39,17 @@ RUNGS = tuple(
     Rung[AnyGemmConfig](key, name, changes, config)
     for (key, name, changes, _), config in zip(_STEPS, _CONFIGS, strict=True)
 )
+
+
+def summed_in(config: GemmConfig, accumulate: DType) -> GemmConfig:
+    """A rung with sums of type ``accumulate``.
+
+    f32 sums take twice the registers. Beside 128 of them a thread has no room for two whole sets of fragments and for
+    recomputed addresses: rungs 04 and 05 would spill and fall behind rung 03, so their fragments roll.
+    """
+    crowded = accumulate is f32 and config.pipelined and config.addressing == "recomputed"
+    return replace(config, accumulate=accumulate, lead=8 if crowded else config.lead)
+
 
 BEST16 = replace(_CONFIGS[-1], tile_m=256, warp_m=128)
 """The fastest configuration with f16 accumulation for large products."""

@@ -236,15 +236,18 @@ class Operand:
 
     def fragments(self, step: int, stage: Number) -> list[Registers]:
         """The operands of k-step ``step``: of A one per 16 rows, of B one per 8 columns."""
+        loads = self._side.warp_tile // self._side.step
+        return [operand for index in range(loads) for operand in self.loaded(index, step, stage)]
+
+    def loaded(self, index: int, step: int, stage: Number) -> list[Registers]:
+        """The operands that load number ``index`` of k-step ``step`` fills: one, or with ``wide_b`` two of B."""
         side = self._side
-        reader = self._reader.staged(stage) if self._reader is not None else None
-        found: list[Registers] = []
-        for outer in range(0, side.warp_tile, side.step):
-            place = self._place(outer, step)
-            registers = reader.load(*place) if reader is not None else self._element_wise(*place, stage)
-            whole = (registers,) if side.name == "A" else (registers[:2], registers[2:])
-            found += [operand for operand in whole if operand]
-        return found
+        place = self._place(index * side.step, step)
+        registers = (
+            self._element_wise(*place, stage) if self._reader is None else self._reader.staged(stage).load(*place)
+        )
+        whole = (registers,) if side.name == "A" else (registers[:2], registers[2:])
+        return [operand for operand in whole if operand]
 
     def _element_wise(self, row: int, col: int, stage: Number) -> Registers:
         """A fragment by loads of single elements through its map: the seeds' kernel 01a."""
