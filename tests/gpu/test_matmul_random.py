@@ -13,7 +13,8 @@ import pytest
 
 import warploom
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.kernels.gemm.ladder import BEST16, BEST32, LADDER
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.ladder import BEST16, BEST32, LADDER, summed_in
 from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.kernels.gemm.reference import F16_TINY, UNIT_ROUNDOFF, accumulation_bound
 from warploom.lang.functions import relu, silu
@@ -77,14 +78,14 @@ class Family:
         draw = random.Random(number)
         dtype = draw.choice([f16, f16, bf16])
         accumulate = draw.choice([f32, f32, f16]) if dtype is f16 else f32
-        configs = [r.config for r in LADDER.rungs]
+        configs = [r.config for r in LADDER.rungs if isinstance(r.config, GemmConfig)]
         chosen = draw.choice([None, None, None, *configs, replace(BEST32, tile_m=64, warp_m=32, tile_n=64, warp_n=32)])
         free = number % 8 == 7
         return cls(
             dtype, accumulate, draw.choice([None, None, f32, f16, bf16]), draw.random() < 0.6, draw.random() < 0.5,
             1 if free else draw.choice([1, 2, 4, 8, 8, 8]), free, draw.choice(list(EPILOGUES)), draw.random() < 0.4,
             draw.choice([1.0, 1.0, -0.5]), draw.random() < 0.4,
-            None if chosen is None or free else replace(chosen, dtype=dtype, accumulate=accumulate),
+            None if chosen is None or free else replace(summed_in(chosen, accumulate), dtype=dtype),
         )  # fmt: skip
 
 
