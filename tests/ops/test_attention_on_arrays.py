@@ -26,7 +26,7 @@ NUMPY = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch):
     """These tests are of the emulator's path, also where there is a GPU."""
-    monkeypatch.setattr("warploom.ops.attention.gpu_present", lambda: False)
+    monkeypatch.setattr("warploom.ops.places.gpu_present", lambda: False)
 
 
 def make(batch=1, q_len=64, kv_len=64, heads=2, head_dim=64, dtype="f16", seed=0) -> list[Any]:

@@ -16,7 +16,7 @@ from warploom.interop.arrays import describe
 from warploom.interop.overlap import overlaps_itself, share_memory
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST32
-from warploom.ops import matmul_launch
+from warploom.ops import matmul_launch, places
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
@@ -125,8 +125,8 @@ def test_repeated_calls_look_at_their_own_arrays(monkeypatch):
 
     monkeypatch.setattr(matmul_launch, "GpuCall", Calls)
     monkeypatch.setattr(ops, "_prepared", {})
-    monkeypatch.setattr(ops, "gpu_target", lambda _: target("sm_80"))
-    monkeypatch.setattr(ops, "multiprocessors", lambda _: 4)
+    monkeypatch.setattr(places, "gpu_target", lambda _: target("sm_80"))
+    monkeypatch.setattr(places, "multiprocessors", lambda _: 4)
     monkeypatch.setattr(ops, "tuned", lambda *_: None)
     monkeypatch.setattr(ops, "describe", lambda x: describe(x)._replace(device=("cuda", 0)))
     buffer, w = random(64, 128), random(64, 64)

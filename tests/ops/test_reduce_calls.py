@@ -16,6 +16,7 @@ from warploom.core.targets import target
 from warploom.emulate import emulate
 from warploom.interop.arrays import describe
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.ops import places
 from warploom.ops.recipes import Signature
 
 SMALL = GemmConfig(32, 32, 32, 16, 16, dtype=bf16, ldmatrix=True, swizzle=True, stages=2, pipelined=True)
@@ -69,7 +70,7 @@ def pretended_gpu(monkeypatch):
 
     for name, stand_in in (("_prepared", prepare), ("empty", empty), ("describe", on_gpu), ("_ready", {}),
                            ("gpu_target", lambda _: target("sm_80")), ("multiprocessors", lambda _: 4)):  # fmt: skip
-        for module in (ops, steps):
+        for module in (ops, steps, places):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, stand_in)
     return prepared

@@ -12,7 +12,7 @@ import numpy as np
 
 from warploom.core.dtypes import F32_MAX, bf16, f16, f32
 from warploom.core.errors import ConfigError, ProblemError, shown
-from warploom.core.targets import Target, target
+from warploom.core.targets import Target
 from warploom.interop import tracing
 from warploom.interop.arrays import (
     ArrayView,
@@ -33,16 +33,9 @@ from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
 from warploom.ops.attention_kernels import mapped, recipe_for
-from warploom.ops.backends import (
-    GpuCall,
-    Grid,
-    gpu_name,
-    gpu_present,
-    gpu_target,
-    multiprocessors,
-    run_on_emulator,
-)
+from warploom.ops.backends import GpuCall, Grid, gpu_name, run_on_emulator
 from warploom.ops.options import configuration, flag, number, single
+from warploom.ops.places import EMULATOR, Place
 from warploom.ops.recipes import Recipe
 from warploom.winners.classes import attention_class
 from warploom.winners.store import find_winner
@@ -59,9 +52,6 @@ _ALIGNED_ELEMENTS = 8  # 16 bytes: what one cp.async moves
 _STRIDE_LIMIT = 2**32
 _OPEN_SIDE = 2**30
 """Keys on one side of a window from which on it is no window."""
-
-EMULATED_TARGET = "sm_80"
-"""The architecture a plan is made for where there is no GPU."""
 
 
 @dataclass(frozen=True)
@@ -225,25 +215,24 @@ def _strides(view: ArrayView, layout: str) -> TensorStrides:
 
 def _plan(inputs: _Inputs, out: ArrayView, layout: str, config: Any) -> AttentionPlan:
     problem, q = inputs.problem, inputs.q
-    on_gpu = q.device[0] == "cuda" or gpu_present()
-    device = q.device[1] if q.device[0] == "cuda" else 0
     if config is not None:
         config = configuration(config, (AttentionConfig, HopperConfig), parse_config)
-    emulated = "sm_90a" if isinstance(config, HopperConfig) else EMULATED_TARGET
-    goal = gpu_target(device) if on_gpu else target(emulated)
+    place = Place.of(q.device, wgmma=isinstance(config, HopperConfig))
+    goal = place.goal
     q_strides, k_strides, v_strides = (_strides(view, layout) for view in inputs.all)
     strides = q_strides, k_strides, v_strides, _strides(out, layout)
     if config is None:
-        config, reason = (tuned(problem, goal, device) if on_gpu else None) or choose(problem, goal)
+        won = None if place.gpu is None else tuned(problem, goal, place.gpu)
+        config, reason = won or choose(problem, goal)
     else:
         reason = "asked for by the caller"
         problems = list(dict.fromkeys(config.check(goal) + problem.misfits(config)))
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
-    where = f"GPU {device}" if on_gpu else "the emulator"
-    count = multiprocessors(device) if on_gpu else 1
-    scalars = problem.scalars(config, *strides, multiprocessors=count)
-    return AttentionPlan(problem, config, reason, goal.name, where, strides, scalars, layout, count)
+    scalars = problem.scalars(config, *strides, multiprocessors=place.multiprocessors)
+    return AttentionPlan(
+        problem, config, reason, goal.name, str(place), strides, scalars, layout, place.multiprocessors
+    )
 
 
 def tuned(problem: AttentionProblem, goal: Target, device: int) -> tuple[AnyConfig, str] | None:
@@ -377,7 +366,7 @@ def _first_call(views: _Views, options: Options, config: AnyConfig | str | None,
                 _prepared.clear()
             _prepared[key] = call
         call.launch(arrays, outs[0].kind)
-    elif made.device == "the emulator":
+    elif made.device == EMULATOR:
         run_on_emulator(made.program, made.grid, arrays, made.scalars, problem.flops, mapped_arrays)
     else:
         _run_from_host(inputs, outs, options.layout, made)

@@ -10,7 +10,7 @@ import numpy as np
 
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.identity import function_key
-from warploom.core.targets import Target, target
+from warploom.core.targets import Target
 from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty_like
 from warploom.interop.tracing import is_tracing
@@ -18,16 +18,14 @@ from warploom.kernels.gemm.choice import choose, expected_seconds, parse_config,
 from warploom.kernels.gemm.features import EpilogueFunction
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
-from warploom.ops.backends import GpuCall, gpu_name, gpu_present, gpu_target, multiprocessors, run_on_emulator
+from warploom.ops.backends import GpuCall, gpu_name, run_on_emulator
 from warploom.ops.matmul_arrays import READ_ONLY, Inputs, gemm_config, read_inputs
 from warploom.ops.matmul_launch import Prepared
-from warploom.ops.matmul_plan import EMULATED_MULTIPROCESSORS, MatmulPlan, argument_names, finish_names
+from warploom.ops.matmul_plan import MatmulPlan, argument_names, finish_names
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
+from warploom.ops.places import EMULATOR, Place
 from warploom.winners.classes import gemm_class
 from warploom.winners.store import find_winner
-
-EMULATED_TARGET = "sm_80"
-"""The architecture a plan is made for where there is no GPU; a ``wgmma`` configuration asked for is emulated too."""
 
 _Key = tuple[Hashable, ...]
 _prepared: dict[_Key, Prepared] = {}
@@ -135,22 +133,19 @@ def plan_matmul(
 
 
 def _plan(inputs: Inputs, config: AnyGemmConfig | None) -> MatmulPlan:
-    problem, device = inputs.problem, inputs.views[0].device
-    on_gpu = device[0] == "cuda" or gpu_present()
-    number = device[1] if device[0] == "cuda" else 0
-    emulated = "sm_90a" if isinstance(config, HopperGemmConfig) else EMULATED_TARGET
-    goal = gpu_target(number) if on_gpu else target(emulated)
+    problem = inputs.problem
+    place = Place.of(inputs.views[0].device, wgmma=isinstance(config, HopperGemmConfig))
+    goal = place.goal
     if config is None:
-        config, reason = (tuned(problem, goal, number) if on_gpu else None) or choose(problem, goal)
+        won = None if place.gpu is None else tuned(problem, goal, place.gpu)
+        config, reason = won or choose(problem, goal)
     else:
         reason = "asked for by the caller"
         operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
         problems = list(dict.fromkeys(config.check(goal, **operands) + problem.misfits(config)))
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
-    where = f"GPU {number}" if on_gpu else "the emulator"
-    count = multiprocessors(number) if on_gpu else EMULATED_MULTIPROCESSORS
-    return MatmulPlan(problem, config, reason, goal.name, where, inputs.alpha, count)
+    return MatmulPlan(problem, config, reason, goal.name, str(place), inputs.alpha, place.multiprocessors)
 
 
 NEAR_ENOUGH = 1.0
@@ -201,7 +196,7 @@ def _first_call(inputs: Inputs, out: Any, config: AnyGemmConfig | None, key: _Ke
                 _prepared.clear()
             _prepared[key] = ready
         ready.run(inputs.views, view.pointer)
-    elif made.device == "the emulator":
+    elif made.device == EMULATOR:
         _run_on_emulator(made, inputs, view)
     else:
         _run_from_host(inputs, view, config)

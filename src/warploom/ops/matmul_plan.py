@@ -18,13 +18,11 @@ from warploom.kernels.gemm.shares import Shares
 from warploom.kernels.mapped import MappedArray
 from warploom.ops.backends import Grid
 from warploom.ops.gemm_kernels import trace_finish, trace_for
+from warploom.ops.places import EMULATED_MULTIPROCESSORS
 from warploom.ops.recipes import Recipe
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
-
-EMULATED_MULTIPROCESSORS = 2
-"""CTAs of an emulated persistent kernel, at most: each then has several tiles."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,12 @@ class MatmulPlan:
     @property
     def scalars(self) -> dict[str, int]:
         """Scalar arguments of :attr:`program`."""
-        return self.problem.scalars(self.config, _bits(self.alpha), self.multiprocessors)
+        return self.problem.scalars(self.config, bits_of(self.alpha), self.multiprocessors)
 
     @property
     def finish_scalars(self) -> dict[str, int]:
         """Scalar arguments of :attr:`finish`."""
-        return self.problem.finish_scalars(_bits(self.alpha))
+        return self.problem.finish_scalars(bits_of(self.alpha))
 
     def shared_workspace(self) -> dict[str, ArrayView]:
         """For the emulator, the workspace of stream-K by the kernel's names: parts full of NaN, counts of 0."""
@@ -118,7 +116,8 @@ class MatmulPlan:
         return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
 
 
-def _bits(value: float) -> int:
+def bits_of(value: float) -> int:
+    """A float32 as the integer that the kernels' factors come as."""
     return int.from_bytes(struct.pack("<f", value), "little")
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f16, f32, s32, s64, u8
 from warploom.core.errors import ConfigError, ProblemError
-from warploom.core.targets import target as target_named
 from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, require_dtype, same_device
 from warploom.interop.tracing import is_tracing
@@ -21,13 +20,13 @@ from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.kernels.mapped import MappedArray
 from warploom.kernels.reduce.states import OPS, ReduceOp
-from warploom.ops.backends import GpuCall, Grid, gpu_present, gpu_target, multiprocessors, run_on_emulator
+from warploom.ops.backends import GpuCall, Grid, run_on_emulator
 from warploom.ops.matmul_arrays import Inputs, gemm_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
+from warploom.ops.places import EMULATOR, Place
 from warploom.ops.recipes import Recipe
-from warploom.ops.reduce_steps import EMULATED_MULTIPROCESSORS, ReducePlan, Step, blocks_of, transposed
+from warploom.ops.reduce_steps import ReducePlan, Step, blocks_of, transposed
 
-EMULATED_TARGET = "sm_80"
 Op = Literal["max", "sum", "logsumexp"]
 
 
@@ -142,11 +141,8 @@ def _read(a: ArrayView, b: ArrayView, op: str, scale: float, bias: Any) -> Input
 
 def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | None, subtract: bool) -> ReducePlan:
     problem: GemmProblem = inputs.problem
-    first = inputs.views[0]
-    number = first.device[1] if first.device[0] == "cuda" else 0
-    on_gpu = first.device[0] == "cuda" or gpu_present()
-    emulated = "sm_90a" if isinstance(config, HopperGemmConfig) else EMULATED_TARGET
-    goal = gpu_target(number) if on_gpu else target_named(emulated)
+    place = Place.of(inputs.views[0].device, wgmma=isinstance(config, HopperGemmConfig))
+    goal = place.goal
     reason = "asked for by the caller"
     if config is None:
         config, reason = choose_for_rows(problem, goal)
@@ -157,8 +153,7 @@ def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | None, subtract: 
             problems.append("split_k and stream_k cut sums that the reduction needs whole")
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
-    count = multiprocessors(number) if on_gpu else EMULATED_MULTIPROCESSORS
-    return ReducePlan(problem, config, op, reason, "cuda" if on_gpu else "the emulator", subtract, count)
+    return ReducePlan(problem, config, op, reason, str(place), subtract, place.multiprocessors)
 
 
 def _reduced(
@@ -191,7 +186,7 @@ def _reduced(
     if m == 0:
         return out, index
     plan = _plan(inputs, op, config, target is not None)
-    copied = device[0] != "cuda" and plan.device == "cuda"
+    copied = device[0] != "cuda" and plan.device != EMULATOR
     if copied:  # CPU arrays on a GPU travel as contiguous ones
         hosts = [describe(np.ascontiguousarray(as_numpy(x))) for x in inputs.views]
         inputs = _read(hosts[0], hosts[1], op, scale, hosts[2] if bias is not None else None)

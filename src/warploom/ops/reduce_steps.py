@@ -5,7 +5,6 @@ The rows of a large problem are taken in blocks, so that the states of a block's
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,12 +21,13 @@ from warploom.kernels.reduce.states import DOT_WARPS, MERGE_THREADS, ReduceOp, R
 from warploom.ops.backends import GpuCall, Grid
 from warploom.ops.gemm_kernels import trace_hopper_tiles, trace_logits, trace_merge, trace_tiles
 from warploom.ops.matmul_arrays import Inputs, read_inputs
+from warploom.ops.matmul_plan import bits_of
+from warploom.ops.places import EMULATED_MULTIPROCESSORS
 from warploom.ops.recipes import Recipe
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
 
-EMULATED_MULTIPROCESSORS = 2
 WORKSPACE_BYTES = 1 << 25
 """Memory for the states of one block of rows; a block has at least :data:`LEAST_ROWS` rows, whatever that takes."""
 LEAST_ROWS = 256
@@ -142,7 +142,7 @@ def steps_of(
 ) -> list[Step]:
     """The kernels of a call whose rows fit the workspace ``parts``."""
     problem = plan.problem
-    alpha = int.from_bytes(struct.pack("<f", inputs.alpha), "little")
+    alpha = bits_of(inputs.alpha)
     names = ("a_map", "b_map", "bias") if plan.mapped else ("a", "b", "bias")
     arrays: dict[str, ArrayView] = dict(zip(names, inputs.views, strict=False))
     arrays |= dict(zip(("first", "second"), parts, strict=False))
