@@ -54,8 +54,8 @@ WHY = {
     "07": "Beyond the seed: eight warps share a tile of 128×256, so that each byte that comes from the L2 is "
     "multiplied more often. Where power is the limit, bytes that do not move are products that run.",
     "best16": "128×64 for each warp and 256×256 for the CTA: f16 accumulators leave the registers for it.",
-    "best32": "f32 accumulators take twice the registers, so 64×64 is the most for a warp. Groups of sixteen rows of "
-    "tiles make what runs at the same time nearly square, which is least to read.",
+    "best32": "f32 accumulators take twice the registers, so 64×64 is the most for a warp that keeps two sets of "
+    "fragments. Groups of sixteen rows of tiles make what runs at the same time nearly square, which is least to read.",
 }
 
 

@@ -128,7 +128,7 @@ def configurations(accumulate: DType) -> dict[str, GemmConfig]:
         "128x256x32 64x64 s4": (128, 256, 32, 64, 64, 4),
         "128x256x64 64x64 s4": (128, 256, 64, 64, 64, 4),
     }
-    if accumulate is f16:  # f32 accumulators of these do not fit a thread's registers
+    if accumulate is f16:  # f32 accumulators of these do not fit beside whole sets of fragments
         tiles |= {
             "192x256x32 96x64 s4": (192, 256, 32, 96, 64, 4),
             "128x256x32 64x128 s4": (128, 256, 32, 64, 128, 4),
@@ -141,6 +141,11 @@ def configurations(accumulate: DType) -> dict[str, GemmConfig]:
         "best, recomputed addresses": replace(best, strided=False),
         "best, one B operand per ldmatrix": replace(best, wide_b=False),
     }
+    if accumulate is f32:
+        found |= {
+            "192x256x32 96x64 s4, lead 8": _tiled(best, 192, 256, 32, 96, 64, 4, lead=8),
+            "128x256x32 64x64 s4, lead 8": _tiled(best, 128, 256, 32, 64, 64, 4, lead=8),
+        }
     goal = target("sm_90a")
     return {name: c for name, c in found.items() if not c.check(goal)}
 
