@@ -63,6 +63,7 @@ def products(draw: st.DrawFn) -> tuple[GemmConfig, GemmProblem, int]:
         min_ctas=draw(st.integers(1, 2)),
     )
     config = replace(config, pipelined=config.stages > 1 and draw(st.booleans()))
+    config = replace(config, lead=int(config.pipelined and draw(st.booleans())))
     if config.dtype is f16:
         config = replace(config, accumulate=draw(st.sampled_from([f32, f16])))
     m, n, k = draw(st.integers(1, 110)), draw(st.integers(1, 110)), draw(st.integers(1, 260))
@@ -101,6 +102,7 @@ CASES: dict[str, tuple[GemmConfig, DType | None]] = {
     "f16 sums": (replace(WIDE, accumulate=f16), None),
     "one stage": (replace(WIDE, stages=1, pipelined=False), f32),
     "unpipelined": (replace(WIDE, stages=2, pipelined=False), None),
+    "rolling": (replace(WIDE, lead=2), f32),
 }
 
 
