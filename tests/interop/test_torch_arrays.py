@@ -10,8 +10,10 @@ import pytest
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import as_bytes, as_numpy, current_stream, describe, empty, empty_like
+from warploom.ops.matmul import matmul
 
 torch = pytest.importorskip("torch")
+FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 
 
 def test_a_tensor_is_seen_in_place():
@@ -74,6 +76,34 @@ def test_negated_views_are_resolved():
 def test_tensors_without_a_use_are_refused(make, says):
     with pytest.raises(ProblemError, match=says):
         describe(make())
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that stands for another, as those of torch.distributed do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, *_):
+        return NotImplemented
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_tensors_without_memory_are_refused():
+    """Their address is 0, which a kernel would read."""
+    with FakeTensorMode() as mode, pytest.raises(ProblemError, match=r"FakeTensor has no memory.*torch\.ops\.warploom"):
+        describe(mode.from_tensor(torch.ones(2, 2)))
+    with pytest.raises(ProblemError, match="Wrapped has no memory of its own"):
+        describe(Wrapped(torch.ones(2, 2)))
+    assert describe(torch.ones(0, 2)).shape == (0, 2)
+
+
+def test_a_result_is_not_written_to_the_copy_of_a_negated_view():
+    out = torch.complex(torch.ones(4, 1), torch.ones(4, 1)).conj().imag
+    with pytest.raises(ProblemError, match="read-only"):
+        matmul(torch.ones(4, 16).half(), torch.ones(16, 1).half(), out=out)
 
 
 def test_results_are_tensors():

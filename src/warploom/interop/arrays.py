@@ -278,7 +278,8 @@ def _read_torch(tensor: Any) -> ArrayView:
             raise _unknown_type(tensor.dtype)
     if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
         raise ProblemError(NO_BACKWARD)
-    if tensor.is_neg():
+    copied = tensor.is_neg()
+    if copied:
         tensor = tensor.resolve_neg()
     try:
         pointer, strides = tensor.data_ptr(), tensor.stride()
@@ -291,7 +292,13 @@ def _read_torch(tensor: Any) -> ArrayView:
         device = CPU
     else:
         raise ProblemError(f"torch tensors on {tensor.device} are not something warploom runs on; use cuda or cpu")
-    return _new(ArrayView, (pointer, tensor.shape, strides, dtype, device, "torch", tensor, False))
+    if not pointer and tensor.numel():  # a kernel would read address 0
+        raise ProblemError(
+            f"this {type(tensor).__name__} has no memory of its own (a fake or wrapped tensor): pass the tensor that "
+            "it stands for; PyTorch traces the operators in torch.ops.warploom"
+        )
+    # What is written to a copy is lost: that counts as read-only.
+    return _new(ArrayView, (pointer, tensor.shape, strides, dtype, device, "torch", tensor, copied))
 
 
 _numpy_to_dtype: dict[np.dtype[Any], DType] = {t.numpy: t for t in DTYPES.values() if t.name != "tf32"}
