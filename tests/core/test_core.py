@@ -96,3 +96,24 @@ def test_the_cache_folder_can_be_chosen(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path / "xdg" / "warploom"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "warploom"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")  # as if it were not set
+    assert cache_folder() == Path.home() / ".cache" / "warploom"
+
+
+def test_a_user_without_a_home_gets_no_cache_and_no_error(monkeypatch, tmp_path):
+    """Containers run under numbers that no user has: kernels are then compiled anew, with a warning."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.delenv("WARPLOOM_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "warploom"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    with pytest.raises(OSError, match="directory"):
+        cache_folder().mkdir(parents=True)
+    monkeypatch.setenv("WARPLOOM_CACHE", "~a-user-there-is-not/kernels")
+    with pytest.raises(OSError, match="directory"):
+        cache_folder().mkdir(parents=True)

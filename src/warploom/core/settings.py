@@ -8,14 +8,24 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """The folder of compiled kernels and tuned winners: ``$WARPLOOM_CACHE``, or the platform's user cache."""
+    """The folder of compiled kernels and tuned winners: ``$WARPLOOM_CACHE``, or the platform's user cache.
+
+    Where neither leads anywhere, because the user has no home, a place where nothing can be kept: who tries warns.
+    """
+    try:
+        return _cache_folder()
+    except RuntimeError:  # of pathlib: "Could not determine home directory"
+        return Path(os.devnull) / "no-home-folder"
+
+
+def _cache_folder() -> Path:
     chosen = os.environ.get("WARPLOOM_CACHE")
     if chosen:
         return Path(chosen).expanduser()
     if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "warploom"
