@@ -15,7 +15,8 @@ from warploom.operators.names import operator_of
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from warploom.ops.attention import AttentionPlan, attention, plan
+    from warploom.ops.attention import attention, plan
+    from warploom.ops.attention_plan import AttentionPlan
     from warploom.ops.launch import launch
     from warploom.ops.matmul import matmul, plan_matmul
     from warploom.ops.matmul_plan import MatmulPlan
@@ -26,7 +27,7 @@ tracing.operator_of = operator_of  # the rooms below call what stands on them, a
 _PUBLIC = {
     "attention": "warploom.ops.attention",
     "plan": "warploom.ops.attention",
-    "AttentionPlan": "warploom.ops.attention",
+    "AttentionPlan": "warploom.ops.attention_plan",
     "matmul": "warploom.ops.matmul",
     "plan_matmul": "warploom.ops.matmul",
     "MatmulPlan": "warploom.ops.matmul_plan",

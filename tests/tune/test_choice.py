@@ -10,7 +10,7 @@ from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.ladder import BEST
 from warploom.kernels.attention.problem import AttentionProblem
-from warploom.ops import attention as ops
+from warploom.ops import attention_plan as ops
 from warploom.winners.classes import attention_class
 from warploom.winners.store import Winner, WinnerStore, package_version
 

@@ -16,7 +16,7 @@ from warploom.operators.registration import define
 from warploom.ops import attention as eager
 
 if TYPE_CHECKING:
-    from warploom.ops.attention import Layout, Window
+    from warploom.ops.attention_arrays import Layout, Window
 
 _SEQUENCE_AXIS = {"bshd": 1, "bhsd": 2}
 _SCHEMA = (

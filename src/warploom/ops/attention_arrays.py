@@ -1,0 +1,145 @@
+"""The arrays and options of attention: checked, aligned, and read as a problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Literal
+
+from warploom.core.dtypes import F32_MAX, bf16, f16
+from warploom.core.errors import ProblemError, shown
+from warploom.interop.arrays import ArrayView, compact, require_dtype, same_device
+from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.problem import AttentionProblem, TensorStrides
+from warploom.ops.options import flag, number, single
+
+Layout = Literal["bshd", "bhsd"]
+Window = tuple[int | None, int | None]
+AXES: dict[str, tuple[int, int, int]] = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2)}
+"""Where (batch, head, sequence) stand among the dimensions."""
+
+_ALIGNED_ELEMENTS = 8  # 16 bytes: what one cp.async moves
+_STRIDE_LIMIT = 2**32
+_OPEN_SIDE = 2**30
+"""Keys on one side of a window from which on it is no window."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of :func:`attention` that shape its kernel."""
+
+    causal: bool = False
+    scale: float | None = None
+    window: Window | None = None
+    softcap: float | None = None
+    return_lse: bool = False
+    layout: str = "bshd"
+
+    def plain(self) -> Options:
+        """These options as Python's own values: arrays of one number are read. Raises ProblemError for other kinds."""
+        if not isinstance(self.layout, str) or self.layout not in AXES:
+            raise ProblemError(
+                f"layout is 'bshd' (batch, sequence, heads, head_dim) or 'bhsd', not {shown(self.layout)}"
+            )
+        return Options(
+            flag("causal", self.causal),
+            None if self.scale is None else number("scale", self.scale),
+            None if self.window is None else _window(self.window),
+            None if self.softcap is None else number("softcap", self.softcap),
+            flag("return_lse", self.return_lse),
+            self.layout,
+        )
+
+    def check(self) -> None:
+        """Raises ProblemError for values that no kernel computes with."""
+        AttentionFeatures(window=self.sides(), softcap=self.softcap)
+
+    def sides(self) -> Window:
+        """(left, right) keys a query sees around the one aligned with it; None is unbounded."""
+        left, right = self.window or (None, None)
+        # -1 is FlashAttention's open side; one of so many keys is open too, and sums with it would not fit in 32 bits
+        left, right = (None if side is None or side == -1 or side >= _OPEN_SIDE else side for side in (left, right))
+        if self.causal:
+            right = 0 if right is None else min(right, 0)
+        return left, right
+
+
+def _window(value: Any) -> Window:
+    """(left, right) as ints and None. Raises ProblemError for anything that is no pair of them."""
+    sides: Any = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(sides, tuple | list) and len(sides) == 2:  # pyright: ignore[reportUnknownArgumentType]
+        found = [single(side) for side in sides]  # pyright: ignore[reportUnknownVariableType]
+        if all(side is None or isinstance(side, Integral) for side in found):
+            left, right = (None if side is None else int(side) for side in found)
+            return left, right
+    raise ProblemError(f"window is (left, right) counts of keys, None or -1 for an open side; not {shown(value)}")
+
+
+Views = tuple[ArrayView, ArrayView, ArrayView]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Described, checked and 16-byte aligned inputs."""
+
+    q: ArrayView
+    k: ArrayView
+    v: ArrayView
+    problem: AttentionProblem
+
+    @property
+    def all(self) -> Views:
+        """Q, K and V."""
+        return self.q, self.k, self.v
+
+
+def read_inputs(views: Views, options: Options) -> Inputs:
+    """Check the arrays. Raises ProblemError with the first thing that is wrong."""
+    options.check()
+    layout = options.layout
+    named = dict(zip("qkv", views, strict=True))
+    for name, view in named.items():
+        if len(view.shape) != 4:
+            raise ProblemError(f"{name} has shape {tuple(view.shape)}; attention takes four dimensions, {layout}")
+        require_dtype(view, name, (bf16, f16))
+        if view.dtype is not views[0].dtype:
+            raise ProblemError(f"q is {views[0].dtype} and {name} is {view.dtype}: convert them to one type")
+        if view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape:  # of no elements the strides say nothing
+            raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[3]}): copy it")
+    same_device(views, list(named))
+    problem = _problem(views, options)
+    q_view, k_view, v_view = (_aligned(view) for view in views)
+    return Inputs(q_view, k_view, v_view, problem)
+
+
+def _problem(views: Views, options: Options) -> AttentionProblem:
+    batch, head, seq = AXES[options.layout]
+    q, k, v = (tuple(view.shape) for view in views)
+    if k != v:
+        raise ProblemError(f"k has shape {k} and v {v}: they must be equal")
+    if (q[batch], q[3]) != (k[batch], k[3]):
+        raise ProblemError(f"q has shape {q} and k {k} ({options.layout}): batch and head_dim must be equal")
+    if q[head] != k[head] and (k[head] == 0 or q[head] % k[head]):
+        raise ProblemError(
+            f"q has {q[head]} heads, no multiple of the {k[head]} of k and v: heads share keys in groups"
+        )
+    if q[3] % 8 or not 8 <= q[3] <= 256:
+        raise ProblemError(f"head_dim is {q[3]}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
+    if options.scale is not None and not abs(options.scale) <= F32_MAX:
+        raise ProblemError(f"scale must be a finite float32, not {options.scale}")
+    return AttentionProblem(
+        q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], views[0].dtype,
+        options.sides(), options.scale, options.softcap, options.return_lse,
+    )  # fmt: skip
+
+
+def _aligned(view: ArrayView) -> ArrayView:
+    """The view, or a row-major copy where its rows do not start at multiples of 16 bytes or its strides are odd."""
+    misaligned = view.pointer % 16 or any(s % _ALIGNED_ELEMENTS or not 0 <= s < _STRIDE_LIMIT for s in view.strides[:3])
+    return compact(view) if misaligned and 0 not in view.shape else view
+
+
+def strides_of(view: ArrayView, layout: str) -> TensorStrides:
+    """(batch, head, sequence) strides of a tensor in a layout, in elements."""
+    batch, head, seq = AXES[layout]
+    return view.strides[batch], view.strides[head], view.strides[seq]
