@@ -30,7 +30,11 @@ def test_blocks_that_need_a_gpu(page: Path, tmp_path: Path) -> None:
     assert Reader(page, tmp_path, gpu=True).run(blocks_of(page.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"))],
+    ids=lambda p: p.name,
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for path, anchor in _LINK.findall(page.read_text(encoding="utf-8")):
         there = (page.parent / path).resolve() if path else page
