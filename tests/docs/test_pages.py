@@ -12,6 +12,10 @@ from tests.docs.pages import PAGES, ROOT, PageError, Reader, blocks_of
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _MOST_KERNEL_LINES = 40
+OTHERS = [
+    ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/results/README.md")
+]
+"""What is linked and links, beside the pages."""
 
 
 def _runs_something(page: Path, *, gpu: bool) -> bool:
