@@ -56,7 +56,8 @@ def test_the_model_takes_what_was_fastest(kind):
 )
 def test_uneven_counts_of_tiles_are_shared_where_that_was_faster(sizes, schedule):
     """As measured on the H200 (benchmarks/gemm_waves_h200.py), of mma.sync alone."""
-    problem = contiguous_problem(*sizes, f16, b_rows=False)
+    m, n, k = sizes
+    problem = contiguous_problem(m, n, k, f16, b_rows=False)
     general = [c for c in fitting(problem, GOAL)[0] if isinstance(c, GemmConfig)]
     taken = min(general, key=lambda c: expected_seconds(problem, c, GOAL))
     assert ("stream_k" if taken.stream_k else "split_k" if taken.split_k > 1 else "whole") == schedule
