@@ -21,7 +21,7 @@ def missing_compiler() -> str | None:
     try:
         nvrtc_version()
     except UnsupportedDeviceError as error:
-        return f'not compiled: pip install "warploom[cu13]" ({error})'
+        return f"not compiled: {error}"
     return None
 
 
