@@ -1,6 +1,6 @@
 """What people write by mistake, and the message that puts them right."""
 
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportArgumentType=false
 
 import numpy as np
 import pytest
@@ -56,6 +56,83 @@ def test_no_access_moves_three_elements():
 def test_shared_memory_beyond_every_gpu_is_refused():
     with pytest.raises(VerifyError, match="bytes of shared memory"):
         traces(lambda k, x: k.shared(f32, (1024, 1024)).store(1.0, 0, 0))
+
+
+def over_a_loop(k, x):
+    for i in k.loop(4):
+        x.store(1.0, i)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (lambda k, x: x[0], r"write x\.load\(i\)"),
+        (lambda k, x: x.__setitem__(0, 1.0), r"x\.store\(value, i\)"),
+        (lambda k, x: k.shared(f32, 4)[0], r"tile\.load\(row, col\)"),
+        (lambda k, x: x.store(1.0, 0.5), "an index is an integer, not 0.5"),
+        (lambda k, x: x.store(1.0, x.load(0)[0]), r"an index is an integer, not <f32.*k\.convert"),
+        (lambda k, x: x.load(None), "an index is an integer, not None"),
+        (lambda k, x: x + x, "an index is an integer"),
+        (over_a_loop, r"with k\.loop\(stop\) as i"),
+        (lambda k, x: k.loop(-1), "its stop is -1"),
+        (lambda k, x: k.loop(4, start=-1), "its start is -1"),
+        (lambda k, x: k.loop(4, step=0), "its step is 0"),
+        (lambda k, x: k.when("a"), "'a' is no condition"),
+        (lambda k, x: k.thread + 2**40, "1099511627776 does not fit u32"),
+        (lambda k, x: k.thread // 0, "division by 0"),
+        (lambda k, x: k.thread % 0, "division by 0"),
+        (lambda k, x: k.shfl_xor(k.thread, 32), "0 to 31, not 32"),
+        (lambda k, x: k.shared("f32", 4), "not 'f32'"),
+        (lambda k, x: k.shared(np.float32, 4), "holds a type of warploom.lang"),
+        (lambda k, x: k.shared(f32, (2, 2, 2)), r"a number or \(rows, cols\), not \(2, 2, 2\)"),
+        (lambda k, x: k.shared(f32, 2.5), "a number or .rows, cols., not 2.5"),
+        (lambda k, x: x.store("a", 0), "'a' is no number that f32 can hold"),
+    ],
+)
+def test_words_of_the_wrong_kind(body, says):
+    with pytest.raises(TraceError, match=says) as refused:
+        traces(body)
+    assert "test_misuse.py:" in str(refused.value)
+
+
+def generator(k: Kernel, x: Global[f32]):
+    yield 1
+
+
+async def coroutine(k: Kernel, x: Global[f32]): ...
+
+
+def returning(k: Kernel, x: Global[f32]):
+    return x.load(k.lane)[0] * 2.0
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.parametrize("function", [generator, coroutine, returning])
+def test_a_kernel_that_returns_something_is_refused(function):
+    """Of a generator or coroutine nothing would have run: the Program was empty."""
+    with pytest.raises(TraceError, match="a kernel returns nothing, its results are what it stores"):
+        kernel(threads=32)(function).trace()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"threads": "32"}, "threads is an int or a function of the configuration, not '32'"),
+        ({"threads": None}, "threads is an int"),
+        ({"threads": 33}, "33 threads"),
+        ({"cluster": "2"}, "one to three positive counts"),
+        ({"opt_level": 9}, "opt_level is 9: ptxas knows 0 to 3"),
+        ({"min_ctas": 0}, "min_ctas is 0"),
+    ],
+)
+def test_options_of_a_kernel_are_checked(options, says):
+    with pytest.raises((TraceError, VerifyError), match=says):
+        kernel(**{"threads": 32, **options})(lambda k: None).trace()
+
+
+def test_global_takes_a_type():
+    with pytest.raises(TraceError, match=r"Global\[f32\]\), not 'f32'"):
+        Global["f32"]
 
 
 def test_pythons_max_is_pointed_at_maximum():

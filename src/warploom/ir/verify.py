@@ -240,6 +240,8 @@ def _launch(program: Program, target: Target | None) -> Iterator[str]:
         yield f"{at(program.where)}{program.threads} threads: a CTA has a multiple of 32, from 32 to 1024"
     if program.cluster_ctas > 1 and _generation(program.requires) < _generation("sm_90"):
         yield f"{at(program.where)}clusters need sm_90, the kernel requires only {program.requires}"
+    if program.opt_level not in (0, 1, 2, 3):
+        yield f"{at(program.where)}opt_level is {program.opt_level}: ptxas knows 0 to 3"
     if program.min_ctas < 1:
         yield f"{at(program.where)}min_ctas is {program.min_ctas}: it must be at least 1"
     if target is not None and program.threads * program.min_ctas > target.threads_per_sm:

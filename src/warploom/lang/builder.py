@@ -73,6 +73,11 @@ class Builder:
             raise TraceError(f"{value!r} is not an integer, but the other operand is {dtype} ({self.here()})")
         if dtype.is_float:
             value = self._as_float(value, dtype)
+        elif dtype is pred:
+            if not isinstance(value, bool | int):
+                raise TraceError(f"{shown(value)} is no condition ({self.here()}): write a comparison, True or False")
+        elif not -(2 ** (dtype.bits - 1)) <= value < 2**dtype.bits:
+            raise TraceError(f"{value} does not fit {dtype} ({self.here()})")
         return Traced(self, Const(dtype, value))
 
     def _as_float(self, value: Any, dtype: DType) -> float:
@@ -184,6 +189,8 @@ class Builder:
         dtype = self._common_type(op, a, b)
         if dtype.kind != "unsigned":
             raise TraceError(f"`//` and `%` take unsigned integers, not {dtype} ({self.here()})")
+        if not isinstance(b, Traced) and b == 0:
+            raise TraceError(f"division by 0 ({self.here()})")
         return self.binary(op, a, b)
 
     # -- mutable registers

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_type_hints
 
 from warploom.core.dtypes import DType, u64
-from warploom.core.errors import LayoutError, TraceError, VerifyError
+from warploom.core.errors import LayoutError, TraceError, VerifyError, shown
 from warploom.ir.program import Parameter, Program
 from warploom.ir.simplify import simplify
 from warploom.ir.statements import SourceLine, operands_of, walk
@@ -33,6 +33,8 @@ else:
         """Annotation of a pointer parameter: ``a: Global[bf16]``."""
 
         def __class_getitem__(cls, dtype: DType) -> PointerType:
+            if not isinstance(dtype, DType):
+                raise TraceError(f"Global takes a type of warploom.lang (Global[f32]), not {shown(dtype)}")
             return PointerType(dtype)
 
 
@@ -87,11 +89,18 @@ class KernelFunction:
         k = Kernel(share=self.share, cluster=cluster)
         parameters, arguments = self._parameters(k)
         try:
-            self.function(k, *arguments, **configuration)
+            returned: object = self.function(k, *arguments, **configuration)
         except (LayoutError, VerifyError) as error:  # of a layout or an instruction, which know no lines
             where = k.line_of(error)
             raise type(error)(f"{where}: {error}" if where.line else str(error)) from error
-        count = threads or (self.threads if isinstance(self.threads, int) else self.threads(**configuration))
+        if returned is not None:  # of a generator or coroutine nothing has run
+            raise TraceError(
+                f"{self.name} returns {shown(returned)}: a kernel returns nothing, its results are what it stores"
+            )
+        given: Any = self.threads
+        count: Any = threads or (given(**configuration) if callable(given) else given)
+        if not isinstance(count, int):
+            raise TraceError(f"{self.name}: threads is an int or a function of the configuration, not {shown(count)}")
         code = self.function.__code__
         body = simplify(k.finished_body(), lambda where: name_at(where.file, where.line))
         if self.drop_unused:
@@ -114,8 +123,8 @@ class KernelFunction:
         return program
 
     def _cluster(self, extent: Cluster) -> tuple[int, int, int]:
-        sizes = (extent,) if isinstance(extent, int) else tuple(extent)
-        if not 1 <= len(sizes) <= 3 or any(n < 1 for n in sizes):
+        sizes: tuple[Any, ...] = (extent,) if isinstance(extent, int) else tuple(extent)
+        if not 1 <= len(sizes) <= 3 or not all(isinstance(n, int) and n >= 1 for n in sizes):
             raise TraceError(f"{self.name}: a cluster is one to three positive counts of CTAs, not {extent}")
         x, y, z = (*sizes, 1, 1)[:3]
         return x, y, z

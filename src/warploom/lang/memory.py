@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from numbers import Integral
+from types import UnionType
+from typing import Any, Literal, NoReturn
 
 from warploom.core.dtypes import DType, u32, u64
-from warploom.core.errors import TraceError
+from warploom.core.errors import TraceError, shown
 from warploom.ir.program import SharedRegion
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
 from warploom.isa.effects import Order, Scope, Space
@@ -32,6 +34,11 @@ class GlobalPointer:
     def __add__(self, elements: Number) -> GlobalPointer:
         """The pointer ``elements`` further on (u32, s32, u64 or a Python int)."""
         return replace(self, address=self.words.advance(self.address, elements, self.dtype.bytes))
+
+    def __getitem__(self, *_: object) -> NoReturn:
+        raise TraceError(f"a pointer is not indexed ({self.words.here()}): write x.load(i) and x.store(value, i)")
+
+    __setitem__ = __getitem__
 
     def bytes(self, offset: Number) -> GlobalPointer:
         """The pointer ``offset`` bytes further on."""
@@ -79,6 +86,13 @@ class SharedTile:
     shift: Traced | None = None
     chosen: bool = False
 
+    def __getitem__(self, *_: object) -> NoReturn:
+        raise TraceError(
+            f"a shared tile is not indexed ({self.words.here()}): write tile.load(row, col) and tile.store(x, row, col)"
+        )
+
+    __setitem__ = __getitem__
+
     def stage(self, index: Number) -> SharedTile:
         """The tile of one pipeline stage; ``index`` is an int or a u32 below ``stages``."""
         if isinstance(index, int):
@@ -121,6 +135,11 @@ class SharedTile:
         self.words.store("shared", self.address(row, col), dtype or self.dtype, listed, "", "weak")
 
 
+def _is(value: object, kind: type | UnionType) -> bool:
+    """What a caller without a type checker may get wrong."""
+    return isinstance(value, kind)
+
+
 class MemoryWords(Arithmetic):
     """Loads, stores, copies and the shared-memory plan."""
 
@@ -138,9 +157,15 @@ class MemoryWords(Arithmetic):
     def advance(self, address: Traced, elements: Number, size: int) -> Traced:
         """``address`` + elements · size, widened to 64 bits."""
         if not isinstance(elements, Traced):
+            if not isinstance(elements, Integral):
+                raise TraceError(f"an index is an integer, not {shown(elements)} ({self.here()})")
             return address + elements * size
         if isinstance(elements, Mutable):
             elements = elements.get()
+        if not elements.dtype.is_integer:
+            raise TraceError(
+                f"an index is an integer, not {elements!r} ({self.here()}): convert it (k.convert(x, u32))"
+            )
         if elements.dtype is u32:
             return address + self._wide_bytes(elements, size)
         return address + self.convert(elements, u64) * size
@@ -168,7 +193,18 @@ class MemoryWords(Arithmetic):
         conflict-free swizzle for the row's width. ``alias`` places the tile over another one:
         the author then orders the accesses to both.
         """
-        rows, cols = (1, shape) if isinstance(shape, int) else shape
+        if not _is(dtype, DType):
+            what = shown(dtype)
+            raise TraceError(f"a shared tile holds a type of warploom.lang (f32, bf16 …), not {what} ({self.here()})")
+        given: Any = shape
+        extents: tuple[Any, ...] = (
+            (1, given) if _is(given, Integral) else tuple(given) if _is(given, tuple | list) else ()
+        )
+        if len(extents) != 2 or not all(_is(n, Integral) for n in extents):
+            raise TraceError(
+                f"the shape of a shared tile is a number or (rows, cols), not {shown(shape)} ({self.here()})"
+            )
+        rows, cols = map(int, extents)
         if swizzle == "auto":
             first = SharedLayout(rows, cols, dtype.bytes, NO_SWIZZLE, panel_cols)
             swizzle = Swizzle.for_row_bytes(first.row_bytes)

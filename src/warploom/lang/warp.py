@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any, NoReturn
 
 from warploom.core.dtypes import pred, u32
 from warploom.core.errors import TraceError
@@ -10,6 +11,25 @@ from warploom.isa.sync import BarArrive, BarSync
 from warploom.isa.warp import FULL_MASK, ReadClock, Shuffle, Special, SyncWarp, Vote
 from warploom.lang.memory import MemoryWords
 from warploom.lang.values import Mutable, Number, Traced
+
+
+class _Loop(AbstractContextManager[Traced]):
+    """The block of a loop, for ``with`` alone."""
+
+    def __init__(self, words: WarpWords, block: AbstractContextManager[Traced]) -> None:
+        self._words, self._block = words, block
+
+    def __enter__(self) -> Traced:
+        return self._block.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._block.__exit__(*error)
+
+    def __iter__(self) -> NoReturn:
+        raise TraceError(
+            f"a loop of the running kernel is `with k.loop(stop) as i:` ({self._words.here()}); "
+            "`for i in range(stop):` is one that is unrolled while tracing"
+        )
 
 
 class WarpWords(MemoryWords):
@@ -85,6 +105,8 @@ class WarpWords(MemoryWords):
             x = x.get()
         if x.dtype.bits != 32:
             raise TraceError(f"shfl moves 32-bit values, not {x.dtype} ({self.here()})")
+        if isinstance(lane, int) and not 0 <= lane < 32:
+            raise TraceError(f"shfl names one of 32 lanes, 0 to 31, not {lane} ({self.here()})")
         instruction = Shuffle(mode, x.dtype)  # type: ignore[arg-type]
         return self.emit(instruction, (x, self.operand(lane, u32), self.operand(member_mask, u32)))[0]
 
@@ -120,8 +142,11 @@ class WarpWords(MemoryWords):
     # -- control flow
     def loop(self, stop: Number, start: Number = 0, step: Number = 1) -> AbstractContextManager[Traced]:
         """``with k.loop(stop) as i:``: a dynamic loop over u32 ``i`` = start, start + step … below stop."""
+        for name, bound, least in (("start", start, 0), ("stop", stop, 0), ("step", step, 1)):
+            if isinstance(bound, int) and bound < least:
+                raise TraceError(f"k.loop counts upwards from 0: its {name} is {bound} ({self.here()})")
         bounds = [self.operand(x, u32) for x in (start, stop, step)]
-        return self.loop_block(bounds[0].ir, bounds[1].ir, bounds[2].ir, u32)
+        return _Loop(self, self.loop_block(bounds[0].ir, bounds[1].ir, bounds[2].ir, u32))
 
     def when(self, condition: Traced, *, uniform: bool = False) -> AbstractContextManager[None]:
         """``with k.when(condition):``: the body runs in the lanes where the predicate holds.
