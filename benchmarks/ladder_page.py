@@ -66,6 +66,9 @@ WHY = {
     "h5": "As in the two-stage rung.",
     "h6": "CTAs stay and take tile after tile; the first loads of a tile do not wait for the last stores of another.",
     "h7": "The wait for P·V stands behind the exponentials that do not need it.",
+    "h8": "No FMNMX and no shuffle for a block whose predecessors' maxima serve; mma.sync forms its scores again where "
+    "they do not. The loop holds that rare path too, so its counts are more than an iteration executes.",
+    "h9": "No FADD for the row sums: P·V is eight columns wider. LOP3 collects the exponents' top bits instead.",
 }
 
 FALLS = {

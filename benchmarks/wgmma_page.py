@@ -55,7 +55,7 @@ def rungs(rows: Sequence[Row]) -> str:
     known = {row["rung"]: row for row in rows}
     changes = {rung.key: rung.changes for rung in HOPPER_LADDER.rungs}
     body: list[list[str]] = []
-    for before, key in pairwise(["best", *changes]):
+    for before, key in pairwise(key for key in ("best", *changes) if key in known):
         cells = {c["seq"]: c for c in known[key]["gpu"]["cells"]}
         old = {c["seq"]: c for c in known[before]["gpu"]["cells"]}
         gains = [_over(cells[seq], old[seq]) for seq in cells]

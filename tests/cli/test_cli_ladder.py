@@ -5,7 +5,10 @@ import json
 import pytest
 
 from warploom.bench import resources
+from warploom.cli.ladder import attention_rungs
+from warploom.core.errors import ConfigError
 from warploom.cuda.device import has_gpu
+from warploom.kernels.attention.ladder import FULL_LADDER
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +95,16 @@ def test_a_seed_draws_other_inputs_and_finds_nothing_new(invoke):
         assert result.exit_code == 0, result.output
         errors.append(json.loads(result.stdout)["rows"][0]["error"]["value"])
     assert errors[0] != errors[1]
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(128, "f16"), (80, "bf16"), (256, "bf16")])
+def test_a_rung_without_room_for_its_idea_is_left_out_unless_asked_for(head_dim, dtype):
+    """Row sums as a column of P·V need bf16 and whole panels of V."""
+    keys = [r.key for r in attention_rungs(None, None, 256, 1, head_dim, dtype)[1]]
+    assert keys == [r.key for r in FULL_LADDER.rungs if r.key != "h9"]
+    assert [r.key for r in attention_rungs(None, None, 256, 1, 64, "bf16")[1]][-2:] == ["h8", "h9"]
+    with pytest.raises(ConfigError, match="sum_column"):
+        attention_rungs(["h9"], None, 256, 1, head_dim, dtype)
 
 
 def test_rungs_that_do_not_fit_are_left_out_unless_asked_for(invoke, monkeypatch):

@@ -61,6 +61,7 @@ CONFIGS = {
     "flat without turns": replace(FLAT, pingpong=False),
     "three consumers": replace(SMALLEST, consumers=3, q_in_registers=True),
     "carried maxima": replace(FLAT, q_in_registers=False, carry_max=True, sum_column=True),
+    "hidden blocks": replace(SMALLEST, consumers=3, overlap=True, flat=True, skip_hidden=True),
 }
 """Every rung whose synchronisation differs from the one before, and flags that tuned winners use besides.
 

@@ -18,6 +18,7 @@ from warploom.core.dtypes import DType, bf16
 from warploom.core.errors import ConfigError
 from warploom.interop.arrays import ArrayView, describe
 from warploom.ir.program import Program
+from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AnyConfig
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.ladder import Rung
@@ -39,6 +40,14 @@ def settled(rung: Rung[AnyConfig], head_dim: int, dtype: DType, settings: Mappin
     if problems:
         raise ConfigError(f"rung {rung.key} with these flags is no attention kernel: " + "; ".join(problems))
     return dataclasses.replace(rung, config=config)
+
+
+def has_room(rung: Rung[AnyConfig], head_dim: int, dtype: DType) -> bool:
+    """Whether the rung's row sums can be a column of P·V at this head_dim and type; without such a column, yes."""
+    config = dataclasses.replace(rung.config, head_dim=head_dim, dtype=dtype)
+    if not isinstance(config, HopperConfig) or not config.sum_column:
+        return True
+    return not config.check() or bool(dataclasses.replace(config, sum_column=False).check())
 
 
 @dataclass(frozen=True)

@@ -157,15 +157,19 @@ def sequence_lengths(text: str, what: str = "sequence lengths") -> list[int]:
 def attention_rungs(
     rung: list[str] | None, settings: list[str] | None, seq: int, heads: int, head_dim: int, dtype: str
 ) -> tuple[AttentionFamily, list[Rung[AnyConfig]]]:
-    """The family with the emulator's problem, and the rungs asked for with their flags overridden."""
-    from warploom.bench.attention import AttentionFamily, settled
+    """The family with the emulator's problem, and the rungs asked for with their flags overridden.
+
+    Of all rungs those are left out that have no room for their idea at this head_dim and type.
+    """
+    from warploom.bench.attention import AttentionFamily, has_room, settled
     from warploom.core.dtypes import bf16, f16
     from warploom.kernels.attention.ladder import FULL_LADDER
 
     kinds, overrides = {"bf16": bf16, "f16": f16, "fp16": f16}, parse_settings(settings)
     if (kind := kinds.get(dtype.lower())) is None:
         raise typer.BadParameter(f"--dtype is bf16 or f16, not {dtype!r}")
-    rungs = [settled(r, head_dim, kind, overrides) for r in chosen_rungs(FULL_LADDER, rung)]
+    chosen = [r for r in chosen_rungs(FULL_LADDER, rung) if rung or has_room(r, head_dim, kind)]
+    rungs = [settled(r, head_dim, kind, overrides) for r in chosen]
     return AttentionFamily(heads, seq, head_dim, kind), rungs
 
 

@@ -41,6 +41,8 @@ Array = NDArray[Any]
 
 _WARPS_PER_BATCH = 512
 _BURST = 24  # the most steps a task may take at a stretch under a seed
+_UNEVEN = 4  # every so many seeds one group of warps is held back, until the others wait for it or almost so
+_HELD_BACK = 0.98
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,9 @@ class _Launch:
         self.uses_engines = uses_engines(program)
         # How often a copy lands before some warp goes on; without a seed, none does while any warp can.
         self.haste = 0.0 if self.rng is None else self.rng.choice((0.02, 0.2, 0.6))
+        # The group of four warps that is held back under this seed: all others meet it late, a whole loop step or more.
+        uneven = seed is not None and seed % _UNEVEN == _UNEVEN - 1
+        self.slow = seed // _UNEVEN % -(-self.warps // WARPS) if uneven and seed is not None else None
 
     def _spawn(self, body: Running, done: Wait) -> None:
         self.tasks.append(_Task(body, np.zeros(0, np.int64)))
@@ -251,7 +256,15 @@ class _Launch:
             elif self.engines.bulk.loads and self.rng.random() < self.haste:
                 self.engines.bulk.land(self.rng)
             else:
-                self._advance(self.rng.choice(ready), self.rng.choice((1, 1, 2, _BURST)))
+                self._advance(self._next(ready, self.rng), self.rng.choice((1, 1, 2, _BURST)))
+
+    def _next(self, ready: list[_Task], rng: random.Random) -> _Task:
+        """Which task goes on under a seed."""
+        if self.slow is not None:
+            ahead = [t for t in ready if not t.rows.size or t.rows[0] % self.warps // WARPS != self.slow]
+            if ahead and rng.random() < _HELD_BACK:
+                return rng.choice(ahead)
+        return rng.choice(ready)
 
     def _advance(self, task: _Task, steps: int | None) -> None:
         task.wait = None

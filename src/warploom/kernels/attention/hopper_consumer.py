@@ -131,7 +131,7 @@ class Consumer(Role):
         k, p = self._k, self._parts
         p.q_full.wait(0, 0)
         self._read_q(k.value(0, u32))
-        self._skip_keys(place)
+        self._skip_keys(place, None)
         p.k_full.wait(self._ring.phase, self._ring.stage)
         self._issue_scores(k.value(0, u32))
         k.wgmma_wait(0, self._scores)
@@ -139,7 +139,9 @@ class Consumer(Role):
         self._blocks.first(place, 0)
         self._pack()
         self._clear_output()
-        self._skip_values(place)
+        if place.hidden is not None:  # each stage's first use: no earlier one is left that somebody still reads
+            with k.loop(place.hidden) as stage:
+                self._release(p.v_free, stage)
 
     def _step(self, place: TilePlace, index: Number, turn: Traced | None = None, boundary: bool = False) -> None:
         """Issue this block's Q·Kᵀ, then the previous block's P·V; softmax while the latter runs.
@@ -151,7 +153,7 @@ class Consumer(Role):
         self._v_phase.set(self._ring.phase)
         self._ring.advance()
         if boundary:
-            self._skip_keys(place)
+            self._skip_keys(place, self._hidden_ring)
         p.k_full.wait(self._ring.phase, self._ring.stage)
         buffer = turn & 1 if turn is not None else k.value(0, u32)
         if boundary and turn is not None:
@@ -198,12 +200,16 @@ class Consumer(Role):
         k.wgmma_wait(0, self._output)
 
     # -- key blocks that only other consumers' rows see
-    def _skip_keys(self, place: TilePlace) -> None:
-        """Give back the K of a tile's hidden blocks, and with it this consumer's turns."""
-        if self._hidden_ring is None or place.hidden is None:
+    def _skip_keys(self, place: TilePlace, values: Ring | None) -> None:
+        """Give back the K of a tile's hidden blocks, and with it this consumer's turns.
+
+        ``values`` is set to where their V will be.
+        """
+        if place.hidden is None:
             return
-        self._hidden_ring.stage.set(self._ring.stage)
-        self._hidden_ring.phase.set(self._ring.phase)
+        if values is not None:
+            values.stage.set(self._ring.stage)
+            values.phase.set(self._ring.phase)
         with self._k.loop(place.hidden):
             self._parts.k_full.wait(self._ring.phase, self._ring.stage)  # else it would count for an earlier load
             self._release(self._parts.k_free, self._ring.stage)

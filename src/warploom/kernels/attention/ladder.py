@@ -74,7 +74,10 @@ _HOPPER_STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("h5", "wgmma: lazy rescale", "O rescaled only when a row's maximum grew by more than 2^8", {"lazy_rescale": True}),
     ("h6", "wgmma: flat", "persistent, the pipeline runs on from tile to tile", {"flat": True}),
     ("h7", "wgmma: hold", "the wait is held below the exponentials", {"hold": True}),
-)
+    ("h8", "wgmma: carried maxima", "maxima carried from block to block, until P shows that one grew; no hold",
+     {"carry_max": True, "hold": False}),
+    ("h9", "wgmma: sum column", "the row sums are one more column of P·V", {"sum_column": True}),
+)  # fmt: skip
 
 
 def _hopper_rungs() -> tuple[Rung[AnyConfig], ...]:
