@@ -10,7 +10,7 @@ from warploom.core.errors import ConfigError
 from warploom.core.targets import target
 from warploom.cuda.cubin import Resources
 from warploom.cuda.store import CompiledKernel
-from warploom.tune.build import Built
+from warploom.tune.built import Built
 from warploom.tune.space import Space
 from warploom.tune.tuner import Gpu
 from warploom.winners.classes import ProblemClass, bucket

@@ -22,7 +22,8 @@ from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import attention_reference
 from warploom.tune import attention as tuned_attention
 from warploom.tune.attention import AttentionFamily, checked_problem, reference, relative_error
-from warploom.tune.build import Built, build_all
+from warploom.tune.build import build_all
+from warploom.tune.built import Built
 from warploom.tune.space import distinct
 
 FAMILY = AttentionFamily()

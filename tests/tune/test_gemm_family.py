@@ -23,7 +23,8 @@ from warploom.kernels.gemm.ladder import BEST32
 from warploom.kernels.gemm.problem import Matrix, contiguous_problem
 from warploom.ops import matmul as ops
 from warploom.tune import gemm as tuned_gemm
-from warploom.tune.build import Built, build_all
+from warploom.tune.build import build_all
+from warploom.tune.built import Built
 from warploom.tune.gemm import MOST_CANDIDATES, MOST_HOPPER_CANDIDATES, GemmFamily, checked_problem, fragment_registers
 from warploom.winners.classes import gemm_class
 from warploom.winners.store import Found, Winner, WinnerStore, package_version

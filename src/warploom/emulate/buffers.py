@@ -1,8 +1,7 @@
-"""Arguments: NumPy arrays as global memory at made-up addresses, zero-copy."""
+"""NumPy arrays as global memory at made-up addresses, zero-copy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import ProblemError
-from warploom.emulate.tensor_maps import TensorMapArgument
-from warploom.ir.program import Parameter, Program
-from warploom.ir.statements import Op, Value, operands_of, walk
-from warploom.isa.effects import Access, AsyncCopy, BulkTensorCopy, Effect
 
 Array = NDArray[Any]
 
@@ -74,138 +69,3 @@ def buffer_of(name: str, array: Array, index: int) -> GlobalBuffer:
         data = np.zeros(0, np.uint8)
     skew = (real - root_address(array)) % 256
     return GlobalBuffer(name, data, (index + 1) << ADDRESS_BITS, skew, real, writable)
-
-
-def bind(
-    program: Program, arguments: Sequence[Any] | Mapping[str, Any]
-) -> tuple[list[GlobalBuffer], dict[Value, Array], dict[int, TensorMapArgument]]:
-    """Buffers, the values of the parameters as (1, 1, 1) arrays, and tensor maps by their fake address.
-
-    Raises ProblemError when an argument is missing, of the wrong kind, or of another element size than the kernel's.
-    """
-    if isinstance(arguments, Mapping):
-        missing = [p.name for p in program.parameters if p.name not in arguments]
-        extra = set(arguments) - {p.name for p in program.parameters}
-        if missing or extra:
-            raise ProblemError(f"{program.name}: missing arguments {missing}, unknown arguments {sorted(extra)}")
-        arguments = [arguments[p.name] for p in program.parameters]
-    if len(arguments) != len(program.parameters):
-        names = ", ".join(p.name for p in program.parameters)
-        raise ProblemError(f"{program.name} takes {len(program.parameters)} arguments ({names}), not {len(arguments)}")
-    buffers: list[GlobalBuffer] = []
-    values: dict[Value, Array] = {}
-    maps: dict[int, TensorMapArgument] = {}
-    for index, (parameter, argument) in enumerate(zip(program.parameters, arguments, strict=True)):
-        if parameter.kind == "pointer":
-            buffer = _pointer(parameter, argument, index)
-            buffers.append(buffer)
-            values[parameter.value] = np.array([[[buffer.start]]], np.uint64)
-        elif parameter.kind == "scalar":
-            values[parameter.value] = _scalar(parameter, argument)
-        else:
-            tensor_map = _tensor_map(parameter, argument, index)
-            assert tensor_map.buffer is not None
-            buffers.append(tensor_map.buffer)
-            maps[tensor_map.buffer.address] = tensor_map
-            values[parameter.value] = np.array([[[tensor_map.buffer.address]]], np.uint64)
-    return buffers, values, maps
-
-
-def _tensor_map(parameter: Parameter, argument: Any, index: int) -> TensorMapArgument:
-    if isinstance(argument, tuple) and len(argument) == 2:
-        argument = TensorMapArgument(*argument)
-    if not isinstance(argument, TensorMapArgument):
-        raise ProblemError(
-            f"argument {parameter.name} must be a TensorMapArgument, or an (array, TensorMapSpec) pair, not "
-            f"{type(argument).__name__}"
-        )
-    return argument.bound(buffer_of(parameter.name, argument.array, index))
-
-
-def _pointer(parameter: Parameter, argument: Any, index: int) -> GlobalBuffer:
-    if isinstance(argument, GlobalBuffer):
-        return GlobalBuffer(
-            parameter.name, argument.data, (index + 1) << ADDRESS_BITS, argument.skew, argument.real, argument.writable
-        )
-    if not isinstance(argument, np.ndarray):
-        raise ProblemError(f"argument {parameter.name} must be a NumPy array, not {type(argument).__name__}")
-    if argument.dtype.itemsize != parameter.dtype.bytes:
-        raise ProblemError(
-            f"argument {parameter.name} has elements of {argument.dtype.itemsize} bytes ({argument.dtype}); "
-            f"the kernel's are {parameter.dtype.name}"
-        )
-    return buffer_of(parameter.name, argument, index)
-
-
-def _scalar(parameter: Parameter, argument: Any) -> Array:
-    if isinstance(argument, np.ndarray) and argument.size != 1:
-        raise ProblemError(f"argument {parameter.name} must be one number, not an array of shape {argument.shape}")
-    try:
-        value = argument.item() if hasattr(argument, "item") else argument
-        if parameter.dtype.is_integer:
-            info = np.iinfo(parameter.dtype.numpy)
-            if not -(2 ** (parameter.dtype.bits - 1)) <= int(value) <= int(info.max):
-                raise ProblemError(f"argument {parameter.name} = {value} does not fit {parameter.dtype.name}")
-            value = int(value) & ((1 << parameter.dtype.bits) - 1)
-            return np.array([[[value]]], f"u{parameter.dtype.bytes}").view(parameter.dtype.numpy)
-        return np.array([[[value]]], parameter.dtype.numpy)
-    except (TypeError, ValueError) as error:
-        raise ProblemError(f"argument {parameter.name} must be a number, not {argument!r}") from error
-
-
-def written_parameters(program: Program) -> set[str] | None:
-    """The pointer parameters that a store or atomic may go through; None when an address comes from elsewhere.
-
-    Follows each pointer through the arithmetic on it. Never too few: at worst more is tracked than is needed.
-    """
-    sources: dict[Value, frozenset[str]] = {
-        p.value: frozenset([p.name]) for p in program.parameters if p.kind in ("pointer", "tensor_map")
-    }
-    ops = [s for s in walk(program.body) if isinstance(s, Op)]
-    changed = True
-    while changed:
-        changed = False
-        for op in ops:
-            found: frozenset[str] = frozenset()
-            for operand in operands_of(op):
-                if isinstance(operand, Value):
-                    found |= sources.get(operand, frozenset())
-            if not found:
-                continue
-            for result in op.results:
-                if not found <= sources.get(result, frozenset()):
-                    sources[result] = sources.get(result, frozenset()) | found
-                    changed = True
-    written: set[str] = set()
-    for op in ops:
-        for effect in op.instruction.effects():
-            through = _writes_through(effect)
-            if through is not None:
-                address = op.operands[through]
-                origin = sources.get(address) if isinstance(address, Value) else None
-                if not origin:
-                    return None
-                written |= origin
-    return written
-
-
-def _writes_through(effect: Effect) -> int | None:
-    """The operand that says where an effect writes global memory."""
-    if isinstance(effect, Access) and effect.space == "global" and effect.mode != "load":
-        return effect.address
-    if isinstance(effect, BulkTensorCopy) and effect.direction == "store":
-        return effect.tensor_map
-    return None
-
-
-def granules(program: Program) -> tuple[int, int]:
-    """The smallest access of the program to shared and to global memory, in bytes."""
-    shared, everywhere = [16], [16]
-    for op in program.ops():
-        for effect in op.instruction.effects():
-            if isinstance(effect, Access):
-                (shared if effect.space == "shared" else everywhere).append(effect.bytes)
-            elif isinstance(effect, AsyncCopy):
-                shared.append(effect.bytes)
-                everywhere.append(effect.bytes if effect.valid_bytes is None else 1)
-    return min(shared), min(everywhere)

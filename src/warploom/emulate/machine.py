@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError, ProblemError
+from warploom.emulate.arguments import bind, granules, written_parameters
 from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.barriers import Barriers, Wait
-from warploom.emulate.buffers import GlobalBuffer, bind, granules, written_parameters
+from warploom.emulate.buffers import GlobalBuffer
 from warploom.emulate.bulk import BulkCopies
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.cluster_barrier import ClusterBarriers

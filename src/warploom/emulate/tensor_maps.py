@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import ProblemError
+from warploom.emulate.buffers import GlobalBuffer
 from warploom.layout.tensor_map import TensorMapSpec
-
-if TYPE_CHECKING:
-    from warploom.emulate.buffers import GlobalBuffer
 
 Array = NDArray[Any]
 CHUNK = 16

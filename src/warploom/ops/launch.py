@@ -130,7 +130,7 @@ def _view(parameter: Parameter, argument: Any) -> ArrayView:
 @once(maxsize=512)
 def _written(program: Program) -> frozenset[str]:
     """The parameters that the kernel may write through."""
-    from warploom.emulate.buffers import written_parameters
+    from warploom.emulate.arguments import written_parameters
 
     found = written_parameters(program)
     return frozenset(p.name for p in program.parameters if p.kind != "scalar") if found is None else frozenset(found)

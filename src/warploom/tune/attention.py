@@ -22,7 +22,7 @@ from warploom.kernels.specialised import WARPGROUP, WARPGROUP_ROWS
 from warploom.ops.attention import plan
 from warploom.ops.attention_kernels import mapped, trace_for
 from warploom.ops.backends import GpuCall
-from warploom.tune.build import Built
+from warploom.tune.built import Built
 from warploom.tune.space import Space
 from warploom.winners.classes import ProblemClass, attention_class
 

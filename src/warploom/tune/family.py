@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from warploom.core.targets import Target
 from warploom.ir.program import Program
-from warploom.tune.build import Built
+from warploom.tune.built import Built
 from warploom.tune.space import Space
 from warploom.winners.classes import ProblemClass
 

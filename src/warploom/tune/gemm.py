@@ -26,7 +26,7 @@ from warploom.ops.backends import GpuCall
 from warploom.ops.gemm_kernels import trace_for
 from warploom.ops.matmul import plan_matmul
 from warploom.ops.matmul_plan import MatmulPlan
-from warploom.tune.build import Built
+from warploom.tune.built import Built
 from warploom.tune.space import Space, distinct
 from warploom.winners.classes import ProblemClass, gemm_class
 

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 from warploom.bench.timing import Candidate, Clock, Measured, measure, paired_ratio
 from warploom.core.errors import ConfigError, WarploomError
 from warploom.core.targets import Target
-from warploom.tune.build import Built, Progress, build_all
+from warploom.tune.build import Progress, build_all
+from warploom.tune.built import Built
 from warploom.tune.family import Family, Workload
 from warploom.tune.space import distinct
 from warploom.winners.classes import ProblemClass
