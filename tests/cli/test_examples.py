@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import warploom
 from warploom.bench.checking import check_kernel, kernels_of
 from warploom.lang import KernelFunction
 
@@ -33,26 +34,16 @@ def test_kernels_are_right_and_without_findings(function, seed):
 @pytest.mark.gpu
 @pytest.mark.parametrize("function", KERNELS, ids=lambda f: f.name)
 def test_kernels_are_right_on_a_gpu(function):
-    from warploom.ops.backends import GpuCall
-
     assert function.example_launch is not None
-    launch = function.example_launch(np.random.default_rng(5))
-    program = function.trace()
-    given = list(zip(program.parameters, launch.arguments, strict=True))
-    arrays = {p.name: x for p, x in given if p.kind == "pointer"}
-    scalars = {p.name: x for p, x in given if p.kind == "scalar"}
-    written = [name for name in arrays if name in launch.expect]
-    inputs = [x for name, x in arrays.items() if name not in launch.expect]
-    # Inputs, results, scalars: the order in which a launch passes them.
-    assert list(arrays)[-len(written) :] == written
-    assert [p.kind for p, _ in given] == ["pointer"] * len(arrays) + ["scalar"] * len(scalars)
-    for name in written:
+    example = function.example_launch(np.random.default_rng(5))
+    names = [p.name for p in function.trace().parameters]
+    arrays = dict(zip(names, example.arguments, strict=True))
+    for name in example.expect:
         if arrays[name].dtype == np.float32:
             arrays[name].fill(np.nan)
-    GpuCall.prepare(program, (1, 1, 1), scalars, 0).run_from_host(inputs, [arrays[name] for name in written])
-    for name in written:
-        expected, tolerance = launch.expect[name]
-        seen = np.isfinite(arrays[name])  # a wide matrix is written in part
+    warploom.launch(function, example.grid, example.arguments)
+    for name, (expected, tolerance) in example.expect.items():
+        seen = np.isfinite(arrays[name])  # a wide matrix is written in part, the rest is as it was
         assert seen.sum() in (expected.size, 256)
         assert np.abs(arrays[name] - expected)[seen].max() <= max(tolerance, 1e-5)
 
