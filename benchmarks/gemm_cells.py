@@ -23,8 +23,9 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
 from warploom.cuda.device import cuda_core
-from warploom.kernels.gemm.choice import expected_seconds, fitting, parse_config
+from warploom.kernels.gemm.choice import expected_seconds, fitting
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.hopper_choice import warp_candidates
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.ops.backends import compiled, gpu_target
 from warploom.ops.matmul_plan import MatmulPlan
@@ -155,12 +156,6 @@ class Bench:
 
 
 # -- which configurations
-FED_BY_TMA: tuple[str, ...] = ()
-"""``mma.sync`` configurations of the other generator, which no call chooses: ``wgmma`` runs wherever they do."""
-LEAST_ROWS = 64
-"""Of M and N for those."""
-
-
 def is_general(config: str) -> bool:
     """Whether a configuration's notation is one that multiplies by ``mma.sync``, however its tiles arrive."""
     return config != CUBLAS and not config.startswith("wgmma")
@@ -178,22 +173,30 @@ def general_choice(problem: GemmProblem, goal: Target) -> GemmConfig:
 
 
 def tried(problem: GemmProblem, chosen: AnyGemmConfig, goal: Target, general: int, bulk: int) -> list[AnyGemmConfig]:
-    """What ``matmul`` chooses, then the best of each generator by the cost model: ``general`` and ``bulk`` many.
+    """What ``matmul`` chooses, then the best of each kind by the cost model.
 
-    Of one tile at most two: with its best split of K (or none), and the next. Last :data:`FED_BY_TMA`, where they fit.
+    ``general`` many of ``mma.sync``, portable ones and ones fed by the TMA each, which no call chooses as ``wgmma``
+    runs wherever they do; ``bulk`` many of ``wgmma``. Of one tile at most two: with its best split of K (or none), and
+    the next.
     """
-    ranked = sorted(fitting(problem, goal)[0], key=lambda c: expected_seconds(problem, c, goal))
+    fed = [c for c in warp_candidates(problem) if not c.check(goal) + problem.misfits(c)]
+    every = dict.fromkeys((*fitting(problem, goal)[0], *fed))
+    ranked = sorted(every, key=lambda c: expected_seconds(problem, c, goal))
     found: list[AnyGemmConfig] = [chosen]
-    for of_kind, most in ((True, general), (False, bulk)):
+    kinds = ((is_portable, general), (_is_fed, general), (lambda name: not is_general(name), bulk))
+    for of_kind, most in kinds:
         kept: list[AnyGemmConfig] = []
-        for c in (c for c in ranked if is_portable(str(c)) is of_kind):
+        for c in (c for c in ranked if of_kind(str(c))):
             same = sum(replace(c, split_k=1) == replace(t, split_k=1) for t in kept)
             if same < 2 and len(kept) < most:
                 kept.append(c)
         found += kept
-    if min(problem.m, problem.n) >= LEAST_ROWS:
-        found += [c for c in map(parse_config, FED_BY_TMA) if not c.check(goal) + problem.misfits(c)]
     return list(dict.fromkeys(found))
+
+
+def _is_fed(config: str) -> bool:
+    """Whether it multiplies by ``mma.sync`` what the TMA brings."""
+    return is_general(config) and not is_portable(config)
 
 
 def finalists(seconds: dict[str, float], chosen: str, general: str) -> list[str]:
@@ -203,7 +206,7 @@ def finalists(seconds: dict[str, float], chosen: str, general: str) -> list[str]
     named = [CUBLAS, chosen, general]
     for kind in (
         lambda name: is_portable(name),
-        lambda name: is_general(name) and not is_portable(name),
+        lambda name: _is_fed(name),
         lambda name: not is_general(name),
     ):
         named += [name for name in others if kind(name)][:1]

@@ -140,11 +140,13 @@ def overview(evidence: Evidence) -> str:
 
 
 def hopper(evidence: Evidence) -> str:
-    """What the ``wgmma`` rungs change, with error, findings, registers and their best speed."""
+    """What the rungs fed by the TMA change, with error, findings, registers and their best speed."""
     body: list[list[str]] = []
     rows = evidence.rows("f32")
     for rung in HOPPER_LADDER.rungs:
-        row = rows[rung.key]
+        row = rows.get(rung.key)
+        if row is None:
+            continue  # not measured yet
         findings = sum(f["count"] for f in row["findings"])
         target = row["targets"]["sm_90a"]
         cells = evidence.cells("f32", rung.key).values()

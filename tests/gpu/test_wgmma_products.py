@@ -1,4 +1,4 @@
-"""Random products by each wgmma configuration on the GPU, every element against float64; reductions of their rows."""
+"""Random products by kernels fed by the TMA on the GPU, every element against float64; reductions of their rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="wgmma needs sm_90a"
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="these run on sm_90a"
     ),
 ]
 
 LAST = HOPPER_LADDER.rungs[-1].config
+WARPS = HopperGemmConfig(block_stride=8, persistent=True, mma_sync=True)
 TOGETHER = HopperGemmConfig(block_stride=8, in_flight=True, persistent=True)
 CONFIGS: tuple[AnyGemmConfig, ...] = (
     *(rung.config for rung in HOPPER_LADDER.rungs),
@@ -35,6 +36,12 @@ CONFIGS: tuple[AnyGemmConfig, ...] = (
     replace(TOGETHER, cluster=2),
     replace(LAST, cluster=2),
     replace(LAST, tile_m=64, tile_n=256, stages=5, split_k=2),
+    WARPS,
+    replace(WARPS, tile_m=256, tile_n=128),
+    replace(WARPS, tile_n=128, stages=6, pingpong=True),
+    replace(WARPS, tile_m=64, split_k=2),
+    replace(WARPS, tile_m=64, tile_n=64, stages=8, persistent=False),
+    replace(WARPS, tile_m=64, tile_n=128, consumers=1, cluster=2),
 )
 PROBLEMS = 40
 
@@ -71,7 +78,7 @@ def test_random_products(number: int) -> None:
 
 
 @pytest.mark.parametrize("n", [13, 30, 77])
-@pytest.mark.parametrize("config", [TOGETHER, LAST], ids=str)
+@pytest.mark.parametrize("config", [TOGETHER, LAST, WARPS], ids=str)
 def test_results_whose_lines_the_tma_does_not_reach(config: HopperGemmConfig, n: int) -> None:
     torch.manual_seed(n)
     a, b = (torch.randn(rows, 200, device="cuda", dtype=torch.float16) for rows in (300, n))

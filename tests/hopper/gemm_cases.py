@@ -1,4 +1,4 @@
-"""Products by the wgmma generator on the emulator, with a seed of the scheduler and a program of one's own."""
+"""Products by the kernels fed by the TMA on the emulator, with a seed of the scheduler and a program of one's own."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ TURNS = replace(TOGETHER, tile_m=64, pingpong=True)
 ALONE = replace(TOGETHER, tile_m=64, tile_n=96, consumers=1, persistent=False, in_flight=False)
 PAIRS = replace(TURNS, tile_n=128, consumers=1, pingpong=False, cluster=2)
 """Clusters of two CTAs that load B together."""
+
+WARPS = HopperGemmConfig(128, 64, 2, block_stride=4, persistent=True, mma_sync=True)
+"""Two consumers on one tile, by ``mma.sync``."""
+WARPS_IN_TURNS = replace(WARPS, tile_m=64, pingpong=True)
+WARPS_ALONE = HopperGemmConfig(64, 256, 3, 1, mma_sync=True)
+WARPS_IN_PAIRS = replace(PAIRS, in_flight=False, mma_sync=True)
 
 
 def matrix(rng: np.random.Generator, rows: int, cols: int, dtype: DType, *, row_major: bool = True) -> Any:

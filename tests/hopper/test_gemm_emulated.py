@@ -1,7 +1,8 @@
-"""Matrix products on wgmma and TMA: right and clean in every layout, size, type and order of events."""
+"""Matrix products fed by the TMA: right and clean in every layout, size, type and order of events."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warploom
-from tests.hopper.gemm_cases import ALONE, PAIRS, TOGETHER, TURNS, check, matrix, run
+from tests.hopper.gemm_cases import (
+    ALONE,
+    PAIRS,
+    TOGETHER,
+    TURNS,
+    WARPS,
+    WARPS_ALONE,
+    WARPS_IN_PAIRS,
+    WARPS_IN_TURNS,
+    check,
+    matrix,
+    run,
+)
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.reference import gemm_error, gemm_reference
 from warploom.ops.matmul import plan_matmul
 
-KINDS = {"together": TOGETHER, "turns": TURNS, "alone": ALONE, "pairs": PAIRS}
+KINDS = {
+    "together": TOGETHER, "turns": TURNS, "alone": ALONE, "pairs": PAIRS, "warps": WARPS,
+    "warps in turns": WARPS_IN_TURNS, "warps alone": WARPS_ALONE, "warps in pairs": WARPS_IN_PAIRS,
+}  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 
@@ -30,7 +46,7 @@ def test_rings_that_wrap_twice_over_several_tiles(kind: str, seed: int | None) -
     check(config, matrix(rng, m, k, f16), matrix(rng, k, n, f16, row_major=False), seed=seed)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=32, deadline=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     size=st.tuples(st.integers(1, 200), st.integers(1, 200), st.integers(2, 200)),
@@ -55,6 +71,9 @@ def test_any_size_layout_and_type(kind, size, row_major, dtype, out, seed) -> No
         HopperGemmConfig(192, 192, 4, 3, in_flight=True, persistent=True, block_stride=8),
         HopperGemmConfig(128, 128, 6, persistent=True, in_flight=True, pingpong=True),
         HopperGemmConfig(128, 160, 5, persistent=True, in_flight=True),
+        HopperGemmConfig(mma_sync=True, persistent=True),
+        HopperGemmConfig(256, 128, 3, mma_sync=True, persistent=True),
+        HopperGemmConfig(128, 128, 3, mma_sync=True, persistent=True, pingpong=True),
     ],
     ids=str,
 )
@@ -64,9 +83,15 @@ def test_large_tiles(config: HopperGemmConfig, rows: bool) -> None:
     check(config, matrix(rng, 264, 136, f16, row_major=rows), matrix(rng, 136, 264, f16, row_major=not rows))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("n", [96, 30])
+@pytest.mark.parametrize(
+    ("kind", "splits", "n"),
+    [
+        *itertools.product(("together", "turns", "alone", "pairs"), (1, 2), (96, 30)),
+        ("warps", 2, 96),
+        ("warps in turns", 1, 30),
+        ("warps alone", 1, 96),
+    ],
+)
 def test_everything_that_matmul_combines(kind: str, splits: int, n: int) -> None:
     """Batches that broadcast, scale, bias, an extra matrix, a function; of 30 columns the lines are not aligned."""
     rng = np.random.default_rng(n)
@@ -82,10 +107,11 @@ def test_everything_that_matmul_combines(kind: str, splits: int, n: int) -> None
         np.testing.assert_allclose(got, (0.5 * a64 @ b64 + bias64) * gate64, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["turns", "warps alone"])
 @pytest.mark.parametrize("n", [13, 30, 36])
-def test_results_whose_lines_the_tma_does_not_reach(n: int) -> None:
+def test_results_whose_lines_the_tma_does_not_reach(kind: str, n: int) -> None:
     rng = np.random.default_rng(n)
-    check(TURNS, matrix(rng, 100, 72, f16), matrix(rng, 72, n, f16, row_major=False))
+    check(KINDS[kind], matrix(rng, 100, 72, f16), matrix(rng, 72, n, f16, row_major=False))
 
 
 def test_rows_of_c_within_a_larger_array_are_all_that_is_written() -> None:
@@ -147,6 +173,10 @@ def test_what_the_tma_does_not_take_is_refused_with_the_reason() -> None:
         (replace(TURNS, persistent=False), "pingpong"),
         (replace(TOGETHER, stages=1), "at least 2 stages"),
         (replace(TOGETHER, cluster=2), "a cluster is 1 CTA"),
+        (replace(WARPS, tile_m=192, tile_n=128, consumers=3), "at most 2 consumers"),
+        (replace(WARPS, in_flight=True), "in_flight is wgmma's"),
+        (replace(WARPS, tile_n=96), "part of 32×48 does not divide"),
+        (replace(WARPS, tile_m=256, tile_n=256), "256 accumulators"),
     ],
 )
 def test_what_is_no_kernel_says_why(config: HopperGemmConfig, why: str) -> None:
@@ -164,5 +194,5 @@ def test_notation_and_back(config: HopperGemmConfig) -> None:
 def test_unknown_words_are_refused() -> None:
     with pytest.raises(ConfigError, match="no flag"):
         HopperGemmConfig.parse("wgmma,BM=128,WM=64")
-    with pytest.raises(ConfigError, match="no wgmma GEMM"):
+    with pytest.raises(ConfigError, match="no wgmma or mma\\+tma GEMM"):
         HopperGemmConfig.parse("BM=128")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warploom
-from tests.hopper.gemm_cases import ALONE, PAIRS, TOGETHER, TURNS, matrix
+from tests.hopper.gemm_cases import ALONE, PAIRS, TOGETHER, TURNS, WARPS, matrix
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.emulate import emulate
@@ -100,3 +100,9 @@ def test_a_split_k_has_no_whole_sums() -> None:
     a = np.ones((64, 512), np.float16)
     with pytest.raises(ConfigError, match="needs whole"):
         warploom.matmul_reduce(a, a.T, config=replace(TURNS, split_k=2))
+
+
+def test_warps_that_share_rows_are_refused() -> None:
+    a = np.ones((64, 128), np.float16)
+    with pytest.raises(ConfigError, match="warps share the rows"):
+        warploom.matmul_reduce(a, a.T, config=WARPS)

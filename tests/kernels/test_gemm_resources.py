@@ -6,7 +6,9 @@ import pytest
 
 from tests.kernels.gemm_cases import RUNGS, problem_of, traced
 from warploom.core.dtypes import f32
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST, summed_in
+from warploom.kernels.gemm.problem import contiguous_problem
 
 pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC")
 
@@ -26,3 +28,23 @@ def test_no_rung_spills(key, arch):
     used = compiled(traced(config, problem), arch).resources
     assert used.spill_bytes == 0
     assert used.registers * config.threads <= 65536
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        HopperGemmConfig(mma_sync=True, persistent=True),
+        HopperGemmConfig(256, 128, mma_sync=True, persistent=True),
+        HopperGemmConfig(128, 128, 6, mma_sync=True, persistent=True, pingpong=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("b_rows", [True, False])
+def test_warps_fed_by_the_tma_keep_everything_in_registers(config, b_rows):
+    from warploom.ops.backends import compiled
+    from warploom.ops.gemm_kernels import trace_for
+
+    problem = contiguous_problem(config.tile_m, config.tile_n, config.tile_k, config.dtype, b_rows=b_rows)
+    used = compiled(trace_for(config, problem.features(config)), "sm_90a").resources
+    assert used.spill_bytes == 0
+    assert used.stack_bytes == 0

@@ -43,7 +43,7 @@ def settled(
 ) -> list[Rung[AnyGemmConfig]]:
     """The rungs with flags overridden; the best for one accumulator is left out where the other's is meant.
 
-    Beside ``mma.sync`` rungs, ``wgmma`` ones that the flags do not suit are left out too. Raises ConfigError for what
+    Beside portable rungs, ones for sm_90a that the flags do not suit are left out too. Raises ConfigError for what
     is no kernel.
     """
     found: list[Rung[AnyGemmConfig]] = []
@@ -56,6 +56,8 @@ def settled(
             continue
         if isinstance(config, GemmConfig) and accumulate is not None:
             config = summed_in(config, accumulate)
+        elif config.instruction == "mma.sync" and accumulate is not None:
+            config = dataclasses.replace(config, accumulate=accumulate)
         elif accumulate not in (None, config.accumulate):
             if not general:
                 raise ConfigError(f"rung {rung.key} is wgmma's, which accumulates in f32")

@@ -126,8 +126,9 @@ def _speed(pyplot: Any, cells: Sequence[tuple[Row, Row]], title: str) -> Any:
 
 
 def _is_warpgroup(row: Row) -> bool:
-    """Whether a row's kernel multiplies by wgmma: its configuration has consumer warpgroups."""
-    return "consumers" in row.get("config", {})
+    """Whether a row's kernel multiplies by wgmma: its configuration has consumer warpgroups, not of ``mma.sync``."""
+    config = row.get("config", {})
+    return "consumers" in config and not config.get("mma_sync", False)
 
 
 def _peer_lines(axes: Any, cells: Sequence[tuple[Row, Row]]) -> float:

@@ -35,10 +35,10 @@ def trace(config: GemmConfig, features: GemmFeatures) -> Program:
 
 @once(maxsize=256)
 def trace_hopper(config: HopperGemmConfig, features: GemmFeatures) -> Program:
-    """The Program of a ``wgmma`` configuration and its features, traced once per process."""
+    """The Program of a configuration fed by the TMA and its features, traced once per process."""
     from warploom.kernels.gemm.hopper import gemm_hopper
 
-    name = f"gemm_wgmma_{config.tile_m}x{config.tile_n}x{config.tile_k}"
+    name = f"gemm_{'mma_tma' if config.mma_sync else 'wgmma'}_{config.tile_m}x{config.tile_n}x{config.tile_k}"
     program = gemm_hopper.trace(config=config, features=features, name=name)
     return replace(program, opt_level=config.opt_level)
 

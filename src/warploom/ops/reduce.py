@@ -151,6 +151,10 @@ def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | None, subtract: 
         problems = list(dict.fromkeys(config.check(goal, **operands) + problem.misfits(config)))
         if uncut(config) != config:
             problems.append("split_k and stream_k cut sums that the reduction needs whole")
+        if isinstance(config, HopperGemmConfig) and config.mma_sync:
+            problems.append(
+                "its warps share the rows of a tile: reductions of rows take wgmma, or mma.sync without TMA"
+            )
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
     return ReducePlan(problem, config, op, reason, str(place), subtract, place.multiprocessors)

@@ -11,14 +11,14 @@ from typing import Any
 from warploom.bench.gemm import PlannedCall, torch_error
 from warploom.bench.peers import torch_module
 from warploom.bench.timing import input_sets
-from warploom.core.dtypes import DType, f16, u32
+from warploom.core.dtypes import DType, f16, f32, u32
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.interop.arrays import address
 from warploom.ir.program import Program
 from warploom.kernels.gemm.choice import candidates, choose, expected_seconds, parse_config, streamed
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.hopper_choice import hopper_candidates
+from warploom.kernels.gemm.hopper_choice import hopper_candidates, warp_candidates
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST16, BEST32
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem, contiguous_problem
@@ -89,7 +89,7 @@ class GemmSpace(Space[GemmConfig]):
 
 @dataclass(frozen=True, kw_only=True)
 class HopperGemmSpace(Space[HopperGemmConfig]):
-    """The ``most`` ``wgmma`` tiles, shared by the consumers or taken in turns, that the cost model expects most of."""
+    """The ``most`` tiles fed by the TMA, shared by the consumers or taken in turns, that the model expects most of."""
 
     problem: GemmProblem
     goal: Target
@@ -98,9 +98,7 @@ class HopperGemmSpace(Space[HopperGemmConfig]):
     def combinations(self) -> Iterator[HopperGemmConfig]:
         """The best by the model, best first."""
         fitting = [
-            c
-            for c in distinct((*hopper_candidates(self.problem), *self._tiles()))
-            if not misfits(self.problem, c, self.goal)
+            c for c in distinct((*_fed_by_tma(self.problem), *self._tiles())) if not misfits(self.problem, c, self.goal)
         ]
         fitting.sort(key=lambda c: expected_seconds(self.problem, c, self.goal))
         yield from fitting[: self.most]
@@ -113,6 +111,11 @@ class HopperGemmSpace(Space[HopperGemmConfig]):
             if not config.check():
                 stages = config.most_stages(self.goal.shared_per_block)
                 yield from (replace(config, stages=stages, split_k=s) for s in _SPLITS)
+
+
+def _fed_by_tma(problem: GemmProblem) -> tuple[HopperGemmConfig, ...]:
+    """Of ``wgmma``, whose sums are f32; for others of ``mma.sync``."""
+    return hopper_candidates(problem) if problem.accumulate is f32 else warp_candidates(problem)
 
 
 def misfits(problem: GemmProblem, config: AnyGemmConfig, goal: Target) -> list[str]:
@@ -158,16 +161,16 @@ class GemmFamily:
         return choose(problem, goal)[0]
 
     def spaces(self, problem: GemmProblem, goal: Target) -> Sequence[Space[Any]]:
-        """``wgmma`` where there is some, and ``mma.sync``: tiles together; stages, order of tiles … one at a time."""
+        """Tiles fed by the TMA where there is some, and others: tiles together; stages, order … one at a time."""
         base = replace(BEST16 if problem.accumulate is f16 else BEST32, dtype=problem.dtype)
         together = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "split_k", "stream_k")
         general = GemmSpace(base, together, _ALWAYS_WON, problem=problem, goal=goal, most=self.most)
-        own = next(iter(hopper_candidates(problem)), None)
-        if own is None or not goal.has_wgmma or problem.accumulate is f16:
+        own = next(iter(_fed_by_tma(problem)), None)
+        if own is None or not goal.has_wgmma:
             return (general,)
         tiles = ("tile_m", "tile_n", "consumers", "pingpong", "split_k")
         most = min(self.most, MOST_HOPPER_CANDIDATES)
-        pinned = frozenset({"dtype", "opt_level"})
+        pinned = frozenset({"dtype", "opt_level", "mma_sync", "accumulate"})
         return HopperGemmSpace(own, tiles, pinned, problem=problem, goal=goal, most=most), general
 
     def misfits(self, problem: GemmProblem, config: AnyGemmConfig, goal: Target) -> list[str]:

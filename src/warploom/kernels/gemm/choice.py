@@ -9,7 +9,7 @@ from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.hopper_choice import hopper_candidates, hopper_for_rows, hopper_seconds
-from warploom.kernels.gemm.hopper_config import HopperGemmConfig
+from warploom.kernels.gemm.hopper_config import NOTATIONS, HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST16, BEST32
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 
@@ -239,4 +239,4 @@ def uncut(config: AnyGemmConfig) -> AnyGemmConfig:
 
 def parse_config(text: str) -> AnyGemmConfig:
     """A configuration of either generator from its notation. Raises ConfigError for what it does not know."""
-    return HopperGemmConfig.parse(text) if text.startswith("wgmma") else GemmConfig.parse(text)
+    return HopperGemmConfig.parse(text) if text.startswith(NOTATIONS) else GemmConfig.parse(text)

@@ -53,6 +53,11 @@ class GemmConfig:
 
     # -- derived
     @property
+    def instruction(self) -> str:
+        """What multiplies."""
+        return "mma.sync"
+
+    @property
     def warps_m(self) -> int:
         """Warps along the tile's rows."""
         return self.tile_m // self.warp_m

@@ -1,5 +1,5 @@
 # pyright: reportInvalidTypeForm=false
-"""The GEMM kernel for ``wgmma`` and TMA (sm_90a): one producer warpgroup, consumers that multiply and store.
+"""The GEMM kernel fed by the TMA (sm_90a): one producer warpgroup, consumers that multiply and store.
 
 The producer runs ahead through a ring of stages, over the ends of tiles too where the kernel is persistent, so that the
 first k-tiles of the next tile arrive while the consumers store this one.
@@ -15,6 +15,7 @@ from warploom.kernels.gemm.features import PLAIN, GemmFeatures
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.hopper_consumer import Consumer
 from warploom.kernels.gemm.hopper_epilogue import Store
+from warploom.kernels.gemm.hopper_fragments import WarpConsumer
 from warploom.kernels.gemm.hopper_parts import Extents, Maps, Parts, Place, Producer, TileOrder
 from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
 
@@ -56,7 +57,10 @@ def gemm_hopper(
     with k.warps(0, 4, registers=config.producer_registers):
         Producer(k, config, features, Maps(a_map, b_map), parts, order).run()
     with k.warps(4, 4 * (config.consumers + 1), registers=config.consumer_registers):
-        consumer = Consumer(k, config, features, parts, order)
+        if config.mma_sync:
+            consumer = WarpConsumer(k, config, parts, extents)
+        else:
+            consumer = Consumer(k, config, features, parts, order)
         store.prepare(consumer)
         pointers = out_f32 if features.out_dtype is f32 else out, bias, extra0, extra1
 
@@ -71,7 +75,11 @@ def gemm_hopper(
 
 
 def each_tile(
-    k: Kernel, config: HopperGemmConfig, order: TileOrder, consumer: Consumer, finish: Callable[[Place], None]
+    k: Kernel,
+    config: HopperGemmConfig,
+    order: TileOrder,
+    consumer: Consumer | WarpConsumer,
+    finish: Callable[[Place], None],
 ) -> None:
     """Multiply and ``finish`` every tile of this consumer."""
     consumer.begin_turns()

@@ -1,4 +1,4 @@
-"""``wgmma`` configurations to choose from, and what a launch of one is expected to take on an H100 or H200.
+"""Configurations fed by the TMA to choose from, and what a launch of one is expected to take on an H100 or H200.
 
 The constants are fitted to products measured on an H200; a test holds what the model takes against the fastest in
 ``benchmarks/results/h200/gemm.json``. Under load the power limit, not the
@@ -7,23 +7,31 @@ tensor cores, decides the clock, so it stands for what the cores sustain.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import GemmProblem
 
 SMS = 132
-CLOCK = 1.28e9
-"""Hz that the power limit leaves under ``wgmma``."""
-FLOPS_PER_CYCLE = 4096
-"""Per SM, dense ``wgmma`` of 16-bit inputs."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What the consumers take: Hz that the power limit leaves them, and per SM and cycle, dense 16-bit inputs."""
+
+    clock: float
+    flops_per_cycle: float
+    stage_cycles: int
+    """The least that a stage takes, however small: waits and barriers."""
+    tile_cycles: int
+    epilogue_cycles: float
+    """Per tile, and per element of C and SM, where nothing hides them."""
+
+
+WGMMA = Pace(1.28e9, 4096, 195, 457, 0.079)
+MMA_SYNC = Pace(1.78e9, 2307, 510, 133, 0.0098)
 LOAD_BYTES_PER_CYCLE = 92
 """Per SM, from the L2."""
-STAGE_CYCLES = 195
-"""The least that a stage takes, however small: waits and barriers."""
-TILE_CYCLES = 457
-EPILOGUE_CYCLES = 0.079
-"""Per tile, and per element of C and SM, where nothing hides them."""
 BANDWIDTH = 4.4e12
 """DRAM bytes per second."""
 START_SECONDS = 1.4e-6
@@ -65,6 +73,32 @@ def hopper_candidates(problem: GemmProblem) -> tuple[HopperGemmConfig, ...]:
     return tuple(replace(t, split_k=s) for t in tiles for s in _SPLITS)
 
 
+def warp_candidates(problem: GemmProblem) -> tuple[HopperGemmConfig, ...]:
+    """Tiles that ``mma.sync`` multiplies, the largest first; none where :func:`hopper_candidates` has none.
+
+    No call chooses them. The f32 parts of a split K leave from the registers, which takes so long that taking turns
+    does not hide it.
+    """
+    if min(problem.m, problem.n) < LEAST_ROWS:
+        return ()
+    base = HopperGemmConfig(
+        dtype=problem.dtype, block_stride=8, persistent=True, mma_sync=True, accumulate=problem.accumulate
+    )  # fmt: skip
+    turns = replace(base, pingpong=True)
+    tiles = (
+        base,
+        replace(base, tile_m=256, tile_n=128),
+        replace(base, tile_m=128, tile_n=128, stages=6),
+        replace(turns, tile_m=128, tile_n=128, stages=6),
+        replace(base, tile_m=64, tile_n=256),
+        replace(turns, tile_m=64, tile_n=256),
+        replace(base, tile_m=64, tile_n=128, stages=8),
+        replace(turns, tile_m=64, tile_n=128, stages=8),
+        replace(base, tile_m=64, tile_n=64, stages=8),
+    )
+    return tuple(replace(t, split_k=s) for t in tiles for s in _SPLITS if s == 1 or not t.pingpong)
+
+
 def hopper_for_rows(problem: GemmProblem) -> HopperGemmConfig | None:
     """The configuration for a product whose rows are reduced; None for one that leaves most of every tile empty.
 
@@ -81,17 +115,19 @@ def hopper_for_rows(problem: GemmProblem) -> HopperGemmConfig | None:
 
 def hopper_seconds(problem: GemmProblem, config: HopperGemmConfig) -> float:
     """What the model expects a launch to take."""
-    c = config
+    c, pace = config, MMA_SYNC if config.mma_sync else WGMMA
     tiles = problem.all_tiles(c)
     rounds = -(-tiles // SMS)
-    product = 2 * c.tile_m * c.tile_n * c.tile_k / FLOPS_PER_CYCLE
+    product = 2 * c.tile_m * c.tile_n * c.tile_k / pace.flops_per_cycle
     cols = c.tile_n if problem.b.k_contiguous else c.loaded_cols
     stage_bytes = (c.tile_m + cols) * c.tile_k * c.dtype.bytes
     loading = stage_bytes / LOAD_BYTES_PER_CYCLE * min(1.0, tiles / SMS)
-    epilogue = TILE_CYCLES + EPILOGUE_CYCLES * c.tile_m * c.tile_n * (1 if c.split_k == 1 else 2)  # parts are f32
+    epilogue = pace.tile_cycles + pace.epilogue_cycles * c.tile_m * c.tile_n * (
+        1 if c.split_k == 1 else 2
+    )  # parts are f32
     hidden = c.pingpong and rounds > 1
-    stages = rounds * problem.tiles_per_split(c) * max(product, loading, STAGE_CYCLES)
-    compute = (stages + (epilogue if hidden else rounds * epilogue)) / CLOCK
+    stages = rounds * problem.tiles_per_split(c) * max(product, loading, pace.stage_cycles)
+    compute = (stages + (epilogue if hidden else rounds * epilogue)) / pace.clock
     loaded = stage_bytes / (2 * c.tile_m * c.tile_n * c.tile_k)
     compute *= max(1.0, loaded / LEAST_LOADED) ** (POWER if compute < LONG_SECONDS else LONG_POWER)
     extra = 0.0

@@ -1,4 +1,4 @@
-"""The configuration of the ``wgmma``/TMA GEMM generator (sm_90a)."""
+"""The configuration of the GEMM generator with a TMA producer, and consumers of ``wgmma`` or ``mma.sync``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from warploom.core.errors import ConfigError
 from warploom.core.targets import TARGETS, Target
 from warploom.kernels.mapped import PANEL_COLS
 from warploom.kernels.settings import broken_flags, override
-from warploom.kernels.specialised import BARRIER_BYTES, WARPGROUP_ROWS, Specialised
+from warploom.kernels.specialised import BARRIER_BYTES, WARPGROUP, WARPGROUP_ROWS, Specialised
 
 COLUMN_STEP = 32
 """What tile_n is a multiple of."""
+WGMMA, MMA_TMA = "wgmma", "mma+tma"
+NOTATIONS = WGMMA, MMA_TMA
+"""First words of the notation: by what the consumers multiply."""
+_EXAMPLE = f"{WGMMA},BM=128,BN=256,STAGES=4,CONSUMERS=2"
+_ATOM = 16
+"""Rows and columns that one ``ldmatrix.x4`` covers."""
+_WARP_BOX_ROWS = 32
+_MOST_WARP_CONSUMERS = 2
+_WORK_REGISTERS = 36  # addresses, the ring, the epilogue
 _SHARED_LIMIT = TARGETS["sm_90a"].shared_per_block
 
 
@@ -24,7 +33,11 @@ def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> A
 
 @dataclass(frozen=True)
 class HopperGemmConfig(Specialised):
-    """One warp-specialised GEMM kernel: a producer warpgroup and ``consumers`` that multiply, f32 accumulators."""
+    """One warp-specialised GEMM kernel: a producer warpgroup and ``consumers`` that multiply.
+
+    With ``mma_sync`` the four warps of a consumer share its part of the tile as :attr:`warps` tells, and each loads its
+    fragments by ``ldmatrix``.
+    """
 
     tile_m: int = _flag(128, "rows of C per tile (BM)", (64, 128, 192, 256))
     tile_n: int = _flag(256, "columns of C per tile (BN)", (64, 96, 128, 160, 192, 256))
@@ -39,17 +52,14 @@ class HopperGemmConfig(Specialised):
     cluster: int = _flag(1, "CTAs below each other that load B together: each half of it, for both", (1, 2))
     split_k: int = _flag(1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 4, 8))
     opt_level: int = _flag(3, "ptxas's optimisation level", (3,))
+    mma_sync: bool = _flag(False, "consumers multiply fragments by mma.sync, not tiles by wgmma")
+    accumulate: DType = _flag(f32, "type of the accumulators; f16 with mma.sync alone", (f32, f16))
 
     # -- what the mma.sync generator's configuration has as flags
     @property
     def tile_k(self) -> int:
         """Depth of a shared tile: one swizzled row of 128 bytes."""
         return PANEL_COLS
-
-    @property
-    def accumulate(self) -> DType:
-        """Type of the accumulators."""
-        return f32
 
     @property
     def pipelined(self) -> bool:
@@ -63,24 +73,52 @@ class HopperGemmConfig(Specialised):
 
     # -- derived
     @property
+    def instruction(self) -> str:
+        """What multiplies."""
+        return "mma.sync" if self.mma_sync else "wgmma"
+
+    @property
     def consumer_rows(self) -> int:
         """Rows of a tile that one consumer multiplies."""
         return self.tile_m if self.pingpong else self.tile_m // self.consumers
 
     @property
+    def warps(self) -> tuple[int, int]:
+        """A consumer's warps along rows and columns of its part (``mma.sync``): the least loads, the widest."""
+        fitting = [
+            (m, n) for m, n in ((1, 4), (2, 2), (4, 1))
+            if self.consumer_rows % (_ATOM * m) == 0 and self.tile_n % (_ATOM * n) == 0
+        ]  # fmt: skip
+        return min(fitting, key=lambda w: (self.consumer_rows // w[0] + self.tile_n // w[1], w[1]), default=(1, 4))
+
+    @property
+    def warp_tile(self) -> tuple[int, int]:
+        """Rows and columns of one warp (``mma.sync``)."""
+        return self.consumer_rows // self.warps[0], self.tile_n // self.warps[1]
+
+    @property
     def blocks(self) -> int:
-        """Accumulators of 64 rows per consumer."""
-        return self.consumer_rows // WARPGROUP_ROWS
+        """Accumulators of 64 rows per consumer; of ``mma.sync`` each warp has one of its own."""
+        return 1 if self.mma_sync else self.consumer_rows // WARPGROUP_ROWS
+
+    @property
+    def storers(self) -> int:
+        """How many parts of the tile are stored on their own: by consumers, of ``mma.sync`` by warps."""
+        return self.consumers * (4 if self.mma_sync else 1)
 
     @property
     def store_box(self) -> tuple[int, int]:
-        """Rows and columns of C that one bulk store takes: of 64 columns where they divide the tile, else 32."""
-        return WARPGROUP_ROWS, COLUMN_STEP if self.tile_n % PANEL_COLS else PANEL_COLS
+        """Rows and columns of C that one bulk store takes: of 64 columns where they divide the tile, else 32 or 16."""
+        rows, cols = self.warp_tile if self.mma_sync else (WARPGROUP_ROWS, self.tile_n)
+        most = _WARP_BOX_ROWS if self.mma_sync else WARPGROUP_ROWS
+        width = next((n for n in (PANEL_COLS, COLUMN_STEP) if cols % n == 0), _ATOM)
+        return (most if rows % most == 0 else _ATOM), width
 
     @property
-    def panels(self) -> int:
-        """Boxes of :attr:`store_box` side by side in a tile of C."""
-        return self.tile_n // self.store_box[1]
+    def store_boxes(self) -> tuple[int, int]:
+        """Boxes of :attr:`store_box` below each other and side by side in what one block of accumulators holds."""
+        rows, cols = self.warp_tile if self.mma_sync else (WARPGROUP_ROWS, self.tile_n)
+        return rows // self.store_box[0], cols // self.store_box[1]
 
     @property
     def loaded_cols(self) -> int:
@@ -94,20 +132,21 @@ class HopperGemmConfig(Specialised):
 
     @property
     def _store_bytes(self) -> int:
-        """A panel of a 16-bit C for each consumer."""
-        return 2 * self.consumers * self.store_box[0] * self.store_box[1]
+        """A box of a 16-bit C for each that stores."""
+        return 2 * self.storers * self.store_box[0] * self.store_box[1]
 
     def most_stages(self, shared_bytes: int = _SHARED_LIMIT) -> int:
-        """The most stages, of 8, that leave room for a panel of C per consumer; 2 even where those do not fit."""
+        """The most stages, of 8, that leave room for a box of C for each that stores; 2 even where none does."""
         room = shared_bytes - BARRIER_BYTES - self._store_bytes
         return max(2, min(8, room // self.stage_bytes))
 
     @property
     def store_panels(self) -> int:
-        """Panels of C per consumer that may be on their way out at once: as many as fit beside the stages, to 5."""
+        """Boxes of C that each may have on their way out at once: as many as fit beside the stages, to 5."""
         room = _SHARED_LIMIT - BARRIER_BYTES - self.stages * self.stage_bytes
         most = room // self._store_bytes
-        return max((n for n in (1, 2, 3, 4, 5) if n <= most and self.blocks * self.panels % n == 0), default=1)
+        own = self.blocks * self.store_boxes[0] * self.store_boxes[1]
+        return max((n for n in (1, 2, 3, 4, 5) if n <= most and own % n == 0), default=1)
 
     def shared_bytes(self, out_dtype: DType | None = None) -> int:
         """Dynamic shared memory for an output type (by default a 16-bit one); f32 leaves from the registers."""
@@ -129,6 +168,10 @@ class HopperGemmConfig(Specialised):
             found.append(f"a cluster is 1 CTA, or 2 with a tile_n that is a multiple of {2 * PANEL_COLS}")
         if self.pingpong and (self.consumers != 2 or not self.persistent):
             found.append("pingpong is between two consumers of a persistent kernel")
+        if self.mma_sync and self.in_flight:
+            found.append("in_flight is wgmma's: mma.sync ends when its result is there")
+        if self.accumulate is not f32 and not (self.mma_sync and self.accumulate is f16 and self.dtype is f16):
+            found.append(f"sums are f32, or f16 of f16 inputs by mma.sync, not {self.accumulate}")
         if target is not None:
             if not target.has_wgmma:
                 found.append(f"{target.name} has no wgmma: this kernel runs on sm_90a alone")
@@ -146,28 +189,47 @@ class HopperGemmConfig(Specialised):
         if self.tile_n % COLUMN_STEP or not COLUMN_STEP <= self.tile_n <= 256:
             found.append(f"tile_n {self.tile_n} is no multiple of {COLUMN_STEP} from {COLUMN_STEP} to 256")
         parts = 1 if self.pingpong else self.consumers
-        if self.tile_m <= 0 or self.tile_m > 256 or self.tile_m % (WARPGROUP_ROWS * parts):
-            found.append(f"tile_m {self.tile_m} is no multiple of {WARPGROUP_ROWS * parts} up to 256")
+        step = WARPGROUP_ROWS * (1 if self.mma_sync and parts == 2 else parts)  # two may share a panel's rows
+        if self.tile_m <= 0 or self.tile_m > 256 or self.tile_m % step:
+            found.append(f"tile_m {self.tile_m} is no multiple of {step} up to 256")
         elif not found:
-            accumulators = self.blocks * self.tile_n // 2
-            most = _ACCUMULATORS[self.consumers]
-            if accumulators > most:
-                found.append(f"{accumulators} accumulators a thread are more than the {most} that leave room to work")
+            found += self._warp_sizes() if self.mma_sync else self._register_sizes(_ACCUMULATORS[self.consumers])
         return found
+
+    def _warp_sizes(self) -> list[str]:
+        """Why the parts of the warps do not fit panels or registers."""
+        if self.consumers > _MOST_WARP_CONSUMERS:
+            return [f"mma.sync has at most {_MOST_WARP_CONSUMERS} consumers: more have too few registers for fragments"]
+        if any(x & (x - 1) for x in self.warp_tile):
+            return [f"a warp's part of {self.warp_tile[0]}×{self.warp_tile[1]} does not divide panels of {PANEL_COLS}"]
+        fragments = 2 * sum(self.warp_tile) // 4  # two k-steps
+        return self._register_sizes(self.consumer_registers - fragments - _WORK_REGISTERS)
+
+    def _register_sizes(self, most: int) -> list[str]:
+        accumulators = self.consumer_rows * self.tile_n // WARPGROUP // (2 if self.accumulate is f16 else 1)
+        if accumulators <= most:
+            return []
+        return [f"{accumulators} accumulators a thread are more than the {most} that leave room to work"]
 
     def require(self, target: Target | None = None, **operands: bool) -> None:
         """Raise ConfigError with every reason of :meth:`check`."""
         problems = self.check(target, **operands)
         if problems:
-            raise ConfigError(f"{self} is no wgmma GEMM kernel: " + "; ".join(problems))
+            raise ConfigError(f"{self} is no {self.instruction} GEMM kernel: " + "; ".join(problems))
 
     # -- notation
     def __str__(self) -> str:
-        """``wgmma,BM=128,BN=256,STAGES=4,CONSUMERS=2``, then the flags that differ from the defaults."""
-        words = ["wgmma", *(f"{word}={getattr(self, name)}" for word, name in _WORDS.items())]
+        """``wgmma,BM=128,BN=256,STAGES=4,CONSUMERS=2``, then the flags that differ from the defaults.
+
+        With ``mma_sync`` the first word is ``mma+tma``.
+        """
+        words = [
+            MMA_TMA if self.mma_sync else WGMMA,
+            *(f"{word}={getattr(self, name)}" for word, name in _WORDS.items()),
+        ]
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name not in _WORDS.values() and value != f.default:
+            if f.name not in (*_WORDS.values(), "mma_sync") and value != f.default:
                 text = value.name if isinstance(value, DType) else value
                 words.append(f.name if value is True else f"{f.name}={text}")
         return ",".join(words)
@@ -177,18 +239,18 @@ class HopperGemmConfig(Specialised):
         """A config from what :meth:`__str__` prints. Raises ConfigError for words it does not know."""
         settings: dict[str, str] = {}
         first, *words = (w.strip() for w in text.split(","))
-        if first != "wgmma":
-            raise ConfigError(f"{text!r} is no wgmma GEMM kernel; write wgmma,BM=128,BN=256,STAGES=4,CONSUMERS=2")
+        if first not in NOTATIONS:
+            raise ConfigError(f"{text!r} is no {' or '.join(NOTATIONS)} GEMM kernel; write {_EXAMPLE}")
         for word in filter(None, words):
             match = re.fullmatch(r"(\w+)(?:\s*=\s*(\w+))?", word)
             if match is None:
-                raise ConfigError(f"{word!r} is no setting; write wgmma,BM=128,BN=256,STAGES=4,CONSUMERS=2")
+                raise ConfigError(f"{word!r} is no setting; write {_EXAMPLE}")
             settings[match[1]] = match[2] or "true"
-        return cls().with_settings(settings)
+        return cls(mma_sync=first == MMA_TMA).with_settings(settings)
 
     def with_settings(self, settings: dict[str, str]) -> HopperGemmConfig:
         """This config with flags overridden by text, as ``--set FLAG=VALUE`` gives it; BM, BN, … work too."""
-        return override(self, settings, "wgmma gemm", _WORDS)
+        return override(self, settings, f"{MMA_TMA if self.mma_sync else WGMMA} gemm", _WORDS)
 
 
 _WORDS = {"BM": "tile_m", "BN": "tile_n", "STAGES": "stages", "CONSUMERS": "consumers"}

@@ -14,21 +14,60 @@ STEP = 16
 """The depth of one ``wgmma``."""
 
 
-class Consumer:
-    """One warpgroup: :attr:`blocks` accumulators of 64 rows."""
+class Turns:
+    """A consumer warpgroup's place among the others: its stages of the ring, and its turns at the tensor cores."""
+
+    def __init__(self, k: Kernel, config: HopperGemmConfig) -> None:
+        self._k, self._config = k, config
+        self.number: Traced = k.warpgroup - 1
+        self._ring = k.ring(config.stages, "use")
+
+    def skip(self, place: Place) -> None:
+        """Pass over the stages of a tile that the other consumer multiplies."""
+        ring = self._ring
+        total = ring.stage.get() + place.count
+        rounds = total // self._config.stages
+        ring.phase.set((ring.phase.get() + rounds) & 1)
+        ring.stage.set(total - rounds * self._config.stages)
+
+    def begin_turns(self) -> None:
+        """The first turn is consumer 0's."""
+        k = self._k
+        if self._config.pingpong:
+            with k.when(self.number == 1, uniform=True):
+                k.bar_arrive(1, 2 * WARPGROUP)
+
+    def end_turns(self, tiles: Traced) -> None:
+        """Take the turn that is left over after so many tiles."""
+        k = self._k
+        if self._config.pingpong:
+            with k.when(self.number == (tiles & 1), uniform=True):
+                k.bar_sync(self.number + 1, 2 * WARPGROUP)
+
+    def _take_turn(self) -> None:
+        if self._config.pingpong:
+            self._k.bar_sync(self.number + 1, 2 * WARPGROUP)
+
+    def _pass_turn(self) -> None:
+        if self._config.pingpong:
+            self._k.bar_arrive(2 - self.number, 2 * WARPGROUP)
+
+
+class Consumer(Turns):
+    """One warpgroup that multiplies by ``wgmma``: :attr:`blocks` accumulators of 64 rows."""
 
     def __init__(
         self, k: Kernel, config: HopperGemmConfig, features: GemmFeatures, parts: Parts, order: TileOrder
     ) -> None:
-        self._k, self._config, self._features, self._parts, self._order = k, config, features, parts, order
-        self.number: Traced = k.warpgroup - 1
+        super().__init__(k, config)
+        self._features, self._parts, self._order = features, parts, order
         self.first_row: Traced = k.value(0, u32) if config.pingpong else self.number * config.consumer_rows
         """Where this warpgroup's rows begin in the tile."""
+        self.first_col: Traced = k.value(0, u32)
         self.blocks: list[Fragment] = [k.warpgroup_accumulator(config.tile_n, f"c{i}") for i in range(config.blocks)]
         a, b = parts.a, parts.b
         self._a = WgmmaOperand(k, a.tile, a.descriptor, a.outer_bytes(self.first_row))
         self._b = WgmmaOperand(k, b.tile, b.descriptor)
-        self._ring = k.ring(config.stages, "use")
         self._read = k.register(u32, 0, "read_stage")
 
     def multiply(self, place: Place) -> None:
@@ -50,12 +89,8 @@ class Consumer:
 
     def skip(self, place: Place) -> None:
         """Pass over the stages of a tile that the other consumer multiplies."""
-        ring = self._ring
-        total = ring.stage.get() + place.count
-        rounds = total // self._config.stages
-        ring.phase.set((ring.phase.get() + rounds) & 1)
-        ring.stage.set(total - rounds * self._config.stages)
-        self._read.set(ring.stage)
+        super().skip(place)
+        self._read.set(self._ring.stage)
 
     def _issue(self, *, first: bool) -> None:
         """One k-tile's products, as one group."""
@@ -86,26 +121,3 @@ class Consumer:
         self._parts.release(self._read)
         following = self._read.get() + 1
         self._read.set(k.select(following == self._config.stages, k.value(0, u32), following))
-
-    # -- turns at the tensor cores
-    def begin_turns(self) -> None:
-        """The first turn is consumer 0's."""
-        k = self._k
-        if self._config.pingpong:
-            with k.when(self.number == 1, uniform=True):
-                k.bar_arrive(1, 2 * WARPGROUP)
-
-    def end_turns(self, tiles: Traced) -> None:
-        """Take the turn that is left over after so many tiles."""
-        k = self._k
-        if self._config.pingpong:
-            with k.when(self.number == (tiles & 1), uniform=True):
-                k.bar_sync(self.number + 1, 2 * WARPGROUP)
-
-    def _take_turn(self) -> None:
-        if self._config.pingpong:
-            self._k.bar_sync(self.number + 1, 2 * WARPGROUP)
-
-    def _pass_turn(self) -> None:
-        if self._config.pingpong:
-            self._k.bar_arrive(2 - self.number, 2 * WARPGROUP)

@@ -46,7 +46,7 @@ class SharedOperandTile:
     """A or B in shared memory: a ring of stages, rows along K or panels along the outer dimension."""
 
     def __init__(self, k: Kernel, name: str, outer: int, config: HopperGemmConfig, k_contiguous: bool) -> None:
-        self.k_contiguous, self._outer, self._depth = k_contiguous, outer, config.tile_k
+        self.k_contiguous, self._outer, self.depth = k_contiguous, outer, config.tile_k
         panels = -(-outer // PANEL_COLS)
         shape = (outer, config.tile_k) if k_contiguous else (config.tile_k, panels * PANEL_COLS)
         self.tile: SharedTile = k.shared(
@@ -56,7 +56,7 @@ class SharedOperandTile:
     @property
     def descriptor(self) -> MatrixDescriptor:
         """The constant part of its matrix descriptors."""
-        leading = 0 if self.k_contiguous else self._depth * PANEL_BYTES
+        leading = 0 if self.k_contiguous else self.depth * PANEL_BYTES
         return MatrixDescriptor(PANEL_BYTES, stride=GROUP_BYTES, leading=leading)
 
     def outer_bytes(self, first: Position) -> Position:
@@ -76,7 +76,7 @@ class SharedOperandTile:
             return [(first * PANEL_BYTES, (depth, outer + first))]
         count = len(self.tile.layout.panels) // parts
         panels = [part * count + i for i in range(count)]
-        return [(i * (self._depth * PANEL_BYTES), (outer + i * PANEL_COLS, depth)) for i in panels]
+        return [(i * (self.depth * PANEL_BYTES), (outer + i * PANEL_COLS, depth)) for i in panels]
 
 
 class Parts:
@@ -107,12 +107,13 @@ class Parts:
         else:
             k.syncthreads()
 
-    def release(self, stage: Number) -> None:
-        """This warp has read a stage: whoever writes into it next may."""
+    def release(self, stage: Number, when: Traced | None = None) -> None:
+        """This warp has read a stage: whoever writes into it next may. ``when``: a condition on the whole warp."""
+        one = self._k.lane == 0
         if self._config.cluster > 1:
-            self.free.arrive_cluster(stage)
+            self.free.arrive_cluster(stage, when=True if when is None else when)
         else:
-            self.free.arrive(stage, when=self._k.lane == 0)
+            self.free.arrive(stage, when=one if when is None else one & when)
 
     def leave(self) -> None:
         """At the end of the kernel: no CTA goes while another arrives at its mbarriers."""

@@ -93,7 +93,13 @@ def _hopper_rungs() -> tuple[Rung[AnyGemmConfig], ...]:
     return tuple(rungs)
 
 
-HOPPER_LADDER = Ladder[AnyGemmConfig]("gemm", _hopper_rungs())
+FED_BY_TMA = Rung[AnyGemmConfig](
+    "08", "08_TMA", "rung 07's tile fed by the TMA: a producer and mbarriers for cp.async and CTA-wide barriers",
+    HopperGemmConfig(block_stride=8, persistent=True, mma_sync=True, accumulate=f16),
+)  # fmt: skip
+"""The ``mma.sync`` rung above 07, for sm_90a."""
+
+HOPPER_LADDER = Ladder[AnyGemmConfig]("gemm", (FED_BY_TMA, *_hopper_rungs()))
 """The rungs above it, for sm_90a alone."""
 
 FULL_LADDER = Ladder[AnyGemmConfig]("gemm", (*LADDER.rungs, *HOPPER_LADDER.rungs))

@@ -124,9 +124,8 @@ class GemmProblem:
             found.append(f"split_k takes at most {MOST_GRID_ROWS} rows, not {self.m}")
         if config.split_k > 1 and self.parts(config) < config.split_k:
             found.append(f"K = {self.k} has fewer than {config.split_k} parts of whole tiles")
-        if self.k == 0 and (
-            config.split_k > 1 or (isinstance(config, GemmConfig) and (config.pipelined or config.stream_k))
-        ):
+        streams = isinstance(config, GemmConfig) and config.stream_k
+        if self.k == 0 and (config.split_k > 1 or config.pipelined or streams):
             found.append("K = 0: a pipelined or split loop needs at least one tile")
         return found
 
