@@ -147,9 +147,10 @@ class WarpConsumer(Turns):
     def _arrived(self, groups: list[list[Traced]]) -> Traced:
         """A condition that always holds, and that ptxas cannot know before every ``ldmatrix`` has arrived.
 
-        An mbarrier's arrival is issued behind the ``ldmatrix`` before it and waits for none of them. ptxas moves it ahead
-        of products that do not feed it, though they would wait. While the other consumer's stores hold the ``ldmatrix``
-        up, the TMA may then overwrite what is still to be read: products with f32 parts were wrong on an H200.
+        An mbarrier's arrival is issued behind the ``ldmatrix`` before it and waits for none of them. ptxas moves it
+        ahead of products that do not feed it, though they would wait. While the other consumer's stores hold the
+        ``ldmatrix`` up, the TMA may then overwrite what is still to be read: products with f32 parts were wrong on an
+        H200.
         """
         every = groups[0][0]
         for group in groups[1:]:
