@@ -51,7 +51,11 @@ def at_the_limit(evidence: Any) -> str:
     last = {kind: {k: c[evidence.sizes(kind)[-1]] for k in evidence.rows(kind) if (c := evidence.cells(kind, k))}
             for kind in KINDS}  # fmt: skip
     hot = [cell["power"] for kind in KINDS for key, cell in last[kind].items() if not key.startswith("01")]
-    best16, best32 = last["f16"]["best16"]["power"], last["f32"]["best32"]["power"]
+    best16, best32 = (
+        max((cell["power"] for key, cell in last[kind].items() if _by_mma(evidence.rows(kind)[key])),
+            key=lambda power: power["tflops"])
+        for kind in KINDS
+    )  # fmt: skip
     cublas = last["f32"]["best32"]["peers"]["cublas"]["power"]
     clocks = [row["sm_mhz"] for row in hot]
     return (
@@ -101,18 +105,23 @@ def _alone(evidence: Any) -> str:
     rate, of32 = evidence.power["rate"], evidence.power["f32"]
     cycles = {name: rate[f"f32 64x64 mma{name}"]["cycles_per_mma"] for name in _FEEDS}
     alone, fragments = (_at_full_clock(rate[f"f32 64x64 mma{name}"]) for name in _FEEDS[:2])
+    fed = {name: row for name, row in of32.items() if name.startswith(_TMA)}
+    copied = {name: row for name, row in of32.items() if name not in fed}
     return (
         "**Alone**, with its operands in registers, an `mma.sync` keeps a tensor core busy for "
         f"{cycles[_FEEDS[0]]:.2f} cycles, and with the `ldmatrix` of 64×64 warp tiles for {cycles[_FEEDS[1]]:.2f}: "
         f"{alone:.0f} and {fragments:.0f} TFLOP/s at {FULL_CLOCK} MHz, if nothing else took time. Barriers as often as "
-        f"the best product has them make it {cycles[_FEEDS[2]]:.2f}, as many `cp.async` {cycles[_FEEDS[3]]:.2f}, both "
-        f"{cycles[_FEEDS[4]]:.2f}; that product itself takes {_best(of32)['cycles_per_mma']:.2f}. So what remains is "
-        "not the order of fragments: copies that threads issue and barriers of the whole CTA take the time. cuBLAS's "
-        f"products take {of32['cublas']['cycles_per_mma']:.2f} cycles for as much, by `wgmma`, which reads B from "
-        "shared memory once for 64 rows and keeps no fragments of it, fed by the TMA without either."
+        f"the best product with `cp.async` has them make it {cycles[_FEEDS[2]]:.2f}, as many copies "
+        f"{cycles[_FEEDS[3]]:.2f}, both {cycles[_FEEDS[4]]:.2f}; that product itself takes "
+        f"{_best(copied)['cycles_per_mma']:.2f}. So it is neither fragments nor tensor cores: copies that threads "
+        "issue and barriers of the whole CTA take the time. With tiles that the TMA brings, and mbarriers, a product "
+        f"takes {_best(fed)['cycles_per_mma']:.2f}. cuBLAS's take {of32['cublas']['cycles_per_mma']:.2f} for as much, "
+        "by `wgmma`, which reads B from shared memory once for 64 rows and keeps no fragments of it."
     )
 
 
+_TMA = "TMA, "
+"""How the names of kernels begin whose tiles the TMA brings."""
 _FEEDS = (" alone", " and ldmatrix", ", ldmatrix and barriers", ", ldmatrix and copies",
           ", ldmatrix, copies and barriers")  # fmt: skip
 """Of the kernels of ``gemm_power_h200.FEEDS``, behind "mma"."""
@@ -121,8 +130,10 @@ _FEEDS = (" alone", " and ldmatrix", ", ldmatrix and barriers", ", ldmatrix and 
 def _rested(evidence: Any) -> str:
     fragments = _at_full_clock(evidence.power["rate"]["f32 64x64 mma and ldmatrix"])
     best = {
-        kind: max((evidence.cells(kind, rung.key)[8192] for rung in evidence.of(kind)), key=_median) for kind in KINDS
-    }
+        kind: max((evidence.cells(kind, key)[8192] for key, row in evidence.rows(kind).items() if _by_mma(row)),
+                  key=_median)
+        for kind in KINDS
+    }  # fmt: skip
     cublas, reached = best["f32"]["peers"]["cublas"]["tflops"]["median"], _median(best["f32"])
     return (
         f"**Rested**, at N = 8192, three quarters of cuBLAS are {0.75 * cublas:.0f} TFLOP/s, "
@@ -130,6 +141,11 @@ def _rested(evidence: Any) -> str:
         f"product with f32 accumulators reaches {reached:.0f}, {reached / fragments:.0%} of it and "
         f"{reached / cublas:.2f}× cuBLAS; with f16 {_median(best['f16']):.0f}."
     )
+
+
+def _by_mma(row: Row) -> bool:
+    """Whether a rung's kernel multiplies by ``mma.sync``."""
+    return "consumers" not in row["config"] or bool(row["config"].get("mma_sync"))
 
 
 def _median(cell: Row) -> float:

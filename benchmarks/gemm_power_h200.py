@@ -37,7 +37,9 @@ from warploom.core.errors import WarploomError
 from warploom.core.targets import target
 from warploom.cuda.device import cuda_core
 from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.ladder import BEST
+from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.kernels.ladder import Rung
 from warploom.ops.backends import GpuCall, compiled, gpu_target
 from warploom.ops.matmul import plan_matmul
@@ -83,7 +85,7 @@ FEEDS = {
 }
 """What runs beside mma.sync; three copies per thread and step are those of BM=128, BN=256 by eight warps."""
 RATES = ((f32, 64, 64, tuple(FEEDS)), (f32, 96, 64, ("mma and ldmatrix",)),
-         (f16, 64, 64, tuple(FEEDS)), (f16, 128, 64, ("mma and ldmatrix",)))  # fmt: skip
+         (f16, 64, 64, ("mma alone", "mma and ldmatrix")), (f16, 128, 64, ("mma and ldmatrix",)))  # fmt: skip
 """Accumulators, warp tile and what beside; held fragments of the larger tiles would take too many registers."""
 
 
@@ -118,8 +120,8 @@ def _tiled(base: GemmConfig, m: int, n: int, k: int, warp_m: int, warp_n: int, s
     return replace(base, tile_m=m, tile_n=n, tile_k=k, warp_m=warp_m, warp_n=warp_n, stages=stages, **flags)
 
 
-def configurations(accumulate: DType) -> dict[str, GemmConfig]:
-    """Tiles, stages and orders of CTAs around the best."""
+def configurations(accumulate: DType) -> dict[str, AnyGemmConfig]:
+    """Tiles, stages and orders of CTAs around the best; then tiles of ``mma.sync`` that the TMA brings."""
     best = BEST[accumulate]
     tiles = {
         "128x128x64 64x64 s3": (128, 128, 64, 64, 64, 3),
@@ -134,8 +136,8 @@ def configurations(accumulate: DType) -> dict[str, GemmConfig]:
             "128x256x32 64x128 s4": (128, 256, 32, 64, 128, 4),
             "256x256x32 128x64 s4": (256, 256, 32, 128, 64, 4),
         }
-    found = {name: _tiled(best, *tile) for name, tile in tiles.items()}
-    found |= {f"best, BLOCK_STRIDE={n}": replace(best, block_stride=n) for n in (0, 4, 8, 16, 32)}
+    found: dict[str, AnyGemmConfig] = {name: _tiled(best, *tile) for name, tile in tiles.items()}
+    found |= {f"best, BLOCK_STRIDE={n}": replace(best, block_stride=n) for n in (0, 8)}
     found |= {
         "best, static strides": replace(best, static_strides=True),
         "best, recomputed addresses": replace(best, strided=False),
@@ -146,11 +148,13 @@ def configurations(accumulate: DType) -> dict[str, GemmConfig]:
             "192x256x32 96x64 s4, lead 8": _tiled(best, 192, 256, 32, 96, 64, 4, lead=8),
             "128x256x32 64x64 s4, lead 8": _tiled(best, 128, 256, 32, 64, 64, 4, lead=8),
         }
+    fed = HopperGemmConfig(block_stride=8, persistent=True, mma_sync=True, accumulate=accumulate)
+    found |= {"TMA, 128x256x64 s4": fed, "TMA, 256x128x64 s4": replace(fed, tile_m=256, tile_n=128)}
     goal = target("sm_90a")
     return {name: c for name, c in found.items() if not c.check(goal)}
 
 
-def compile_all(configs: dict[str, GemmConfig], size: int) -> None:
+def compile_all(configs: dict[str, AnyGemmConfig], size: int) -> None:
     """Trace in this thread, compile on all cores: at the size measured and at the one checked."""
     arch = gpu_target(0).name
     programs = []

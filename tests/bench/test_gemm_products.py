@@ -202,7 +202,8 @@ def test_who_is_timed_in_earnest():
     assert cells.finalists(seconds, "BM=2", "BM=2") == ["cublas", "BM=2", "BM=1", "wgmma,b"]
     assert cells.finalists({"cublas": 1.0}, "BM=2", "BM=2") == ["cublas"]
     fed = seconds | {"mma+tma,a": 8.0, "mma+tma,b": 7.0}
-    assert cells.finalists(fed, "wgmma,b", "BM=2") == ["cublas", "wgmma,b", "BM=2", "BM=1", "mma+tma,b", "wgmma,a"]
+    assert cells.finalists(fed, "wgmma,a", "BM=2") == ["cublas", "wgmma,a", "BM=2", "BM=1", "mma+tma,b", "wgmma,b"]
+    assert cells.finalists(fed, "wgmma,b", "BM=2") == ["cublas", "wgmma,b", "BM=2", "BM=1", "mma+tma,b"]
     assert [name for name in fed if cells.is_general(name) and not cells.is_portable(name)] == [
         "mma+tma,a",
         "mma+tma,b",
