@@ -64,6 +64,8 @@ FIGURES = (
     Figure(128, True, (1024, 4096, 16384), "torch_cudnn", 1.00),
     Figure(128, True, (1024, 4096, 16384), "flash_attention_4", 1.00),
     *(Figure(d, causal, (4096, 16384), "torch_cudnn", 1.00) for d in (64, 256) for causal in (False, True)),
+    *(Figure(64, causal, LENGTHS[1:], "flash_attention_4", 1.00) for causal in (False, True)),
+    *(Figure(d, True, LENGTHS[:1], "torch_cudnn", 1.00) for d in (64, 128, 256)),
 )
 
 Run = Callable[[Any, Any, Any], Any]
