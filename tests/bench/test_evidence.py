@@ -14,7 +14,7 @@ from warploom.bench.targets import BEFORE, Figure, load_targets, missed
 from warploom.core.errors import ProblemError
 from warploom.cuda.device import Gpu
 from warploom.kernels.attention.ladder import FULL_LADDER
-from warploom.kernels.gemm.ladder import LADDER
+from warploom.kernels.gemm.ladder import FULL_LADDER as GEMM_LADDER
 
 
 def row(rung="best", median=400.0, ratio=1.2, seq=4096):
@@ -121,7 +121,7 @@ def test_a_broken_targets_file(tmp_path, text):
         load_targets(file, "attention")
 
 
-@pytest.mark.parametrize(("family", "ladder"), [("attention", FULL_LADDER), ("gemm", LADDER)])
+@pytest.mark.parametrize(("family", "ladder"), [("attention", FULL_LADDER), ("gemm", GEMM_LADDER)])
 def test_the_projects_own_targets_name_its_rungs(pytestconfig, family, ladder):
     figures = load_targets(pytestconfig.rootpath / "benchmarks" / "targets.json", family)
     assert figures
