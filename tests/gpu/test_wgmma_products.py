@@ -105,6 +105,20 @@ def test_equal_calls_give_equal_bits(config: HopperGemmConfig) -> None:
     assert all(torch.equal(first, warploom.matmul(a, b, config=config)) for _ in range(50))
 
 
+@pytest.mark.parametrize("splits", [1, 2, 3])
+@pytest.mark.parametrize("turns", [True, False])
+def test_stages_are_read_before_they_are_filled_again(turns: bool, splits: int) -> None:
+    """While f32 results leave from the registers, the other consumer's fragments wait: the TMA must wait for them."""
+    config = replace(WARPS, tile_n=128, stages=6, pingpong=turns, split_k=splits)
+    torch.manual_seed(splits)
+    a, b = (torch.randn(rows, 8192, device="cuda", dtype=torch.float16) for rows in (256, 10240))
+    exact, near = a.double() @ b.double().T, 8192 * 2.0**-22 * (a.abs().double() @ b.abs().double().T)
+    for _ in range(5):
+        found = torch.full((256, 10240), float("nan"), device="cuda")
+        warploom.matmul(a, b.T, out=found, out_dtype="f32", config=config)
+        assert bool(((found.double() - exact).abs() <= near).all())
+
+
 @pytest.mark.parametrize("op", ["max", "sum", "logsumexp"])
 @pytest.mark.parametrize("sizes", [(512, 4096, 256), (1000, 776, 72), (70, 20000, 128), (4096, 333, 1024)])
 @pytest.mark.parametrize("config", [TOGETHER, LAST, replace(LAST, tile_m=64, tile_n=256, stages=5)], ids=str)
