@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import field, fields, replace
 from typing import Any, TypeVar
 
 from warploom.core.dtypes import DType, dtype_of
 from warploom.core.errors import ConfigError
+from warploom.core.targets import Target
 
 Config = TypeVar("Config")
 
 MOST_OPT_LEVEL = 3
+
+
+def flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
+    """A field of a configuration: what it means, and what a search may set it to."""
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+def shared_excess(needed: int, target: Target | None) -> list[str]:
+    """Why so many bytes of shared memory per CTA do not fit a target; empty if they do, or without one."""
+    if target is None or needed <= target.shared_per_block:
+        return []
+    return [f"needs {needed} bytes of shared memory, {target.name} has {target.shared_per_block} per CTA"]
+
+
+def refuse(what: str, problems: list[str]) -> None:
+    """Raise ConfigError that says ``what`` and lists every problem; nothing if there is none."""
+    if problems:
+        raise ConfigError(f"{what}: " + "; ".join(problems))
 
 
 def override(

@@ -3,57 +3,53 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.copy_plan import CopyPlan
-from warploom.kernels.settings import broken_flags, element_type, override, type_name
+from warploom.kernels.settings import broken_flags, element_type, flag, override, refuse, shared_excess, type_name
 
 if TYPE_CHECKING:
     from warploom.lang.fragments import Addressing
-
-
-def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
-    return field(default=default, metadata={"doc": doc, "choices": choices})
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
     """One attention kernel. The seeds' names: tile_m is B_r, tile_n is B_c, num_warps n_warps, head_dim d_head."""
 
-    tile_m: int = _flag(64, "query rows per CTA (B_r)", (64, 128, 256))
-    tile_n: int = _flag(64, "keys per step (B_c)", (32, 64, 128))
-    num_warps: int = _flag(4, "warps per CTA; each owns tile_m / num_warps query rows", (4, 8))
-    head_dim: int = _flag(128, "elements per head (d_head)", (64, 128, 256))
-    dtype: DType = _flag(bf16, "element type of Q, K, V and O", (bf16, f16))
-    softmax_in_shared: bool = _flag(False, "softmax by a round trip through shared memory (the paper's baseline)")
-    async_copy: bool = _flag(True, "global → shared by cp.async instead of through registers")
-    swizzle: bool = _flag(False, "XOR-swizzled shared tiles (kernel 2)")
-    eager: bool = _flag(False, "start the next K and V copies before they are needed (kernel 3)")
-    load_q: int = _flag(0, "Q fragments loaded per step: 0 the whole tile once, 2 a k-slice of 16 (kernel 4)", (0, 2))
-    load_k: int = _flag(0, "K fragments loaded per step", (0, 2))
-    load_v: int = _flag(0, "V fragments loaded per step", (0, 2))
-    k_slices: bool = _flag(True, "fragments loaded along the inner dimension, not row by column (part 5)")
-    double_buffer: bool = _flag(False, "load the next fragments while this slice multiplies (kernel 5)")
-    folded_scale: bool = _flag(False, "scale folded into exp2: one FMA per element (kernel 6)")
-    cooperative: bool = _flag(False, "the CTA copies tiles together instead of warp by warp (kernel 8)")
-    strided: bool = _flag(False, "swizzled addresses as base + signed strides instead of recomputed (kernel 8)")
-    k_row_major: bool = _flag(False, "K fragments loaded so that each B operand is contiguous (kernel 9)")
-    peel: bool = _flag(False, "first step peeled: no zeroing, no rescaling (kernel 10)")
-    strided_epilogue: bool = _flag(False, "strided addresses for registers → shared as well (kernel 11)")
-    block_index: bool = _flag(False, "K/V addresses from the block's index, not advancing pointers (kernel 12)")
-    backward: bool = _flag(False, "K/V blocks from the last to the first (kernel 13)")
-    output_hint: bool = _flag(False, "output stores do not allocate in L1 (kernel 14)")
-    head_dim_panels: bool = _flag(False, "shared tiles as panels of 64 columns (kernel 15)")
-    static_strides: bool = _flag(False, "distances between sequence positions known while tracing (kernel 16)")
-    stages: int = _flag(1, "K/V buffers; with 2, one barrier per step", (1, 2))
-    lazy_rescale: bool = _flag(False, "rescale O only when a row's maximum grew by more than 2^8; exact")
-    heads_first: bool = _flag(False, "grid (head, query block, batch): neighbours do not share K and V in the L2")
-    min_ctas: int = _flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
-    opt_level: int = _flag(3, "ptxas's optimisation level", (1, 3))
+    tile_m: int = flag(64, "query rows per CTA (B_r)", (64, 128, 256))
+    tile_n: int = flag(64, "keys per step (B_c)", (32, 64, 128))
+    num_warps: int = flag(4, "warps per CTA; each owns tile_m / num_warps query rows", (4, 8))
+    head_dim: int = flag(128, "elements per head (d_head)", (64, 128, 256))
+    dtype: DType = flag(bf16, "element type of Q, K, V and O", (bf16, f16))
+    softmax_in_shared: bool = flag(False, "softmax by a round trip through shared memory (the paper's baseline)")
+    async_copy: bool = flag(True, "global → shared by cp.async instead of through registers")
+    swizzle: bool = flag(False, "XOR-swizzled shared tiles (kernel 2)")
+    eager: bool = flag(False, "start the next K and V copies before they are needed (kernel 3)")
+    load_q: int = flag(0, "Q fragments loaded per step: 0 the whole tile once, 2 a k-slice of 16 (kernel 4)", (0, 2))
+    load_k: int = flag(0, "K fragments loaded per step", (0, 2))
+    load_v: int = flag(0, "V fragments loaded per step", (0, 2))
+    k_slices: bool = flag(True, "fragments loaded along the inner dimension, not row by column (part 5)")
+    double_buffer: bool = flag(False, "load the next fragments while this slice multiplies (kernel 5)")
+    folded_scale: bool = flag(False, "scale folded into exp2: one FMA per element (kernel 6)")
+    cooperative: bool = flag(False, "the CTA copies tiles together instead of warp by warp (kernel 8)")
+    strided: bool = flag(False, "swizzled addresses as base + signed strides instead of recomputed (kernel 8)")
+    k_row_major: bool = flag(False, "K fragments loaded so that each B operand is contiguous (kernel 9)")
+    peel: bool = flag(False, "first step peeled: no zeroing, no rescaling (kernel 10)")
+    strided_epilogue: bool = flag(False, "strided addresses for registers → shared as well (kernel 11)")
+    block_index: bool = flag(False, "K/V addresses from the block's index, not advancing pointers (kernel 12)")
+    backward: bool = flag(False, "K/V blocks from the last to the first (kernel 13)")
+    output_hint: bool = flag(False, "output stores do not allocate in L1 (kernel 14)")
+    head_dim_panels: bool = flag(False, "shared tiles as panels of 64 columns (kernel 15)")
+    static_strides: bool = flag(False, "distances between sequence positions known while tracing (kernel 16)")
+    stages: int = flag(1, "K/V buffers; with 2, one barrier per step", (1, 2))
+    lazy_rescale: bool = flag(False, "rescale O only when a row's maximum grew by more than 2^8; exact")
+    heads_first: bool = flag(False, "grid (head, query block, batch): neighbours do not share K and V in the L2")
+    min_ctas: int = flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
+    opt_level: int = flag(3, "ptxas's optimisation level", (1, 3))
 
     # -- derived
     @property
@@ -134,17 +130,11 @@ class AttentionConfig:
             found.append("eager copies are asynchronous ones")
         if self.lazy_rescale and not self.folded_scale:
             found.append("lazy_rescale works on folded scales")
-        if target is not None and self.shared_bytes > target.shared_per_block:
-            found.append(
-                f"needs {self.shared_bytes} bytes of shared memory, {target.name} has {target.shared_per_block} per CTA"
-            )
-        return found
+        return found + shared_excess(self.shared_bytes, target)
 
     def require(self, target: Target | None = None) -> None:
         """Raise ConfigError with every reason of :meth:`check`."""
-        problems = self.check(target)
-        if problems:
-            raise ConfigError(f"{self} is no attention kernel: " + "; ".join(problems))
+        refuse(f"{self} is no attention kernel", self.check(target))
 
     # -- notation
     def __str__(self) -> str:

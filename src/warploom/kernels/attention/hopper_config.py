@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.mapped import PANEL_COLS
-from warploom.kernels.settings import broken_flags, element_type, override, type_name
+from warploom.kernels.settings import broken_flags, element_type, flag, override, refuse, shared_excess, type_name
 from warploom.kernels.specialised import BARRIER_BYTES, WARPGROUP_ROWS, Specialised
 
 SUM_COLS = 8
 """The narrowest step of ``wgmma``'s N: all eight hold the row's sum."""
 
 
-def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
-    return field(default=default, metadata={"doc": doc, "choices": choices})
-
-
 @dataclass(frozen=True)
 class HopperConfig(Specialised):
     """One warp-specialised attention kernel: a producer warpgroup and ``consumers`` that own 64 query rows each."""
 
-    consumers: int = _flag(2, "consumer warpgroups, 64 query rows each", (1, 2, 3))
-    tile_n: int = _flag(128, "keys per step", (48, 64, 80, 96, 112, 128, 144, 160, 176))
-    stages: int = _flag(2, "K and V tiles in flight", (2, 3))
-    head_dim: int = _flag(128, "elements per head", (64, 128, 256))
-    dtype: DType = _flag(bf16, "element type of Q, K, V and O", (bf16, f16))
-    overlap: bool = _flag(True, "issue the next Q·Kᵀ before this block's softmax")
-    pingpong: bool = _flag(True, "consumers take turns at the tensor cores")
-    flat: bool = _flag(True, "persistent: the next tile's first Q·Kᵀ is issued with this tile's last P·V")
-    q_in_registers: bool = _flag(True, "Q as the register operand of Q·Kᵀ, loaded once a tile")
-    lazy_rescale: bool = _flag(True, "rescale O only when a row's maximum grew by more than 2^8; exact")
-    carry_max: bool = _flag(
+    consumers: int = flag(2, "consumer warpgroups, 64 query rows each", (1, 2, 3))
+    tile_n: int = flag(128, "keys per step", (48, 64, 80, 96, 112, 128, 144, 160, 176))
+    stages: int = flag(2, "K and V tiles in flight", (2, 3))
+    head_dim: int = flag(128, "elements per head", (64, 128, 256))
+    dtype: DType = flag(bf16, "element type of Q, K, V and O", (bf16, f16))
+    overlap: bool = flag(True, "issue the next Q·Kᵀ before this block's softmax")
+    pingpong: bool = flag(True, "consumers take turns at the tensor cores")
+    flat: bool = flag(True, "persistent: the next tile's first Q·Kᵀ is issued with this tile's last P·V")
+    q_in_registers: bool = flag(True, "Q as the register operand of Q·Kᵀ, loaded once a tile")
+    lazy_rescale: bool = flag(True, "rescale O only when a row's maximum grew by more than 2^8; exact")
+    carry_max: bool = flag(
         False, "a block takes over the row maxima; where P shows that they grew, its scores are formed again"
     )
-    sum_column: bool = _flag(False, "the row sums are one more column of P·V: ones stand beside V")
-    skip_hidden: bool = _flag(False, "a consumer passes over key blocks that its own rows do not see")
-    hold: bool = _flag(True, "a satisfied mbarrier wait keeps ptxas from moving the wait above the exponentials")
-    opt_level: int = _flag(3, "ptxas's optimisation level", (3,))
+    sum_column: bool = flag(False, "the row sums are one more column of P·V: ones stand beside V")
+    skip_hidden: bool = flag(False, "a consumer passes over key blocks that its own rows do not see")
+    hold: bool = flag(True, "a satisfied mbarrier wait keeps ptxas from moving the wait above the exponentials")
+    opt_level: int = flag(3, "ptxas's optimisation level", (3,))
 
     @property
     def folded_scale(self) -> bool:
@@ -128,21 +123,13 @@ class HopperConfig(Specialised):
             )
         if self.hold and not self.overlap:
             found.append("hold holds back the wait of an overlapped product: set overlap")
-        if target is not None:
-            if not target.has_wgmma:
-                found.append(f"{target.name} has no wgmma: this kernel runs on sm_90a alone")
-            if self.shared_bytes > target.shared_per_block:
-                found.append(
-                    f"needs {self.shared_bytes} bytes of shared memory, {target.name} has "
-                    f"{target.shared_per_block} per CTA"
-                )
-        return found
+        if target is not None and not target.has_wgmma:
+            found.append(f"{target.name} has no wgmma: this kernel runs on sm_90a alone")
+        return found + shared_excess(self.shared_bytes, target)
 
     def require(self, target: Target | None = None) -> None:
         """Raise ConfigError with every reason of :meth:`check`."""
-        problems = self.check(target)
-        if problems:
-            raise ConfigError(f"{self} is no attention kernel: " + "; ".join(problems))
+        refuse(f"{self} is no attention kernel", self.check(target))
 
     def __str__(self) -> str:
         words = [n for n in _WORDS if getattr(self, n)]

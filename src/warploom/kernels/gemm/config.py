@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.copy_plan import CopyPlan
-from warploom.kernels.settings import broken_flags, override
+from warploom.kernels.settings import broken_flags, flag, override, refuse, shared_excess
 
 if TYPE_CHECKING:
     from warploom.lang.fragments import Addressing
@@ -19,37 +19,33 @@ MMA_K = 16
 """The depth of one ``mma.m16n8k16``."""
 
 
-def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
-    return field(default=default, metadata={"doc": doc, "choices": choices})
-
-
 @dataclass(frozen=True)
 class GemmConfig:
     """One GEMM kernel. The seeds' names: tile_m BM, tile_n BN, tile_k BK, warp_m WM, warp_n WN, stages STAGES."""
 
-    tile_m: int = _flag(128, "rows of C per CTA (BM)", (16, 32, 64, 128, 256))
-    tile_n: int = _flag(128, "columns of C per CTA (BN)", (32, 64, 128, 256))
-    tile_k: int = _flag(64, "depth of a shared tile (BK)", (32, 64, 128))
-    warp_m: int = _flag(64, "rows of C per warp (WM)", (16, 32, 64, 128))
-    warp_n: int = _flag(64, "columns of C per warp (WN)", (8, 16, 32, 64, 128))
-    dtype: DType = _flag(f16, "element type of A and B", (f16, bf16))
-    accumulate: DType = _flag(f32, "type of the accumulators", (f32, f16))
-    ldmatrix: bool = _flag(False, "fragments by ldmatrix instead of element-wise loads (01b)")
-    swizzle: bool = _flag(False, "XOR-swizzled shared tiles, the epilogue's too (02)")
-    stages: int = _flag(1, "shared tiles in flight; from 2 on copies overlap the mma (03)", (1, 2, 3, 4, 5, 6))
-    pipelined: bool = _flag(False, "fragments double-buffered, copies issued at the k-loop's midpoint (04)")
-    lead: int = _flag(0, "pipelined: mma between a fragment's load and its first use; 0: a k-step's fragments together",
+    tile_m: int = flag(128, "rows of C per CTA (BM)", (16, 32, 64, 128, 256))
+    tile_n: int = flag(128, "columns of C per CTA (BN)", (32, 64, 128, 256))
+    tile_k: int = flag(64, "depth of a shared tile (BK)", (32, 64, 128))
+    warp_m: int = flag(64, "rows of C per warp (WM)", (16, 32, 64, 128))
+    warp_n: int = flag(64, "columns of C per warp (WN)", (8, 16, 32, 64, 128))
+    dtype: DType = flag(f16, "element type of A and B", (f16, bf16))
+    accumulate: DType = flag(f32, "type of the accumulators", (f32, f16))
+    ldmatrix: bool = flag(False, "fragments by ldmatrix instead of element-wise loads (01b)")
+    swizzle: bool = flag(False, "XOR-swizzled shared tiles, the epilogue's too (02)")
+    stages: int = flag(1, "shared tiles in flight; from 2 on copies overlap the mma (03)", (1, 2, 3, 4, 5, 6))
+    pipelined: bool = flag(False, "fragments double-buffered, copies issued at the k-loop's midpoint (04)")
+    lead: int = flag(0, "pipelined: mma between a fragment's load and its first use; 0: a k-step's fragments together",
                       (0, 4, 8, 16))  # fmt: skip
-    block_stride: int = _flag(0, "rows of CTAs that walk along N together, for the L2; 0: plain 2-D grid (05)",
+    block_stride: int = flag(0, "rows of CTAs that walk along N together, for the L2; 0: plain 2-D grid (05)",
                               (0, 4, 8, 16))  # fmt: skip
-    strided: bool = _flag(False, "swizzled addresses as base + signed strides instead of recomputed")
-    wide_b: bool = _flag(False, "two B operands per ldmatrix.x4 instead of one per ldmatrix.x2")
-    static_strides: bool = _flag(False, "leading dimensions known while tracing: global offsets are immediates")
-    split_k: int = _flag(1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 4, 8))
-    stream_k: bool = _flag(False, "as many CTAs as run at once, with equal shares of the k-tiles; a tile's parts are "
+    strided: bool = flag(False, "swizzled addresses as base + signed strides instead of recomputed")
+    wide_b: bool = flag(False, "two B operands per ldmatrix.x4 instead of one per ldmatrix.x2")
+    static_strides: bool = flag(False, "leading dimensions known while tracing: global offsets are immediates")
+    split_k: int = flag(1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 4, 8))
+    stream_k: bool = flag(False, "as many CTAs as run at once, with equal shares of the k-tiles; a tile's parts are "
                            "added in order by the CTA that arrives last")  # fmt: skip
-    min_ctas: int = _flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
-    opt_level: int = _flag(3, "ptxas's optimisation level", (1, 3))
+    min_ctas: int = flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
+    opt_level: int = flag(3, "ptxas's optimisation level", (1, 3))
 
     # -- derived
     @property
@@ -158,12 +154,7 @@ class GemmConfig:
             found.append("wide_b loads two B operands of 8 columns: warp_n must be a multiple of 16, with ldmatrix")
         if self.stream_k and self.split_k > 1:
             found.append("stream_k cuts K where it must: it takes no split_k")
-        if target is not None and self.shared_bytes() > target.shared_per_block:
-            found.append(
-                f"needs {self.shared_bytes()} bytes of shared memory, {target.name} has {target.shared_per_block} "
-                "per CTA"
-            )
-        return found
+        return found + shared_excess(self.shared_bytes(), target)
 
     def _sizes(self) -> list[str]:
         found: list[str] = []
@@ -197,9 +188,7 @@ class GemmConfig:
 
     def require(self, target: Target | None = None, **operands: bool) -> None:
         """Raise ConfigError with every reason of :meth:`check`."""
-        problems = self.check(target, **operands)
-        if problems:
-            raise ConfigError(f"{self} is no GEMM kernel: " + "; ".join(problems))
+        refuse(f"{self} is no GEMM kernel", self.check(target, **operands))
 
     # -- notation
     def __str__(self) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.core.targets import TARGETS, Target
 from warploom.kernels.mapped import PANEL_COLS
-from warploom.kernels.settings import broken_flags, override
+from warploom.kernels.settings import broken_flags, flag, override, refuse, shared_excess
 from warploom.kernels.specialised import BARRIER_BYTES, WARPGROUP, WARPGROUP_ROWS, Specialised
 
 COLUMN_STEP = 32
@@ -27,10 +26,6 @@ _WORK_REGISTERS = 36  # addresses, the ring, the epilogue
 _SHARED_LIMIT = TARGETS["sm_90a"].shared_per_block
 
 
-def _flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
-    return field(default=default, metadata={"doc": doc, "choices": choices})
-
-
 @dataclass(frozen=True)
 class HopperGemmConfig(Specialised):
     """One warp-specialised GEMM kernel: a producer warpgroup and ``consumers`` that multiply.
@@ -39,21 +34,21 @@ class HopperGemmConfig(Specialised):
     fragments by ``ldmatrix``.
     """
 
-    tile_m: int = _flag(128, "rows of C per tile (BM)", (64, 128, 192, 256))
-    tile_n: int = _flag(256, "columns of C per tile (BN)", (64, 96, 128, 160, 192, 256))
-    stages: int = _flag(4, "tiles of A and B in flight (STAGES)", (2, 3, 4, 5, 6, 7, 8))
-    consumers: int = _flag(2, "consumer warpgroups", (1, 2, 3))
-    dtype: DType = _flag(f16, "element type of A and B", (f16, bf16))
-    block_stride: int = _flag(0, "rows of tiles that walk along N together, for the L2; 0: row by row",
+    tile_m: int = flag(128, "rows of C per tile (BM)", (64, 128, 192, 256))
+    tile_n: int = flag(256, "columns of C per tile (BN)", (64, 96, 128, 160, 192, 256))
+    stages: int = flag(4, "tiles of A and B in flight (STAGES)", (2, 3, 4, 5, 6, 7, 8))
+    consumers: int = flag(2, "consumer warpgroups", (1, 2, 3))
+    dtype: DType = flag(f16, "element type of A and B", (f16, bf16))
+    block_stride: int = flag(0, "rows of tiles that walk along N together, for the L2; 0: row by row",
                               (0, 4, 8, 16, 32))  # fmt: skip
-    in_flight: bool = _flag(False, "a k-tile's products are waited for while the next one's run")
-    persistent: bool = _flag(False, "one CTA per multiprocessor: the next tile's loads run during this one's epilogue")
-    pingpong: bool = _flag(False, "two consumers with a tile each: one multiplies while the other stores")
-    cluster: int = _flag(1, "CTAs below each other that load B together: each half of it, for both", (1, 2))
-    split_k: int = _flag(1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 4, 8))
-    opt_level: int = _flag(3, "ptxas's optimisation level", (3,))
-    mma_sync: bool = _flag(False, "consumers multiply fragments by mma.sync, not tiles by wgmma")
-    accumulate: DType = _flag(f32, "type of the accumulators; f16 with mma.sync alone", (f32, f16))
+    in_flight: bool = flag(False, "a k-tile's products are waited for while the next one's run")
+    persistent: bool = flag(False, "one CTA per multiprocessor: the next tile's loads run during this one's epilogue")
+    pingpong: bool = flag(False, "two consumers with a tile each: one multiplies while the other stores")
+    cluster: int = flag(1, "CTAs below each other that load B together: each half of it, for both", (1, 2))
+    split_k: int = flag(1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 4, 8))
+    opt_level: int = flag(3, "ptxas's optimisation level", (3,))
+    mma_sync: bool = flag(False, "consumers multiply fragments by mma.sync, not tiles by wgmma")
+    accumulate: DType = flag(f32, "type of the accumulators; f16 with mma.sync alone", (f32, f16))
 
     # -- what the mma.sync generator's configuration has as flags
     @property
@@ -175,11 +170,8 @@ class HopperGemmConfig(Specialised):
         if target is not None:
             if not target.has_wgmma:
                 found.append(f"{target.name} has no wgmma: this kernel runs on sm_90a alone")
-            elif not found and self.shared_bytes() > target.shared_per_block:
-                found.append(
-                    f"needs {self.shared_bytes()} bytes of shared memory, {target.name} has "
-                    f"{target.shared_per_block} per CTA"
-                )
+            elif not found:
+                found += shared_excess(self.shared_bytes(), target)
         return found
 
     def _sizes(self) -> list[str]:
@@ -213,9 +205,7 @@ class HopperGemmConfig(Specialised):
 
     def require(self, target: Target | None = None, **operands: bool) -> None:
         """Raise ConfigError with every reason of :meth:`check`."""
-        problems = self.check(target, **operands)
-        if problems:
-            raise ConfigError(f"{self} is no {self.instruction} GEMM kernel: " + "; ".join(problems))
+        refuse(f"{self} is no {self.instruction} GEMM kernel", self.check(target, **operands))
 
     # -- notation
     def __str__(self) -> str:

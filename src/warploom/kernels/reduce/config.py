@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.core.errors import ConfigError
+from warploom.kernels.settings import flag, refuse
 
 Method = Literal["serial", "parallel", "registers"]
 Mask = Literal["full", "quad"]
-
-
-def _flag(default: Any, doc: str, choices: tuple[Any, ...]) -> Any:
-    return field(default=default, metadata={"doc": doc, "choices": choices})
 
 
 @dataclass(frozen=True)
 class ReduceConfig:
     """One way to take the row maxima of a product of 16×16 tiles. Each warp has a tile of its own."""
 
-    method: Method = _flag(
+    method: Method = flag(
         "registers",
         "serial: through shared memory, one thread per row (the paper's baseline); parallel: through swizzled shared "
         "memory, all lanes, 16 bytes each; registers: the accumulator never leaves the registers",
         ("serial", "parallel", "registers"),
     )
-    repeats: int = _flag(1, "products and reductions per warp, each dependent on the one before", (1, 1024))
-    num_warps: int = _flag(1, "warps per CTA", (1, 2, 4))
-    member_mask: Mask = _flag("full", "lanes a shuffle names: the warp, or the quad that exchanges", ("full", "quad"))
-    wide: bool = _flag(False, "serial reads take 16 bytes each, as compilers combine them", (False, True))
-    spread: bool = _flag(False, "lanes share the exchange: each ends with its own rows' maxima alone", (False, True))
-    dtype: DType = _flag(bf16, "element type of A and B", (bf16, f16))
+    repeats: int = flag(1, "products and reductions per warp, each dependent on the one before", (1, 1024))
+    num_warps: int = flag(1, "warps per CTA", (1, 2, 4))
+    member_mask: Mask = flag("full", "lanes a shuffle names: the warp, or the quad that exchanges", ("full", "quad"))
+    wide: bool = flag(False, "serial reads take 16 bytes each, as compilers combine them", (False, True))
+    spread: bool = flag(False, "lanes share the exchange: each ends with its own rows' maxima alone", (False, True))
+    dtype: DType = flag(bf16, "element type of A and B", (bf16, f16))
 
     @property
     def threads(self) -> int:
@@ -64,9 +60,7 @@ class ReduceConfig:
 
     def require(self) -> None:
         """Raise ConfigError with every reason of :meth:`check`."""
-        problems = self.check()
-        if problems:
-            raise ConfigError(f"{self} is no matmul with row maximum: " + "; ".join(problems))
+        refuse(f"{self} is no matmul with row maximum", self.check())
 
     def __str__(self) -> str:
         flags = {"quad_mask": self.member_mask == "quad", "wide": self.wide, "spread": self.spread}
