@@ -128,11 +128,56 @@ def test_tensor_maps_are_pairs():
         (lambda x: [x, x.astype(np.float16), 1.0, 64], "elements of type f16; the kernel's are f32"),
         (lambda x: [x, frozen(x), 1.0, 64], "y, which is read-only"),
         (lambda x: [x, 3, 1.0, 64], "int is not an array"),
+        (lambda x: [x.astype(np.int32), x, 1.0, 64], "x has elements of type s32; the kernel's are f32: pass unsigned"),
+        (lambda x: [x, x, 1.0, 3.5], r"n must be an integer \(u32\), not 3.5"),
+        (lambda x: [x, x, 1.0, -1], "n = -1 does not fit u32: it holds 0 to 4294967295"),
+        (lambda x: [x, x, 1.0, 2**32], "n = 4294967296 does not fit u32: it holds 0 to 4294967295"),
+        (lambda x: [x, x, 1.0, np.zeros(2, np.int64)], "one number, not an array of shape"),
+        (lambda x: [x, x, "1", 64], r"factor must be a number \(f32\), not '1'"),
+        (lambda x: [x, x, 1e300, 64], r"factor = 1e\+300 does not fit f32"),
+        (lambda x: [x, x, 10**400, 64], "does not fit f32"),
+        (lambda x: [x, x, 1j, 64], "must be a number"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments, words):
     with pytest.raises(ProblemError, match=words):
         warploom.launch(axpy, 1, arguments(np.zeros(64, np.float32)))
+
+
+@pytest.mark.parametrize("grid", [2.0, "2", None, 0, (1, 2.0), (1, 1, 1, 1), (), -1])
+def test_a_grid_is_integers(grid):
+    x = np.zeros(64, np.float32)
+    with pytest.raises(ProblemError, match="one to three positive counts of CTAs, as integers"):
+        warploom.launch(axpy, grid, [x, x, 1.0, 64])
+
+
+@pytest.mark.parametrize("grid", [(1, 70000, 1), (1, 1, 65536), 2**31])
+def test_a_grid_that_no_gpu_takes_is_refused_on_the_emulator_too(grid):
+    x = np.zeros(64, np.float32)
+    with pytest.raises(ConfigError, match="larger than any GPU takes"):
+        warploom.launch(axpy, grid, [x, x, 1.0, 64])
+
+
+@pytest.mark.parametrize("grid", [np.int64(2), np.array(2), (np.uint8(2), True), [2], np.array([2, 1])])
+def test_integers_of_any_kind_are_a_grid(grid):
+    x, y = arrays()
+    expected = (2.5 * x.astype(np.float64) + y).astype(np.float32)
+    warploom.launch(axpy, grid, [x, y, np.array([2.5]), np.int64(100)])
+    assert (y == expected).all()
+
+
+def test_unsigned_integers_are_bits_of_any_type():
+    x, _ = arrays(64)
+    found = np.zeros(64, np.uint32)
+    warploom.launch(reverse, 1, [x.view(np.uint32), found])
+    assert (found.view(np.float32) == x[::-1]).all()
+
+
+def test_a_strided_array_is_the_address_of_its_first_element():
+    x, y = arrays(256)
+    expected = x[64:0:-1]
+    warploom.launch(reverse, 1, [x[1::2], y])
+    assert (y[:64] == expected).all()
 
 
 def frozen(x):

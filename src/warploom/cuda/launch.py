@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from warploom.core.arguments import GRID_LIMITS
 from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target, target
@@ -24,7 +25,6 @@ from warploom.cuda.store import CompiledKernel
 Grid = int | tuple[int, ...]
 
 _THREADS_PER_BLOCK = 1024
-_GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMITS = (1024, 1024, 64)
 _SHARED_WITHOUT_OPT_IN = 48 * 1024  # what a block may have before the kernel's limit is raised
 _CONFIGS_KEPT = 256
@@ -235,8 +235,8 @@ def launch_problems(
     reasons: list[str] = []
     needs = compiled.resources
     threads = block[0] * block[1] * block[2]
-    if min(grid) < 1 or any(g > most for g, most in zip(grid, _GRID_LIMITS, strict=True)):
-        reasons.append(f"the grid {grid} must lie between 1 and {_GRID_LIMITS}")
+    if min(grid) < 1 or any(g > most for g, most in zip(grid, GRID_LIMITS, strict=True)):
+        reasons.append(f"the grid {grid} must lie between 1 and {GRID_LIMITS}")
     if min(block) < 1 or any(b > most for b, most in zip(block, _BLOCK_LIMITS, strict=True)):
         reasons.append(f"the block {block} must lie between 1 and {_BLOCK_LIMITS}")
     if threads > _THREADS_PER_BLOCK:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.core.arguments import scalar_value
 from warploom.core.errors import ProblemError
 from warploom.emulate.buffers import ADDRESS_BITS, GlobalBuffer, buffer_of
 from warploom.emulate.tensor_maps import TensorMapArgument
@@ -80,19 +81,11 @@ def _pointer(parameter: Parameter, argument: Any, index: int) -> GlobalBuffer:
 
 
 def _scalar(parameter: Parameter, argument: Any) -> Array:
-    if isinstance(argument, np.ndarray) and argument.size != 1:
-        raise ProblemError(f"argument {parameter.name} must be one number, not an array of shape {argument.shape}")
-    try:
-        value = argument.item() if hasattr(argument, "item") else argument
-        if parameter.dtype.is_integer:
-            info = np.iinfo(parameter.dtype.numpy)
-            if not -(2 ** (parameter.dtype.bits - 1)) <= int(value) <= int(info.max):
-                raise ProblemError(f"argument {parameter.name} = {value} does not fit {parameter.dtype.name}")
-            value = int(value) & ((1 << parameter.dtype.bits) - 1)
-            return np.array([[[value]]], f"u{parameter.dtype.bytes}").view(parameter.dtype.numpy)
-        return np.array([[[value]]], parameter.dtype.numpy)
-    except (TypeError, ValueError) as error:
-        raise ProblemError(f"argument {parameter.name} must be a number, not {argument!r}") from error
+    dtype, value = parameter.dtype, scalar_value(parameter.name, parameter.dtype, argument)
+    if dtype.is_integer:
+        value = int(value) & ((1 << dtype.bits) - 1)
+        return np.array([[[value]]], f"u{dtype.bytes}").view(dtype.numpy)
+    return np.array([[[value]]], dtype.numpy)
 
 
 def written_parameters(program: Program) -> set[str] | None:

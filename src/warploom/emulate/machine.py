@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.core.errors import EmulationError, ProblemError
+from warploom.core.arguments import grid_of
+from warploom.core.errors import EmulationError
 from warploom.emulate.arguments import bind, granules, written_parameters
 from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.barriers import Barriers, Wait
@@ -110,13 +111,10 @@ def emulate(
     ``(array, TensorMapSpec)`` pair for tensor maps. Warps run in lock-step, or, with ``seed``,
     in an adversarial order that the seed determines; either way every check sees what is ordered, not what happened to
     come first. ``stop`` raises EmulationError at the first finding. ``checks=False`` computes the outputs alone.
-    ``progress`` is called with the fraction done. Raises ProblemError for arguments that do not fit the parameters.
+    ``progress`` is called with the fraction done. Raises ProblemError for arguments that do not fit the parameters,
+    ConfigError for a grid that no GPU takes.
     """
-    shape = (grid,) if isinstance(grid, int) else tuple(grid)
-    if not 1 <= len(shape) <= 3 or any(n < 1 for n in shape):
-        raise ProblemError(f"a grid is one to three positive counts of CTAs, not {grid}")
-    full: tuple[int, int, int] = (*shape, 1, 1)[:3]  # type: ignore[assignment]
-    places = Places.of(program, full)
+    places = Places.of(program, grid_of(grid))
     buffers, _, _ = bind(program, arguments)
     written = written_parameters(program)
     backups = [(b, b.data.copy()) for b in buffers if b.writable and (written is None or b.name in written)]

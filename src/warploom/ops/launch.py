@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from warploom.core.arguments import grid_of, scalar_value
 from warploom.core.errors import ConfigError, EmulationError, EmulationWarning, ProblemError, shown, warn_caller
 from warploom.core.once import once
 from warploom.core.targets import target
@@ -23,27 +24,31 @@ from warploom.interop.arrays import (
 from warploom.ops.backends import compiled, gpu_present, gpu_target
 
 if TYPE_CHECKING:
+    from warploom.core.dtypes import DType
     from warploom.cuda.launch import LoadedKernel
     from warploom.ir.program import Parameter, Program
     from warploom.lang import KernelFunction
 
-Grid = int | tuple[int, ...]
+Grid = tuple[int, int, int]
 
 
 def launch(
     kernel: KernelFunction | Program,
-    grid: Grid,
+    grid: int | Sequence[int],
     arguments: Sequence[Any] | Mapping[str, Any],
     **configuration: Any,
 ) -> None:
     """Run a kernel of your own on arrays, which it changes in place.
 
     ``kernel`` is a function decorated with ``@warploom.lang.kernel``, traced with the keyword-only ``configuration``
-    (once for each that is hashable), or a Program. ``grid`` counts CTAs along x, y and z.
+    (once for each that is hashable), or a Program. ``grid`` counts CTAs along x, y and z: integers of any kind.
 
-    ``arguments`` follow the parameters of the Program, by position or by name: arrays for pointers (the pointer is the
-    first element; shape and strides are the kernel's business, the size of an element is checked), numbers for scalars,
-    ``(array, TensorMapSpec)`` pairs for tensor maps.
+    ``arguments`` follow the parameters of the Program, by position or by name: arrays for pointers, numbers for
+    scalars, which must lie within the range of their types, ``(array, TensorMapSpec)`` pairs for tensor maps. A pointer
+    is the array's first element, and nothing is copied to make rows contiguous: shape and strides are the kernel's
+    business, which takes them as scalars (for ``x[::2]`` the kernel is handed x, and must step by 2). Elements are of
+    the pointer's type, or bits of its size: unsigned integers fit every pointer, and every array a pointer to them;
+    signed ones fit integers.
 
     Arrays of torch, CuPy and JAX on a GPU are used where they lie: the kernel is queued on the caller's current stream,
     and nothing is waited for. JAX's arrays are immutable, so a kernel may only read them. NumPy arrays (and other CPU
@@ -54,7 +59,11 @@ def launch(
     EmulationError if the emulator finds a defect, and what tracing raises.
     """
     program = _program(kernel, configuration)
-    given = _in_order(program, arguments)
+    grid = grid_of(grid)
+    given = [
+        scalar_value(p.name, p.dtype, x) if p.kind == "scalar" else x
+        for p, x in zip(program.parameters, _in_order(program, arguments), strict=True)
+    ]
     views = [None if p.kind == "scalar" else _view(p, x) for p, x in zip(program.parameters, given, strict=True)]
     arrays = [view for view in views if view is not None]
     names = [p.name for p in program.parameters if p.kind != "scalar"]
@@ -113,7 +122,7 @@ def _in_order(program: Program, arguments: Sequence[Any] | Mapping[str, Any]) ->
 
 
 def _view(parameter: Parameter, argument: Any) -> ArrayView:
-    """The array of a pointer or a tensor map. Raises ProblemError if it is none, or of another element size."""
+    """The array of a pointer or a tensor map. Raises ProblemError if it is none, or of another type of elements."""
     dtype, array = parameter.dtype, argument
     if parameter.kind == "tensor_map":
         from warploom.layout.tensor_map import TensorMapSpec
@@ -122,9 +131,21 @@ def _view(parameter: Parameter, argument: Any) -> ArrayView:
             raise ProblemError(f"argument {parameter.name} is an (array, TensorMapSpec) pair, not {shown(argument)}")
         array, dtype = argument[0], argument[1].dtype
     view = describe(array)
-    if view.dtype.bytes != dtype.bytes:
-        raise ProblemError(f"argument {parameter.name} has elements of type {view.dtype}; the kernel's are {dtype}")
+    if view.dtype is not dtype and not _same_bits(view.dtype, dtype):
+        bits = f": pass unsigned integers of {dtype.bytes} bytes (a view) where its bits are meant"
+        hint = bits if view.dtype.bytes == dtype.bytes else ""
+        raise ProblemError(
+            f"argument {parameter.name} has elements of type {view.dtype}; the kernel's are {dtype}{hint}"
+        )
     return view
+
+
+def _same_bits(given: DType, taken: DType) -> bool:
+    """Whether elements of one type stand for those of another: of one NumPy type, or bits or integers of one size."""
+    if given.bytes != taken.bytes:
+        return False
+    kinds = {given.kind, taken.kind}
+    return given.numpy == taken.numpy or bool(kinds & {"unsigned", "pred"}) or kinds == {"signed"}
 
 
 @once(maxsize=512)
@@ -159,8 +180,7 @@ def _queue(
     arguments: list[Any] = []
     for parameter, argument, pointer in zip(program.parameters, given, pointers, strict=True):
         if pointer is None:
-            value = argument.item() if hasattr(argument, "item") else argument
-            arguments.append(scalar(parameter.dtype, value))
+            arguments.append(scalar(parameter.dtype, argument))
         elif parameter.kind == "tensor_map":
             from warploom.cuda.tensor_maps import encode_spec
 
