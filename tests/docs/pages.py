@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import warploom
 from tests.project import ROOT
 from tests.project import load as load
 
@@ -36,6 +37,10 @@ _FENCE = re.compile(r"^```(\w*)\s*$")
 _DIRECTIVE = re.compile(r"^<!-- (save|file|needs): (.*?) -->$")
 _FILE = re.compile(r"(\S+) from (\S+) without: (.*)")
 _CHECKER = doctest.OutputChecker()
+_PACKAGES = os.pathsep.join(
+    [str(Path(warploom.__file__).resolve().parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+)
+"""Commands run in another folder, where a relative path would lead elsewhere: they find the package that is tested."""
 _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -166,7 +171,7 @@ class Reader:
                 arguments = [sys.executable, *words[1:]]
             else:
                 continue
-            environment = os.environ | {"PYTHONIOENCODING": "utf-8", "NO_COLOR": "1"}
+            environment = os.environ | {"PYTHONIOENCODING": "utf-8", "NO_COLOR": "1", "PYTHONPATH": _PACKAGES}
             done = subprocess.run(
                 arguments,
                 capture_output=True,
