@@ -7,7 +7,7 @@ import pytest
 
 from warploom.core.errors import ProblemError, TraceError, VerifyError
 from warploom.emulate import emulate
-from warploom.lang import Global, Kernel, f32, kernel
+from warploom.lang import Global, Kernel, bf16, f32, kernel, u32
 
 
 @kernel(threads=32)
@@ -26,6 +26,43 @@ def test_a_grid_has_positive_counts(grid):
     x = np.zeros(32, np.float32)
     with pytest.raises(ProblemError, match="one to three positive counts"):
         emulate(doubled.trace(), grid, [x, x.copy()])
+
+
+@kernel(threads=32)
+def scaled(k: Kernel, x: Global[f32], n: u32, factor: f32) -> None:
+    with k.when(k.lane < n):
+        x.store(x.load(k.lane)[0] * factor, k.lane)
+
+
+FLOATS = np.zeros(32, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([FLOATS.astype(">f4"), 32, 2.0], "x is float32 in memory, >f4; the kernel reads f32"),
+        ([np.ma.array(FLOATS), 32, 2.0], "must be a NumPy array, not MaskedArray"),
+        ([np.zeros(32, np.int32), 32, 2.0], "x is int32 in memory.*the kernel reads f32"),
+    ],
+)
+def test_arguments_that_would_be_read_as_something_else(arguments, says):
+    with pytest.raises(ProblemError, match=says):
+        emulate(scaled.trace(), 1, arguments)
+
+
+def test_half_precisions_are_not_each_other():
+    @kernel(threads=32)
+    def copied(k: Kernel, x: Global[bf16]) -> None:
+        x.store(x.load(k.lane)[0], k.lane)
+
+    with pytest.raises(ProblemError, match=r"x is float16 in memory.*the kernel reads bf16"):
+        emulate(copied.trace(), 1, [np.zeros(32, np.float16)])
+    emulate(copied.trace(), 1, [np.zeros(32, np.uint16)]).raise_if_found()
+
+
+def test_a_kernel_is_traced_before_it_runs():
+    with pytest.raises(ProblemError, match=r"runs a Program.*kernel\.trace"):
+        emulate(doubled, 1, [FLOATS, FLOATS.copy()])
 
 
 def test_calling_a_kernel_says_what_to_do():

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.arguments import scalar_value
+from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
 from warploom.emulate.buffers import ADDRESS_BITS, GlobalBuffer, buffer_of
 from warploom.emulate.tensor_maps import TensorMapArgument
@@ -70,14 +71,28 @@ def _pointer(parameter: Parameter, argument: Any, index: int) -> GlobalBuffer:
         return GlobalBuffer(
             parameter.name, argument.data, (index + 1) << ADDRESS_BITS, argument.skew, argument.real, argument.writable
         )
-    if not isinstance(argument, np.ndarray):
+    if not isinstance(argument, np.ndarray) or isinstance(argument, np.ma.MaskedArray):
         raise ProblemError(f"argument {parameter.name} must be a NumPy array, not {type(argument).__name__}")
     if argument.dtype.itemsize != parameter.dtype.bytes:
         raise ProblemError(
             f"argument {parameter.name} has elements of {argument.dtype.itemsize} bytes ({argument.dtype}); "
             f"the kernel's are {parameter.dtype.name}"
         )
+    if not _holds(argument.dtype, parameter.dtype):
+        raise ProblemError(
+            f"argument {parameter.name} is {argument.dtype.name} in memory, {argument.dtype.str}; the kernel reads "
+            f"{parameter.dtype.name}: convert it, or pass its bits as unsigned integers (array.view)"
+        )
     return buffer_of(parameter.name, argument, index)
+
+
+def _holds(given: np.dtype[Any], wanted: DType) -> bool:
+    """Whether elements that are as large are of the kernel's type too. Unsigned integers may be any type's bits."""
+    if not given.isnative:
+        return False
+    if wanted.kind == "unsigned" or given.kind == "u" or given == wanted.numpy:
+        return True
+    return not wanted.is_float and given.kind not in "fV"  # bfloat16 is a V to NumPy
 
 
 def _scalar(parameter: Parameter, argument: Any) -> Array:

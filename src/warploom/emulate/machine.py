@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.arguments import grid_of
-from warploom.core.errors import EmulationError
+from warploom.core.errors import EmulationError, ProblemError, shown
 from warploom.emulate.arguments import bind, granules, written_parameters
 from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.barriers import Barriers, Wait
@@ -94,6 +94,10 @@ class _Task:
     wait: Wait | None = None
 
 
+def _is_program(given: object) -> bool:
+    return isinstance(given, Program)
+
+
 def emulate(
     program: Program,
     grid: int | tuple[int, ...],
@@ -114,6 +118,8 @@ def emulate(
     ``progress`` is called with the fraction done. Raises ProblemError for arguments that do not fit the parameters,
     ConfigError for a grid that no GPU takes.
     """
+    if not _is_program(program):
+        raise ProblemError(f"emulate runs a Program, not {shown(program)}: of a kernel it is kernel.trace(…)")
     places = Places.of(program, grid_of(grid))
     buffers, _, _ = bind(program, arguments)
     written = written_parameters(program)
