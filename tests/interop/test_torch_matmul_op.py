@@ -24,7 +24,7 @@ def tensors(*shapes, dtype=torch.float16):
 
 def compiled(function, **options):
     torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, **{"backend": "aot_eager", **options})
+    return torch.compile(function, **{"fullgraph": True, "backend": "aot_eager", **options})
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -73,12 +73,37 @@ def test_opcheck(shapes, options):
     torch.library.opcheck(matmul_operator, tensors(*shapes), options)
 
 
-def test_an_epilogue_is_refused_in_words():
+OPTIONS: list[dict[str, Any]] = [
+    {"epilogue": relu},
+    {"out": True},
+    {"epilogue": lambda x, y: x + y, "extras": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["epilogue", "out", "extras"])
+def test_what_no_operator_takes_breaks_the_graph(options):
+    a, b, gate = tensors((16, 32), (32, 16), (16, 16))
+    given = options | ({"out": torch.empty(16, 16).half()} if "out" in options else {})
+    given |= {"extras": (gate,)} if "extras" in options else {}
+    expected = warploom.matmul(a * 2, b, **given) + 1
+    found = compiled(lambda a, b: warploom.matmul(a * 2, b, **given) + 1, fullgraph=False)(a, b)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    with pytest.raises(Exception, match=r"takes no epilogue, extras or out under torch\.compile: leave what follows"):
+        compiled(lambda a, b: warploom.matmul(a * 2, b, **given) + 1)(a, b)
+
+
+def test_plans_break_the_graph():
     a, b = tensors((16, 32), (32, 16))
-    options: dict[str, Any]
-    for options, word in (({"epilogue": relu}, "epilogue"), ({"out": torch.empty(16, 16).half()}, "out")):
-        with pytest.raises(Exception, match=f"takes no {word} under torch.compile"):
-            compiled(lambda a, b, options=options: warploom.matmul(a, b, **options))(a, b)
+
+    def planned(a, b):
+        plans = warploom.plan_matmul(a * 1, b), warploom.plan_matmul_reduce(a * 1, b), warploom.plan(*[q * 1] * 3)
+        return a + 1, [plan.grid for plan in plans]
+
+    (q,) = tensors((1, 16, 1, 16))
+    found = compiled(planned, fullgraph=False)(a, b)
+    assert found[1] == planned(a, b)[1]
+    with pytest.raises(Exception, match="plans are made outside of graphs"):
+        compiled(planned)(a, b)
 
 
 def test_gradients_are_refused_in_words():

@@ -105,6 +105,23 @@ def test_torch_tensors_are_changed_in_place():
     assert (y == x.flip(0)).all()
 
 
+def test_torch_compile_breaks_the_graph_at_a_launch():
+    torch = pytest.importorskip("torch")
+
+    def doubled_back(x):
+        y = torch.empty_like(x)
+        warploom.launch(reverse, 1, [x * 2, y])
+        return y + 1
+
+    (x,) = (torch.from_numpy(a) for a in arrays(64)[:1])
+    torch._dynamo.reset()
+    found = torch.compile(doubled_back, backend="aot_eager")(x)
+    assert (found == 2 * x.flip(0) + 1).all()
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"warploom\.launch is no PyTorch operator: compile without fullgraph=True"):
+        torch.compile(doubled_back, backend="aot_eager", fullgraph=True)(x)
+
+
 def the_box(matrix, row, col):
     """What :func:`box_of` gives: zeros beyond the edges."""
     padded = np.zeros((matrix.shape[0] + 8, matrix.shape[1] + 32), np.float32)

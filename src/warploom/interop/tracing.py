@@ -1,4 +1,4 @@
-"""What a call becomes while PyTorch traces a graph: one operator. Imports no framework.
+"""What a call becomes while PyTorch traces a graph: one operator, or a break of the graph. Imports no framework.
 
 Traced tensors have no memory to point at. Eager calls do not take the way through an operator: PyTorch's dispatcher
 costs more than the rest of a call. The operators stand on the functions that they call, so who they are is told from
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 operator_of: Callable[[str], Callable[..., Any]]
-"""The operator of a public function by its name, with the same arguments (``warploom.operators.names``)."""
+"""What stands for a public function, by its name, with the same arguments (``warploom.operators.names``)."""
 
 
 def is_tracing() -> bool:

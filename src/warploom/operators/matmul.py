@@ -2,7 +2,7 @@
 
 :func:`warploom.matmul` takes this way by itself while a graph is traced, where tensors have no memory to point at.
 An operator's arguments are tensors and numbers, so an ``epilogue`` (a Python function) cannot be part of it: such calls
-are refused while tracing.
+break the graph (:mod:`warploom.operators.untraced`).
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ def matmul(
     out: torch.Tensor | None = None,
     config: AnyGemmConfig | str | None = None,
 ) -> torch.Tensor:
-    """:func:`warploom.matmul` inside a traced graph: one call of an operator, no graph break.
+    """:func:`warploom.matmul` inside a traced graph: one call of an operator.
 
-    Raises ProblemError for arguments that no operator takes: ``epilogue``, ``extras`` and ``out``.
+    With arguments that no operator takes (``epilogue``, ``extras`` and ``out``) the graph is broken and the call runs
+    as it is; with ``fullgraph=True`` PyTorch raises an error that says what to do instead.
     """
-    given = {"epilogue": epilogue is not None, "extras": bool(extras), "out": out is not None}
-    refused = [name for name, is_given in given.items() if is_given]
-    if refused:
-        raise ProblemError(
-            f"warploom.matmul takes no {', '.join(refused)} under torch.compile: leave it to PyTorch there "
-            "(torch.compile fuses what follows on its own), or call matmul outside the compiled function "
-            "(torch.compiler.disable)"
-        )
+    if epilogue is not None or extras or out is not None:
+        from warploom.operators import untraced
+
+        return untraced.matmul(
+            a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, epilogue=epilogue, extras=extras, alpha=alpha,
+            out=out, config=config,
+        )  # fmt: skip
     words = None if out_dtype is None else dtype_of(out_dtype).name, dtype_of(accumulate).name
     notation = None if config is None else str(config)
     operators: Any = torch.ops.warploom

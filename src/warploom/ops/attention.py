@@ -34,6 +34,11 @@ def plan(
     config: AnyConfig | str | None = None,
 ) -> AttentionPlan:
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
+    if is_tracing():
+        return tracing.operator_of("plan")(
+            q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse, layout=layout,
+            config=config,
+        )  # fmt: skip
     options = Options(causal, scale, window, softcap, return_lse, layout).plain()
     inputs = read_inputs((describe(q), describe(k), describe(v)), options)
     return plan_for(inputs, describe(empty_like(inputs.q, inputs.q.shape)), layout, config)

@@ -12,6 +12,7 @@ from warploom.core.arguments import grid_of, scalar_value
 from warploom.core.errors import ConfigError, EmulationError, EmulationWarning, ProblemError, shown, warn_caller
 from warploom.core.once import once
 from warploom.core.targets import target
+from warploom.interop import tracing
 from warploom.interop.arrays import (
     SYNCHRONOUS_KINDS,
     ArrayView,
@@ -21,6 +22,7 @@ from warploom.interop.arrays import (
     memory_span,
     same_device,
 )
+from warploom.interop.tracing import is_tracing
 from warploom.ops.backends import compiled, gpu_present, gpu_target
 
 if TYPE_CHECKING:
@@ -55,9 +57,14 @@ def launch(
     arrays) are copied to the GPU and back where there is one; else the kernel runs on the emulator with all its checks,
     which says so.
 
+    Under ``torch.compile`` a launch breaks the graph and runs as it is: it is no operator.
+
     Raises ProblemError for arguments that do not fit, ConfigError for a launch that the GPU does not take,
     EmulationError if the emulator finds a defect, and what tracing raises.
     """
+    if is_tracing():
+        tracing.operator_of("launch")(kernel, grid, arguments, **configuration)
+        return
     program = _program(kernel, configuration)
     grid = grid_of(grid)
     given = [

@@ -66,8 +66,8 @@ def matmul(
     fixed order, so equal calls give equal bits. Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the
     caller's stream; the result is of the same kind. NumPy arrays run on the GPU if there is one, else on the emulator.
 
-    Under ``torch.compile`` a call is one operator, ``warploom::matmul``; it takes no ``epilogue``, ``extras`` or
-    ``out``.
+    Under ``torch.compile`` a call is one operator, ``warploom::matmul``; calls with
+    ``epilogue``, ``extras`` or ``out`` break the graph instead.
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
@@ -124,6 +124,11 @@ def plan_matmul(
     config: AnyGemmConfig | str | None = None,
 ) -> MatmulPlan:
     """What :func:`matmul` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
+    if is_tracing():
+        return tracing.operator_of("plan_matmul")(
+            a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, epilogue=epilogue, extras=extras, alpha=alpha,
+            out=out, config=config,
+        )  # fmt: skip
     others = (*(() if bias is None else (bias,)), *extra_matrices(extras))
     views = [describe(x) for x in (a, b, *others)]
     into = None if out is None else describe(out)

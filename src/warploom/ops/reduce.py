@@ -121,6 +121,8 @@ def plan_matmul_reduce(
     config: AnyGemmConfig | str | None = None,
 ) -> ReducePlan:
     """What :func:`matmul_reduce` would run ("argmax" is "max" with its index); runs nothing."""
+    if is_tracing():
+        return tracing.operator_of("plan_matmul_reduce")(a, b, op, scale=scale, bias=bias, config=config)
     return _plan(_read(_view(a), _view(b), op, number("scale", scale), bias), op, gemm_config(config), False)
 
 
