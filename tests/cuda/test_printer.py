@@ -15,8 +15,21 @@ from warploom.core.dtypes import DType, bf16, f32, f64, pred, s32, s64, u16, u32
 from warploom.cuda.expressions import constant
 from warploom.cuda.names import identifier
 from warploom.cuda.printer import COLUMNS, launch_registers, print_cuda, source_map
-from warploom.ir.program import Parameter, Program, SharedRegion
-from warploom.ir.statements import Const, Loop, Op, Operand, Register, Role, Roles, SourceLine, Statement, Value, When
+from warploom.ir.program import Parameter, Program
+from warploom.ir.statements import (
+    Const,
+    Loop,
+    Op,
+    Operand,
+    Register,
+    Role,
+    Roles,
+    SharedRegion,
+    SourceLine,
+    Statement,
+    Value,
+    When,
+)
 from warploom.ir.verify import verify
 from warploom.isa.alu import Binary, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies

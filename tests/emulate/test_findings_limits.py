@@ -146,3 +146,51 @@ def test_an_arrival_nobody_waits_for() -> None:
     assert emulate(unmatched.trace(sync=True), 1, [numbers(64)]).findings == ()
     (found,) = emulate(unmatched.trace(sync=False), 1, [numbers(64)]).findings
     assert found.kind == "barrier"
+
+
+@kernel(threads=32)
+def two_tiles(k: Kernel, out: Global[U32], n: U32, *, case: str) -> None:
+    first = k.shared(U32, (2, 32), stages=2)
+    second = k.shared(U32, (2, 32), name="second")
+    first.store(k.lane, 0, k.lane)
+    second.store(k.lane, n & 1, k.lane)
+    k.syncwarp()
+    one = first.stage(0)
+    {
+        "row": lambda: first.stage(1).store(k.lane, n + 1, k.lane),
+        "stage": lambda: first.stage(n + 1).store(k.lane, 0, k.lane),
+        "before": lambda: second.store(k.lane, n - 1, k.lane),
+        "address": lambda: k.store("shared", one.address(n, k.lane) + 128, U32, [k.lane], "", "weak"),
+        "copy": lambda: k.cp_async(one.address(n + 1, k.lane), out + k.lane, 4),
+    }[case]()
+    if case == "copy":
+        k.commit_group()
+        k.wait_group()
+
+
+@pytest.mark.parametrize("case", ["row", "stage", "before", "address", "copy"])
+def test_an_access_beyond_its_tile_that_lands_in_another_one(case: str) -> None:
+    """All of it is inside of shared memory, and nobody else touches those bytes."""
+    program = two_tiles.trace(case=case)
+    inside, outside = (1, 0) if case == "before" else (0, 1)
+    assert emulate(program, 1, [numbers(32), inside]).findings == ()
+    (found,) = emulate(program, 1, [numbers(32), outside]).findings
+    assert found.kind == "bounds"
+    assert f"the tile {'second' if case == 'before' else 'first'} (bytes" in found.message
+    assert found.count == 32
+
+
+@kernel(threads=32)
+def undefined_results(k: Kernel, out: Global[U32], n: U32, *, op: str) -> None:
+    with k.when(k.lane < 3):
+        left, by = k.lane + 7, n + k.lane
+        out.store({"//": lambda: left // by, "%": lambda: left % by, "<<": lambda: left << by}[op](), k.lane)
+
+
+@pytest.mark.parametrize(("op", "n", "lanes"), [("//", 0, 1), ("%", 0, 1), ("<<", 31, 2)])
+def test_what_the_hardware_leaves_undefined(op: str, n: int, lanes: int) -> None:
+    program = undefined_results.trace(op=op)
+    assert emulate(program, 1, [numbers(32), 1]).findings == ()
+    (found,) = emulate(program, 1, [numbers(32), n]).findings
+    assert (found.kind, found.count) == ("undefined", lanes)
+    assert ("divides by 0" if n == 0 else "shifts by 32 of its 32 bits") in found.message

@@ -9,8 +9,21 @@ import pytest
 from warploom.core.dtypes import bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.core.targets import target
-from warploom.ir.program import Parameter, Program, SharedRegion
-from warploom.ir.statements import Const, Loop, Op, Operand, Register, Role, Roles, SourceLine, Statement, Value, When
+from warploom.ir.program import Parameter, Program
+from warploom.ir.statements import (
+    Const,
+    Loop,
+    Op,
+    Operand,
+    Register,
+    Role,
+    Roles,
+    SharedRegion,
+    SourceLine,
+    Statement,
+    Value,
+    When,
+)
 from warploom.ir.verify import least_architecture, verify
 from warploom.isa.alu import Binary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from warploom.ir.program import Program, SharedRegion
-from warploom.ir.statements import Loop, Op, Role, Roles, Statement, When
+from warploom.ir.program import Program
+from warploom.ir.statements import Loop, Op, Role, Roles, SharedRegion, Statement, When
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
 from warploom.isa.memory import LdMatrix, Load, Store
 from warploom.isa.sync import BarArrive, BarSync

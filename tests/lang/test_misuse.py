@@ -7,7 +7,7 @@ import pytest
 
 from warploom.core.errors import ProblemError, TraceError, VerifyError
 from warploom.emulate import emulate
-from warploom.lang import Global, Kernel, bf16, f32, kernel, u32
+from warploom.lang import Global, Kernel, bf16, f16, f32, kernel, u32
 
 
 @kernel(threads=32)
@@ -118,6 +118,22 @@ def over_a_loop(k, x):
         (lambda k, x: k.thread + 2**40, "1099511627776 does not fit u32"),
         (lambda k, x: k.thread // 0, "division by 0"),
         (lambda k, x: k.thread % 0, "division by 0"),
+        (lambda k, x: k.thread // k.value(0, u32), "division by 0"),
+        (lambda k, x: k.thread << 40, "a shift of u32 is by 0 to 31 bits, not by 40"),
+        (lambda k, x: k.thread >> 32, "not by 32"),
+        (lambda k, x: k.thread << -1, "not by -1"),
+        (lambda k, x: k.shared(f32, (2, 32)).store(1.0, 3, k.lane), "2 rows and 32 columns: there is no row 3"),
+        (lambda k, x: k.shared(f32, (2, 32)).store(1.0, -1, k.lane), "no row -1"),
+        (lambda k, x: k.shared(f32, (2, 32)).store(1.0, k.value(2, u32), 0), "no row 2"),
+        (lambda k, x: k.shared(f32, (2, 32)).load(0, 32), "there is no column 32"),
+        (lambda k, x: k.shared(f32, (2, 32)).load(0, 30, 4), "no columns 30 to 33"),
+        (lambda k, x: k.shared(f16, (2, 32)).load(0, 30, 2, dtype=u32), "no columns 30 to 33"),
+        (lambda k, x: k.shared(f32, (2, 32)).store(1.0, 0, k.lane + 32), "no column 32 or beyond"),
+        (lambda k, x: k.shared(f32, (2, 32)).address(k.warp * 2 + 2, 0), "no row 2 or beyond"),
+        (lambda k, x: k.shared(f32, (2, 32), stages=2).stage(2), "2 stages; there is no stage 2"),
+        (lambda k, x: k.shared(f32, (2, 32), stages=2).stage(k.value(5, u32)), "there is no stage 5"),
+        (lambda k, x: k.mma([k.lane] * 2, [k.lane] * 4, [0.0] * 4), "takes 4 registers for A, got 2"),
+        (lambda k, x: k.mma([k.lane] * 4, [k.lane] * 2, [0.0] * 2), "takes 4 registers for C, got 2"),
         (lambda k, x: k.shfl_xor(k.thread, 32), "0 to 31, not 32"),
         (lambda k, x: k.shared("f32", 4), "not 'f32'"),
         (lambda k, x: k.shared(np.float32, 4), "holds a type of warploom.lang"),

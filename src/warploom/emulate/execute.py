@@ -26,6 +26,7 @@ from warploom.emulate.traffic import TrafficCounter
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Loop, Op, Register, Roles, Statement, Value, When
 from warploom.isa import effects as fx
+from warploom.isa.alu import Binary
 from warploom.isa.matrix import MmaSync
 from warploom.isa.warp import Shuffle
 
@@ -220,7 +221,44 @@ class Executor:
             return self._lanes.shuffle(op, instruction, keys)
         if not instruction.lanewise:
             return self._lanes.collective(op, keys)
-        meaning, results = instruction.meaning, op.results
+        compute = self._lanewise(op, keys)
+        check = self._defined(op, keys) if self.checks else None
+        if check is None:
+            return compute
+
+        def checked(frame: Frame) -> None:
+            check(frame)
+            compute(frame)
+
+        return checked
+
+    def _defined(self, op: Op, keys: tuple[Value, ...]) -> Callable[[Frame], None] | None:
+        """What C++ and PTX leave open: integer division by 0, shifts beyond the width. Constants were traced."""
+        binary = op.instruction
+        if not isinstance(binary, Binary) or not binary.dtype.is_integer or isinstance(op.operands[1], Const):
+            return None
+        if binary.op not in ("div", "rem", "shl", "shr"):
+            return None
+        key, divides, bits = keys[1], binary.op in ("div", "rem"), binary.dtype.bits
+
+        def check(frame: Frame) -> None:
+            by = frame.env[key]
+            bad = by == 0 if divides else by >= bits
+            if not bad.any() or key in frame.shadows:
+                return
+            acting = frame.full(bad) & (True if frame.active is None else frame.active)
+            if not acting.any():
+                return
+            row, lane = (int(x[0]) for x in np.nonzero(acting))
+            what = "divides by 0" if divides else f"shifts by {int(frame.full(by)[row, lane])} of its {bits} bits"
+            text = f"{binary.mnemonic} {what}: the result on a GPU is undefined; guard the operation with k.when, or "
+            text += "give those lanes another operand by k.select"
+            self.report.add("undefined", op.where, text, int(frame.flat[row]), lane, count=int(acting.sum()))
+
+        return check
+
+    def _lanewise(self, op: Op, keys: tuple[Value, ...]) -> Step:
+        meaning, results = op.instruction.meaning, op.results
         mutable = any(isinstance(r, Register) for r in results)
         if len(results) == 1:
             result = results[0]

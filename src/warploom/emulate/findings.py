@@ -23,6 +23,7 @@ Kind = Literal[
     "leak",
     "cluster",
     "layout",
+    "undefined",
 ]
 
 

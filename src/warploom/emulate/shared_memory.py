@@ -82,7 +82,8 @@ class SharedMemory:
         active = None if frame.mask is None else frame.mask[..., :lanes]
         if guard is not None:
             active = guard if active is None else active & guard
-        bad = (local < 0) | (local > self.size - size) | ((local & (size - 1)) != 0)
+        first, end = self._extent(op)
+        bad = (local < first) | (local > end - size) | ((local & (size - 1)) != 0)
         if bad.any():
             active = self._refuse(frame, local, bad, active, size, op)
             local = np.where(bad, 0, local)
@@ -92,12 +93,18 @@ class SharedMemory:
             active = np.broadcast_to(active, (*frame.shape, lanes)).reshape(frame.n, lanes)
         return Place(local, index, active)
 
+    def _extent(self, op: Op) -> tuple[int, int]:
+        """First and last byte + 1 that an access may reach: its tile's, if it was formed from one."""
+        tile = op.within
+        return (0, self.size) if tile is None else (tile.offset, min(self.size, tile.offset + tile.bytes))
+
     def _refuse(self, frame: Frame, local: Array, bad: Array, active: Array | None, size: int, op: Op) -> Array:
         wide = np.broadcast_to(bad, (*frame.shape, bad.shape[2])).reshape(frame.n, -1)
         everywhere = np.broadcast_to(local, (*frame.shape, bad.shape[2])).reshape(frame.n, -1)
         acting = np.ones_like(wide) if active is None else np.broadcast_to(active, (*frame.shape, bad.shape[2]))
         acting = acting.reshape(frame.n, -1)
-        outside = (everywhere < 0) | (everywhere > self.size - size)
+        first, end = self._extent(op)
+        outside = (everywhere < first) | (everywhere > end - size)
         name = op.instruction.mnemonic
         for kind, which in (("bounds", wide & acting & outside), ("misaligned", wide & acting & ~outside)):
             if not which.any():
@@ -106,7 +113,12 @@ class SharedMemory:
             where = int(everywhere[row, lane])
             if kind == "bounds":
                 text = f"{name} of {size} bytes at byte {where} is outside the {self.size} bytes of shared memory"
-                text += ": correct the address, or ask for more shared memory"
+                cure = ": correct the address, or ask for more shared memory"
+                if op.within is not None:
+                    text = f"{name} of {size} bytes at byte {where} of shared memory is outside the tile "
+                    text += f"{op.within.name} (bytes {first} to {end - 1})"
+                    cure = ": correct the row, column or stage"
+                text += cure
             else:
                 text = (
                     f"{name} at byte {where} of shared memory is not aligned to its {size} bytes: correct the address"

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from warploom.core.dtypes import DType
-from warploom.ir.statements import NOWHERE, Op, SourceLine, Statement, Value, walk
+from warploom.ir.statements import NOWHERE, Op, SharedRegion, SourceLine, Statement, Value, walk
 from warploom.ir.text import program_text
 
 
@@ -27,15 +27,6 @@ class Parameter:
     kind: Literal["pointer", "scalar", "tensor_map"]
     dtype: DType
     value: Value
-
-
-@dataclass(frozen=True, slots=True)
-class SharedRegion:
-    """A named range of shared memory, in bytes from its start. Regions may overlap when aliasing was asked for."""
-
-    name: str
-    offset: int
-    bytes: int
 
 
 @dataclass(frozen=True)

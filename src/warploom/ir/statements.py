@@ -55,13 +55,27 @@ Operand: TypeAlias = Value | Const
 
 
 @dataclass(frozen=True, slots=True)
+class SharedRegion:
+    """A named range of shared memory, in bytes from its start. Regions may overlap when aliasing was asked for."""
+
+    name: str
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
-    """One instruction. A result may be a :class:`Register`, which it overwrites."""
+    """One instruction. A result may be a :class:`Register`, which it overwrites.
+
+    ``within`` is the tile from which the author formed the shared address: where the access must stay, if that is
+    known. The emulator checks it; it changes nothing in what is printed.
+    """
 
     instruction: Instruction
     operands: tuple[Operand, ...]
     results: tuple[Value, ...]
     where: SourceLine = NOWHERE
+    within: SharedRegion | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from warploom.core.targets import Target
 from warploom.ir.messages import at
-from warploom.ir.program import Program, SharedRegion
-from warploom.ir.statements import Const, Loop, Op, Operand, Roles, Statement, Value, When
+from warploom.ir.program import Program
+from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion, Statement, Value, When
 from warploom.isa.alu import Binary
 from warploom.isa.cluster import MapShared
 from warploom.isa.effects import BulkTensorCopy, MbarrierArrive, MbarrierInit, MbarrierWait

@@ -22,7 +22,7 @@ from warploom.isa.alu import COMPARISONS, Binary, Unary
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import Move
 from warploom.lang.fold import fold_binary, is_commutative
-from warploom.lang.values import Mutable, Number, Traced
+from warploom.lang.values import Mutable, Number, TileAddress, Traced
 
 # Rooms whose frames are the language itself, never the author's.
 _OWN_ROOMS = tuple(str(Path(__file__).parent.parent / room) for room in ("lang", "layout"))
@@ -126,7 +126,9 @@ class Builder:
                 if key in known:
                     return known[key]
         values = tuple(self.new_value(t) for t in instruction.result_types)
-        op = Op(instruction, tuple(x.ir for x in operands), values, self.here())
+        address = operands[0] if operands else None
+        within = address.within if isinstance(address, TileAddress) and not instruction.pure else None
+        op = Op(instruction, tuple(x.ir for x in operands), values, self.here(), within)
         self.append(op)
         results = tuple(Traced(self, v, op, tuple(operands)) for v in values)
         if key is not None:
@@ -159,8 +161,20 @@ class Builder:
         y = self.operand(b, u32 if op in ("shl", "shr") else dtype)
         if is_commutative(op) and x.constant is not None:
             x, y = y, x
+        self._refuse_undefined(op, dtype, y)
         folded = fold_binary(self, op, x, y)
         return folded if folded is not None else self.emit(Binary(op, dtype), (x, y))[0]
+
+    def _refuse_undefined(self, op: str, dtype: DType, y: Traced) -> None:
+        """What C++, which is printed, leaves undefined, where it is known; the emulator finds the rest."""
+        if y.constant is None or not dtype.is_integer:
+            return
+        if op in ("div", "rem") and y.constant == 0:
+            raise TraceError(f"division by 0 ({self.here()})")
+        if op in ("shl", "shr") and not 0 <= y.constant < dtype.bits:
+            raise TraceError(
+                f"a shift of {dtype} is by 0 to {dtype.bits - 1} bits, not by {y.constant} ({self.here()})"
+            )
 
     def _common_type(self, op: str, a: Number, b: Number) -> DType:
         for value in (a,) if op in ("shl", "shr") and isinstance(a, Traced) else (a, b):
@@ -189,8 +203,6 @@ class Builder:
         dtype = self._common_type(op, a, b)
         if dtype.kind != "unsigned":
             raise TraceError(f"`//` and `%` take unsigned integers, not {dtype} ({self.here()})")
-        if not isinstance(b, Traced) and b == 0:
-            raise TraceError(f"division by 0 ({self.here()})")
         return self.binary(op, a, b)
 
     # -- mutable registers

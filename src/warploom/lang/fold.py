@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from warploom.core.dtypes import DType
+from warploom.core.dtypes import DType, u32
 from warploom.isa.alu import COMPARISONS, Binary
-from warploom.lang.values import Traced, defining_op
+from warploom.isa.warp import Special
+from warploom.lang.values import Number, TileAddress, Traced, defining_op
 
 if TYPE_CHECKING:
     from warploom.lang.builder import Builder
@@ -43,13 +44,53 @@ def fold_constants(op: str, dtype: DType, a: int | float | bool, b: int | float 
 
 
 def split_sum(value: Traced) -> tuple[Traced, int]:
-    """``(base, constant)`` with value = base + constant: the constant is 0 when nothing is known."""
+    """``(base, constant)`` with value = base + constant: the constant is 0 when nothing is known.
+
+    The base of an address in a tile remembers the tile.
+    """
     definition = defining_op(value)
     if definition is not None and definition.instruction == Binary("add", value.dtype):
         constant = value.sources[1].constant
         if constant is not None:
-            return value.sources[0], int(constant)
+            base = value.sources[0]
+            return TileAddress(base, value.within) if isinstance(value, TileAddress) else base, int(constant)
     return value, 0
+
+
+def least(value: Number) -> int | None:
+    """A number that a u32 index is at least, or None where nothing is known (signed ones, sums that may wrap)."""
+    return _range(value)[0] if isinstance(value, Traced) else int(value)
+
+
+def _range(value: Traced) -> tuple[int | None, int]:
+    """(least, greatest) of an unsigned value; (None, 0) where it is not known."""
+    unknown = None, 0
+    if value.constant is not None:
+        return int(value.constant), int(value.constant)
+    definition = defining_op(value)
+    if definition is None or value.dtype is not u32:
+        return unknown
+    if definition.instruction == Special("tid.x"):
+        return 0, 1023
+    if not isinstance(definition.instruction, Binary):
+        return unknown
+    op, (a, b) = definition.instruction.op, value.sources
+    (low, high), c = _range(a), b.constant
+    if op == "and" and c is not None and int(c) >= 0:
+        return 0, int(c)
+    if op == "rem" and c is not None and int(c) > 0:
+        return 0, int(c) - 1
+    if op == "add":
+        other_low, other_high = _range(b)
+        if low is None or other_low is None:
+            return unknown
+        low, high = low + other_low, high + other_high
+        return (low, high) if low >= 0 and high < 2**32 else unknown
+    if low is None or low < 0 or c is None or not 0 <= int(c) < 32:
+        return unknown
+    if op == "shr":
+        return low >> int(c), high >> int(c)
+    return (low << int(c), high << int(c)) if op == "shl" and high << int(c) < 2**32 else unknown
 
 
 def fold_binary(builder: Builder, op: str, a: Traced, b: Traced) -> Traced | None:

@@ -334,9 +334,12 @@ class FragmentWords(WarpWords):
     ) -> tuple[Traced, ...]:
         """``mma.sync``: the registers of D = A·B + C. ``into`` writes D to mutable registers (in place if it is C)."""
         instruction = MmaSync(shape, inputs, accumulate)
-        given, expected = len(a) + len(b) + len(c), len(instruction.operand_types)
-        if given != expected:
-            raise TraceError(f"{instruction.mnemonic} takes {expected} registers, got {given} ({self.here()})")
+        parts: tuple[Sequence[Number], ...] = (a, b, c) if into is None else (a, b, c, into)
+        for name, given, slot in zip("ABCD", parts, (*instruction.slots, instruction.slots[2]), strict=False):
+            if len(given) != slot.count:
+                raise TraceError(
+                    f"{instruction.mnemonic} takes {slot.count} registers for {name}, got {len(given)} ({self.here()})"
+                )
         kinds = instruction.operand_types[len(a) + len(b) :]
         operands: list[Traced] = [self.operand(x, u32) for x in (*a, *b)]
         operands += [Traced(self, x.register) if isinstance(x, Mutable) else self.operand(x, t)

@@ -10,15 +10,15 @@ from typing import Any, Literal, NoReturn
 
 from warploom.core.dtypes import DType, u32, u64
 from warploom.core.errors import TraceError, shown
-from warploom.ir.program import SharedRegion
+from warploom.ir.statements import SharedRegion
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
 from warploom.isa.effects import Order, Scope, Space
 from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
 from warploom.isa.warp import Special
 from warploom.lang.arithmetic import Arithmetic
-from warploom.lang.fold import split_sum
+from warploom.lang.fold import least, split_sum
 from warploom.lang.naming import name_at
-from warploom.lang.values import Mutable, Number, Traced
+from warploom.lang.values import Mutable, Number, TileAddress, Traced
 from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
 
@@ -95,10 +95,13 @@ class SharedTile:
 
     def stage(self, index: Number) -> SharedTile:
         """The tile of one pipeline stage; ``index`` is an int or a u32 below ``stages``."""
-        if isinstance(index, int):
-            if not 0 <= index < self.stages:
-                raise TraceError(f"{self.name} has {self.stages} stages; there is no stage {index}")
-            return replace(self, offset=self.offset + index * self.stage_bytes, chosen=True)
+        known: Any = index.constant if isinstance(index, Traced) and index.constant is not None else index
+        if _is(known, Integral):
+            if not 0 <= known < self.stages:
+                raise TraceError(
+                    f"{self.name} has {self.stages} stages; there is no stage {known} ({self.words.here()})"
+                )
+            return replace(self, offset=self.offset + int(known) * self.stage_bytes, chosen=True)
         return replace(self, shift=self.words.operand(index, u32) * self.stage_bytes, chosen=True)
 
     @property
@@ -109,13 +112,34 @@ class SharedTile:
             start = start + self.shift
         return start + self.offset
 
+    @property
+    def extent(self) -> SharedRegion:
+        """The bytes an access may reach: those of the stage, or of all stages where it is not known which."""
+        one = self.chosen and self.shift is None
+        size = self.layout.bytes if one else self.layout.bytes + (self.stages - 1) * self.stage_bytes
+        return SharedRegion(self.name, self.offset, size)
+
     def address(self, row: Number, col: Number = 0) -> Traced:
         """The shared address of element (row, col), swizzled as the tile is."""
-        return self.at(self.layout.offset(row, col))
+        return self._address(row, col, 1)
+
+    def _address(self, row: Number, col: Number, count: int) -> Traced:
+        """Refuses ``count`` elements from (row, col) on that lie outside whatever the run does."""
+        layout = self.layout
+        for what, index, extent, width in (("row", row, layout.rows, 1), ("column", col, layout.cols, count)):
+            first = least(index)
+            if first is not None and not 0 <= first <= extent - width:
+                which = f"{what} {first}" if width == 1 else f"columns {first} to {first + width - 1}"
+                known = not isinstance(index, Traced) or index.constant is not None
+                raise TraceError(
+                    f"{self.name} has {layout.rows} rows and {layout.cols} columns: there is no {which}"
+                    f"{'' if known else ' or beyond'} ({self.words.here()})"
+                )
+        return self.at(layout.offset(row, col))
 
     def at(self, offset: Number) -> Traced:
         """The shared address ``offset`` bytes into the tile."""
-        return self.base + offset
+        return TileAddress(self.base + offset, self.extent)
 
     def load(
         self, row: Number, col: Number = 0, count: int = 1, *, dtype: DType | None = None, volatile: bool = False
@@ -124,15 +148,22 @@ class SharedTile:
 
         ``volatile`` keeps the access as written where the compiler would join it with its neighbours.
         """
-        base, offset = split_sum(self.address(row, col))
-        return list(self.words.emit(Load("shared", dtype or self.dtype, count, offset, volatile=volatile), (base,)))
+        kind = dtype or self.dtype
+        base, offset = split_sum(self._address(row, col, self._elements(kind, count)))
+        return list(self.words.emit(Load("shared", kind, count, offset, volatile=volatile), (base,)))
 
     def store(
         self, values: Number | Sequence[Number], row: Number, col: Number = 0, *, dtype: DType | None = None
     ) -> None:
         """Store one value, or several consecutive ones of a row in one access."""
         listed = list(values) if isinstance(values, Sequence) else [values]
-        self.words.store("shared", self.address(row, col), dtype or self.dtype, listed, "", "weak")
+        kind = dtype or self.dtype
+        address = self._address(row, col, self._elements(kind, len(listed)))
+        self.words.store("shared", address, kind, listed, "", "weak")
+
+    def _elements(self, kind: DType, count: int) -> int:
+        """How many of the tile's elements ``count`` of ``kind`` cover."""
+        return max(1, count * kind.bytes // self.layout.element_bytes)
 
 
 def _is(value: object, kind: type | UnionType) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import TraceError
-from warploom.ir.statements import Const, Op, Operand, Register, Value
+from warploom.ir.statements import Const, Op, Operand, Register, SharedRegion, Value
 
 if TYPE_CHECKING:
     from warploom.lang.builder import Builder
@@ -188,6 +188,21 @@ class Traced:
         return self.builder.binary("ne", self, other)  # type: ignore[arg-type]
 
     __hash__ = object.__hash__
+
+
+class TileAddress(Traced):
+    """A shared address formed from a tile. It stays one when something is added to it, as a pointer in C does."""
+
+    __slots__ = ("within",)
+
+    def __init__(self, address: Traced, within: SharedRegion) -> None:
+        super().__init__(address.builder, address.ir, address.definition, address.sources)
+        self.within = within
+
+    def __add__(self, other: Number) -> TileAddress:
+        return TileAddress(super().__add__(other), self.within)
+
+    __radd__ = __add__
 
 
 class Mutable(Traced):
