@@ -116,6 +116,8 @@ class _Load:
     segments: float
     cut: float = 0.0
     """Share of the tiles that are cut: their CTAs are at different k."""
+    last: int = 0
+    """CTAs of the last round, where it leaves places empty."""
 
 
 def _load(problem: GemmProblem, config: GemmConfig, sms: int, resident: int) -> _Load:
@@ -129,16 +131,23 @@ def _load(problem: GemmProblem, config: GemmConfig, sms: int, resident: int) -> 
         return _Load(shares.ctas, min(on_one, resident), on_one * own * config.tile_k, on_one * segments, cut)
     ctas = max(1, problem.all_tiles(config))
     waves = -(-ctas // sms)
-    return _Load(ctas, min(resident, waves), waves * problem.tiles_per_split(config) * config.tile_k, waves)
+    depth = waves * problem.tiles_per_split(config) * config.tile_k
+    return _Load(ctas, min(resident, waves), depth, waves, last=waves % resident if waves > resident else 0)
+
+
+def _busy(config: GemmConfig, ctas: int) -> float:
+    """Share of the four tensor cores' rate that so many CTAs on an SM reach."""
+    warps = ctas * config.num_warps
+    return min(1.0, 0.25 * warps) * (FEW_WARPS if warps < 8 else 1.0)
 
 
 def seconds(problem: GemmProblem, config: GemmConfig, machine: Machine, shared_per_sm: int) -> float:
     """What the model expects a launch to take."""
     resident = resident_ctas(config, shared_per_sm)
     load = _load(problem, config, machine.sms, resident)
-    warps = load.at_once * config.num_warps
-    busy = min(1.0, 0.25 * warps) * (FEW_WARPS if warps < 8 else 1.0)  # four tensor cores per SM
-    mma = 2 * config.tile_m * config.tile_n * load.depth / (machine.flops_per_cycle * busy)
+    alone = load.last / load.segments if load.last else 0.0
+    slow_down = (1.0 - alone) / _busy(config, load.at_once) + (alone / _busy(config, load.last) if alone else 0.0)
+    mma = 2 * config.tile_m * config.tile_n * load.depth / machine.flops_per_cycle * slow_down
     fragments = config.num_warps * (config.warp_m + config.warp_n)
     shared = (fragments + config.tile_m + config.tile_n) * load.depth * 2 / SHARED_BYTES_PER_CYCLE
     cycles = (max(mma, shared) + OVERLAP * min(mma, shared)) * (STREAMED if config.stream_k else 1.0)
