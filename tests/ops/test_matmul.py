@@ -283,6 +283,47 @@ def test_a_plan_says_what_would_run():
     assert plan.grid[0] >= 1
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_plans_copy_nothing_and_copies_that_do_not_fit_are_refused(kind):
+    """32 TiB in name: neither rows nor columns are contiguous, so that a product would have to copy them."""
+    one, b = np.ones((1, 1), np.float16), random(2**22, 8)
+    a = np.broadcast_to(one, (2**22, 2**22))
+    q = np.broadcast_to(np.ones(257, np.float16)[1:], (2**10, 2**22, 1, 256))  # rows at odd multiples of 2 bytes
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        a, b = torch.from_numpy(one).expand(a.shape), torch.from_numpy(b)
+    assert warploom.plan_matmul(a, b).problem.a.chunk == 8
+    assert warploom.plan_matmul_reduce(a, b).problem.m == 2**22
+    assert warploom.plan(q, q[:, :1], q[:, :1]).strides[0] == (2**30, 256, 256)
+    for call in (warploom.matmul, warploom.matmul_reduce):
+        with pytest.raises(ProblemError, match=r"copy of 32768\.0 GiB does not fit in memory: pass one with"):
+            call(a, b)
+
+
+def test_what_a_plan_of_a_strided_array_says_is_what_a_call_runs():
+    a, b = random(48, 80)[:, ::2], random(40, 24)
+    planned, called = warploom.plan_matmul(a, b), warploom.plan_matmul(np.ascontiguousarray(a), b)
+    assert planned == called
+    assert (warploom.matmul(a, b) == warploom.matmul(np.ascontiguousarray(a), b)).all()
+
+
+def test_the_emulators_time_counts_the_tiles(monkeypatch):
+    """(1120000, 1) · (1, 1) takes a minute: hardly a sum, but thousands of tiles."""
+    stopped = RuntimeError("would run now")
+
+    def stop(*_: object) -> None:
+        raise stopped
+
+    monkeypatch.setattr("warploom.emulate.emulate", stop)
+    seconds = []
+    for rows in (112_000, 1_120_000):
+        with pytest.warns(EmulationWarning) as caught, pytest.raises(RuntimeError, match="would run now"):
+            warploom.matmul(np.ones((rows, 1), np.float16), np.ones((1, 1), np.float16))
+        seconds.append(float(str(caught[0].message).split("about ")[1].split()[0]))
+    assert seconds[1] > 20
+    assert 5 < seconds[1] / seconds[0] < 15
+
+
 def test_the_emulator_says_that_it_is_slow():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -190,20 +190,6 @@ def filled(kind: str, shape: Sequence[int], dtype: DType, device: Device, value:
     return array
 
 
-def compact(view: ArrayView) -> ArrayView:
-    """A row-major copy of the array, of its own kind: for kernels that need aligned or plain rows."""
-    owner = view.owner[0] if isinstance(view.owner, tuple) else view.owner
-    if view.kind == "torch":
-        return describe(owner.clone(memory_format=sys.modules["torch"].contiguous_format))
-    if view.kind == "cupy":
-        return describe(sys.modules["cupy"].array(owner, order="C"))
-    if view.kind == "jax":
-        return describe(sys.modules["jax"].numpy.array(owner, copy=True))
-    if view.device[0] == "cpu":
-        return describe(np.array(as_numpy(view), order="C"))
-    raise ProblemError("rows of this array are not 16-byte aligned, and its framework is unknown: pass an aligned copy")
-
-
 def current_stream(kind: str, device: int) -> int:
     """The handle of the stream the caller's framework works on, on GPU ``device``; 0 is the legacy default stream.
 

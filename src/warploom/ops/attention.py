@@ -11,6 +11,7 @@ import numpy as np
 from warploom.core.dtypes import f32
 from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like, filled
+from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.attention.problem import AnyConfig
 from warploom.ops.attention_arrays import AXES, Inputs, Layout, Options, Views, Window, read_inputs, strides_of
@@ -40,8 +41,8 @@ def plan(
             config=config,
         )  # fmt: skip
     options = Options(causal, scale, window, softcap, return_lse, layout).plain()
-    inputs = read_inputs((describe(q), describe(k), describe(v)), options)
-    return plan_for(inputs, describe(empty_like(inputs.q, inputs.q.shape)), layout, config)
+    inputs = read_inputs((describe(q), describe(k), describe(v)), options, as_if_compact)
+    return plan_for(inputs, as_if_compact(inputs.q), layout, config)
 
 
 _Key = tuple[Any, ...]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
 from warploom.core.dtypes import F32_MAX, bf16, f16
 from warploom.core.errors import ProblemError, shown
-from warploom.interop.arrays import ArrayView, compact, require_dtype, same_device
+from warploom.interop.arrays import ArrayView, require_dtype, same_device
+from warploom.interop.copies import compact
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.problem import AttentionProblem, TensorStrides
 from warploom.ops.options import flag, number, single
@@ -93,8 +95,11 @@ class Inputs:
         return self.q, self.k, self.v
 
 
-def read_inputs(views: Views, options: Options) -> Inputs:
-    """Check the arrays. Raises ProblemError with the first thing that is wrong."""
+def read_inputs(views: Views, options: Options, copy: Callable[[ArrayView], ArrayView] = compact) -> Inputs:
+    """Check the arrays. Raises ProblemError with the first thing that is wrong.
+
+    ``copy`` aligns those that are not; with ``as_if_compact`` the result is good for a plan.
+    """
     options.check()
     layout = options.layout
     named = dict(zip("qkv", views, strict=True))
@@ -108,7 +113,7 @@ def read_inputs(views: Views, options: Options) -> Inputs:
             raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[3]}): copy it")
     same_device(views, list(named))
     problem = _problem(views, options)
-    q_view, k_view, v_view = (_aligned(view) for view in views)
+    q_view, k_view, v_view = (_aligned(view, copy) for view in views)
     return Inputs(q_view, k_view, v_view, problem)
 
 
@@ -133,10 +138,10 @@ def _problem(views: Views, options: Options) -> AttentionProblem:
     )  # fmt: skip
 
 
-def _aligned(view: ArrayView) -> ArrayView:
+def _aligned(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
     """The view, or a row-major copy where its rows do not start at multiples of 16 bytes or its strides are odd."""
     misaligned = view.pointer % 16 or any(s % _ALIGNED_ELEMENTS or not 0 <= s < _STRIDE_LIMIT for s in view.strides[:3])
-    return compact(view) if misaligned and 0 not in view.shape else view
+    return copy(view) if misaligned and 0 not in view.shape else view
 
 
 def strides_of(view: ArrayView, layout: str) -> TensorStrides:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -197,7 +198,16 @@ _ARGUMENTS_KEPT = 1024  # packed arguments per prepared call
 
 
 SECONDS_PER_FLOP = 6e-10
+SECONDS_PER_WARP_OP = 8e-7
+"""Of each warp of the grid, for each operation in the kernel's text: what small products of many tiles consist of."""
 EMULATION_OVERHEAD = 0.3
+
+
+def emulated_seconds(program: Program, grid: Grid, flops: int) -> float:
+    """About how long the emulator takes, mostly within a factor of 3: few large tiles and many tiny ones alike."""
+    warps = math.prod(grid) * program.warps
+    operations = sum(1 for _ in program.ops())
+    return EMULATION_OVERHEAD + flops * SECONDS_PER_FLOP + warps * operations * SECONDS_PER_WARP_OP
 
 
 def emulator_arguments(
@@ -230,7 +240,7 @@ def run_on_emulator(
     """Run on the CPU with all checks, saying so and how long it takes. Raises EmulationError if it finds a defect."""
     from warploom.emulate import emulate
 
-    seconds = EMULATION_OVERHEAD + flops * SECONDS_PER_FLOP
+    seconds = emulated_seconds(program, grid, flops)
     warn_caller(
         f"no GPU: {program.name} runs on the emulator with all checks, which takes about {seconds:.1f} s",
         EmulationWarning,

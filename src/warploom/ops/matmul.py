@@ -13,6 +13,7 @@ from warploom.core.identity import function_key
 from warploom.core.targets import Target
 from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty_like
+from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.gemm.choice import choose, expected_seconds, parse_config, uncut
 from warploom.kernels.gemm.features import EpilogueFunction
@@ -133,7 +134,7 @@ def plan_matmul(
     views = [describe(x) for x in (a, b, *others)]
     into = None if out is None else describe(out)
     factor = number("alpha", alpha)
-    inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, factor)
+    inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, factor, as_if_compact)
     return _plan(inputs, gemm_config(config))
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from warploom.core.dtypes import F32_MAX, DType, bf16, dtype_of, f16, f32
 from warploom.core.errors import ProblemError, shown
 from warploom.core.identity import function_key
-from warploom.interop.arrays import ArrayView, compact, require_dtype, same_device
+from warploom.interop.arrays import ArrayView, require_dtype, same_device
+from warploom.interop.copies import compact
 from warploom.interop.overlap import overlaps_itself, share_memory
 from warploom.kernels.gemm.choice import parse_config
 from warploom.kernels.gemm.config import GemmConfig
@@ -50,15 +51,19 @@ def read_inputs(
     out_dtype: Any,
     accumulate: Any,
     alpha: float,
+    copy: Callable[[ArrayView], ArrayView] = compact,
 ) -> Inputs:
-    """Check the arrays (a, b, the bias if there is one, extras). Raises ProblemError with the first thing wrong."""
+    """Check the arrays (a, b, the bias if there is one, extras). Raises ProblemError with the first thing wrong.
+
+    ``copy`` makes those plain that no kernel reads as they lie; with ``as_if_compact`` the result is good for a plan.
+    """
     a, b, *others = views
     shape = _result_shape(a, b)
     dtypes = _dtypes(a, b, out, out_dtype, accumulate, alpha)
     extras = others[1:] if has_bias else others
     _check_others(others, has_bias, extras, function, shape, a.dtype)
     same_device(views, ["a", "b", *["bias"] * has_bias, *["an extra matrix"] * len(extras)])
-    kept = [_readable(a), _readable(b)] + [x if x.contiguous else compact(x) for x in others]
+    kept = [_readable(a, copy), _readable(b, copy)] + [x if x.contiguous else copy(x) for x in others]
     target = _result_layout(shape, out, a, dtypes[0])
     if out is not None:
         refuse_overlap(views, out, has_bias)
@@ -187,13 +192,13 @@ def _same_elements(x: ArrayView, y: ArrayView) -> bool:
 
 
 # -- layout
-def _readable(view: ArrayView) -> ArrayView:
+def _readable(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
     """The view, or a row-major copy where neither rows nor columns are contiguous or a stride cannot be expressed."""
     if 0 in view.shape:
         return view
     outer = [s for size, s in zip(view.shape, view.strides, strict=True) if size > 1]
     plain = view.strides[-1] == 1 or view.strides[-2] == 1 or view.shape[-1] == 1 or view.shape[-2] == 1
-    return view if plain and all(0 <= s < _STRIDE_LIMIT for s in outer) else compact(view)
+    return view if plain and all(0 <= s < _STRIDE_LIMIT for s in outer) else copy(view)
 
 
 def _result_layout(

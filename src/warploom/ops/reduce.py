@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -14,6 +15,7 @@ from warploom.core.dtypes import DType, bf16, f16, f32, s32, s64, u8
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, require_dtype, same_device
+from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.gemm.choice import choose_for_rows, uncut
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
@@ -123,14 +125,22 @@ def plan_matmul_reduce(
     """What :func:`matmul_reduce` would run ("argmax" is "max" with its index); runs nothing."""
     if is_tracing():
         return tracing.operator_of("plan_matmul_reduce")(a, b, op, scale=scale, bias=bias, config=config)
-    return _plan(_read(_view(a), _view(b), op, number("scale", scale), bias), op, gemm_config(config), False)
+    inputs = _read(_view(a), _view(b), op, number("scale", scale), bias, as_if_compact)
+    return _plan(inputs, op, gemm_config(config), False)
 
 
 def _view(x: Any) -> ArrayView:
     return x if isinstance(x, ArrayView) else describe(x)
 
 
-def _read(a: ArrayView, b: ArrayView, op: str, scale: float, bias: Any) -> Inputs:
+def _read(
+    a: ArrayView,
+    b: ArrayView,
+    op: str,
+    scale: float,
+    bias: Any,
+    copy: Callable[[ArrayView], ArrayView] = compact,
+) -> Inputs:
     if op not in OPS:
         raise ProblemError(f"op is one of {', '.join(OPS)}, not {op!r}")
     if len(a.shape) != 2 or len(b.shape) != 2:
@@ -138,7 +148,7 @@ def _read(a: ArrayView, b: ArrayView, op: str, scale: float, bias: Any) -> Input
     views = [a, b] if bias is None else [a, b, _view(bias)]
     if b.shape[1] == 0:
         raise ProblemError("b has no columns: there is nothing to reduce over")
-    return read_inputs(views, None, bias is not None, None, f32, "f32", scale)
+    return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
 
 
 def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | None, subtract: bool) -> ReducePlan:

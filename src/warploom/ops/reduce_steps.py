@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, s32, u32
-from warploom.interop.arrays import ArrayView, as_numpy, compact, describe, empty
+from warploom.interop.arrays import ArrayView, as_numpy, describe, empty
+from warploom.interop.copies import compact
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.kernels.mapped import MappedArray

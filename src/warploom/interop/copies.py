@@ -1,0 +1,47 @@
+"""Row-major copies of arrays that no kernel reads as they lie, and what a plan takes in their place."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+
+from warploom.core.errors import ProblemError
+from warploom.interop.arrays import ArrayView, as_numpy, describe
+
+
+def as_if_compact(view: ArrayView) -> ArrayView:
+    """What :func:`compact` gives, without a copy and without memory: for plans, which only look at it."""
+    strides = tuple(math.prod(view.shape[i + 1 :]) for i in range(len(view.shape)))
+    return view._replace(pointer=0, strides=strides, owner=None)
+
+
+def compact(view: ArrayView) -> ArrayView:
+    """A row-major copy of the array, of its own kind: for kernels that need aligned or plain rows.
+
+    Raises ProblemError where the memory of the CPU does not hold it; a framework's own error where a GPU's does not.
+    """
+    try:
+        return _compact(view)
+    except (MemoryError, RuntimeError) as error:
+        if view.device[0] != "cpu":
+            raise
+        size = math.prod(view.shape) * view.dtype.bytes / 2**30
+        raise ProblemError(
+            f"an array of shape {tuple(view.shape)} and strides {tuple(view.strides)} must be copied first, and the "
+            f"copy of {size:.1f} GiB does not fit in memory: pass one with contiguous, aligned rows"
+        ) from error
+
+
+def _compact(view: ArrayView) -> ArrayView:
+    owner = view.owner[0] if isinstance(view.owner, tuple) else view.owner
+    if view.kind == "torch":
+        return describe(owner.clone(memory_format=sys.modules["torch"].contiguous_format))
+    if view.kind == "cupy":
+        return describe(sys.modules["cupy"].array(owner, order="C"))
+    if view.kind == "jax":
+        return describe(sys.modules["jax"].numpy.array(owner, copy=True))
+    if view.device[0] == "cpu":
+        return describe(np.array(as_numpy(view), order="C"))
+    raise ProblemError("rows of this array are not 16-byte aligned, and its framework is unknown: pass an aligned copy")
