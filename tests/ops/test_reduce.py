@@ -169,8 +169,18 @@ def test_the_loss_of_infinite_logits_is_the_difference():
     assert np.isposinf(found).tolist() == [False, True, False, True, False, True]
 
 
+def test_a_least_element_is_a_largest_one_of_the_opposite_sign():
+    a, b = inputs(33, 71, 40)
+    bound = slack(a, b, "max")
+    expected = (a.astype(np.float64) @ b.astype(np.float64)).min(1)
+    assert (np.abs(-matmul_reduce(a, b, "max", scale=-1) - expected) <= bound).all()
+
+
 def test_no_product_is_written():
     plan = plan_matmul_reduce(*inputs(256, 4096, 16), "logsumexp")
+    assert str(plan) == f"logsumexp: {plan.config}\n  on {plan.device} ({plan.target}), grid {plan.grid}: {plan.reason}"
+    assert plan.program.name in plan.cuda
+    assert plan.merge.name in plan.cuda
     assert plan.workspace_bytes <= 256 * 4096 * 4 // 16
     assert {p.name for p in plan.program.parameters} >= {"a", "b", "first", "second"}
 

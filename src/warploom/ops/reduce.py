@@ -122,7 +122,7 @@ def plan_matmul_reduce(
     bias: Any = None,
     config: AnyGemmConfig | str | None = None,
 ) -> ReducePlan:
-    """What :func:`matmul_reduce` would run ("argmax" is "max" with its index); runs nothing."""
+    """What :func:`matmul_reduce` would run ("argmax" is "max" with its index), and why. Runs nothing."""
     if is_tracing():
         return tracing.operator_of("plan_matmul_reduce")(a, b, op, scale=scale, bias=bias, config=config)
     inputs = _read(_view(a), _view(b), op, number("scale", scale), bias, as_if_compact)
@@ -169,7 +169,7 @@ def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | None, subtract: 
             )
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
-    return ReducePlan(problem, config, op, reason, str(place), subtract, place.multiprocessors)
+    return ReducePlan(problem, config, op, reason, goal.name, str(place), subtract, place.multiprocessors)
 
 
 def _reduced(

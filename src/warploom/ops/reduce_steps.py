@@ -42,6 +42,7 @@ class ReducePlan:
     config: AnyGemmConfig
     op: ReduceOp
     reason: str
+    target: str
     device: str
     subtract: bool = False
     multiprocessors: int = EMULATED_MULTIPROCESSORS
@@ -99,6 +100,16 @@ class ReducePlan:
     def merge(self) -> Program:
         """The kernel that merges the tiles."""
         return self.merge_recipe.program
+
+    @cached_property
+    def cuda(self) -> str:
+        """The CUDA C++ of both kernels."""
+        from warploom.cuda.printer import print_cuda
+
+        return "\n".join(print_cuda(p) for p in (self.program, self.merge))
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
 
     @property
     def merge_grid(self) -> Grid:
