@@ -176,13 +176,21 @@ class GpuCall:
                 found = self.maps[position, pointer] = encode(pointer, x.shape, x.strides, x.dtype, x.box)
         return found
 
-    def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Copy C-contiguous host arrays to the GPU, run, and copy the outputs back."""
+    def run_from_host(
+        self,
+        inputs: Sequence[np.ndarray[Any, Any]],
+        outputs: Sequence[np.ndarray[Any, Any]],
+        combined: Sequence[np.ndarray[Any, Any]] = (),
+    ) -> None:
+        """Copy C-contiguous host arrays to the GPU, run, and copy the outputs back.
+
+        The kernel's parameters are the inputs, the outputs, and then what it reads to combine with them.
+        """
         from warploom.cuda.buffers import DeviceCopy
 
-        copies = [DeviceCopy(x, self.device) for x in inputs]
+        copies, others = ([DeviceCopy(x, self.device) for x in given] for given in (inputs, combined))
         results = [DeviceCopy(x, self.device, copy=False) for x in outputs]
-        self.launch_again(tuple(c.pointer for c in (*copies, *results)), "numpy")
+        self.launch_again(tuple(c.pointer for c in (*copies, *results, *others)), "numpy")
         for result in results:
             result.download()
 
