@@ -107,3 +107,46 @@ def test_a_file_that_is_not_there(invoke):
     result = invoke("check", "nowhere.py")
     assert result.exit_code == 2
     assert "no file nowhere.py" in result.stderr
+
+
+CONFLICTS = """
+    from warploom.lang import Global, Kernel, Launch, f32, kernel
+    import numpy as np
+
+    @kernel(threads=32)
+    def twice(k: Kernel, out: Global[f32]) -> None:
+        tile = k.shared(f32, (32, 32))
+        tile.store(1.0, k.lane, 3)
+        k.syncwarp()
+        tile.store(2.0, 5, k.lane)
+
+    @twice.example
+    def launch(rng: np.random.Generator) -> Launch:
+        return Launch(1, [np.zeros(32, np.float32)])
+
+    @kernel(threads=32)
+    def other(k: Kernel, out: Global[f32]) -> None:
+        out.store(1.0, k.lane)
+"""
+
+
+def test_the_line_of_a_bank_conflict_is_named(invoke, kernel_file):
+    file = kernel_file(source=CONFLICTS, name="conflicts.py")
+    line = next(i for i, text in enumerate(file.read_text().splitlines(), 1) if "k.lane, 3" in text)
+    shown = invoke("check", f"{file}:twice").stdout.splitlines()
+    first = next(i for i, text in enumerate(shown) if "st.shared takes 33 wavefronts" in text)
+    assert shown[first + 1] == f"  conflicts.py:{line}: 32, 1 without"
+    assert "conflicts.py" not in shown[first + 2]
+
+
+def test_a_file_of_kernels_is_inspected(invoke, kernel_file):
+    pytest.importorskip("cuda.core")
+    file = kernel_file(source=CONFLICTS, name="inspected.py")
+    result = invoke("inspect", str(file))
+    assert result.exit_code != 0
+    assert "several kernels: choose one by" in " ".join(result.output.split())
+    for arguments in ([f"{file}:other"], [str(file), "--kernel", "other"]):
+        result = invoke("inspect", *arguments, "--arch", "sm_80")
+        assert result.exit_code == 0, result.output
+        assert "0 bytes of spill stores" in " ".join(result.output.split())
+    assert invoke("inspect", f"{file}:nothing").exit_code != 0

@@ -15,9 +15,8 @@ from warploom.bench.checking import check_kernel, kernels_of
 from warploom.lang import KernelFunction
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-KERNELS: list[KernelFunction] = [
-    one for name in ("rowmax.py", "reductions.py", "fused_softmax.py") for one in kernels_of(str(EXAMPLES / name))
-]
+FILES = ("rowmax.py", "reductions.py", "fused_softmax.py", "warp_gemm.py")
+KERNELS: list[KernelFunction] = [one for name in FILES for one in kernels_of(str(EXAMPLES / name))]
 emulated = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 
@@ -27,8 +26,19 @@ def test_kernels_are_right_and_without_findings(function, seed):
     checked = check_kernel(function, seed)
     assert checked.ok
     assert checked.emulation.findings == ()
-    if function.name != "matmul_rowmax":
+    assert all(not w.conflicts for w in checked.emulation.traffic.shared.values())
+    if function.name not in ("matmul_rowmax", "product"):
         assert checked.emulation.traffic.shared == {}, "nothing leaves the registers"
+
+
+@pytest.mark.parametrize("line", ["k.syncthreads()  # ... and", "k.wait_group(1)", "k.syncthreads()  # the stage"])
+def test_every_line_that_orders_the_gemm_is_needed(line, tmp_path):
+    lines = (EXAMPLES / "warp_gemm.py").read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [text for text in lines if not text.strip().startswith(line)]
+    assert len(kept) == len(lines) - 1
+    (tmp_path / "mutant.py").write_text("".join(kept), encoding="utf-8")
+    (mutant,) = kernels_of(str(tmp_path / "mutant.py"))
+    assert {finding.kind for finding in check_kernel(mutant).emulation.findings} & {"race", "in_flight"}
 
 
 @pytest.mark.gpu

@@ -127,6 +127,32 @@ def two_products(
     product.store_global(out, 64)
 
 
+@kernel(threads=64)
+def parts_of_a_tile(k: Kernel, a: Global[u32], out: Global[u32], *, how: str) -> None:
+    """Each warp's A fragment at row 16·warp and column 16·warp, register by register."""
+    tile = k.shared(f16, (32, 64), swizzle="auto")
+    for step in range(4):
+        row, col = k.thread // 8 + 8 * step, k.thread % 8 * 8
+        tile.store(a.load(row * 32 + col // 2, 4), row, col, dtype=u32)
+    k.syncthreads()
+    for warp in range(2):
+        with k.when(k.warp == warp):
+            row = {"traced": k.warp * 16, "constant": 16 * warp}[how]
+            registers = k.load_fragment(tile, A, row, row).registers
+            out.store(registers, k.thread * 4)
+
+
+def test_a_fragment_at_a_traced_place_is_the_one_at_the_constant():
+    a = RNG.integers(0, 2**32, (32, 32), dtype=np.uint32)
+    found = []
+    for how in ("traced", "constant"):
+        out = np.zeros(256, np.uint32)
+        run(parts_of_a_tile, a, out, how=how)
+        found.append(out)
+    np.testing.assert_array_equal(*found)
+    assert np.unique(found[0]).size > 250
+
+
 @pytest.mark.parametrize("half", [f16, bf16], ids=repr)
 @pytest.mark.parametrize("swizzle", ["auto", None])
 def test_an_accumulator_feeds_the_next_product(half, swizzle):
@@ -167,7 +193,7 @@ def test_register_counts_are_checked():
     with pytest.raises(TraceError, match="4 registers a thread, got 3"):
         wrong.trace(count=3, operands=4)
     wrong.trace(count=4, operands=4)
-    with pytest.raises(TraceError, match="takes 10 registers, got 9"):
+    with pytest.raises(TraceError, match="takes 4 registers for A, got 3"):
         wrong.trace(count=0, operands=3)
 
 

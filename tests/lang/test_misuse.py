@@ -8,6 +8,10 @@ import pytest
 from warploom.core.errors import ProblemError, TraceError, VerifyError
 from warploom.emulate import emulate
 from warploom.lang import Global, Kernel, bf16, f16, f32, kernel, u32
+from warploom.layout import mma_fragment
+from warploom.ops.backends import compiled
+
+A = mma_fragment("m16n8k16", "A")
 
 
 @kernel(threads=32)
@@ -134,6 +138,14 @@ def over_a_loop(k, x):
         (lambda k, x: k.shared(f32, (2, 32), stages=2).stage(k.value(5, u32)), "there is no stage 5"),
         (lambda k, x: k.mma([k.lane] * 2, [k.lane] * 4, [0.0] * 4), "takes 4 registers for A, got 2"),
         (lambda k, x: k.mma([k.lane] * 4, [k.lane] * 2, [0.0] * 2), "takes 4 registers for C, got 2"),
+        (lambda k, x: k.value(f32, 0.0), r"as k\.value\(0\.0, f32\), not f32 and 0\.0"),
+        (lambda k, x: x.load(1.5), "an index is an integer, not 1.5"),
+        (lambda k, x: x.store(1e300, 0), r"1e\+300 is no number that f32 can hold"),
+        (lambda k, x: k.shared(f16, (8, 32), swizzle="<5,2,5>"), "swizzle is .*, not '<5,2,5>'"),
+        (lambda k, x: k.shared(f16, (8, 32), swizzle="yes"), "swizzle is .*, not 'yes'"),
+        (lambda k, x: k.load_fragment(k.shared(f32, (16, 16)), A), "holds f32, .* elements of 16 bits"),
+        (lambda k, x: k.reader(k.shared(f32, (16, 16)), A), "holds f32, .* elements of 16 bits"),
+        (lambda k, x: k.reader(k.shared(f16, (32, 16)), A).load(k.warp * 16, 0), r"k\.reader\(tile, layout, row="),
         (lambda k, x: k.shfl_xor(k.thread, 32), "0 to 31, not 32"),
         (lambda k, x: k.shared("f32", 4), "not 'f32'"),
         (lambda k, x: k.shared(np.float32, 4), "holds a type of warploom.lang"),
@@ -176,11 +188,43 @@ def test_a_kernel_that_returns_something_is_refused(function):
         ({"cluster": "2"}, "one to three positive counts"),
         ({"opt_level": 9}, "opt_level is 9: ptxas knows 0 to 3"),
         ({"min_ctas": 0}, "min_ctas is 0"),
+        ({"min_ctas": 100}, "100 CTAs of 32 threads do not fit an SM"),
+        ({"min_ctas": 3, "threads": 1024}, "3 CTAs of 1024 threads do not fit an SM"),
     ],
 )
 def test_options_of_a_kernel_are_checked(options, says):
     with pytest.raises((TraceError, VerifyError), match=says):
         kernel(**{"threads": 32, **options})(lambda k: None).trace()
+
+
+def test_an_old_architecture_is_one_cause():
+    @kernel(threads=32, requires="sm_77")
+    def old(k: Kernel, x: Global[f32]) -> None:
+        x.store(x.load(k.lane), k.lane)
+
+    with pytest.raises(VerifyError, match=r"breaks 1 rule:\n.*requires 'sm_77': kernels need sm_80 or later$"):
+        old.trace()
+
+
+def test_an_argument_has_no_default():
+    @kernel(threads=32)
+    def scaled(k: Kernel, x: Global[f32], n: u32 = 3) -> None:
+        x.store(0.0, n)
+
+    with pytest.raises(TraceError, match="parameter 'n' of scaled has the default 3"):
+        scaled.trace()
+
+
+def test_code_for_another_architecture_is_refused():
+    program = kernel(threads=32, requires="sm_90a")(lambda k: None).trace()
+    with pytest.raises(VerifyError, match="the kernel runs on sm_90a alone, not on sm_80"):
+        compiled(program, "sm_80")
+
+
+def test_infinity_is_a_number():
+    x = np.zeros(32, np.float32)
+    emulate(traces(lambda k, x: x.store(float("-inf"), k.lane)), 1, [x]).raise_if_found()
+    assert (x == -np.inf).all()
 
 
 def test_global_takes_a_type():

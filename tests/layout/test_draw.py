@@ -135,3 +135,18 @@ def test_plans_and_maps_draw_themselves_in_notebooks() -> None:
     assert shown[1] is not None
     assert "lane 31, i = 3" in shown[1]
     assert shown[2] is None
+
+
+def test_a_swizzle_of_single_elements_is_drawn_by_element():
+    tile = SharedLayout(32, 32, 4, Swizzle(5, 2, 5))
+    grid = draw_banks(tile)
+    assert len(grid.columns) == 32
+    for row in range(16):
+        for col in range(32):
+            line, place = divmod(tile.offset(row, col), 128)
+            assert grid.cells[line][place // 4].text == f"{row},{col}"
+    assert grid.caption == ("a column of 32 rows, one element a lane: free of conflicts",)
+    shifted = draw_banks(SharedLayout(32, 32, 4, Swizzle(3, 3, 5)))
+    assert shifted.columns[:2] == ("0–1", "2–3")
+    assert (shifted.cells[1][0].text, shifted.cells[2][0].text) == ("1,0", "2,2")
+    assert "4 wavefronts instead of 1" in shifted.caption[0]

@@ -46,8 +46,8 @@ class Checked:
         return not self.emulation.findings and all(result.ok for result in self.results)
 
 
-def kernels_of(target: str) -> list[KernelFunction]:
-    """The kernels of ``FILE.py`` that have an example, or the one of ``FILE.py:NAME``.
+def kernels_of(target: str, *, runnable: bool = True) -> list[KernelFunction]:
+    """The kernels of ``FILE.py`` that have an example (all, if not ``runnable``), or the one of ``FILE.py:NAME``.
 
     Raises ProblemError for a file that is not there or fails, a name that is no kernel, or a kernel without an example.
     """
@@ -62,6 +62,8 @@ def kernels_of(target: str) -> list[KernelFunction]:
         raise ProblemError(f"{path} defines no kernel: decorate a function with @warploom.lang.kernel(threads=…)")
     if name is not None and name not in found:
         raise ProblemError(f"{path} has no kernel {name!r}; it has {', '.join(found)}")
+    if not runnable:
+        return [found[name]] if name is not None else list(found.values())
     chosen = [found[name]] if name is not None else [f for f in found.values() if f.example_launch is not None]
     if not chosen or any(f.example_launch is None for f in chosen):
         kernel = name or next(iter(found))
@@ -72,12 +74,17 @@ def kernels_of(target: str) -> list[KernelFunction]:
     return chosen
 
 
+def traced_kernel(function: KernelFunction) -> Program:
+    """The Program of a user's kernel with its default configuration. Raises WarploomError where there is none."""
+    return _of_the_user(f"{function.name} cannot be traced", lambda: _traced(function))
+
+
 def check_kernel(function: KernelFunction, seed: int | None = None) -> Checked:
     """Trace, run with all checks, and compare what the example expects. Raises WarploomError for what cannot run."""
     example = function.example_launch
     if example is None:
         raise ProblemError(f"{function.name} has no example: decorate a function with @{function.name}.example")
-    program = _of_the_user(f"{function.name} cannot be traced", lambda: _traced(function))
+    program = traced_kernel(function)
     launch = _of_the_user(f"the example of {function.name} fails", lambda: example(np.random.default_rng(seed or 0)))
     if not isinstance(launch, Launch):
         raise ProblemError(

@@ -77,6 +77,9 @@ def _show(one: Checked) -> None:
     conflicts = {n: w for n, w in one.emulation.traffic.shared.items() if w.conflicts}
     for name, w in conflicts.items():
         out.print(f"{one.name}: {name} takes {w.actual} wavefronts, {w.ideal} without bank conflicts", markup=False)
+        for (where, of), here in one.emulation.traffic.lines.items():
+            if of == name and here.conflicts:
+                out.print(f"  {where}: {here.actual}, {here.ideal} without", markup=False)
     if one.ok:
         shown = "" if one.results else " (nothing was expected of the outputs: give expect to Launch)"
         out.print(f"{one.name}: no findings{shown}", markup=False)

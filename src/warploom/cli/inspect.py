@@ -26,7 +26,10 @@ class Wanted:
     """One thing to inspect, as the options say."""
 
     what: Annotated[
-        str, typer.Argument(metavar="attention|gemm|FILE", help="A kernel, or a file: a cubin or SASS text.")
+        str,
+        typer.Argument(
+            metavar="attention|gemm|FILE", help="A kernel, or a file: FILE.py[:KERNEL], a cubin or SASS text."
+        ),
     ]
     rung: Annotated[
         str | None,
@@ -58,6 +61,11 @@ class Wanted:
         """The rung asked for, else the family's first."""
         return self.rung or _FIRST_RUNGS.get(self.what, "")
 
+    @property
+    def is_python(self) -> bool:
+        """Whether it is a Python file of kernels, or one kernel of such a file."""
+        return self.what.endswith(".py") or ".py:" in self.what
+
     def title(self, report: SassReport) -> str:
         """What it is, in one line."""
         if self.what not in _FIRST_RUNGS:
@@ -68,7 +76,9 @@ class Wanted:
     def other(self, against: str) -> Wanted:
         """What to compare with: the same but for one thing, or another file."""
         levels = {f"O{level}": level for level in range(4)}
-        if self.what not in _FIRST_RUNGS or Path(against).is_file():
+        if Path(against.rpartition(":")[0] or against).is_file():
+            return dataclasses.replace(self, what=against)
+        if self.what not in _FIRST_RUNGS and not self.is_python:
             return dataclasses.replace(self, what=against)
         if (level := levels.get(against.lstrip("-"))) is not None:
             return dataclasses.replace(self, opt_level=level)
@@ -80,11 +90,11 @@ class Wanted:
 
     def report(self) -> SassReport:
         """Compile or read it. Raises ConfigError, CompileError, UnsupportedDeviceError, OSError."""
-        if self.what not in _FIRST_RUNGS:
+        if self.what not in _FIRST_RUNGS and not self.is_python:
             return self._of_file()
         from warploom.inspect import inspect_program
 
-        program = self._attention() if self.what == "attention" else self._gemm()
+        program = {"attention": self._attention, "gemm": self._gemm}.get(self.what, self._of_python)()
         return inspect_program(program, self.arch or program.requires, self.opt_level, with_source=self.source)
 
     def _attention(self) -> Program:
@@ -105,6 +115,17 @@ class Wanted:
 
         _, (rung,) = gemm_rungs([self.of_rung], self.settings, self.accumulate, (1, 1, 1))
         return gemm_program(rung.config)
+
+    def _of_python(self) -> Program:
+        from warploom.bench.checking import kernels_of, traced_kernel
+        from warploom.core.errors import ConfigError
+
+        target = f"{self.what}:{self.kernel}" if self.kernel and self.what.endswith(".py") else self.what
+        kernels = kernels_of(target, runnable=False)
+        if len(kernels) > 1:
+            raise ConfigError(f"{self.what} has several kernels: choose one by {self.what}:{kernels[0].name}, of "
+                              f"{', '.join(f.name for f in kernels)}")  # fmt: skip
+        return traced_kernel(kernels[0])
 
     def _of_file(self) -> SassReport:
         from warploom.core.errors import ConfigError
@@ -144,6 +165,7 @@ def inspect_command(
       warploom inspect attention --rung 8 --against swizzle=off
       warploom inspect attention --rung 2 --source
       warploom inspect gemm --rung 03 --against 02
+      warploom inspect my_kernels.py:row_max --source
       warploom inspect kernel.cubin --threads 128 --shared 49152 --against other.sass
     """
     from rich.markup import escape

@@ -73,6 +73,12 @@ def verify(program: Program, target: Target | None = None) -> None:
         raise VerifyError(f"kernel {program.name} breaks {count}:\n{listed}")
 
 
+def verify_target(program: Program, target: Target) -> None:
+    """Whether code for ``target`` can be of ``program``, already verified, at all. Raises VerifyError."""
+    for message in _architecture(program, target):
+        raise VerifyError(f"kernel {program.name}: {message}")
+
+
 def least_architecture(instruction: Instruction) -> str:
     """The first architecture that has ``instruction``: ``"sm_80"``, ``"sm_90"`` or, there alone, ``"sm_90a"``."""
     needs = ["sm_80", _INSTRUCTION_NEEDS.get(type(instruction), "sm_80")]
@@ -244,10 +250,11 @@ def _launch(program: Program, target: Target | None) -> Iterator[str]:
         yield f"{at(program.where)}opt_level is {program.opt_level}: ptxas knows 0 to 3"
     if program.min_ctas < 1:
         yield f"{at(program.where)}min_ctas is {program.min_ctas}: it must be at least 1"
-    if target is not None and program.threads * program.min_ctas > target.threads_per_sm:
+    limits = target or max(TARGETS.values(), key=lambda t: (t.threads_per_sm, t.blocks_per_sm))
+    if program.threads * program.min_ctas > limits.threads_per_sm or program.min_ctas > limits.blocks_per_sm:
         yield (
             f"{at(program.where)}{program.min_ctas} CTAs of {program.threads} threads do not fit an SM of "
-            f"{target.name}, which has {target.threads_per_sm} threads"
+            f"{limits.name}, which has {limits.threads_per_sm} threads and {limits.blocks_per_sm} CTAs: lower min_ctas"
         )
 
 
@@ -273,6 +280,9 @@ def _architecture(program: Program, target: Target | None) -> Iterator[str]:
         yield f"{at(program.where)}requires {program.requires!r}: write an architecture, such as 'sm_80' or 'sm_90a'"
         return
     least = (int(required[1]), int(required[2]))
+    if least < (8, 0):
+        yield f"{at(program.where)}requires {program.requires!r}: kernels need sm_80 or later"
+        return
     if target is not None:
         if required[3] and target.name != program.requires:
             yield f"{at(program.where)}the kernel runs on {program.requires} alone, not on {target.name}"

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.core.dtypes import DType, bf16, f16, f32, pred, u32, u64
-from warploom.core.errors import TraceError
+from warploom.core.errors import TraceError, shown
 from warploom.isa.alu import Fma, MultiplyWide, Select
 from warploom.isa.conversion import Bitcast, Convert, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.lang.builder import Builder
 from warploom.lang.values import Mutable, Number, Traced
+
+
+def _is_type(what: object) -> bool:
+    """What a caller without a type checker may get wrong."""
+    return isinstance(what, DType)
 
 
 class Arithmetic(Builder):
@@ -17,6 +22,11 @@ class Arithmetic(Builder):
 
     def value(self, x: Number, dtype: DType) -> Traced:
         """``x`` as a traced value of ``dtype``: an immediate, or the value itself after a type check."""
+        if not _is_type(dtype):
+            raise TraceError(
+                f"k.value takes a number and a type of warploom.lang, as k.value(0.0, f32), not {shown(x)} and "
+                f"{shown(dtype)} ({self.here()})"
+            )
         return self.operand(x, dtype)
 
     def convert(self, x: Number, dtype: DType) -> Traced:

@@ -7,6 +7,7 @@ moved, merged or scheduled.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
@@ -27,6 +28,7 @@ from warploom.lang.values import Mutable, Number, TileAddress, Traced
 # Rooms whose frames are the language itself, never the author's.
 _OWN_ROOMS = tuple(str(Path(__file__).parent.parent / room) for room in ("lang", "layout"))
 _PACKAGE = str(Path(__file__).parent.parent)
+_F32_BEYOND = 2.0**128 - 2.0**103  # from here on numbers round to infinity
 _CONTEXTLIB = contextmanager.__code__.co_filename
 _Key = tuple[Instruction, tuple[object, ...]]
 
@@ -84,7 +86,10 @@ class Builder:
         try:
             if isinstance(value, str | bytes):
                 raise TypeError
-            return float(value)
+            number = float(value)
+            if dtype is f32 and _F32_BEYOND <= abs(number) < math.inf:
+                raise OverflowError
+            return number
         except (TypeError, ValueError, OverflowError):
             raise TraceError(f"{shown(value)} is no number that {dtype} can hold ({self.here()})") from None
 

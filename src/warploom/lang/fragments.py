@@ -233,13 +233,19 @@ class TileReader:
         self._words, self._plan, self._addresses = words, plan, addresses
 
     def load(self, row: int, col: int) -> tuple[Traced, ...]:
-        """The registers of the fragment at (row, col) of the tile, in the fragment's order."""
+        """The registers of the fragment at (row, col) of the tile, in the fragment's order.
+
+        Row and column are known while tracing; what the warp adds to them is the ``row=`` of ``k.reader``.
+        """
+        for what, given in (("row", row), ("column", col)):
+            if _is(given, Traced):
+                raise TraceError(
+                    f"a reader's {what} is known while tracing, not {given!r} ({self._words.here()}): give a warp's "
+                    "first row to k.reader(tile, layout, row=…), or use k.load_fragment(tile, layout, row, col)"
+                )
         address = self._addresses.address(row, col)
         loaded = self._words.ldmatrix(address, self._plan.count, transposed=self._plan.transposed)
-        ordered: list[Traced] = list(loaded)
-        for position, register in enumerate(self._plan.register_order):
-            ordered[register] = loaded[position]
-        return tuple(ordered)
+        return _in_order(self._plan, loaded)
 
     def prepare(self, displacements: Iterable[tuple[int, int]]) -> None:
         """Form the lanes' bases before a loop; see :meth:`TileAddresses.prepare`."""
@@ -253,6 +259,14 @@ class TileReader:
 def _is(value: object, kind: type) -> bool:
     """What a caller without a type checker may get wrong."""
     return isinstance(value, kind)
+
+
+def _in_order(plan: MatrixPlan, loaded: Sequence[Traced]) -> tuple[Traced, ...]:
+    """What ``ldmatrix`` gave in the order of the fragment's registers."""
+    ordered: list[Traced] = list(loaded)
+    for position, register in enumerate(plan.register_order):
+        ordered[register] = loaded[position]
+    return tuple(ordered)
 
 
 def _plan(target: FragmentLayout, bit_order: Sequence[int] | None) -> MatrixPlan:
@@ -309,17 +323,34 @@ class FragmentWords(WarpWords):
 
         An operand of which the tile stores the transpose (B from an n×k tile) is passed as ``layout.transposed()``.
         """
+        self._same_bits(tile, target)
         plan = _plan(target, bit_order)
         return TileReader(self, plan, TileAddresses(self, tile, plan.address, self.lane, row, addressing))
 
     def load_fragment(
-        self, tile: SharedTile, target: FragmentLayout, row: int = 0, col: int = 0, *, transposed: bool = False
+        self, tile: SharedTile, target: FragmentLayout, row: Number = 0, col: Number = 0, *, transposed: bool = False
     ) -> Fragment:
-        """One fragment from a shared tile by ``ldmatrix``; ``transposed``: the tile stores the operand's transpose."""
+        """One fragment from a shared tile by ``ldmatrix``; ``transposed``: the tile stores the operand's transpose.
+
+        ``row`` and ``col``, its first in the tile, may be traced (a warp's part); the addresses are then formed for
+        each fragment, where :meth:`reader` shares them.
+        """
+        self._same_bits(tile, target)
         plan = _plan(target.transposed() if transposed else target, None)
-        reader = TileReader(self, plan, TileAddresses(self, tile, plan.address, self.lane, 0, "strided"))
-        registers = reader.load(row, col)
+        if isinstance(row, Traced) or isinstance(col, Traced):
+            at = plan.address.apply(lane=self.lane)
+            address = tile.address(at["row"] + row, at["col"] + col)
+            registers = _in_order(plan, self.ldmatrix(address, plan.count, transposed=plan.transposed))
+        else:
+            addresses = TileAddresses(self, tile, plan.address, self.lane, 0, "strided")
+            registers = TileReader(self, plan, addresses).load(int(row), int(col))
         return Fragment(self, target, tile.dtype, registers)
+
+    def _same_bits(self, tile: SharedTile, target: FragmentLayout) -> None:
+        if 8 * tile.layout.element_bytes != target.element_bits:
+            raise TraceError(
+                f"{tile.name} holds {tile.dtype}, {target.name} elements of {target.element_bits} bits ({self.here()})"
+            )
 
     def mma(
         self,

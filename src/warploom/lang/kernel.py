@@ -143,6 +143,11 @@ class KernelFunction:
         positional = [p for p in inspect.signature(self.function).parameters.values() if p.kind != p.KEYWORD_ONLY][1:]
         for p in positional:
             kind = hints.get(p.name)
+            if p.default is not p.empty:
+                raise TraceError(
+                    f"parameter {p.name!r} of {self.name} has the default {shown(p.default)}, but a launch gives every "
+                    "argument: leave it out, or make it trace-time configuration (keyword-only, after *)"
+                )
             if isinstance(kind, PointerType):
                 value = k.new_value(u64, p.name)
                 parameters.append(Parameter(p.name, "pointer", kind.dtype, value))

@@ -220,9 +220,11 @@ class MemoryWords(Arithmetic):
     ) -> SharedTile:
         """Allocate a tile of ``shape`` (rows, cols) elements, ``stages`` times.
 
-        Messages call it ``name``, by default the variable it is assigned to. ``swizzle="auto"`` takes the
-        conflict-free swizzle for the row's width. ``alias`` places the tile over another one:
-        the author then orders the accesses to both.
+        Messages call it ``name``, by default the variable it is assigned to. ``swizzle="auto"`` is the one of the row's
+        width with which rows are written, and eight rows read, 16 bytes at a time without bank conflicts: what
+        ``ldmatrix``, ``cp.async``, the TMA and ``wgmma`` do. Other accesses may want another: a 32 × 32 tile of f32
+        that is read by columns, ``Swizzle(5, 2, 5)`` of :mod:`warploom.layout.swizzle`. ``alias`` places the tile
+        over another one: the author then orders the accesses to both.
         """
         if not _is(dtype, DType):
             what = shown(dtype)
@@ -236,6 +238,11 @@ class MemoryWords(Arithmetic):
                 f"the shape of a shared tile is a number or (rows, cols), not {shown(shape)} ({self.here()})"
             )
         rows, cols = map(int, extents)
+        if not (swizzle in (None, "auto") or _is(swizzle, Swizzle)):
+            raise TraceError(
+                f'swizzle is "auto", None or a Swizzle of warploom.layout.swizzle, as Swizzle(3, 4, 3) for <3,4,3>, '
+                f"not {shown(swizzle)} ({self.here()})"
+            )
         if swizzle == "auto":
             first = SharedLayout(rows, cols, dtype.bytes, NO_SWIZZLE, panel_cols)
             swizzle = Swizzle.for_row_bytes(first.row_bytes)

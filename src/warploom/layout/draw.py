@@ -267,33 +267,55 @@ def draw_banks(tile: SharedLayout, rows: int | None = None) -> Grid:
     """A tile in the banks: lines of 128 bytes, cells of 16 (four banks), each with the row and chunk that lies there.
 
     A column of 16-byte chunks is one colour: reading eight rows of it (one phase of ``ldmatrix``) is free of conflicts
-    when eight cells of that colour lie in eight different columns.
+    when eight cells of that colour lie in eight different columns. Where the swizzle moves less than 16 bytes (its base
+    is below 4), chunks and cells are what it moves, but at least an element.
     """
-    per_chunk = _CHUNK_BYTES // tile.element_bytes
+    size = _chunk_bytes(tile)
+    per_chunk = size // tile.element_bytes
     if per_chunk < 1 or tile.cols % per_chunk:
-        raise LayoutError(f"rows of {tile.cols} elements of {tile.element_bytes} bytes are no whole 16-byte chunks")
+        raise LayoutError(f"rows of {tile.cols} elements of {tile.element_bytes} bytes are no whole {size}-byte chunks")
     shown = min(tile.rows, rows or 16)
     chunks = tile.cols // per_chunk
     row, chunk = np.indices((shown, chunks))
     offset = np.asarray(tile.offset(row.reshape(-1), chunk.reshape(-1) * per_chunk))
-    width = BANK_CYCLE_BYTES // _CHUNK_BYTES
+    width = BANK_CYCLE_BYTES // size
     count = int(offset.max()) // BANK_CYCLE_BYTES + 1
     table: list[list[Cell]] = [[Cell("") for _ in range(width)] for _ in range(count)]
     for r, c, byte in zip(row.reshape(-1).tolist(), chunk.reshape(-1).tolist(), offset.tolist(), strict=True):
-        bank = byte % BANK_CYCLE_BYTES // 4
+        cell = byte % BANK_CYCLE_BYTES // size
         first = c * per_chunk
-        hint = f"row {r}, columns {first}…{first + per_chunk - 1}: byte {byte}, banks {bank}…{bank + 3}"
-        table[byte // BANK_CYCLE_BYTES][bank // 4] = Cell(f"{r},{first}", "", tone(c, c // 8), hint)
-    heads = tuple(f"{4 * i}–{4 * i + 3}" for i in range(width))
+        hint = f"row {r}, columns {first}…{first + per_chunk - 1}: byte {byte}, banks {_banks(cell, size, '…')}"
+        table[byte // BANK_CYCLE_BYTES][cell] = Cell(f"{r},{first}", "", tone(c, c // 8), hint)
+    heads = tuple(_banks(i, size, "–") for i in range(width))
     return Grid(
         f"{tile.rows}×{tile.cols} tile of {tile.element_bytes}-byte elements, swizzle {tile.swizzle}", heads,
         tuple(f"{i * BANK_CYCLE_BYTES}" for i in range(count)), tuple(map(tuple, table)),
-        _conflict_lines(tile, chunks, per_chunk), (8, 0), (64, 26), corner="byte\\banks",
-        notes=("row, first column of each 16-byte chunk; one colour per column of chunks",),
+        _conflict_lines(tile, chunks, per_chunk), (8, 0), (64 if size == _CHUNK_BYTES else 46, 26),
+        corner="byte\\banks",
+        notes=(f"row, first column of each {size}-byte chunk; one colour per column of chunks",),
     )  # fmt: skip
 
 
+def _chunk_bytes(tile: SharedLayout) -> int:
+    """The bytes that lie together whatever the swizzle does, at most 16."""
+    moved = 1 << tile.swizzle.base if tile.swizzle.bits else _CHUNK_BYTES
+    return min(_CHUNK_BYTES, max(tile.element_bytes, moved))
+
+
+def _banks(cell: int, size: int, between: str) -> str:
+    """The banks of 4 bytes that a cell of a line covers."""
+    first, last = cell * size // 4, ((cell + 1) * size - 1) // 4
+    return str(first) if first == last else f"{first}{between}{last}"
+
+
 def _conflict_lines(tile: SharedLayout, chunks: int, per_chunk: int) -> tuple[str, ...]:
+    if per_chunk * tile.element_bytes < _CHUNK_BYTES:  # nobody reads 16 bytes of a row at once
+        if tile.rows < WARP_SIZE:
+            return ()
+        column = np.asarray(tile.offset(np.arange(WARP_SIZE)[None, :], np.arange(tile.cols)[:, None]))
+        worst = int(wavefronts(column, tile.element_bytes).max())
+        free = "free of conflicts" if worst == 1 else f"{worst} wavefronts instead of 1"
+        return (f"a column of {WARP_SIZE} rows, one element a lane: {free}",)
     if tile.rows < 8:
         return ()
     offset = np.asarray(tile.offset(np.arange(8)[None, :], np.arange(chunks)[:, None] * per_chunk))

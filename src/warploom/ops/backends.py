@@ -12,7 +12,7 @@ import numpy as np
 from warploom.core.dtypes import u32
 from warploom.core.errors import EmulationError, EmulationWarning, warn_caller
 from warploom.core.once import once
-from warploom.core.targets import Target
+from warploom.core.targets import Target, target
 from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream
 from warploom.kernels.mapped import MappedArray
 from warploom.ops.recipes import Recipe, Signature
@@ -57,10 +57,15 @@ def gpu_name(device: int) -> str:
 
 @once(maxsize=512)
 def compiled(program: Program, arch: str) -> CompiledKernel:
-    """The Program as a cubin for an architecture; NVRTC's result is kept on disk."""
+    """The Program as a cubin for an architecture; NVRTC's result is kept on disk.
+
+    Raises VerifyError for an architecture that the Program does not run on, ConfigError for an unknown one.
+    """
     from warploom.cuda.compile import compile_source
     from warploom.cuda.printer import print_cuda
+    from warploom.ir.verify import verify_target
 
+    verify_target(program, target(arch))
     # Without comments, so that a moved line of Python source is no other kernel.
     source = print_cuda(program, comments=False)
     return compile_source(
