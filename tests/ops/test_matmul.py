@@ -274,6 +274,36 @@ def test_configurations_that_do_not_fit_are_refused():
         assert words in str(refused.value)
 
 
+SEEDS_WORDS = "BM=32,BN=32,BK=32,WM=16,WN=16,STAGES=2"
+
+
+@pytest.mark.parametrize("words", [SEEDS_WORDS, SEEDS_WORDS + ",ldmatrix,swizzle,pipelined"])
+@pytest.mark.parametrize(("dtype", "accumulate"), [(bf16, "f32"), (f16, "f32"), (f16, "f16")])
+def test_a_notation_leaves_types_to_the_call(words, dtype, accumulate):
+    a, b = random(32, 48, dtype=dtype.numpy), random(48, 40, dtype=dtype.numpy)
+    full = GemmConfig(
+        32, 32, 32, 16, 16, dtype=dtype, accumulate=dtype_of(accumulate), ldmatrix=True, swizzle=True, stages=2,
+        pipelined=True,
+    )  # fmt: skip
+    assert warploom.plan_matmul(a, b, accumulate=accumulate, config=words).config == full
+    found = warploom.matmul(a, b, accumulate=accumulate, config=words)
+    assert (found == warploom.matmul(a, b, accumulate=accumulate, config=full)).all()
+    if accumulate == "f32":
+        assert warploom.plan_matmul_reduce(a, b, config=words).config == full
+        found = warploom.matmul_reduce(a, b, config=words)
+        assert (found == warploom.matmul_reduce(a, b, config=full)).all()
+
+
+def test_what_a_notation_says_holds():
+    bf, half = (random(32, 32, dtype=dtype.numpy) for dtype in (bf16, f16))
+    with pytest.raises(ConfigError, match="the arrays are bf16, the configuration f16"):
+        warploom.matmul(bf, bf, config=SEEDS_WORDS + ",dtype=f16")
+    with pytest.raises(ConfigError, match="sums are wanted in f32, the configuration has f16"):
+        warploom.matmul(half, half, config=SEEDS_WORDS + ",accumulate=f16")
+    planned = warploom.plan_matmul(bf, bf, config="wgmma")
+    assert planned.config.dtype is bf16
+
+
 def test_a_plan_says_what_would_run():
     plan = warploom.plan_matmul(random(32, 64), random(64, 32))
     assert plan.problem.out_dtype is f16

@@ -14,7 +14,6 @@ import torch
 
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
-from warploom.kernels.gemm.choice import parse_config
 from warploom.kernels.gemm.features import EpilogueFunction
 from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.operators.registration import define
@@ -36,8 +35,7 @@ def _run(
     alpha: float = 1.0,
     config: str | None = None,
 ) -> torch.Tensor:
-    chosen = None if config is None else parse_config(config)
-    return eager.matmul(a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=alpha, config=chosen)
+    return eager.matmul(a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=alpha, config=config)
 
 
 def _fake(

@@ -81,9 +81,9 @@ def matmul(
         alpha = number("alpha", alpha)
     if extras.__class__ is not tuple:
         extras = extra_matrices(extras)
-    if config is not None:
-        config = gemm_config(config)
     views = [describe(a), describe(b)]
+    if config is not None:
+        config = gemm_config(config, views[0].dtype, accumulate)
     if bias is not None or extras:
         views += [describe(x) for x in (*(() if bias is None else (bias,)), *extras)]
     into = None if out is None else describe(out)
@@ -135,7 +135,7 @@ def plan_matmul(
     into = None if out is None else describe(out)
     factor = number("alpha", alpha)
     inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, factor, as_if_compact)
-    return _plan(inputs, gemm_config(config))
+    return _plan(inputs, gemm_config(config, inputs.problem.dtype, accumulate))
 
 
 def _plan(inputs: Inputs, config: AnyGemmConfig | None) -> MatmulPlan:

@@ -81,11 +81,18 @@ def read_inputs(
 
 
 # -- checks
-def gemm_config(config: Any) -> AnyGemmConfig | None:
-    """The configuration asked for: None, one of either generator, or its notation. Raises ConfigError for others."""
+def gemm_config(config: Any, dtype: DType, accumulate: Any = "f32") -> AnyGemmConfig | None:
+    """The configuration asked for: None, one of either generator, or its notation. Raises ConfigError for others.
+
+    A notation that names no ``dtype`` or ``accumulate`` takes the call's, which are checked elsewhere.
+    """
     if config is None:
         return None
-    return configuration(config, (GemmConfig, HopperGemmConfig), parse_config)
+    try:
+        types = {"dtype": dtype, "accumulate": dtype_of(accumulate)}
+    except ValueError:
+        types = {"dtype": dtype}
+    return configuration(config, (GemmConfig, HopperGemmConfig), lambda text: parse_config(text, **types))
 
 
 def _check_function(function: Any, extras: int) -> None:

@@ -126,7 +126,7 @@ def plan_matmul_reduce(
     if is_tracing():
         return tracing.operator_of("plan_matmul_reduce")(a, b, op, scale=scale, bias=bias, config=config)
     inputs = _read(_view(a), _view(b), op, number("scale", scale), bias, as_if_compact)
-    return _plan(inputs, op, gemm_config(config), False)
+    return _plan(inputs, op, gemm_config(config, inputs.problem.dtype), False)
 
 
 def _view(x: Any) -> ArrayView:
@@ -178,9 +178,9 @@ def _reduced(
     """(values, indices or None) as arrays of a's kind."""
     if scale.__class__ is not float:
         scale = number("scale", scale)
-    if config is not None:
-        config = gemm_config(config)
     view = _view(a)
+    if config is not None:
+        config = gemm_config(config, view.dtype)
     given = {"a": view, "b": _view(b)}
     if bias is not None:
         given["bias"] = _view(bias)

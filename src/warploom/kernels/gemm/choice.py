@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from warploom.core.dtypes import f16, f32
+from warploom.core.dtypes import DType, f16, f32
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.gemm.config import GemmConfig
@@ -246,6 +246,9 @@ def uncut(config: AnyGemmConfig) -> AnyGemmConfig:
     return replace(config, split_k=1, stream_k=False)
 
 
-def parse_config(text: str) -> AnyGemmConfig:
-    """A configuration of either generator from its notation. Raises ConfigError for what it does not know."""
-    return HopperGemmConfig.parse(text) if text.startswith(NOTATIONS) else GemmConfig.parse(text)
+def parse_config(text: str, **types: DType) -> AnyGemmConfig:
+    """A configuration of either generator from its notation. Raises ConfigError for what it does not know.
+
+    ``types`` (dtype, accumulate) hold where the notation leaves them out.
+    """
+    return HopperGemmConfig.parse(text, **types) if text.startswith(NOTATIONS) else GemmConfig.parse(text, **types)

@@ -203,11 +203,12 @@ class GemmConfig:
         return ",".join(words)
 
     @classmethod
-    def parse(cls, text: str) -> GemmConfig:
+    def parse(cls, text: str, **types: DType) -> GemmConfig:
         """A config from the seeds' notation (what :meth:`__str__` prints); words left out keep their defaults.
 
         The seeds' words alone (``BM=128,…,STAGES=3``) mean the seeds' kernels: ldmatrix, swizzled, and pipelined where
-        STAGES is above 1, with f16 accumulation. Raises ConfigError for words it does not know.
+        STAGES is above 1, with f16 accumulation. ``types`` (dtype, accumulate) hold where the text leaves them out.
+        Raises ConfigError for words it does not know.
         """
         settings: dict[str, str] = {}
         for word in filter(None, (w.strip() for w in text.split(","))):
@@ -220,7 +221,7 @@ class GemmConfig:
         config = cls().with_settings(settings)
         if {_SEED_WORDS.get(word, word) for word in settings} <= set(_SEED_WORDS.values()):
             config = replace(config, ldmatrix=True, swizzle=True, accumulate=f16, pipelined=config.stages > 1)
-        return config
+        return replace(config, **{name: dtype for name, dtype in types.items() if name not in settings})
 
     def with_settings(self, settings: dict[str, str]) -> GemmConfig:
         """This config with flags overridden by text, as ``--set FLAG=VALUE`` gives it; the seeds' words work too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
@@ -225,8 +225,11 @@ class HopperGemmConfig(Specialised):
         return ",".join(words)
 
     @classmethod
-    def parse(cls, text: str) -> HopperGemmConfig:
-        """A config from what :meth:`__str__` prints. Raises ConfigError for words it does not know."""
+    def parse(cls, text: str, **types: DType) -> HopperGemmConfig:
+        """A config from what :meth:`__str__` prints. Raises ConfigError for words it does not know.
+
+        ``types`` (dtype, accumulate) hold where the text leaves them out.
+        """
         settings: dict[str, str] = {}
         first, *words = (w.strip() for w in text.split(","))
         if first not in NOTATIONS:
@@ -236,7 +239,8 @@ class HopperGemmConfig(Specialised):
             if match is None:
                 raise ConfigError(f"{word!r} is no setting; write {_EXAMPLE}")
             settings[match[1]] = match[2] or "true"
-        return cls(mma_sync=first == MMA_TMA).with_settings(settings)
+        config = cls(mma_sync=first == MMA_TMA).with_settings(settings)
+        return replace(config, **{name: dtype for name, dtype in types.items() if name not in settings})
 
     def with_settings(self, settings: dict[str, str]) -> HopperGemmConfig:
         """This config with flags overridden by text, as ``--set FLAG=VALUE`` gives it; BM, BN, … work too."""
