@@ -220,7 +220,7 @@ class EmulatedCall:
 
     def __init__(self, kernel, grid, scalars, device, mapped):
         assert mapped == ()  # mma.sync
-        self.program, self.grid, self.scalars = kernel, grid, scalars
+        self.program, self.grid, self.scalars = kernel.program, grid, scalars
         self.launches = []
         EmulatedCall.made.append(self)
 
@@ -268,11 +268,11 @@ class KernelStandIn:
     def __init__(self, program):
         self.parameters = program.parameters
         self.scalars = tuple(p.name for p in program.parameters if p.kind == "scalar")
-        self._program = program
+        self.program = program
 
     def __getattr__(self, name):
-        return getattr(self._program, name)
+        return getattr(self.program, name)
 
     def configure(self, grid, threads, *, shared_bytes):
-        assert (threads, shared_bytes) == (self._program.threads, self._program.shared_bytes)
+        assert (threads, shared_bytes) == (self.program.threads, self.program.shared_bytes)
         return grid
