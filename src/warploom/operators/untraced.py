@@ -19,7 +19,10 @@ from warploom.ops import reduce as of_reduce
 
 def _untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     disable: Callable[..., Callable[..., Any]] = torch.compiler.disable
-    return disable(function, reason=reason)
+    try:
+        return disable(function, reason=reason)
+    except TypeError:  # an older PyTorch takes no reason
+        return disable(function)
 
 
 launch = _untraced(
