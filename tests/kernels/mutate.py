@@ -99,12 +99,14 @@ def _shared_offset(op: Op) -> int | None:
 
 
 def moved(op: Op, distance: int) -> Op:
-    """The instruction with its shared address moved by ``distance`` bytes."""
+    """The instruction with its address moved by ``distance`` bytes; that it leaves its tile is not said of it."""
     instruction = op.instruction
     if isinstance(instruction, CpAsync):
-        return replace(op, instruction=replace(instruction, shared_offset=instruction.shared_offset + distance))
+        return replace(
+            op, instruction=replace(instruction, shared_offset=instruction.shared_offset + distance), within=None
+        )
     assert isinstance(instruction, LdMatrix | Load | Store)
-    return replace(op, instruction=replace(instruction, offset=instruction.offset + distance))
+    return replace(op, instruction=replace(instruction, offset=instruction.offset + distance), within=None)
 
 
 def shifts(program: Program, stages: int, single_every: int = 0) -> list[Mutant]:
