@@ -170,7 +170,7 @@ class EmulatedCall:
             for (name, size), pointer in zip(sizes.items(), pointers, strict=True)
         }
         everything = arrays | values
-        emulate(self.program, self.grid, {p.name: everything[p.name] for p in self.program.parameters})
+        emulate(self.program.program, self.grid, {p.name: everything[p.name] for p in self.program.parameters})
         return True
 
 
