@@ -67,7 +67,7 @@ class Run:
         return sum(n for name, n in self.executed.items() if name.startswith(start))
 
 
-def emulated(case: Case, seed: int = 0, arrays: tuple[Any, Any, Any] | None = None, ctas: int = 1) -> Run:
+def emulated(case: Case, seed: int | None = 0, arrays: tuple[Any, Any, Any] | None = None, ctas: int = 1) -> Run:
     """Run a case, by default on its own inputs; persistent kernels with ``ctas`` CTAs."""
     q, k, v = arrays or case.inputs(seed)
     out = np.full_like(q, np.nan)

@@ -56,6 +56,12 @@ def test_every_combination_of_flags_is_clean_or_refused(consumers: int) -> None:
         check_emulated(config, seed)
 
 
+@pytest.mark.parametrize("tile_n", [80, 112])
+def test_the_sum_column_at_tiles_of_half_a_warp_too_many(tile_n: int) -> None:
+    case = Case(HopperConfig(consumers=1, pingpong=False, head_dim=64, tile_n=tile_n, sum_column=True), 64, tile_n)
+    assert all(emulated(case, seed).findings == () for seed in (None, 0))
+
+
 def test_flags_without_effect_are_refused() -> None:
     plain = HopperConfig(overlap=False, flat=False, pingpong=False, hold=False)
     assert plain.check() == []

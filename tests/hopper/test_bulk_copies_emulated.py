@@ -108,6 +108,30 @@ def test_late_store_reads_what_was_written_over_it() -> None:
     assert (out[:ROWS, :COLS] == 0).all()
 
 
+@kernel(threads=64, requires="sm_90a")
+def store_box(k: Kernel, target: TensorMap, *, fence: bool) -> None:
+    """A box written by half a warp, which fences; another warp's thread sends it out."""
+    tile = k.shared(F32, (ROWS, COLS), name="tile")
+    with k.when(k.thread < 16):
+        for piece in range(4):
+            tile.store([k.value(1.0, F32)] * 4, k.thread >> 1, (k.thread & 1) * 16 + 4 * piece)
+        if fence:
+            k.fence_async()
+    k.syncthreads()
+    k.tma_store(target, (0, 0), tile, when=k.thread == 32)
+    k.commit_bulk()
+    k.wait_bulk(0)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:6])
+def test_a_proxy_fence_by_part_of_a_warp_holds_behind_the_barrier(seed: int | None) -> None:
+    out = np.zeros((ROWS, COLS), np.float32)
+    assert emulate(store_box.trace(fence=True), 1, [tensor_map(out)], seed=seed).findings == ()
+    assert (out == 1).all()
+    unfenced = emulate(store_box.trace(fence=False), 1, [tensor_map(np.zeros_like(out))], seed=seed)
+    assert "proxy" in kinds(unfenced)
+
+
 @kernel(threads=128, requires="sm_90a")
 def who_copies(k: Kernel, source: TensorMap, out: Global[F32], *, how: str) -> None:
     """One elected thread loads inside a divergent branch; the others wait."""

@@ -131,6 +131,9 @@ class Clocks:
                 self.sync_group(group, group)
             return
         self.absorb(rows)
+        if self.single:  # such as a proxy fence by part of a warp
+            for group in rows.reshape(-1, self.warps_per_cta):
+                self.learn_singles(group, self.singles(group))
         if not self.newest.size:
             self.known[rows] = self.now
             self.limit[rows] = self.now
