@@ -9,6 +9,7 @@ import re
 import pytest
 
 from warploom.core.errors import LayoutError, TraceError, VerifyError
+from warploom.emulate import emulate
 from warploom.lang import Fragment, Global, Kernel, KernelFunction, TensorMap, bf16, f32, kernel, u32
 from warploom.layout.wgmma import MatrixDescriptor
 
@@ -216,3 +217,29 @@ def test_a_ring_is_accepted() -> None:
 @pytest.mark.parametrize("mistake", MBARRIERS)
 def test_mbarrier_mistakes_name_the_authors_line(mistake: str) -> None:
     refused(copies, mistake, *MBARRIERS[mistake])
+
+
+@kernel(threads=256, requires="sm_90a")
+def numbered(k: Kernel, *, beyond: int) -> None:
+    """Each warpgroup of a role has an mbarrier, numbered from a value that only the run knows."""
+    k.shared(f32, 64, name="tile")
+    full, other = k.mbarriers(2, "full"), k.mbarriers(2, "other")
+    with k.when(k.thread == 0):
+        full.init(128)
+        other.init(128)
+        k.mbarrier_fence()
+    k.syncthreads()
+    with k.warps(4, 8):
+        mine = k.warpgroup - 1 + beyond
+        full.arrive(mine)
+        full.wait(0, mine)
+        other.arrive()
+        other.wait(0)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_an_mbarrier_of_a_traced_number_belongs_to_its_array(seed: int | None) -> None:
+    assert emulate(numbered.trace(beyond=0), 1, [], seed=seed).findings == ()
+    found = emulate(numbered.trace(beyond=2), 1, [], seed=seed).findings
+    assert {f.kind for f in found} >= {"bounds"}
+    assert "outside full" in found[0].message

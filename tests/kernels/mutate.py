@@ -103,10 +103,10 @@ def moved(op: Op, distance: int) -> Op:
     instruction = op.instruction
     if isinstance(instruction, CpAsync):
         return replace(
-            op, instruction=replace(instruction, shared_offset=instruction.shared_offset + distance), within=None
+            op, instruction=replace(instruction, shared_offset=instruction.shared_offset + distance), within=()
         )
     assert isinstance(instruction, LdMatrix | Load | Store)
-    return replace(op, instruction=replace(instruction, offset=instruction.offset + distance), within=None)
+    return replace(op, instruction=replace(instruction, offset=instruction.offset + distance), within=())
 
 
 def shifts(program: Program, stages: int, single_every: int = 0) -> list[Mutant]:

@@ -14,16 +14,19 @@ from warploom.emulate.cluster_barrier import ClusterBarriers
 from warploom.emulate.frames import Frame
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.products import WatchedRegisters
+from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.warpgroups import Warpgroups
 from warploom.ir.program import Program
-from warploom.ir.statements import Op, Value
+from warploom.ir.statements import Op, SharedRegion, Value
 from warploom.isa import effects as fx
+from warploom.isa.cluster import WINDOW_BITS
 from warploom.isa.wgmma import Wgmma, WgmmaWait
 
 if TYPE_CHECKING:
     from warploom.emulate.execute import Executor, Step
 
 Array = NDArray[Any]
+_WINDOW = np.uint32((1 << WINDOW_BITS) - 1)
 
 
 @dataclass
@@ -81,10 +84,32 @@ class EngineSteps:
             return lambda frame: self.state.warpgroups.wait(frame, effect.pending, op, registers)
         return None
 
-    def _address(self, frame: Frame, key: Value, offset: int, op: Op) -> Array:
+    def _address(self, frame: Frame, op: Op, operand: int, offset: int, guard: Array | None = None) -> Array:
+        """The shared address in an operand; one that has left the tile it was formed from is a finding."""
+        key = self.run.key(op.operands[operand])
         self.run.observe(frame, key, op, "an address")
         address = frame.env[key]
-        return address + np.uint32(offset % 2**32) if offset else address
+        address = address + np.uint32(offset % 2**32) if offset else address
+        tile = op.tile(operand)
+        if tile is not None and self.run.checks:
+            place = (address & _WINDOW).astype(np.int64) - SHARED_BASE - tile.offset
+            outside = (place < 0) | (place >= tile.bytes)
+            if outside.any():
+                acting = outside if guard is None else outside & guard
+                self._report_outside(frame, op, tile, frame.full(place), frame.full(acting))
+        return address
+
+    def _report_outside(self, frame: Frame, op: Op, tile: SharedRegion, place: Array, acting: Array) -> None:
+        if frame.active is not None:
+            acting = acting & frame.active
+        if not acting.any():
+            return
+        row, lane = (int(x[0]) for x in np.nonzero(acting))
+        where = int(place[row, lane]) + tile.offset
+        message = f"{op.instruction.mnemonic} at byte {where} of shared memory is outside {tile.name} (bytes "
+        message += f"{tile.offset} to {tile.offset + tile.bytes - 1}): correct the number or the stage"
+        self.run.report.add("bounds", op.where, message, int(frame.flat[row]), lane, count=int(acting.sum()),
+                            address=where)  # fmt: skip
 
     def _mbarrier(
         self, op: Op, effect: fx.MbarrierInit | fx.MbarrierFence | fx.MbarrierArrive | fx.MbarrierWait,
@@ -95,15 +120,15 @@ class EngineSteps:
         if isinstance(effect, fx.MbarrierInit):
 
             def initialise(frame: Frame) -> None:
-                address = self._address(frame, keys[effect.address], effect.offset, op)
+                address = self._address(frame, op, effect.address, effect.offset)
                 self.state.mbarriers.initialise(frame, address, effect.count, op)
 
             return initialise
         if isinstance(effect, fx.MbarrierArrive):
 
             def arrive(frame: Frame) -> None:
-                address = self._address(frame, keys[effect.address], effect.offset, op)
                 guard = self._guard(frame, op, effect.guard, keys)
+                address = self._address(frame, op, effect.address, effect.offset, guard)
                 self.state.mbarriers.arrive(frame, address, effect, guard, op)
 
             return arrive
@@ -111,7 +136,7 @@ class EngineSteps:
         far = effect.scope == "cluster"
 
         def wait(frame: Frame) -> Any:
-            address = self._address(frame, keys[effect.address], effect.offset, op)
+            address = self._address(frame, op, effect.address, effect.offset)
             self.run.observe(frame, keys[effect.parity], op, "the parity")
             return self.state.mbarriers.wait(frame, address, frame.env[keys[effect.parity]], far, op)
 
@@ -128,11 +153,11 @@ class EngineSteps:
         def step(frame: Frame) -> None:
             for key in keys:
                 self.run.observe(frame, key, op, "an operand")
-            shared = self._address(frame, keys[copy.shared], copy.shared_offset, op)
             guard = self._guard(frame, op, copy.guard, keys)
+            shared = self._address(frame, op, copy.shared, copy.shared_offset, guard)
             barrier = None
             if copy.barrier is not None:
-                barrier = self._address(frame, keys[copy.barrier], copy.barrier_offset, op)
+                barrier = self._address(frame, op, copy.barrier, copy.barrier_offset, guard)
             coordinates = [frame.env[keys[c]] for c in copy.coordinates]
             self.state.bulk.issue(
                 frame,

@@ -73,15 +73,11 @@ class SharedMemory:
             frame.seen[-1] = base
         return base
 
-    def locate(
-        self, frame: Frame, address: Array, offset: int, size: int, lanes: int, op: Op, guard: Array | None = None
-    ) -> Place:
+    def locate(self, frame: Frame, address: Array, offset: int, size: int, lanes: int, op: Op) -> Place:
         """Check bounds and alignment; ``index`` counts units of ``size`` bytes over the whole batch."""
         local = address.astype(np.int64) + (offset - SHARED_BASE)
         local = np.broadcast_to(local, (*local.shape[:2], 32))[..., :lanes]
         active = None if frame.mask is None else frame.mask[..., :lanes]
-        if guard is not None:
-            active = guard if active is None else active & guard
         first, end = self._extent(op)
         bad = (local < first) | (local > end - size) | ((local & (size - 1)) != 0)
         if bad.any():
@@ -95,7 +91,7 @@ class SharedMemory:
 
     def _extent(self, op: Op) -> tuple[int, int]:
         """First and last byte + 1 that an access may reach: its tile's, if it was formed from one."""
-        tile = op.within
+        tile = op.tile(0)  # where every instruction has the address of its access
         return (0, self.size) if tile is None else (tile.offset, min(self.size, tile.offset + tile.bytes))
 
     def _refuse(self, frame: Frame, local: Array, bad: Array, active: Array | None, size: int, op: Op) -> Array:
@@ -114,9 +110,10 @@ class SharedMemory:
             if kind == "bounds":
                 text = f"{name} of {size} bytes at byte {where} is outside the {self.size} bytes of shared memory"
                 cure = ": correct the address, or ask for more shared memory"
-                if op.within is not None:
+                tile = op.tile(0)
+                if tile is not None:
                     text = f"{name} of {size} bytes at byte {where} of shared memory is outside the tile "
-                    text += f"{op.within.name} (bytes {first} to {end - 1})"
+                    text += f"{tile.name} (bytes {first} to {end - 1})"
                     cure = ": correct the row, column or stage"
                 text += cure
             else:

@@ -67,15 +67,19 @@ class SharedRegion:
 class Op:
     """One instruction. A result may be a :class:`Register`, which it overwrites.
 
-    ``within`` is the tile from which the author formed the shared address: where the access must stay, if that is
-    known. The emulator checks it; it changes nothing in what is printed.
+    ``within`` tells of each operand that is a shared address from which tile the author formed it: where the access
+    must stay. It is empty where that is known of none. It changes nothing in what is printed.
     """
 
     instruction: Instruction
     operands: tuple[Operand, ...]
     results: tuple[Value, ...]
     where: SourceLine = NOWHERE
-    within: SharedRegion | None = None
+    within: tuple[SharedRegion | None, ...] = ()
+
+    def tile(self, operand: int) -> SharedRegion | None:
+        """The tile from which the operand at this position was formed, if that is known."""
+        return self.within[operand] if self.within else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Rules of mbarriers that need no run: that they are initialised, and that what is waited for can ever come.
 
-An mbarrier is known by its place in the shared-memory plan, which folding leaves as a constant in the instruction that
-uses it. Where an address says less than that, nothing is claimed about any of them.
+Which array of mbarriers an instruction means is what its author formed the address from (``Op.within``). Where that is
+not known of one of them, nothing is claimed about any.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from warploom.core.targets import Target
 from warploom.ir.messages import at
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion, Statement, Value, When
-from warploom.isa.alu import Binary
-from warploom.isa.cluster import MapShared
 from warploom.isa.effects import BulkTensorCopy, MbarrierArrive, MbarrierInit, MbarrierWait
 from warploom.isa.warp import Special
 
@@ -33,39 +31,14 @@ class _Uses:
     waits: list[Op] = field(default_factory=lambda: list[Op]())
 
 
-class _Addresses:
-    """Where addresses lie in the shared-memory plan, and whether all threads agree on them."""
+class _Threads:
+    """Which values all threads agree on."""
 
     def __init__(self, program: Program) -> None:
-        self.regions = program.shared
         self.made: dict[Value, list[Op]] = {}
         for op in program.ops():
             for result in op.results:
                 self.made.setdefault(result, []).append(op)
-
-    def region(self, address: Operand, offset: int) -> SharedRegion | None:
-        """The region of an address; None where that is not known."""
-        place = self._constant(address) + offset
-        found = [r for r in self.regions if r.offset <= place < r.offset + r.bytes]
-        return found[0] if len(found) == 1 and place else None
-
-    def _constant(self, x: Operand) -> int:
-        """The constant part of a sum."""
-        total, todo = 0, [x]
-        while todo:
-            x = todo.pop()
-            if isinstance(x, Const):
-                total += int(x.value)
-                continue
-            made = self.made.get(x, [])
-            if len(made) != 1:
-                continue
-            op = made[0]
-            if isinstance(op.instruction, MapShared):
-                todo.append(op.operands[0])
-            elif isinstance(op.instruction, Binary) and op.instruction.op == "add":
-                todo += op.operands
-        return total
 
     def differs(self, x: Operand) -> bool:
         """Whether a value may depend on the thread."""
@@ -85,16 +58,15 @@ class _Addresses:
 
 def mbarrier_rules(program: Program, _: Target | None) -> Iterator[str]:
     """Counts, bytes, parities; uses without initialisation; waits for what nobody brings about."""
-    addresses = _Addresses(program)
     uses: dict[SharedRegion, _Uses] = {}
     known = True
     for op in program.ops():
         for effect in op.instruction.effects():
             if isinstance(effect, (MbarrierInit, MbarrierArrive, MbarrierWait)):
                 yield from _numbers(op, effect)
-                region = addresses.region(op.operands[effect.address], effect.offset)
+                region = op.tile(effect.address)
             elif isinstance(effect, BulkTensorCopy) and effect.barrier is not None:
-                region = addresses.region(op.operands[effect.barrier], effect.barrier_offset)
+                region = op.tile(effect.barrier)
             else:
                 continue
             if region is None:
@@ -104,7 +76,7 @@ def mbarrier_rules(program: Program, _: Target | None) -> Iterator[str]:
     if known:
         for region, found in uses.items():
             yield from _missing(region, found)
-        yield from _too_many(program, addresses, uses)
+        yield from _too_many(program, uses)
 
 
 def _sort(op: Op, effect: object, uses: _Uses) -> None:
@@ -157,9 +129,10 @@ def _missing(region: SharedRegion, uses: _Uses) -> Iterator[str]:
         yield f"{at(uses.waits[0].where)}waits for {name!r}, at which nothing ever arrives: it waits for ever"
 
 
-def _too_many(program: Program, addresses: _Addresses, uses: dict[SharedRegion, _Uses]) -> Iterator[str]:
+def _too_many(program: Program, uses: dict[SharedRegion, _Uses]) -> Iterator[str]:
     """Threads that all arrive at once at an mbarrier that was initialised for fewer."""
     together = dict(_acting_together(program.body, program.threads))
+    values = _Threads(program)
     for region, found in uses.items():
         most = max((count for _, count in found.inits), default=None)
         for op in (*found.arrivals, *found.expects):
@@ -168,7 +141,7 @@ def _too_many(program: Program, addresses: _Addresses, uses: dict[SharedRegion, 
                 if not isinstance(effect, MbarrierArrive) or effect.guard is None or threads is None or most is None:
                     continue
                 always = isinstance(guard := op.operands[effect.guard], Const) and bool(guard.value)
-                if always and threads > most and not addresses.differs(op.operands[effect.address]):
+                if always and threads > most and not values.differs(op.operands[effect.address]):
                     yield (
                         f"{at(op.where)}all {threads} threads arrive at {region.name!r}, which is initialised for "
                         f"{most} arrivals a phase: let one of each warp arrive (when=…), or initialise it for {threads}"

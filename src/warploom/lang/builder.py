@@ -131,8 +131,8 @@ class Builder:
                 if key in known:
                     return known[key]
         values = tuple(self.new_value(t) for t in instruction.result_types)
-        address = operands[0] if operands else None
-        within = address.within if isinstance(address, TileAddress) and not instruction.pure else None
+        tiles = tuple(x.within if isinstance(x, TileAddress) else None for x in operands)
+        within = tiles if any(tiles) and not instruction.pure else ()
         op = Op(instruction, tuple(x.ir for x in operands), values, self.here(), within)
         self.append(op)
         results = tuple(Traced(self, v, op, tuple(operands)) for v in values)

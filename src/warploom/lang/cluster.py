@@ -6,7 +6,7 @@ from warploom.core.dtypes import u32
 from warploom.core.errors import TraceError
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
 from warploom.lang.fragments import FragmentWords
-from warploom.lang.values import Number, Traced
+from warploom.lang.values import Number, TileAddress, Traced
 
 
 class ClusterWords(FragmentWords):
@@ -52,4 +52,5 @@ class ClusterWords(FragmentWords):
                 f"there is no CTA of rank {rank} in a cluster of {self.cluster_ctas} ({self.here()}); "
                 "@kernel(cluster=…) says how many there are"
             )
-        return self.emit(MapShared(), (address, self.operand(rank, u32)))[0]
+        mapped = self.emit(MapShared(), (address, self.operand(rank, u32)))[0]
+        return TileAddress(mapped, address.within) if isinstance(address, TileAddress) else mapped

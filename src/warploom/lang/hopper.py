@@ -49,7 +49,7 @@ class Mbarriers:
         """The shared address of one of them."""
         if isinstance(index, int) and not 0 <= index < self.count:
             raise TraceError(f"{self.tile.name} has {self.count} mbarriers; there is no number {index}")
-        return self.tile.base + index * 8
+        return self.tile.at(index * 8)
 
     def init(self, arrivals: int, index: Number | None = None) -> None:
         """Initialise one or all, each by one thread; ``arrivals`` complete a phase. Then it fences, and all meet.
