@@ -38,8 +38,9 @@ Row = Mapping[str, Any]
 WHY = {
     "0": "Scores, probabilities and row statistics go through shared memory: the baseline of the in-register reduction "
     "paper, with an unswizzled tile and its bank conflicts.",
-    "1": "The accumulator of Q·Kᵀ is the A operand of P·V without moving a value between lanes. What is left is "
-    "ldmatrix on a row-major tile: eight rows in the same four banks, so eight wavefronts instead of one.",
+    "1": "The accumulator of Q·Kᵀ is the A operand of P·V without moving a value between lanes. O is multiplied by 1/l, "
+    "as the seed's kernel 1 is compiled. What is left is ldmatrix on a row-major tile: eight rows in the same four "
+    "banks, so eight wavefronts instead of one.",
     "2": "XOR of the 16-byte column with the row spreads eight rows over all banks. The price is address arithmetic: "
     "every fragment gets its own address register.",
     "3": "The copy of the next K block runs during P·V, and that of V during the softmax.",
@@ -52,7 +53,8 @@ WHY = {
     "9": "The two registers of each B operand come out of ldmatrix next to each other; no move has to put them there.",
     "10": "The first step writes O instead of adding to zeros, and rescales nothing. A step's code is there twice.",
     "11": "The output's way through shared memory gets the strided addresses of rung 8.",
-    "12": "K and V addresses are computed from the block's number; pointers are not carried through the loop.",
+    "12": "K and V addresses are computed from the block's number; pointers are not carried through the loop. The seed "
+    "writes the division by l as a multiplication here, which it is from rung 1 on.",
     "13": "The ragged block, if there is one, comes first. Here all blocks are whole: only the direction changes.",
     "14": "A hint in the output's STG; nothing else.",
     "15": "Shared tiles as panels of 64 columns: one more level of the address, the same accesses.",
