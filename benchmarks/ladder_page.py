@@ -38,9 +38,9 @@ Row = Mapping[str, Any]
 WHY = {
     "0": "Scores, probabilities and row statistics go through shared memory: the baseline of the in-register reduction "
     "paper, with an unswizzled tile and its bank conflicts.",
-    "1": "The accumulator of Q·Kᵀ is the A operand of P·V without moving a value between lanes. O is multiplied by 1/l, "
-    "as the seed's kernel 1 is compiled. What is left is ldmatrix on a row-major tile: eight rows in the same four "
-    "banks, so eight wavefronts instead of one.",
+    "1": "The accumulator of Q·Kᵀ is the A operand of P·V without moving a value between lanes. O is multiplied by "
+    "1/l, as the seed's kernel 1 is compiled. What is left is ldmatrix on a row-major tile: eight rows in the same "
+    "four banks, so eight wavefronts instead of one.",
     "2": "XOR of the 16-byte column with the row spreads eight rows over all banks. The price is address arithmetic: "
     "every fragment gets its own address register.",
     "3": "The copy of the next K block runs during P·V, and that of V during the softmax.",
