@@ -159,6 +159,18 @@ def test_the_report_counts_the_cache_and_creates_nothing(monkeypatch, tmp_path):
     assert report.packages["numpy"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="permission bits")
+@pytest.mark.parametrize("open_to_others", [".", "kernels"])
+def test_a_cache_that_others_can_write_to_is_a_problem(monkeypatch, tmp_path, open_to_others):
+    monkeypatch.setenv("WARPLOOM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache" / "kernels").mkdir(parents=True)
+    assert probe().cache_writable
+    (tmp_path / "cache" / open_to_others).chmod(0o777)
+    report = probe()
+    assert not report.cache_writable
+    assert any("other users can write to it" in problem for problem in report.problems)
+
+
 def test_looking_imports_no_framework():
     script = (
         "import sys; import warploom.cuda.launch, warploom.interop.arrays; from warploom.cuda.device import probe; "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -12,6 +14,7 @@ import textwrap
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ import pytest
 import warploom
 from warploom.core.dtypes import bf16
 from warploom.cuda import compile as compile_room
+from warploom.cuda import store as store_module
 from warploom.cuda.compile import forget_compiled
 from warploom.cuda.store import KernelStore
 from warploom.kernels.gemm.config import GemmConfig
@@ -66,8 +70,7 @@ def refuse_to_trace(monkeypatch) -> None:
 
 def pointers(folder: Path) -> list[Path]:
     """The entries that lead from a recipe to a kernel."""
-    files = (path for path in (folder / "entries").rglob("*") if path.is_file())
-    return [path for path in files if b'"facts"' in path.read_bytes()]
+    return list(folder.glob("*.traced"))
 
 
 def test_a_later_process_neither_traces_nor_needs_a_compiler(monkeypatch):
@@ -132,35 +135,71 @@ def test_a_damaged_pointer_is_replaced(cache, damage, monkeypatch):
     built(product(), ARCH)
 
 
+def sealed(path: Path, text: bytes) -> bytes:
+    """The text as the store would have written it to this file."""
+    return hashlib.sha256(path.name.encode() + b"\n" + text).hexdigest().encode() + b"\n" + text
+
+
+def test_pointers_that_changed_places_are_not_believed(cache):
+    kernels = [built(product(out_dtype=to), ARCH) for to in ("bf16", "f32")]
+    one, other = pointers(cache)
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    new_process()
+    again = [built(product(out_dtype=to), ARCH) for to in ("bf16", "f32")]
+    assert [(kernel.cubin, signature) for kernel, signature in again] == [(k.cubin, s) for k, s in kernels]
+    assert one.read_bytes() == content, "and each is in its place again"
+
+
 def test_a_pointer_to_another_kernel_or_to_none_is_not_believed(cache):
     built(product(), ARCH)
     (pointer,) = pointers(cache)
     other = built(product(out_dtype="f32"), ARCH)[0]
-    (second,) = set(pointers(cache)) - {pointer}
-    found = json.loads(pointer.read_bytes().partition(b"\n")[2])
-    store = KernelStore.open(cache)
-    assert store is not None
     good = pointer.read_bytes()
-    kernel = found["kernel"]
+    found = json.loads(good.partition(b"\n")[2])
     text = json.dumps(found | {"kernel": other.key.hex(), "name": other.name}).encode()
-    pointer.write_bytes(compile_room.hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+    pointer.write_bytes(sealed(pointer, text))
     new_process()
-    assert built(product(), ARCH)[0].key.hex() == kernel, "the checksum is that of the kernel pointed to"
+    assert built(product(), ARCH)[0].key.hex() == found["kernel"], "the pointer names the digest of its own kernel"
     assert pointer.read_bytes() == good
-    for path in (cache / "entries").rglob("*"):
-        if path.is_file() and path not in (pointer, second):
-            path.unlink()
+    for path in set(cache.iterdir()) - set(pointers(cache)):
+        path.unlink()
     new_process()
     assert not built(product(), ARCH)[0].from_cache, "the kernel's own entry is gone"
 
 
-def test_a_full_disk_costs_no_result(monkeypatch, cache):
-    from cuda.core.utils import FileStreamProgramCache
+SIGNATURE: dict[str, Any] = {"threads": 128, "shared_bytes": 0, "arrays": ["a"], "scalars": []}
 
-    def full(self, key, value):
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        None,
+        [],
+        3,
+        *[SIGNATURE | {name: value} for name in SIGNATURE for value in (None, math.inf, 1e400, "abc", [3])],
+    ],
+    ids=repr,
+)
+def test_facts_of_any_content_cost_no_result(cache, facts, monkeypatch):
+    kernel, signature = built(product(), ARCH)
+    (pointer,) = pointers(cache)
+    good = pointer.read_bytes()
+    found = json.loads(good.partition(b"\n")[2])
+    pointer.write_bytes(sealed(pointer, json.dumps(found | {"facts": facts}).encode()))
+    new_process()
+    again, same = built(product(), ARCH)
+    assert (again.cubin, same) == (kernel.cubin, signature)
+    assert pointer.read_bytes() == good
+
+
+def test_a_full_disk_costs_no_result(monkeypatch, cache):
+    def full(**_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(FileStreamProgramCache, "__setitem__", full)
+    monkeypatch.setattr(store_module.tempfile, "mkstemp", full)
     with pytest.warns(RuntimeWarning, match="No space left on device"):
         assert built(product(), ARCH)[0].cubin
     with warnings.catch_warnings():
@@ -171,13 +210,11 @@ def test_a_full_disk_costs_no_result(monkeypatch, cache):
 
 def test_what_is_found_writes_nothing(monkeypatch, cache):
     """So a cache that can only be read serves, also where root runs this test and may write everywhere."""
-    from cuda.core.utils import FileStreamProgramCache
-
     built(product(), ARCH)
     new_process()
     monkeypatch.setattr(KernelStore, "_opened", {})
-    monkeypatch.setattr(FileStreamProgramCache, "__setitem__", lambda *_: pytest.fail("written"))
-    monkeypatch.setattr(FileStreamProgramCache, "__delitem__", lambda *_: pytest.fail("removed"))
+    for name in ("replace", "unlink", "utime"):
+        monkeypatch.setattr(store_module.os, name, lambda *_, name=name: pytest.fail(name))
     refuse_to_trace(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -12,9 +12,10 @@ import importlib.metadata
 import io
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from warploom.core.settings import cache_folder
 from warploom.core.targets import target
@@ -23,8 +24,10 @@ from warploom.cuda.cubin import resources
 from warploom.cuda.device import compiler_generation, cuda_core, nvrtc_version
 from warploom.cuda.store import CompiledKernel, KernelStore
 
-_ENTRY_FORMAT = b"warploom kernel entry 1"
-_POINTER_FORMAT = "warploom traced kernel 1"
+T = TypeVar("T")
+
+_ENTRY_FORMAT = b"warploom kernel entry 2"
+_POINTER_FORMAT = "warploom traced kernel 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +89,17 @@ def compile_source(
     return replace(kernel, seconds=time.perf_counter() - start)
 
 
-def find_traced(origin: str, arch: str) -> tuple[CompiledKernel, dict[str, Any]] | None:
+def find_traced(origin: str, arch: str, read: Callable[[Any], T]) -> tuple[CompiledKernel, T] | None:
     """The kernel that :func:`keep_traced` kept for ``origin`` and ``arch``, and its facts; None if there is none.
 
-    Needs neither the kernel's source nor NVRTC.
+    ``read`` turns the facts into what the caller wants, and raises ValueError for what it did not write. Needs neither
+    the kernel's source nor NVRTC.
     """
     store = _store()
-    return store.load_pointer(_pointer_key(origin, arch), arch) if store else None
+    return store.load_pointer(_pointer_key(origin, arch), arch, read) if store else None
 
 
-def keep_traced(origin: str, kernel: CompiledKernel, facts: dict[str, Any]) -> None:
+def keep_traced(origin: str, kernel: CompiledKernel, facts: Any) -> None:
     """Remember on disk that ``kernel`` is what ``origin`` gives.
 
     ``origin`` is a text that determines the source and the compiler's settings; ``facts`` (JSON-able) are for who finds

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
+from warploom.core.files import require_private_folder
 from warploom.core.settings import cache_folder
 from warploom.core.targets import Target, target_for
 from warploom.cuda.cubin import find_nvdisasm
@@ -224,12 +225,18 @@ def _version(*distributions: str) -> str | None:
     return None
 
 
-def _folder_state(folder: Path) -> tuple[bool, int]:
-    """(whether files can be written there, bytes in it); creates nothing."""
+def _folder_state(folder: Path) -> tuple[str, int]:
+    """(why kernels cannot be kept there, "" if they can; bytes in it); creates nothing."""
     nearest = folder
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
-    writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    problem = "" if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written"
+    try:
+        require_private_folder(folder / "kernels")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}"
     size = 0
     for root, _, files in os.walk(folder):
         for file in files:
@@ -237,7 +244,7 @@ def _folder_state(folder: Path) -> tuple[bool, int]:
                 size += os.stat(os.path.join(root, file)).st_size
             except OSError:  # a file another process just removed
                 continue
-    return writable, size
+    return problem, size
 
 
 def probe() -> DeviceReport:
@@ -268,12 +275,12 @@ def probe() -> DeviceReport:
     if nvdisasm is None:
         problems.append(f"no nvdisasm, so no SASS: {_INSTALL}")
     folder = cache_folder()
-    writable, size = _folder_state(folder)
-    if not writable:
-        problems.append(f"the cache folder {folder} cannot be written: kernels are compiled anew in every process; "
+    unusable, size = _folder_state(folder)
+    if unusable:
+        problems.append(f"the cache cannot be used ({unusable}): kernels are compiled anew in every process; "
                         "set WARPLOOM_CACHE to a folder of yours")  # fmt: skip
     packages = {name: _version(*(_CUPY_WHEELS if name == "cupy" else (name,))) for name in _FRAMEWORKS}
     return DeviceReport(
         driver=driver, gpus=found, nvrtc=nvrtc, nvdisasm=nvdisasm, cuda_core=_version("cuda-core"),
-        cache_folder=folder, cache_writable=writable, cache_bytes=size, packages=packages, problems=tuple(problems),
+        cache_folder=folder, cache_writable=not unusable, cache_bytes=size, packages=packages, problems=tuple(problems),
     )  # fmt: skip

@@ -1,28 +1,37 @@
 """The disk cache of compiled kernels: one folder that any number of processes share.
 
-``cuda.core`` brings the files (they appear by an atomic rename, and the least recently read go when the folder is
-full). An entry is the raw cubin (nvdisasm reads it as it is) and, beside it under a second key, ptxas's log and the
-cubin's checksum: so a hit still tells the spills, and a damaged entry is noticed and removed.
+A kernel is two files: the raw cubin (nvdisasm reads it as it is), and a *note* with the cubin's digest and ptxas's log,
+so that a hit still tells the spills. A third file is a *pointer*: from what a kernel is traced from to the kernel that
+came out of it, with what a launch must know. It spares a later process the trace, the printing and the compiler.
 
-A third kind of entry is a *pointer*: from what a kernel is traced from to the kernel that came out of it, with what a
-launch must know. It spares a later process the trace, the printing and the compiler.
+Notes and pointers are sealed with the name of their file, so none counts under another key; files appear by an atomic
+rename; those not read for longest go when the folder is full. What the folder promises is in ``docs/caches.md``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import importlib
 import json
+import os
+import tempfile
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from warploom.core.errors import warn_caller
+from warploom.core.files import make_private_folder, open_private, parse_json
 from warploom.cuda.cubin import Resources, resources
 
-_LIMIT_BYTES = 1 << 30  # least recently read entries go first
+LIMIT_BYTES = 1 << 30
+"""What the files may take together; least recently read ones go first."""
+_LARGEST = 1 << 26  # bytes of one file: no kernel comes near
+_DAY = 86400.0
+_UNFINISHED = ".new-"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +60,14 @@ class KernelStore:
     _lock = threading.Lock()
 
     def __init__(self, folder: Path) -> None:
+        make_private_folder(folder)
         self._folder = folder
-        self._cache: Any = importlib.import_module("cuda.core.utils").FileStreamProgramCache
-        self._entries = self._cache(folder)
+        self._bytes = LIMIT_BYTES  # of all files: unknown, so the first that is written has them counted
         self._warned = False
-
-    @cached_property
-    def _limited(self) -> Any:
-        """The same entries, for writing: keeping the limit starts with a look at every file, 20 µs each."""
-        return self._cache(self._folder, max_size_bytes=_LIMIT_BYTES)
 
     @classmethod
     def open(cls, folder: Path) -> KernelStore | None:
-        """The store of ``folder``, or None after one warning where it cannot be made."""
+        """The store of ``folder``, or None after one warning where it cannot be made or is not private."""
         with cls._lock:
             if folder not in cls._opened:
                 try:
@@ -74,71 +78,76 @@ class KernelStore:
             return cls._opened[folder]
 
     def load(self, key: bytes, name: str, arch: str) -> CompiledKernel | None:
-        """The kernel under ``key``; an entry that is not whole is removed and counts as absent."""
-        cubin, note = self._read(key), self._read(_note_key(key))
-        if not cubin and not note:
-            return None
+        """The kernel under ``key``; None where its entry is absent or not whole, which the next save mends."""
+        cubin, note = self._read(_cubin_file(key)), self._read(_note_file(key))
         try:
-            facts = json.loads(note)
-            if facts["sha256"] != _checksum(cubin):
-                raise ValueError("checksum differs")
+            facts = _unseal(_note_file(key), note)
+            if facts["sha256"] != _digest(cubin):
+                raise ValueError("not the cubin that was written")
             log = str(facts["log"])
             return CompiledKernel(name, arch, cubin, log, resources(cubin, name, log=log), True, 0.0, key)
         except (ValueError, KeyError, TypeError):
-            self._remove(key)
-            self._remove(_note_key(key))
             return None
 
     def save(self, key: bytes, kernel: CompiledKernel) -> CompiledKernel:
         """Write the entry; the kernel with its key, where that worked."""
-        note = {"sha256": _checksum(kernel.cubin), "log": kernel.log}
-        kept = self._write(key, kernel.cubin) and self._write(_note_key(key), json.dumps(note).encode())
+        note = _seal(_note_file(key), {"sha256": _digest(kernel.cubin), "log": kernel.log})
+        kept = self._write(_cubin_file(key), kernel.cubin) and self._write(_note_file(key), note)
         return replace(kernel, key=key) if kept else kernel
 
-    def load_pointer(self, key: bytes, arch: str) -> tuple[CompiledKernel, dict[str, Any]] | None:
-        """The kernel that :meth:`save_pointer` pointed to, and its facts; None where either is absent or damaged."""
-        checksum, _, text = self._read(key).partition(b"\n")
-        if not text:
-            return None
+    def load_pointer(self, key: bytes, arch: str, read: Callable[[Any], T]) -> tuple[CompiledKernel, T] | None:
+        """The kernel that :meth:`save_pointer` pointed to, and ``read`` of its facts.
+
+        None where either is absent or damaged. ``read`` raises ValueError for what it did not write.
+        """
         try:
-            if checksum.decode() != _checksum(text):
-                raise ValueError("checksum differs")
-            found = json.loads(text)
+            found = _unseal(_pointer_file(key), self._read(_pointer_file(key)))
+            facts = read(found["facts"])
             kernel = self.load(bytes.fromhex(found["kernel"]), found["name"], arch)
-            if kernel is not None and _checksum(kernel.cubin) == found["sha256"]:
-                return kernel, found["facts"]
+            return (kernel, facts) if kernel is not None and _digest(kernel.cubin) == found["sha256"] else None
         except (ValueError, KeyError, TypeError):
-            self._remove(key)
-        return None
+            return None
 
-    def save_pointer(self, key: bytes, kernel: CompiledKernel, facts: dict[str, Any]) -> None:
+    def save_pointer(self, key: bytes, kernel: CompiledKernel, facts: Any) -> None:
         """Let ``key`` lead to ``kernel``, which has an entry, with ``facts`` (JSON-able) for who finds it."""
-        found = {"kernel": kernel.key.hex(), "name": kernel.name, "sha256": _checksum(kernel.cubin), "facts": facts}
-        text = json.dumps(found).encode()
-        self._write(key, _checksum(text).encode() + b"\n" + text)
+        found = {"kernel": kernel.key.hex(), "name": kernel.name, "sha256": _digest(kernel.cubin), "facts": facts}
+        self._write(_pointer_file(key), _seal(_pointer_file(key), found))
 
-    def _read(self, key: bytes) -> bytes:
+    def _read(self, name: str) -> bytes:
+        """The content of a file, empty where there is none that can be trusted."""
+        path = self._folder / name
         try:
-            return self._entries.get(key) or b""
+            with open(path, "rb", opener=open_private) as file:
+                content = file.read(_LARGEST)
+                used = os.fstat(file.fileno()).st_mtime
+        except FileNotFoundError:
+            return b""
         except OSError as error:
             self._warn_once(error)
             return b""
+        if time.time() - used > _DAY:
+            with contextlib.suppress(OSError):  # a cache that can only be read serves too
+                os.utime(path)
+        return content
 
-    def _write(self, key: bytes, data: bytes) -> bool:
+    def _write(self, name: str, data: bytes) -> bool:
+        """Put a file in place, whole or not at all; whether that worked."""
         try:
-            self._limited[key] = data
+            descriptor, unfinished = tempfile.mkstemp(prefix=_UNFINISHED, dir=self._folder)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(data)
+                os.replace(unfinished, self._folder / name)
+            except OSError:
+                os.unlink(unfinished)
+                raise
+            self._bytes += len(data)
+            if self._bytes > LIMIT_BYTES:
+                self._bytes = _trim(self._folder, LIMIT_BYTES)
         except OSError as error:
             self._warn_once(error)
             return False
         return True
-
-    def _remove(self, key: bytes) -> None:
-        try:
-            del self._entries[key]
-        except KeyError:
-            return
-        except OSError as error:
-            self._warn_once(error)
 
     def _warn_once(self, error: OSError) -> None:
         if not self._warned:
@@ -146,17 +155,62 @@ class KernelStore:
             _warn(self._folder, error)
 
 
-def _checksum(data: bytes) -> str:
+def _trim(folder: Path, limit: int) -> int:
+    """Remove what was read least recently if the files pass ``limit`` bytes, and what killed writers left; bytes left.
+
+    Once something must go, a tenth of the limit does, so that this is rarely repeated.
+    """
+    found: list[tuple[float, int, str]] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another process removed it just now
+                at = entry.stat(follow_symlinks=False)
+                found.append((at.st_mtime, at.st_size, entry.path))
+    total = sum(size for _, size, _ in found)
+    kept = total if total <= limit else limit * 9 // 10
+    for used, size, path in sorted(found):
+        abandoned = os.path.basename(path).startswith(_UNFINISHED) and time.time() - used > _DAY
+        if total > kept or abandoned:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= size
+    return total
+
+
+def _cubin_file(key: bytes) -> str:
+    return f"{key.hex()}.cubin"
+
+
+def _note_file(key: bytes) -> str:
+    return f"{key.hex()}.note"
+
+
+def _pointer_file(key: bytes) -> str:
+    return f"{key.hex()}.traced"
+
+
+def _seal(name: str, value: Any) -> bytes:
+    """The content of the file ``name``: a digest of that name and the value, and the value."""
+    text = json.dumps(value).encode()
+    return _digest(name.encode() + b"\n" + text).encode() + b"\n" + text
+
+
+def _unseal(name: str, content: bytes) -> Any:
+    """What :func:`_seal` was given. Raises ValueError for content that was not sealed for the file ``name``."""
+    digest, _, text = content.partition(b"\n")
+    if digest != _digest(name.encode() + b"\n" + text).encode():
+        raise ValueError(f"{name} is damaged, or another file's content")
+    return parse_json(text)
+
+
+def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _note_key(key: bytes) -> bytes:
-    return key + b"/note"
-
-
 def _warn(folder: Path, error: OSError) -> None:
+    path = error.filename or folder
     warn_caller(
-        f"the kernel cache {folder} cannot be used ({error.strerror or error}): kernels are compiled anew in every "
-        "process. Free some room there or set WARPLOOM_CACHE to a folder you can write.",
+        f"the kernel cache {folder} cannot be used as it is: {path}: {error.strerror or error}. Kernels are compiled "
+        "anew. Mend that, free some room there, or set WARPLOOM_CACHE to a folder of yours.",
         RuntimeWarning,
     )

@@ -79,9 +79,9 @@ def built(recipe: Recipe, arch: str) -> tuple[CompiledKernel, Signature]:
     from warploom.cuda.compile import find_traced, keep_traced
 
     origin = recipe.origin()
-    found = find_traced(origin, arch) if origin is not None else None
+    found = find_traced(origin, arch, Signature.read) if origin is not None else None
     if found is not None:
-        return found[0], Signature.read(found[1])
+        return found
     program = recipe.program
     kernel, signature = compiled(program, arch), Signature.of(program)
     if origin is not None and origin == recipe.origin():  # no source was edited while its code was being imported

@@ -70,10 +70,13 @@ class Signature:
         return cls(program.threads, program.shared_bytes, arrays, scalars)
 
     @classmethod
-    def read(cls, facts: dict[str, Any]) -> Signature:
-        """What :func:`dataclasses.asdict` wrote; raises TypeError or KeyError if it is something else."""
-        threads, shared_bytes = int(facts["threads"]), int(facts["shared_bytes"])
-        return cls(threads, shared_bytes, tuple(facts["arrays"]), tuple(facts["scalars"]))
+    def read(cls, facts: Any) -> Signature:
+        """What :func:`dataclasses.asdict` made, from JSON; raises ValueError for anything else."""
+        match facts:
+            case {"threads": int(threads), "shared_bytes": int(shared), "arrays": [*arrays], "scalars": [*scalars]}:
+                if all(isinstance(name, str) for name in (*arrays, *scalars)):
+                    return cls(threads, shared, tuple(arrays), tuple(scalars))
+        raise ValueError(f"no signature of a kernel: {facts!r:.200}")
 
 
 _PACKAGE = Path(__file__).resolve().parent.parent
