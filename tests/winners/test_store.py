@@ -5,12 +5,15 @@ import multiprocessing
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 
+from tests.processes import holds_in_forked_child
 from tests.winners.samples import GPU, problem, winner
 from warploom.core.dtypes import f16
 from warploom.winners import store as store_module
@@ -167,7 +170,19 @@ def test_a_killed_writer_leaves_a_whole_store(tmp_path):
         assert len([r for r in records if r["record"] == "mark"]) == round_ + 1
 
 
-@pytest.mark.parametrize("damage", [b"\x00\xff\xfe garbage\n", b'{"half": \n', b"[1, 2]\n", b'{"format": 99}\n'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\x00\xff\xfe garbage\n",
+        b'{"half": \n',
+        b"[1, 2]\n",
+        b'{"format": 99}\n',
+        b'{"format":1,"record":"winner","seconds":Infinity}\n',
+        b'{"format":1,"a":' + b"[" * 10**5 + b"\n",
+        b"1" * 10_000 + b"\n",
+    ],
+    ids=lambda damage: repr(damage[:20]),
+)
 def test_damaged_lines_are_set_aside_with_a_warning(tmp_path, damage):
     store = WinnerStore(tmp_path)
     store.add(winner(problem(1024)))
@@ -190,10 +205,75 @@ def test_a_winner_that_makes_no_sense_is_none(tmp_path):
         {"problem": 3},
         {"problem": {"sizes": {}}},
         {"rounds": None},
+        {"seconds": 10**400},
+        {"problem": sound["problem"] | {"sizes": dict.fromkeys(sound["problem"]["sizes"], 10**400)}},
     ):
         store.append({"record": "winner", **sound, **changes})
+    line = json.dumps({"format": 1, "record": "winner", **sound, "rounds": 12345})
+    with open(store.path, "a") as file:
+        file.write(line.replace("12345", "1e999") + "\n")
     store.append({"record": "winner"})
-    assert store.winners() == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.winners() == []
+        assert find_winner(GPU, attention_class(problem()), store) is None
+
+
+def test_records_of_a_search_that_make_no_sense_are_none(tmp_path):
+    store = WinnerStore(tmp_path)
+    alike = winner().problem
+    about = {"gpu": GPU, "version": "1"}
+    for values in ({}, {"problem": 3}, {"problem": None}, {"problem": {"family": [1]}}, {"problem": alike.json()}):
+        store.append({"record": "trying", **about, **values})
+    store.append({"record": "trying", **about, "problem": alike.json(), "config": "hung"})
+    assert "hung" in store.suspects(GPU, "1", alike)
+    assert store.rounds(GPU, "1", alike, "space") == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes, links and permission bits")
+@pytest.mark.parametrize("kind", ["pipe", "link", "open to others", "folder open to others", "folder", "linked folder"])
+def test_a_file_that_others_can_have_written_costs_a_warning_only(tmp_path, kind):
+    store = WinnerStore(tmp_path / "tuned")
+    store.add(winner())
+    if kind == "open to others":
+        store.path.chmod(0o666)
+    elif kind == "folder open to others":
+        store.folder.chmod(0o777)
+    elif kind == "linked folder":
+        store.folder.rename(tmp_path / "aside")
+        store.folder.symlink_to(tmp_path / "aside")
+    else:
+        store.path.rename(tmp_path / "aside")
+        if kind == "pipe":
+            os.mkfifo(store.path)
+        elif kind == "folder":
+            store.path.mkdir()
+        else:
+            store.path.symlink_to(tmp_path / "aside")
+
+    def reads_nothing() -> bool:
+        with pytest.warns(RuntimeWarning, match="defaults are used"):
+            return find_winner(GPU, attention_class(problem()), WinnerStore(store.folder)) is None
+
+    assert holds_in_forked_child(reads_nothing)
+
+    def refuses_to_write() -> bool:
+        with pytest.raises(OSError, match=r"winners|tuned"):
+            store.add(winner())
+        return True
+
+    assert holds_in_forked_child(refuses_to_write)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permission bits")
+def test_the_folder_and_its_files_are_the_users_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        WinnerStore(tmp_path / "cache" / "tuned").add(winner())
+    finally:
+        os.umask(before)
+    made = [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in made} == {0}
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="needs a user whom permissions stop")

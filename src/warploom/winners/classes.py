@@ -55,6 +55,8 @@ class ProblemClass:
     def from_json(cls, value: Any) -> ProblemClass:
         """From :meth:`json`. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
         sizes = tuple((str(name), int(size)) for name, size in value["sizes"].items())
+        if any(abs(size) > 64 for _, size in sizes):
+            raise ValueError("sizes are logarithms of 64-bit numbers")
         fixed = tuple((str(name), v if isinstance(v, int) else str(v)) for name, v in value["fixed"].items())
         return cls(str(value["family"]), str(value["dtype"]), fixed, sizes)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from warploom.core.errors import warn_caller
+from warploom.core.files import make_private_folder, open_private, parse_json, require_private_folder
 from warploom.core.settings import cache_folder
 from warploom.winners.classes import ProblemClass
 
@@ -70,7 +71,7 @@ class Winner:
             values: dict[str, Any] = {name: str(value[name]) for name in ("gpu", "version", "config", "date")}
             values |= {name: int(value[name]) for name in ("rounds", "candidates")}
             return cls(problem=ProblemClass.from_json(value["problem"]), **numbers, **values)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"no winner: {error!r}") from error
 
 
@@ -115,7 +116,7 @@ class WinnerStore:
                 state = self.path.stat()
                 seen = state.st_ino, state.st_size, state.st_mtime_ns
                 if seen != self._seen:
-                    self._records, damaged = parse_records(self.path.read_bytes())
+                    self._records, damaged = parse_records(self._content())
                     self._seen = seen
                     if damaged:
                         self._rebuild()
@@ -128,6 +129,12 @@ class WinnerStore:
                 )
                 self._records = []
             return self._records
+
+    def _content(self) -> bytes:
+        """The file's bytes. Raises OSError, also where another user could have written them."""
+        require_private_folder(self.folder)
+        with open(self.path, "rb", opener=open_private) as file:
+            return file.read()
 
     def winners(self, gpu: str | None = None, version: str | None = None) -> list[Winner]:
         """The latest winner of each class, of one GPU and package version if given."""
@@ -171,16 +178,17 @@ class WinnerStore:
         begun: dict[str, bool] = {}
         for r in self.records():
             if r.get("record") in ("trying", "tried") and (r.get("gpu"), r.get("version")) == (gpu, version):
-                of = r.get("problem", {})
-                if (of.get("family"), of.get("fixed")) == (problem.family, dict(problem.fixed)):
-                    begun[r["config"]] = r["record"] == "trying"
+                of = r.get("problem")
+                alike = {"family": problem.family, "fixed": dict(problem.fixed)}
+                if isinstance(of, dict) and {name: of.get(name) for name in alike} == alike:
+                    begun[str(r.get("config"))] = r["record"] == "trying"
         return {config for config, is_open in begun.items() if is_open}
 
     def append(self, record: Record) -> None:
         """Keep a record: one line, whole or not at all for every reader. Raises OSError."""
         line = json.dumps({"format": _FORMAT, **record}, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
-            with self._locked(), open(self.path, "a+b") as file:
+            with self._locked(), open(self.path, "a+b", opener=open_private) as file:
                 _remove_unfinished_line(file)
                 file.write(line)
                 file.flush()
@@ -195,12 +203,14 @@ class WinnerStore:
         """Set damaged lines aside; what is whole stays. A reader that may not write leaves the file as it is."""
         try:
             with self._locked():
-                data = self.path.read_bytes()  # again: others may have appended meanwhile
-                records, damaged = parse_records(data)
+                data = self._content()  # again: others may have appended meanwhile
+                _, damaged = parse_records(data)
+                whole = [line for line in data.split(b"\n")[:-1] if line not in damaged]
                 aside = self.path.with_name(self.path.name + ".damaged")
-                aside.write_bytes(b"\n".join(damaged) + b"\n")
                 fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
-                fresh.write_bytes(b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records))
+                for path, lines in ((aside, damaged), (fresh, whole)):
+                    with open(path, "wb", opener=open_private) as file:
+                        file.write(b"".join(line + b"\n" for line in lines))
                 os.replace(fresh, self.path)
             kept = f"they were moved to {aside.name}"
         except OSError:
@@ -214,8 +224,8 @@ class WinnerStore:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One writer at a time among all processes; the system drops the lock of a process that dies."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "winners.lock", "a+b") as file:
+        make_private_folder(self.folder)
+        with open(self.folder / "winners.lock", "a+b", opener=open_private) as file:
             _lock(file)
             try:
                 yield
@@ -232,7 +242,7 @@ def parse_records(data: bytes) -> tuple[list[Record], list[bytes]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             if not isinstance(record, dict) or record.get("format") != _FORMAT:
                 raise ValueError
             records.append(record)
