@@ -1,8 +1,8 @@
 """Write docs/ladder-attention.md from the committed evidence: ``python benchmarks/ladder_page.py [--check]``.
 
-The evidence is benchmarks/results/h200/attention-d128-bf16.json (``warploom bench attention``), the SASS figures of
-``benchmarks/ladder_static.py`` and the seeds' figures in benchmarks/seeds/. ``--check`` changes nothing and ends with 1
-if the page is out of date.
+The evidence is benchmarks/results/h200/attention-d128-bf16.json and attention-d128-f16.json (``warploom bench
+attention``), the SASS figures of ``benchmarks/ladder_static.py`` and the seeds' figures in benchmarks/seeds/.
+``--check`` changes nothing and ends with 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from page_parts import distance, filled, group_table, loop_changes, registers, w
 from render import provenance
 
 from warploom.bench.tables import markdown_table
-from warploom.kernels.attention.ladder import FULL_LADDER
+from warploom.kernels.attention.ladder import FULL_LADDER, HOPPER_LADDER
 from warploom.kernels.ladder import Rung
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "ladder-attention.md"
-TIMED = ROOT / "benchmarks" / "results" / "h200" / "attention-d128-bf16.json"
+TIMED = ROOT / "benchmarks" / "results" / "h200"
 FALL = 0.02
 SAME_CYCLES = 0.0075
 """Up to so many more cycles are none: ncu's figures of one kernel differ by half of it from run to run."""
@@ -113,12 +113,11 @@ class Ladder:
     """The rungs with their measurements and their SASS."""
 
     def __init__(self) -> None:
-        timed = json.loads(TIMED.read_text(encoding="utf-8"))
-        static = json.loads(EVIDENCE.read_text(encoding="utf-8"))
-        self.environment: Row = timed["environment"]
-        self.rows: dict[str, Row] = {row["rung"]: row for row in timed["rows"]}
-        self.kernels: dict[str, Row] = static["kernels"]
-        self.nvrtc: str = static["nvrtc"]
+        self.environment, self.rows = timed("bf16")
+        self.f16_environment, self.f16_rows = timed("f16")
+        static = {dtype: json.loads(file.read_text(encoding="utf-8")) for dtype, file in EVIDENCE.items()}
+        self.kernels, self.f16_kernels = (static[dtype]["kernels"] for dtype in ("bf16", "f16"))
+        self.nvrtc: str = static["bf16"]["nvrtc"]
         self.profile = counters.evidence("profile.json")
         self.counters = counters.Counters(self.profile)
         self.rungs: list[Rung[Any]] = [rung for rung in FULL_LADDER.rungs if rung.key in self.rows]
@@ -132,6 +131,13 @@ class Ladder:
         cells = self.rows[key]["gpu"]["cells"]
         rates = (cell["tflops"]["median"] for cell in cells), (cell["ratio"]["torch_flash"] for cell in cells)
         return tuple(math.exp(math.fsum(map(math.log, x)) / len(cells)) for x in rates)  # type: ignore[return-value]
+
+
+def timed(dtype: str) -> tuple[Row, dict[str, Row]]:
+    """(environment, rows by rung) of ``warploom bench attention --dtype DTYPE``; empty where it was not measured."""
+    file = TIMED / f"attention-d128-{dtype}.json"
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"environment": {}, "rows": []}
+    return found["environment"], {row["rung"]: row for row in found["rows"]}
 
 
 def overview(ladder: Ladder) -> str:
@@ -306,7 +312,7 @@ def page() -> str:
     """The whole page."""
     ladder = Ladder()
     mma = [rung.key for rung in ladder.rungs if not rung.key.startswith("h")]
-    hopper = [rung.key for rung in ladder.rungs if rung.key.startswith("h")]
+    hopper = [rung.key for rung in HOPPER_LADDER.rungs]
     first = seeds.seed_figures()["spills_part5_first_table"]
     ablated = counters.evidence("ablations.json")
     figures = {
@@ -317,16 +323,24 @@ def page() -> str:
         "WAITING": ladder.counters.waiting(),
         "AGREEMENT": ladder.counters.agreement(), "THEIRCOUNTERS": ladder.counters.beside_seeds(COUNTED),
         "ABLATIONS": f"{counters.ablation_table(ablated, ladder.counters)}\n*{provenance(ablated['environment'])}*",
-        "INTENSITY": counters.intensity_table(ladder.kernels), "SWIZZLE": counters.swizzle_table(ladder.kernels),
+        "INTENSITY": counters.intensity_table(ladder.f16_kernels),
+        "SWIZZLE": counters.swizzle_table(ladder.f16_kernels),
+        "TYPES": seeds.types_agree(ladder.f16_kernels, ladder.kernels),
         "LOGIC": counters.executed_logic(ladder.counters),
         "NOTES": fall_notes(ladder), "MEAN": mean_falls(ladder), "WALK": walk(ladder),
-        "NEED": seeds.register_need(), "SPILLS": seeds.spill_table(ladder.kernels),
-        "CLAIMS": seeds.claims_table(ladder.kernels), "COUNTS": seeds.counts_table(ladder.kernels),
-        "USED": str(ladder.sass("1")["registers"]), "THEIRS": str(seeds.seed_figures()["registers_used_part3"]),
+        "NEED": seeds.register_need(), "SPILLS": seeds.spill_table(ladder.f16_kernels),
+        "CLAIMS": seeds.claims_table(ladder.f16_kernels), "COUNTS": seeds.counts_table(ladder.f16_kernels),
+        "USED": str(ladder.f16_kernels["1 sm_80 -O3"]["registers"]),
+        "THEIRS": str(seeds.seed_figures()["registers_used_part3"]),
         "NEAR": f"{seeds.NEAR:.0%}", "NVRTC": ladder.nvrtc, "MADE": provenance(ladder.environment),
         "FIRST": "; ".join(f"{tile} as {' / '.join(map(str, of))}" for tile, of in first.items()),
     }  # fmt: skip
-    return filled(Path(__file__).resolve().parent / "ladder-attention.template.md", figures)
+    measured: list[str] = []
+    if ladder.f16_rows:
+        measured.append("F16")
+        figures["SHARES"] = seeds.shares_table(ladder.f16_rows, ladder.rows)
+        figures["MADEF16"] = provenance(ladder.f16_environment)
+    return filled(Path(__file__).resolve().parent / "ladder-attention.template.md", figures, measured)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

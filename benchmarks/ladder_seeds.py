@@ -17,12 +17,14 @@ NEAR = 0.15
 """Figures this close, relatively, count as reproduced."""
 CHANGE = 2 / 3
 """A change is reproduced if ours is in the same direction and at least this share of the seed's, relatively."""
+SEQ = 4096
+"""The length of the seeds' shares of FlashAttention-2."""
 TILE = (64, 64, 128, 4)
 """tile_m, tile_n, head_dim and warps of part 3's table."""
 
 
 def seed_figures() -> dict[str, Any]:
-    """What the texts print."""
+    """What the texts and their authors' repositories print."""
     return json.loads((SEEDS / "attention.json").read_text(encoding="utf-8"))
 
 
@@ -83,6 +85,31 @@ def _registers(operand: str, rows: int, columns: int) -> int:
     fragment = mma_fragment("m16n8k16", operand)
     tall, wide = fragment.shape
     return fragment.registers * (rows // tall) * (columns // wide)
+
+
+def types_agree(kernels: Kernels, others: Kernels) -> str:
+    """In how many kernels the figures of two types are the same: all but the code itself, which names its type."""
+    same = [name for name, row in kernels.items() if {**row, "code": ""} == {**others[name], "code": ""}]
+    return f"{len(same)} of {len(kernels)}"
+
+
+def shares_table(rows: Mapping[str, Mapping[str, Any]], bf16_rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Shares of FlashAttention-2 at length 4096, and each rung's step from the one before: the seed's A100 and ours."""
+    seed = {key: share / 100 for key, share in seed_figures()["percent_of_flash"]["a100"].items()}
+    ours, bf16 = ({key: _flash_share(row) for key, row in of_type.items()} for of_type in (rows, bf16_rows))
+    body = [
+        [key, *(f"{share[key]:.2f}" if key in share else "–" for share in (seed, ours, bf16)),
+         *(f"{share[key] / share[before]:.2f}×" if before in share else "–" for share in (seed, ours))]
+        for before, key in zip(["", *seed], seed, strict=False) if key in ours
+    ]  # fmt: skip
+    return markdown_table(
+        ["rung", "seed, fp16", "here, fp16", "here, bf16", "seed, over the rung before", "here"], body
+    )
+
+
+def _flash_share(row: Mapping[str, Any]) -> float:
+    (cell,) = (cell for cell in row["gpu"]["cells"] if cell["seq"] == SEQ)
+    return float(cell["ratio"]["torch_flash"])
 
 
 def spill_table(kernels: Kernels) -> str:

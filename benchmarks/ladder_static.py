@@ -1,8 +1,10 @@
 """The static evidence of docs/ladder-attention.md: what every rung compiles to, as figures in JSON.
 
-    python benchmarks/ladder_static.py [--out FILE]
+    python benchmarks/ladder_static.py [--dtype f16] [--out FILE]
 
-Needs NVRTC and nvdisasm, no GPU; takes about two minutes on two cores.
+bf16 is what the H200's figures are of, f16 what the seeds compiled. Needs NVRTC and nvdisasm, no GPU; takes about two
+minutes on two cores. Registers and counts are comparable with those of a GPU's evidence where its NVRTC is the same
+one: for the committed files, pip install "nvidia-cuda-nvrtc==13.0.*".
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from warploom.bench.attention import has_room
+from warploom.core.dtypes import DTYPES, DType, bf16
 from warploom.cuda.compile import available_cores
 from warploom.cuda.device import nvrtc_version
 from warploom.inspect import SassReport, inspect_program
@@ -28,7 +32,8 @@ from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.attention.problem import AnyConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-EVIDENCE = ROOT / "benchmarks" / "results" / "static" / "attention-d128-bf16.json"
+RESULTS = ROOT / "benchmarks" / "results" / "static"
+EVIDENCE = {dtype: RESULTS / f"attention-d128-{dtype}.json" for dtype in ("bf16", "f16")}
 SPILL_TILES = ((64, 32), (64, 64), (128, 32), (128, 64), (128, 128))
 """(tile_m, tile_n) of the spill tables in part 5 of the seeds, with four warps."""
 
@@ -43,32 +48,33 @@ class Subject:
     opt_level: int
 
 
-def subjects() -> Iterator[Subject]:
+def subjects(dtype: DType = bf16) -> Iterator[Subject]:
     """Every rung at -O3 and -O1 for both targets, and the tiles and ablations that the seeds print."""
-    for rung in FULL_LADDER.rungs:
-        hopper = isinstance(rung.config, HopperConfig)
+    kept = [rung for rung in FULL_LADDER.rungs if has_room(rung, 128, dtype)]
+    rungs = {rung.key: dataclasses.replace(rung.config, dtype=dtype) for rung in kept}
+
+    def variant(key: str, what: str, **flags: Any) -> Subject:
+        return Subject(f"{key} {what} sm_80 -O3", dataclasses.replace(rungs[key], **flags), "sm_80", 3)
+
+    for key, config in rungs.items():
+        hopper = isinstance(config, HopperConfig)
         for arch in ("sm_90a",) if hopper else ("sm_80", "sm_90a"):
             for level in (3,) if hopper or arch != "sm_80" else (3, 1):
-                yield Subject(f"{rung.key} {arch} -O{level}", rung.config, arch, level)
+                yield Subject(f"{key} {arch} -O{level}", config, arch, level)
     for key in ("3", "4"):
         for tile_m, tile_n in SPILL_TILES:
-            yield _variant(key, f"({tile_m},{tile_n},4)", tile_m=tile_m, tile_n=tile_n)
+            yield variant(key, f"({tile_m},{tile_n},4)", tile_m=tile_m, tile_n=tile_n)
     for key in ("7", "8"):
-        yield _variant(key, "(64,64,4)", tile_m=64)
-        yield _variant(key, "(64,64,4) unswizzled", tile_m=64, swizzle=False)
+        yield variant(key, "(64,64,4)", tile_m=64)
+        yield variant(key, "(64,64,4) unswizzled", tile_m=64, swizzle=False)
         # Part 5's two orders of fragments: row by column needs slices of Q as well.
         for tile_m in (64, 128):
             order = {"tile_m": tile_m, "load_q": 2}
-            yield _variant(key, f"({tile_m},64,4) k-slices", **order)
-            yield _variant(key, f"({tile_m},64,4) row by column", k_slices=False, **order)
-    yield _variant("7", "(128,64,4)", tile_m=128)
+            yield variant(key, f"({tile_m},64,4) k-slices", **order)
+            yield variant(key, f"({tile_m},64,4) row by column", k_slices=False, **order)
+    yield variant("7", "(128,64,4)", tile_m=128)
     # Kernel 7 loads Q once and kernel 8 in slices: this tells the fragments' share of the spills from the swizzle's.
-    yield _variant("7", "(128,64,4) load_2_2_2", tile_m=128, load_q=2)
-
-
-def _variant(key: str, what: str, **flags: Any) -> Subject:
-    config = dataclasses.replace(FULL_LADDER.rung(key).config, **flags)
-    return Subject(f"{key} {what} sm_80 -O3", config, "sm_80", 3)
+    yield variant("7", "(128,64,4) load_2_2_2", tile_m=128, load_q=2)
 
 
 def figures(subject: Subject) -> dict[str, Any]:
@@ -127,9 +133,11 @@ def write(subjects: Mapping[str, Callable[[], dict[str, Any]]], out: Path) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=EVIDENCE)
-    out: Path = parser.parse_args().out
-    write({s.name: partial(figures, s) for s in subjects()}, out)
+    parser.add_argument("--dtype", choices=EVIDENCE, default="bf16")
+    parser.add_argument("--out", type=Path, help="default: the committed file of the type")
+    options = parser.parse_args()
+    dtype = DTYPES[options.dtype]
+    write({s.name: partial(figures, s) for s in subjects(dtype)}, options.out or EVIDENCE[options.dtype])
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from typing import Any
 
 import pytest
 
 from tests.project import ROOT, load
+from warploom.core.dtypes import DTYPES
 
 TEXT = (ROOT / "docs" / "ladder-attention.md").read_text(encoding="utf-8")
 
@@ -58,14 +60,32 @@ def test_when_a_change_is_reproduced(ours: tuple[int, int], theirs: tuple[int, i
     assert load("ladder_seeds").same_change(ours, theirs) is same
 
 
-def test_static_evidence_is_of_this_generator() -> None:
-    """One kernel compiled anew has the committed figures (where the same NVRTC is installed)."""
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("bf16", "4 sm_80 -O3"), ("bf16", "h1 sm_90a -O3"), ("f16", "8 sm_80 -O3")]
+)
+def test_static_evidence_is_of_this_generator(dtype: str, name: str) -> None:
+    """A kernel compiled anew has the committed figures (where the same NVRTC is installed)."""
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("needs cuda.core")
     static = load("ladder_static")
-    evidence = json.loads(static.EVIDENCE.read_text(encoding="utf-8"))
+    evidence = json.loads(static.EVIDENCE[dtype].read_text(encoding="utf-8"))
     if ".".join(map(str, static.nvrtc_version())) != evidence["nvrtc"]:
         pytest.skip("another NVRTC")
-    (subject,) = [s for s in static.subjects() if s.name == "4 sm_80 -O3"]
+    (subject,) = [s for s in static.subjects(DTYPES[dtype]) if s.name == name]
     found = json.loads(json.dumps(static.figures(subject)))
     assert found == evidence["kernels"][subject.name]
+
+
+def test_shares_of_flash_are_the_seeds_beside_both_types() -> None:
+    def rows(share: float) -> dict[str, Any]:
+        cells = [{"seq": seq, "ratio": {"torch_flash": ratio}} for seq, ratio in ((512, 9.0), (4096, share))]
+        return {"1": {"gpu": {"cells": cells}}, "2": {"gpu": {"cells": [{"seq": 4096, "ratio": {"torch_flash": 0.9}}]}}}
+
+    lines = load("ladder_seeds").shares_table(rows(0.2), rows(0.25)).splitlines()
+    assert lines[2:] == ["| 1 | 0.16 | 0.20 | 0.25 | – | – |", "| 2 | 0.73 | 0.90 | 0.90 | 4.59× | 4.50× |"]
+
+
+def test_types_agree_where_all_but_the_code_is_the_same() -> None:
+    agree = load("ladder_seeds").types_agree
+    assert agree({"1": {"code": "a", "n": 1}}, {"1": {"code": "b", "n": 1}, "h9": {}}) == "1 of 1"
+    assert agree({"1": {"code": "a", "n": 1}}, {"1": {"code": "a", "n": 2}}) == "0 of 1"
