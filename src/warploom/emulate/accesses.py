@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.emulate.context import Context, Step
 from warploom.emulate.frames import Frame, Origin, shadow_dtype
 from warploom.emulate.global_memory import Target
 from warploom.emulate.matrix_accesses import MatrixSteps
@@ -15,9 +16,6 @@ from warploom.emulate.traffic import access_class
 from warploom.ir.statements import Op
 from warploom.isa.effects import Access, AsyncCopy, MatrixAccess
 from warploom.isa.memory import Atomic
-
-if TYPE_CHECKING:
-    from warploom.emulate.execute import Executor, Step
 
 Array = NDArray[Any]
 
@@ -31,10 +29,10 @@ def _unsigned(array: Array) -> Array:
 
 
 class AccessSteps:
-    """Builds the steps of one executor's memory instructions."""
+    """Builds the steps of memory instructions."""
 
-    def __init__(self, executor: Executor) -> None:
-        self.run = executor
+    def __init__(self, context: Context) -> None:
+        self.run = context
 
     def step(self, op: Op, access: Access) -> Step:
         """The step of a synchronous access."""

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers import Wait
+from warploom.emulate.context import Block, Context, Running, Step
 from warploom.emulate.frames import Frame
 from warploom.ir.statements import Loop, Op, Operand, Register, Roles, SourceLine, Statement, Value, When, walk
 from warploom.isa.base import Instruction
-
-if TYPE_CHECKING:
-    from warploom.emulate.execute import Executor, Running, Step
 
 Array = NDArray[Any]
 
@@ -27,29 +25,34 @@ def written_registers(body: tuple[Statement, ...]) -> tuple[Value, ...]:
 
 
 class Control:
-    """Builds the steps of control statements. ``spawn`` starts a task of its own for a warp role."""
+    """Builds the steps of control statements, of blocks that ``build`` prepares and ``run`` runs on a frame.
 
-    def __init__(self, spawn: Callable[[Running, Wait], None]) -> None:
-        self.spawn = spawn
+    ``spawn`` starts a task of its own for a warp role.
+    """
+
+    def __init__(
+        self, context: Context, build: Callable[[tuple[Statement, ...]], Block],
+        run: Callable[[Block, Frame], Running], spawn: Callable[[Running, Wait], None],
+    ) -> None:  # fmt: skip
+        self.context, self.build, self.run, self.spawn = context, build, run, spawn
         self.progress: Callable[[float], None] | None = None
         self._loops = 0
 
-    @staticmethod
-    def _watch(run: Executor, frame: Frame, operand: Operand, where: SourceLine, what: str) -> Array:
-        key = run.key(operand)
+    def _watch(self, frame: Frame, operand: Operand, where: SourceLine, what: str) -> Array:
+        key = self.context.key(operand)
         array = frame.env[key]
-        if frame.shadows and run.checks:
-            run.report.observe(frame, key, where, what)
+        if frame.shadows and self.context.checks:
+            self.context.report.observe(frame, key, where, what)
         return array
 
-    def loop(self, run: Executor, statement: Loop) -> Step:
+    def loop(self, statement: Loop) -> Step:
         """``for``: warps and lanes leave as their condition fails; the others go on."""
-        body = run.block(statement.body)
+        body = self.build(statement.body)
         registers = written_registers(statement.body)
 
         def running(frame: Frame) -> Running:
             bounds = [
-                self._watch(run, frame, x, statement.where, f"the {name} of a loop")
+                self._watch(frame, x, statement.where, f"the {name} of a loop")
                 for x, name in ((statement.start, "start"), (statement.stop, "end"), (statement.step, "step"))
             ]
             index, stop, step = bounds
@@ -71,7 +74,7 @@ class Control:
                             inner.merge_into_parent(registers)
                         inner, last = frame.child(goes_on), goes_on
                 self._set_index(statement.index, index, frame, inner)
-                yield from run.run(body, inner)
+                yield from self.run(body, inner)
                 index = index + step
                 if self.progress is not None and self._loops == 1 and stop.size == 1:
                     self.progress(float((index.flat[0] - first) / max(1, int(stop.flat[0]) - int(first))))
@@ -87,29 +90,29 @@ class Control:
         if inner is not frame and inner.env is not frame.env:
             inner.env.pop(value, None)
 
-    def when(self, run: Executor, statement: When) -> Step:
+    def when(self, statement: When) -> Step:
         """``if``: each side runs on the warps with a lane that takes it."""
-        sides = [(b, run.block(b), written_registers(b)) for b in (statement.body, statement.otherwise)]
+        sides = [(b, self.build(b), written_registers(b)) for b in (statement.body, statement.otherwise)]
 
         def running(frame: Frame) -> Running:
-            condition = self._watch(run, frame, statement.condition, statement.where, "a condition")
+            condition = self._watch(frame, statement.condition, statement.where, "a condition")
             if statement.uniform and condition.shape[2] > 1:
-                self._check_uniform(run, frame, condition, statement)
+                self._check_uniform(frame, condition, statement)
             for (source, block, registers), takes in zip(sides, (condition, ~condition), strict=True):
                 if not source:
                     continue
                 if frame.mask is not None:
                     takes = takes & frame.mask
                     if bool((takes == frame.mask).all()):
-                        yield from run.run(block, frame)
+                        yield from self.run(block, frame)
                         continue
                 if not takes.any():
                     continue
                 if takes.all():
-                    yield from run.run(block, frame)
+                    yield from self.run(block, frame)
                     continue
                 inner = frame.child(np.broadcast_to(takes, (*frame.shape, 32)))
-                yield from run.run(block, inner)
+                yield from self.run(block, inner)
                 inner.merge_into_parent(registers)
 
         def step(frame: Frame) -> Any:
@@ -117,8 +120,7 @@ class Control:
 
         return step
 
-    @staticmethod
-    def _check_uniform(run: Executor, frame: Frame, condition: Array, statement: When) -> None:
+    def _check_uniform(self, frame: Frame, condition: Array, statement: When) -> None:
         wide = frame.full(condition)
         active = np.ones_like(wide) if frame.active is None else frame.active
         mixed = (wide & active).any(axis=1) & (~wide & active).any(axis=1)
@@ -126,11 +128,13 @@ class Control:
             row = int(np.argmax(mixed))
             lane = int(np.argmax(wide[row] != wide[row, 0]))
             message = "the lanes of a warp disagree on a condition that was declared uniform: drop `uniform`, or vote"
-            run.report.add("divergence", statement.where, message, int(frame.flat[row]), lane, count=int(mixed.sum()))
+            self.context.report.add(
+                "divergence", statement.where, message, int(frame.flat[row]), lane, count=int(mixed.sum())
+            )
 
-    def roles(self, run: Executor, statement: Roles) -> Step:
+    def roles(self, statement: Roles) -> Step:
         """Warp roles: each branch runs as a task of its own; the warps meet again (in order, not in time) after all."""
-        branches = [(b, run.block(b.body), written_registers(b.body)) for b in statement.branches]
+        branches = [(b, self.build(b.body), written_registers(b.body)) for b in statement.branches]
 
         def running(frame: Frame) -> Running:
             warps = frame.local.reshape(frame.shape)[:, :, None]
@@ -145,7 +149,7 @@ class Control:
                 child = frame.child(takes)
                 children.append((child, registers))
                 done.rows.add(number)
-                self.spawn(_then(run.run(block, child), done, number), done)
+                self.spawn(_then(self.run(block, child), done, number), done)
             while not done.ready:
                 yield done
             for child, registers in children:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from warploom.emulate.acting import lanes_of
 from warploom.emulate.bulk import BulkCopies
 from warploom.emulate.cluster_barrier import ClusterBarriers
+from warploom.emulate.context import Context, Step
 from warploom.emulate.frames import Frame
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.products import WatchedRegisters
@@ -21,9 +22,6 @@ from warploom.ir.statements import Op, SharedRegion, Value
 from warploom.isa import effects as fx
 from warploom.isa.cluster import WINDOW_BITS
 from warploom.isa.wgmma import Wgmma, WgmmaWait
-
-if TYPE_CHECKING:
-    from warploom.emulate.execute import Executor, Step
 
 Array = NDArray[Any]
 _WINDOW = np.uint32((1 << WINDOW_BITS) - 1)
@@ -40,10 +38,10 @@ class EngineState:
 
 
 class EngineSteps:
-    """Builds the steps of one executor; ``state`` is the current batch's."""
+    """Builds the steps; ``state`` is the current batch's."""
 
-    def __init__(self, executor: Executor, program: Program) -> None:
-        self.run = executor
+    def __init__(self, context: Context, program: Program) -> None:
+        self.run = context
         self.watched = WatchedRegisters(program)
         self.state: EngineState
 

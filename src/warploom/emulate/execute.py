@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +12,14 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import EmulationError
 from warploom.emulate import shadows as poison
 from warploom.emulate.accesses import AccessSteps
-from warploom.emulate.barriers import Barriers, Wait
-from warploom.emulate.clocks import Clocks
-from warploom.emulate.copies import CopyQueue
-from warploom.emulate.engine_steps import EngineState, EngineSteps
-from warploom.emulate.frames import LANES, Frame, Origin, constant_array, shadow_dtype
+from warploom.emulate.barriers import Wait
+from warploom.emulate.context import Block, Context, Running, Step
+from warploom.emulate.control import Control
+from warploom.emulate.engine_steps import EngineSteps
+from warploom.emulate.frames import LANES, Frame, Origin, shadow_dtype
 from warploom.emulate.global_memory import GlobalMemory
 from warploom.emulate.lane_steps import LaneSteps
-from warploom.emulate.ordering import Ordering
-from warploom.emulate.report import Reporter
-from warploom.emulate.shared_memory import SHARED_BASE, SharedMemory
+from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.traffic import TrafficCounter
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Loop, Op, Register, Roles, Statement, Value, When
@@ -30,77 +28,30 @@ from warploom.isa.alu import Binary
 from warploom.isa.matrix import MmaSync
 from warploom.isa.warp import Shuffle
 
-if TYPE_CHECKING:
-    from warploom.emulate.control import Control
-
 Array = NDArray[Any]
-Running: TypeAlias = Generator[Wait | None, None, None]
-Step: TypeAlias = Callable[[Frame], Running | Wait | None]
-Block: TypeAlias = list[tuple[Step, bool]]
 
 _KEPT_MATRICES = 96
 
 
-class Executor:
-    """Runs statements on frames. The batch's memories and clocks are attributes, set by :meth:`enter`."""
+class Executor(Context):
+    """Builds the steps of statements and runs them on frames. ``spawn`` starts a task of its own for a warp role."""
 
     def __init__(
-        self, program: Program, memory: GlobalMemory, counter: TrafficCounter, checks: bool, across: bool, seeded: bool
-    ) -> None:
+        self, program: Program, memory: GlobalMemory, counter: TrafficCounter, checks: bool, across: bool, seeded: bool,
+        spawn: Callable[[Running, Wait], None],
+    ) -> None:  # fmt: skip
+        super().__init__(memory, counter, checks, across)
         self.engines = EngineSteps(self, program)
-        self.memory = memory
-        self.counter = counter
-        self.checks = checks
-        self.across = across
+        self.control = Control(self, self.block, self.run, spawn)
         self.seeded = seeded
-        self.constants: dict[Value, Array] = {}
-        self._interned: dict[tuple[str, Any], Value] = {}
         self.counts: list[tuple[Op, list[int]]] = []
         self._accesses = AccessSteps(self)
         self._lanes = LaneSteps(self)
         self._matrices: dict[tuple[int, ...], tuple[tuple[Array, ...], Array]] = {}
 
-    def enter(
-        self, clocks: Clocks, report: Reporter, shared: SharedMemory, copies: CopyQueue, barriers: Barriers,
-        ordering: Ordering, control: Control, engines: EngineState,
-    ) -> None:  # fmt: skip
-        """Work on this batch from now on."""
-        self.clocks, self.report, self.shared, self.copies = clocks, report, shared, copies
-        self.barriers, self.ordering, self.control = barriers, ordering, control
-        self.engines.state = engines
+    def forget(self) -> None:
+        """Another batch begins: its registers are other arrays."""
         self._matrices.clear()
-
-    # -- registers -----------------------------------------------------------------------------------------------
-
-    def key(self, operand: Value | Const) -> Value:
-        """The value an operand is looked up by; constants get one of their own."""
-        if not isinstance(operand, Const):
-            return operand
-        name = (operand.dtype.name, repr(operand.value))
-        if name not in self._interned:
-            value = Value(-1 - len(self._interned), operand.dtype)
-            self._interned[name] = value
-            self.constants[value] = constant_array(operand.dtype, operand.value)
-        return self._interned[name]
-
-    def keys(self, op: Op) -> tuple[Value, ...]:
-        """The keys of all operands."""
-        return tuple(self.key(x) for x in op.operands)
-
-    @staticmethod
-    def put(frame: Frame, value: Value, array: Array, shadow: Array | None, origin: Origin | None) -> None:
-        """Write a result."""
-        if shadow is None and frame.mask is None and not frame.shadows:
-            frame.env[value] = array
-        else:
-            frame.write(value, array, shadow, origin, isinstance(value, Register))
-
-    def observe(self, frame: Frame, key: Value, op: Op, use: str) -> None:
-        """Report poison in an operand that decides something."""
-        if key not in frame.env:
-            _ = frame.env[key]
-        if frame.shadows and key in frame.shadows and self.checks:
-            self.report.observe(frame, key, op.where, f"{use} of {op.instruction.mnemonic}")
 
     # -- blocks --------------------------------------------------------------------------------------------------
 
@@ -112,11 +63,11 @@ class Executor:
         if isinstance(statement, Op):
             return self._op(statement), bool(statement.instruction.effects())
         if isinstance(statement, Loop):
-            return self.control.loop(self, statement), False
+            return self.control.loop(statement), False
         if isinstance(statement, When):
-            return self.control.when(self, statement), False
+            return self.control.when(statement), False
         assert isinstance(statement, Roles)
-        return self.control.roles(self, statement), False
+        return self.control.roles(statement), False
 
     def run(self, block: Block, frame: Frame) -> Running:
         """Run a block; yields what it waits for, or None where others may be scheduled."""

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.emulate.context import Context, Step
 from warploom.emulate.frames import LANES, Frame, shadow_dtype
 from warploom.ir.statements import Op, Value
 from warploom.isa import effects as fx
 from warploom.isa.warp import Shuffle
-
-if TYPE_CHECKING:
-    from warploom.emulate.execute import Executor, Step
 
 Array = NDArray[Any]
 _FULL_MASK = 0xFFFFFFFF
 
 
 class LaneSteps:
-    """Builds the steps of one executor."""
+    """Builds the steps."""
 
-    def __init__(self, executor: Executor) -> None:
-        self.run = executor
+    def __init__(self, context: Context) -> None:
+        self.run = context
 
     def collective(self, op: Op, keys: tuple[Value, ...]) -> Step:
         """Votes and elections: every operand decides, lanes that are not here have no say."""

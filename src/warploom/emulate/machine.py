@@ -19,11 +19,11 @@ from warploom.emulate.buffers import GlobalBuffer
 from warploom.emulate.bulk import BulkCopies
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.cluster_barrier import ClusterBarriers
-from warploom.emulate.control import Control
+from warploom.emulate.context import Running
 from warploom.emulate.copies import CopyQueue
 from warploom.emulate.engine_steps import EngineState
 from warploom.emulate.engines import Engines, TooManyMbarriersError, fences_globally, mbarriers_of, uses_engines
-from warploom.emulate.execute import Executor, Running
+from warploom.emulate.execute import Executor
 from warploom.emulate.findings import Finding, Findings
 from warploom.emulate.frames import Frame
 from warploom.emulate.global_memory import GlobalMemory
@@ -165,10 +165,8 @@ class _Launch:
         self.across = checks and any(_orders(op) for op in program.ops())
         self.memory = GlobalMemory(buffers, written_parameters(program), global_granule, checks)
         self.counter = TrafficCounter()
-        self.executor = Executor(program, self.memory, self.counter, checks, self.across, seed is not None)
+        self.executor = Executor(program, self.memory, self.counter, checks, self.across, seed is not None, self._spawn)
         self.executor.constants.update(values)
-        self.control = Control(self._spawn)
-        self.executor.control = self.control
         self.block = self.executor.block(program.body)
         self.history: list[Op | None] = [None]
         self.published: dict[int, Any] = {}
@@ -211,11 +209,13 @@ class _Launch:
         barriers = self.barriers = Barriers(clocks, report, self.program.threads)
         ordering = Ordering(clocks, self.published)
         state = self.engines = self._engines(rows, engines, shared, clocks, report)
-        self.executor.enter(clocks, report, shared, copies, barriers, ordering, self.control, state)
+        self.executor.enter(clocks, report, shared, copies, barriers, ordering)
+        self.executor.engines.state = state
+        self.executor.forget()
         if self.progress is not None:
             done, share = first / self.ctas, ctas / self.ctas
             tell = self.progress
-            self.control.progress = lambda fraction: tell(min(1.0, done + share * fraction))
+            self.executor.control.progress = lambda fraction: tell(min(1.0, done + share * fraction))
         everyone = np.arange(rows).reshape(ctas, self.warps)
         self.tasks = [
             _Task(self.executor.run(self.block, Frame(part, self.warps, self.executor.constants)), part.reshape(-1))

@@ -6,29 +6,27 @@ elements are, whether they may be read yet, and races are checked as for any oth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError, LayoutError
+from warploom.emulate.context import Context, Step
 from warploom.emulate.frames import Frame, Origin, shadow_dtype
 from warploom.ir.statements import Op
 from warploom.isa.effects import MatrixAccess
 from warploom.isa.wmma import WmmaLoad, WmmaStore
 from warploom.layout.fragments import FragmentLayout
 
-if TYPE_CHECKING:
-    from warploom.emulate.execute import Executor, Step
-
 Array = NDArray[Any]
 
 
 class MatrixSteps:
-    """Builds the steps of one executor's matrix accesses."""
+    """Builds the steps of matrix accesses."""
 
-    def __init__(self, executor: Executor) -> None:
-        self.run = executor
+    def __init__(self, context: Context) -> None:
+        self.run = context
 
     def step(self, op: Op, access: MatrixAccess) -> Step:
         """The step of a load or a store. Raises EmulationError for a fragment that was never traced on a GPU."""

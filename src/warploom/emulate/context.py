@@ -1,0 +1,84 @@
+"""What the steps of a program work with: registers of frames, and the memories and clocks of the batch that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from warploom.emulate.barriers import Barriers, Wait
+from warploom.emulate.clocks import Clocks
+from warploom.emulate.copies import CopyQueue
+from warploom.emulate.frames import Frame, Origin, constant_array
+from warploom.emulate.global_memory import GlobalMemory
+from warploom.emulate.ordering import Ordering
+from warploom.emulate.report import Reporter
+from warploom.emulate.shared_memory import SharedMemory
+from warploom.emulate.traffic import TrafficCounter
+from warploom.ir.statements import Const, Op, Register, Value
+
+Array = NDArray[Any]
+Running: TypeAlias = Generator[Wait | None, None, None]
+"""A block under way: it yields what it waits for, or None where others may be scheduled."""
+Step: TypeAlias = Callable[[Frame], Running | Wait | None]
+"""A statement prepared to run on any frame."""
+Block: TypeAlias = list[tuple[Step, bool]]
+"""The steps of a block; the flag marks those after which another warp may be let ahead."""
+
+
+class Context:
+    """The launch's memory and settings; the batch's memories and clocks, set by :meth:`enter`."""
+
+    clocks: Clocks
+    report: Reporter
+    shared: SharedMemory
+    copies: CopyQueue
+    barriers: Barriers
+    ordering: Ordering
+
+    def __init__(self, memory: GlobalMemory, counter: TrafficCounter, checks: bool, across: bool) -> None:
+        self.memory = memory
+        self.counter = counter
+        self.checks = checks
+        self.across = across
+        self.constants: dict[Value, Array] = {}
+        self._interned: dict[tuple[str, str], Value] = {}
+
+    def enter(
+        self, clocks: Clocks, report: Reporter, shared: SharedMemory, copies: CopyQueue, barriers: Barriers,
+        ordering: Ordering,
+    ) -> None:  # fmt: skip
+        """Work on this batch from now on."""
+        self.clocks, self.report, self.shared, self.copies = clocks, report, shared, copies
+        self.barriers, self.ordering = barriers, ordering
+
+    def key(self, operand: Value | Const) -> Value:
+        """The value an operand is looked up by; constants get one of their own."""
+        if not isinstance(operand, Const):
+            return operand
+        name = (operand.dtype.name, repr(operand.value))
+        if name not in self._interned:
+            value = Value(-1 - len(self._interned), operand.dtype)
+            self._interned[name] = value
+            self.constants[value] = constant_array(operand.dtype, operand.value)
+        return self._interned[name]
+
+    def keys(self, op: Op) -> tuple[Value, ...]:
+        """The keys of all operands."""
+        return tuple(self.key(x) for x in op.operands)
+
+    @staticmethod
+    def put(frame: Frame, value: Value, array: Array, shadow: Array | None, origin: Origin | None) -> None:
+        """Write a result."""
+        if shadow is None and frame.mask is None and not frame.shadows:
+            frame.env[value] = array
+        else:
+            frame.write(value, array, shadow, origin, isinstance(value, Register))
+
+    def observe(self, frame: Frame, key: Value, op: Op, use: str) -> None:
+        """Report poison in an operand that decides something."""
+        if key not in frame.env:
+            _ = frame.env[key]
+        if frame.shadows and key in frame.shadows and self.checks:
+            self.report.observe(frame, key, op.where, f"{use} of {op.instruction.mnemonic}")
