@@ -17,6 +17,7 @@ import numpy as np
 from warploom.core.dtypes import DTYPES, DType
 from warploom.core.errors import ProblemError
 from warploom.interop import dlpack
+from warploom.interop.refusals import refuse_derivatives, without_memory
 
 Device = tuple[str, int]
 CPU: Device = ("cpu", 0)
@@ -24,11 +25,6 @@ CPU: Device = ("cpu", 0)
 #: Kinds whose results must be complete before they are handed back: JAX runs on streams of its own and takes an array
 #: it is given as ready, so the caller of a kernel waits for its stream first.
 SYNCHRONOUS_KINDS = frozenset({"jax"})
-
-NO_BACKWARD = (
-    "this tensor requires a gradient, and warploom has no backward pass yet: call under torch.no_grad(), or pass "
-    "tensor.detach()"
-)
 
 
 class ArrayView(NamedTuple):
@@ -240,6 +236,7 @@ _readers: dict[type, Callable[[Any], ArrayView]] = {ArrayView: lambda view: view
 _new = tuple.__new__  # half the cost of calling the NamedTuple
 _torch_to_dtype: dict[Any, DType] = {}
 _dtype_to_torch: dict[str, Any] = {}
+_forward_ad: Any = None
 _torch_devices: dict[Device, Any] = {}
 _cuda_devices: dict[int, Device] = {}
 _TORCH_NAMES = {
@@ -249,6 +246,8 @@ _TORCH_NAMES = {
 
 
 def _learn_torch(torch: Any) -> None:
+    global _forward_ad
+    _forward_ad = torch.autograd.forward_ad
     for name, ours in _TORCH_NAMES.items():
         if hasattr(torch, name):
             _torch_to_dtype[getattr(torch, name)] = DTYPES[ours]
@@ -262,15 +261,15 @@ def _read_torch(tensor: Any) -> ArrayView:
         dtype = _torch_to_dtype.get(tensor.dtype)
         if dtype is None:
             raise _unknown_type(tensor.dtype)
-    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
-        raise ProblemError(NO_BACKWARD)
+    if tensor.requires_grad or _forward_ad._current_level >= 0:
+        refuse_derivatives(tensor)
     copied = tensor.is_neg()
     if copied:
         tensor = tensor.resolve_neg()
     try:
         pointer, strides = tensor.data_ptr(), tensor.stride()
     except RuntimeError as error:
-        raise ProblemError(f"a torch tensor without plain memory cannot be passed to a kernel: {error}") from error
+        raise without_memory(tensor, str(error)) from error
     if tensor.is_cuda:
         index = tensor.get_device()
         device = _cuda_devices.get(index) or _cuda_devices.setdefault(index, ("cuda", index))
@@ -279,10 +278,7 @@ def _read_torch(tensor: Any) -> ArrayView:
     else:
         raise ProblemError(f"torch tensors on {tensor.device} are not something warploom runs on; use cuda or cpu")
     if not pointer and tensor.numel():  # a kernel would read address 0
-        raise ProblemError(
-            f"this {type(tensor).__name__} has no memory of its own (a fake or wrapped tensor): pass the tensor that "
-            "it stands for; PyTorch traces the operators in torch.ops.warploom"
-        )
+        raise without_memory(tensor)
     # What is written to a copy is lost: that counts as read-only.
     return _new(ArrayView, (pointer, tensor.shape, strides, dtype, device, "torch", tensor, copied))
 

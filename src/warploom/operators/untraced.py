@@ -1,7 +1,9 @@
-"""Public calls that no operator stands for, while PyTorch traces: they break the graph, and run as they are.
+"""Public calls that no operator stands for, while PyTorch watches operators.
 
-Were they traced, PyTorch would follow warploom's own Python down into the emulator. With ``fullgraph=True``, which
-allows no break, PyTorch raises an error with the reason given here.
+``torch.compile`` breaks the graph at them, and they run as they are. Were they traced, PyTorch would follow warploom's
+own Python down into the emulator. With ``fullgraph=True``, which allows no break, PyTorch raises an error with the
+reason given here; ``make_fx``, ``torch.jit.trace`` and the transforms of ``torch.func``, which know no breaks and would
+lose the call, get it as a ProblemError. Other dispatch modes (those that count or log) do not see the call.
 """
 
 from __future__ import annotations
@@ -10,7 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils._python_dispatch import _disable_current_modes
 
+from warploom.core.errors import ProblemError
+from warploom.interop.tracing import transforms
 from warploom.ops import attention as of_attention
 from warploom.ops import launch as of_launch
 from warploom.ops import matmul as of_matmul
@@ -20,9 +26,20 @@ from warploom.ops import reduce as of_reduce
 def _untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     disable: Callable[..., Callable[..., Any]] = torch.compiler.disable
     try:
-        return disable(function, reason=reason)
+        breaking = disable(function, reason=reason)
     except TypeError:  # an older PyTorch takes no reason
-        return disable(function)
+        breaking = disable(function)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return breaking(*arguments, **named)
+        recorded = torch._C._get_tracing_state() is not None or get_proxy_mode() is not None
+        if recorded or transforms(torch):
+            raise ProblemError(f"this call cannot be recorded or transformed by PyTorch: {reason}")
+        with _disable_current_modes():
+            return function(*arguments, **named)
+
+    return call
 
 
 launch = _untraced(

@@ -1,0 +1,46 @@
+"""Torch tensors that no kernel takes, refused by name. PyTorch is there: whoever passes a tensor has imported it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from warploom.core.errors import ProblemError
+
+NO_BACKWARD = (
+    "this tensor requires a gradient, and warploom has no backward pass yet: call under torch.no_grad(), or pass "
+    "tensor.detach()"
+)
+NO_TANGENT = (
+    "this tensor carries a tangent (torch.func.jvp, jacfwd and linearize, torch.autograd.forward_ad), and warploom has "
+    "no forward-mode derivatives yet: pass torch.autograd.forward_ad.unpack_dual(tensor).primal"
+)
+NESTED = "nested tensors are not supported: pass their tensors one by one, or padded to one shape"
+
+
+def refuse_derivatives(tensor: Any, *, backward: bool = True) -> None:
+    """Raises ProblemError for a tensor with a tangent, and for one whose gradient is wanted.
+
+    ``backward=False`` looks for tangents alone.
+    """
+    torch = sys.modules["torch"]
+    if backward and tensor.requires_grad and torch.is_grad_enabled():
+        raise ProblemError(NO_BACKWARD)
+    if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+        raise ProblemError(NO_TANGENT)
+
+
+def without_memory(tensor: Any, error: str = "") -> ProblemError:
+    """Why a tensor has no plain memory, and what to pass instead; ``error`` is what PyTorch said."""
+    if tensor.is_nested:
+        return ProblemError(NESTED)
+    if sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return ProblemError(
+            "inside torch.vmap, torch.func.jvp and the like tensors have no memory of their own: call this outside"
+        )
+    if error:
+        return ProblemError(f"a torch tensor without plain memory cannot be passed to a kernel: {error}")
+    return ProblemError(
+        f"this {type(tensor).__name__} has no memory of its own (a fake or wrapped tensor): pass the tensor that it "
+        "stands for; PyTorch traces the operators in torch.ops.warploom"
+    )
