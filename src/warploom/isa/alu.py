@@ -92,17 +92,21 @@ class Binary(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """The operation and its type: ``add.f32``, ``lt.s32`` (PTX spells a comparison ``setp.lt.s32``)."""
         return f"{self.op}.{self.dtype.name}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """Both operands have ``dtype``; the count of a shift is u32."""
         return (self.dtype, u32 if self.op in ("shl", "shr") else self.dtype)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """``dtype``, or a predicate for a comparison."""
         return (pred if self.op in COMPARISONS else self.dtype,)
 
     def expression(self, operands: Sequence[str]) -> str:
+        """An infix operator of C++; ``min`` and ``max`` call ``fminf`` or ``fmin`` for floats, else ``min``."""
         a, b = operands
         if self.op in ("min", "max"):
             suffix = {f32.name: "f", "f64": ""}.get(self.dtype.name)
@@ -110,6 +114,7 @@ class Binary(Lanewise):
         return f"{a} {_INFIX[self.op]} {b}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """One rounding, wrapping integers, and for edge cases what the class says; shape as the operands'."""
         with np.errstate(all="ignore"):
             return (BINARY_MEANINGS[self.op](operands[0], operands[1]),)
 
@@ -183,33 +188,40 @@ class Unary(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """PTX's name with its qualifiers, ``ex2.approx.ftz.f32``, where inline PTX prints it; else ``neg.s32``."""
         return _UNARY_PTX.get(self.op, f"{self.op}.{self.dtype.name}")
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """One register of ``dtype``."""
         return (self.dtype,)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """``dtype``; u32 for counts, reversed bits, and a tf32 value (its bits in a 32-bit register)."""
         return (u32 if self.op in ("popc", "clz", "brev", "tf32") else self.dtype,)
 
     @property
     def has_expression(self) -> bool:
+        """True for what C++ or a plain intrinsic computes; approximations and ``sqrt.rn`` are inline PTX."""
         return self.op not in _UNARY_PTX
 
     def expression(self, operands: Sequence[str]) -> str:
+        """``-x``, ``~x`` (``!x`` of a predicate), ``fabsf(x)``, ``__popc(x)``, ``__clz(x)``, ``__brev(x)``."""
         if self.dtype is pred and self.op == "not":
             return f"!{operands[0]}"
         call = _ABS_CALL[self.dtype.name] if self.op == "abs" else _UNARY_CALL[self.op]
         return call.format(operands[0])
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """An assignment, or inline PTX where :attr:`has_expression` is false."""
         if self.has_expression:
             return f"{results[0]} = {self.expression(operands)};"
         out = (f"={self.result_types[0].constraint}", results[0])
         return inline_ptx(f"{_UNARY_PTX[self.op]} %0, %1;", [out], [("f", operands[0])], volatile=False)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """NumPy's value; the ``.ftz`` forms take subnormal inputs and results as zero."""
         with np.errstate(all="ignore"):
             return (_UNARY[self.op](operands[0]),)
 
@@ -222,20 +234,25 @@ class Fma(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """``fma.rn.f32`` or ``fma.rn.f64`` (PTX ISA, "fma")."""
         return f"fma.rn.{self.dtype.name}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """a, b and c of a·b + c."""
         return (self.dtype,) * 3
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """One register of ``dtype``."""
         return (self.dtype,)
 
     def expression(self, operands: Sequence[str]) -> str:
+        """``__fmaf_rn(a, b, c)`` or ``__fma_rn(a, b, c)``, which the compiler neither splits nor joins."""
         return f"{'__fmaf_rn' if self.dtype is f32 else '__fma_rn'}({', '.join(operands)})"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """a·b + c rounded once to nearest even, for subnormals and infinities too."""
         with np.errstate(all="ignore"):
             return ((fma_single if self.dtype is f32 else fma_double)(*operands),)
 
@@ -248,21 +265,26 @@ class MultiplyWide(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """``mul.wide.u32`` or ``mul.wide.s32`` (PTX ISA, "mul")."""
         return f"mul.wide.{self.dtype.name}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """Two 32-bit integers of one type."""
         return (self.dtype, self.dtype)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """u64 for u32, s64 for s32."""
         return (u64 if self.dtype is u32 else s64,)
 
     def expression(self, operands: Sequence[str]) -> str:
+        """A product in the 64-bit type, which ptxas makes one wide multiplication."""
         wide = self.result_types[0].cuda
         return f"({wide}){operands[0]} * {operands[1]}"  # the second operand widens by itself
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The whole product: nothing wraps."""
         wide = self.result_types[0].numpy
         return (operands[0].astype(wide) * operands[1].astype(wide),)
 
@@ -275,18 +297,23 @@ class Select(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """``selp.f32``, by the type that is chosen (PTX ISA, "selp")."""
         return f"selp.{self.dtype.name}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The predicate, the value where it holds, the value where it does not."""
         return (pred, self.dtype, self.dtype)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """One register of ``dtype``."""
         return (self.dtype,)
 
     def expression(self, operands: Sequence[str]) -> str:
+        """``p ? a : b``; both values are computed already, so nothing branches."""
         return "{} ? {} : {}".format(*operands)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """Per lane the second or the third operand, bit for bit."""
         return (np.where(operands[0], operands[1], operands[2]).astype(self.dtype.numpy),)

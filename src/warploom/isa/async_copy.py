@@ -35,18 +35,22 @@ class CpAsync(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """With cache operator, prefetch and size: ``cp.async.cg.shared.global.L2::128B.16``."""
         hint = f".L2::{self.prefetch}B" if self.prefetch else ""
         return f"cp.async.{self.cache}.shared.global{hint}.{self.bytes}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """Shared address (u32), global address (u64), and with ``zero_fill`` the bytes to read (u32)."""
         return (u32, u64, u32) if self.zero_fill else (u32, u64)
 
     def effects(self) -> tuple[Effect, ...]:
+        """A copy that stays in flight until the thread waits for its group."""
         valid = 2 if self.zero_fill else None
         return (AsyncCopy(0, 1, self.bytes, self.shared_offset, self.global_offset, valid),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory: the compiler keeps it in order with other accesses."""
         name = self.mnemonic.rsplit(".", 1)[0]
         valid = ", %2" if self.zero_fill else ""
         places = f"{address(0, self.shared_offset)}, {address(1, self.global_offset)}"
@@ -62,12 +66,15 @@ class CommitCopies(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``cp.async.commit_group``, or ``cp.async.bulk.commit_group`` for bulk stores."""
         return f"cp.async{'.bulk' if self.queue == 'bulk' else ''}.commit_group"
 
     def effects(self) -> tuple[Effect, ...]:
+        """Closes this thread's group in ``queue``; an empty group counts as one."""
         return (CommitGroup(self.queue),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX without operands."""
         return inline_ptx(f"{self.mnemonic};", memory=True)
 
 
@@ -81,13 +88,16 @@ class WaitCopies(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``cp.async.wait_group``; for bulk stores ``cp.async.bulk.wait_group``, with ``.read`` for the sources."""
         bulk, read = (".bulk" if self.queue == "bulk" else ""), (".read" if self.reads_only else "")
         return f"cp.async{bulk}.wait_group{read}"
 
     def effects(self) -> tuple[Effect, ...]:
+        """Waits for this thread's own groups only: a barrier must follow before others read the data."""
         return (WaitGroup(self.queue, self.pending, self.reads_only),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX with ``pending`` as an immediate, as PTX demands."""
         return inline_ptx(f"{self.mnemonic} {self.pending};", memory=True)
 
 
@@ -116,6 +126,7 @@ class TensorCopy(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """Rank, direction and hints: ``cp.async.bulk.tensor.2d.load.multicast::cluster.L2::evict_last``."""
         hint = f".L2::evict_{self.eviction}" if self.eviction else ""
         several = ".multicast::cluster" if self.multicast else ""
         return f"cp.async.bulk.tensor.{self.rank}d.{self.direction}{several}{hint}"
@@ -126,10 +137,12 @@ class TensorCopy(Instruction):
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """In the order that the class lists: addresses are u32, the tensor map u64, coordinates s32."""
         head = (u32, u64, u32, pred) if self.direction == "load" else (u32, u64, pred)
         return (*head, *(s32,) * self.rank, *(u32,) * self.multicast)
 
     def effects(self) -> tuple[Effect, ...]:
+        """One box through the async proxy, guarded by the predicate; a load completes on its mbarrier."""
         first = self._first_coordinate
         coordinates = tuple(range(first, first + self.rank))
         barrier = 2 if self.direction == "load" else None
@@ -150,6 +163,7 @@ class TensorCopy(Instruction):
         )
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX under the predicate; an L2 priority goes as the policy that ``createpolicy`` would return."""
         first, last = self._first_coordinate, self._first_coordinate + self.rank
         guard, coordinates = operands[first - 1], operands[first:last]
         listed = ", ".join(f"%{i + first - 1}" for i in range(self.rank))

@@ -26,12 +26,15 @@ class ClusterArrive(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``barrier.cluster.arrive.release.aligned`` (PTX ISA, "barrier.cluster")."""
         return "barrier.cluster.arrive.release.aligned"
 
     def effects(self) -> tuple[Effect, ...]:
+        """The whole warp arrives, and releases its accesses at cluster scope."""
         return (WarpSync(aligned=True), ClusterBarrier(waits=False))
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX without operands."""
         return inline_ptx(f"{self.mnemonic};", memory=True)
 
 
@@ -41,12 +44,15 @@ class ClusterWait(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``barrier.cluster.wait.acquire.aligned`` (PTX ISA, "barrier.cluster")."""
         return "barrier.cluster.wait.acquire.aligned"
 
     def effects(self) -> tuple[Effect, ...]:
+        """The whole warp waits, and acquires what the cluster's threads released by arriving."""
         return (WarpSync(aligned=True), ClusterBarrier(waits=True))
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX without operands."""
         return inline_ptx(f"{self.mnemonic};", memory=True)
 
 
@@ -56,17 +62,21 @@ class MapShared(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """``mapa.shared::cluster.u32`` (PTX ISA, "mapa")."""
         return "mapa.shared::cluster.u32"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """A shared address of this CTA, and the rank of another."""
         return (u32, u32)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """An address in shared::cluster, for remote arrivals alone."""
         return (u32,)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that is not volatile: equal addresses may be computed once."""
         ins = [("r", x) for x in operands]
         return inline_ptx(f"{self.mnemonic} %0, %1, %2;", [("=r", results[0])], ins, volatile=False)
 

@@ -52,13 +52,16 @@ class Bitcast(_Cast):
 
     @property
     def mnemonic(self) -> str:
+        """Width and both types: ``mov.b32.f32.u32``."""
         return f"mov.b{self.dtype.bits}.{self.source.name}.{self.dtype.name}"
 
     def expression(self, operands: Sequence[str]) -> str:
+        """``__float_as_uint(x)`` and its like between floats and integers, a cast between integers."""
         cast = _BITCAST.get((self.source.name, self.dtype.name), f"({self.dtype.cuda}){{}}")
         return cast.format(operands[0])
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The operand's bits, viewed as the other type."""
         return (np.ascontiguousarray(operands[0]).view(self.dtype.numpy),)
 
 
@@ -72,9 +75,11 @@ class Convert(_Cast):
 
     @property
     def mnemonic(self) -> str:
+        """``cvt.f32.s32``: the new type, then the old (PTX ISA, "cvt")."""
         return f"cvt.{self.dtype.name}.{self.source.name}"
 
     def expression(self, operands: Sequence[str]) -> str:
+        """A C++ cast, or ``x != 0`` for a predicate."""
         if self.dtype is pred:
             return f"{operands[0]} != 0"
         return f"({self.dtype.cuda}){operands[0]}"
@@ -86,6 +91,7 @@ class Convert(_Cast):
         return -(1 << (self.dtype.bits - 1)) if self.dtype.kind == "signed" else 1 << (self.dtype.bits - 1)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """As ``cvt`` does it on the hardware, where NumPy's casts of NaN and large floats are undefined."""
         x = operands[0]
         with np.errstate(all="ignore"):
             if not (self.source.is_float and self.dtype.is_integer):
@@ -117,23 +123,28 @@ class PackPair(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """``cvt.rn.bf16x2.f32`` or ``cvt.rn.f16x2.f32`` (PTX ISA, "cvt")."""
         return f"cvt.rn.{self.half.name}x2.f32"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The value for the low half, then the one for the high half."""
         return (f32, f32)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """The pair, packed into one u32."""
         return (u32,)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX, which names the high half first."""
         low, high = operands  # PTX puts its first source into the upper half
         return inline_ptx(
             f"{self.mnemonic} %0, %1, %2;", [("=r", results[0])], [("f", high), ("f", low)], volatile=False
         )
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """Each value rounded to nearest even; beyond the half type's range it becomes infinite."""
         with np.errstate(all="ignore"):
             low, high = (_to_half(x, self.half).astype(np.uint32) for x in operands)
         return (low | (high << np.uint32(16)),)
@@ -148,25 +159,31 @@ class UnpackHalf(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """``cvt.f32.bf16.low`` or ``.high``: which half widens."""
         return f"cvt.f32.{self.half.name}.{'high' if self.which else 'low'}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """A packed pair."""
         return (u32,)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """One f32 register."""
         return (f32,)
 
     @property
     def has_expression(self) -> bool:
+        """True for bf16, whose bits are the upper half of an f32; f16 takes a ``cvt``."""
         return self.half is bf16
 
     def expression(self, operands: Sequence[str]) -> str:
+        """bf16: the half shifted or masked into the upper 16 bits of an f32."""
         bits = f"{operands[0]} & 0xffff0000u" if self.which else f"{operands[0]} << 16"
         return f"__uint_as_float({bits})"
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """bf16: an assignment; f16: inline PTX that splits the register and converts one half."""
         if self.half is bf16:
             return f"{results[0]} = {self.expression(operands)};"
         pair = "{unused, half}" if self.which else "{half, unused}"
@@ -174,6 +191,7 @@ class UnpackHalf(Lanewise):
         return inline_ptx(body, [("=f", results[0])], [("r", operands[0])], volatile=False)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The exact value; every f16 and bf16 value is an f32."""
         bits = (operands[0] >> np.uint32(16 * self.which)).astype(np.uint16)
         return (half_to_f32(bits, self.half),)
 
@@ -193,18 +211,22 @@ class PairArithmetic(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """``fma.rn.f16x2``, ``max.bf16x2`` (PTX ISA, "Half Precision Floating-Point Instructions")."""
         rounding = "" if self.op in ("min", "max") else ".rn"
         return f"{self.op}{rounding}.{self.half.name}x2"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """Two packed pairs, three for ``fma``."""
         return (u32,) * _PAIR_COUNT[self.op]
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """A packed pair."""
         return (u32,)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that is not volatile: the compiler may move it."""
         sources = ", ".join(f"%{i + 1}" for i in range(len(operands)))
         ins = [("r", x) for x in operands]
         return inline_ptx(f"{self.mnemonic} %0, {sources};", [("=r", results[0])], ins, volatile=False)
@@ -216,6 +238,7 @@ class PairArithmetic(Lanewise):
         return sum_to_odd(*x) if self.op == "add" else BINARY_MEANINGS[self.op](*x)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """Each half from its exact value, rounded once."""
         halves: list[Array] = []
         with np.errstate(all="ignore"):
             for shift in (0, 16):
@@ -234,20 +257,25 @@ class Permute(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """With its selector: ``prmt.b32.0x5410`` (PTX ISA, "prmt")."""
         return f"prmt.b32.{self.selector:#06x}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The register of bytes 0 to 3, then that of bytes 4 to 7."""
         return (u32, u32)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """One u32 register."""
         return (u32,)
 
     def expression(self, operands: Sequence[str]) -> str:
+        """``__byte_perm(low, high, selector)``."""
         return f"__byte_perm({operands[0]}, {operands[1]}, {self.selector:#x})"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """Byte i is the one that nibble i of the selector names; sign replication is not supported."""
         low, high = operands
         result = np.zeros(np.broadcast(low, high).shape, np.uint32)
         for i in range(4):
@@ -266,18 +294,23 @@ class Move(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """``mov.f32``, by the register's type."""
         return f"mov.{self.dtype.name}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """One register of ``dtype``."""
         return (self.dtype,)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """One register of ``dtype``."""
         return (self.dtype,)
 
     def expression(self, operands: Sequence[str]) -> str:
+        """The operand itself, so that the statement is a plain assignment."""
         return operands[0]
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The operand, unchanged."""
         return (operands[0],)

@@ -97,6 +97,7 @@ class MmaSync(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """Shape, layouts and the types of D, A, B, C: ``mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32``."""
         ab, c = self.inputs.name, self.accumulator.name
         return f"mma.sync.aligned.{self.shape}.row.col.{c}.{ab}.{ab}.{c}"
 
@@ -111,17 +112,21 @@ class MmaSync(Instruction):
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """A's and B's packed registers (u32), then C's: f32, or u32 that packs two f16 sums."""
         a, b, c = self.slots
         return (u32,) * (a.count + b.count) + (self._c_register,) * c.count
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """D's registers, as C's."""
         return (self._c_register,) * self.slots[2].count
 
     def effects(self) -> tuple[Effect, ...]:
+        """The whole warp executes it together; memory is not touched."""
         return (WarpSync(aligned=True),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX; where D's registers are C's they are one read-write operand, so that no move is left."""
         a, b, c = self.slots
         letter, n = self._c_register.constraint, c.count
         ab_in = [("r", x) for x in operands[: a.count + b.count]]
@@ -140,5 +145,6 @@ class MmaSync(Instruction):
             return np.matmul(a, b) + c
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """D from the matrices that the registers hold, dealt out to the lanes as C is laid out."""
         a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
         return self.slots[2].registers(self.multiply(a, b, c))

@@ -98,6 +98,7 @@ class MmaInteger(_ExactMma):
 
     @property
     def mnemonic(self) -> str:
+        """Shape and types: ``mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32``."""
         return f"mma.sync.aligned.{self.shape}.row.col.s32.{self.a.name}.{self.b.name}.s32"
 
     @property
@@ -122,6 +123,7 @@ class MmaDouble(_ExactMma):
 
     @property
     def mnemonic(self) -> str:
+        """By its shape: ``mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64``."""
         return f"mma.sync.aligned.{self.shape}.row.col.f64.f64.f64.f64"
 
     @property
@@ -142,23 +144,29 @@ class MoveMatrix(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``movmatrix.sync.aligned.m8n8.trans.b16`` (PTX ISA, "movmatrix")."""
         return "movmatrix.sync.aligned.m8n8.trans.b16"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """Two packed elements of a row per lane."""
         return (u32,)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """Two packed elements of a row of the transposed matrix per lane."""
         return (u32,)
 
     def effects(self) -> tuple[Effect, ...]:
+        """The whole warp executes it together; memory is not touched."""
         return (WarpSync(aligned=True),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that is not volatile: registers alone order it."""
         return inline_ptx(f"{self.mnemonic} %0, %1;", [("=r", results[0])], [("r", operands[0])], volatile=False)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """Lane 4·i + j holds elements 2·j and 2·j + 1 of row i, before and after."""
         rows = np.ascontiguousarray(operands[0]).view(np.uint16).reshape(-1, 8, 8)
         turned = np.ascontiguousarray(rows.transpose(0, 2, 1)).view(np.uint32)
         return (turned.reshape(rows.shape[0], 32),)

@@ -99,13 +99,16 @@ class Load(_VectorAccess):
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The address: u32 in shared memory, u64 in global memory."""
         return (_address_type(self.space),)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """``count`` registers of :func:`register_type`."""
         return (register_type(self.dtype),) * self.count
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory: the compiler keeps it in order with other accesses."""
         constraint = register_type(self.dtype).constraint
         outs = [(f"={constraint}", r) for r in results]
         target = braces(0, self.count) if self.count > 1 else "%0"
@@ -127,9 +130,11 @@ class Store(_VectorAccess):
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The address (u32 shared, u64 global), then ``count`` registers of :func:`register_type`."""
         return (_address_type(self.space), *(register_type(self.dtype),) * self.count)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory: the compiler keeps it in order with other accesses."""
         constraint = register_type(self.dtype).constraint
         source = braces(1, self.count) if self.count > 1 else "%1"
         ins = [(_constraint(self.space), operands[0]), *((constraint, x) for x in operands[1:])]
@@ -159,22 +164,27 @@ class Atomic(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """Order, scope, space, operation, type: ``atom.relaxed.gpu.global.add.f32`` (PTX ISA, "atom")."""
         bits_only = self.op in ("exch", "cas", "and", "or", "xor")
         kind = f"b{self.dtype.bits}" if bits_only else self.dtype.name
         return f"atom.{self.order}.{self.scope}.{self.space}.{self.op}.{kind}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The address, then one value of ``dtype``, two for ``cas``."""
         return (_address_type(self.space), *(self.dtype,) * (2 if self.op == "cas" else 1))
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """The value that was in memory before."""
         return (self.dtype,)
 
     def effects(self) -> tuple[Effect, ...]:
+        """One atomic access per lane; atomics of one address do not race with each other."""
         return (Access(self.space, "atomic", 0, self.dtype.bytes, self.offset, order=self.order, scope=self.scope),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory; the old value is always returned, used or not."""
         letter = self.dtype.constraint
         ins = [(_constraint(self.space), operands[0]), *((letter, x) for x in operands[1:])]
         values = ", ".join(f"%{i + 2}" for i in range(len(operands) - 1))
@@ -198,12 +208,15 @@ class MemoryFence(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """With its scope: ``fence.acq_rel.gpu`` (PTX ISA, "membar / fence")."""
         return f"fence.acq_rel.{self.scope}"
 
     def effects(self) -> tuple[Effect, ...]:
+        """Orders the executing thread's accesses for all threads in the scope."""
         return (Fence(self.scope),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory."""
         return inline_ptx(f"{self.mnemonic};", memory=True)
 
 
@@ -247,13 +260,16 @@ class LdMatrix(_MatrixAccess):
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The address of one row; lanes beyond 8 · ``count`` give one that is not used."""
         return (u32,)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """One register, two 16-bit elements, for each matrix."""
         return (u32,) * self.count
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory: the compiler keeps it in order with stores to the tile."""
         template = f"{self.mnemonic} {braces(0, self.count)}, {address(self.count, self.offset)};"
         return inline_ptx(template, [("=r", r) for r in results], [("r", operands[0])], memory=True)
 
@@ -275,9 +291,11 @@ class StMatrix(_MatrixAccess):
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The address of one row, then one register for each matrix."""
         return (u32,) * (1 + self.count)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory: the compiler keeps it in order with reads of the tile."""
         template = f"{self.mnemonic} {address(0, self.offset)}, {braces(1, self.count)};"
         return inline_ptx(template, (), [("r", x) for x in operands], memory=True)
 

@@ -34,16 +34,20 @@ class BarSync(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``bar.sync`` (PTX ISA, "bar / barrier")."""
         return "bar.sync"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The barrier's number, 0 to 15."""
         return (u32,)
 
     def effects(self) -> tuple[Effect, ...]:
+        """The warp arrives and waits for ``threads`` threads, the whole CTA without a count."""
         return (WarpSync(aligned=True), Barrier(0, self.threads, waits=True))
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """``__syncthreads()`` for barrier 0 of the whole CTA, else inline PTX."""
         if self.threads is None and operands[0] == "0u":
             return "__syncthreads();"
         count = "" if self.threads is None else f", {self.threads}"
@@ -58,16 +62,20 @@ class BarArrive(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``bar.arrive`` (PTX ISA, "bar / barrier")."""
         return "bar.arrive"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The barrier's number, 0 to 15."""
         return (u32,)
 
     def effects(self) -> tuple[Effect, ...]:
+        """The warp counts among ``threads`` threads, and goes on."""
         return (WarpSync(aligned=True), Barrier(0, self.threads, waits=False))
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory: accesses before it stay before it."""
         return inline_ptx(f"bar.arrive %0, {self.threads};", (), [("r", operands[0])], memory=True)
 
 
@@ -80,16 +88,20 @@ class MbarrierInitialise(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """With its count: ``mbarrier.init.128``."""
         return f"mbarrier.init.{self.count}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The shared address of 8 bytes, aligned to 8."""
         return (u32,)
 
     def effects(self) -> tuple[Effect, ...]:
+        """From here on those bytes are an mbarrier in its first phase."""
         return (MbarrierInit(0, self.offset, self.count),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX with the count as an immediate."""
         template = f"mbarrier.init.shared::cta.b64 {address(0, self.offset)}, {self.count};"
         return inline_ptx(template, (), [("r", operands[0])], memory=True)
 
@@ -100,12 +112,15 @@ class MbarrierInitFence(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``fence.mbarrier_init.release.cluster`` (PTX ISA, "membar / fence")."""
         return "fence.mbarrier_init.release.cluster"
 
     def effects(self) -> tuple[Effect, ...]:
+        """What this thread initialised may be used by the TMA and by the cluster after a barrier."""
         return (MbarrierFence(),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX without operands."""
         return inline_ptx(f"{self.mnemonic};", memory=True)
 
 
@@ -126,6 +141,7 @@ class MbarrierArrival(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """With bytes, scope and space: ``mbarrier.arrive.expect_tx.4096`` (PTX ISA, "mbarrier.arrive")."""
         return "mbarrier.arrive" + self._qualifiers("" if self.expected_bytes is None else f".{self.expected_bytes}")
 
     def _qualifiers(self, count: str = "") -> str:
@@ -135,12 +151,15 @@ class MbarrierArrival(Instruction):
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The mbarrier's address, and the predicate of the threads that arrive."""
         return (u32, pred)
 
     def effects(self) -> tuple[Effect, ...]:
+        """One arrival per thread whose predicate holds, after it raised the bytes to expect."""
         return (MbarrierArrive(0, self.offset, self.expected_bytes, 1, self.remote, self.scope),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX under the predicate; the state that the arrival returns is dropped."""
         space = "" if self.remote else ".shared::cta"
         count = "" if self.expected_bytes is None else f", {self.expected_bytes}"
         arrive = f"mbarrier.arrive{self._qualifiers()}{space}.b64 _, {address(0, self.offset)}{count};"
@@ -168,16 +187,20 @@ class MbarrierTryWait(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``mbarrier.try_wait.parity``, with ``.acquire.cluster`` at that scope (PTX ISA, "mbarrier.try_wait")."""
         return f"mbarrier.try_wait.parity{'.acquire.cluster' if self.scope == 'cluster' else ''}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The mbarrier's address, and the parity of the phase to wait for."""
         return (u32, u32)
 
     def effects(self) -> tuple[Effect, ...]:
+        """Blocks each executing thread until the phase has completed."""
         return (MbarrierWait(0, self.offset, 1, self.scope),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """A loop in inline PTX: one ``try_wait`` may give up before the phase completes."""
         body = (
             "{ .reg .pred done; waiting: "
             f"{self.mnemonic}.shared::cta.b64 done, {address(0, self.offset)}, %1; "
@@ -194,12 +217,15 @@ class AsyncProxyFence(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """With its space: ``fence.proxy.async.shared::cta`` (PTX ISA, "membar / fence")."""
         return "fence.proxy.async" + {"shared": ".shared::cta", "global": ".global", "all": ""}[self.space]
 
     def effects(self) -> tuple[Effect, ...]:
+        """Orders this thread's accesses alone: others that wrote a tile need a fence of their own."""
         return (ProxyFence(self.space),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory."""
         return inline_ptx(f"{self.mnemonic};", memory=True)
 
 
@@ -212,10 +238,13 @@ class SetMaxRegisters(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``setmaxnreg.inc.sync.aligned.u32`` or ``.dec`` (PTX ISA, "setmaxnreg")."""
         return f"setmaxnreg.{self.direction}.sync.aligned.u32"
 
     def effects(self) -> tuple[Effect, ...]:
+        """All warps of the warpgroup execute it; ``inc`` waits until the registers are free."""
         return (WarpSync(aligned=True), RegisterBudget(self.registers, self.direction))
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX with the count as an immediate."""
         return inline_ptx(f"{self.mnemonic} {self.registers};")

@@ -50,16 +50,20 @@ class Special(Lanewise):
 
     @property
     def mnemonic(self) -> str:
+        """``special.tid.x``: the language's name of a register that never changes."""
         return f"special.{self.register}"
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """The register's type, from :data:`SPECIAL_REGISTERS`."""
         return (SPECIAL_REGISTERS[self.register][0],)
 
     def effects(self) -> tuple[Effect, ...]:
+        """The emulator fills in the value of each thread."""
         return (ReadSpecial(self.register),)
 
     def expression(self, operands: Sequence[str]) -> str:
+        """CUDA's name of it: ``threadIdx.x``."""
         return SPECIAL_REGISTERS[self.register][1]
 
 
@@ -69,16 +73,20 @@ class ReadClock(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``mov.u64.clock64`` (PTX ISA, "Special Registers: %clock64")."""
         return "mov.u64.clock64"
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """Cycles of the SM, u64."""
         return (u64,)
 
     def effects(self) -> tuple[Effect, ...]:
+        """Reads the counter; the emulator's counts memory accesses."""
         return (ReadSpecial("clock64"),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Volatile inline PTX, so that two reads are never joined."""
         return inline_ptx("mov.u64 %0, %%clock64;", [("=l", results[0])], memory=True)
 
 
@@ -95,20 +103,25 @@ class Shuffle(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """Mode and type: ``shfl.sync.bfly.f32`` (PTX ISA, "shfl.sync")."""
         return f"shfl.sync.{'bfly' if self.mode == 'xor' else self.mode}.{self.dtype.name}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The value, the lane (or the distance to it), the mask of members."""
         return (self.dtype, u32, u32)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """The value of another lane."""
         return (self.dtype,)
 
     def effects(self) -> tuple[Effect, ...]:
+        """The members meet; memory accesses are not ordered by it."""
         return (WarpSync(mask=2),)
 
     def expression(self, operands: Sequence[str]) -> str:
+        """``__shfl_xor_sync(mask, value, lane)`` and its like."""
         value, lane, mask = operands
         return f"{_CALL[self.mode]}({mask}, {value}, {lane})"
 
@@ -124,6 +137,7 @@ class Shuffle(Instruction):
         return np.where((source < 0) | (source > 31), lane, source)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """Each lane's value of its source lane, bit for bit."""
         return (np.take_along_axis(operands[0], self.source_lanes(operands[1]), axis=1),)
 
 
@@ -135,23 +149,29 @@ class Vote(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``vote.sync.ballot``, by its mode (PTX ISA, "vote.sync")."""
         return f"vote.sync.{self.mode}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The predicate, and the mask of members."""
         return (pred, u32)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """A predicate that all members share; for ``ballot`` one bit per lane."""
         return (u32 if self.mode == "ballot" else pred,)
 
     def effects(self) -> tuple[Effect, ...]:
+        """The members meet; memory accesses are not ordered by it."""
         return (WarpSync(mask=1),)
 
     def expression(self, operands: Sequence[str]) -> str:
+        """``__ballot_sync(mask, predicate)`` and its like."""
         return f"__{self.mode}_sync({operands[1]}, {operands[0]})"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The vote among the lanes of each lane's mask, the same for all members."""
         holds, mask = operands
         member = ((mask[:, :, None] >> _LANES) & 1).astype(bool)  # (warps, lane, member)
         votes = np.broadcast_to(holds[:, None, :], member.shape)
@@ -169,16 +189,20 @@ class SyncWarp(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``bar.warp.sync`` (PTX ISA, "bar.warp.sync")."""
         return "bar.warp.sync"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The mask of members."""
         return (u32,)
 
     def effects(self) -> tuple[Effect, ...]:
+        """The members meet, and their memory accesses are ordered."""
         return (WarpSync(mask=0, orders_memory=True),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """``__syncwarp(mask)``."""
         return f"__syncwarp({operands[0]});"
 
 
@@ -188,18 +212,23 @@ class Elect(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``elect.sync`` (PTX ISA, "elect.sync")."""
         return "elect.sync"
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """A predicate that holds in one lane."""
         return (pred,)
 
     def effects(self) -> tuple[Effect, ...]:
+        """The whole warp executes it together."""
         return (WarpSync(aligned=True),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX in a block of its own, with the full mask."""
         body = "{ .reg .pred p; .reg .b32 d; elect.sync d|p, 0xffffffff; selp.u32 %0, 1, 0, p; }"
         return f"{{ unsigned elected; {inline_ptx(body, [('=r', 'elected')])} {results[0]} = elected != 0; }}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """Lane 0; the hardware may elect another."""
         return ((_LANES == 0)[None, :],)

@@ -61,6 +61,7 @@ class Wgmma(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """Shape and types: ``wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16``."""
         name = self.inputs.name
         return f"wgmma.mma_async.sync.aligned.m64n{self.n}k16.f32.{name}.{name}"
 
@@ -81,18 +82,22 @@ class Wgmma(Instruction):
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """A (a u64 descriptor or four u32), B's u64 descriptor, the predicate, n / 2 f32 registers of D."""
         a = (u64,) if self.a_source == "shared" else (u32,) * 4
         return (*a, u64, pred, *(f32,) * (self.n // 2))
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """D: n / 2 f32 registers of each thread of the warpgroup."""
         return (f32,) * (self.n // 2)
 
     @property
     def optional_operands(self) -> range:
+        """D's registers, which are not read where the predicate says not to accumulate."""
         return range(self.a_count + 2, len(self.operand_types))
 
     def effects(self) -> tuple[Effect, ...]:
+        """The four warps issue it together; registers and tiles belong to it until its group is waited for."""
         return (WarpSync(aligned=True), AsyncMatrix())
 
     def a_addresses(self, descriptor: int) -> Array:
@@ -109,6 +114,7 @@ class Wgmma(Instruction):
             return np.matmul(a, b.transpose(0, 2, 1)) + c
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX whose read-write operands are D's registers; the scales of A and B are 1."""
         d = self.n // 2
         a, b, accumulate = operands[: self.a_count], operands[self.a_count], operands[self.a_count + 1]
         a_text = f"%{d}" if self.a_source == "shared" else braces(d, 4)
@@ -130,12 +136,15 @@ class WgmmaFence(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``wgmma.fence.sync.aligned`` (PTX ISA, "wgmma.fence")."""
         return "wgmma.fence.sync.aligned"
 
     def effects(self) -> tuple[Effect, ...]:
+        """The warpgroup's register accesses come before its next ``wgmma``."""
         return (WarpSync(aligned=True), WarpgroupFence())
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX without operands."""
         return inline_ptx(f"{self.mnemonic};", memory=True)
 
 
@@ -145,12 +154,15 @@ class WgmmaCommit(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``wgmma.commit_group.sync.aligned`` (PTX ISA, "wgmma.commit_group")."""
         return "wgmma.commit_group.sync.aligned"
 
     def effects(self) -> tuple[Effect, ...]:
+        """Closes the warpgroup's group; an empty group counts as one."""
         return (WarpSync(aligned=True), CommitGroup("wgmma"))
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX without operands."""
         return inline_ptx(f"{self.mnemonic};", memory=True)
 
 
@@ -167,18 +179,23 @@ class WgmmaWait(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """``wgmma.wait_group.sync.aligned`` (PTX ISA, "wgmma.wait_group")."""
         return "wgmma.wait_group.sync.aligned"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """``count`` f32 registers of accumulators."""
         return (f32,) * self.count
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """The same registers, complete."""
         return (f32,) * self.count
 
     def effects(self) -> tuple[Effect, ...]:
+        """Blocks the warpgroup until at most ``pending`` of its groups are unfinished."""
         return (WarpSync(aligned=True), WaitGroup("wgmma", self.pending))
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that reads and writes the registers, and so keeps their uses below it."""
         return inline_ptx(f"{self.mnemonic} {self.pending};", [("+f", r) for r in results], memory=True)

@@ -67,6 +67,7 @@ class WmmaLoad(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """Matrix, order, shape, space, type: ``wmma.load.a.sync.aligned.row.m16n16k16.shared.f16``."""
         which = self.operand.lower()
         return f"wmma.load.{which}.sync.aligned.{self.order}.{self.shape}.{self.space}.{self.dtype.ptx}"
 
@@ -77,19 +78,23 @@ class WmmaLoad(Instruction):
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The address (u32 shared, u64 global) and the leading dimension in elements."""
         return (u32 if self.space == "shared" else u64, u32)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """The fragment's registers: :func:`fragment_registers` of :func:`fragment_register`."""
         count = fragment_registers(self.shape, self.operand, self.dtype)
         return (fragment_register(self.dtype),) * count
 
     def effects(self) -> tuple[Effect, ...]:
+        """The warp reads the whole matrix together."""
         size = self.dtype.bytes
         matrix = MatrixAccess(self.space, "load", 0, size, self.offset, collective=True, stride=1, major=self.order)
         return (WarpSync(aligned=True), matrix)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory: the compiler keeps it in order with stores to the matrix."""
         n = len(results)
         outs = [(f"={self.result_types[0].constraint}", r) for r in results]
         ins = [(t.constraint, x) for t, x in zip(self.operand_types, operands, strict=True)]
@@ -121,6 +126,7 @@ class WmmaStore(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """Order, shape, space, type: ``wmma.store.d.sync.aligned.row.m16n16k16.global.f32``."""
         return f"wmma.store.d.sync.aligned.{self.order}.{self.shape}.{self.space}.{self.dtype.ptx}"
 
     @property
@@ -130,15 +136,18 @@ class WmmaStore(Instruction):
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The address, the leading dimension in elements, then the fragment's registers."""
         count = fragment_registers(self.shape, "D", self.dtype)
         return (u32 if self.space == "shared" else u64, u32, *(fragment_register(self.dtype),) * count)
 
     def effects(self) -> tuple[Effect, ...]:
+        """The warp writes the whole matrix together."""
         size = self.dtype.bytes
         matrix = MatrixAccess(self.space, "store", 0, size, self.offset, collective=True, stride=1, major=self.order)
         return (WarpSync(aligned=True), matrix)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory: the compiler keeps it in order with reads of the matrix."""
         ins = [(t.constraint, x) for t, x in zip(self.operand_types, operands, strict=True)]
         text = f"{self.mnemonic} {address(0, self.offset)}, {braces(2, len(ins) - 2)}, %1;"
         return inline_ptx(text, (), ins, memory=True)
@@ -170,6 +179,7 @@ class WmmaMma(Instruction):
 
     @property
     def mnemonic(self) -> str:
+        """Orders, shape, types: ``wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32`` (f16 names D and C alone)."""
         ab, c = self.inputs.ptx, self.accumulator.ptx
         types = f"{c}.{c}" if self.inputs is f16 else f"{c}.{ab}.{ab}.{c}"
         return f"wmma.mma.sync.aligned.{self.a_order}.{self.b_order}.{self.shape}.{types}"
@@ -192,17 +202,21 @@ class WmmaMma(Instruction):
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
+        """The registers of A, B and C, as :attr:`counts` says."""
         a, b, c = self.counts
         return (fragment_register(self.inputs),) * (a + b) + (fragment_register(self.accumulator),) * c
 
     @property
     def result_types(self) -> tuple[DType, ...]:
+        """D's registers, as C's."""
         return (fragment_register(self.accumulator),) * self.counts[2]
 
     def effects(self) -> tuple[Effect, ...]:
+        """The whole warp executes it together; memory is not touched."""
         return (WarpSync(aligned=True),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that is not volatile: registers alone order it."""
         a, b, c = self.counts
         outs = [(f"={self.result_types[0].constraint}", r) for r in results]
         ins = [(t.constraint, x) for t, x in zip(self.operand_types, operands, strict=True)]
@@ -210,6 +224,7 @@ class WmmaMma(Instruction):
         return inline_ptx(f"{self.mnemonic} {braces(0, c)}, {groups};", outs, ins, volatile=False)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """D from the matrices that the traced maps find in the registers. Raises LayoutError without maps."""
         a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
         if self.inputs.is_integer:
             a, b = a.astype(np.int32), b.astype(np.int32)
