@@ -109,28 +109,6 @@ def test_dlpack_gpu_array_is_asked_for_the_legacy_stream():
         as_bytes(view)
 
 
-def test_a_traced_jax_value_has_no_memory():
-    tracer = type("DynamicJaxprTracer", (), {"__module__": "jax._src.interpreters.partial_eval"})
-    with pytest.raises(ProblemError, match="traced"):
-        describe(tracer())
-
-
-def test_jax_arrays_go_through_dlpack_and_are_read_only():
-    array = np.ones((2, 4), np.float32)
-    members = {
-        "__module__": "jaxlib._jax",
-        "unsafe_buffer_pointer": lambda self: array.ctypes.data,
-        "devices": lambda self: {"cpu:0"},
-        "__dlpack_device__": lambda self: array.__dlpack_device__(),
-        "__dlpack__": lambda self, **options: array.__dlpack__(**options),
-    }
-    view = describe(type("ArrayImpl", (), members)())
-    assert (view.kind, view.readonly, view.pointer) == ("jax", True, array.ctypes.data)
-    members["devices"] = lambda self: {"cuda:0", "cuda:1"}
-    with pytest.raises(ProblemError, match="sharded"):
-        describe(type("ArrayImpl", (), members)())
-
-
 def test_cupy_is_read_by_its_own_attributes():
     array = np.zeros((3, 5), np.float16)
     members = {

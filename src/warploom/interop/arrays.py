@@ -66,6 +66,15 @@ def describe(array: Any) -> ArrayView:
     return reader(array)
 
 
+def describe_new(array: Any) -> ArrayView:
+    """:func:`describe` of an array that :func:`empty` has just made: ours to write, whatever its users may do with it.
+
+    JAX calls every array read-only.
+    """
+    view = describe(array)
+    return view._replace(readonly=False) if view.readonly else view
+
+
 def address(array: Any) -> int:
     """Where an array's first element lies: the ``pointer`` of :func:`describe`, at less cost for torch tensors."""
     data_ptr = getattr(array, "data_ptr", None)
@@ -311,10 +320,13 @@ def _read_cupy(array: Any) -> ArrayView:
 
 
 def _read_jax(array: Any) -> ArrayView:
-    if not hasattr(array, "unsafe_buffer_pointer"):
+    if isinstance(array, sys.modules["jax"].core.Tracer):
         raise ProblemError(
-            "a traced JAX value has no memory yet: call warploom outside jax.jit, or through jax.pure_callback"
+            "inside jax.jit, grad, vmap and the like values are traced and have no memory yet: call warploom outside, "
+            "or through jax.pure_callback"
         )
+    if array.is_deleted():
+        raise ProblemError("this JAX array has been deleted, or donated to a computation: pass one that still exists")
     if len(array.devices()) != 1:
         raise ProblemError("a JAX array sharded over several devices cannot be passed to one kernel: gather it first")
     return _through_dlpack(array, "jax", readonly=True)

@@ -81,6 +81,15 @@ def read(array: Any, current_stream: Callable[[int], int]) -> tuple[DLPackArray,
     consumed, so whoever drops it last releases the producer's memory. Raises ProblemError for a type or device that
     warploom does not know.
     """
+    try:
+        return _read(array, current_stream)
+    except ProblemError:
+        raise
+    except Exception as error:  # whatever the producer raises: of deleted arrays, types without an equivalent …
+        raise ProblemError(f"{type(array).__name__} cannot be read through DLPack: {error}") from error
+
+
+def _read(array: Any, current_stream: Callable[[int], int]) -> tuple[DLPackArray, Any]:
     device_type, device_id = (int(part) for part in array.__dlpack_device__())
     if device_type in (CUDA, CUDA_MANAGED):
         # The protocol's numbers: 1 is the legacy default stream, 0 is not allowed.

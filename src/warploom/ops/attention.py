@@ -10,7 +10,7 @@ import numpy as np
 
 from warploom.core.dtypes import f32
 from warploom.interop import tracing
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, empty_like, filled
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty, empty_like, filled
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.attention.problem import AnyConfig
@@ -133,7 +133,7 @@ def _first_call(views: Views, options: Options, config: AnyConfig | str | None, 
         return _without_keys(q, options)
     result = empty_like(q, q.shape)
     outputs = [result, _empty_lse(q, options.layout)] if options.return_lse else [result]
-    outs = [describe(x) for x in outputs]
+    outs = [describe_new(x) for x in outputs]
     made = plan_for(inputs, outs[0], options.layout, config)
     arrays = (*inputs.all, *outs)
     mapped_arrays = mapped(made.config, made.layout, arrays)

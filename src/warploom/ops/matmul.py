@@ -12,7 +12,7 @@ from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.identity import function_key
 from warploom.core.targets import Target
 from warploom.interop import tracing
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty_like
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty_like
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.gemm.choice import choose, expected_seconds, parse_config, uncut
@@ -193,7 +193,7 @@ def _first_call(inputs: Inputs, out: Any, config: AnyGemmConfig | None, key: _Ke
     result = empty_like(first, inputs.shape, inputs.problem.out_dtype) if out is None else out
     if 0 in inputs.shape:
         return result
-    view = describe(result)
+    view = describe_new(result) if out is None else describe(out)
     made = _plan(inputs, config)
     if first.device[0] == "cuda":
         ready = Prepared.of(made, inputs, view, first.device[1])

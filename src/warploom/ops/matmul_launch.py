@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from warploom.core.dtypes import DType, f32
-from warploom.interop.arrays import ArrayView, describe, empty, empty_like, memory_span
+from warploom.interop.arrays import ArrayView, describe_new, empty, empty_like, memory_span
 from warploom.ops.backends import GpuCall, zero_words
 from warploom.ops.matmul_arrays import Inputs, refuse_overlap
 from warploom.ops.matmul_plan import MatmulPlan
@@ -108,7 +108,7 @@ class Prepared:
             return
         a, b, *others = views
         words = self.launches.words
-        memory = describe(empty(a.kind, (words,), f32, a.device)) if words else None
+        memory = describe_new(empty(a.kind, (words,), f32, a.device)) if words else None
         for of_a, of_b, of_out, of_extra in self.offsets:
             combined = tuple(x.pointer + (of_extra if len(x.shape) > 1 else 0) for x in others)
             operands = (a.pointer + of_a, b.pointer + of_b)

@@ -14,7 +14,16 @@ import numpy as np
 from warploom.core.dtypes import DType, bf16, f16, f32, s32, s64, u8
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.interop import tracing
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty, require_dtype, same_device
+from warploom.interop.arrays import (
+    ArrayView,
+    address,
+    as_numpy,
+    describe,
+    describe_new,
+    empty,
+    require_dtype,
+    same_device,
+)
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.gemm.choice import choose_for_rows, uncut
@@ -207,7 +216,7 @@ def _reduced(
         hosts = [describe(np.ascontiguousarray(as_numpy(x))) for x in inputs.views]
         inputs = _read(hosts[0], hosts[1], op, scale, hosts[2] if bias is not None else None)
         plan = _plan(inputs, op, config, target is not None)
-    results = [describe(x) for x in (out, index) if x is not None]
+    results = [describe_new(x) for x in (out, index) if x is not None]
     steps = [step for block in blocks_of(plan, inputs, results, target) for step in block]
     if copied:
         _run_copied(steps, results)

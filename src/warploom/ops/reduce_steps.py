@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, s32, u32
-from warploom.interop.arrays import ArrayView, as_numpy, describe, empty
+from warploom.interop.arrays import ArrayView, as_numpy, describe, describe_new, empty
 from warploom.interop.copies import compact
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
@@ -210,7 +210,7 @@ def blocks_of(
 def workspace(inputs: Inputs, dtype: DType, shape: tuple[int, ...]) -> ArrayView:
     """A new array of the kind and on the device of the inputs."""
     first = inputs.views[0]
-    return describe(empty(first.kind, shape, dtype, first.device))
+    return describe_new(empty(first.kind, shape, dtype, first.device))
 
 
 def _rows(view: ArrayView, start: int, stop: int) -> ArrayView:
