@@ -25,9 +25,10 @@ from gemm_static import EVIDENCE
 from page_parts import distance, filled, group_table, loop_changes, registers, spread, write_or_check
 from render import provenance
 
+from warploom.bench.ladder import config_json
 from warploom.bench.tables import markdown_table
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import HOPPER_LADDER, LADDER
+from warploom.kernels.gemm.ladder import BEST32, HOPPER_LADDER, LADDER
 from warploom.kernels.ladder import Rung
 
 HERE = Path(__file__).resolve().parent
@@ -38,6 +39,13 @@ ACCESSES = ("ldmatrix", "ld.shared", "st.shared", "cp.async")
 Row = Mapping[str, Any]
 
 WHY = {
+    "00a": "The WMMA API: a warp loads 16×16 matrices from shared memory, multiplies them and stores the sums, and "
+    "which lane holds what stays hidden. ptxas makes LDSM.x4 of its loads, so the rows of 128 and 256 bytes that they "
+    "read collide as those of 01b do. An epilogue that asks for a sum's row or column has to wait until the "
+    "sums are in memory again.",
+    "00b": "16 bytes behind each row, of C's tile too: eight rows begin in eight groups of banks. It is the most that "
+    "can be done beneath the API, which takes rows at one distance and no swizzle, and takes an eighth of A's shared "
+    "memory more.",
     "01a": "Every element of a fragment is loaded by itself, at the row and column that the fragment's map gives: 8 "
     "loads of 2 bytes for an A operand, 4 for B. Rows of the tiles are whole bank cycles apart, so they collide.",
     "01b": "One ldmatrix for each operand. The instructions fall, the time does not: the eight rows of 16 bytes that "
@@ -73,6 +81,10 @@ class Evidence:
         self.products: Any = _read(TIMED / "gemm.json")
         self.seed: Any = _read(HERE / "seeds" / "gemm.json")
         self.rungs: list[Rung[Any]] = [r for r in LADDER.rungs if isinstance(r.config, GemmConfig)]
+
+    def kind(self, key: str) -> str | None:
+        """An accumulator that a rung was timed with, f16 first; None where it was not."""
+        return next((kind for kind in KINDS if key in self.rows(kind)), None)
 
     def rows(self, kind: str) -> dict[str, Row]:
         """The timed rows of one accumulator, by rung."""
@@ -123,17 +135,18 @@ def overview(evidence: Evidence) -> str:
     """What each rung changes, its parameters, and what needs no clock."""
     body: list[list[str]] = []
     for rung in evidence.rungs:
-        kind = "f16" if rung.key in evidence.rows("f16") else "f32"
-        row = evidence.rows(kind)[rung.key]
-        findings = sum(f["count"] for f in row["findings"])
-        error = row["error"]["value"] / row["error"]["bound"]
+        kind = evidence.kind(rung.key)
+        emulated = ["–", "–"]
+        if kind is not None:
+            row = evidence.rows(kind)[rung.key]
+            error, findings = row["error"]["value"] / row["error"]["bound"], sum(f["count"] for f in row["findings"])
+            emulated = [f"{error:.2f}", str(findings or "none")]
         compiled = (
             registers(evidence.sass(rung.key, k, a)) if f"{rung.key} {k} {a}" in evidence.kernels else "–"
             for k in KINDS
             for a in ("sm_80", "sm_90a")
         )
-        known = [rung.key, rung.changes, tile(row["config"]), f"{error:.2f}", str(findings or "none")]
-        body.append([*known, *compiled])
+        body.append([rung.key, rung.changes, tile(config_json(rung.config)), *emulated, *compiled])
     header = ["rung", "what changes", "parameters", "error / bound", "findings",
               *(f"registers (spills) {k}, {a}" for k in KINDS for a in ("sm_80", "sm_90a"))]  # fmt: skip
     return markdown_table(header, body)
@@ -207,30 +220,36 @@ def walk(evidence: Evidence) -> str:
 
 
 def moved(evidence: Evidence, before: Rung[Any] | None, rung: Rung[Any]) -> str:
-    """The figures of a rung, and of its predecessor where there is one."""
-    kind = "f16" if rung.key in evidence.rows("f16") else "f32"
+    """The figures of a rung, and of its predecessor where there is one; TFLOP/s of what was timed."""
+    kind = "f32" if rung.config is BEST32 else "f16"
     k = evidence.sass(rung.key, kind)
     show = f"`warploom inspect gemm --rung {rung.key} --arch sm_90a"
-    rate = evidence.cells(kind, rung.key)[8192]["tflops"]["median"]
     if before is None or kind == "f32":
         return (f"{registers(k)} registers (spilled bytes) and {k['loop_instructions']} instructions an iteration on "
-                f"sm_90a, {rate:.0f} TFLOP/s at N = 8192. {show}`")  # fmt: skip
-    old, old_cell = evidence.sass(before.key, kind), evidence.cells(kind, before.key)[8192]
+                f"sm_90a{_rates(evidence, kind, rung)}. {show}`")  # fmt: skip
+    old = evidence.sass(before.key, kind)
     changes = [
         f"registers (spilled bytes) {registers(old)} → {registers(k)}",
         f"instructions an iteration {old['loop_instructions']} → {k['loop_instructions']} ({loop_changes(old, k)})",
         f"address registers of LDSM {old['ldsm_address_registers']} → {k['ldsm_address_registers']}, of LDGSTS "
         f"{old['ldgsts_address_registers']} → {k['ldgsts_address_registers']}",
         f"LDSM → HMMA {distance(old)} → {distance(k)}",
-        f"{old_cell['tflops']['median']:.0f} → {rate:.0f} TFLOP/s at N = 8192",
     ]
-    return f"On sm_90a: {'; '.join(changes)}. {show} --against {before.key}`"
+    return f"On sm_90a: {'; '.join(changes)}{_rates(evidence, kind, before, rung)}. {show} --against {before.key}`"
+
+
+def _rates(evidence: Evidence, kind: str, *rungs: Rung[Any]) -> str:
+    """`, 112 → 397 TFLOP/s at N = 8192`; nothing where a rung was not timed."""
+    if any(rung.key not in evidence.rows(kind) for rung in rungs):
+        return ""
+    rates = [f"{evidence.cells(kind, rung.key)[8192]['tflops']['median']:.0f}" for rung in rungs]
+    return f"{'; ' if len(rungs) > 1 else ', '}{' → '.join(rates)} TFLOP/s at N = 8192"
 
 
 def page() -> str:
     """The whole page."""
     evidence = Evidence()
-    keys = [rung.key for rung in evidence.of("f16")]
+    keys = [rung.key for rung in evidence.rungs if rung.config is not BEST32]
     figures = {
         "OVERVIEW": overview(evidence), "WAVEFRONTS": wavefronts(evidence), "SEED": beside_seed(evidence),
         "F16": speeds(evidence, "f16"), "F32": speeds(evidence, "f32"), "WALK": walk(evidence),

@@ -46,6 +46,9 @@ def test_an_odd_number_of_k_steps_is_refused():
         ({"lead": -1}, "at least 0"),
         ({"lead": 8, "pipelined": False}, "needs pipelined"),
         ({"warp_n": 8, "warp_m": 128, "wide_b": True}, "multiple of 16"),
+        ({"wmma": True}, "no ldmatrix, no swizzle"),
+        ({"padding": 8}, "without swizzle"),
+        ({"padding": 4, "swizzle": False}, "multiple of 8"),
         ({"tile_m": 16, "warp_m": 16, "tile_n": 256, "warp_n": 32}, "copies per step"),
     ],
 )
@@ -79,14 +82,14 @@ def test_rungs_are_found_by_key_and_name(key):
 
 
 def test_each_rung_changes_what_it_says():
-    keys = ["01a", "01b", "02", "03", "04", "05", "06", "07"]
+    keys = ["00a", "00b", "01a", "01b", "02", "03", "04", "05", "06", "07"]
     changed = [
         {f.name for f in fields(GemmConfig) if getattr(RUNGS[x], f.name) != getattr(RUNGS[y], f.name)}
         for x, y in pairwise(keys)
     ]
     assert changed == [
-        {"ldmatrix"}, {"swizzle"}, {"stages"}, {"pipelined"}, {"block_stride"}, {"strided", "wide_b"},
-        {"tile_n", "tile_k", "stages"},
+        {"padding"}, {"wmma", "padding"}, {"ldmatrix"}, {"swizzle"}, {"stages"}, {"pipelined"}, {"block_stride"},
+        {"strided", "wide_b"}, {"tile_n", "tile_k", "stages"},
     ]  # fmt: skip
     assert RUNGS["best16"].accumulate is f16
     assert RUNGS["best32"].accumulate is f32

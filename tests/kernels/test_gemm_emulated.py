@@ -16,8 +16,9 @@ from warploom.kernels.gemm.ladder import summed_in
 from warploom.kernels.gemm.problem import contiguous_problem
 from warploom.tune.gemm import GemmFamily, GemmSpace
 
-CLEAN = [key for key in RUNGS if key not in ("01a", "01b")]
+CLEAN = [key for key, config in RUNGS.items() if config.swizzle]
 SMALL = replace(RUNGS["06"], tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, accumulate=f32)
+WMMA = replace(RUNGS["00a"], tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, accumulate=f32)
 
 
 def two_tiles(config: GemmConfig, **options):
@@ -58,6 +59,14 @@ def test_without_swizzle_every_ldmatrix_takes_eight_times_as_long():
     assert traffic["ldmatrix"].actual == 8 * traffic["ldmatrix"].ideal
     assert traffic["st.shared"].actual == 8 * traffic["st.shared"].ideal
     assert traffic["cp.async"].conflicts == 0
+
+
+@pytest.mark.parametrize("rows", [(True, True), (True, False), (False, True), (False, False)], ids=str)
+def test_padding_ends_the_conflicts_as_a_swizzle_does(rows):
+    """16 bytes behind rows of 64, 128 and 256: the eight rows of a matrix begin in eight groups of banks."""
+    config = replace(RUNGS["01b"], padding=8)
+    traffic = run(config, two_tiles(config, a_rows=rows[0], b_rows=rows[1])).emulation.traffic
+    assert {name: w.conflicts for name, w in traffic.shared.items()} == dict.fromkeys(traffic.shared, 0)
 
 
 def test_element_wise_loads_conflict_as_much_and_are_more():
@@ -159,6 +168,9 @@ VARIANTS = {
     "fragments that roll, recomputed, narrow": replace(SMALL, lead=6, strided=False, wide_b=False),
     "bf16": replace(SMALL, dtype=bf16),
     "f16 sums": replace(SMALL, accumulate=f16),
+    "wmma": replace(WMMA, accumulate=f16, stages=2),
+    "wmma, padded, f32 sums": replace(WMMA, padding=8),
+    "padded": replace(SMALL, swizzle=False, strided=False, padding=8),
 }
 
 

@@ -9,6 +9,7 @@ from layout_cases import Traced
 from warploom.core.dtypes import bf16, f32
 from warploom.core.errors import LayoutError
 from warploom.layout import NO_SWIZZLE, LinearMap, Panel, SharedLayout, Swizzle, copy_positions
+from warploom.layout.banks import wavefronts
 from warploom.layout.wgmma import element_addresses
 
 SWIZZLES = [NO_SWIZZLE, Swizzle(1, 4, 3), Swizzle(2, 4, 3), Swizzle(3, 4, 3), Swizzle(3, 4, 4)]
@@ -27,6 +28,27 @@ def test_every_element_has_bytes_of_its_own(
     assert offsets.min() >= 0
     assert offsets.max() + element_bytes <= memory.bytes
     assert memory.offset(rows - 1, cols * 8 - 1) == offsets[-1, -1]
+
+
+@given(st.integers(1, 70), st.sampled_from([8, 64, 128]), st.sampled_from([1, 2, 4]), st.integers(1, 16))
+def test_padding_lies_behind_each_row(rows: int, cols: int, element_bytes: int, padding: int) -> None:
+    memory = SharedLayout(rows, cols, element_bytes, padding=padding)
+    row, col = np.ix_(np.arange(rows), np.arange(cols))
+    assert (memory.offset(row, col) == (row * (cols + padding) + col) * element_bytes).all()
+    assert memory.bytes == rows * (cols + padding) * element_bytes
+    assert memory.row_bytes == memory.offset(1, 0)
+    for what in (lambda: memory.map, memory.matrix_descriptor):
+        with pytest.raises(LayoutError, match=r"padding|linear map"):
+            what()
+
+
+@pytest.mark.parametrize("row_bytes", [32, 64, 128, 256])
+def test_padding_by_16_bytes_ends_the_conflicts_of_rows_that_are_whole_bank_cycles(row_bytes: int) -> None:
+    """Eight rows read 16 bytes each, as by ldmatrix."""
+    for padding, expected in ((0, row_bytes // 16 if row_bytes < 128 else 8), (8, 1)):
+        memory = SharedLayout(8, row_bytes // 2, 2, padding=padding)
+        assert wavefronts(memory.offset(np.arange(8), 0), 16).item() <= expected
+        assert padding or wavefronts(memory.offset(np.arange(8), 0), 16).item() > 1
 
 
 @given(st.integers(1, 70), st.sampled_from([8, 64, 128]), st.sampled_from([1, 2, 4]), st.sampled_from(SWIZZLES))
@@ -96,6 +118,9 @@ def test_wrong_tiles_are_refused() -> None:
         SharedLayout(8, 64, 3)
     with pytest.raises(LayoutError, match="the panel"):
         SharedLayout(8, 64, 2, NO_SWIZZLE, 48)
+    for cols, swizzle, padding in ((64, NO_SWIZZLE, -8), (64, Swizzle(3, 4, 3), 8), (96, NO_SWIZZLE, 8)):
+        with pytest.raises(LayoutError, match="padded tile is one panel"):
+            SharedLayout(8, cols, 2, swizzle, padding=padding)
 
 
 BASE = 7 * 1024  # of a tile in shared memory

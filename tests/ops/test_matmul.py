@@ -27,6 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationW
 SMALL = replace(BEST32, tile_m=32, tile_n=32, tile_k=32, warp_m=16, warp_n=16, stages=3)
 SPLIT = replace(SMALL, split_k=3)
 STREAM = replace(SMALL, stream_k=True)
+OPAQUE = replace(
+    SMALL, wmma=True, padding=8, ldmatrix=False, swizzle=False, strided=False, wide_b=False, pipelined=False
+)
+KINDS = {"whole": SMALL, "split": SPLIT, "stream": STREAM, "wmma": OPAQUE}
 
 
 def random(*shape: int, dtype: Any = np.float16, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -97,7 +101,7 @@ EPILOGUES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("n", [64, 33])
-@pytest.mark.parametrize("config", [SMALL, SPLIT, STREAM], ids=["whole", "split", "stream"])
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_epilogues(name, config, n):
     """In the product's kernel, and in the one that adds the parts of a split K; pairs and single columns."""
@@ -108,7 +112,7 @@ def test_epilogues(name, config, n):
     assert np.abs(c - expected).max() < 3e-5
 
 
-@pytest.mark.parametrize("config", [SMALL, SPLIT, STREAM], ids=["whole", "split", "stream"])
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("out_dtype", ["f16", "f32"])
 @pytest.mark.parametrize("n", [40, 37])
 def test_extra_matrices(config, out_dtype, n):

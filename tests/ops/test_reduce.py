@@ -201,3 +201,5 @@ def test_what_it_does_not_take():
     assert matmul_reduce(a[:0], b).shape == (0,)
     with pytest.raises(ConfigError, match="split_k"):
         matmul_reduce(*inputs(32, 32, 128), config=GemmConfig(32, 32, 32, 16, 16, dtype=bf16, split_k=2))
+    with pytest.raises(ConfigError, match="whose row"):
+        matmul_reduce(*inputs(32, 32, 128), config=GemmConfig(32, 32, 32, 16, 16, dtype=bf16, wmma=True))

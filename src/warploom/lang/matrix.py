@@ -13,10 +13,11 @@ from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
 from warploom.lang.fold import split_sum
 from warploom.lang.fragments import FragmentWords
 from warploom.lang.memory import GlobalPointer, SharedTile
-from warploom.lang.values import Number, Traced
+from warploom.lang.values import Mutable, Number, Traced
 from warploom.layout.wmma import Order
 
-Matrix = GlobalPointer | SharedTile
+Matrix = GlobalPointer | SharedTile | Traced
+"""Where a matrix begins: a pointer, a shared tile, or an address in one (``tile.address(row, col)``)."""
 
 
 class MatrixWords(FragmentWords):
@@ -43,13 +44,21 @@ class MatrixWords(FragmentWords):
         """``mma.sync`` of float64 matrices: the registers of D = A·B + C."""
         return self._multiply(MmaDouble(shape), (*a, *b, *c))
 
-    def _multiply(self, instruction: Instruction, operands: Sequence[Number]) -> tuple[Traced, ...]:
-        kinds = instruction.operand_types
+    def _multiply(
+        self, instruction: Instruction, operands: Sequence[Number], into: Sequence[Mutable] | None = None
+    ) -> tuple[Traced, ...]:
+        kinds, results = instruction.operand_types, len(instruction.result_types)
         if len(operands) != len(kinds):
             raise TraceError(
                 f"{instruction.mnemonic} takes {len(kinds)} registers, got {len(operands)} ({self.here()})"
             )
-        return self.emit(instruction, [self.operand(x, t) for x, t in zip(operands, kinds, strict=True)])
+        typed = [self.operand(x, t) for x, t in zip(operands, kinds, strict=True)]
+        if into is None:
+            return self.emit(instruction, typed)
+        if len(into) != results:
+            raise TraceError(f"{instruction.mnemonic} has {results} results, into= has {len(into)} ({self.here()})")
+        self.emit_into(instruction, typed, into)
+        return tuple(into)
 
     # -- wmma
     def wmma_load(
@@ -96,12 +105,16 @@ class MatrixWords(FragmentWords):
         inputs: DType = bf16,
         accumulate: DType = f32,
         orders: tuple[Order, Order] = ("row", "col"),
+        into: Sequence[Mutable] | None = None,
     ) -> tuple[Traced, ...]:
-        """``wmma.mma``: the registers of D = A·B + C; ``orders`` are those that A and B were loaded in."""
-        return self._multiply(WmmaMma(shape, inputs, accumulate, *orders), (*a, *b, *c))
+        """``wmma.mma``: the registers of D = A·B + C; ``orders`` are those that A and B were loaded in.
+
+        ``into`` writes D to mutable registers (in place if it is C).
+        """
+        return self._multiply(WmmaMma(shape, inputs, accumulate, *orders), (*a, *b, *c), into)
 
 
 def _where(matrix: Matrix) -> tuple[Literal["shared", "global"], Traced]:
     if isinstance(matrix, GlobalPointer):
         return "global", matrix.address
-    return "shared", matrix.base
+    return "shared", matrix.base if isinstance(matrix, SharedTile) else matrix

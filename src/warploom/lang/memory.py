@@ -216,6 +216,7 @@ class MemoryWords(Arithmetic):
         swizzle: Swizzle | Literal["auto"] | None = None,
         stages: int = 1,
         panel_cols: int | None = None,
+        padding: int = 0,
         alias: SharedTile | None = None,
     ) -> SharedTile:
         """Allocate a tile of ``shape`` (rows, cols) elements, ``stages`` times.
@@ -223,8 +224,9 @@ class MemoryWords(Arithmetic):
         Messages call it ``name``, by default the variable it is assigned to. ``swizzle="auto"`` is the one of the row's
         width with which rows are written, and eight rows read, 16 bytes at a time without bank conflicts: what
         ``ldmatrix``, ``cp.async``, the TMA and ``wgmma`` do. Other accesses may want another: a 32 × 32 tile of f32
-        that is read by columns, ``Swizzle(5, 2, 5)`` of :mod:`warploom.layout.swizzle`. ``alias`` places the tile
-        over another one: the author then orders the accesses to both.
+        that is read by columns, ``Swizzle(5, 2, 5)`` of :mod:`warploom.layout.swizzle`. ``padding`` elements behind
+        each row do the same for instructions that take no swizzle. ``alias`` places the tile over another one: the
+        author then orders the accesses to both.
         """
         if not _is(dtype, DType):
             what = shown(dtype)
@@ -246,7 +248,7 @@ class MemoryWords(Arithmetic):
         if swizzle == "auto":
             first = SharedLayout(rows, cols, dtype.bytes, NO_SWIZZLE, panel_cols)
             swizzle = Swizzle.for_row_bytes(first.row_bytes)
-        layout = SharedLayout(rows, cols, dtype.bytes, swizzle or NO_SWIZZLE, panel_cols)
+        layout = SharedLayout(rows, cols, dtype.bytes, swizzle or NO_SWIZZLE, panel_cols, padding)
         alignment = max(16, layout.alignment, 128 if layout.bytes >= 128 else 16)
         stage_bytes = -(-layout.bytes // alignment) * alignment
         total = stage_bytes * (stages - 1) + layout.bytes

@@ -33,7 +33,9 @@ class SharedLayout:
     A tile is one or more panels, one after another, each row-major with a power-of-two number of columns; the swizzle
     acts on the offset within a panel. A power-of-two row is one panel unless ``panel_cols`` asks for narrower ones;
     any other width is split into panels of at most 128 bytes (96 columns of 2 bytes: 64 + 32). ``rows`` is any count:
-    rows beyond the swizzle's period only add a stride. Raises LayoutError for sizes that cannot be laid out.
+    rows beyond the swizzle's period only add a stride. ``padding`` elements lie unused behind each row of a tile of one
+    panel: the older way to move rows to other banks, which costs memory and is no linear map. Raises LayoutError for
+    sizes that cannot be laid out.
     """
 
     rows: int
@@ -41,6 +43,7 @@ class SharedLayout:
     element_bytes: int
     swizzle: Swizzle = NO_SWIZZLE
     panel_cols: int | None = None
+    padding: int = 0
 
     def __post_init__(self) -> None:
         log2_exact(self.element_bytes, "the element in bytes")
@@ -48,6 +51,11 @@ class SharedLayout:
             raise LayoutError(f"a shared tile needs rows and columns, not {self.rows}×{self.cols}")
         if self.panel_cols is not None:
             log2_exact(self.panel_cols, "the panel in columns")
+        if self.padding and (self.padding < 0 or self.swizzle.bits or len(self.panels) > 1):
+            raise LayoutError(
+                f"padding of {self.padding} elements: a padded tile is one panel of a power-of-two width without a "
+                "swizzle, and its padding is positive"
+            )
 
     @cached_property
     def panels(self) -> tuple[Panel, ...]:
@@ -75,13 +83,13 @@ class SharedLayout:
         # A swizzle that moves bits above the row (64-byte rows under <3,4,3>) permutes whole rows among each other, so
         # the last of them may land beyond rows × row bytes.
         moved = 1 << (self.swizzle.base + self.swizzle.bits) if self.swizzle.bits else 1
-        size = self.rows * cols * self.element_bytes
+        size = self.rows * (cols + self.padding) * self.element_bytes
         return _round_up(size, moved) if moved > cols * self.element_bytes and self.rows > 1 else size
 
     @property
     def row_bytes(self) -> int:
         """Bytes from one row to the next within the first (widest) panel."""
-        return self.panels[0].cols * self.element_bytes
+        return (self.panels[0].cols + self.padding) * self.element_bytes
 
     @property
     def alignment(self) -> int:
@@ -135,21 +143,25 @@ class SharedLayout:
         return panel.byte_offset + row * self.row_bytes + (col - panel.first_col) * self.element_bytes
 
     def _equal_panels(self, what: str) -> None:
+        if self.padding:
+            raise LayoutError(f"{what} need rows without padding")
         if any(p.cols != self.panels[0].cols for p in self.panels):
             widths = "+".join(str(p.cols) for p in self.panels)
             raise LayoutError(f"{what} need panels of one width, not {widths}: choose panel_cols, or another width")
 
     def panel_layout(self, index: int) -> SharedLayout:
         """Panel ``index`` as a tile of its own; add its ``byte_offset``."""
-        return SharedLayout(self.rows, self.panels[index].cols, self.element_bytes, self.swizzle)
+        return SharedLayout(self.rows, self.panels[index].cols, self.element_bytes, self.swizzle, padding=self.padding)
 
     @cached_property
     def map(self) -> LinearMap:
         """The map ``(row, col) → byte``, over the next power of two of ``rows``.
 
         Exists for one panel, and for equal panels whose stride is a power of two. Raises LayoutError otherwise: use
-        :meth:`panel_layout`.
+        :meth:`panel_layout`, or :meth:`offset` of padded rows.
         """
+        if self.padding:
+            raise LayoutError(f"rows of {self.cols} + {self.padding} elements are no linear map; use offset(row, col)")
         first = self.panels[0]
         row_bytes = self.row_bytes
         row_bits = (self.rows - 1).bit_length()
@@ -208,9 +220,10 @@ class SharedLayout:
         raise LayoutError(f"column {col} is outside the tile's {self.cols}")
 
     def _within(self, row: Any, col: Any, cols: int) -> Any:
-        row_shift = (cols * self.element_bytes).bit_length() - 1
+        row_bytes = (cols + self.padding) * self.element_bytes
+        row_shift = row_bytes.bit_length() - 1
         col_shift = self.element_bytes.bit_length() - 1
-        row_part = row << row_shift if row_shift else row
+        row_part = row * row_bytes if self.padding else row << row_shift if row_shift else row
         col_part = col << col_shift if col_shift else col
         # Constants go last, so that tracing keeps them as immediates, and nothing is added for a zero.
         first, second = (col_part, row_part) if is_integer(row) else (row_part, col_part)

@@ -27,6 +27,7 @@ from warploom.interop.arrays import (
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.gemm.choice import choose_for_rows, uncut
+from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.kernels.mapped import MappedArray
@@ -172,6 +173,8 @@ def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | None, subtract: 
         problems = list(dict.fromkeys(config.check(goal, **operands) + problem.misfits(config)))
         if uncut(config) != config:
             problems.append("split_k and stream_k cut sums that the reduction needs whole")
+        if isinstance(config, GemmConfig) and config.wmma:
+            problems.append("wmma does not say whose row a sum belongs to, which a reduction of rows asks for")
         if isinstance(config, HopperGemmConfig) and config.mma_sync:
             problems.append(
                 "its warps share the rows of a tile: reductions of rows take wgmma, or mma.sync without TMA"

@@ -42,8 +42,11 @@ _STREAMED_TILES = 12  # along M and N, at most: with tiles that are cut, some ar
 _CHECKED_K_TILES = 8  # at least, of the problem that results are checked on
 
 _ALWAYS_WON = frozenset(
-    {"dtype", "accumulate", "ldmatrix", "swizzle", "strided", "static_strides", "lead", "opt_level"}
-)
+    {
+        "dtype", "accumulate", "wmma", "padding", "ldmatrix", "swizzle", "strided", "static_strides", "lead",
+        "opt_level",
+    }
+)  # fmt: skip
 """Flags that no search needs to try without: the ladder's lower rungs; strides, which would be a kernel each; and
 fragments that roll, which pays only where whole sets of them spill, and such tiles are not searched.
 """

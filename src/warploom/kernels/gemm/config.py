@@ -30,6 +30,8 @@ class GemmConfig:
     warp_n: int = flag(64, "columns of C per warp (WN)", (8, 16, 32, 64, 128))
     dtype: DType = flag(f16, "element type of A and B", (f16, bf16))
     accumulate: DType = flag(f32, "type of the accumulators", (f32, f16))
+    wmma: bool = flag(False, "opaque fragments by wmma.load, wmma.mma and wmma.store: the WMMA API (00a)")
+    padding: int = flag(0, "elements behind each row of the shared tiles, which move rows to other banks (00b)", (0, 8))
     ldmatrix: bool = flag(False, "fragments by ldmatrix instead of element-wise loads (01b)")
     swizzle: bool = flag(False, "XOR-swizzled shared tiles, the epilogue's too (02)")
     stages: int = flag(1, "shared tiles in flight; from 2 on copies overlap the mma (03)", (1, 2, 3, 4, 5, 6))
@@ -86,12 +88,12 @@ class GemmConfig:
     @property
     def mma_cols(self) -> int:
         """``mma`` of a warp along its columns."""
-        return self.warp_n // 8
+        return self.warp_n // (16 if self.wmma else 8)
 
     @property
     def addressing(self) -> Addressing:
-        """How swizzled shared addresses are formed."""
-        return "strided" if self.strided or not self.swizzle else "recomputed"
+        """How shared addresses are formed; those of padded rows are sums of products."""
+        return "strided" if self.strided or not (self.swizzle or self.padding) else "recomputed"
 
     def stored_shape(self, operand: str, k_contiguous: bool) -> tuple[int, int]:
         """(rows, cols) of a shared tile of A or B: its contiguous axis is the matrix's."""
@@ -105,17 +107,24 @@ class GemmConfig:
 
     @property
     def pipeline_bytes(self) -> int:
-        """Shared memory of the stages of A and B."""
-        return self.stages * (self.tile_m + self.tile_n) * self.tile_k * self.dtype.bytes
+        """Shared memory of the stages of A and B; with padding, of the layouts with the most rows."""
+        rows = max(self.tile_m, self.tile_k) + max(self.tile_n, self.tile_k)
+        elements = (self.tile_m + self.tile_n) * self.tile_k + rows * self.padding
+        return self.stages * elements * self.dtype.bytes
 
     @property
     def staging_bytes(self) -> int:
-        """Shared memory that a 16-bit C passes through: over the stages, of stream-K beside them."""
-        return self.tile_m * self.tile_n * 2
+        """Shared memory that C passes through: over the stages, of stream-K beside them."""
+        return self.tile_m * (self.tile_n + self.padding) * self.staged_in.bytes
+
+    @property
+    def staged_in(self) -> DType:
+        """The type of the tile that C passes through: a 16-bit one; of wmma that of the sums, which it stores."""
+        return self.accumulate if self.wmma else f16
 
     def shared_bytes(self, out_dtype: DType | None = None) -> int:
         """Dynamic shared memory for an output type (by default a 16-bit one); f32 leaves from the registers."""
-        staging = 0 if out_dtype is f32 else self.staging_bytes
+        staging = 0 if out_dtype is f32 and not self.wmma else self.staging_bytes
         if self.stream_k:
             return self.pipeline_bytes + staging + 16  # the count of arrivals
         return max(self.pipeline_bytes, staging)
@@ -138,6 +147,10 @@ class GemmConfig:
             found.append(f"dtype {self.dtype} is not f16 or bf16")
         if self.accumulate not in (f32, f16) or (self.accumulate is f16 and self.dtype is not f16):
             found.append(f"{self.dtype} does not accumulate in {self.accumulate}: f32 always, f16 for f16 inputs")
+        if self.wmma and (self.ldmatrix or self.swizzle or self.warp_n % 16):
+            found.append("wmma loads its own fragments, 16 wide: warp_n is a multiple of 16, no ldmatrix, no swizzle")
+        if self.padding % 8 or (self.padding and (self.swizzle or self.strided)):
+            found.append(f"padding {self.padding}: a multiple of 8 elements (16 bytes), without swizzle and strided")
         if self.pipelined and (self.stages < 2 or not self.ldmatrix):
             found.append("pipelined needs stages >= 2 and ldmatrix: the next tile's fragments load early")
         if self.pipelined and self.k_steps % 2:

@@ -9,7 +9,7 @@ from warploom.core.dtypes import DType, f16, f32, u16, u32
 from warploom.kernels.copy_plan import CopyPlan
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
-from warploom.kernels.gemm.operand import C, Side
+from warploom.kernels.gemm.operand import WMMA_SHAPE, C, Side
 from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.values import Number
@@ -118,6 +118,8 @@ class Finish:
         """
         if staging is None:
             self._store_f32(accumulator)
+        elif self._config.wmma:
+            self._store_opaque(accumulator, staging)
         else:
             self._store_staged(accumulator, staging)
 
@@ -163,6 +165,39 @@ class Finish:
         k.syncthreads()  # the rows that leave were written by other warps
         self._copy_out(staging)
 
+    # -- wmma: its sums are known by their place only once they are stored
+    def _store_opaque(self, accumulator: Fragment, staging: SharedTile) -> None:
+        k, c, layout = self._k, self._config, staging.layout
+        leading = layout.row_bytes // layout.element_bytes
+        rows, cols = accumulator.layout.atom_shape
+        for i in range(c.mma_rows):
+            for j in range(c.mma_cols):
+                target = staging.address(self._warp_row + rows * i, self._warp_col + cols * j)
+                words = [_read(r) for r in accumulator.atom(i, j)]
+                k.wmma_store(target, leading, words, shape=WMMA_SHAPE, dtype=c.accumulate)
+        k.syncthreads()  # the rows that leave were written by other warps
+        if c.accumulate is f16 and self._features.out_dtype is f16 and self._features.epilogue.plain:
+            self._copy_out(staging)
+        else:
+            self._finish_out(staging)
+
+    def _finish_out(self, staging: SharedTile) -> None:
+        """The sums in pairs, finished and rounded on their way from the staging tile to C."""
+        k, c, output = self._k, self._config, self._output
+        plan = CopyPlan(c.tile_m, c.tile_n, c.num_warps, True, 2)
+        at = plan.threads().apply(lane=k.thread)
+        row0, col0 = cast("Traced", at["row"]), cast("Traced", at["col"])
+        for row, col in plan.steps:
+            if c.accumulate is f16:
+                first, second = k.unpack(staging.load(row0 + row, col0 + col, dtype=u32)[0], f16)
+            else:
+                first, second = staging.load(row0 + row, col0 + col, 2)
+            at_row, at_col = row0 + row + self._first_row, col0 + col + self._first_col
+            if not self._features.epilogue.plain:
+                first, second = self._elements.finished((first, second), at_row, at_col)
+            target = output.pointer + (k.mul_wide(at_row, output.stride) + k.mul_wide(at_col, 1))
+            self._elements.store(target, at_row, at_col, (first, second))
+
     def _copy_out(self, staging: SharedTile) -> None:
         k, c, output = self._k, self._config, self._output
         chunk = self._features.out_chunk
@@ -186,11 +221,15 @@ class Finish:
 def staging_tile(
     k: Kernel, config: GemmConfig, features: GemmFeatures, over: SharedTile | None = None
 ) -> SharedTile | None:
-    """Shared memory (over the tile ``over``) that a 16-bit C passes through; an f32 one leaves from the registers."""
-    if features.out_dtype is f32:
+    """Shared memory (over the tile ``over``) that a 16-bit C, or one of wmma, passes through.
+
+    An f32 one leaves from the registers.
+    """
+    if features.out_dtype is f32 and not config.wmma:
         return None
     shape, swizzle = (config.tile_m, config.tile_n), "auto" if config.swizzle else None
-    return k.shared(features.out_dtype, shape, name="c_tile", swizzle=swizzle, alias=over)
+    dtype = config.accumulate if config.wmma else features.out_dtype
+    return k.shared(dtype, shape, name="c_tile", swizzle=swizzle, padding=config.padding, alias=over)
 
 
 def _read(register: Traced) -> Traced:

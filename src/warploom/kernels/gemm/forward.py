@@ -10,10 +10,11 @@ from warploom.core.errors import ConfigError
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.epilogue import Finish, Output, staging_tile
 from warploom.kernels.gemm.features import PLAIN, GemmFeatures
-from warploom.kernels.gemm.operand import SHAPE, C, Operand, Registers, Side, Source, carried
+from warploom.kernels.gemm.operand import SHAPE, WMMA_SHAPE, C, Operand, Registers, Side, Source, carried
 from warploom.kernels.gemm.rolling import Load, Mark, Multiply, Order
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, Traced, kernel
 from warploom.lang.values import Number
+from warploom.layout.wmma import wmma_fragment
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
@@ -152,6 +153,8 @@ class Gemm:
         """Registers for the sum, with nothing in them yet."""
         c = self._config
         layout = C if c.accumulate is not f16 else replace(C, element_bits=16)
+        if c.wmma:
+            layout = wmma_fragment(WMMA_SHAPE, "C", c.accumulate)
         return self._k.accumulator(layout.tile(c.mma_rows, c.mma_cols), None, "c")
 
     def start(self) -> None:
@@ -199,7 +202,11 @@ class Gemm:
     def _add(self, a: Registers, b: Registers, row: int, col: int) -> None:
         """One mma, into atom (row, col) of the sums."""
         c, target = self._config, self._sum.mutable_atom(row, col)
-        self._k.mma(a, b, target, inputs=c.dtype, accumulate=c.accumulate, shape=SHAPE, into=target)
+        if c.wmma:
+            self._k.wmma_mma(a, b, target, shape=WMMA_SHAPE, inputs=c.dtype, accumulate=c.accumulate,
+                             orders=(self.a.order, self.b.order), into=target)  # fmt: skip
+        else:
+            self._k.mma(a, b, target, inputs=c.dtype, accumulate=c.accumulate, shape=SHAPE, into=target)
 
     def _compute(self, stage: Number) -> None:
         for step in range(self._config.k_steps):

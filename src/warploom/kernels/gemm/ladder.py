@@ -12,7 +12,10 @@ from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.kernels.ladder import Ladder, Rung
 
 _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("01a", "01a_MMADirect", "cp.async, fragments element by element through their map", {}),
+    ("00a", "00a_WMMA", "cp.async, opaque fragments by the WMMA API", {"wmma": True}),
+    ("00b", "00b_WMMAPadded", "8 elements of padding behind each row of the shared tiles", {"padding": 8}),
+    ("01a", "01a_MMADirect", "as 00a, by mma.sync: fragments element by element through their map",
+     {"wmma": False, "padding": 0}),
     ("01b", "01b_MMALdmatrix", "fragments by ldmatrix", {"ldmatrix": True}),
     ("02", "02_MMASwizzle", "XOR swizzle of the shared tiles", {"swizzle": True}),
     ("03", "03_MMAMultistage", "copies run ahead through three stages", {"stages": 3}),

@@ -15,8 +15,9 @@ from warploom.layout.catalogue import mma_fragment
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.linear import LinearMap
 from warploom.layout.matrix_access import ldmatrix_plan
+from warploom.layout.wmma import Order
 
-SHAPE = "m16n8k16"
+SHAPE, WMMA_SHAPE = "m16n8k16", "m16n16k16"
 A, B, C = (mma_fragment(SHAPE, operand) for operand in "ABC")
 
 Registers = tuple[Traced, ...]
@@ -48,8 +49,8 @@ class Side:
 
     @property
     def step(self) -> int:
-        """Rows of A or columns of B in one such fragment."""
-        return 16 if self.name == "A" or self.config.wide_b else 8
+        """Rows of A or columns of B in one such fragment, or in one of wmma."""
+        return 16 if self.name == "A" or self.config.wide_b or self.config.wmma else 8
 
     def warp_index(self, k: Kernel) -> Traced:
         """Which part of the tile this warp multiplies; neighbouring warps differ in their columns."""
@@ -93,7 +94,7 @@ class Operand:
         rows, cols = config.stored_shape(side.name, features.k_contiguous)
         self.tile: SharedTile = k.shared(
             config.dtype, (rows, cols), name=f"{side.name.lower()}_tile",
-            swizzle="auto" if config.swizzle else None, stages=config.stages,
+            swizzle="auto" if config.swizzle else None, stages=config.stages, padding=config.padding,
         )  # fmt: skip
 
         self._position: Mutable | None = None
@@ -243,11 +244,25 @@ class Operand:
         """The operands that load number ``index`` of k-step ``step`` fills: one, or with ``wide_b`` two of B."""
         side = self._side
         place = self._place(index * side.step, step)
+        if side.config.wmma:
+            return [self._opaque(*place, stage)]
         registers = (
             self._element_wise(*place, stage) if self._reader is None else self._reader.staged(stage).load(*place)
         )
         whole = (registers,) if side.name == "A" else (registers[:2], registers[2:])
         return [operand for operand in whole if operand]
+
+    @property
+    def order(self) -> Order:
+        """The order that wmma finds the operand, A (m, k) or B (k, n), in: the tile has the matrix or its transpose."""
+        return "row" if (self._side.name == "A") == self._features.k_contiguous else "col"
+
+    def _opaque(self, row: int, col: int, stage: Number) -> Registers:
+        """A fragment of wmma: rows at the tile's distance; which lane gets what is the hardware's to know."""
+        layout, dtype = self.tile.layout, self._side.config.dtype
+        matrix = self.tile.stage(stage).address(self._first_row + row, self._first_col + col)
+        leading = layout.row_bytes // layout.element_bytes
+        return self._k.wmma_load(self._side.name, matrix, leading, shape=WMMA_SHAPE, dtype=dtype, order=self.order)
 
     def _element_wise(self, row: int, col: int, stage: Number) -> Registers:
         """A fragment by loads of single elements through its map: the seeds' kernel 01a."""
