@@ -1,10 +1,11 @@
 """The reduction experiments on this machine's GPU, in one run of about two minutes.
 
-    python benchmarks/reduce_h200.py [--only experiment,peers,examples] [--out FOLDER]
+    python benchmarks/reduce_h200.py [--only experiment,textbook,peers,examples] [--out FOLDER]
 
 writes to ``$OUT`` (else to the folder out): ``reduce.json`` (the paper's experiment in its three settings, with energy
-and ncu's counters), ``matmul-reduce.json`` (``matmul_reduce`` and ``linear_cross_entropy`` beside PyTorch, and the
-search among ten million vectors). Exit code 1 if a result is wrong or below ``benchmarks/targets.json``.
+and ncu's counters), ``reduce-textbook.json`` (its own baseline, by ``wmma``, in the same settings),
+``matmul-reduce.json`` (``matmul_reduce`` and ``linear_cross_entropy`` beside PyTorch, and the search among ten million
+vectors). Exit code 1 if a result is wrong or below ``benchmarks/targets.json``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from textbook import measured
 
 from warploom.bench.environment import environment
 from warploom.bench.reduce import run_experiment
@@ -59,7 +64,7 @@ def below_peers(rows: list[Row]) -> list[str]:
 def main() -> int:
     """Run, write, print; the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="experiment,peers,examples", help="parts, with commas between")
+    parser.add_argument("--only", default="experiment,textbook,peers,examples", help="parts, with commas between")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -79,6 +84,12 @@ def main() -> int:
         for row in experiment["rungs"]:
             print(row["rung"], row["launch"], row["loop"], row["grid"], sep="\n  ", flush=True)
         print(experiment.get("counters_refused", ""))
+    if "textbook" in parts:
+        progress("textbook", 0.3)
+        baseline = measured()
+        write("reduce-textbook.json", baseline)
+        for key, row in baseline.items():
+            print(key, row["launch"], row["loop"], row["grid"], sep="\n  ", flush=True)
     peers: list[Row] = []
     steps: dict[str, list[Callable[[], Any]]] = {
         "peers": [against_torch, loss_against_torch], "examples": [search_ten_millions],

@@ -1,7 +1,8 @@
 """Write docs/ladder-reduce.md from the committed evidence: ``python benchmarks/reduce_page.py [--check]``.
 
-The evidence is benchmarks/results/h200/reduce.json and matmul-reduce.json (``benchmarks/reduce_h200.py``), and rungs 0
-and 1 of attention-d128-bf16.json. ``--check`` changes nothing and ends with 1 if the page is out of date.
+The evidence is benchmarks/results/h200/reduce.json, reduce-textbook.json and matmul-reduce.json
+(``benchmarks/reduce_h200.py``), and rungs 0 and 1 of attention-d128-bf16.json. ``--check`` changes nothing and ends
+with 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Evidence:
         self.paper: Row = experiment["result"]["paper"]
         self.rows: dict[str, Row] = {row["rung"]: row for row in experiment["result"]["rungs"]}
         self.peers: Row = peers["result"]
+        textbook = RESULTS / "reduce-textbook.json"
+        self.textbook: Row = json.loads(textbook.read_text(encoding="utf-8")) if textbook.is_file() else {}
         self.attention: dict[str, Row] = {row["rung"]: row for row in attention["rows"]}
 
     def faster(self, rung: str, than: str) -> float:
@@ -140,6 +143,21 @@ def faster(found: Evidence) -> str:
     known = {rung.key: rung.name for rung in LADDER.rungs}
     body = [[f"{known[key]} ({key})", *(f"{found.faster(key, base):.2f}" for base in names)] for key in IN_REGISTERS]
     return markdown_table(["in registers", *names.values()], body)
+
+
+def textbook(rows: Row) -> str:
+    """The paper's own baseline beside rungs 1 and 1w, in the three settings."""
+    body: list[list[str]] = []
+    for key, row in rows.items():
+        one, cycles, full = row["launch"], row["loop"]["cycles_per_operation"], row["grid"]
+        body.append([
+            key, spread(one["paper_protocol_s"], 1e6), spread(one["graph_s"], 1e6, 3), spread(cycles, digits=1),
+            spread(full["operations_per_s"], 1e-9), spread(full["speed_up"]),
+            f"{full['energy_per_operation_j'] * 1e9:.1f}",
+        ])  # fmt: skip
+    head = ["rung", "mean of 1000 launches, µs", "graph replay, µs", "one warp, cycles",
+            "every SM full, 10⁹ operations/s", "× rung 1", "nJ"]  # fmt: skip
+    return markdown_table(head, body)
 
 
 def limits(found: Evidence) -> str:
@@ -258,7 +276,12 @@ def page() -> str:
         "QUERIES": str(search["queries"]), "SEARCH": spread(search["s"], 1e3, 1),
         "SEARCHMIB": f"{search['extra_bytes'] / 2**20:.0f}", "MADE": provenance(found.environment),
     }  # fmt: skip
-    return filled(TEMPLATE, figures)
+    if found.textbook:
+        timed = found.textbook["result"]
+        rates = {key: _median(row["grid"]["operations_per_s"]) for key, row in timed.items()}
+        figures |= {"TEXTBOOK": textbook(timed), "MADETEXTBOOK": provenance(found.textbook["environment"]),
+                    "AS1W": f"{rates['wmma'] / rates['1w']:.2f}"}  # fmt: skip
+    return filled(TEMPLATE, figures, ["TEXTBOOK"] if found.textbook else [])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -47,6 +47,16 @@ def test_the_evidence_holds_what_the_page_says(page) -> None:
     assert all(joules > 0 for joules in limits)
 
 
+def test_the_papers_own_baseline_has_a_table_of_its_own(page) -> None:
+    times = {"median": 3e-6, "low": 2e-6, "high": 4e-6}
+    row = {"launch": {"paper_protocol_s": times, "graph_s": times}, "loop": {"cycles_per_operation": times},
+           "grid": {"operations_per_s": {name: x * 1e15 for name, x in times.items()}, "speed_up": times,
+                    "energy_per_operation_j": 6e-8}}  # fmt: skip
+    *_, line = page.textbook({"1w": row, "wmma": row}).splitlines()
+    assert line.startswith("| wmma | 3.00 (2.00–4.00) | 3.000 (2.000–4.000) |")
+    assert line.endswith("| 60.0 |")
+
+
 def test_no_product_is_written_and_pytorch_is_slower() -> None:
     peers = json.loads((RESULTS / "matmul-reduce.json").read_text(encoding="utf-8"))["result"]
     rows = [*peers["against_torch"], peers["loss_against_torch"]]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import warploom
+from tests.project import load
 from warploom.kernels.reduce.ladder import LADDER, SETTINGS
 from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance, softmax_reference
 from warploom.kernels.reduce.softmax_tile import SoftmaxTileConfig, softmax_tile
@@ -26,6 +27,12 @@ def test_the_catalogue_holds_on_this_gpu(tracer):
         pytest.skip(f"{tracer.name} starts at compute capability {tracer.capability}")
     found = trace_fragment(tracer, gpu_runner())
     assert found.verdict != "differs", str(found.difference)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
+def test_the_papers_own_baseline_is_right_in_every_setting(setting):
+    textbook = load("textbook")
+    textbook.BesideTextbook().prepare(textbook.TEXTBOOK, setting)  # raises where a maximum is wrong
 
 
 @pytest.mark.parametrize("op", ["max", "sum", "logsumexp"])

@@ -23,7 +23,6 @@ from warploom.bench.timing import Candidate, EventClock, Spread, graphed, measur
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
 from warploom.inspect.report import inspect_program
-from warploom.ir.program import Program
 from warploom.isa.sync import BarSync
 from warploom.isa.warp import Shuffle
 from warploom.kernels.ladder import Rung
@@ -88,7 +87,6 @@ def loop_opcodes(config: ReduceConfig, arch: str) -> dict[str, float] | None:
 class _Prepared:
     """A rung in one setting on the GPU, with its arrays."""
 
-    call: GpuCall
     candidate: Candidate
     cycles: Any
     operations: int
@@ -107,12 +105,15 @@ class Experiment:
         self._monitor = GpuMonitor(device.pci_bus_id)
         self._clock = EventClock(int(self._torch.cuda.current_stream(0).cuda_stream))
 
+    def call(self, key: str, config: ReduceConfig, ctas: int) -> GpuCall:
+        """The kernel of the rung ``key`` with this configuration, as a launch of so many CTAs."""
+        return GpuCall.prepare(matmul_row_max.trace(config=config), (ctas, 1, 1), {"zero": 0}, 0)
+
     def prepare(self, rung: Rung[ReduceConfig], setting: Setting) -> _Prepared:
         """Compile, load, make inputs and check the result once."""
         torch, config = self._torch, setting.of(rung.config)
-        program = matmul_row_max.trace(config=config)
-        probe = GpuCall.prepare(program, (1, 1, 1), {"zero": 0}, 0)
-        per_sm = probe.kernel.occupancy(program.threads, program.shared_bytes)
+        probe = self.call(rung.key, config, 1)
+        per_sm = probe.kernel.occupancy(config.threads, probe.config.shmem_size)
         ctas = setting.ctas or self._sms * per_sm * setting.waves
         tiles = ctas * config.num_warps
         torch.manual_seed(0)
@@ -120,9 +121,9 @@ class Experiment:
         a, b = (torch.randn(tiles, 16, 16, device="cuda", dtype=kind) for _ in range(2))
         out = torch.full((tiles, 16), float("nan"), device="cuda")
         cycles = torch.zeros(tiles, dtype=torch.int64, device="cuda")
-        call = GpuCall.prepare(program, (ctas, 1, 1), {"zero": 0}, 0)
+        call = self.call(rung.key, config, ctas)
         arrays = {"a": a, "b": b, "out": out, "cycles": cycles}
-        pointers = tuple(arrays[n].data_ptr() for n in _pointer_names(program))
+        pointers = tuple(arrays[name].data_ptr() for name in call.arrays)
         keep = (a, b, out, cycles)
 
         def run(_: int) -> object:
@@ -134,7 +135,7 @@ class Experiment:
         bound = 16 * 2.0**-22 * (a.abs().double() @ b.abs().double().transpose(1, 2)).amax(-1)
         if not bool(((out.double() - expected).abs() <= bound).all()):
             raise ArithmeticError(f"{rung.name} in the setting {setting.name} gives wrong maxima on this GPU")
-        return _Prepared(call, Candidate(f"{rung.key}.{setting.name}", run), cycles, tiles * config.repeats,
+        return _Prepared(Candidate(f"{rung.key}.{setting.name}", run), cycles, tiles * config.repeats,
                          (per_sm if setting.ctas is None else 1) * config.num_warps)  # fmt: skip
 
     def launches(self, rungs: Sequence[Rung[ReduceConfig]]) -> dict[str, Row]:
@@ -220,10 +221,6 @@ class Experiment:
         if idle is not None:
             row["energy_above_idle_j"] = float(f"{(power.watts - idle) * seconds:.4g}")
         return row
-
-
-def _pointer_names(program: Program) -> list[str]:
-    return [p.name for p in program.parameters if p.kind == "pointer"]
 
 
 def run_experiment(
