@@ -1,8 +1,9 @@
 """Trace every fragment on this machine's GPU: `python benchmarks/discover_h200.py OUTPUT_FOLDER`.
 
-Writes ``discovery.json`` (one row per fragment, with the GPU's name and driver) and ``wmma_maps.json`` (what
+Writes ``discovery.json`` (one row per fragment, with the GPU's name and driver; and the largest error over its bound of
+random products by each ``wmma.mma``, against float64) and ``wmma_maps.json`` (what
 ``src/warploom/layout/wmma_maps.json`` is made of). A fragment that cannot be traced is reported with its error; exit
-status 1 if any differs from the catalogue.
+status 1 if any differs from the catalogue, or a product is wrong.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from wmma_products import errors
 
 from warploom.core.errors import WarploomError
 from warploom.ops.discover import Discovered, gpu_runner, trace_fragment, wmma_maps
@@ -34,13 +39,16 @@ def main(folder: Path) -> int:
             rows.append(one.as_row())
         print(f"{rows[-1]['name']:36} {rows[-1]['verdict']} {rows[-1].get('difference', rows[-1].get('error', ''))}")
     folder.mkdir(parents=True, exist_ok=True)
-    report = {"environment": machine, "fragments": rows}
+    products = errors(run)
+    report = {"environment": machine, "fragments": rows, "products": products}
     (folder / "discovery.json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
     maps = wmma_maps(found, str((machine["gpu"] or {}).get("name", "")))
     (folder / "wmma_maps.json").write_text(json.dumps(maps) + "\n", encoding="utf-8")
     wrong = [r for r in rows if r["verdict"] in ("differs", "error")]
     print(f"{len(rows)} fragments, {len(wrong)} wrong, {sum(not r.get('linear', True) for r in rows)} not linear")
-    return 1 if wrong else 0
+    off = {name: ratio for name, ratio in products.items() if not ratio <= 1}
+    print(f"{len(products)} kinds of wmma.mma, {f'wrong (error over bound): {off}' if off else 'all right'}")
+    return 1 if wrong or off else 0
 
 
 if __name__ == "__main__":

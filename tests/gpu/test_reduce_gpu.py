@@ -29,6 +29,11 @@ def test_the_catalogue_holds_on_this_gpu(tracer):
     assert found.verdict != "differs", str(found.difference)
 
 
+def test_products_by_wmma_are_right_against_float64():
+    off = {name: ratio for name, ratio in load("wmma_products").errors(gpu_runner()).items() if not ratio <= 1}
+    assert not off
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
 def test_the_papers_own_baseline_is_right_in_every_setting(setting):
     textbook = load("textbook")

@@ -5,31 +5,35 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
+from tests.project import load
 from warploom.core.dtypes import DTYPES
 from warploom.core.errors import LayoutError
 from warploom.emulate import emulate
+from warploom.isa.wmma import WmmaMma
 from warploom.lang import Global, Kernel, bf16, f32, kernel
 from warploom.layout import wmma as wmma_maps_module
 from warploom.layout.gf2 import rank
-from warploom.layout.transcribed import PTX_FORMULAS
+from warploom.layout.transcribed import PTX_FORMULAS, WMMA_FORMULAS
 from warploom.layout.wmma import WMMA_ACCUMULATORS, WMMA_SHAPES, operand_shape, wmma_elements, wmma_name
+from warploom.ops import discover as discover_module
 from warploom.ops.discover import catalogued, discover, emulator_runner, trace_fragment, wmma_maps
-from warploom.ops.tracers import tracers
+from warploom.ops.tracers import tracers, wmma_products
 
 
-def test_every_documented_fragment_is_seen_where_the_isa_says():
+def test_every_fragment_is_seen_where_the_isa_says():
     found = list(discover("emulator"))
-    assert len(found) > 60
-    assert {d.verdict for d in found if not d.name.startswith("wmma")} == {"agrees"}
+    assert {d.name for d in found} == {t.name for t in tracers() if not t.name.startswith("wgmma")}
+    assert {d.verdict for d in found} == {"agrees"}
     for d in found:
         assert d.fit.is_linear, d.name
         assert d.expected is not None
-        if not d.name.startswith("wmma"):
-            assert d.expected.name in PTX_FORMULAS, d.name
+        assert d.expected.name in {**PTX_FORMULAS, **WMMA_FORMULAS}, d.name
 
 
 def _random_map(shape: tuple[int, int], elements: int, seed: str) -> dict[str, object]:
@@ -45,8 +49,35 @@ def _random_map(shape: tuple[int, int], elements: int, seed: str) -> dict[str, o
     return {"shape": list(shape), "register": vectors[:-5], "lane": vectors[-5:]}
 
 
+@contextmanager
+def catalogued_as(fragments: dict[str, object]) -> Iterator[None]:
+    """wmma with other maps."""
+    with pytest.MonkeyPatch.context() as patch:
+        for where in (wmma_maps_module, discover_module):
+            patch.setattr(where, "discovered", lambda: {"gpu": "none", "fragments": fragments})
+        wmma_maps_module.wmma_fragment.cache_clear()
+        yield
+    wmma_maps_module.wmma_fragment.cache_clear()
+
+
+@pytest.mark.parametrize("name", wmma_maps_module.discovered()["fragments"])
+def test_swapped_lane_bases_of_wmma_are_told_without_a_gpu(name):
+    """The catalogue is the emulator's wmma as well: something else has to object."""
+    known = wmma_maps_module.discovered()["fragments"]
+    lane = [*known[name]["lane"]]
+    lane[0], lane[2] = lane[2], lane[0]
+    with catalogued_as({**known, name: {**known[name], "lane": lane}}):
+        seen = {d.name: d for d in discover("emulator", name)}
+    for found in seen.values():
+        assert found.verdict == "differs"
+        assert found.difference is not None
+        assert (found.difference.lane, found.difference.register) == (1, 0)
+        assert "mma.sync" in str(found.difference)
+    assert name in seen
+
+
 @pytest.fixture
-def planted(monkeypatch):
+def planted():
     """Maps for all of wmma that no hardware has."""
     fragments: dict[str, object] = {}
     for shape, types in WMMA_SHAPES.items():
@@ -60,17 +91,14 @@ def planted(monkeypatch):
             for c in WMMA_ACCUMULATORS[t]:
                 name = wmma_name(shape, "C", DTYPES[c], "row")
                 fragments[name] = _random_map(operand_shape(shape, "C"), wmma_elements(shape, "C", DTYPES[c]), name)
-    monkeypatch.setattr(wmma_maps_module, "discovered", lambda: {"gpu": "none", "fragments": fragments})
-    monkeypatch.setattr("warploom.ops.discover.discovered", lambda: {"gpu": "none", "fragments": fragments})
-    wmma_maps_module.wmma_fragment.cache_clear()
-    yield fragments
-    wmma_maps_module.wmma_fragment.cache_clear()
+    with catalogued_as(fragments):
+        yield fragments
 
 
 def test_tracing_recovers_any_map_of_wmma(planted):
     found = {d.name: d for d in discover("emulator", "wmma")}
     assert set(planted) <= set(found)
-    assert {d.verdict for d in found.values()} == {"agrees"}
+    assert {d.verdict for d in found.values()} == {"differs"}, "of what hardware has"
     for name, entry in planted.items():
         row = found[name].as_row()
         assert (row["register"], row["lane"]) == (entry["register"], entry["lane"])
@@ -100,6 +128,24 @@ def test_what_wmma_multiplies_does_not_depend_on_its_maps(planted):
     done = emulate(wmma_product.trace(), 1, [a, b, out])
     assert done.findings == ()
     assert (out == a.astype(np.float32) @ b.astype(np.float32).T).all()
+
+
+def test_products_by_wmma_are_right_against_float64():
+    products = load("wmma_products")
+    found = products.errors(emulator_runner())
+    assert len(found) == len(list(wmma_products()))
+    assert max(found.values()) <= 1
+
+
+@pytest.mark.parametrize(("shape", "inputs", "sums"), [("m16n16k16", "bf16", "f32"), ("m32n8k16", "s8", "s32")])
+def test_a_wrong_product_by_wmma_is_told(shape, inputs, sums):
+    honest, products = emulator_runner(), load("wmma_products")
+
+    def off(program, source, out):
+        honest(program, source, out)
+        out[3, 0] ^= 1 << 15  # of one element of one product, the sixteenth bit
+
+    assert products.error(off, WmmaMma(shape, DTYPES[inputs], DTYPES[sums])) > 1
 
 
 def test_a_fragment_no_gpu_has_traced_is_an_error_that_says_so(monkeypatch):

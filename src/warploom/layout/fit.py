@@ -151,7 +151,7 @@ def _candidate(observed: Observation) -> LinearMap:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where an observation is not what a layout says."""
+    """The first place where an observation is not what a layout, or a formula, says; ``source`` is who says it."""
 
     name: str
     thread: int
@@ -160,6 +160,7 @@ class Difference:
     expected: tuple[int, int]
     count: int
     warps: int = 1
+    source: str = "the catalogue"
 
     @property
     def lane(self) -> int:
@@ -173,7 +174,7 @@ class Difference:
 
     def __str__(self) -> str:
         more = f" ({self.count} elements differ)" if self.count > 1 else ""
-        return f"{self.name}: {self.place} holds {self.observed}, the catalogue says {self.expected}{more}"
+        return f"{self.name}: {self.place} holds {self.observed}, {self.source} says {self.expected}{more}"
 
 
 def _place(thread: int, register: int, warps: int) -> str:

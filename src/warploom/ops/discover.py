@@ -15,7 +15,7 @@ from warploom.ir.program import Program
 from warploom.layout.catalogue import FRAGMENTS, ldmatrix_fragment, movmatrix_fragment, wgmma_accumulator, wgmma_operand
 from warploom.layout.fit import Difference, Fit, Observation, compare, fit, formulas
 from warploom.layout.fragments import FragmentLayout
-from warploom.layout.transcribed import PTX_FORMULAS
+from warploom.layout.transcribed import PTX_FORMULAS, WMMA_FORMULAS
 from warploom.layout.wmma import (
     WMMA_ACCUMULATORS,
     WMMA_SHAPES,
@@ -34,7 +34,8 @@ class Discovered:
     """One fragment: what was seen, the map fitted to it, and how that compares.
 
     ``expected`` is the catalogue's map (None: it has none yet), ``difference`` the first place where the observation is
-    not what it, or on the emulator the PTX ISA's formula, says.
+    not what it says, or what the PTX ISA's formula does: the emulator computes with the catalogue, so that there only
+    the formula tells.
     """
 
     observation: Observation
@@ -84,15 +85,16 @@ def catalogued(name: str) -> FragmentLayout | None:
         return wgmma_operand() if parts[2] == "A" else wgmma_accumulator(8)
     order: Literal["row", "col"] = "col" if parts[-1] == "col" and parts[2] in "AB" else "row"
     try:
-        return wmma_fragment(parts[1], parts[2], DTYPES[parts[3]], order)
+        return wmma_fragment(parts[1], parts[2], DTYPES[parts[4 if parts[2] == "D" else 3]], order)
     except LayoutError:
         return FRAGMENTS["wmma.m16n16k16.C.b32"] if name.startswith("wmma.m16n16k16.C.f32") else None
 
 
 def _difference_from_isa(seen: Observation, layout: FragmentLayout) -> Difference | None:
-    formula = PTX_FORMULAS.get(layout.name)
-    if formula is None:
-        return None
+    formulas, source = PTX_FORMULAS, "the PTX ISA"
+    if layout.name not in formulas:
+        formulas, source = WMMA_FORMULAS, "the ISA's mma.sync that it becomes"
+    formula = formulas[layout.name]
     threads, elements = seen.rows.shape
     table = np.array([[formula(t, e) for e in range(elements)] for t in range(threads)], dtype=np.int64)
     wrong = np.argwhere((table[..., 0] != seen.rows) | (table[..., 1] != seen.cols))
@@ -100,7 +102,7 @@ def _difference_from_isa(seen: Observation, layout: FragmentLayout) -> Differenc
         return None
     thread, element = (int(x) for x in wrong[0])
     row, col = table[thread, element].tolist()
-    return Difference(seen.name, thread, element, seen.at(thread, element), (row, col), len(wrong), seen.warps)
+    return Difference(seen.name, thread, element, seen.at(thread, element), (row, col), len(wrong), seen.warps, source)
 
 
 def trace_fragment(tracer: Tracer, run: Run) -> Discovered:
@@ -160,10 +162,15 @@ def discover(on: Where, wanted: str = "", device: int = 0) -> Iterator[Discovere
 
 
 def _is_emulated(name: str) -> bool:
-    parts = name.split(".")
-    if parts[0] != "wmma":
-        return parts[0] != "wgmma"
-    return ".".join(parts[: 5 if parts[2] in "AB" else 4]) in discovered()["fragments"]
+    kind, *parts = name.split(".")
+    if kind != "wmma":
+        return kind != "wgmma"
+    shape, operand, *types = parts
+    needed = [f"{operand}.{'.'.join(types[: 2 if operand in 'AB' else 1])}"]
+    if operand == "D":  # a product, in which A and B have a part
+        inputs, sums, of_a, of_b = types
+        needed = [f"A.{inputs}.{of_a}", f"B.{inputs}.{of_b}", f"C.{sums}"]
+    return all(f"wmma.{shape}.{one}" in discovered()["fragments"] for one in needed)
 
 
 def wmma_maps(found: list[Discovered], gpu: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Tracers for every fragment: what to put into registers and memory, and how to read the coordinates back.
 
 A tracer is exact in every type, since it shows one bit of a coordinate per pass. Where memory defines the coordinates
-(``wmma``, ``ldmatrix``) the bits lie in a matrix in memory. ``mma.sync`` never touches memory, so that its fragments
-have a meaning only with respect to each other: each of A, B and D is traced against the catalogue's other two.
+(``wmma.load``, ``wmma.store``, ``ldmatrix``) the bits lie in a matrix in memory. ``mma.sync`` never touches memory, so
+that its fragments have a meaning only with respect to each other: each of A, B and D is traced against the catalogue's
+other two. So is D of ``wmma.mma``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from warploom.ir.program import Program
 from warploom.isa.matrix import FragmentSlot, MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.memory import LdMatrix, StMatrix
-from warploom.isa.wmma import WmmaLoad, WmmaStore
+from warploom.isa.wmma import WmmaLoad, WmmaMma, WmmaStore
 from warploom.kernels.discover import (
     trace_ldmatrix,
     trace_registers,
@@ -37,6 +39,7 @@ from warploom.layout.fragments import WARP_SIZE, FragmentLayout
 from warploom.layout.wmma import (
     WMMA_ACCUMULATORS,
     WMMA_SHAPES,
+    Order,
     operand_shape,
     wmma_elements,
     wmma_name,
@@ -44,10 +47,12 @@ from warploom.layout.wmma import (
 
 Array = NDArray[Any]
 
+ORDERS: tuple[Order, Order] = ("row", "col")
+
 Run = Callable[[Program, Array, Array], None]
 """Runs a tracer: one CTA per pass (the first axis of both arrays), from the source array into the other."""
 
-Matmul = MmaSync | MmaInteger | MmaDouble
+Matmul = MmaSync | MmaInteger | MmaDouble | WmmaMma
 
 
 @dataclass(frozen=True)
@@ -327,19 +332,31 @@ def _wmma_tracers() -> Iterator[Tracer]:
     for shape, types in WMMA_SHAPES.items():
         for dtype in (DTYPES[t] for t in types):
             for operand in ("A", "B"):
-                for order in ("row", "col"):
+                for order in ORDERS:
                     name = wmma_name(shape, operand, dtype, order)
                     load = WmmaLoad(operand, shape, dtype, order, "global")
                     yield Tracer(name, dtype.bits, partial(_observe_wmma_load, instruction=load, name=name))
         for dtype in (DTYPES[c] for c in dict.fromkeys(c for t in types for c in WMMA_ACCUMULATORS[t])):
             name = wmma_name(shape, "C", dtype, "row")
-            for order in ("row", "col"):
+            for order in ORDERS:
                 # The plain name is the fragment; the others must show the same map.
                 of_load, of_store = (name if order == "row" else f"{name}.load.col"), f"{name}.store.{order}"
                 load = WmmaLoad("C", shape, dtype, order, "global")
                 yield Tracer(of_load, dtype.bits, partial(_observe_wmma_load, instruction=load, name=of_load))
                 store = WmmaStore(shape, dtype, order, "global")
                 yield Tracer(of_store, dtype.bits, partial(_observe_wmma_store, instruction=store, name=of_store))
+    for mma in wmma_products():
+        types = f"{mma.inputs.name}.{mma.accumulator.name}.{mma.a_order}.{mma.b_order}"
+        name = f"wmma.{mma.shape}.D.{types}"
+        yield Tracer(name, mma.accumulator.bits, partial(_observe_result, instruction=mma, name=name))
+
+
+def wmma_products() -> Iterator[WmmaMma]:
+    """``wmma.mma`` in every shape, type and order."""
+    for shape, types in WMMA_SHAPES.items():
+        for inputs, sums in ((DTYPES[t], DTYPES[c]) for t in types for c in WMMA_ACCUMULATORS[t]):
+            for a_order, b_order in product(ORDERS, ORDERS):
+                yield WmmaMma(shape, inputs, sums, a_order, b_order)
 
 
 # -------------------------------------------------------------------- all together
