@@ -20,6 +20,8 @@ Row = Mapping[str, Any]
 Kernels = Mapping[str, Row]
 SEQ = 4096
 """The length at which every rung's counters were read."""
+REFERENCE = "FlashAttention-2"
+"""The kernel behind PyTorch's flash backend."""
 MATTERS = 1.0
 """Percentage points of the stall samples from which on a change is named."""
 
@@ -51,6 +53,8 @@ class Counters:
         ablations, lengths = profile.get("ablations", {}), profile.get("lengths", {})
         self.ablations: dict[str, Row] = {key: one for key, one in ablations.items() if "counters" in one}
         self.lengths: dict[str, Row] = {key: one for key, one in lengths.items() if "stalls" in one}
+        known = profile.get("reference", {})
+        self.reference: dict[str, Row] = {key: one for key, one in known.items() if "sass" in one}
 
     def known(self, key: str) -> bool:
         """Whether the counters of a rung or an ablation were read."""
@@ -67,7 +71,7 @@ class Counters:
                   "L2 loads, %", "L2 hits, %", "bank conflicts", *STALLS, "HMMA waits for LDSM, %",
                   "LDSM → HMMA there"]  # fmt: skip
         body: list[list[str]] = []
-        for key, one in self.rungs.items():
+        for key, one in {**self.rungs, **self.reference}.items():
             c, waiting = one["counters"], self.ldmatrix(one["counters"])
             pipes, memory = c["pipes, %"], c["memory, %"]
             body.append([
@@ -83,7 +87,7 @@ class Counters:
         for pair in pairs(counters):
             if (pair["waits"], pair["for"]) == ("HMMA", "LDSM"):
                 return [f"{pair['share, %']:.1f}", str(pair["between"])]
-        return ["0.0", "–"] if counters.get("samples") else ["", ""]
+        return ["0.0", "–"] if pairs(counters) else ["", ""]  # none: the samples are on no listing with encodings
 
     def waiting(self) -> str:
         """Who waits for whom, the three largest of each rung."""
@@ -97,6 +101,16 @@ class Counters:
             body.append([key, "; ".join(shown[:3]) or "–", "".join(spot)])
         header = ["rung", "who waits for whom, % of the samples (instructions between)", "the instruction with most"]
         return markdown_table(header, body)
+
+    def beside_reference(self, keys: Iterable[str]) -> str:
+        """Warp instructions that a launch executes, by purpose, in millions: the reference's, and ours over them."""
+        theirs = _executed(self.reference[REFERENCE])
+        ours = [_executed(self.rungs[key]) for key in keys]
+        body = [
+            [name, _millions(theirs.get(name, 0)), *(_over(of.get(name, 0), theirs.get(name, 0)) for of in ours)]
+            for name in (*dict.fromkeys(name for of in (theirs, *ours) for name in of if name != ALL), ALL)
+        ]
+        return markdown_table(["purpose", REFERENCE, *(f"rung {key}" for key in keys)], body)
 
     def agreement(self) -> str:
         """In how many kernels both sides count the same wavefronts, and why not in the others."""
@@ -197,6 +211,23 @@ def _after(spot: Row) -> str:
 def _code(text: str) -> str:
     """SASS as code in Markdown; labels have backticks of their own."""
     return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+ALL = "all"
+
+
+def _executed(one: Row) -> dict[str, int]:
+    """Executed warp instructions by purpose, with their sum behind them."""
+    groups: Mapping[str, int] = one["counters"]["executed by purpose"]
+    return {**groups, ALL: sum(groups.values())}
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.1f}"
+
+
+def _over(count: int, reference: int) -> str:
+    return _millions(count) + (f" ({count / reference:.2f}×)" if reference else "")
 
 
 def _one(value: float) -> str:

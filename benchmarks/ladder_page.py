@@ -30,6 +30,8 @@ from warploom.kernels.ladder import Rung
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "ladder-attention.md"
 TIMED = ROOT / "benchmarks" / "results" / "h200"
+SAME_TILE = ("8", "9", "16")
+"""Rungs with the tile of the reference kernel, (128,64,4)."""
 FALL = 0.02
 SAME_CYCLES = 0.0075
 """Up to so many more cycles are none: ncu's figures of one kernel differ by half of it from run to run."""
@@ -336,6 +338,12 @@ def page() -> str:
         "FIRST": "; ".join(f"{tile} as {' / '.join(map(str, of))}" for tile, of in first.items()),
     }  # fmt: skip
     measured: list[str] = []
+    if ladder.counters.reference:
+        measured.append("REFERENCE")
+        listed = {key: one["sass"] for key, one in ladder.counters.reference.items()}
+        figures["EXECUTED"] = ladder.counters.beside_reference(SAME_TILE)
+        figures["ITERATION"] = group_table(listed | {key: ladder.sass(key, "sm_90a") for key in SAME_TILE})
+        figures["THEIRREGISTERS"] = ", ".join(str(one["registers"]) for one in listed.values())
     if ladder.f16_rows:
         measured.append("F16")
         figures["SHARES"] = seeds.shares_table(ladder.f16_rows, ladder.rows)

@@ -1,14 +1,15 @@
 """Hardware counters of every attention rung, and the emulator's wavefronts beside ncu's, in one run.
 
-    python benchmarks/profile_h200.py [--rung 1,2,8,best] [--only rungs,ablations,falls] [--out FILE]
+    python benchmarks/profile_h200.py [--rung 1,2,8,best] [--only rungs,reference] [--dtype f16] [--out FILE]
 
-writes profile.json to ``$OUT`` (else to the folder out), with a part for each of
+writes profile.json (in f16 profile-f16.json) to ``$OUT`` (else to the folder out), with a part for each of
 
 - ``rungs``: counters and samples of every rung at batch 4, 16 heads, length 4096, and the wavefronts of shared memory
   at one head of length 256 from both sides;
 - ``ablations``: the same counters of a rung with one flag set otherwise;
 - ``lengths``: cycles, stalls, L2 and instructions of every rung from 8 on at every length of the ladder's evidence, to
-  tell what a rung that falls there loses.
+  tell what a rung that falls there loses;
+- ``reference``: the same counters and samples of PyTorch's flash backend, and its SASS counted as ours.
 
 Parts and rungs that are left out stay as they are in a FILE that exists. What ncu refuses is written with the reason.
 Exit code 1 if ncu and the emulator count differently where ``ladder_counters.MERGED`` has no reason.
@@ -27,21 +28,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import ablations
 from ladder_counters import MERGED
+from profile_reference import FlashLaunch, profile_reference, sass
 
-from warploom.bench.attention import GPU_TOKENS, AttentionFamily, settled
+from warploom.bench.attention import GPU_TOKENS, AttentionFamily, has_room
 from warploom.bench.counters import Profile, compare_wavefronts
 from warploom.bench.environment import environment
 from warploom.bench.ladder import wavefronts_json
 from warploom.bench.ncu import ncu_version
 from warploom.bench.profile import Launch, profile_attention
-from warploom.core.dtypes import bf16
+from warploom.core.dtypes import DTYPES
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
 from warploom.kernels.attention.ladder import FULL_LADDER
 
 EMULATED_SEQ = 256
 SEQ, BATCH, HEADS = 4096, 4, 16
-PARTS = ("rungs", "ablations", "lengths")
+PARTS = ("rungs", "ablations", "lengths", "reference")
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 OF_LENGTHS = ("time", "stalls", "memory, %", "instructions")
 """The tables that are read at every length: each launch is replayed until all are, so these few."""
@@ -49,9 +51,7 @@ OF_LENGTHS = ("time", "stalls", "memory, %", "instructions")
 
 def emulated_wavefronts(launch: Launch) -> dict[str, dict[str, int]]:
     """Wavefronts by class of access at one head of :data:`EMULATED_SEQ` tokens."""
-    flags = dict(text.split("=", 1) for text in launch.settings)
-    config = settled(FULL_LADDER.rung(launch.rung), 128, bf16, flags).config
-    case = AttentionFamily(heads=1, seq=EMULATED_SEQ).emulator_case(config, 0)
+    case = AttentionFamily(heads=1, seq=EMULATED_SEQ).emulator_case(launch.config, 0)
     return wavefronts_json(emulate(case.program, case.grid, case.arguments))
 
 
@@ -87,15 +87,30 @@ def both_sides(named: dict[str, Launch]) -> dict[str, Any]:
     return rows
 
 
-def part(name: str, rungs: list[str]) -> dict[str, Any]:
+def reference(dtype: str) -> dict[str, Any]:
+    """Counters and SASS of FlashAttention-2, or why there are none."""
+    try:
+        (found,) = profile_reference([FlashLaunch(SEQ, BATCH, HEADS, dtype)])
+    except WarploomError as error:
+        return {"refused": str(error)}
+    listed = {} if found.samples is None else {"sass": sass(found.samples)}
+    return {"counters": found.json()} | listed
+
+
+def part(name: str, rungs: list[str], dtype: str) -> dict[str, Any]:
     """One of :data:`PARTS` as it is written."""
+    flags = () if dtype == "bf16" else (f"dtype={dtype}",)
+    if name == "reference":
+        return {"FlashAttention-2": reference(dtype)}
     if name == "rungs":
-        return both_sides({key: Launch(key, SEQ, BATCH, HEADS) for key in rungs})
+        return both_sides({key: Launch(key, SEQ, BATCH, HEADS, flags) for key in rungs})
     if name == "ablations":
-        taken = {ablations.name(*one): Launch(one[0], SEQ, BATCH, HEADS, one[1]) for one in ablations.ABLATIONS}
-        return both_sides(taken)
+        return both_sides({
+            ablations.name(key, settings): Launch(key, SEQ, BATCH, HEADS, (*settings, *flags))
+            for key, settings in ablations.ABLATIONS
+        })  # fmt: skip
     launches = {
-        f"{key} at {seq}": Launch(key, seq, max(1, GPU_TOKENS // seq), HEADS)
+        f"{key} at {seq}": Launch(key, seq, max(1, GPU_TOKENS // seq), HEADS, flags)
         for seq in LENGTHS  # the outer loop: inputs are drawn once a length
         for key in rungs
         if key not in {str(n) for n in range(8)}
@@ -111,18 +126,22 @@ def brief(profile: Profile) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rung", default=",".join(r.key for r in FULL_LADDER.rungs), help="with commas between")
+    parser.add_argument("--rung", help="with commas between; default all")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "profile.json")
+    parser.add_argument("--dtype", choices=("bf16", "f16"), default="bf16")
+    parser.add_argument("--out", type=Path, help="default: a file in $OUT, else in the folder out")
     options = parser.parse_args()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    result = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    fitting = [rung.key for rung in FULL_LADDER.rungs if has_room(rung, 128, DTYPES[options.dtype])]
+    file = "profile.json" if options.dtype == "bf16" else f"profile-{options.dtype}.json"
+    out: Path = options.out or Path(os.environ.get("OUT", "out")) / file
+    out.parent.mkdir(parents=True, exist_ok=True)
+    result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     result["environment"] = environment(None) | {"ncu": ncu_version()}
     apart = False
     for name in options.only.split(","):
-        measured = part(name, options.rung.split(","))
+        measured = part(name, options.rung.split(",") if options.rung else fitting, options.dtype)
         result[name] = result.get(name, {}) | measured
-        options.out.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
         for key, found in measured.items():
             apart |= tell(key, found)
     return int(apart)
@@ -139,7 +158,7 @@ def tell(key: str, found: dict[str, Any]) -> bool:
     counters = found["counters"]
     waiting = (counters.get("samples") or {}).get("who waits for whom", [])[:1]
     print(f"{key}: pipes {counters.get('pipes, %')}, stalls {list(counters['stall shares, %'].items())[:4]}, {waiting}")
-    differing = {n: p for n, p in found["wavefronts"].items() if p["emulator"] != p["ncu"]}
+    differing = {n: p for n, p in found.get("wavefronts", {}).items() if p["emulator"] != p["ncu"]}
     if differing:
         print(f"  wavefronts differ: {differing}; {MERGED.get(key, 'unexplained')}")
     return bool(differing) and key not in MERGED

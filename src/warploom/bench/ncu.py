@@ -47,17 +47,18 @@ def available_metrics(ncu: str) -> frozenset[str]:
 
 
 def record(
-    ncu: str, metrics: Sequence[str], driver: Sequence[str], *, samples: bool, seconds: float
+    ncu: str, metrics: Sequence[str], driver: Sequence[str], *, samples: bool, seconds: float, kernels: str = ""
 ) -> tuple[str, str]:
     """(page "raw", page "source") as CSV of every kernel that the process ``driver`` launches; clocks as they are.
 
-    Without ``samples`` the second is empty. Raises UnsupportedDeviceError where ncu refuses, sees no kernel, or takes
-    longer than ``seconds``.
+    With ``kernels``, a regular expression, only of those whose name it matches. Without ``samples`` the second is
+    empty. Raises UnsupportedDeviceError where ncu refuses, sees no kernel, or takes longer than ``seconds``.
     """
     with tempfile.TemporaryDirectory(prefix="warploom-") as folder:
         file = str(Path(folder) / "report.ncu-rep")
         section = ["--section", SAMPLED] if samples else []
-        done = run([ncu, "--clock-control", "none", "--target-processes", "all", "-f", "-o", file, *section,
+        named = ["--kernel-name", f"regex:{kernels}"] if kernels else []
+        done = run([ncu, "--clock-control", "none", "--target-processes", "all", "-f", "-o", file, *section, *named,
                     "--metrics", ",".join(metrics), *driver], seconds)  # fmt: skip
         if done.returncode != 0 or not Path(file).exists():
             raise UnsupportedDeviceError(refusal(done.stdout + done.stderr))

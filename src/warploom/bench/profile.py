@@ -80,12 +80,19 @@ def profile_attention(
 
 
 def profile_launches(
-    launches: Sequence[Watched], module: str, *, tables: Sequence[str], samples: bool, seconds: float
+    launches: Sequence[Watched],
+    module: str,
+    *,
+    tables: Sequence[str],
+    samples: bool,
+    seconds: float,
+    kernels: str = "",
 ) -> list[Profile]:
     """Counters and samples of each launch, from one process that ncu watches; clocks as they are.
 
-    The process is ``python -m MODULE JSON``, which launches each once and nothing else. Of :data:`METRICS` ``tables``
-    are read: a launch is replayed until all of them are, so few take less time.
+    The process is ``python -m MODULE JSON``, which launches each once and nothing else (or nothing whose name
+    ``kernels``, a regular expression, matches). Of :data:`METRICS` ``tables`` are read: a launch is replayed until all
+    of them are, so few take less time.
 
     Raises UnsupportedDeviceError where ncu is missing, refuses or takes longer than ``seconds``, ConfigError for a rung
     or flag that does not exist.
@@ -100,7 +107,7 @@ def profile_launches(
         *([OPCODES] if "instructions" in tables else []),
     ]
     driver = [sys.executable, "-m", module, json.dumps([asdict(one) for one in launches])]
-    raw, source = record(ncu, wanted, driver, samples=samples, seconds=seconds)
+    raw, source = record(ncu, wanted, driver, samples=samples, seconds=seconds, kernels=kernels)
     profiles = parse_profiles(raw, chosen)
     if len(profiles) != len(launches):
         raise UnsupportedDeviceError(f"ncu saw {len(profiles)} kernels where {len(launches)} were launched")
