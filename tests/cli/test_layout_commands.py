@@ -62,6 +62,12 @@ def test_discovery_on_the_emulator(tmp_path):
     assert rows[0]["formulas"]["row"] == "(lane >> 2) + 8*((i >> 1) & 1)"
 
 
+def test_json_on_standard_output_stands_alone(invoke):
+    done = invoke("discover", "movmatrix", "--on", "emulator", "--figures", "--json", "-")
+    assert [row["name"] for row in json.loads(done.stdout)["fragments"]]
+    assert "fragments: 0 differ" in done.stderr
+
+
 def test_a_difference_is_an_exit_status_and_names_the_place(monkeypatch):
     difference = Difference("mma", 7, 2, (1, 1), (2, 2), 3)
     monkeypatch.setattr("warploom.ops.discover.compare", lambda *_: difference)

@@ -47,9 +47,11 @@ def discover(
 
         require_driver()
     found = _traced(where, name)
-    if figures:
-        _figures(found)
-    _table(found, where)
+    if json != "-":
+        if figures:
+            _figures(found)
+        _table(found, where)
+    _summary(found)
     if write:
         _write(found)
     if json is not None:
@@ -105,6 +107,10 @@ def _table(found: list[Discovered], where: str) -> None:
     if not out.is_terminal:
         out.width = 180
     out.print(table)
+
+
+def _summary(found: list[Discovered]) -> None:
+    """How many agree, in one line on standard error."""
     wrong = sum(d.verdict == "differs" for d in found)
     note(f"{len(found)} fragments: {wrong} differ, {sum(d.verdict == 'new' for d in found)} new, "
          f"{sum(not d.fit.is_linear for d in found)} not linear")  # fmt: skip
