@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_SECONDS = 460.0
-WARPLOOM = [sys.executable, "-m", "warploom.cli.main"]
+WARPLOOM = [sys.executable, "-m", "warploom"]
 LENGTHS = "512,1024,2048,4096,8192,16384"
 
 

@@ -80,7 +80,8 @@ class Import:
     def room(self) -> str:
         """The importing room."""
         relative = self.file.relative_to(SOURCE)
-        return relative.parts[0] if len(relative.parts) > 1 else ""
+        alone = "cli" if relative.name == "__main__.py" else ""
+        return relative.parts[0] if len(relative.parts) > 1 else alone
 
     @property
     def is_own(self) -> bool:

@@ -166,7 +166,7 @@ class Reader:
         for command, expected in commands_of(block.text):
             words = shlex.split(command)
             if words[0] == "warploom":
-                arguments = [sys.executable, "-m", "warploom.cli.main", *words[1:]]
+                arguments = [sys.executable, "-m", "warploom", *words[1:]]
             elif words[0] == "python" and len(words) > 1 and words[1].endswith(".py"):
                 arguments = [sys.executable, *words[1:]]
             else:

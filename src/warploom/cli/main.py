@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from warploom.cli import bench, check, discover, doctor, ladder, ladder_reduce, layout, profile, show, tune
 from warploom.cli.errors import settings
 from warploom.cli.inspect import inspect_command
+from warploom.cli.output import accept_any_text
 from warploom.cli.plot import plot
 
 app = typer.Typer(
@@ -61,5 +63,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_place: obje
     typer.echo(f"warning: {message}", err=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The script ``warploom``: the commands, on streams that take every character."""
+    accept_any_text(sys.stdout, sys.stderr)
     app()

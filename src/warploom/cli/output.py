@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -15,6 +17,28 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 140
 """Columns of a table that does not go to a terminal."""
+
+
+_PLAIN = {
+    "×": "x", "·": ".", "…": "...", "→": "->", "↔": "<->", "–": "-", "—": "-", "−": "-", "ᵀ": "^T", "Σ": "sum",
+    "µ": "u", "√": "sqrt", "⊕": "^", "≤": "<=", "≥": ">=", "²": "^2", "³": "^3", "•": "*",
+}  # fmt: skip
+"""What our tables and messages write beyond ASCII → what a console that cannot show it gets."""
+
+
+def accept_any_text(*streams: TextIO) -> None:
+    """Let streams whose encoding lacks a character (ASCII, a Windows code page) write something like it, or ``?``."""
+    codecs.register_error("warploom", _plainly)
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="warploom")
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    """What stands for the characters that could not be encoded, and where to go on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
 def console(stderr: bool = False) -> Console:

@@ -1,0 +1,60 @@
+"""The ways to start the command line, and consoles that cannot show every character."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+from tests.project import ROOT
+
+from warploom.cli.main import main
+from warploom.cli.output import accept_any_text
+
+COMMANDS = [
+    "--help",
+    "doctor",
+    "layout mma.m16n8k16.C.b32",
+    "layout mma.m16n8k16.C.b32 --json -",
+    "discover movmatrix --on emulator --figures",
+    "ladder attention --rung 2 --on cpu",
+    "ladder reduce --on cpu",
+    "show attention --rung 2 --what cuda",
+    f"check {ROOT / 'examples' / 'rowmax.py'}",
+    "tune show",
+    "ladder attention --rung none-of-them",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_needs_more_than_ascii(monkeypatch, command):
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="ascii") for _ in range(2)]
+    monkeypatch.setattr(sys, "stdout", streams[0])
+    monkeypatch.setattr(sys, "stderr", streams[1])
+    monkeypatch.setattr(sys, "argv", ["warploom", *command.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    for stream in streams:
+        stream.flush()
+    assert ended.value.code == (2 if "none-of-them" in command else 0)
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "1.5x -> 2 us ?"), ("cp1252", "1.5× -> 2 µs ?")])
+def test_a_poor_console_shows_something_like_it(encoding, shown):
+    buffer = io.BytesIO()
+    stream = io.TextIOWrapper(buffer, encoding=encoding)
+    accept_any_text(stream, io.StringIO())
+    print("1.5× → 2 µs 字", file=stream, end="", flush=True)
+    assert buffer.getvalue().decode(encoding) == shown
+
+
+@pytest.mark.parametrize("start", [["-m", "warploom"], ["-c", "from warploom.cli.main import main; main()"]])
+def test_the_package_is_a_command(start):
+    done = subprocess.run([sys.executable, *start, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "warploom"), done.stderr
+
+
+def test_importing_what_starts_it_starts_nothing():
+    done = subprocess.run(
+        [sys.executable, "-c", "import warploom.__main__"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
