@@ -53,14 +53,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name on first use, so that ``import warploom`` stays quick."""
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'warploom' has no attribute {name!r}; it has {', '.join(_PUBLIC)}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # for a type checker the names above are all there is
 
-    value = globals()[name] = getattr(import_module(_PUBLIC[name]), name)
-    return value
+    def __getattr__(name: str) -> Any:
+        """Load a public name on first use, so that ``import warploom`` stays quick."""
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'warploom' has no attribute {name!r}; it has {', '.join(_PUBLIC)}")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(_PUBLIC[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -19,6 +19,11 @@ from warploom.ops.attention_kernels import mapped, recipe_for
 from warploom.ops.attention_plan import AttentionPlan, plan_for
 from warploom.ops.backends import GpuCall, run_on_emulator
 from warploom.ops.places import EMULATOR
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from warploom.ops.signatures import Array, AttentionOptions, NumpyArray
 
 
 def plan(
@@ -48,6 +53,24 @@ def plan(
 _Key = tuple[Any, ...]
 _prepared: dict[_Key, GpuCall] = {}
 _PREPARED_KEPT = 4096
+
+
+@overload
+def attention(
+    q: Array, k: Any, v: Any, *, return_lse: Literal[False] = False, **options: Unpack[AttentionOptions]
+) -> Array: ...
+
+
+@overload
+def attention(
+    q: NumpyArray, k: Any, v: Any, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
+) -> tuple[NumpyArray, NDArray[np.float32]]: ...
+
+
+@overload
+def attention(
+    q: Array, k: Any, v: Any, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
+) -> tuple[Array, Array]: ...
 
 
 def attention(

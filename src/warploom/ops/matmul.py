@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
@@ -28,9 +28,26 @@ from warploom.ops.places import EMULATOR, Place
 from warploom.winners.classes import gemm_class
 from warploom.winners.store import find_winner
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from warploom.ops.signatures import Array, MatmulOptions
+
 _Key = tuple[Hashable, ...]
 _prepared: dict[_Key, Prepared] = {}
 _PREPARED_KEPT = 4096
+
+
+@overload
+def matmul(a: np.ndarray[Any, Any], b: Any, *, out: None = None, **options: Unpack[MatmulOptions]) -> NDArray[Any]: ...
+
+
+@overload
+def matmul(a: Array, b: Any, *, out: None = None, **options: Unpack[MatmulOptions]) -> Array: ...
+
+
+@overload
+def matmul(a: Any, b: Any, *, out: Array, **options: Unpack[MatmulOptions]) -> Array: ...
 
 
 def matmul(

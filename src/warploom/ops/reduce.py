@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -39,7 +39,37 @@ from warploom.ops.places import EMULATOR, Place
 from warploom.ops.recipes import Recipe
 from warploom.ops.reduce_steps import ReducePlan, Step, blocks_of, transposed
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from warploom.ops.signatures import Array, ReduceOptions
+
 Op = Literal["max", "sum", "logsumexp"]
+
+
+@overload
+def matmul_reduce(
+    a: np.ndarray[Any, Any], b: Any, op: Op = "max", *, return_index: Literal[False] = False,
+    **options: Unpack[ReduceOptions],
+) -> NDArray[np.float32]: ...  # fmt: skip
+
+
+@overload
+def matmul_reduce(
+    a: np.ndarray[Any, Any], b: Any, op: Op = "max", *, return_index: Literal[True], **options: Unpack[ReduceOptions]
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]: ...
+
+
+@overload
+def matmul_reduce(
+    a: Array, b: Any, op: Op = "max", *, return_index: Literal[False] = False, **options: Unpack[ReduceOptions]
+) -> Array: ...
+
+
+@overload
+def matmul_reduce(
+    a: Array, b: Any, op: Op = "max", *, return_index: Literal[True], **options: Unpack[ReduceOptions]
+) -> tuple[Array, Array]: ...
 
 
 def matmul_reduce(
@@ -86,6 +116,16 @@ def reduction_named(op: Op, return_index: bool) -> ReduceOp:
     if with_index and op != "max":
         raise ProblemError(f"return_index goes with op='max': {op} has no column")
     return "argmax" if with_index else op
+
+
+@overload
+def linear_cross_entropy(
+    x: np.ndarray[Any, Any], w: Any, target: Any, *, config: AnyGemmConfig | str | None = None
+) -> NDArray[np.float32]: ...
+
+
+@overload
+def linear_cross_entropy(x: Array, w: Any, target: Any, *, config: AnyGemmConfig | str | None = None) -> Array: ...
 
 
 def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig | str | None = None) -> Any:

@@ -1,0 +1,50 @@
+"""Types of the public functions: the options that all overloads of one share, and what they return for which array.
+
+For type checkers alone: a result has the first array's type, and NumPy's arrays the dtype where it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict, TypeVar
+
+import numpy as np
+
+from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.gemm.features import EpilogueFunction
+from warploom.kernels.gemm.problem import AnyGemmConfig
+from warploom.ops.attention_arrays import Layout, Window
+
+Array = TypeVar("Array")
+NumpyArray = TypeVar("NumpyArray", bound="np.ndarray[Any, Any]")
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What :func:`warploom.attention` takes beside its arrays and ``return_lse``."""
+
+    causal: bool
+    scale: float | None
+    window: Window | None
+    softcap: float | None
+    layout: Layout
+    config: AnyConfig | str | None
+
+
+class MatmulOptions(TypedDict, total=False):
+    """What :func:`warploom.matmul` takes beside its two matrices and ``out``."""
+
+    out_dtype: Any
+    accumulate: Any
+    bias: Any
+    epilogue: EpilogueFunction | None
+    extras: Sequence[Any]
+    alpha: float
+    config: AnyGemmConfig | str | None
+
+
+class ReduceOptions(TypedDict, total=False):
+    """What :func:`warploom.matmul_reduce` takes beside its two matrices, ``op`` and ``return_index``."""
+
+    scale: float
+    bias: Any
+    config: AnyGemmConfig | str | None
