@@ -278,7 +278,7 @@ def test_an_unknown_public_name_lists_those_there_are():
     import warploom
 
     with pytest.raises(AttributeError, match="it has attention"):
-        _ = warploom.atention
+        _ = warploom.atention  # pyright: ignore[reportAttributeAccessIssue]
     assert set(warploom.__all__) <= set(dir(warploom))
 
 

@@ -30,7 +30,7 @@ class Case:
     window: Window = (None, None)
     growth: float = 1.0
 
-    def inputs(self, seed: int) -> tuple[Any, Any, Any]:
+    def inputs(self, seed: int | None) -> tuple[Any, Any, Any]:
         """q, k and v, (1, length, 1, head_dim)."""
         numbers = np.random.default_rng(seed)
         q, k, v = (

@@ -96,7 +96,7 @@ def test_a_wrong_call_says_why():
     with pytest.raises(Exception, match="are matrices"):
         compiled(warploom.matmul_reduce)(a, b[0])
     with pytest.raises(Exception, match="op is 'max'"):
-        compiled(lambda a, b: warploom.matmul_reduce(a, b, "min"))(a, b.T)  # pyright: ignore[reportArgumentType]
+        compiled(lambda a, b: warploom.matmul_reduce(a, b, "min"))(a, b.T)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 @pytest.mark.gpu

@@ -111,7 +111,7 @@ def check(config: AnyConfig, problem: Problem, *, with_lse: bool) -> None:
     heads = problem.kv_heads * problem.group
     q = problem.array(1, problem.q_len, heads)
     k, v = (problem.array(seed, problem.kv_len, problem.kv_heads) for seed in (2, 3))
-    found = warploom.attention(q, k, v, config=small(config, problem), return_lse=with_lse, **problem.options)
+    found: Any = warploom.attention(q, k, v, config=small(config, problem), return_lse=with_lse, **problem.options)
     out, lse = found if with_lse else (found, None)
     assert out.shape == q.shape
     assert out.dtype == q.dtype

@@ -104,12 +104,15 @@ def test_options_of_attention_that_are_no_numbers(options, says):
 
 
 def test_one_number_in_an_array_is_that_number():
-    given = {"scale": np.array([0.25]), "softcap": np.array(5.0), "causal": np.array(True), "window": np.array([3, 0])}
+    given: dict[str, Any] = {"scale": np.array([0.25]), "softcap": np.array(5.0), "causal": np.array(True)}
+    given["window"] = np.array([3, 0])
     plain: dict[str, Any] = {"scale": 0.25, "softcap": 5.0, "causal": True, "window": (3, 0)}
     assert (warploom.attention(Q, Q, Q, **given) == warploom.attention(Q, Q, Q, **plain)).all()
+    factor: Any
     for factor in (np.array(2.0), np.float32(2), ml_dtypes.bfloat16(2), 2, np.array([[2]])):
         assert (warploom.matmul(A, B, alpha=factor) == warploom.matmul(A, B, alpha=2.0)).all()
-    reduced = warploom.matmul_reduce(A, B, scale=np.array(2.0))
+    two: Any = np.array(2.0)
+    reduced = warploom.matmul_reduce(A, B, scale=two)
     assert (reduced == warploom.matmul_reduce(A, B, scale=2.0)).all()
 
 
@@ -192,7 +195,7 @@ def test_numpys_numbers_stand_on_either_side_of_an_operator():
 
 def test_messages_show_no_contents_of_arrays():
     with pytest.raises(ProblemError) as refused:
-        warploom.matmul(A, B, alpha=np.ones((40, 40)))
+        warploom.matmul(A, B, alpha=np.ones((40, 40)))  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert not re.search(r"1\.", str(refused.value))
 
 

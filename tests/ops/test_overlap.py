@@ -81,11 +81,12 @@ A, B, ROWS = random(32, 32), random(32, 32), random(33, 32)
         ({"bias": B[0], "extras": (ROWS[1:],), "epilogue": lambda x, y: x + y, "out": ROWS[:32]}, r"extras\[0\]"),
     ],
 )
-def test_an_out_that_is_still_read_is_refused(arguments, named):
+def test_an_out_that_is_still_read_is_refused(arguments: dict[str, Any], named: str):
     before = arguments["out"].copy()
+    asked: dict[str, Any] = {"a": A, "b": B, **arguments}
     for call in (warploom.matmul, warploom.plan_matmul):
         with pytest.raises(ProblemError, match=f"out shares memory with {named}, which would be overwritten"):
-            call(**{"a": A, "b": B, **arguments})
+            call(**asked)
     assert (arguments["out"] == before).all()
 
 

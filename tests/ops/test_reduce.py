@@ -188,7 +188,7 @@ def test_no_product_is_written():
 def test_what_it_does_not_take():
     a, b = inputs(8, 8, 8)
     for call, text in (
-        (lambda: matmul_reduce(a, b, "min"), "op is 'max'"),  # pyright: ignore[reportArgumentType]
+        (lambda: matmul_reduce(a, b, "min"), "op is 'max'"),  # pyright: ignore[reportCallIssue, reportArgumentType]
         (lambda: matmul_reduce(a, b, "sum", return_index=True), "return_index goes with"),
         (lambda: matmul_reduce(a, b[:, :0]), "no columns"),
         (lambda: matmul_reduce(a[None], b), "are matrices"),

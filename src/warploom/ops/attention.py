@@ -23,7 +23,7 @@ from warploom.ops.places import EMULATOR
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from warploom.ops.signatures import Array, AttentionOptions, NumpyArray
+    from warploom.ops.signatures import Array, AttentionOptions, NumpyArray, Out
 
 
 def plan(
@@ -57,20 +57,20 @@ _PREPARED_KEPT = 4096
 
 @overload
 def attention(
-    q: Array, k: Any, v: Any, *, return_lse: Literal[False] = False, **options: Unpack[AttentionOptions]
-) -> Array: ...
-
-
-@overload
-def attention(
-    q: NumpyArray, k: Any, v: Any, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
-) -> tuple[NumpyArray, NDArray[np.float32]]: ...
+    q: Out, k: Any, v: Any, *, return_lse: Literal[False] = False, **options: Unpack[AttentionOptions]
+) -> Out: ...
 
 
 @overload
 def attention(
     q: Array, k: Any, v: Any, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
 ) -> tuple[Array, Array]: ...
+
+
+@overload
+def attention(
+    q: NumpyArray, k: Any, v: Any, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
+) -> tuple[NumpyArray, NDArray[np.float32]]: ...
 
 
 def attention(

@@ -31,7 +31,7 @@ from warploom.winners.store import find_winner
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from warploom.ops.signatures import Array, MatmulOptions
+    from warploom.ops.signatures import Array, MatmulOptions, Out
 
 _Key = tuple[Hashable, ...]
 _prepared: dict[_Key, Prepared] = {}
@@ -39,15 +39,15 @@ _PREPARED_KEPT = 4096
 
 
 @overload
-def matmul(a: np.ndarray[Any, Any], b: Any, *, out: None = None, **options: Unpack[MatmulOptions]) -> NDArray[Any]: ...
-
-
-@overload
 def matmul(a: Array, b: Any, *, out: None = None, **options: Unpack[MatmulOptions]) -> Array: ...
 
 
 @overload
-def matmul(a: Any, b: Any, *, out: Array, **options: Unpack[MatmulOptions]) -> Array: ...
+def matmul(a: np.ndarray[Any, Any], b: Any, *, out: None = None, **options: Unpack[MatmulOptions]) -> NDArray[Any]: ...
+
+
+@overload
+def matmul(a: Any, b: Any, *, out: Out, **options: Unpack[MatmulOptions]) -> Out: ...
 
 
 def matmul(

@@ -49,6 +49,18 @@ Op = Literal["max", "sum", "logsumexp"]
 
 @overload
 def matmul_reduce(
+    a: Array, b: Any, op: Op = "max", *, return_index: Literal[False] = False, **options: Unpack[ReduceOptions]
+) -> Array: ...
+
+
+@overload
+def matmul_reduce(
+    a: Array, b: Any, op: Op = "max", *, return_index: Literal[True], **options: Unpack[ReduceOptions]
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def matmul_reduce(
     a: np.ndarray[Any, Any], b: Any, op: Op = "max", *, return_index: Literal[False] = False,
     **options: Unpack[ReduceOptions],
 ) -> NDArray[np.float32]: ...  # fmt: skip
@@ -58,18 +70,6 @@ def matmul_reduce(
 def matmul_reduce(
     a: np.ndarray[Any, Any], b: Any, op: Op = "max", *, return_index: Literal[True], **options: Unpack[ReduceOptions]
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]: ...
-
-
-@overload
-def matmul_reduce(
-    a: Array, b: Any, op: Op = "max", *, return_index: Literal[False] = False, **options: Unpack[ReduceOptions]
-) -> Array: ...
-
-
-@overload
-def matmul_reduce(
-    a: Array, b: Any, op: Op = "max", *, return_index: Literal[True], **options: Unpack[ReduceOptions]
-) -> tuple[Array, Array]: ...
 
 
 def matmul_reduce(
@@ -119,13 +119,13 @@ def reduction_named(op: Op, return_index: bool) -> ReduceOp:
 
 
 @overload
-def linear_cross_entropy(
-    x: np.ndarray[Any, Any], w: Any, target: Any, *, config: AnyGemmConfig | str | None = None
-) -> NDArray[np.float32]: ...
+def linear_cross_entropy(x: Array, w: Any, target: Any, *, config: AnyGemmConfig | str | None = None) -> Array: ...
 
 
 @overload
-def linear_cross_entropy(x: Array, w: Any, target: Any, *, config: AnyGemmConfig | str | None = None) -> Array: ...
+def linear_cross_entropy(
+    x: np.ndarray[Any, Any], w: Any, target: Any, *, config: AnyGemmConfig | str | None = None
+) -> NDArray[np.float32]: ...
 
 
 def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig | str | None = None) -> Any:

@@ -1,12 +1,13 @@
 """Types of the public functions: the options that all overloads of one share, and what they return for which array.
 
-For type checkers alone: a result has the first array's type, and NumPy's arrays the dtype where it is known.
+For type checkers alone: a result has the first array's type, and NumPy's arrays the dtype where it is known. Overloads
+for NumPy come after those for others, so that an array of unknown type gives a result of unknown type.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
@@ -15,8 +16,25 @@ from warploom.kernels.gemm.features import EpilogueFunction
 from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.ops.attention_arrays import Layout, Window
 
-Array = TypeVar("Array")
+
+class CudaArray(Protocol):
+    """What torch's, CuPy's and Numba's arrays have and NumPy's have not."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+
+class JaxArray(Protocol):
+    """What JAX's arrays have and NumPy's have not."""
+
+    def block_until_ready(self) -> Any:
+        """Wait for the array."""
+        ...
+
+
+Array = TypeVar("Array", bound=CudaArray | JaxArray)
 NumpyArray = TypeVar("NumpyArray", bound="np.ndarray[Any, Any]")
+Out = TypeVar("Out")
 
 
 class AttentionOptions(TypedDict, total=False):
