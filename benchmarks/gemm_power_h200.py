@@ -28,7 +28,7 @@ import torch
 from mma_rate import Feeds
 
 from warploom.bench.environment import environment
-from warploom.bench.gemm import GemmOnGpu
+from warploom.bench.gemm import GemmOnGpu, Square
 from warploom.bench.monitor import GpuMonitor
 from warploom.bench.power import power_of
 from warploom.bench.timing import Candidate, EventClock
@@ -170,7 +170,7 @@ def products(bench: Bench, accumulate: DType, size: int) -> Iterator[tuple[str, 
     configs = configurations(accumulate)
     compile_all(configs, size)
     log("compiled", len(configs))
-    checked, case = GemmOnGpu(CHECKED, 0, 1), GemmOnGpu(size, 0, 0)
+    checked, case = GemmOnGpu(Square(CHECKED), 0, 1), GemmOnGpu(Square(size), 0, 0)
     (cublas,) = case.peers
     yield "cublas", bench.measure(cublas, case.sets, case.flops)
     for name, config in configs.items():

@@ -58,13 +58,29 @@ def memory(name, at, streamed):
 
 
 @pytest.fixture
-def case(monkeypatch):
+def on_cpu(monkeypatch):
     stand_in = CpuTorch(torch)
     stand_in.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=7)
     monkeypatch.setattr(bench, "torch_module", lambda: stand_in)
     monkeypatch.setattr(matmul_launch, "GpuCall", Emulated)
     monkeypatch.setattr(matmul_launch, "zero_words", lambda at, words, *_: ctypes.memset(at, 0, 4 * words))
-    return bench.GemmFamily().gpu_case(SIZE, 0, 1)
+
+
+@pytest.fixture
+def case(on_cpu):
+    return bench.GemmFamily().gpu_case(bench.Square(SIZE), 0, 1)
+
+
+def test_matrices_hold_what_was_asked_for(on_cpu):
+    """The seed's data are uniform in [0, 1): what is timed and what results are checked on."""
+    for data, least in (("uniform", 0.0), ("normal", -2.0)):
+        case = bench.GemmFamily().gpu_case(bench.Square(SIZE, data), 0, 1)
+        assert case.label["data"] == data
+        for matrix in (*case._inputs[0], *case._fresh()):
+            values = matrix.float()
+            assert values.shape == (SIZE, SIZE)
+            assert (values.min() < least) == (data == "normal")
+            assert (values.max() > 2.0) == (data == "normal")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -85,7 +101,7 @@ def test_a_rung_is_right_and_a_wrong_one_is_seen(case, name, monkeypatch):
 
 
 def test_the_case_says_its_size_and_has_the_peer(case):
-    assert dict(case.label) == {"n": SIZE}
+    assert dict(case.label) == {"n": SIZE, "data": "normal"}
     assert case.flops == 2 * SIZE**3
     assert case.sets >= 2
     assert case.stream == 7

@@ -75,11 +75,51 @@ def test_cells_hold_a_rung_against_the_one_before(monkeypatch):
     result = LadderResult({}, [])
     rungs = [Rung(key, key, "", None) for key in ("a", "b", "broken", "c")]
     monitor: Any = types.SimpleNamespace(sm_clock=lambda: None)
-    cells = ladder._size(case, rungs, result, monitor, ladder._Effort(3), lambda fraction: None)
-    assert cells[1]["over_rung_before"] == pytest.approx(2.0)
-    assert [index for index in cells if "over_rung_before" in cells[index]] == [1], "c's predecessor was not timed"
-    assert cells[3]["ratio"]["peer"] == pytest.approx(5.0)
+    rests: list[float] = []
+    monkeypatch.setattr("warploom.bench.timing.time.sleep", rests.append)
+    effort = ladder._Effort(3, loads={"rested": 0.5, "sustained": 0.0})
+    cells = ladder._size(case, rungs, result, monitor, effort, lambda fraction: None)
+    assert list(cells) == [0, 1, 3]
+    assert all([cell["load"] for cell in of] == ["rested", "sustained"] for of in cells.values())
+    assert rests == [0.5] * 3 * 4, "one of the loads rests before each sample"
+    for load in range(2):
+        assert cells[1][load]["over_rung_before"] == pytest.approx(2.0)
+        assert [i for i in cells if "over_rung_before" in cells[i][load]] == [1], "c's predecessor was not timed"
+        assert cells[3][load]["ratio"]["peer"] == pytest.approx(5.0)
     assert "broken" in result.notes[0]
+    alone = ladder._size(case, rungs[:1], result, monitor, ladder._Effort(3), lambda fraction: None)
+    assert "load" not in alone[0][0]
+
+
+def test_a_rung_may_have_another_configuration_at_each_size(monkeypatch):
+    gpu, prepared = FakeGpu(), []
+    monkeypatch.setattr(ladder, "EventClock", lambda stream: gpu)
+    monkeypatch.setattr(ladder, "GpuMonitor", lambda bus: types.SimpleNamespace(sm_clock=lambda: None, state=dict))
+    device = types.SimpleNamespace(pci_bus_id="")
+    monkeypatch.setattr("warploom.cuda.device.cuda_core", lambda: types.SimpleNamespace(Device=lambda index: device))
+
+    def case(size, device, seed):
+        def prepare(rung):
+            prepared.append((size, rung.config.tile_n))
+            return gpu.candidate(rung.key, 0.01)
+
+        return types.SimpleNamespace(
+            label={"seq": size}, flops=10**12, sets=1, stream=0, peers=[], prepare=prepare,
+            error=lambda rung: ErrorEntry("m", 0.5, 1.0),
+        )  # fmt: skip
+
+    monkeypatch.setattr(AttentionFamily, "gpu_case", lambda family, *place: case(*place))
+    rung = settled(LADDER.rung("2"), 64, f16, {})
+    wide = dataclasses.replace(rung, config=dataclasses.replace(rung.config, tile_n=rung.config.tile_n * 2))
+    result = run_ladder(
+        AttentionFamily(seq=64, head_dim=64, dtype=f16), [rung], gpu_sizes=[512, 1024],
+        at_size=lambda rung, size: wide if size == 1024 else rung,
+    )  # fmt: skip
+    assert prepared == [(512, rung.config.tile_n), (1024, wide.config.tile_n)]
+    first, second = result.rows[0]["gpu"]["cells"]
+    assert "config" not in first
+    assert second["config"]["tile_n"] == wide.config.tile_n
+    assert result.rows[0]["config"]["tile_n"] == rung.config.tile_n
 
 
 def test_the_error_of_an_output_far_from_a_rounding_reference_counts():

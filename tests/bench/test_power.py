@@ -119,9 +119,10 @@ def test_rungs_and_peers_run_for_power_where_asked(monkeypatch: pytest.MonkeyPat
     case: Any = Case()
     rungs: Any = [OneRung()]
     cells = ladder._size(case, rungs, None, None, ladder._Effort(1), lambda _: None, metered=True)  # type: ignore[arg-type]
-    assert cells[0]["power"]["tflop_per_joule"] == 1.0
-    assert cells[0]["peers"]["peer"]["power"] is None
-    assert "power" not in ladder._size(case, rungs, None, None, ladder._Effort(1), lambda _: None)[0]  # type: ignore[arg-type]
-    header, body = power_cells([{"rung": "1", "name": "one", "gpu": {"cells": [cells[0]]}}])
+    (cell,) = cells[0]
+    assert cell["power"]["tflop_per_joule"] == 1.0
+    assert cell["peers"]["peer"]["power"] is None
+    assert "power" not in ladder._size(case, rungs, None, None, ladder._Effort(1), lambda _: None)[0][0]  # type: ignore[arg-type]
+    header, body = power_cells([{"rung": "1", "name": "one", "gpu": {"cells": [cell]}}])
     assert header[2] == "TFLOP/s, seq 512"
     assert body == [["1", "one", "700", "700", "1500", "1.000"]]

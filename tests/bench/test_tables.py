@@ -2,12 +2,15 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from warploom.bench.tables import ladder_tables
+from warploom.bench.ladder import config_json
+from warploom.bench.tables import conditions, gpu_cells, ladder_tables, tile_text
+from warploom.kernels.gemm.ladder import FULL_LADDER, LADDER
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = json.loads((ROOT / "benchmarks/results/h200/attention-d128-bf16.json").read_text(encoding="utf-8"))["rows"]
@@ -33,3 +36,28 @@ def test_many_sizes_name_the_peer():
     assert "× torch_flash" in shown(ROWS, 80)
     ratio = ROWS[2]["gpu"]["cells"][-1]["ratio"]["torch_flash"]
     assert f"{ratio:.2f}×" in shown(ROWS, 80)
+
+
+def test_each_load_and_data_has_a_table_and_each_cell_the_tile_that_won():
+    config = config_json(LADDER.rung("03").config)
+    cell = {"n": 4096, "tflops": {"median": 437.0, "low": 430.0, "high": 440.0}, "ratio": {"cublas": 0.57}}
+    cells = [
+        cell | {"data": data, "load": load, "n": n, "config": config | {"tile_m": n // 16}}
+        for data in ("uniform", "normal") for load in ("sustained", "rested") for n in (4096, 8192)
+    ]  # fmt: skip
+    row = {"rung": "03", "name": "03_MMAMultistage", "config": config, "gpu": {"cells": cells}}
+    assert conditions([row]) == [
+        "uniform data, sustained", "uniform data, rested", "normal data, sustained", "normal data, rested"
+    ]  # fmt: skip
+    for of in conditions([row]):
+        header, body = gpu_cells([row], of)
+        assert header[2:] == ["N = 4096", "N = 8192"]
+        assert [text.splitlines()[-1] for text in body[0][2:]] == ["256×128×64 64×64 s3", "512×128×64 64×64 s3"]
+    assert gpu_cells([row | {"gpu": {"cells": [cell]}}])[1][0][2].endswith("0.57× cublas"), "its own tile is not said"
+
+
+def test_a_tile_in_words():
+    best = LADDER.rung("best16").config
+    assert tile_text(config_json(best)) == "256×256×32 128×64 s4 g8"
+    assert tile_text(config_json(replace(best, opt_level=1, block_stride=0))) == "256×256×32 128×64 s4 -O1"
+    assert tile_text(config_json(FULL_LADDER.rung("h3").config)) == ""

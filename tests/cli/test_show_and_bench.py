@@ -46,6 +46,22 @@ def test_bench_needs_a_gpu(invoke, family):
     assert "GPU" in result.stderr
 
 
+@pytest.mark.skipif(has_gpu(), reason="for machines without a GPU")
+@pytest.mark.parametrize("command", ["ladder", "bench"])
+def test_a_search_of_tiles_needs_a_gpu(invoke, command):
+    result = invoke(command, "gemm", "--tuned", "--rung", "03")
+    assert result.exit_code == 2
+    assert "GPU" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--data", "--load"])
+def test_what_products_are_timed_on_and_how_has_names(invoke, option):
+    result = invoke("bench", "gemm", option, "zeros")
+    assert result.exit_code == 2
+    assert f"{option} takes" in result.stderr
+    assert "'zeros'" in result.stderr
+
+
 @pytest.mark.parametrize("family", ["attention", "gemm"])
 def test_a_broken_targets_file_is_named(invoke, tmp_path, family):
     file = tmp_path / "targets.json"

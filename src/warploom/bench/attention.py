@@ -59,7 +59,11 @@ class AttentionFamily:
     head_dim: int = 128
     dtype: DType = bf16
     name: str = "attention"
-    pause_seconds: float = 0.0
+
+    @property
+    def loads(self) -> Mapping[str, float]:
+        """One, without rests."""
+        return {"": 0.0}
 
     def program(self, config: AnyConfig) -> Program:
         """The traced kernel."""

@@ -75,16 +75,54 @@ def settled(
     return found
 
 
+LOADS = {"rested": 0.02, "sustained": 0.0}
+"""Seconds of rest before each sample. Products alone hold a GPU at its power limit, where no two runs have one clock; a
+rest as long as two samples spares them that.
+"""
+DATA = ("normal", "uniform")
+"""What a matrix may hold: N(0, 1), or as the seed has it [0, 1), which switches fewer transistors."""
+
+
+def drawn(torch: Any, shape: tuple[int, ...], data: str, generator: Any, dtype: Any) -> Any:
+    """A random matrix of :data:`DATA` on the generator's device, rounded from f32."""
+    make = torch.rand if data == "uniform" else torch.randn
+    return make(shape, generator=generator, device=generator.device).to(dtype)
+
+
+@dataclass(frozen=True)
+class Square:
+    """A size of the bench: (n, n) matrices, and what they hold; ``tuned``: the rungs have the tiles of a search."""
+
+    n: int
+    data: str = "normal"
+    tuned: bool = False
+
+    @property
+    def label(self) -> dict[str, Any]:
+        """What a cell says of it."""
+        return {"n": self.n, "data": self.data} | ({"tuned": True} if self.tuned else {})
+
+    def __str__(self) -> str:
+        return f"{self.n}, {self.data}"
+
+
 @dataclass(frozen=True)
 class GemmFamily:
-    """C = A·B, all row-major, C of the inputs' type. (m, n, k) is the emulator's problem; a GPU's is square."""
+    """C = A·B, all row-major, C of the inputs' type. (m, n, k) is the emulator's problem; a GPU's is square.
+
+    ``loads`` are names of :data:`LOADS`.
+    """
 
     m: int = 256
     n: int = 256
     k: int = 512
     name: str = "gemm"
-    pause_seconds: float = 0.02
-    """As long as two samples: products alone hold a GPU at its power limit, at which no two runs have one clock."""
+    load_names: tuple[str, ...] = ("rested",)
+
+    @property
+    def loads(self) -> Mapping[str, float]:
+        """Seconds of rest before each sample."""
+        return {name: LOADS[name] for name in self.load_names}
 
     def emulator_case(self, config: AnyGemmConfig, seed: int) -> EmulatorCase:
         """a (m, k) and b (k, n) ~ N(0, 1), and an output full of NaN; of a split K the f32 parts."""
@@ -113,8 +151,8 @@ class GemmFamily:
         rows, cols = (-(-x // tile) * tile for x, tile in ((self.m, config.tile_m), (self.n, config.tile_n)))
         return EMULATION_OVERHEAD + _SHARED_OVERHEAD * SECONDS_PER_FLOP * 2 * rows * cols * self.k
 
-    def gpu_case(self, size: int, device: int, seed: int) -> GemmOnGpu:
-        """The product of two matrices of size × size."""
+    def gpu_case(self, size: Square, device: int, seed: int) -> GemmOnGpu:
+        """The product of two square matrices."""
         return GemmOnGpu(size, device, seed)
 
 
@@ -185,13 +223,13 @@ class PlannedCall:
 class GemmOnGpu:
     """Square matrices of one size on the GPU: input sets that rotate past the L2, outputs, reference and the peer."""
 
-    def __init__(self, size: int, device: int, seed: int) -> None:
+    def __init__(self, size: Square, device: int, seed: int) -> None:
         torch = self._torch = torch_module()
         self._device, self._index, self._size = torch.device("cuda", device), device, size
-        self.label: Mapping[str, int] = {"n": size}
-        self.flops = 2 * size**3
+        self.label: Mapping[str, Any] = size.label
+        self.flops = 2 * size.n**3
         l2 = int(torch.cuda.get_device_properties(self._device).L2_cache_size)
-        self.sets = input_sets(2 * 2 * size * size, l2)
+        self.sets = input_sets(2 * 2 * size.n**2, l2)
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self._inputs = [self._fresh() for _ in range(self.sets)]
         self._arrays: dict[DType, tuple[list[tuple[Any, Any]], Any]] = {}
@@ -202,9 +240,9 @@ class GemmOnGpu:
         self.peers: Sequence[Candidate] = [Candidate("cublas", lambda i: mm(*inputs[i], out=out))]
 
     def _fresh(self) -> tuple[Any, Any]:
-        torch, shape = self._torch, (self._size, self._size)
-        a, b = (torch.randn(shape, generator=self._generator, device=self._device) for _ in range(2))
-        return a.to(torch.float16), b.to(torch.float16)
+        shape, data = (self._size.n, self._size.n), self._size.data
+        a, b = (drawn(self._torch, shape, data, self._generator, self._torch.float16) for _ in range(2))
+        return a, b
 
     def _kind(self, dtype: DType) -> Any:
         return self._torch.bfloat16 if dtype is bf16 else self._torch.float16
@@ -213,7 +251,7 @@ class GemmOnGpu:
         """Input sets and an output of a type."""
         if dtype not in self._arrays:
             kind = self._kind(dtype)
-            out = self._torch.empty(self._size, self._size, device=self._device, dtype=kind)
+            out = self._torch.empty(self._size.n, self._size.n, device=self._device, dtype=kind)
             self._arrays[dtype] = [(a.to(kind), b.to(kind)) for a, b in self._inputs], out
         return self._arrays[dtype]
 

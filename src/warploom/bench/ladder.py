@@ -107,8 +107,11 @@ class Family(Protocol[Config]):
         ...
 
     @property
-    def pause_seconds(self) -> float:
-        """How long the GPU rests before each sample (:func:`warploom.bench.timing.measure`)."""
+    def loads(self) -> Mapping[str, float]:
+        """Seconds that the GPU rests before each sample (:func:`warploom.bench.timing.measure`), by the load's name.
+
+        Cells carry the name; none where there is one load, named "".
+        """
         ...
 
     def emulator_case(self, config: Config, seed: int) -> EmulatorCase:
@@ -119,8 +122,8 @@ class Family(Protocol[Config]):
         """About how long the emulator takes."""
         ...
 
-    def gpu_case(self, size: int, device: int, seed: int) -> GpuCase[Config]:
-        """The GPU's part at one size."""
+    def gpu_case(self, size: Any, device: int, seed: int) -> GpuCase[Config]:
+        """The GPU's part at one size: a number, or whatever the family takes for one."""
         ...
 
 
@@ -182,11 +185,12 @@ def run_ladder(
     rungs: Sequence[Rung[Config]],
     *,
     seed: int | None = None,
-    gpu_sizes: Sequence[int] = (),
+    gpu_sizes: Sequence[Any] = (),
     device: int = 0,
     progress: Progress | None = None,
     rounds: int = 15,
     metered: bool = False,
+    at_size: Callable[[Rung[Config], Any], Rung[Config]] = lambda rung, size: rung,
 ) -> LadderResult:
     """Every rung on the emulator and through the compiler, and at ``gpu_sizes`` on GPU ``device``.
 
@@ -195,7 +199,8 @@ def run_ladder(
     "gpu": {"seq", "tflops", "ratio", …, "cells": [one for each size]} or None}``; the fields of ``gpu`` beside its
     cells are those of its last cell. ``seed`` draws other inputs and runs the warps in an adversarial order. With
     ``metered`` every rung and peer runs alone for power as well, at the last size: ``"power"`` of that cell and of its
-    peers (:meth:`warploom.bench.power.Power.json`).
+    peers (:meth:`warploom.bench.power.Power.json`). ``at_size`` gives a rung the configuration that is timed at a size;
+    a cell whose configuration is not its row's says it in ``"config"``.
 
     Raises ConfigError where a rung does not fit the emulator's problem.
     """
@@ -231,10 +236,9 @@ def run_ladder(
             tell("compiling", emulated + (share - emulated) * number / len(result.rows))
             row["targets"] = {arch: job.result() for arch, job in row["targets"].items()}
     if gpu_sizes:
-        effort = _Effort(rounds, gpu_sizes[-1] if metered else None, family.pause_seconds)
-        _time_on_gpu(
-            family, rungs, result, gpu_sizes, device, seed or 0, effort, lambda t, f: tell(t, share + (1 - share) * f)
-        )
+        effort = _Effort(rounds, gpu_sizes[-1] if metered else None, family.loads)
+        places = [(size, [at_size(rung, size) for rung in rungs]) for size in gpu_sizes]
+        _time_on_gpu(family, places, result, device, seed or 0, effort, lambda t, f: tell(t, share + (1 - share) * f))
     tell("done", 1.0)
     return result
 
@@ -258,18 +262,17 @@ def _row(rung: Rung[Any], case: EmulatorCase, emulation: Emulation) -> dict[str,
 
 @dataclass(frozen=True)
 class _Effort:
-    """Rounds of timing, the size that is run for power too, and the rest before each sample."""
+    """Rounds of timing, the size that is run for power too, and the rests before each sample by the load's name."""
 
     rounds: int
-    metered_size: int | None = None
-    pause_seconds: float = 0.0
+    metered_size: Any = None
+    loads: Mapping[str, float] = field(default_factory=lambda: {"": 0.0})
 
 
 def _time_on_gpu(
     family: Family[Config],
-    rungs: Sequence[Rung[Config]],
+    places: Sequence[tuple[Any, Sequence[Rung[Config]]]],
     result: LadderResult,
-    sizes: Sequence[int],
     device: int,
     seed: int,
     effort: _Effort,
@@ -281,16 +284,18 @@ def _time_on_gpu(
     monitor = GpuMonitor(cuda_core().Device(device).pci_bus_id)
     clocks: dict[str, Any] = {"before": monitor.state()}
     result.environment["driver"] = clocks["before"].get("driver")
-    cells: list[list[dict[str, Any]]] = [[] for _ in rungs]
-    for number, size in enumerate(sizes):
+    cells: list[list[dict[str, Any]]] = [[] for _ in result.rows]
+    for number, (size, rungs) in enumerate(places):
         what = f"GPU, size {size}"
-        tell(what, number / len(sizes))
+        tell(what, number / len(places))
         case = family.gpu_case(size, device, seed + number)
-        part = _part(tell, what, number / len(sizes), 1 / len(sizes))
+        part = _part(tell, what, number / len(places), 1 / len(places))
         timed = _size(case, rungs, result, monitor, effort, part, metered=size == effort.metered_size)
         clocks["under_load"] = monitor.state()
-        for index, cell in timed.items():
-            cells[index].append(cell)
+        for index, found in timed.items():
+            timed_config = config_json(rungs[index].config)
+            own = timed_config == result.rows[index]["config"]
+            cells[index] += found if own else [cell | {"config": timed_config} for cell in found]
     clocks["after"] = monitor.state()
     result.environment["clocks"] = clocks
     for row, of_row in zip(result.rows, cells, strict=True):
@@ -307,8 +312,8 @@ def _size(
     progress: Callable[[float], None],
     *,
     metered: bool = False,
-) -> dict[int, dict[str, Any]]:
-    """The cells of one size, by the rung's index; a rung that does not fit it is noted and has none."""
+) -> dict[int, list[dict[str, Any]]]:
+    """The cells of one size, one for each load, by the rung's index; a rung that does not fit is noted and has none."""
     from warploom.core.errors import ConfigError
 
     candidates: dict[int, Candidate] = {}
@@ -321,23 +326,30 @@ def _size(
             continue
         errors[index] = case.error(rung)
     everyone = [*candidates.values(), *case.peers]
-    times = measure(
-        everyone, case.sets, EventClock(case.stream), rounds=effort.rounds, pause_seconds=effort.pause_seconds,
-        monitor=monitor, progress=progress,
-    )  # fmt: skip
-    peers = {peer.name: times[peer.name] for peer in case.peers}
-    power = _power(case, everyone, monitor) if metered else {}
-    cells: dict[int, dict[str, Any]] = {}
-    for index, candidate in candidates.items():
-        cells[index] = _cell(case, times[candidate.name], peers, errors[index])
-        if index - 1 in candidates:
-            before = paired_ratio(times[candidate.name], times[candidates[index - 1].name])
-            cells[index]["over_rung_before"] = round(before, 4)
-        if metered:
-            cells[index]["power"] = power[candidate.name]
-            for name, peer in cells[index]["peers"].items():
-                peer["power"] = power[name]
+    cells: dict[int, list[dict[str, Any]]] = {index: [] for index in candidates}
+    for number, (load, pause) in enumerate(effort.loads.items()):
+        times = measure(
+            everyone, case.sets, EventClock(case.stream), rounds=effort.rounds, pause_seconds=pause, monitor=monitor,
+            progress=lambda done, first=number: progress((first + done) / len(effort.loads)),
+        )  # fmt: skip
+        peers = {peer.name: times[peer.name] for peer in case.peers}
+        for index, candidate in candidates.items():
+            cell = _cell(case, load, times[candidate.name], peers, errors[index])
+            if index - 1 in candidates:
+                before = paired_ratio(times[candidate.name], times[candidates[index - 1].name])
+                cell["over_rung_before"] = round(before, 4)
+            cells[index].append(cell)
+    if metered:
+        _add_power(_power(case, everyone, monitor), {candidates[index].name: found for index, found in cells.items()})
     return cells
+
+
+def _add_power(power: Mapping[str, Any], cells: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    """Put what was drawn into the last cell of each."""
+    for name, (*_, cell) in cells.items():
+        cell["power"] = power[name]
+        for peer, entry in cell["peers"].items():
+            entry["power"] = power[peer]
 
 
 def _power(
@@ -349,12 +361,15 @@ def _power(
     return {name: None if power is None else power.json(case.flops) for name, power in drawn.items()}
 
 
-def _cell(case: GpuCase[Any], ours: Measured, peers: Mapping[str, Measured], error: ErrorEntry) -> dict[str, Any]:
+def _cell(
+    case: GpuCase[Any], load: str, ours: Measured, peers: Mapping[str, Measured], error: ErrorEntry
+) -> dict[str, Any]:
     def tflops(m: Measured) -> dict[str, float]:
         return m.seconds.rate(case.flops / 1e12).json()
 
     return {
         **case.label,
+        **({"load": load} if load else {}),
         "tflops": tflops(ours),
         "ratio": {name: round(paired_ratio(ours, peer), 4) for name, peer in peers.items()},
         "milliseconds": {k: v * 1000 for k, v in ours.seconds.json().items()},

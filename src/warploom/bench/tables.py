@@ -26,13 +26,46 @@ def static_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
     return header, body
 
 
-def gpu_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """(header, cells) of the rows that were timed: a column for each size."""
-    timed = [(row, {_size(c): c for c in row["gpu"]["cells"]}) for row in rows if row["gpu"]]
+def gpu_cells(rows: Rows, condition: str | None = None) -> tuple[list[str], list[list[str]]]:
+    """(header, cells) of the rows that were timed: a column for each size; of one of :func:`conditions` if given."""
+    timed = [(row, {_size(c): c for c in _cells(row) if condition in (None, condition_of(c))})
+             for row in rows if row["gpu"]]  # fmt: skip
     sizes = list(dict.fromkeys(size for _, cells in timed for size in cells))
     cell_of = _beside_peers if len(sizes) <= _FEW_SIZES else _short
-    body = [[row["rung"], row["name"], *(cell_of(cells.get(size)) for size in sizes)] for row, cells in timed]
+    body = [
+        [row["rung"], row["name"], *(_with_tile(cell_of(cells.get(size)), cells.get(size)) for size in sizes)]
+        for row, cells in timed
+    ]
     return ["rung", "name", *sizes], body
+
+
+def _cells(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return (row["gpu"] or {}).get("cells", ())
+
+
+def condition_of(cell: Mapping[str, Any]) -> str:
+    """What the matrices held and under which load a cell was timed: ``"uniform data, sustained"``; "" where untold."""
+    data = f"{cell['data']} data" if "data" in cell else ""
+    return ", ".join(filter(None, (data, cell.get("load"))))
+
+
+def conditions(rows: Rows) -> list[str]:
+    """Every :func:`condition_of` the cells."""
+    return list(dict.fromkeys(condition_of(cell) for row in rows for cell in _cells(row)))
+
+
+def tile_text(config: Mapping[str, Any]) -> str:
+    """``256×128×64 64×64 s3 g16``: tile, warp tile, stages, rows of a group of CTAs; "" of another kind of kernel."""
+    if "warp_m" not in config:
+        return ""
+    words = [f"{config['tile_m']}×{config['tile_n']}×{config['tile_k']}", f"{config['warp_m']}×{config['warp_n']}"]
+    words += [f"s{config['stages']}"] + [f"g{config['block_stride']}"] * bool(config["block_stride"])
+    return " ".join(words + ["-O1"] * (config["opt_level"] == 1))
+
+
+def _with_tile(text: str, cell: Mapping[str, Any] | None) -> str:
+    """A cell with the tile that was timed, where it is not the rung's own."""
+    return f"{text}\n{tile_text(cell['config'])}" if cell and "config" in cell else text
 
 
 def ladder_tables(rows: Rows) -> list[Any]:
@@ -45,11 +78,8 @@ def ladder_tables(rows: Rows) -> list[Any]:
 
     tables: list[Any] = []
     static = "registers per thread; spills in bytes; wavefronts of shared memory over the conflict-free ideal"
-    for title, (header, body) in (
-        (static, static_cells(rows)),
-        (_gpu_title(rows), gpu_cells(rows)),
-        ("run alone for power", power_cells(rows)),
-    ):
+    timed = [(", ".join(filter(None, (_gpu_title(rows), of))), gpu_cells(rows, of)) for of in conditions(rows)]
+    for title, (header, body) in ((static, static_cells(rows)), *timed, ("run alone for power", power_cells(rows))):
         if not body:
             continue
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
@@ -65,9 +95,8 @@ def ladder_tables(rows: Rows) -> list[Any]:
 
 def _gpu_title(rows: Rows) -> str:
     """What the cells of :func:`gpu_cells` are."""
-    listed: list[Sequence[Mapping[str, Any]]] = [(row["gpu"] or {}).get("cells", ()) for row in rows]
-    cells = max(listed, key=len, default=[])
-    if len(cells) <= _FEW_SIZES:
+    cells = [cell for row in rows for cell in _cells(row)]
+    if len({_size(cell) for cell in cells}) <= _FEW_SIZES:
         return "TFLOP/s, median (10th–90th percentile), and × the peers' in the same rounds"
     return f"TFLOP/s, median, and × {_first_peer(cells[0])[0]} in the same rounds"
 

@@ -24,7 +24,7 @@ class Figure:
 
     rung: str
     at_least: float
-    where: Mapping[str, int]
+    where: Mapping[str, Any]
     peer: str | None = None
     when: Mapping[str, Any] | None = None
 

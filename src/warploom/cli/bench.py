@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import Accumulate, DTypeName, HeadDim, RungList, Settings, on_gpu
+from warploom.cli.options import Accumulate, DTypeName, HeadDim, RungList, Settings, Tuned, grouped, on_gpu
 from warploom.cli.output import note
 
 if TYPE_CHECKING:
     from warploom.bench.ladder import Family
     from warploom.bench.targets import Figure
     from warploom.kernels.ladder import Rung
+    from warploom.tune.rungs import Searched
 
 app = typer.Typer(help="Measure on the GPU beside PyTorch's kernels.", no_args_is_help=True)
 
@@ -63,43 +66,80 @@ def attention(
     figures = _figures(targets, "attention")
     sizes = sequence_lengths(gpu_seq)
     family, rungs = attention_rungs(rung, set_, 256, 1, head_dim, dtype)
-    _measure(family, rungs, sizes, figures, out, f"attention-d{head_dim}-{dtype}.json")
+    _measure(Run(family, rungs, sizes), figures, out, f"attention-d{head_dim}-{dtype}.json")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What products are timed on, and how."""
+
+    gpu_n: Annotated[str, typer.Option(metavar="N,…", help="Sizes of the square products.")] = (
+        "1024,2048,4096,8192,16384"
+    )
+    data: Annotated[
+        str, typer.Option(metavar="normal,uniform", help="What the matrices hold: N(0, 1), or [0, 1) as in the seed.")
+    ] = "normal"
+    load: Annotated[
+        str, typer.Option(metavar="rested,sustained", help="With a rest before each sample, or without.")
+    ] = "rested"
+    rounds: Annotated[int, typer.Option(min=3, help="Samples of every cell.")] = 15
+    tuned: Tuned = False
+
+    def words(self, option: str, known: Collection[str]) -> tuple[str, ...]:
+        """The words of an option. Raises typer.BadParameter for one that is not ``known``."""
+        found = tuple(dict.fromkeys(word.strip() for word in getattr(self, option).split(",")))
+        for word in found:
+            if word not in known:
+                raise typer.BadParameter(f"--{option} takes {' and '.join(known)}, with a comma between, not {word!r}")
+        return found
 
 
 @app.command("gemm")
 @explains_errors
+@grouped
 def gemm(
     rung: RungList = None,
     set_: Settings = None,
     accumulate: Accumulate = None,
-    gpu_n: Annotated[
-        str, typer.Option(metavar="N,…", help="Sizes of the square products.")
-    ] = "1024,2048,4096,8192,16384",
-    rounds: Annotated[int, typer.Option(min=3, help="Samples of every cell.")] = 15,
     out: Annotated[Path | None, typer.Option(help="File to write; default benchmarks/results/GPU/gemm-….json")] = None,
     targets: Targets = None,
+    *,
+    conditions: Conditions,
 ) -> None:
     """Time every rung and cuBLAS at every size; exit code 1 if a target is missed.
 
     Each kernel is checked against float64 on fresh inputs, element by element, in the same run before it is timed. The
-    GPU rests before each sample; at the last size every kernel also runs alone without a pause, for its power.
+    GPU rests before each sample, unless --load says otherwise; at the last size every kernel also runs alone without a
+    pause, for its power. --tuned searches every rung's tile first, as the seed's tuner does, without rests and with f16
+    accumulators unless told otherwise: four minutes on an H200 for three sizes.
 
     \b
     Examples:
       warploom bench gemm
       warploom bench gemm --accumulate f32 --out /tmp/f32.json
       warploom bench gemm --rung best32 --gpu-n 8192
+      warploom bench gemm --tuned --gpu-n 4096,8192,16384 --data uniform,normal --load sustained,rested
     """
-    from warploom.bench.gemm import fitting
-    from warploom.cli.ladder import gemm_rungs, sequence_lengths
+    from warploom.bench.gemm import DATA, LOADS, Square, fitting
+    from warploom.cli.ladder import gemm_rungs, searched, sequence_lengths
 
+    data, loads = conditions.words("data", DATA), conditions.words("load", LOADS)
     figures = _figures(targets, "gemm")
-    sizes = sequence_lengths(gpu_n)
+    sizes = sequence_lengths(conditions.gpu_n)
+    accumulate = accumulate or ("f16" if conditions.tuned else None)
     family, rungs = gemm_rungs(rung, set_, accumulate, (256, 256, 512))
     kept, left_out = fitting(family, rungs)
     for text in left_out:
         note(text)
-    _measure(family, kept, sizes, figures, out, f"gemm-{accumulate or 'ladder'}.json", rounds)
+    on_gpu("gpu")
+    places = [Square(n, of, conditions.tuned) for n in sizes for of in data]
+    search = None
+    if conditions.tuned:
+        search = searched(kept, sizes, data[0])
+        kept = [search.at_size(found, places[-1]) for found in search.rungs]
+    name = f"gemm-{'tuned-' * conditions.tuned}{accumulate or 'ladder'}.json"
+    run = Run(replace(family, load_names=loads), kept, places, conditions.rounds, search)
+    _measure(run, figures, out, name)
 
 
 def _figures(targets: Path | None, family: str) -> list[Figure]:
@@ -109,17 +149,25 @@ def _figures(targets: Path | None, family: str) -> list[Figure]:
     return load_targets(wanted, family) if wanted else []
 
 
-def _measure(
-    family: Family[Any], rungs: list[Rung[Any]], sizes: list[int], figures: list[Figure], out: Path | None, name: str,
-    rounds: int = ROUNDS,
-) -> None:  # fmt: skip
+@dataclass(frozen=True)
+class Run:
+    """What is timed: rungs of a family at sizes, as a search has found them if there was one."""
+
+    family: Family[Any]
+    rungs: list[Rung[Any]]
+    sizes: Sequence[Any]
+    rounds: int = ROUNDS
+    search: Searched | None = None
+
+
+def _measure(timed: Run, figures: list[Figure], out: Path | None, name: str) -> None:
     """Run the ladder on the GPU, write the evidence and hold it against the figures: exit code 1 for a miss."""
     from warploom.bench.environment import gpu_slug
     from warploom.bench.targets import missed
     from warploom.cli.ladder import report, run
 
     on_gpu("gpu")
-    result = run(family, rungs, sizes, None, rounds, metered=True)
+    result = run(timed.family, timed.rungs, timed.sizes, None, timed.rounds, metered=True, search=timed.search)
     report(result, str(out or RESULTS / gpu_slug(result.environment) / name))
     failures = missed(figures, result.rows)
     for text in failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from warploom.cli.options import (
     On,
     RungList,
     Settings,
+    Tuned,
     chosen_rungs,
     grouped,
     on_gpu,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from warploom.kernels.attention.problem import AnyConfig
     from warploom.kernels.gemm.problem import AnyGemmConfig
     from warploom.kernels.ladder import Rung
+    from warploom.tune.rungs import Searched
 
 app = typer.Typer(help="The steps of a kernel, each checked against float64 and for defects.", no_args_is_help=True)
 
@@ -93,6 +96,18 @@ def attention(
     _run_and_report(family, *fitting(family, rungs), telling, asked=bool(rung), sizes=sizes)
 
 
+def searched(rungs: list[Rung[AnyGemmConfig]], sizes: list[int], data: str) -> Searched:
+    """Search the tiles of every rung at every size on the GPU, under a progress bar."""
+    from warploom.tune.gpu import gpu_for_tuning
+    from warploom.tune.rungs import RungSearch
+
+    with progress_bar() as report:
+        found = RungSearch(gpu_for_tuning(), data, report=report).run(rungs, sizes)
+    for text in found.notes:
+        note(text)
+    return found
+
+
 @app.command("gemm")
 @explains_errors
 @grouped
@@ -104,6 +119,7 @@ def gemm(
     k: Annotated[int, typer.Option(metavar="N", min=1, help="Columns of A, rows of B on the emulator.")] = 512,
     accumulate: Accumulate = None,
     gpu_n: Annotated[str, typer.Option(metavar="N,…", help="Sizes of the square products on the GPU.")] = "4096,8192",
+    tuned: Tuned = False,
     *,
     telling: Telling,
 ) -> None:
@@ -118,25 +134,33 @@ def gemm(
       warploom ladder gemm
       warploom ladder gemm --rung 01b,02 --set BM=64 --accumulate f32 --json -
       warploom ladder gemm --on gpu --gpu-n 1024,2048,4096,8192,16384
+      warploom ladder gemm --tuned --gpu-n 4096
     """
-    from warploom.bench.gemm import fitting
+    from warploom.bench.gemm import Square, fitting
 
     if telling.plot is not None:
         ready_to_plot(telling.plot)
-    sizes = sequence_lengths(gpu_n, "sizes") if on_gpu(telling.on) else []
-    family, rungs = gemm_rungs(rung, set_, accumulate, (m, n, k))
-    _run_and_report(family, *fitting(family, rungs), telling, asked=bool(rung), sizes=sizes)
+    sizes = sequence_lengths(gpu_n, "sizes") if on_gpu("gpu" if tuned else telling.on) else []
+    family, rungs = gemm_rungs(rung, set_, accumulate or (tuned and "f16") or None, (m, n, k))
+    kept, left_out = fitting(family, rungs)
+    places = [Square(size, tuned=tuned) for size in sizes]
+    search = None
+    if tuned:
+        search = searched(kept, sizes, "normal")
+        kept = [search.at_size(found, places[-1]) for found in search.rungs]
+    _run_and_report(family, kept, left_out, telling, asked=bool(rung), sizes=places, search=search)
 
 
 def _run_and_report(
-    family: Family[Any], rungs: list[Rung[Any]], left_out: list[str], telling: Telling, *, asked: bool, sizes: list[int]
-) -> None:
+    family: Family[Any], rungs: list[Rung[Any]], left_out: list[str], telling: Telling, *, asked: bool,
+    sizes: Sequence[Any], search: Searched | None = None,
+) -> None:  # fmt: skip
     """Run, draw and report the rungs that fit. Raises ConfigError where none does, or one asked for does not."""
     if left_out and (asked or not rungs):
         from warploom.core.errors import ConfigError
 
         raise ConfigError("; ".join(left_out))
-    result = run(family, rungs, sizes, telling.seed)
+    result = run(family, rungs, sizes, telling.seed, search=search)
     result.notes[:0] = left_out
     if telling.plot is not None:
         draw(result.json(), telling.plot)
@@ -189,12 +213,13 @@ def gemm_rungs(
 def run(
     family: Family[Any],
     rungs: list[Rung[Any]],
-    sizes: list[int],
+    sizes: Sequence[Any],
     seed: int | None,
     rounds: int = 15,
     metered: bool = False,
+    search: Searched | None = None,
 ) -> LadderResult:
-    """Run the ladder under a progress bar, after saying how long the emulator will take."""
+    """Run the ladder under a progress bar, after saying how long the emulator will take; ``search``: at its tiles."""
     from warploom.bench.ladder import run_ladder
     from warploom.cuda.compile import available_cores
 
@@ -204,8 +229,15 @@ def run(
         f"{len(rungs)} rungs: about {max(1, round(expected))} s on the emulator with all checks, and up to "
         f"{max(1, round(compiling))} s to compile what is new"
     )
+    more: dict[str, Any] = {} if search is None else {"at_size": search.at_size}
     with progress_bar() as progress:
-        return run_ladder(family, rungs, seed=seed, gpu_sizes=sizes, progress=progress, rounds=rounds, metered=metered)
+        result = run_ladder(
+            family, rungs, seed=seed, gpu_sizes=sizes, progress=progress, rounds=rounds, metered=metered, **more
+        )
+    if search is not None:
+        for row in result.rows:
+            row["search"] = search.json(row["rung"])
+    return result
 
 
 def report(result: LadderResult, json: str | None) -> None:

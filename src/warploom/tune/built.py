@@ -36,11 +36,11 @@ class Built:
         shared = needs.static_shared_bytes + self.shared_bytes
         return occupancy(goal, threads=self.threads, registers=needs.registers, shared_bytes=shared)
 
-    def faults(self, goal: Target) -> list[str]:
+    def faults(self, goal: Target, most_spilled: int = MOST_SPILLED_BYTES) -> list[str]:
         """Why it is not worth timing, from the cubin alone; empty if it is."""
         found: list[str] = []
         spilled = self.kernel.resources.spill_bytes or 0
-        if spilled > MOST_SPILLED_BYTES:
+        if spilled > most_spilled:
             found.append(f"spills {spilled} bytes")
         resident = self.occupancy(goal)
         if resident.ctas_per_sm == 0:

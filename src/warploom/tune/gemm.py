@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from warploom.bench.gemm import PlannedCall, torch_error
+from warploom.bench.gemm import PlannedCall, drawn, torch_error
 from warploom.bench.peers import torch_module
 from warploom.bench.timing import input_sets
 from warploom.core.dtypes import DType, f16, f32, u32
@@ -218,11 +218,12 @@ _Pair = tuple[Any, Any]
 class GemmWorkload:
     """Inputs of one problem on one GPU, held by PyTorch; its current stream is the one timed."""
 
-    def __init__(self, problem: GemmProblem, device: int) -> None:
+    def __init__(self, problem: GemmProblem, device: int, data: str = "normal") -> None:
+        """``data``: what the matrices hold, one of :data:`warploom.bench.gemm.DATA`."""
         if not problem.a.k_contiguous:
             raise ProblemError("only products with a row-major A are tuned: transpose the product")
         torch = self._torch = torch_module()
-        self._problem, self._index = problem, device
+        self._problem, self._index, self._data = problem, device, data
         self._device = torch.device("cuda", device)
         self._generator = torch.Generator(self._device).manual_seed(0)
         per_set = problem.dtype.bytes * problem.batch * problem.k * (problem.m + problem.n)
@@ -238,7 +239,7 @@ class GemmWorkload:
         lead, kind = ((problem.batch,) if problem.batch > 1 else ()), self._kind(problem.dtype)
 
         def one(rows: int, cols: int) -> Any:
-            return self._torch.randn((*lead, rows, cols), generator=self._generator, device=self._device, dtype=kind)
+            return drawn(self._torch, (*lead, rows, cols), self._data, self._generator, kind)
 
         if problem.b.k_contiguous:
             return one(problem.m, problem.k), one(problem.n, problem.k).transpose(-1, -2)
