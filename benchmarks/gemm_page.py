@@ -1,6 +1,7 @@
 """Write docs/ladder-gemm.md from the committed evidence: ``python benchmarks/gemm_page.py [--check]``.
 
 The evidence is benchmarks/results/h200/gemm-f16.json and gemm-f32.json (``warploom bench gemm --accumulate f16``),
+gemm-tuned-f16.json (``warploom bench gemm --tuned``), seed-gemm.json (benchmarks/seed_gemm_h200.py),
 gemm.json (benchmarks/gemm_h200.py), gemm-power.json (benchmarks/gemm_power_h200.py), gemm-waves.json
 (benchmarks/gemm_waves_h200.py), profile-gemm.json (benchmarks/profile_gemm_h200.py), the SASS figures of
 ``benchmarks/gemm_static.py`` and the seed's table in benchmarks/seeds/gemm.json. ``--check`` changes nothing and ends
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gemm_page_counters import both_sides, counters
 from gemm_page_power import KINDS, at_the_limit, layers, power_table, reading, sustained
+from gemm_page_tuned import beside_kernels, search_summary, tuned_tables
 from gemm_page_waves import layer_summary, layer_table, uneven, wave_table
 from gemm_static import EVIDENCE
 from page_parts import distance, filled, group_table, loop_changes, registers, spread, write_or_check
@@ -78,6 +80,8 @@ class Evidence:
         self.power: Any = _read(TIMED / "gemm-power.json")
         self.waves: Any = _read(TIMED / "gemm-waves.json")
         self.profile: Any = _read(TIMED / "profile-gemm.json")
+        self.tuned: Any = _read(TIMED / "gemm-tuned-f16.json")
+        self.kernels_of_seed: Any = _read(TIMED / "seed-gemm.json")
         self.products: Any = _read(TIMED / "gemm.json")
         self.seed: Any = _read(HERE / "seeds" / "gemm.json")
         self.rungs: list[Rung[Any]] = [r for r in LADDER.rungs if isinstance(r.config, GemmConfig)]
@@ -266,6 +270,13 @@ def page() -> str:
             "RATE": lambda e: power_table(e.power["rate"]), "POWER16": lambda e: power_table(e.power["f16"]),
             "POWER32": lambda e: power_table(e.power["f32"]), "READING": reading,
             "MADEPOWER": lambda e: provenance(e.power["environment"]),
+        },
+        "tuned": {
+            "TUNED": tuned_tables, "SEARCHED": search_summary,
+            "MADETUNED": lambda e: provenance(e.tuned["environment"]),
+        },
+        "kernels_of_seed": {
+            "THEIRS": beside_kernels, "MADETHEIRS": lambda e: provenance(e.kernels_of_seed["environment"]),
         },
         "waves": {
             "WAVES": wave_table, "UNEVEN": uneven, "FEWTILES": layer_table, "SCHEDULES": layer_summary,
