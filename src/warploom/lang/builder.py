@@ -26,7 +26,7 @@ from warploom.lang.fold import fold_binary, is_commutative
 from warploom.lang.values import Mutable, Number, TileAddress, Traced
 
 # Rooms whose frames are the language itself, never the author's.
-_OWN_ROOMS = tuple(str(Path(__file__).parent.parent / room) for room in ("lang", "layout"))
+_OWN_ROOMS = tuple(str(Path(__file__).parent.parent / room) for room in ("lang", "layout", "tile"))
 _PACKAGE = str(Path(__file__).parent.parent)
 _F32_BEYOND = 2.0**128 - 2.0**103  # from here on numbers round to infinity
 _CONTEXTLIB = contextmanager.__code__.co_filename

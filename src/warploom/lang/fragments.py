@@ -221,8 +221,12 @@ class TileAddresses:
 
     def staged(self, stage: Number) -> TileAddresses:
         """The same positions in another pipeline stage of the tile; the lanes' bases are shared."""
+        return self.on(self.tile.stage(stage))
+
+    def on(self, tile: SharedTile) -> TileAddresses:
+        """The same positions in another tile of the same layout, a stage for one; the lanes' bases are shared."""
         other = copy(self)
-        other.tile = self.tile.stage(stage)
+        other.tile = tile
         return other
 
 
@@ -254,6 +258,10 @@ class TileReader:
     def staged(self, stage: Number) -> TileReader:
         """The same reader on another pipeline stage of its tile."""
         return TileReader(self._words, self._plan, self._addresses.staged(stage))
+
+    def on(self, tile: SharedTile) -> TileReader:
+        """The same reader on another tile of the same layout, a stage for one."""
+        return TileReader(self._words, self._plan, self._addresses.on(tile))
 
 
 def _is(value: object, kind: type) -> bool:

@@ -142,6 +142,16 @@ class SharedLayout:
         panel = self._panel_of(col)
         return panel.byte_offset + row * self.row_bytes + (col - panel.first_col) * self.element_bytes
 
+    def matrix_start(self, outer: Any, *, transposed: bool = False) -> Any:
+        """Bytes from the tile's start to row ``outer`` of an operand; transposed, to column ``outer``.
+
+        ``outer`` is an int or a traced multiple of 8, transposed of a panel's columns. Of :meth:`matrix_offset` that is
+        the part which may be known at run time alone.
+        """
+        if not transposed:
+            return outer * self.row_bytes
+        return outer * (self._panel_bytes(self.panels[0].cols) // self.panels[0].cols)
+
     def _equal_panels(self, what: str) -> None:
         if self.padding:
             raise LayoutError(f"{what} need rows without padding")

@@ -33,6 +33,10 @@ class AttentionFeatures:
         if self.softcap is not None and not 0 < self.softcap < math.inf:
             raise ProblemError(f"softcap must be positive and finite, not {self.softcap}; None leaves scores uncapped")
 
+    def softmax_scale(self, head_dim: int) -> float:
+        """The factor of the scores."""
+        return 1.0 / math.sqrt(head_dim) if self.scale is None else self.scale
+
     @property
     def windowed(self) -> bool:
         """Whether rows see different keys."""

@@ -13,7 +13,7 @@ from warploom.kernels.attention.mask import Mask
 from warploom.kernels.attention.softmax import OnlineSoftmax
 from warploom.kernels.attention.softmax_shared import SharedSoftmax
 from warploom.kernels.attention.streams import Stream, Strides, Tensor, Tensors
-from warploom.kernels.copies import TileCopy
+from warploom.tile.copies import TileCopy
 from warploom.lang import Fragment, Global, Kernel, SharedTile, TileReader, Traced, kernel
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.values import Number

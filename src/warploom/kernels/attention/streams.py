@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import u32, u64
 from warploom.kernels.attention.config import AttentionConfig
-from warploom.kernels.copies import TileCopy
+from warploom.tile.copies import TileCopy
 from warploom.lang import GlobalPointer, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.values import Number
 

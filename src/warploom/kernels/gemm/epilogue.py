@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from warploom.core.dtypes import DType, f16, f32, u16, u32
-from warploom.kernels.copy_plan import CopyPlan
+from warploom.tile.copy_plan import CopyPlan
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.operand import WMMA_SHAPE, C, Side

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warploom.core.dtypes import f16, f32, u16, u32
-from warploom.kernels.copy_plan import CopyPlan
+from warploom.tile.copy_plan import CopyPlan
 from warploom.kernels.gemm.epilogue import Elements, Output
 from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
 from warploom.core.dtypes import u32, u64
 from warploom.core.errors import ConfigError
-from warploom.kernels.copy_plan import CHUNK_BYTES, CopyPlan
+from warploom.tile.copy_plan import CHUNK_BYTES, CopyPlan
 from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
 from warploom.lang.fragments import Addressing, TileAddresses
 from warploom.lang.values import Number
@@ -108,3 +111,99 @@ class TileCopy:
             else:
                 with k.when(exists):
                     self._source(start, row, col).store(words, cache=cache, dtype=u32)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix in global memory from one of its rows on: a pointer, and the distance between rows in elements.
+
+    ``count`` rows of it exist (None: as many as are asked for); what a tile has beyond them is filled with zeros.
+    ``cols`` of its columns exist, a multiple of 8. A ``stride`` known while tracing makes offsets immediates.
+    """
+
+    pointer: GlobalPointer
+    stride: Number
+    cols: int
+    count: Traced | None = None
+
+    def below(self, k: Kernel, row: Traced) -> Rows:
+        """The same matrix from ``row`` on; ``count`` is of those already."""
+        return replace(self, pointer=self.pointer + k.mul_wide(row, self.stride))
+
+    def copy(self, k: Kernel, tile: SharedTile, threads: int) -> RowCopy:
+        """The copy between a tile and this matrix's first rows, by all threads of the CTA."""
+        plan = CopyPlan(tile.layout.rows, tile.layout.cols, threads // 32, cooperative=True)
+        copy = TileCopy(k, tile, plan, self.stride, "strided", self.cols)
+        return RowCopy(self, copy, copy.start(self.pointer))
+
+
+@dataclass(frozen=True)
+class RowCopy:
+    """A :class:`TileCopy` between a tile and the first of some rows; ``start`` is this thread's first element."""
+
+    rows: Rows
+    copy: TileCopy
+    start: GlobalPointer
+
+    def load_async(self) -> None:
+        """Start the copy into the tile; it is part of the thread's group."""
+        self.copy.load_async(self.start, rows=self.rows.count)
+
+    def store(self) -> None:
+        """Copy the tile out, as far as the matrix has rows."""
+        self.copy.store(self.start, rows=self.rows.count)
+
+
+class CopyRing:
+    """Stages of tiles that all threads copy in together by ``cp.async``, and all warps read: for kernels without roles.
+
+    ``fed`` lists the tiles, each with the :class:`Rows` it is copied from. :meth:`each` runs a body on one block of rows
+    after another, while the next are on their way.
+    """
+
+    def __init__(self, k: Kernel, *fed: tuple[SharedTile, Rows], threads: int) -> None:
+        self._k, self._fed = k, fed
+        self._stages = fed[0][0].stages
+        self._copies = [rows.copy(k, tile, threads) for tile, rows in fed]
+
+    def put(self, stage: int, row: Traced, *, when: Traced) -> None:
+        """Start the copies of a stage from ``row`` of every matrix on, as one group; without ``when`` an empty one."""
+        k = self._k
+        with k.when(when, uniform=True):
+            self._copy(stage, row)
+        k.commit_group()
+
+    def _copy(self, stage: int, row: Traced) -> None:
+        k = self._k
+        for each in self._copies:
+            left = None if each.rows.count is None else each.rows.count - row
+            each.copy.load_async(each.start + k.mul_wide(row, each.rows.stride), stage, left)
+
+    def each(
+        self, count: Traced, row: Callable[[Traced], Traced], body: Callable[..., None]
+    ) -> None:
+        """``body(j, *tiles)`` for j = 0 … ``count`` - 1, whose block of rows begins at ``row(j)``.
+
+        The loop is unrolled over the stages, which are then known while tracing. One barrier a block: it says that the
+        block is here for every warp, and that the stage which the next copy overwrites has been read.
+        """
+        k, n = self._k, self._stages
+        for each in self._copies:
+            each.copy.prepare()
+        for stage in range(n - 1):
+            self.put(stage, row(k.value(stage, u32)), when=count > stage)
+        with k.loop(count, 0, n) as first:
+            self._turn(first, 0, count, row, body)
+            for stage in range(1, n):
+                with k.when(first + stage < count, uniform=True):
+                    self._turn(first + stage, stage, count, row, body)
+
+    def _turn(
+        self, j: Traced, stage: int, count: Traced, row: Callable[[Traced], Traced], body: Callable[..., None]
+    ) -> None:
+        k, n = self._k, self._stages
+        k.wait_group(n - 2)
+        k.syncthreads()
+        following = j + (n - 1)
+        self.put((stage + n - 1) % n, row(following), when=following < count)
+        body(j, *(tile.stage(stage) for tile, _ in self._fed))

@@ -1,0 +1,102 @@
+"""Attention forward on sm_90a: the configuration of its kernel, what it takes, and the ones to choose from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.core.dtypes import DType, bf16, f16
+from warploom.core.targets import Target
+from warploom.kernels.settings import broken_flags, flag, refuse, shared_excess
+
+BARRIER_BYTES = 256
+"""Shared memory behind the tiles that is set aside for the mbarriers."""
+PANEL_COLS = 64
+ROWS = 64
+"""Query rows of a consumer."""
+SUM_COLS = 8
+"""Columns of the accumulator that hold the row sums: the narrowest step of ``wgmma``'s N."""
+
+
+@dataclass(frozen=True)
+class ForwardSm90:
+    """A kernel of :mod:`.sm90_kernel`: a producer warpgroup, and ``consumers`` that own 64 query rows each."""
+
+    consumers: int = flag(2, "consumer warpgroups, 64 query rows each", (1, 2, 3))
+    tile_n: int = flag(128, "keys per step", (48, 64, 80, 96, 112, 128, 144, 160, 176))
+    stages: int = flag(2, "K and V tiles in flight", (2, 3))
+    head_dim: int = flag(128, "elements per head", (64, 128, 256))
+    dtype: DType = flag(bf16, "element type of Q, K, V and O", (bf16, f16))
+    persistent: bool = flag(True, "a CTA takes several tiles, each one's first Q·Kᵀ beside the last P·V before it")
+    turns: bool = flag(True, "consumers take turns at the tensor cores")
+    q_in_registers: bool = flag(True, "Q as the register operand of Q·Kᵀ, loaded once a tile")
+    sum_column: bool = flag(False, "the row sums are one more column of P·V: ones stand beside V")
+    skip_hidden: bool = flag(False, "a consumer passes over key blocks that its own rows do not see")
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return 128 * (self.consumers + 1)
+
+    @property
+    def tile_m(self) -> int:
+        """Query rows per CTA."""
+        return ROWS * self.consumers
+
+    @property
+    def q_stages(self) -> int:
+        """Q tiles: of a persistent kernel one is multiplied while the other is stored from and loaded again."""
+        return 2 if self.persistent else 1
+
+    @property
+    def packed(self) -> bool:
+        """Whether a place in a ring is one register: three consumers have none to spare."""
+        return self.consumers == 3
+
+    @property
+    def spare_cols(self) -> int:
+        """Columns behind V that hold ones: a panel, of which the first few are read."""
+        return PANEL_COLS if self.sum_column else 0
+
+    @property
+    def output_cols(self) -> int:
+        """Columns of the accumulator of P·V: head_dim in steps of 16, and those of the row sums."""
+        return -(-self.head_dim // 16) * 16 + (SUM_COLS if self.sum_column else 0)
+
+    @property
+    def most_hidden(self) -> int:
+        """Key blocks that the last consumer's rows see and the first one's may not, at most."""
+        return -(-(self.tile_m - ROWS) // self.tile_n)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory for the tiles and the mbarriers, in bytes."""
+        cols = -(-self.head_dim // PANEL_COLS) * PANEL_COLS
+        q, keys = self.q_stages * self.tile_m, self.stages * self.tile_n
+        return (q * cols + keys * (2 * cols + self.spare_cols)) * self.dtype.bytes + BARRIER_BYTES
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
+        found = broken_flags(self)
+        if found:
+            return found
+        constraints = [
+            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
+            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
+             f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
+            (1 <= self.consumers <= 3, f"there are 1 to 3 consumer warpgroups, not {self.consumers}"),
+            (self.tile_n % 16 == 0 and 16 <= self.tile_n <= 256,
+             f"tile_n {self.tile_n} is no multiple of 16 from 16 to 256"),
+            (self.stages >= 2, "the ring has at least 2 stages"),
+            (not self.sum_column or self.head_dim % PANEL_COLS == 0 and self.output_cols <= 256,
+             f"sum_column puts ones behind V's last panel: head_dim {self.head_dim} is not 64, 128 or 192"),
+            (not self.sum_column or self.dtype is bf16,
+             "sum_column needs bf16: f16's exponents leave no room for maxima that grew"),
+            (not self.skip_hidden or self.most_hidden <= self.stages,
+             f"skip_hidden passes over up to {self.most_hidden} blocks at once, more than {self.stages} stages hold"),
+            (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
+        ]  # fmt: skip
+        return [problem for valid, problem in constraints if not valid] + shared_excess(self.shared_bytes, target)
+
+    def require(self, target: Target | None = None) -> None:
+        """Raise ConfigError with the constraints that :meth:`check` found violated."""
+        refuse(f"{self} is not valid", self.check(target))

@@ -1,0 +1,277 @@
+# pyright: reportInvalidTypeForm=false
+"""Attention forward for ``wgmma`` and the TMA (sm_90a): one thread a stream of tiles, consumers of 64 query rows each.
+
+The kernel is persistent and its pipeline does not end with a tile: the first Q·Kᵀ of the next tile runs beside the last
+P·V of this one, while the finished output leaves through the buffer that held this tile's Q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from warploom.core.dtypes import f32, u32
+from warploom.kernels.attention.features import PLAIN, AttentionFeatures
+from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, TensorMap, Traced, kernel
+from warploom.lang.values import Number
+from warploom.tile.epilogue import store_row_values, store_rows
+from warploom.tile.mask import Mask, Visible
+from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
+from warploom.tile.product import MmaSync, Wgmma, load_left, zero
+from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
+from warploom.tile.scheduler import Persistent, RowTiles
+from warploom.tile.softmax import Action, OnlineSoftmax, StaleSoftmax, nothing, put_ones
+
+
+@kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
+def attention_sm90(
+    k: Kernel,
+    q_map: TensorMap,
+    k_map: TensorMap,
+    v_map: TensorMap,
+    o_map: TensorMap,
+    lse: Global[f32],
+    q_len: u32,
+    kv_len: u32,
+    heads: u32,
+    planes: u32,
+    together: u32,
+    *,
+    config: ForwardSm90,
+    features: AttentionFeatures = PLAIN,
+    heads_inside: bool = True,
+) -> None:
+    """O = softmax(scale · Q·Kᵀ)·V; tensor maps of rank 4, boxes of 64 columns × tile rows.
+
+    ``heads_inside``: the arrays are (batch, sequence, heads, head_dim), else (batch, heads, sequence, head_dim).
+    ``planes`` = heads · batches, of which ``together`` form a group where tiles differ in work (:class:`RowTiles`). A
+    CTA of the grid takes every so-manieth tile. ``lse`` is (batch, heads, q_len).
+    """
+    c, d, warps = config, config.head_dim, 4 * config.consumers
+
+    def place(col: Number, row: Number, head: Number, batch: Number) -> tuple[Number, ...]:
+        return (col, head, row, batch) if heads_inside else (col, row, head, batch)
+
+    q_tile = operand_tile(k, c.dtype, c.tile_m, d, name="Q", stages=c.q_stages)
+    k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
+    v_tile = operand_tile(k, c.dtype, c.tile_n, d, name="V", stages=c.stages, spare_cols=c.spare_cols)
+    queries = Pipeline(k, (q_tile, Boxes(q_map, place, "first")), readers=1)
+    keys = Pipeline(k, (k_tile, Boxes(k_map, place, "last")), readers=warps)
+    values = Pipeline(k, (v_tile, Boxes(v_map, place, "last")), readers=warps, cols=d)
+    output = Pipeline(k, q_tile, writers=warps, readers=0, name="O")  # leaves through its Q's buffer
+    if c.sum_column:
+        put_ones(k, v_tile, v_tile.layout.cols - c.spare_cols, c.dtype)
+    ready(k, queries, keys, values, output)
+
+    uneven = features.window[1] is not None  # later rows see more keys
+    blocks = (q_len + (c.tile_m - 1)) // c.tile_m
+    order = Persistent(k, blocks * planes, alternating=uneven)
+    tiles = Tiles(k, c, features, RowTiles(k, blocks, planes, together if uneven else None), order, heads, (q_len, kv_len))
+
+    with producer(k, c.consumers):
+        with k.when(k.thread == 0), k.loop(order.count) as turn:
+            queries.at(turn, filling=True).put(tiles.at(turn).q_place)
+        for thread, stream in ((32, keys), (64, values)):
+            with k.when(k.thread == thread):
+                blocks_in = stream.producer()
+                with k.loop(order.count) as turn:
+                    tile = tiles.at(turn)
+                    with k.loop(tile.mask.blocks) as step:
+                        blocks_in.put(tile.kv_place(tile.mask.block(step)))
+        with k.when(k.thread == 96):
+            with k.loop(order.count) as turn:
+                output.at(turn).send(Boxes(o_map, place), tiles.at(turn).q_place)
+                queries.at(turn).release()
+            k.wait_bulk(0)
+
+    with consumer(k, c.consumers):
+        Consumer(k, c, features, tiles, (queries, keys, values, output), lse).run()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """``tile_m`` query rows of one head, a CTA's turn. A consumer sees ``own`` of its keys, after ``hidden`` blocks.
+
+    ``own_row``: where the consumer's rows begin among those that ``own`` is about.
+    """
+
+    turn: Number
+    row: Traced
+    head: Traced
+    batch: Traced
+    kv_head: Traced
+    tile_n: int
+    mask: Mask
+    own: Mask
+    own_row: Number = 0
+    hidden: Traced | None = None
+
+    @property
+    def q_place(self) -> tuple[Traced, ...]:
+        """Where its Q and O lie."""
+        return self.row, self.head, self.batch
+
+    def kv_place(self, block: Traced) -> tuple[Traced, ...]:
+        """Where a block of its K and V lies."""
+        return block * self.tile_n, self.kv_head, self.batch
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of a CTA by its turns."""
+
+    k: Kernel
+    config: ForwardSm90
+    features: AttentionFeatures
+    rows: RowTiles
+    order: Persistent
+    heads: Traced
+    lengths: tuple[Traced, Traced]
+
+    def at(self, turn: Number, own_row: Traced | None = None) -> Tile:
+        """The tile of a turn; ``own_row``: as the consumer sees it whose 64 rows begin there in the tile."""
+        c, f = self.config, self.features
+        block, plane = self.rows.tile(self.order.item(turn))
+        row, head, batch = block * c.tile_m, plane % self.heads, plane // self.heads
+        kv_head = head // f.group if f.group > 1 else head
+        visible = Visible(f.window, f.ragged_kv)
+        mask = Mask(self.k, visible, (c.tile_m, c.tile_n), row, self.lengths)
+        if own_row is None or not c.skip_hidden or f.window[1] is None:
+            return Tile(turn, row, head, batch, kv_head, c.tile_n, mask, mask, 0 if own_row is None else own_row)
+        own = Mask(self.k, visible, (WARPGROUP_ROWS, c.tile_n), row + own_row, self.lengths, begin=mask.begin)
+        return Tile(turn, row, head, batch, kv_head, c.tile_n, mask, own, hidden=mask.blocks - own.blocks)
+
+
+class Consumer:
+    """One warpgroup: 64 query rows of every tile."""
+
+    def __init__(
+        self,
+        k: Kernel,
+        config: ForwardSm90,
+        features: AttentionFeatures,
+        tiles: Tiles,
+        pipelines: tuple[Pipeline, Pipeline, Pipeline, Pipeline],
+        lse: GlobalPointer,
+    ) -> None:
+        c, d = config, config.head_dim
+        self._k, self._config, self._tiles, self._lse = k, c, tiles, lse
+        self._queries, keys, values, self._out = pipelines
+        self._keys, self._values = keys.consumer(packed=c.packed), values.consumer(packed=c.packed)
+        self._me = k.warpgroup - 1
+        self._row, self._warp = self._me * WARPGROUP_ROWS, k.warp & 3
+        self._turns = Turns(k, self._me, c.consumers, on=c.turns)
+        self._cores = cores = Wgmma(k, c.dtype)
+        self._s, self._o = cores.accumulator(c.tile_n, "s"), cores.accumulator(c.output_cols, "o")
+        self._p = cores.left(c.tile_n, "p")
+        self._q = cores.left(d, "q") if c.q_in_registers else None
+        left = self._queries.tiles[0] if self._q is None else self._q
+        self._scores = cores.product(self._s, left, keys.tiles[0], row=self._row, depth=d)
+        self._product = cores.product(self._o, self._p, values.tiles[0], transposed_b=True)
+        self._softmax = OnlineSoftmax(
+            k, self._s, self._o, features.softmax_scale(d), cap=features.softcap, column=c.sum_column, lse=features.lse
+        )
+        self._stale = StaleSoftmax(k, self._softmax)
+
+    def run(self) -> None:
+        """All tiles of this CTA."""
+        k, count = self._k, self._tiles.order.count
+        with self._turns.taken(), k.when(count != 0, uniform=True):
+            self._begin(self._tile(0))
+            with k.loop(count) as turn:
+                tile = self._tile(turn)
+                zero(self._o)
+                with k.loop(tile.own.blocks, 1) as step:
+                    self._step(tile, step)
+                with k.when(turn + 1 < count, uniform=True):
+                    self._step(self._tile(turn + 1), 0, first=True)
+                with k.otherwise():
+                    self._softmax.keep()
+                    self._product.start(self._p, self._values.wait()).wait()
+                self._store(tile)
+
+    def _tile(self, turn: Number) -> Tile:
+        return self._tiles.at(turn, self._row)
+
+    def _begin(self, tile: Tile) -> None:
+        """The first scores of the CTA: there is nothing to run beside them."""
+        self._open(tile)
+        self._scores.start(self._left(tile), self._keys.tile, zero=True).wait()
+        self._take_up(tile, 0, first=True)
+        self._cores.pack(self._p, self._s)
+        self._pass_over(tile, self._values)
+
+    def _step(self, tile: Tile, step: Number, *, first: bool = False) -> None:
+        """Q·Kᵀ of a block beside P·V of the block before, which may be the last of the tile before."""
+        if first:
+            self._softmax.keep()
+            self._open(tile)
+        else:
+            self._keys.wait()
+        with self._turns:
+            scores = self._scores.start(self._left(tile), self._keys.tile, zero=True)
+            product = self._product.start(self._p, self._values.wait())
+        scores.wait()
+        rescale = self._take_up(tile, step, first=first)
+        product.wait(self._s)
+        self._values.release()
+        self._cores.pack(self._p, self._s)
+        rescale()
+        if first:
+            self._pass_over(tile, self._values)
+
+    def _open(self, tile: Tile) -> None:
+        """Wait for a tile's Q and the first K that this consumer sees."""
+        self._pass_over(tile, self._keys, self._turns)
+        self._keys.wait()
+        q = self._queries.at(tile.turn).wait()
+        if self._q is not None:
+            load_left(self._k, self._q, q, self._row + self._warp * 16)
+
+    def _left(self, tile: Tile) -> Sequence[Traced] | SharedTile:
+        """Q: in registers, or where it lies."""
+        return self._queries.at(tile.turn).tile if self._q is None else self._q
+
+    def _take_up(self, tile: Tile, step: Number, *, first: bool) -> Action:
+        """S into P, and K's stage given back; returns what brings O to the new maxima."""
+        block = tile.own.block(step)
+
+        def hide() -> None:
+            tile.own.hide(self._s, block, row=tile.own_row, warp=self._warp)
+
+        if first:
+            self._keys.release()
+            self._softmax.first(hide)
+            return nothing
+        return self._stale.step(tile.own.cuts(block), hide, lambda: self._again(tile), self._keys.release)
+
+    def _again(self, tile: Tile) -> None:
+        """A warp's scores of the block once more: each warp decides for itself, so by ``mma.sync``."""
+        q, keys, row = self._left(tile), self._keys.tile, self._row + self._warp * 16
+        MmaSync(self._k, self._config.dtype).product(
+            self._s, q, keys, row=row, depth=self._config.head_dim
+        ).start(q, keys, zero=True)
+        self._k.syncwarp()  # one lane gives back what all have read
+
+    def _pass_over(self, tile: Tile, cursor: Cursor, turns: Turns | None = None) -> None:
+        """Blocks that only other consumers' rows see: given back as they arrive, and with their scores the turns."""
+        if tile.hidden is None:
+            return
+        with self._k.loop(tile.hidden):
+            cursor.wait()
+            cursor.release()
+            if turns is not None:
+                turns.pass_over()
+
+    def _store(self, tile: Tile) -> None:
+        """O / l, on its way out; rows beyond the last are clipped by the TMA."""
+        k, (q_len, _) = self._k, self._tiles.lengths
+        logs = self._softmax.finish()
+        k.syncwarp()  # every lane has read its Q
+        out = self._out.at(tile.turn)
+        store_rows(k, out.tile, self._o, self._row + self._warp * 16, cols=self._config.head_dim)
+        out.written()
+        if logs:
+            plane = self._lse + k.mul_wide(tile.batch * self._tiles.heads + tile.head, q_len)
+            store_row_values(k, plane, logs, self._s, tile.row + self._row, q_len, warp=self._warp)

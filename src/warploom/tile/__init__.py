@@ -1,0 +1,15 @@
+"""Words of whole tiles, between the language and the kernels. Each can be used alone in a kernel of one's own.
+
+====================  ==============================================================================================
+:mod:`.pipeline`      a ring of stages in shared memory, filled by the TMA or by warps, read by others
+:mod:`.copies`        tiles that ``cp.async`` brings, 16 bytes a thread; the same ring for kernels without the TMA
+:mod:`.product`       a product of tiles, started and waited for: ``wgmma`` or ``mma.sync``
+:mod:`.scheduler`     which tile next: persistent, longest first, grouped for the L2
+:mod:`.mask`          which scores of a block count, and which blocks are visited at all
+:mod:`.softmax`       the online softmax on accumulators
+:mod:`.epilogue`      what becomes of a tile of sums, and its ways out
+:mod:`.roles`         producer and consumer warpgroups, and their turns at the tensor cores
+====================  ==============================================================================================
+
+A tile word is traced away: it costs nothing when the kernel runs.
+"""

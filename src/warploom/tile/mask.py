@@ -1,0 +1,126 @@
+"""Which keys a tile of query rows sees: what blocks are visited, which of them some row does not see whole, what to hide.
+
+All three follow from one predicate on (row, key).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import f32, s32, u32
+from warploom.lang.values import Mutable
+
+if TYPE_CHECKING:
+    from warploom.lang import Fragment, Kernel, Traced
+    from warploom.lang.values import Number
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Which keys row i sees: ``i + offset - left <= key <= i + offset + right``, and ``key < kv_len``.
+
+    ``window`` = (left, right); None leaves a side open. offset = kv_len - q_len aligns the last row with the last key.
+    ``ragged``: kv_len is no multiple of the block.
+    """
+
+    window: tuple[int | None, int | None] = (None, None)
+    ragged: bool = False
+
+    @property
+    def masks(self) -> bool:
+        """Whether some block may have to be masked."""
+        return self.ragged or self.window != (None, None)
+
+
+class Mask:
+    """The keys that ``tile[0]`` query rows from ``first`` on see, in blocks of ``tile[1]`` keys.
+
+    ``lengths`` are (q_len, kv_len), traced u32. ``begin``: the first block to visit, by default the first that a row
+    sees. Blocks are visited from the last to the first, so that the masked ones
+    of a causal mask come first.
+    """
+
+    def __init__(
+        self,
+        k: Kernel,
+        visible: Visible,
+        tile: tuple[int, int],
+        first: Number,
+        lengths: tuple[Traced, Traced],
+        *,
+        begin: Number | None = None,
+    ) -> None:
+        self._k, self._visible = k, visible
+        self._rows, self._block = tile
+        q_len, self._kv_len = lengths
+        self._top = k.bitcast(k.value(first, u32), s32) + (k.bitcast(self._kv_len, s32) - k.bitcast(q_len, s32))
+        """The key aligned with the first row."""
+        left, right = visible.window
+        all_blocks = (self._kv_len + (self._block - 1)) // self._block
+        self.end: Traced = all_blocks
+        """One past the last block that some row sees, and at least 1."""
+        if right is not None:
+            reach = k.maximum(self._top + (self._rows + right), 1) + (self._block - 1)
+            self.end = k.minimum(all_blocks, k.bitcast(reach, u32) // self._block)
+        self.begin: Number = 0 if begin is None else begin
+        """The first block that is visited."""
+        if left is not None and begin is None:
+            start = k.bitcast(k.maximum(self._top - left, 0), u32) // self._block
+            self.begin = k.minimum(start, self.end - 1)
+
+    @property
+    def blocks(self) -> Traced:
+        """How many blocks are visited; at least one, which may be masked whole."""
+        return self.end - self.begin
+
+    def block(self, step: Number) -> Traced:
+        """The block that is visited as number ``step``: the last comes first."""
+        return self._k.value(self.end - 1 - step, u32)
+
+    def cuts(self, block: Traced) -> Traced | None:
+        """Whether some row does not see all of a block; None if every row always does."""
+        k = self._k
+        left, right = self._visible.window
+        begin = k.bitcast(block * self._block, s32)
+        found: list[Traced] = []
+        if self._visible.ragged:
+            found.append((block + 1) * self._block > self._kv_len)
+        if right is not None:
+            found.append(begin + (self._block - 1) > self._top + right)
+        if left is not None:
+            found.append(begin < self._top + (self._rows - 1 - left))
+        return reduce(or_, found) if found else None
+
+    def apply(self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number = 0) -> None:
+        """-inf in place of the scores of a block that do not count.
+
+        The fragment's rows begin ``row`` rows into the tile; ``warp`` is the warp's number among those that share it.
+        """
+        k = self._k
+        left, right = self._visible.window
+        begin = k.bitcast(block * self._block, s32)
+        top = self._top + k.bitcast(k.value(row, u32), s32) - begin  # counted within the block
+        keys = k.bitcast(self._kv_len, s32) - begin
+        for element, score in enumerate(scores.registers):
+            at_row, at_col = scores.layout.coordinates(k.lane, element, warp)
+            key, aligned = k.bitcast(k.value(at_col, u32), s32), top + k.bitcast(k.value(at_row, u32), s32)
+            seen: list[Traced] = []
+            if self._visible.ragged:
+                seen.append(key < keys)
+            if right is not None:
+                seen.append(key <= aligned + right)
+            if left is not None:
+                seen.append(key >= aligned - left)
+            if seen and isinstance(score, Mutable):
+                score.set(k.select(reduce(and_, seen), score.get(), k.value(-math.inf, f32)))
+
+    def hide(self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number = 0) -> None:
+        """:meth:`apply`, passed over for blocks that all rows see whole."""
+        cuts = self.cuts(block)
+        if cuts is not None:
+            with self._k.when(cuts, uniform=True):
+                self.apply(scores, block, row=row, warp=warp)

@@ -1,0 +1,270 @@
+"""A ring of stages in shared memory between those who fill it and those who read it, ordered by mbarriers.
+
+One thread or the warps of a role ``put`` a tile into the next stage (or store to it and say ``written``), others ``wait``
+for it and ``release`` it. Which barrier, which phase, how many bytes: that is what a pipeline knows and nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from warploom.core.dtypes import DType, u32
+from warploom.core.errors import TraceError
+
+if TYPE_CHECKING:
+    from warploom.lang import Kernel, SharedTile, Traced
+    from warploom.lang.hopper import Mbarriers, TensorMapHandle
+    from warploom.lang.values import Number
+
+PANEL_COLS = 64
+"""16-bit elements of a panel's row of 128 bytes: the widest that the TMA and ``wgmma`` swizzle."""
+
+
+def operand_tile(
+    k: Kernel, dtype: DType, rows: int, cols: int, *, name: str, stages: int = 1, spare_cols: int = 0
+) -> SharedTile:
+    """A shared tile of 16-bit elements that the TMA fills and ``wgmma`` and ``ldmatrix`` read without conflicts.
+
+    ``cols`` are rounded up to whole panels of 64; the TMA fills what a matrix does not have with zeros. ``spare_cols``:
+    further columns that no copy reaches.
+    """
+    whole = -(-cols // PANEL_COLS) * PANEL_COLS + -(-spare_cols // PANEL_COLS) * PANEL_COLS
+    return k.shared(dtype, (rows, whole), name=name, swizzle="auto", panel_cols=PANEL_COLS, stages=stages)
+
+
+def _as_stored(col: Number, row: Number, *outer: Number) -> tuple[Number, ...]:
+    return col, row, *outer
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """A matrix in global memory as the TMA sees it: one box for each panel of a tile.
+
+    ``order(col, *place)`` gives the coordinates of a box, innermost first, that begins ``col`` columns into the tile at
+    ``place``; by default a place is (row, further dimensions from the inside out). ``eviction`` is what the L2 does
+    with the lines.
+    """
+
+    tensor_map: TensorMapHandle
+    order: Callable[..., Sequence[Number]] = _as_stored
+    eviction: Literal["", "first", "last"] = ""
+
+
+class Position(Protocol):
+    """A stage and the parity of its phase."""
+
+    @property
+    def stage(self) -> Number:
+        """The stage's index."""
+        ...
+
+    @property
+    def phase(self) -> Number:
+        """0 or 1."""
+        ...
+
+    def advance(self) -> None:
+        """To the next stage."""
+        ...
+
+
+class PackedPosition:
+    """Stage and phase in one register (0 … n - 1 and once more in the other phase): for where registers are short."""
+
+    def __init__(self, k: Kernel, stages: int, name: str, phase: int) -> None:
+        self._k, self._stages = k, stages
+        self._at = k.register(u32, stages * phase, name)
+
+    @property
+    def stage(self) -> Traced:
+        """The stage's index."""
+        return self._k.select(self._at >= self._stages, self._at - self._stages, self._at.get())
+
+    @property
+    def phase(self) -> Traced:
+        """0 or 1."""
+        return self._k.select(self._at >= self._stages, self._k.value(1, u32), self._k.value(0, u32))
+
+    def advance(self) -> None:
+        """To the next stage."""
+        k = self._k
+        self._at.set(k.select(self._at == 2 * self._stages - 1, k.value(0, u32), self._at + 1))
+
+
+@dataclass(frozen=True)
+class TurnPosition:
+    """The stage of use number ``turn``: computed, in no register of its own. Stages are a power of two."""
+
+    stage: Number
+    phase: Number
+
+    def advance(self) -> None:
+        """Nothing: the turn says where it is."""
+
+
+class Pipeline:
+    """Stages of one shared tile, or of several that travel together.
+
+    ``fed`` lists the tiles, each with the :class:`Boxes` it is loaded from, or alone where warps write it. ``readers``:
+    how many times a stage is released before it may be filled again (once a warp, or by one thread); 0 where another
+    pipeline over the same tile says so. ``writers``: arrivals that make a stage full: 1 for the TMA's thread, or so
+    many warps. ``cols``: columns that copies fill, by default all.
+
+    Call :func:`ready` once all pipelines of a kernel are made.
+    """
+
+    def __init__(
+        self,
+        k: Kernel,
+        *fed: SharedTile | tuple[SharedTile, Boxes],
+        readers: int,
+        writers: int = 1,
+        cols: int | None = None,
+        name: str = "",
+    ) -> None:
+        self.k = k
+        pairs = [x if isinstance(x, tuple) else (x, None) for x in fed]
+        self.tiles = tuple(tile for tile, _ in pairs)
+        self._boxes = tuple(boxes for _, boxes in pairs)
+        self.stages = self.tiles[0].stages
+        if any(tile.stages != self.stages for tile in self.tiles):
+            raise TraceError(f"the tiles of a pipeline have as many stages each ({k.here()})")
+        self._panels = [t.layout.panels[: None if cols is None else -(-cols // PANEL_COLS)] for t in self.tiles]
+        name = name or self.tiles[0].name
+        self._writers, self._readers = writers, readers
+        self.full: Mbarriers = k.mbarriers(self.stages, f"{name}_full")
+        self.empty: Mbarriers | None = k.mbarriers(self.stages, f"{name}_empty") if readers else None
+
+    @property
+    def stage_bytes(self) -> int:
+        """What copies bring into a stage."""
+        return sum(
+            tile.layout.rows * sum(panel.cols for panel in panels) * tile.dtype.bytes
+            for tile, panels in zip(self.tiles, self._panels, strict=True)
+        )
+
+    def initialise(self) -> None:
+        """Set up the mbarriers, by one thread."""
+        self.full.init(self._writers)
+        if self.empty is not None:
+            self.empty.init(self._readers)
+
+    # -- positions
+    def producer(self) -> Cursor:
+        """From the first stage on, for whoever fills it."""
+        return Cursor(self, self.k.ring(self.stages, f"{self.tiles[0].name}_put", phase=1))
+
+    def consumer(self, *, packed: bool = False, name: str = "get") -> Cursor:
+        """From the first stage on, for whoever reads it; ``packed`` in one register."""
+        name = f"{self.tiles[0].name}_{name}"
+        if packed:
+            return Cursor(self, PackedPosition(self.k, self.stages, name, 0))
+        return Cursor(self, self.k.ring(self.stages, name))
+
+    def at(self, turn: Number, *, filling: bool = False) -> Cursor:
+        """The stage of the pipeline's use number ``turn``; ``filling``: for whoever fills it. Takes no registers."""
+        n = self.stages
+        if n & (n - 1):
+            raise TraceError(f"a stage is named by its turn where stages are a power of two, not {n} ({self.k.here()})")
+        number = self.k.value(turn, u32)
+        since = number + n if filling else number  # what was there before was put n turns ago; at first all are empty
+        return Cursor(self, TurnPosition(since & (n - 1), (since >> (n.bit_length() - 1)) & 1))
+
+    # -- what a cursor does
+    def copy_in(self, stage: Number, places: Sequence[Sequence[Number]]) -> None:
+        """Start the copies of every tile of a stage; their bytes complete the stage's phase."""
+        if len(places) != len(self.tiles):
+            raise TraceError(f"put takes a place for each of {len(self.tiles)} tiles ({self.k.here()})")
+        self.full.expect(self.stage_bytes, stage)
+        for tile, boxes, panels, place in zip(self.tiles, self._boxes, self._panels, places, strict=True):
+            if boxes is None:
+                raise TraceError(f"{tile.name} is written by warps: it has no boxes to load from ({self.k.here()})")
+            for panel in panels:
+                self.k.tma_load(
+                    tile.stage(stage), boxes.tensor_map, boxes.order(panel.first_col, *place), self.full, stage,
+                    offset=panel.byte_offset, eviction=boxes.eviction,
+                )  # fmt: skip
+
+    def copy_out(self, stage: Number, boxes: Boxes, place: Sequence[Number]) -> None:
+        """Start the copies of a stage's only tile to global memory, as one bulk group."""
+        (tile,), (panels,) = self.tiles, self._panels
+        for panel in panels:
+            where = boxes.order(panel.first_col, *place)
+            self.k.tma_store(boxes.tensor_map, where, tile.stage(stage), offset=panel.byte_offset)
+        self.k.commit_bulk()
+
+
+class Cursor:
+    """A position in a pipeline: the stage that is filled or read next."""
+
+    def __init__(self, pipeline: Pipeline, position: Position) -> None:
+        self._pipeline, self._position = pipeline, position
+
+    @property
+    def stage(self) -> Number:
+        """The stage's index."""
+        return self._position.stage
+
+    @property
+    def tile(self) -> SharedTile:
+        """The stage's tile (the first of several), whether it is there or not."""
+        return self._pipeline.tiles[0].stage(self.stage)
+
+    # -- who fills
+    def put(self, *places: Sequence[Number]) -> None:
+        """One thread: once the stage is empty, start the copies of the tiles at ``places``; on to the next stage."""
+        p = self._pipeline
+        if p.empty is not None:
+            p.empty.wait(self._position.phase, self.stage)
+        p.copy_in(self.stage, places)
+        self._position.advance()
+
+    def written(self) -> None:
+        """Each writing warp: what its lanes stored into the stage is there, for the TMA and ``wgmma`` too."""
+        k = self._pipeline.k
+        k.fence_async()
+        k.syncwarp()
+        self._pipeline.full.arrive(self.stage, when=k.lane == 0)
+        self._position.advance()
+
+    # -- who reads
+    def wait(self) -> SharedTile:
+        """The stage's tile (the first of several), once it is full."""
+        self._pipeline.full.wait(self._position.phase, self.stage)
+        return self.tile
+
+    def wait_all(self) -> tuple[SharedTile, ...]:
+        """The stage's tiles, once they are full."""
+        self._pipeline.full.wait(self._position.phase, self.stage)
+        return tuple(tile.stage(self.stage) for tile in self._pipeline.tiles)
+
+    def release(self) -> None:
+        """This warp (or thread) has read the stage: it may be filled again. On to the next stage."""
+        p = self._pipeline
+        if p.empty is None:
+            raise TraceError(f"nobody releases this pipeline: it was made with readers=0 ({p.k.here()})")
+        p.empty.arrive(self.stage, when=p.k.lane == 0)
+        self._position.advance()
+
+    def advance(self) -> None:
+        """On to the next stage; another cursor releases this one."""
+        self._position.advance()
+
+    def send(self, boxes: Boxes, place: Sequence[Number]) -> None:
+        """One thread: once warps have written the stage, copy it out; returns when its memory may be written again."""
+        k = self._pipeline.k
+        self.wait()
+        self._pipeline.copy_out(self.stage, boxes, place)
+        k.wait_bulk(0, reads_only=True)
+        self._position.advance()
+
+
+def ready(k: Kernel, *pipelines: Pipeline) -> None:
+    """Set up the barriers of all pipelines; every thread may use them after this."""
+    with k.when(k.thread == 0):
+        for pipeline in pipelines:
+            pipeline.initialise()
+        k.mbarrier_fence()
+    k.syncthreads()

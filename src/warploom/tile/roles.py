@@ -1,0 +1,76 @@
+"""Roles of warpgroups: one that keeps the tiles coming, others that multiply; and whose turn it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import u32
+
+if TYPE_CHECKING:
+    from warploom.lang import Kernel, Traced
+
+WARPGROUP = 128
+"""Threads of a warpgroup."""
+WARPGROUP_ROWS = 64
+"""Rows of the product that one ``wgmma`` of a warpgroup makes."""
+MOST_CONSUMERS = 3
+
+# Per thread, by the number of consumers: together no more than the CTA is launched with (65536 / threads, in steps of 8).
+_CONSUMER_REGISTERS = {1: 240, 2: 240, 3: 160}
+_PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
+
+
+def threads_of(consumers: int) -> int:
+    """Threads of a CTA with one producer warpgroup and so many consumers."""
+    return WARPGROUP * (consumers + 1)
+
+
+def producer(k: Kernel, consumers: int) -> AbstractContextManager[None]:
+    """``with producer(k, 2):`` what warps 0 to 3 do, which load for so many consumers; few registers."""
+    return k.warps(0, 4, registers=_PRODUCER_REGISTERS[consumers])
+
+
+def consumer(k: Kernel, consumers: int) -> AbstractContextManager[None]:
+    """``with consumer(k, 2):`` what the warpgroups after the first do; most of the registers."""
+    return k.warps(4, 4 * (consumers + 1), registers=_CONSUMER_REGISTERS[consumers])
+
+
+class Turns:
+    """Warpgroups take turns at the tensor cores: one multiplies while another computes. ``with turns:`` is one turn.
+
+    ``me`` of ``count`` takes its turn after ``me - 1``; number 0 begins. Named barriers ``first``, ``first + 1`` … serve
+    one warpgroup each. With a single warpgroup, or ``on`` False, turns cost nothing.
+    """
+
+    def __init__(self, k: Kernel, me: Traced, count: int, *, on: bool = True, first: int = 1) -> None:
+        self._k, self._me, self._count, self._first = k, me, count, first
+        self._on = on and count > 1
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Around all turns: everybody takes as many. Number 0's first turn is there at once; it takes the last one back."""
+        k = self._k
+        if self._on:
+            with k.when(self._me == self._count - 1, uniform=True):
+                k.bar_arrive(self._first, 2 * WARPGROUP)
+        yield
+        if self._on:
+            with k.when(self._me == 0, uniform=True):
+                k.bar_sync(self._first, 2 * WARPGROUP)
+
+    def __enter__(self) -> None:
+        if self._on:
+            self._k.bar_sync(self._me + self._first, 2 * WARPGROUP)
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if self._on and error is None:
+            k, last = self._k, self._me == self._count - 1
+            following = 1 - self._me if self._count == 2 else k.select(last, k.value(0, u32), self._me + 1)
+            k.bar_arrive(following + self._first, 2 * WARPGROUP)
+
+    def pass_over(self) -> None:
+        """A turn with nothing to multiply."""
+        with self:
+            pass

@@ -1,0 +1,289 @@
+"""The online softmax on accumulators: S becomes P in place, row maxima and sums are carried from block to block.
+
+With c = scale · log2(e), for each row, over blocks of scores S::
+
+    m' = max(m, max S)        P = 2^(c·S - c·m')        l' = l · 2^(c·m - c·m') + sum P        O' = O · 2^(c·m - c·m') + P·V
+
+and O / l at the end. Two changes keep the result exact and save work. *Lazy rescaling*: O keeps m until a row outgrows it
+by 2^8 (P and O share whatever factor is left). *Stale maxima*: a block's P is formed by the maxima of the blocks before,
+without looking for its own; P itself shows where one grew too far, and there the scores are formed once more.
+
+A row that sees no key, or only scores of -inf, gives zeros; its log-sum-exp is -inf.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import and_, or_
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import f32, u32
+from warploom.lang.values import Mutable
+from warploom.layout.reduction import reduction_plan
+
+if TYPE_CHECKING:
+    from warploom.core.dtypes import DType
+    from warploom.lang import Fragment, Kernel, SharedTile, Traced
+
+LOG2_E = math.log2(math.e)
+LAZY_GROWTH = 8.0
+"""Powers of two that a row's maximum may grow before O is rescaled."""
+CARRIED_SUM = 4096.0
+"""Up to which a lane's part of a block's row sum shows that stale maxima still serve: P then fits f16, and O and l stay
+as far from float32's end as they are with the block's own maxima."""
+HEADROOM = 12.0
+"""Powers of two that P stays below 1 where the top bit of its exponent is to show that a maximum grew: 2 has it."""
+TOP_EXPONENT_BIT = 1 << 30
+"""Set in float32's from 2 on, infinities and NaN."""
+WARY_BLOCKS = 16
+"""Blocks for which a warp looks for maxima again after one grew: where they keep growing, few attempts fail."""
+NEAR_ZERO = 0.03
+"""|x / cap| below which three terms of tanh's series are exact to float32."""
+SUM_COLS = 8
+"""Columns beside V that hold ones: the narrowest step of ``wgmma``'s N."""
+
+Action = Callable[[], None]
+
+
+def nothing() -> None:
+    """An action that does nothing."""
+
+
+class OnlineSoftmax:
+    """Row maxima m and sums l (each lane's part) of the rows that a thread has of S.
+
+    ``s`` holds a block's scores, and P after it; ``o`` is the output's accumulator. ``cap`` c replaces a scaled score x
+    by c·tanh(x / c). ``column``: the last columns of ``o`` are the row sums, since :func:`put_ones` stand beside V.
+    ``lse``: :meth:`finish` returns log-sum-exps.
+    """
+
+    def __init__(
+        self,
+        k: Kernel,
+        s: Fragment,
+        o: Fragment,
+        scale: float,
+        *,
+        cap: float | None = None,
+        column: bool = False,
+        lse: bool = False,
+    ) -> None:
+        self._k, self._s, self._o = k, s, o
+        self._scores = [r for r in s.registers if isinstance(r, Mutable)]
+        self._scale, self._cap, self._column, self._lse = scale, cap, column, lse
+        self._folded = cap is None and scale > 0
+        self._c = scale * LOG2_E if self._folded else LOG2_E
+        self._plan = reduction_plan(s.layout, "col")
+        self._rows = self._plan.groups
+        self._out_rows = reduction_plan(o.layout, "col").groups
+        count = len(self._rows)
+        self._m = k.registers(f32, count, None, "row_max")
+        self._l = k.registers(f32, count, None, "row_sum")
+        self._last_m = k.registers(f32, count, None, "last_max") if lse else []
+        self._last_l = [] if column else k.registers(f32, count, None, "last_sum")
+
+    @property
+    def rows(self) -> int:
+        """Rows that a thread has scores of."""
+        return len(self._rows)
+
+    # -- one block after another
+    def begin(self) -> None:
+        """Rows that have seen nothing yet, for :meth:`step` alone; O is 0."""
+        for m, l in zip(self._m, self._l, strict=True):
+            m.set(-math.inf)
+            l.set(0.0)
+
+    def first(self, hide: Action = nothing) -> None:
+        """A first block: P by its own maxima; the rows begin anew. ``hide`` masks scores, here and below."""
+        self._limit()
+        hide()
+        for m, top in zip(self._m, self._s.reduce("max", "col"), strict=True):
+            m.set(top)
+        self._exponentials()
+        for l, total in zip(self._l, self._totals(), strict=False):
+            l.set(total)
+
+    def step(self, hide: Action = nothing) -> None:
+        """The next block, where no product writes O meanwhile: P, and O rescaled where a row outgrew its maximum."""
+        k = self._k
+        self._limit()
+        hide()
+        tops = self._s.reduce("max", "col")
+        outgrown = [(top - m) * self._c > LAZY_GROWTH for m, top in zip(self._m, tops, strict=True)]
+        with k.when(k.vote_any(reduce(or_, outgrown)), uniform=True):
+            factors = [self._raise(m, k.maximum(m, top)) for m, top in zip(self._m, tops, strict=True)]
+            for l, factor in zip(self._l, factors, strict=True):
+                l *= factor
+            self._scale_output(factors)
+        self._exponentials()
+        for l, total in zip(self._l, self._totals(), strict=False):
+            l += total
+
+    def deferred(self, hide: Action = nothing) -> list[Traced]:
+        """The next block, while a product still writes O: P now; returns the rows' factors for :meth:`rescale`."""
+        k = self._k
+        self._limit()
+        hide()
+        factors: list[Traced] = []
+        for m, top in zip(self._m, self._s.reduce("max", "col"), strict=True):
+            grew = (top - m) * self._c > LAZY_GROWTH
+            factors.append(self._raise(m, k.select(grew, top, m.get())))
+        self._exponentials()
+        for l, factor, total in zip(self._l, factors, self._totals(), strict=False):
+            l.set(k.fma(l, factor, total))
+        return factors
+
+    def rescale(self, factors: Sequence[Traced], also: Action = nothing) -> None:
+        """Multiply O by the rows' factors, if a row of the warp has one other than 1; then do ``also`` as well."""
+        with self._k.when(self._k.vote_any(reduce(or_, [factor != 1.0 for factor in factors])), uniform=True):
+            self._scale_output(factors)
+            also()
+
+    def stale(self) -> tuple[Traced, list[Traced]]:
+        """P by the maxima so far; whether they serve the whole warp, and the sums for :meth:`accept`.
+
+        A row without a maximum yet (-inf), +inf and NaN never pass: the sum is no number.
+        """
+        k = self._k
+        self._limit()
+        for row, m in zip(self._rows, self._m, strict=True):
+            self._exponential(row, m.get())
+        if self._column:
+            bits = reduce(or_, [k.bitcast(x, u32) for x in self._scores])
+            return k.vote_all((bits & TOP_EXPONENT_BIT) == 0), []
+        totals = self._totals()
+        return k.vote_all(reduce(and_, [total <= CARRIED_SUM for total in totals])), totals
+
+    def accept(self, totals: Sequence[Traced]) -> None:
+        """Take up a block's sums by unchanged maxima."""
+        for l, total in zip(self._l, totals, strict=False):
+            l += total
+
+    # -- the end of a tile
+    def keep(self) -> None:
+        """The rows end here: :meth:`finish` takes what they have now, even if the next tile's first block comes before."""
+        for kept, x in (*zip(self._last_l, self._l, strict=False), *zip(self._last_m, self._m, strict=False)):
+            kept.set(x)
+
+    def finish(self) -> list[Traced]:
+        """O / l of the rows that were kept; with ``lse`` each row's log-sum-exp (natural)."""
+        k = self._k
+        inverse: list[Traced] = []
+        logs: list[Traced] = []
+        for row, elements in enumerate(self._out_rows):
+            if self._column:
+                total = self._o.registers[elements[-1]]
+            else:
+                total = self._last_l[row].get()
+                for mask in self._plan.lane_masks:
+                    total = total + k.shfl_xor(total, mask)
+            inverse.append(k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total)))
+            if self._lse:
+                logs.append(k.fma(self._last_m[row], self._c, k.log2(total)) * math.log(2.0))
+        self._scale_output(inverse)
+        return logs
+
+    # -- formulas
+    def _limit(self) -> None:
+        """Scores scaled, where the scale is not part of the exponent, and capped."""
+        if self._folded:
+            return
+        for x in self._scores:
+            scaled = x * self._scale
+            x.set(scaled if self._cap is None else self._capped(scaled, self._cap))
+
+    def _capped(self, x: Traced, cap: float) -> Traced:
+        """cap · tanh(x / cap) to float32's accuracy (tanh.approx is good to 2^-11, and the cap multiplies its error).
+
+        tanh(t) = 1 - 2 / (1 + e^2t) cancels near 0, where the first terms of the series are exact enough.
+        """
+        k = self._k
+        away = k.fma(k.reciprocal(k.exp2(x * (2.0 * LOG2_E / cap)) + 1.0), -2.0 * cap, cap)
+        square = (x * (1.0 / cap)) * (x * (1.0 / cap))
+        near = x * k.fma(square, k.fma(square, 2.0 / 15.0, -1.0 / 3.0), 1.0)
+        return k.select(square < NEAR_ZERO**2, near, away)
+
+    def _raise(self, m: Mutable, top: Traced) -> Traced:
+        """Set a row's maximum; returns the factor of its l and O."""
+        factor = self._k.exp2((m - self._finite(top)) * self._c)
+        m.set(top)
+        return factor
+
+    def _finite(self, m: Traced) -> Traced:
+        """The maximum to subtract: 0 for a row whose scores so far are all -inf, so that nothing becomes NaN."""
+        return self._k.select(m == -math.inf, self._k.value(0.0, f32), m)
+
+    def _exponentials(self) -> None:
+        for row, m in zip(self._rows, self._m, strict=True):
+            self._exponential(row, self._finite(m.get()))
+
+    def _exponential(self, row: tuple[int, ...], m: Traced) -> None:
+        """P of one row, in place of its scores."""
+        k = self._k
+        shift = k.fma(m, -self._c, -HEADROOM) if self._column else m * -self._c
+        for element in row:
+            x = self._scores[element]
+            x.set(k.exp2(k.fma(x, self._c, shift)))
+
+    def _totals(self) -> list[Traced]:
+        """This lane's part of each row's sum of P; none where P·V forms them."""
+        rows = () if self._column else self._rows
+        return [self._k.reduce_values("add", [self._scores[e].get() for e in row]) for row in rows]
+
+    def _scale_output(self, factors: Sequence[Traced]) -> None:
+        for row, factor in zip(self._out_rows, factors, strict=True):
+            for element in row:
+                self._o.scale(element, factor)
+
+
+class StaleSoftmax:
+    """An :class:`OnlineSoftmax` of an overlapped pipeline that looks for a block's maxima only where P shows it must."""
+
+    def __init__(self, k: Kernel, softmax: OnlineSoftmax) -> None:
+        self._k, self._softmax = k, softmax
+        self._wary = k.register(u32, 0, "wary")
+        """Blocks for which maxima are looked for, come what may."""
+        self._exact = k.register(u32, None, "exact")
+        self._factors = k.registers(f32, softmax.rows, None, "factor")
+
+    def step(self, cuts: Traced | None, hide: Action, again: Action, release: Action) -> Action:
+        """The next block's scores into P; returns what brings O to the new maxima once no product writes it.
+
+        ``cuts``: whether ``hide`` has scores to hide, which then would pass for grown ones; None if it never has.
+        ``again`` forms the scores once more, by each warp for itself; ``release`` gives back what they are formed from.
+        """
+        k, softmax, exact = self._k, self._softmax, self._exact
+        exact.set(0)
+        looks = self._wary != 0
+        with k.when(looks if cuts is None else looks | cuts, uniform=True):
+            exact.set(1)
+        with k.otherwise():
+            served, totals = softmax.stale()
+            with k.when(served, uniform=True):
+                softmax.accept(totals)
+            with k.otherwise():
+                again()
+                exact.set(1)
+        release()
+        with k.when(exact != 0, uniform=True):
+            for kept, factor in zip(self._factors, softmax.deferred(hide), strict=True):
+                kept.set(factor)
+            self._wary.set(k.select(self._wary == 0, k.value(0, u32), self._wary - 1))
+
+        def rescale() -> None:
+            with k.when(exact != 0, uniform=True):
+                softmax.rescale([factor.get() for factor in self._factors], lambda: self._wary.set(WARY_BLOCKS))
+
+        return rescale
+
+
+def put_ones(k: Kernel, tile: SharedTile, col: int, dtype: DType) -> None:
+    """Ones in :data:`SUM_COLS` columns of every stage of V's tile, one thread a row; no copy ever reaches them."""
+    ones = [k.pack(1.0, 1.0, dtype)] * (SUM_COLS // 2)
+    with k.when(k.thread < tile.layout.rows):
+        for stage in range(tile.stages):
+            tile.stage(stage).store(ones, k.thread, col, dtype=u32)
+        k.fence_async()
