@@ -1,20 +1,122 @@
-"""The ways out of a tile of sums: rows through shared memory, in whole lines."""
+"""What becomes of a tile of sums, and its ways out of registers.
+
+A *value* is a function of two neighbouring sums and of their row and column that gives what is stored. The ways out are
+``stmatrix`` into a tile that a pipeline sends (:func:`store_rows`), panels that the TMA or the threads copy out
+(:class:`Panels`), a staging tile (:class:`Staging`), and the registers themselves (:func:`store_registers`).
+"""
 
 from __future__ import annotations
 
-from warploom.core.dtypes import u32
-from warploom.lang import Fragment, GlobalPointer, Kernel, SharedTile, Traced
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from warploom.core.dtypes import DType, f16, f32, u16, u32
+from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment
+from warploom.layout.linear import LinearMap
 from warploom.layout.matrix_access import stmatrix_plan
 from warploom.layout.reduction import reduction_plan
+from warploom.tile.copy_plan import CopyPlan
+from warploom.tile.pipeline import Boxes
+from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS
 
 PIECE = mma_fragment("m16n8k16", "C", 16).tile(1, 2)
 """16×16 of a warp's packed sums: what one ``stmatrix.x4`` stores."""
 _STORE = stmatrix_plan(PIECE, transposed=False)
 
+Pair = tuple[Traced, Traced]
+Value = Callable[[Pair, Traced, Traced], Pair]
+"""What is stored at (row, col) and (row, col + 1) for two sums."""
 
+
+@dataclass(frozen=True)
+class Target:
+    """A matrix in global memory that sums go to, in elements of ``dtype``: 16-bit floats or f32.
+
+    ``rows`` and ``cols`` are its extents, or None where no tile reaches beyond them. ``chunk``: elements that its lines
+    are aligned to (8, 4, 2, 1). ``pairs``: columns come in aligned pairs.
+    """
+
+    k: Kernel
+    pointer: GlobalPointer
+    stride: Number
+    dtype: DType
+    rows: Traced | None = None
+    cols: Traced | None = None
+    chunk: int = 8
+    pairs: bool = True
+
+    def exists(self, row: Traced, col: Traced) -> Traced | None:
+        """Whether there is an element (row, col); None where there always is."""
+        found = None if self.rows is None else row < self.rows
+        if self.cols is not None:
+            inside = col < self.cols
+            found = inside if found is None else found & inside
+        return found
+
+    def store_pair(self, row: Traced, col: Traced, values: Pair) -> None:
+        """Store the values of (row, col) and (row, col + 1), as far as they exist."""
+        k = self.k
+        target = self.pointer + (k.mul_wide(row, self.stride) + k.mul_wide(col, 1))
+        kind = f32 if self.dtype is f32 else u32 if self.pairs else u16
+        if self.pairs:
+            words = list(values) if self.dtype is f32 else [k.pack(*values, self.dtype)]
+            self.store_words(target, row, col, words, kind)
+            return
+        for i, value in enumerate(values):
+            word = value if self.dtype is f32 else k.pack(value, 0.0, self.dtype)
+            self.store_words(target + i, row, col + i, [word], kind)
+
+    def store_words(self, target: GlobalPointer, row: Traced, col: Traced, words: list[Traced], kind: DType) -> None:
+        """Store words at ``*target``, the place of (row, col) and what follows, if that element exists."""
+        exists = self.exists(row, col)
+        if exists is None:
+            target.store(words, dtype=kind)
+        else:
+            with self.k.when(exists):
+                target.store(words, dtype=kind)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """An accumulator as values: its first element is (row, col) of the target, ``warp`` its part of the fragment."""
+
+    k: Kernel
+    fragment: Fragment
+    row: Traced
+    col: Traced
+    warp: Number = 0
+    value: Value | None = None
+
+    def place(self, element: int) -> Pair:
+        """(row, col) in the target of an element of this thread."""
+        row, col = self.fragment.layout.coordinates(self.k.lane, element, self.warp)
+        return row + self.row, col + self.col
+
+    def pair(self, first: int) -> Pair:
+        """What is stored for elements ``first`` and ``first + 1``, neighbouring columns, in f32."""
+        registers = self.fragment.registers
+        if self.fragment.dtype is f16:
+            found = self.k.unpack(read(registers[first // 2]), f16)
+        else:
+            found = read(registers[first]), read(registers[first + 1])
+        return found if self.value is None else self.value(found, *self.place(first))
+
+    def packed(self, first: int, dtype: DType) -> Traced:
+        """The same rounded to ``dtype`` and packed."""
+        if self.fragment.dtype is dtype and self.value is None:
+            return read(self.fragment.registers[first // 2])
+        return self.k.pack(*self.pair(first), dtype)
+
+
+def read(register: Traced) -> Traced:
+    """A register's value now."""
+    return register.get() if isinstance(register, Mutable) else register
+
+
+# -- into a tile that somebody else sends
 def store_rows(k: Kernel, tile: SharedTile, sums: Fragment, row: Number, *, cols: int | None = None) -> None:
     """A warp's 16 rows of an accumulator, rounded, into a shared tile from ``row`` on, by ``stmatrix`` (sm_90).
 
@@ -35,15 +137,15 @@ def store_pairs(k: Kernel, tile: SharedTile, sums: Fragment, row: Number) -> Non
         k.store("shared", to.address(*packed.layout.coordinates(0, 2 * register)), u32, [pair], "", "weak")
 
 
+# -- to global memory
+def store_registers(sums: Sums, target: Target) -> None:
+    """Straight from the registers: of f32 four lanes fill a sector of 32 bytes."""
+    for first in range(0, sums.fragment.layout.elements_per_thread, 2):
+        target.store_pair(*sums.place(first), sums.pair(first))
+
+
 def store_row_values(
-    k: Kernel,
-    to: GlobalPointer,
-    values: list[Traced],
-    sums: Fragment,
-    first: Number,
-    end: Number,
-    *,
-    warp: Number = 0,
+    k: Kernel, to: GlobalPointer, values: list[Traced], sums: Fragment, first: Number, end: Number, *, warp: Number = 0
 ) -> None:
     """One f32 for each row of an accumulator (a log-sum-exp, say), as ``sums.reduce(…, "col")`` orders them.
 
@@ -56,3 +158,106 @@ def store_row_values(
         row = first + plan.result_coordinate(group, k.lane, warp)
         with k.when(first_lane & (row < end)):
             to.store(value, row)
+
+
+def copy_out(
+    target: Target, tile: SharedTile, row: Traced, col: Traced, who: Traced, threads: int, *, width: int | None = None
+) -> None:
+    """A shared tile to the target from (row, col) on: as many elements at a time as its lines are aligned to.
+
+    ``who`` of ``threads`` is this thread; a pass covers ``width`` columns, by default what the threads reach.
+    """
+    k, rows, cols, chunk = target.k, tile.layout.rows, tile.layout.cols, target.chunk
+    width = min(cols, threads * chunk) if width is None else width
+    plan = CopyPlan(rows, width, threads // 32, True, chunk)
+    while plan.rows_per_step > rows:  # more threads than chunks: narrower ones
+        chunk //= 2
+        plan = CopyPlan(rows, width, threads // 32, True, chunk)
+    lanes = plan.threads()
+    at: dict[str, Traced] = lanes.apply(lane=who)
+    own_row, own_col = at["row"] + row, at["col"] + col
+    addresses = TileAddresses(k, tile, lanes, who, 0, "strided")
+    start = target.pointer + k.mul_wide(own_row, target.stride) + own_col
+    kind, count = (u16, 1) if chunk == 1 else (u32, chunk // 2)
+    for step_row, step_col in ((r, left + c) for r, c in plan.steps for left in range(0, cols, width)):
+        words = k.load("shared", addresses.address(step_row, step_col), kind, count, "", "weak")
+        at_line = start.bytes(k.mul_wide(target.stride, 2 * step_row)) if step_row else start
+        target.store_words(at_line + step_col, own_row + step_row, own_col + step_col, words, kind)
+
+
+class Panels:
+    """A consumer warpgroup's way out for 16-bit targets: ``count`` panels of 64 rows, one after another.
+
+    With ``boxes`` the TMA takes each out, which clips what lies beyond the target; else the threads copy it. A panel is
+    written again when what was in it has left. ``barrier`` is a named barrier of this warpgroup's own.
+    """
+
+    def __init__(self, k: Kernel, dtype: DType, cols: int, count: int, consumers: int, boxes: Boxes | None) -> None:
+        self._k, self._count, self._boxes, self._cols = k, count, boxes, cols
+        self._tile = k.shared(dtype, (WARPGROUP_ROWS, cols), name="panels", swizzle="auto", stages=consumers * count)
+
+    def prepare(self, me: Traced, barrier: Number) -> None:
+        """Form the addresses that all tiles share, of consumer ``me``."""
+        k = self._k
+        self._barrier, self._who = barrier, k.thread & (WARPGROUP - 1)
+        self._own = self._tile.stage(me * self._count)
+        self._to = TileAddresses(k, self._own, _STORE.address, k.lane, (k.warp & 3) * 16, "strided")
+        self._to.prepare([(0, col) for col in range(0, self._cols, 16)])
+
+    def store(self, sums: Sums, number: int, target: Target, outer: tuple[Number, ...] = ()) -> None:
+        """Store accumulator ``number`` of the consumer; ``outer``: the box's place beyond rows and columns."""
+        k, boxes = self._k, sums.fragment.layout.shape[1] // self._cols
+        for j in range(boxes):
+            buffer = (number * boxes + j) % self._count
+            if self._boxes is not None:
+                with k.when(self._who == 0):
+                    k.wait_bulk(self._count - 1, reads_only=True)
+            k.bar_sync(self._barrier, WARPGROUP)  # what was in the panel has left
+            self._fill(sums, j, self._to.staged(buffer))
+            if self._boxes is not None:
+                k.fence_async()
+            k.bar_sync(self._barrier, WARPGROUP)  # every warp has written its rows
+            col, panel = sums.col + j * self._cols, self._own.stage(buffer)
+            if self._boxes is None:
+                copy_out(target, panel, sums.row, col, self._who, WARPGROUP)
+                continue
+            where = self._boxes.order(0, col, sums.row, *outer)
+            k.tma_store(self._boxes.tensor_map, where, panel, when=self._who == 0)
+            k.commit_bulk()
+
+    def _fill(self, sums: Sums, box: int, to: TileAddresses) -> None:
+        layout = sums.fragment.layout
+        for col in range(0, self._cols, 16):
+            first = (box * self._cols + col) // 8
+            elements = [e for j in (first, first + 1) for e in range(*layout.atom_elements(0, j).indices(1 << 20))[::2]]
+            packed = [sums.packed(e, self._tile.dtype) for e in elements]
+            self._k.stmatrix(to.address(0, col), [packed[r] for r in _STORE.register_order])
+
+    def wait(self) -> None:
+        """Until everything has left: shared memory goes with the CTA."""
+        if self._boxes is not None:
+            with self._k.when(self._who == 0):
+                self._k.wait_bulk(0)
+
+
+class Staging:
+    """The way out of a CTA whose warps hold a tile together: a shared tile, then whole lines of 16 bytes a thread.
+
+    ``warps`` maps the bits of the warp's number, behind those of the lane, to the (row, col) where its sums begin.
+    """
+
+    def __init__(self, k: Kernel, tile: SharedTile, threads: int) -> None:
+        self._k, self._tile, self._threads = k, tile, threads
+
+    def store(self, sums: Sums, target: Target, lanes: LinearMap, row: Number, first: Pair) -> None:
+        """Store all warps' sums as the tile whose first element is ``first``; every warp is done with what lies there.
+
+        ``lanes``: where in the tile a thread's sums begin, but for ``row``, which is added.
+        """
+        k, layout = self._k, sums.fragment.layout
+        to = TileAddresses(k, self._tile, lanes, k.thread, row, "strided")
+        for register in range(layout.elements_per_thread // 2):
+            at = layout.coordinates(0, 2 * register)
+            k.store("shared", to.address(*at), u32, [sums.packed(2 * register, target.dtype)], "", "weak")
+        k.syncthreads()  # the lines that leave were written by other warps
+        copy_out(target, self._tile, *first, k.thread, self._threads, width=self._tile.layout.cols)

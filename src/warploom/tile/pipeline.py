@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from warploom.core.dtypes import DType, u32
 from warploom.core.errors import TraceError
+from warploom.lang.hopper import Ring
 
 if TYPE_CHECKING:
     from warploom.lang import Kernel, SharedTile, Traced
@@ -251,6 +252,25 @@ class Cursor:
     def advance(self) -> None:
         """On to the next stage; another cursor releases this one."""
         self._position.advance()
+
+    def skip(self, count: Traced) -> None:
+        """Past ``count`` stages that somebody else reads."""
+        ring, n = self._registers(), self._pipeline.stages
+        total = ring.stage.get() + count
+        rounds = total // n
+        ring.phase.set((ring.phase.get() + rounds) & 1)
+        ring.stage.set(total - rounds * n)
+
+    def catch_up(self, other: Cursor) -> None:
+        """To where another cursor of this pipeline is."""
+        mine, theirs = self._registers(), other._registers()
+        mine.stage.set(theirs.stage)
+        mine.phase.set(theirs.phase)
+
+    def _registers(self) -> Ring:
+        if not isinstance(self._position, Ring):
+            raise TraceError(f"only a cursor in two registers moves so ({self._pipeline.k.here()})")
+        return self._position
 
     def send(self, boxes: Boxes, place: Sequence[Number]) -> None:
         """One thread: once warps have written the stage, copy it out; returns when its memory may be written again."""

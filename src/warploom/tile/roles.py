@@ -10,6 +10,7 @@ from warploom.core.dtypes import u32
 
 if TYPE_CHECKING:
     from warploom.lang import Kernel, Traced
+    from warploom.lang.values import Number
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -49,16 +50,19 @@ class Turns:
         self._on = on and count > 1
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Around all turns: everybody takes as many. Number 0's first turn is there at once; it takes the last one back."""
+    def taken(self, following: Number = 0) -> Iterator[None]:
+        """Around all turns. Number 0's first turn is there at once; at the end ``following`` takes back the one left.
+
+        That is whoever's turn it would be next: number 0 again where everybody takes as many.
+        """
         k = self._k
         if self._on:
             with k.when(self._me == self._count - 1, uniform=True):
                 k.bar_arrive(self._first, 2 * WARPGROUP)
         yield
         if self._on:
-            with k.when(self._me == 0, uniform=True):
-                k.bar_sync(self._first, 2 * WARPGROUP)
+            with k.when(self._me == following, uniform=True):
+                k.bar_sync(self._me + self._first, 2 * WARPGROUP)
 
     def __enter__(self) -> None:
         if self._on:

@@ -1,0 +1,240 @@
+# pyright: reportInvalidTypeForm=false
+"""The matrix product for ``wgmma`` and the TMA (sm_90a): persistent, one thread that loads, consumers of 64 rows or more.
+
+The ring of k-tiles runs on over the ends of tiles: the next tile's first k-tiles arrive while this one is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from warploom.core.dtypes import f32, u16, u32
+from warploom.kernels.gemm.features import PLAIN, GemmFeatures, OperandFeatures
+from warploom.kernels.gemm.sm90 import MatmulSm90
+from warploom.kernels.gemm.values import EpilogueValue
+from warploom.lang import Fragment, Global, Kernel, SharedTile, TensorMap, Traced, kernel
+from warploom.lang.hopper import TensorMapHandle
+from warploom.lang.values import Number
+from warploom.tile.epilogue import Panels, Sums, Target, store_registers
+from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
+from warploom.tile.product import Wgmma
+from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
+from warploom.tile.scheduler import GroupedTiles, Persistent
+
+
+@kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
+def matmul_sm90(
+    k: Kernel,
+    a_map: TensorMap,
+    b_map: TensorMap,
+    c_map: TensorMap,
+    out: Global[u16],
+    out_f32: Global[f32],
+    bias: Global[u16],
+    extra0: Global[u16],
+    extra1: Global[u16],
+    m: u32, n: u32,
+    c_stride: u32, extra_stride: u32, c_batch: u32, extra_batch: u32,
+    k_tiles: u32, tiles_per_split: u32, tiles: u32, alpha: u32,
+    *,
+    config: MatmulSm90,
+    features: GemmFeatures = PLAIN,
+) -> None:  # fmt: skip
+    """C = epilogue(A·B); tensor maps of rank 2, batched ones 3, of A and B as they are stored.
+
+    A 16-bit C whose lines are aligned leaves through ``c_map``; others through ``out`` (16-bit) or ``out_f32``, whose
+    strides and extents count elements. ``tiles`` are those of all parts of a split K and of all batches, of which each
+    CTA of the grid takes every so-manieth. Parameters that a configuration does not use are left out.
+    """
+    c, f = config, features
+    boxes = Boxes(c_map, _with_batch(f)) if f.bulk_out else None
+    panels = None if f.out_dtype is f32 else Panels(k, f.out_dtype, c.panel_cols, c.panels, c.consumers, boxes)
+
+    def finish(work: Product, tile: Tile) -> None:
+        pointer, extras = out_f32 if f.out_dtype is f32 else out, (extra0, extra1)[: f.epilogue.extras]
+        if f.batched or c.split_k > 1:
+            pointer = pointer + k.mul_wide(tile.matrix, c_batch)
+        if f.batched:
+            extras = tuple(x + k.mul_wide(tile.batch, extra_batch) for x in extras)
+        rows, cols = m if f.ragged_m else None, n if f.ragged_n else None
+        target = Target(k, pointer, c_stride, f.out_dtype, rows, cols, f.out_chunk, f.pairs)
+        value = None
+        if not f.epilogue.plain:
+            value = EpilogueValue(k, f.epilogue, target, c.dtype, alpha, bias, extras, extra_stride)
+        for number, sums in enumerate(work.sums(tile, value)):
+            if panels is None:
+                store_registers(sums, target)
+            else:
+                panels.store(sums, number, target, (tile.batch,))
+
+    work = Product(k, c, f, (a_map, b_map), Extents(m, n, k_tiles, tiles_per_split, tiles))
+    work.load()
+    with consumer(k, c.consumers):
+        work.prepare()
+        if panels is not None:
+            panels.prepare(work.me, work.me + (c.consumers + 1))
+        work.each_tile(finish)
+        if panels is not None:
+            panels.wait()
+
+
+@dataclass(frozen=True)
+class Extents:
+    """The launch's numbers: C is ``m`` × ``n``; K has ``k_tiles``, ``tiles_per_split`` of them in a part of a split K."""
+
+    m: Traced
+    n: Traced
+    k_tiles: Traced
+    tiles_per_split: Traced
+    tiles: Traced
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of C: its first row and column, its matrix (batch · parts + part), and its ``count`` k-tiles."""
+
+    row: Traced
+    col: Traced
+    matrix: Traced
+    batch: Traced
+    first: Number
+    count: Traced
+
+
+def _with_batch(features: GemmFeatures, own: OperandFeatures | None = None) -> Callable[..., tuple[Number, ...]]:
+    """The order of a box's coordinates; matrices that all batches share have one."""
+    along_k = own is None or own.k_contiguous
+
+    def order(col: Number, row: Number, depth: Number, batch: Number) -> tuple[Number, ...]:
+        inner, line = (depth + col, row) if along_k else (row + col, depth)
+        if not features.batched:
+            return inner, line
+        return inner, line, batch if own is None or own.batched else 0
+
+    if own is not None:
+        return order
+    return lambda _, col, row, batch: (col, row, batch) if features.batched else (col, row)
+
+
+class Product:
+    """A·B tile by tile: :meth:`load` is the producer's part, :meth:`each_tile` that of the consumers."""
+
+    def __init__(
+        self,
+        k: Kernel,
+        config: MatmulSm90,
+        features: GemmFeatures,
+        maps: tuple[TensorMapHandle, TensorMapHandle],
+        extents: Extents,
+    ) -> None:
+        self._k, self._config, self._features, self._extents = k, config, features, extents
+        c, e = config, extents
+        self._tiles = GroupedTiles(
+            k, (e.m + (c.tile_m - 1)) // c.tile_m, (e.n + (c.tile_n - 1)) // c.tile_n, c.block_stride
+        )
+        self._order = Persistent(k, e.tiles)
+        self._a, self._b = self._stored("A", c.tile_m, features.a), self._stored("B", c.tile_n, features.b)
+        a_boxes, b_boxes = (
+            Boxes(own_map, _with_batch(features, own))
+            for own_map, own in zip(maps, (features.a, features.b), strict=True)
+        )
+        readers = 4 * (1 if c.pingpong else c.consumers)
+        self._ring = Pipeline(k, (self._a, a_boxes), (self._b, b_boxes), readers=readers, name="ring")
+        ready(k, self._ring)
+
+    def _stored(self, name: str, outer: int, own: OperandFeatures) -> SharedTile:
+        c = self._config
+        rows, cols = (outer, c.tile_k) if own.k_contiguous else (c.tile_k, outer)
+        return operand_tile(self._k, c.dtype, rows, cols, name=name, stages=c.stages)
+
+    def tile(self, turn: Number) -> Tile:
+        """The CTA's tile of a turn."""
+        k, c, e = self._k, self._config, self._extents
+        number, matrix = self._order.item(turn), k.value(0, u32)
+        if self._features.batched or c.split_k > 1:
+            per_matrix = self._tiles.rows * self._tiles.cols
+            matrix, number = number // per_matrix, number % per_matrix
+        row, col = self._tiles.tile(number)
+        first: Number = 0
+        count = e.k_tiles
+        if c.split_k > 1:
+            first = matrix % c.split_k * e.tiles_per_split
+            count = k.minimum(e.tiles_per_split, e.k_tiles - first)
+        return Tile(row * c.tile_m, col * c.tile_n, matrix, matrix // c.split_k, first, count)
+
+    def load(self) -> None:
+        """The producer: the k-tiles of this CTA's tiles, as stages become empty."""
+        k, c = self._k, self._config
+        with producer(k, c.consumers), k.when(k.thread == 0):
+            ring = self._ring.producer()
+            with k.loop(self._order.count) as turn:
+                tile = self.tile(turn)
+                with k.loop(tile.count) as step:
+                    depth = (step + tile.first) * c.tile_k
+                    ring.put((tile.row, depth, tile.batch), (tile.col, depth, tile.batch))
+
+    # -- the consumers
+    def prepare(self) -> None:
+        """What a consumer has for all of its tiles."""
+        k, c = self._k, self._config
+        self.me: Traced = k.warpgroup - 1
+        self._row = k.value(0, u32) if c.pingpong else self.me * c.consumer_rows
+        cores = self._cores = Wgmma(k, c.dtype)
+        self._blocks = [cores.accumulator(c.tile_n, f"c{i}") for i in range(c.consumer_rows // WARPGROUP_ROWS)]
+        self._product = cores.product(
+            self._blocks, self._a, self._b, row=self._row,
+            transposed_a=not self._features.a.k_contiguous, transposed_b=not self._features.b.k_contiguous,
+        )  # fmt: skip
+        self._arrived, self._read = self._ring.consumer(name="use"), self._ring.consumer(name="read")
+        self._turns = Turns(k, self.me, c.consumers, on=c.pingpong)
+
+    def each_tile(self, finish: Callable[[Product, Tile], None]) -> None:
+        """Multiply and ``finish`` every tile; with ``pingpong`` every other one, and the other consumer the rest."""
+        k, count = self._k, self._order.count
+        if not self._config.pingpong:
+            with k.loop(count) as turn:
+                tile = self.tile(turn)
+                self._multiply(tile)
+                finish(self, tile)
+            return
+        with self._turns.taken(following=count & 1):
+            with k.when(self.me == 1, uniform=True):
+                self._pass_over(self.tile(0))
+            with k.loop(count, start=self.me, step=2) as turn:
+                tile = self.tile(turn)
+                self._multiply(tile)
+                finish(self, tile)
+                self._pass_over(self.tile(turn + 1))
+
+    def _multiply(self, tile: Tile) -> None:
+        """The tile's sums; each k-tile is waited for while the next one's products run."""
+        with self._turns:
+            self._start(zero=True)
+            with self._k.loop(tile.count, 1):
+                self._start(zero=False)
+                self._cores.wait(1)
+                self._read.release()
+        self._cores.wait(0, *self._blocks)
+        self._read.release()
+
+    def _start(self, *, zero: bool) -> None:
+        a, b = self._arrived.wait_all()
+        self._product.start(a, b, zero=zero)
+        self._arrived.advance()
+
+    def _pass_over(self, tile: Tile) -> None:
+        """The stages of a tile that the other consumer multiplies."""
+        self._arrived.skip(tile.count)
+        self._read.catch_up(self._arrived)
+
+    def sums(self, tile: Tile, value: EpilogueValue | None = None) -> list[Sums]:
+        """This consumer's accumulators, 64 rows each, as values of C."""
+        k = self._k
+        rows = [tile.row + self._row + i * WARPGROUP_ROWS for i in range(len(self._blocks))]
+        return [Sums(k, x, row, tile.col, k.warp & 3, value) for x, row in zip(self._blocks, rows, strict=True)]
+
+    @property
+    def blocks(self) -> list[Fragment]:
+        """This consumer's accumulators."""
+        return self._blocks
