@@ -1,24 +1,56 @@
-"""Copies of row-major tiles between global and shared memory, 16 bytes per thread and step."""
+"""Tiles between global and shared memory by the threads of a CTA: ``cp.async``, 16 bytes a thread and step.
+
+:class:`CopyRing` is for kernels without the TMA and without roles what :class:`~warploom.tile.pipeline.Pipeline` is for
+those with them: ``put`` a tile into a stage, ``wait`` for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 from warploom.core.dtypes import u32, u64
 from warploom.core.errors import ConfigError
-from warploom.tile.copy_plan import CHUNK_BYTES, CopyPlan
 from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
 from warploom.lang.fragments import Addressing, TileAddresses
 from warploom.lang.values import Number
+from warploom.tile.copy_plan import CHUNK_BYTES, CopyPlan
+
+_LOW_HALVES = 0x5410  # prmt: the low 16 bits of two registers
+Place = tuple[Number, Number]
+"""(row, column) of a matrix, in elements."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A row-major matrix of 16-bit elements: a pointer to its first, and the distance between rows in elements.
+
+    ``rows`` and ``cols`` of it exist (None: as many as are asked for); what a tile has beyond them is filled with zeros.
+    Columns known while tracing, and a known ``stride``, make offsets immediates. ``chunk``: elements that its lines are
+    aligned to: 8, 4 or 2 by ``cp.async``, 1 through registers. ``partial``: a line may end within a chunk.
+    """
+
+    pointer: GlobalPointer
+    stride: Number
+    rows: Traced | None = None
+    cols: Number | None = None
+    chunk: int = 8
+    partial: bool = False
+
+    def at(self, k: Kernel, place: Place) -> Rows:
+        """The matrix from a place on, as far as it has rows and columns there."""
+        row, col = place
+        left = [None if extent is None else extent - first for extent, first in ((self.rows, row), (self.cols, col))]
+        pointer = self.pointer + k.mul_wide(row, self.stride) + col
+        return replace(self, pointer=pointer, rows=left[0], cols=left[1])
 
 
 class TileCopy:
-    """Copies tiles of one shape between a global matrix and a shared tile, by all threads of the CTA.
+    """Copies tiles of one shape between global matrices and a shared tile, by all threads of the CTA or each warp.
 
-    ``row_stride`` is the global distance between rows in elements: a traced u32, or an int when it is known while
-    tracing (offsets are immediates then). ``valid_cols`` columns of the matrix exist (a multiple of 8); the tile's
-    others are filled with zeros, and not written back.
+    ``plan`` says who copies what. ``valid_cols``, known while tracing, are the columns that any matrix has: what no
+    fragment of them reads is left out.
     """
 
     def __init__(
@@ -27,7 +59,7 @@ class TileCopy:
         tile: SharedTile,
         plan: CopyPlan,
         row_stride: Number,
-        addressing: Addressing,
+        addressing: Addressing = "strided",
         valid_cols: int | None = None,
     ) -> None:
         problems = plan.problems()
@@ -47,9 +79,10 @@ class TileCopy:
         """The plan's steps that touch columns some fragment reads: those below ``valid_cols``, rounded up to 16."""
         return [(row, col) for row, col in self._plan.steps if col < -(-self._valid_cols // 16) * 16]
 
-    def start(self, matrix: GlobalPointer) -> GlobalPointer:
-        """This thread's first element of the tile whose first element is ``*matrix``."""
-        return matrix + self._k.mul_wide(self._row, self._stride) + self._col
+    def start(self, matrix: GlobalPointer, place: Place = (0, 0)) -> GlobalPointer:
+        """This thread's first element of the tile that begins at a place of the matrix whose first is ``*matrix``."""
+        row, col = place
+        return matrix + self._k.mul_wide(self._row + row, self._stride) + (self._col + col)
 
     def prepare(self) -> None:
         """Form the shared bases before a loop."""
@@ -65,29 +98,52 @@ class TileCopy:
 
     def _exists(self, row: int, col: int, rows: Traced | None) -> Traced | None:
         """Whether this thread's part of a step lies in the matrix; None if it always does."""
-        found: Traced | None = None
-        if rows is not None:
-            found = self._row + row < rows
-        if col + self._plan.chunks * 8 > self._valid_cols:
+        found = None if rows is None else self._row + row < rows
+        if col + self._plan.chunks * self._plan.chunk > self._valid_cols:
             inside = self._col + col < self._valid_cols
             found = inside if found is None else found & inside
         return found
 
-    def load_async(self, start: GlobalPointer, stage: Number | None = None, rows: Traced | None = None) -> None:
+    def load_async(
+        self,
+        start: GlobalPointer,
+        stage: Number | None = None,
+        rows: Traced | None = None,
+        cols: Traced | None = None,
+        *,
+        partial: bool = False,
+    ) -> None:
         """Issue ``cp.async`` for the whole tile; ``start`` is this thread's first element.
 
-        ``rows`` (u32) of the tile exist in the matrix; the others are filled with zeros.
+        ``rows`` and ``cols`` (u32) of the tile exist in the matrix; the others are filled with zeros.
         """
-        k = self._k
         shared = self._shared if stage is None else self._shared.staged(stage)
+        size = cast("Literal[4, 8, 16]", 2 * self._plan.chunk)
         for row, col in self._steps:
-            exists = self._exists(row, col, rows)
-            size = None if exists is None else k.select(exists, k.value(CHUNK_BYTES, u32), k.value(0, u32))
-            k.cp_async(shared.address(row, col), self._source(start, row, col), valid_bytes=size)
+            valid = self._valid_bytes(row, col, rows, cols, partial)
+            self._k.cp_async(shared.address(row, col), self._source(start, row, col), size, valid_bytes=valid)
 
-    def load_sync(self, start: GlobalPointer, rows: Traced | None = None) -> None:
+    def _valid_bytes(
+        self, row: int, col: int, rows: Traced | None, cols: Traced | None, partial: bool
+    ) -> Traced | None:
+        """Bytes of a thread's chunk that exist; None if all do."""
+        k, chunk = self._k, self._plan.chunk
+        exists = self._exists(row, col, rows)
+        nothing, whole = k.value(0, u32), k.value(2 * chunk, u32)
+        if cols is not None:
+            at = self._col + col
+            if partial:
+                left = k.minimum(k.select(at < cols, cols - at, nothing), chunk) * 2
+                return left if exists is None else k.select(exists, left, nothing)
+            exists = at < cols if exists is None else exists & (at < cols)
+        return None if exists is None else k.select(exists, whole, nothing)
+
+    def load_sync(
+        self, start: GlobalPointer, rows: Traced | None = None, stage: Number | None = None
+    ) -> None:
         """The same through registers: ``ld.global`` and ``st.shared`` of 16 bytes."""
         k = self._k
+        shared = self._shared if stage is None else self._shared.staged(stage)
         for row, col in self._steps:
             exists = self._exists(row, col, rows)
             words = k.registers(u32, 4, 0) if exists is not None else []
@@ -98,7 +154,28 @@ class TileCopy:
                     for word, loaded in zip(words, self._source(start, row, col).load(count=4, dtype=u32), strict=True):
                         word.set(loaded)
                 values = [word.get() for word in words]
-            k.store("shared", self._shared.address(row, col), u32, values, "", "weak")
+            k.store("shared", shared.address(row, col), u32, values, "", "weak")
+
+    def load_elements(
+        self, start: GlobalPointer, stage: Number, rows: Traced | None, cols: Traced | None
+    ) -> None:
+        """For lines at odd addresses: element by element, then one store of 16 bytes."""
+        k, shared = self._k, self._shared.staged(stage)
+        for row, col in self._steps:
+            source, exists = self._source(start, row, col), self._exists(row, col, rows)
+            elements: list[Traced] = []
+            for i in range(self._plan.chunk):
+                inside = None if cols is None else self._col + (col + i) < cols
+                condition = exists if inside is None else inside if exists is None else exists & inside
+                if condition is None:
+                    elements += source.load(i)
+                    continue
+                element = k.register(u32, 0)
+                with k.when(condition):
+                    element.set(source.load(i)[0])
+                elements.append(element.get())
+            words = [k.prmt(low, high, _LOW_HALVES) for low, high in zip(elements[::2], elements[1::2], strict=True)]
+            k.store("shared", shared.address(row, col), u32, words, "", "weak")
 
     def store(self, start: GlobalPointer, *, cache: str = "", rows: Traced | None = None) -> None:
         """Copy the shared tile to global memory, 16 bytes per thread and step; only what exists in the matrix."""
@@ -113,97 +190,90 @@ class TileCopy:
                     self._source(start, row, col).store(words, cache=cache, dtype=u32)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A matrix in global memory from one of its rows on: a pointer, and the distance between rows in elements.
-
-    ``count`` rows of it exist (None: as many as are asked for); what a tile has beyond them is filled with zeros.
-    ``cols`` of its columns exist, a multiple of 8. A ``stride`` known while tracing makes offsets immediates.
-    """
-
-    pointer: GlobalPointer
-    stride: Number
-    cols: int
-    count: Traced | None = None
-
-    def below(self, k: Kernel, row: Traced) -> Rows:
-        """The same matrix from ``row`` on; ``count`` is of those already."""
-        return replace(self, pointer=self.pointer + k.mul_wide(row, self.stride))
-
-    def copy(self, k: Kernel, tile: SharedTile, threads: int) -> RowCopy:
-        """The copy between a tile and this matrix's first rows, by all threads of the CTA."""
-        plan = CopyPlan(tile.layout.rows, tile.layout.cols, threads // 32, cooperative=True)
-        copy = TileCopy(k, tile, plan, self.stride, "strided", self.cols)
-        return RowCopy(self, copy, copy.start(self.pointer))
-
-
-@dataclass(frozen=True)
 class RowCopy:
-    """A :class:`TileCopy` between a tile and the first of some rows; ``start`` is this thread's first element."""
+    """The copies of a matrix's tiles into a shared tile and back, by all threads of the CTA together."""
 
-    rows: Rows
-    copy: TileCopy
-    start: GlobalPointer
+    def __init__(self, k: Kernel, tile: SharedTile, matrix: Rows, threads: int) -> None:
+        self._k, self._matrix = k, matrix
+        # Copies of single elements still store 16 bytes to shared memory.
+        chunk = CHUNK_BYTES // 2 if matrix.chunk == 1 else matrix.chunk
+        plan = CopyPlan(tile.layout.rows, tile.layout.cols, threads // 32, True, chunk)
+        known = matrix.cols if isinstance(matrix.cols, int) else None
+        self._copy = TileCopy(k, tile, plan, matrix.stride, "strided", known)
 
-    def load_async(self) -> None:
-        """Start the copy into the tile; it is part of the thread's group."""
-        self.copy.load_async(self.start, rows=self.rows.count)
+    def prepare(self) -> None:
+        """Form the shared addresses before a loop."""
+        self._copy.prepare()
 
-    def store(self) -> None:
-        """Copy the tile out, as far as the matrix has rows."""
-        self.copy.store(self.start, rows=self.rows.count)
+    def load(self, place: Place, stage: Number | None = None) -> None:
+        """Copy the tile that begins at a place of the matrix in; by ``cp.async`` as part of the thread's group."""
+        matrix = self._matrix.at(self._k, place)
+        cols = matrix.cols if isinstance(matrix.cols, Traced) else None
+        if matrix.chunk == 1:
+            self._copy.load_elements(self._from(place), 0 if stage is None else stage, matrix.rows, cols)
+        else:
+            self._copy.load_async(self._from(place), stage, matrix.rows, cols, partial=matrix.partial)
+
+    def store(self, place: Place) -> None:
+        """Copy the tile out to a place of the matrix, as far as it has rows."""
+        self._copy.store(self._from(place), rows=self._matrix.at(self._k, place).rows)
+
+    def _from(self, place: Place) -> GlobalPointer:
+        return self._copy.start(self._matrix.pointer, place)
 
 
 class CopyRing:
-    """Stages of tiles that all threads copy in together by ``cp.async``, and all warps read: for kernels without roles.
+    """Stages of tiles that all threads copy in together, and all warps read: for kernels without roles.
 
-    ``fed`` lists the tiles, each with the :class:`Rows` it is copied from. :meth:`each` runs a body on one block of rows
-    after another, while the next are on their way.
+    ``fed`` lists the tiles, each with the matrix it is copied from. Copies are in flight for ``stages - 1`` tiles.
     """
 
     def __init__(self, k: Kernel, *fed: tuple[SharedTile, Rows], threads: int) -> None:
-        self._k, self._fed = k, fed
-        self._stages = fed[0][0].stages
-        self._copies = [rows.copy(k, tile, threads) for tile, rows in fed]
+        self._k = k
+        self.tiles = tuple(tile for tile, _ in fed)
+        self.stages = self.tiles[0].stages
+        self._copies = [RowCopy(k, tile, matrix, threads) for tile, matrix in fed]
+        for copy in self._copies:
+            copy.prepare()
 
-    def put(self, stage: int, row: Traced, *, when: Traced) -> None:
-        """Start the copies of a stage from ``row`` of every matrix on, as one group; without ``when`` an empty one."""
+    def put(self, stage: Number, places: Sequence[Place], *, when: Traced) -> None:
+        """Start the copies of a stage, a place for each tile; all warps are done with what was there.
+
+        Without ``when`` the group is empty: so :meth:`wait` counts the same to the end.
+        """
         k = self._k
         with k.when(when, uniform=True):
-            self._copy(stage, row)
+            for copy, place in zip(self._copies, places, strict=True):
+                copy.load(place, stage)
         k.commit_group()
 
-    def _copy(self, stage: int, row: Traced) -> None:
-        k = self._k
-        for each in self._copies:
-            left = None if each.rows.count is None else each.rows.count - row
-            each.copy.load_async(each.start + k.mul_wide(row, each.rows.stride), stage, left)
+    def begin(self, count: Traced, places: Callable[[Traced], Sequence[Place]]) -> None:
+        """Start the copies of the first ``stages - 1`` tiles of ``count``; ``places(j)`` are those of number j."""
+        for stage in range(self.stages - 1):
+            number = self._k.value(stage, u32)
+            self.put(stage, places(number), when=count > stage)
 
-    def each(
-        self, count: Traced, row: Callable[[Traced], Traced], body: Callable[..., None]
-    ) -> None:
-        """``body(j, *tiles)`` for j = 0 … ``count`` - 1, whose block of rows begins at ``row(j)``.
+    def wait(self, pending: int) -> None:
+        """All but the ``pending`` newest tiles are here for every warp; and every warp is done with those before."""
+        self._k.wait_group(pending)
+        self._k.syncthreads()
 
-        The loop is unrolled over the stages, which are then known while tracing. One barrier a block: it says that the
-        block is here for every warp, and that the stage which the next copy overwrites has been read.
+    def each(self, count: Traced, places: Callable[[Traced], Sequence[Place]], body: Callable[..., None]) -> None:
+        """``body(j, *tiles)`` for j = 0 … ``count`` - 1, while the next tiles are on their way; one barrier a tile.
+
+        The loop is unrolled over the stages, which are then known while tracing.
         """
-        k, n = self._k, self._stages
-        for each in self._copies:
-            each.copy.prepare()
-        for stage in range(n - 1):
-            self.put(stage, row(k.value(stage, u32)), when=count > stage)
+        k, n = self._k, self.stages
+        self.begin(count, places)
+
+        def turn(j: Traced, stage: int) -> None:
+            self.wait(n - 2)
+            following = j + (n - 1)
+            self.put((stage + n - 1) % n, places(following), when=following < count)
+            body(j, *(tile.stage(stage) for tile in self.tiles))
+
         with k.loop(count, 0, n) as first:
-            self._turn(first, 0, count, row, body)
+            turn(first, 0)
             for stage in range(1, n):
                 with k.when(first + stage < count, uniform=True):
-                    self._turn(first + stage, stage, count, row, body)
-
-    def _turn(
-        self, j: Traced, stage: int, count: Traced, row: Callable[[Traced], Traced], body: Callable[..., None]
-    ) -> None:
-        k, n = self._k, self._stages
-        k.wait_group(n - 2)
-        k.syncthreads()
-        following = j + (n - 1)
-        self.put((stage + n - 1) % n, row(following), when=following < count)
-        body(j, *(tile.stage(stage) for tile, _ in self._fed))
+                    turn(first + stage, stage)

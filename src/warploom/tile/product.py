@@ -8,15 +8,18 @@ made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 from warploom.core.dtypes import DType, f32, u32
 from warploom.core.errors import TraceError
 from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Traced
-from warploom.lang.fragments import TileReader
+from warploom.lang.fragments import TileAddresses, TileReader
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment, wgmma_operand
 from warploom.layout.fragments import FragmentLayout
+from warploom.layout.linear import LinearMap
+from warploom.layout.matrix_access import ldmatrix_plan
 from warploom.tile.roles import WARPGROUP_ROWS
 
 DEPTH = 16
@@ -192,16 +195,20 @@ class MmaSync:
         a: SharedTile | Fragment | Registers,
         b: SharedTile,
         *,
-        row: Number = 0,
-        col: Number = 0,
+        warp: tuple[Number, Number] = (0, 0),
         depth: int | None = None,
+        transposed_a: bool = False,
         transposed_b: bool = False,
     ) -> MmaSyncProduct:
-        """``sums`` (+)= A·B of a warp whose rows begin at ``row`` of tile A, and columns at ``col`` of tile B.
+        """``sums`` (+)= A·B of one warp, number ``warp`` of those along A's rows and B's columns.
 
         Tiles and ``depth`` as for :meth:`Wgmma.product`.
         """
-        return MmaSyncProduct(self, sums, a, b, (row, col), depth, transposed_b)
+        whole = b.layout.rows if transposed_b else b.layout.cols
+        rows, cols = sums.layout.shape[0] // sums.layout.warps, sums.layout.shape[1]
+        left = WarpOperand(self._k, a, A, rows, warp[0], transposed_a) if isinstance(a, SharedTile) else None
+        right = WarpOperand(self._k, b, _B_PAIR if cols % DEPTH == 0 else B, cols, warp[1], not transposed_b)
+        return MmaSyncProduct(self, sums, left, right, -(-(depth or whole) // DEPTH) * DEPTH)
 
     @property
     def k(self) -> Kernel:
@@ -220,6 +227,57 @@ class MmaSync:
         return self._ahead
 
 
+class WarpOperand:
+    """The fragments of one operand of a warp in a shared tile: ``extent`` of its outer dimension, number ``index``.
+
+    ``fragment`` is what one load fills, drawn as the operand (A as m×k, B as k×n). ``flipped``: the tile stores its
+    transpose.
+    """
+
+    def __init__(
+        self, k: Kernel, tile: SharedTile, fragment: FragmentLayout, extent: int, index: Number, flipped: bool
+    ) -> None:
+        self._extent, self._along_k = extent, (fragment is A) != flipped  # rows of the tile run along K
+        whole = fragment.transposed() if flipped else fragment
+        self._step = max(fragment.shape) if fragment is not B else fragment.shape[1]
+        plan = ldmatrix_plan(whole, not self._along_k)
+        # Rows along K: a warp's first row is a number. Panels across: whole panels are one (a panel is as large as so
+        # many rows), and what of a panel a warp begins at are further bits of the lanes' map.
+        lanes, who, row = plan.address, k.lane, index * extent
+        if not self._along_k:
+            panel = tile.layout.panels[0].cols
+            if extent < panel:
+                bits = (panel // extent - 1).bit_length()
+                moved = [*lanes.bases("lane"), *((0, extent << bit) for bit in range(bits))]
+                lanes = LinearMap({"lane": moved}, {"row": lanes.out_size("row"), "col": panel})
+                who = k.lane + (k.value(index, u32) & ((1 << bits) - 1)) * 32
+                row = (k.value(index, u32) >> bits) * tile.layout.rows
+            else:
+                row = index * (extent // panel * tile.layout.rows)
+        self._reader = TileReader(k, plan, TileAddresses(k, tile, lanes, who, row, "strided"))
+
+    def prepare(self, depth: int) -> None:
+        """Form the addresses of all loads of a tile of that depth here, before a loop."""
+        self._reader.prepare(self._at(o, d) for o in range(0, self._extent, self._step) for d in range(0, depth, DEPTH))
+
+    def _at(self, outer: int, depth: int) -> tuple[int, int]:
+        return (outer, depth) if self._along_k else (depth, outer)
+
+    def on(self, tile: SharedTile) -> WarpOperand:
+        """The same fragments in another stage of the tile."""
+        other = copy(self)
+        other._reader = self._reader.on(tile)
+        return other
+
+    def load(self, outer: int, depth: int) -> Registers:
+        """What one ``ldmatrix`` from there on brings."""
+        return self._reader.load(*self._at(outer, depth))
+
+    def step(self, depth: int) -> list[Registers]:
+        """What every ``ldmatrix`` of a k-step brings."""
+        return [self.load(outer, depth) for outer in range(0, self._extent, self._step)]
+
+
 class MmaSyncProduct:
     """One product of :class:`MmaSync`: :meth:`start` runs it on the tiles of a stage.
 
@@ -227,87 +285,72 @@ class MmaSyncProduct:
     """
 
     def __init__(
-        self,
-        cores: MmaSync,
-        sums: Fragment,
-        a: SharedTile | Fragment | Registers,
-        b: SharedTile,
-        first: tuple[Number, Number],
-        depth: int | None,
-        transposed_b: bool,
+        self, cores: MmaSync, sums: Fragment, a: WarpOperand | None, b: WarpOperand, depth: int
     ) -> None:
-        self._cores, self._sums, self._transposed_b = cores, sums, transposed_b
-        self._depth = -(-(depth or (b.layout.rows if transposed_b else b.layout.cols)) // DEPTH) * DEPTH
-        (self._rows, self._cols) = sums.layout.tiles
-        pair = _B_PAIR if transposed_b else _B_PAIR.transposed()
-        self._b = _reader(cores.k, b, pair, 0 if transposed_b else first[1])
-        self._a = _reader(cores.k, a, A, first[0]) if isinstance(a, SharedTile) else None
-        steps = range(0, self._depth, DEPTH)
-        if self._a is not None:
-            self._a.prepare([(0, d) for d in steps])
-        self._b.prepare([(0, c) for c in (range(0, 8 * self._cols, DEPTH) if transposed_b else steps)])
+        self._cores, self.sums, self._a, self._b, self.depth = cores, sums, a, b, depth
+        self._rows, self._cols = sums.layout.tiles
+        for operand in (a, b):
+            if operand is not None:
+                operand.prepare(depth)
 
     def start(self, a: SharedTile | Fragment | Registers, b: SharedTile, *, zero: bool = False) -> Started:
         """Run it on a stage's tiles; ``zero``: sums begin anew."""
         left, right = self._left(a), self._b.on(b)
         if not self._cores.ahead:
-            self._by_pairs(left, right, zero)
+            for d in range(0, self.depth, DEPTH):
+                rows = [left(i, d) for i in range(self._rows)]
+                for j in range(0, self._cols, 2):  # each pair of columns when it is needed: the fewest registers
+                    self.multiply(rows, _columns([right.load(8 * j, d)]), zero=zero and d == 0, first=j)
             return _DONE
-        steps = range(0, self._depth, DEPTH)
-        following = self._step(left, right, 0)
-        for d in steps:
-            rows, cols = following
-            if d + DEPTH < self._depth:
-                following = self._step(left, right, d + DEPTH)
-            for i, row in enumerate(rows):
-                for j, col in enumerate(cols):
-                    self._cores.multiply(self._sums, (i, j), row, col, zero and d == 0)
+        following = right.step(0), [left(i, 0) for i in range(self._rows)]
+        for d in range(0, self.depth, DEPTH):
+            cols, rows = following
+            if d + DEPTH < self.depth:
+                following = right.step(d + DEPTH), [left(i, d + DEPTH) for i in range(self._rows)]
+            self.multiply(rows, _columns(cols), zero=zero and d == 0)
         return _DONE
 
-    def _by_pairs(self, left: _Load, right: TileReader, zero: bool) -> None:
-        """Each pair of columns when it is needed: the fewest registers."""
-        for d in range(0, self._depth, DEPTH):
-            rows = [left(i, d) for i in range(self._rows)]
-            for j in range(0, self._cols, 2):
-                pair = self._pair(right, j, d)
-                for half in range(2):
-                    for i, row in enumerate(rows):
-                        cols = pair[2 * half : 2 * half + 2]
-                        self._cores.multiply(self._sums, (i, j + half), row, cols, zero and d == 0)
+    def fragments(self, a: SharedTile, b: SharedTile, depth: int) -> list[Registers]:
+        """What the loads of a k-step bring, A's before B's: for :meth:`multiply_loaded`."""
+        if self._a is None:
+            raise TraceError("this product was made for A in registers")
+        return self._a.on(a).step(depth) + self._b.on(b).step(depth)
 
-    def _step(self, left: _Load, right: TileReader, depth: int) -> tuple[list[Registers], list[Registers]]:
-        """The fragments of A and B at a depth."""
-        pairs = [self._pair(right, j, depth) for j in range(0, self._cols, 2)]
-        return [left(i, depth) for i in range(self._rows)], [x for p in pairs for x in (p[:2], p[2:])]
+    def multiply_loaded(self, fragments: Sequence[Registers]) -> None:
+        """Add the products of one k-step."""
+        self.multiply(fragments[: self._rows], _columns(fragments[self._rows :]), zero=False)
 
-    def _pair(self, right: TileReader, j: int, depth: int) -> Registers:
-        return right.load(depth, 8 * j) if self._transposed_b else right.load(8 * j, depth)
+    def multiply(self, rows: Sequence[Registers], cols: Sequence[Registers], *, zero: bool, first: int = 0) -> None:
+        """One instruction for each row and column, these from number ``first`` on."""
+        for i, row in enumerate(rows):
+            for j, col in enumerate(cols):
+                self._cores.multiply(self.sums, (i, first + j), row, col, zero)
 
-    def _left(self, a: SharedTile | Fragment | Registers) -> _Load:
+    def _left(self, a: SharedTile | Fragment | Registers) -> Callable[[int, int], Registers]:
         if isinstance(a, Fragment):
             return lambda i, d: a.atom(i, d // DEPTH)
-        if isinstance(a, SharedTile):
-            if self._a is None:
-                raise TraceError("this product was made for A in registers")
-            reader = self._a.on(a)
-            return lambda i, d: reader.load(16 * i, d)
-        return lambda _, d: [_read(r) for r in a[d // 4 : d // 4 + 4]]
+        if not isinstance(a, SharedTile):
+            return lambda _, d: [_read(r) for r in a[d // 4 : d // 4 + 4]]
+        if self._a is None:
+            raise TraceError(f"this product was made for A in registers, not for {a.name}")
+        operand = self._a.on(a)
+        return lambda i, d: operand.load(16 * i, d)
 
 
-_Load = Callable[[int, int], Registers]
+def _columns(loaded: Sequence[Registers]) -> list[Registers]:
+    """B's operands of 8 columns in what was loaded, one or two at a time."""
+    return [half for x in loaded for half in (x[:2], x[2:]) if half]
+
+
 _DONE = Started(lambda _: None)
 
 
 def load_left(k: Kernel, into: Sequence[Mutable], tile: SharedTile, row: Number) -> None:
     """A warp's 16 rows of a tile, from ``row`` on, into registers as operand A."""
-    reader = _reader(k, tile, A, row)
+    reader = k.reader(tile, A, row=row)
     for d in range(0, 4 * len(into), DEPTH):
         for register, value in zip(into[d // 4 : d // 4 + 4], reader.load(0, d), strict=True):
             register.set(value)
-
-
-def _reader(k: Kernel, tile: SharedTile, fragment: FragmentLayout, row: Number) -> TileReader:
-    return k.reader(tile, fragment, row=row)
 
 
 def _as_registers(a: Left) -> Registers:

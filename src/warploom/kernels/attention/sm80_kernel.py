@@ -7,7 +7,7 @@ from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, Traced, kernel
-from warploom.tile.copies import CopyRing, Rows
+from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.epilogue import store_pairs, store_row_values
 from warploom.tile.mask import Mask, Visible
 from warploom.tile.pipeline import operand_tile
@@ -43,30 +43,28 @@ def attention_sm80(
     # Under a causal mask later query blocks have more keys: start with them, so that the last wave is short.
     row = (k.grid_x - 1 - k.cta_x if f.window[1] is not None else k.cta_x) * c.tile_m
     warp_row = k.warp * c.warp_rows
-    q_left = q_len - row if f.ragged_q else None
-    kv_rows = kv_len if f.ragged_kv else None
+    q_rows, kv_rows = q_len if f.ragged_q else None, kv_len if f.ragged_kv else None
 
-    def rows(of: GlobalPointer, strides: tuple[Traced, Traced], number: int, head: Traced, count: Traced | None) -> Rows:
-        plane = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(head, strides[1]))
-        return Rows(plane, row_strides[number], d, count)
+    def plane(of: GlobalPointer, strides: tuple[Traced, Traced], number: int, head: Traced, rows: Traced | None) -> Rows:
+        start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(head, strides[1]))
+        return Rows(start, row_strides[number], rows, d)
 
     q_tile = operand_tile(k, c.dtype, c.tile_m, d, name="Q")
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
     v_tile = operand_tile(k, c.dtype, c.tile_n, d, name="V", stages=c.stages)
-    queries = rows(q, (q_batch, q_head), 0, head, q_left).below(k, row).copy(k, q_tile, c.threads)
-    queries.load_async()
+    RowCopy(k, q_tile, plane(q, (q_batch, q_head), 0, head, q_rows), c.threads).load((row, 0))
     k.commit_group()
     ring = CopyRing(
         k,
-        (k_tile, rows(key, (k_batch, k_head), 1, kv_head, kv_rows)),
-        (v_tile, rows(value, (v_batch, v_head), 2, kv_head, kv_rows)),
+        (k_tile, plane(key, (k_batch, k_head), 1, kv_head, kv_rows)),
+        (v_tile, plane(value, (v_batch, v_head), 2, kv_head, kv_rows)),
         threads=c.threads,
     )
 
     mask = Mask(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.tile_n), row, (q_len, kv_len))
     cores = MmaSync(k, c.dtype, ahead=True)
     s, o = cores.accumulator(c.warp_rows, c.tile_n, "s"), cores.accumulator(c.warp_rows, -(-d // 16) * 16, "o")
-    scores = cores.product(s, q_tile, k_tile, row=warp_row, depth=d)
+    scores = cores.product(s, q_tile, k_tile, warp=(k.warp, 0), depth=d)
     product = cores.product(o, s, v_tile, transposed_b=True)
     softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), cap=f.softcap, lse=f.lse)
     softmax.begin()
@@ -77,14 +75,14 @@ def attention_sm80(
         softmax.step(lambda: mask.hide(s, mask.block(step), row=warp_row))
         product.start(cores.left(s), values)
 
-    ring.each(mask.blocks, lambda step: mask.block(step) * c.tile_n, block)
+    ring.each(mask.blocks, lambda step: 2 * [(mask.block(step) * c.tile_n, 0)], block)
 
     softmax.keep()
     logs = softmax.finish()
     k.syncwarp()  # every lane has read its Q
     store_pairs(k, q_tile, o, warp_row)
     k.syncthreads()
-    rows(out, (o_batch, o_head), 3, head, q_left).below(k, row).copy(k, q_tile, c.threads).store()
+    RowCopy(k, q_tile, plane(out, (o_batch, o_head), 3, head, q_rows), c.threads).store((row, 0))
     if logs:
-        plane = lse + k.mul_wide(batch * k.special("nctaid.y") + head, q_len)
-        store_row_values(k, plane, logs, s, row + warp_row, q_len)
+        plane_lse = lse + k.mul_wide(batch * k.special("nctaid.y") + head, q_len)
+        store_row_values(k, plane_lse, logs, s, row + warp_row, q_len)

@@ -248,10 +248,9 @@ class Consumer:
 
     def _again(self, tile: Tile) -> None:
         """A warp's scores of the block once more: each warp decides for itself, so by ``mma.sync``."""
-        q, keys, row = self._left(tile), self._keys.tile, self._row + self._warp * 16
-        MmaSync(self._k, self._config.dtype).product(
-            self._s, q, keys, row=row, depth=self._config.head_dim
-        ).start(q, keys, zero=True)
+        q, keys, warp = self._left(tile), self._keys.tile, (self._me * 4 + self._warp, 0)
+        alone = MmaSync(self._k, self._config.dtype)
+        alone.product(self._s, q, keys, warp=warp, depth=self._config.head_dim).start(q, keys, zero=True)
         self._k.syncwarp()  # one lane gives back what all have read
 
     def _pass_over(self, tile: Tile, cursor: Cursor, turns: Turns | None = None) -> None:
