@@ -7,19 +7,19 @@ those with them: ``put`` a tile into a stage, ``wait`` for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from warploom.core.dtypes import u32, u64
 from warploom.core.errors import ConfigError
-from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
+from warploom.lang import GlobalPointer, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.fragments import Addressing, TileAddresses
 from warploom.lang.values import Number
 from warploom.tile.copy_plan import CHUNK_BYTES, CopyPlan
 
 _LOW_HALVES = 0x5410  # prmt: the low 16 bits of two registers
-Place = tuple[Number, Number]
-"""(row, column) of a matrix, in elements."""
+Place = tuple[Number, ...]
+"""(row, column) of a matrix, in elements; of one of several, its number as well."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Rows:
 
     ``rows`` and ``cols`` of it exist (None: as many as are asked for); what a tile has beyond them is filled with zeros.
     Columns known while tracing, and a known ``stride``, make offsets immediates. ``chunk``: elements that its lines are
-    aligned to: 8, 4 or 2 by ``cp.async``, 1 through registers. ``partial``: a line may end within a chunk.
+    aligned to: 8, 4 or 2 by ``cp.async``, 1 through registers. ``partial``: a line may end within a chunk. ``plane``: the
+    distance between matrices, of which a place may name one.
     """
 
     pointer: GlobalPointer
@@ -37,13 +38,12 @@ class Rows:
     cols: Number | None = None
     chunk: int = 8
     partial: bool = False
+    plane: Traced | None = None
 
-    def at(self, k: Kernel, place: Place) -> Rows:
-        """The matrix from a place on, as far as it has rows and columns there."""
-        row, col = place
-        left = [None if extent is None else extent - first for extent, first in ((self.rows, row), (self.cols, col))]
-        pointer = self.pointer + k.mul_wide(row, self.stride) + col
-        return replace(self, pointer=pointer, rows=left[0], cols=left[1])
+    def left(self, place: Place) -> tuple[Traced | None, Traced | None]:
+        """Rows and columns that exist from a place on; None for as many as are asked for, and for known columns."""
+        rows = None if self.rows is None else self.rows - place[0]
+        return rows, self.cols - place[1] if isinstance(self.cols, Traced) else None
 
 
 class TileCopy:
@@ -157,10 +157,10 @@ class TileCopy:
             k.store("shared", shared.address(row, col), u32, values, "", "weak")
 
     def load_elements(
-        self, start: GlobalPointer, stage: Number, rows: Traced | None, cols: Traced | None
+        self, start: GlobalPointer, stage: Number | None, rows: Traced | None, cols: Traced | None
     ) -> None:
         """For lines at odd addresses: element by element, then one store of 16 bytes."""
-        k, shared = self._k, self._shared.staged(stage)
+        k, shared = self._k, self._shared if stage is None else self._shared.staged(stage)
         for row, col in self._steps:
             source, exists = self._source(start, row, col), self._exists(row, col, rows)
             elements: list[Traced] = []
@@ -200,6 +200,8 @@ class RowCopy:
         plan = CopyPlan(tile.layout.rows, tile.layout.cols, threads // 32, True, chunk)
         known = matrix.cols if isinstance(matrix.cols, int) else None
         self._copy = TileCopy(k, tile, plan, matrix.stride, "strided", known)
+        self._position: Mutable | None = None
+        self._name = tile.name
 
     def prepare(self) -> None:
         """Form the shared addresses before a loop."""
@@ -207,19 +209,43 @@ class RowCopy:
 
     def load(self, place: Place, stage: Number | None = None) -> None:
         """Copy the tile that begins at a place of the matrix in; by ``cp.async`` as part of the thread's group."""
-        matrix = self._matrix.at(self._k, place)
-        cols = matrix.cols if isinstance(matrix.cols, Traced) else None
-        if matrix.chunk == 1:
-            self._copy.load_elements(self._from(place), 0 if stage is None else stage, matrix.rows, cols)
+        self._load(self._from(place), place, stage)
+
+    def aim(self, place: Place) -> None:
+        """:meth:`load_next` begins at a place: its address is kept in a register, and moved on."""
+        start = self._from(place).address
+        if self._position is None:
+            self._position = self._k.register(u64, start, f"{self._name}_source")
         else:
-            self._copy.load_async(self._from(place), stage, matrix.rows, cols, partial=matrix.partial)
+            self._position.set(start)
+
+    def load_next(self, place: Place, stage: Number, step: Place) -> None:
+        """:meth:`load` of the next tile, at ``place``; ``step`` rows and columns lie between tiles."""
+        k, stride = self._k, self._matrix.stride
+        assert self._position is not None
+        start = self._position.get()
+        self._load(GlobalPointer(k, start, self._matrix.pointer.dtype), place, stage)
+        row, col = step
+        known = isinstance(stride, int) or row == 0
+        self._position.set(start + (2 * (row * stride + col) if known else k.mul_wide(stride, 2 * row) + 2 * col))
+
+    def _load(self, start: GlobalPointer, place: Place, stage: Number | None) -> None:
+        rows, cols = self._matrix.left(place)
+        if self._matrix.chunk == 1:
+            self._copy.load_elements(start, stage, rows, cols)
+        else:
+            self._copy.load_async(start, stage, rows, cols, partial=self._matrix.partial)
 
     def store(self, place: Place) -> None:
         """Copy the tile out to a place of the matrix, as far as it has rows."""
-        self._copy.store(self._from(place), rows=self._matrix.at(self._k, place).rows)
+        self._copy.store(self._from(place), rows=self._matrix.left(place)[0])
 
     def _from(self, place: Place) -> GlobalPointer:
-        return self._copy.start(self._matrix.pointer, place)
+        row, col, *number = place
+        matrix = self._matrix.pointer
+        if number and self._matrix.plane is not None:
+            matrix = matrix + self._k.mul_wide(number[0], self._matrix.plane)
+        return self._copy.start(matrix, (row, col))
 
 
 class CopyRing:
@@ -233,6 +259,7 @@ class CopyRing:
         self.tiles = tuple(tile for tile, _ in fed)
         self.stages = self.tiles[0].stages
         self._copies = [RowCopy(k, tile, matrix, threads) for tile, matrix in fed]
+        self._steps: Sequence[Place] | None = None
         for copy in self._copies:
             copy.prepare()
 
@@ -243,12 +270,25 @@ class CopyRing:
         """
         k = self._k
         with k.when(when, uniform=True):
-            for copy, place in zip(self._copies, places, strict=True):
-                copy.load(place, stage)
+            for i, (copy, place) in enumerate(zip(self._copies, places, strict=True)):
+                if self._steps is None:
+                    copy.load(place, stage)
+                else:
+                    copy.load_next(place, stage, self._steps[i])
         k.commit_group()
 
-    def begin(self, count: Traced, places: Callable[[Traced], Sequence[Place]]) -> None:
-        """Start the copies of the first ``stages - 1`` tiles of ``count``; ``places(j)`` are those of number j."""
+    def begin(
+        self, count: Traced, places: Callable[[Traced], Sequence[Place]], steps: Sequence[Place] | None = None
+    ) -> None:
+        """Start the copies of the first ``stages - 1`` tiles of ``count``; ``places(j)`` are those of number j.
+
+        ``steps``: rows and columns from each tile's place to its next, where they are always the same: then addresses
+        are moved on instead of formed anew, at the price of two registers each.
+        """
+        self._steps = steps
+        if steps is not None:
+            for copy, place in zip(self._copies, places(self._k.value(0, u32)), strict=True):
+                copy.aim(place)
         for stage in range(self.stages - 1):
             number = self._k.value(stage, u32)
             self.put(stage, places(number), when=count > stage)

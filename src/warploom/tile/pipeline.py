@@ -23,16 +23,22 @@ PANEL_COLS = 64
 """16-bit elements of a panel's row of 128 bytes: the widest that the TMA and ``wgmma`` swizzle."""
 
 
+def panel_cols(cols: int) -> int:
+    """16-bit elements in a panel's row of a tile that is ``cols`` wide: the TMA's box, and the swizzle's width."""
+    return min(PANEL_COLS, max(16, 1 << (cols - 1).bit_length()))
+
+
 def operand_tile(
     k: Kernel, dtype: DType, rows: int, cols: int, *, name: str, stages: int = 1, spare_cols: int = 0
 ) -> SharedTile:
-    """A shared tile of 16-bit elements that the TMA fills and ``wgmma`` and ``ldmatrix`` read without conflicts.
+    """A shared tile of 16-bit elements that copies fill and ``wgmma`` and ``ldmatrix`` read without conflicts.
 
-    ``cols`` are rounded up to whole panels of 64; the TMA fills what a matrix does not have with zeros. ``spare_cols``:
-    further columns that no copy reaches.
+    ``cols`` are rounded up to whole panels, which copies fill with zeros where a matrix ends. ``spare_cols``: further
+    columns that no copy reaches.
     """
-    whole = -(-cols // PANEL_COLS) * PANEL_COLS + -(-spare_cols // PANEL_COLS) * PANEL_COLS
-    return k.shared(dtype, (rows, whole), name=name, swizzle="auto", panel_cols=PANEL_COLS, stages=stages)
+    panel = panel_cols(cols)
+    whole = (-(-cols // panel) + -(-spare_cols // panel)) * panel
+    return k.shared(dtype, (rows, whole), name=name, swizzle="auto", panel_cols=panel, stages=stages)
 
 
 def _as_stored(col: Number, row: Number, *outer: Number) -> tuple[Number, ...]:
@@ -132,7 +138,9 @@ class Pipeline:
         self.stages = self.tiles[0].stages
         if any(tile.stages != self.stages for tile in self.tiles):
             raise TraceError(f"the tiles of a pipeline have as many stages each ({k.here()})")
-        self._panels = [t.layout.panels[: None if cols is None else -(-cols // PANEL_COLS)] for t in self.tiles]
+        self._panels = [
+            [p for p in tile.layout.panels if cols is None or p.first_col < cols] for tile in self.tiles
+        ]
         name = name or self.tiles[0].name
         self._writers, self._readers = writers, readers
         self.full: Mbarriers = k.mbarriers(self.stages, f"{name}_full")

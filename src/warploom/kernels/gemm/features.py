@@ -81,7 +81,7 @@ class GemmFeatures:
     """Trace-time features of a kernel.
 
     ``out_chunk``: elements per store of a 16-bit C (8, 4, 2, 1), from its alignment. ``pairs``: columns of C, the bias
-    and the extras come in aligned pairs.
+    and the extras come in aligned pairs. ``empty``: K is 0.
     """
 
     a: OperandFeatures = OperandFeatures(True)
@@ -93,6 +93,7 @@ class GemmFeatures:
     ragged_n: bool = False
     batched: bool = False
     epilogue: Epilogue = Epilogue()
+    empty: bool = False
 
     @property
     def bulk_out(self) -> bool:

@@ -1,0 +1,189 @@
+# pyright: reportInvalidTypeForm=false
+"""The matrix product for ``cp.async`` and ``mma.sync`` (sm_80 and newer): every warp copies, and owns a part of the tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from warploom.core.dtypes import f32, u16, u32
+from warploom.kernels.gemm.features import PLAIN, GemmFeatures, OperandFeatures
+from warploom.kernels.gemm.sm80 import MatmulSm80
+from warploom.kernels.gemm.values import EpilogueValue
+from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Traced, kernel
+from warploom.lang.values import Number
+from warploom.layout.linear import LinearMap
+from warploom.tile.copies import CopyRing, Place, Rows
+from warploom.tile.epilogue import Staging, Sums, Target, store_registers
+from warploom.tile.mainloop import accumulate
+from warploom.tile.pipeline import operand_tile
+from warploom.tile.product import MmaSync, zero
+from warploom.tile.scheduler import GroupedTiles
+
+
+@kernel(threads=lambda config, **_: config.threads, drop_unused=True)
+def matmul_sm80(
+    k: Kernel,
+    a: Global[u16],
+    b: Global[u16],
+    out: Global[u16],
+    out_f32: Global[f32],
+    bias: Global[u16],
+    extra0: Global[u16],
+    extra1: Global[u16],
+    m: u32, n: u32, depth: u32,
+    a_stride: u32, b_stride: u32, c_stride: u32, extra_stride: u32,
+    a_batch: u32, b_batch: u32, c_batch: u32, extra_batch: u32,
+    k_tiles: u32, tiles_per_split: u32, alpha: u32,
+    *,
+    config: MatmulSm80,
+    features: GemmFeatures = PLAIN,
+) -> None:  # fmt: skip
+    """C = epilogue(A·B): one CTA per tile of C; grid (tiles, 1, batches · splits).
+
+    Strides and extents in elements; ``k_tiles`` = ⌈depth / tile_k⌉, ``tiles_per_split`` of them per part of a split K,
+    whose f32 sums go out as (batch · splits, m, n). A 16-bit C goes to ``out``, an f32 one to ``out_f32``. ``alpha`` is
+    the bits of an f32. Parameters that a configuration does not use are left out.
+    """
+    c, f = config, features
+    work = Product(k, c, f, (a, b), (a_stride, b_stride), (a_batch, b_batch), (m, n, depth))
+    row, col = work.tiles.tile(k.cta_x)
+    first: Number = 0
+    count = k_tiles
+    if c.split_k > 1:
+        first = k.cta_z % c.split_k * tiles_per_split
+        count = k.minimum(tiles_per_split, k_tiles - first)
+    tile = Tile(row * c.tile_m, col * c.tile_n, k.cta_z // c.split_k, first, count)
+    work.begin(tile)
+    work.multiply(tile)
+
+    pointer = out_f32 if f.out_dtype is f32 else out
+    if f.batched or c.split_k > 1:
+        pointer = pointer + k.mul_wide(k.cta_z, c_batch)
+    extras = tuple(x + k.mul_wide(tile.batch, extra_batch) if f.batched else x
+                   for x in (extra0, extra1)[: f.epilogue.extras])  # fmt: skip
+    work.store(tile, Output(pointer, c_stride, (m, n), alpha, bias, extras, extra_stride))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of C: its first row and column, its batch, and its ``count`` k-tiles from ``first`` on."""
+
+    row: Traced
+    col: Traced
+    batch: Traced
+    first: Number
+    count: Traced
+
+
+@dataclass(frozen=True)
+class Output:
+    """C and what is combined with it: pointers to a batch's first element; ``alpha`` is the bits of an f32."""
+
+    pointer: GlobalPointer
+    stride: Number
+    extents: tuple[Traced, Traced]
+    alpha: Traced
+    bias: GlobalPointer
+    extras: tuple[GlobalPointer, ...]
+    extra_stride: Traced
+
+
+class Product:
+    """A·B of a CTA, tile by tile: :meth:`begin` starts the copies, :meth:`multiply` sums, :meth:`store` stores."""
+
+    def __init__(
+        self,
+        k: Kernel,
+        config: MatmulSm80,
+        features: GemmFeatures,
+        matrices: tuple[GlobalPointer, GlobalPointer],
+        strides: tuple[Number, Number],
+        batches: tuple[Traced, Traced],
+        extents: tuple[Traced, Traced, Traced],
+    ) -> None:
+        self._k, self._config, self._features = k, config, features
+        c, (m, n, depth) = config, extents
+        self.tiles = GroupedTiles(
+            k, (m + (c.tile_m - 1)) // c.tile_m, (n + (c.tile_n - 1)) // c.tile_n, c.block_stride
+        )
+        a, b = self._stored("A", c.tile_m, features.a), self._stored("B", c.tile_n, features.b)
+        sources = [
+            self._source(pointer, stride, batch, own, outer, depth)
+            for pointer, stride, batch, own, outer in zip(
+                matrices, strides, batches, (features.a, features.b), (m, n), strict=True
+            )
+        ]
+        self.ring = CopyRing(k, (a, sources[0]), (b, sources[1]), threads=c.threads)
+        cores = MmaSync(k, c.dtype, sums=c.accumulate)
+        self.warp = k.warp // c.warps_n, k.warp % c.warps_n
+        """This warp's number along the tile's rows and columns."""
+        self.sums: Fragment = cores.accumulator(c.warp_m, c.warp_n, "c")
+        self._product = cores.product(
+            self.sums, a, b, warp=self.warp, depth=c.tile_k,
+            transposed_a=not features.a.k_contiguous, transposed_b=not features.b.k_contiguous,
+        )  # fmt: skip
+
+    def _stored(self, name: str, outer: int, own: OperandFeatures) -> SharedTile:
+        c = self._config
+        rows, cols = (outer, c.tile_k) if own.k_contiguous else (c.tile_k, outer)
+        return operand_tile(self._k, c.dtype, rows, cols, name=name, stages=c.stages)
+
+    def _source(
+        self, pointer: GlobalPointer, stride: Number, batch: Traced, own: OperandFeatures, outer: Traced, depth: Traced
+    ) -> Rows:
+        by_k, by_outer = depth if own.ragged_k else None, outer if own.ragged_outer else None
+        rows, cols = (by_outer, by_k) if own.k_contiguous else (by_k, by_outer)
+        return Rows(pointer, stride, rows, cols, own.chunk, own.partial, batch if self._features.batched else None)
+
+    def _places(self, tile: Tile, number: Traced) -> Sequence[Place]:
+        depth = self._k.value((number + tile.first) * self._config.tile_k, u32)
+        pairs = (tile.row, self._features.a), (tile.col, self._features.b)
+        return [(outer, depth, tile.batch) if own.k_contiguous else (depth, outer, tile.batch) for outer, own in pairs]
+
+    def begin(self, tile: Tile) -> None:
+        """Start the copies of a tile's first k-tiles; no warp reads the stages any more."""
+        depth = self._config.tile_k
+        steps = [(0, depth) if own.k_contiguous else (depth, 0) for own in (self._features.a, self._features.b)]
+        self.ring.begin(tile.count, lambda number: self._places(tile, number), steps)
+
+    def multiply(self, tile: Tile) -> None:
+        """What :meth:`begin` began, in :attr:`sums`; no warp reads the stages any more."""
+        if self._features.empty:
+            zero(self.sums)
+        else:
+            accumulate(self._k, self.ring, self._product, tile.count, lambda number: self._places(tile, number))
+
+    def staging(self, *, beside: bool = False) -> SharedTile | None:
+        """The shared tile that a 16-bit C passes through: over the stages or ``beside`` them; f32 needs none."""
+        c, out = self._config, self._features.out_dtype
+        over = None if beside else self.ring.tiles[0]
+        return None if out is f32 else self._k.shared(out, (c.tile_m, c.tile_n), name="C", swizzle="auto", alias=over)
+
+    def store(self, tile: Tile, output: Output, staging: SharedTile | None = None) -> None:
+        """The sums through the epilogue to C."""
+        k, c, f = self._k, self._config, self._features
+        m, n = output.extents
+        rows, cols = m if f.ragged_m else None, n if f.ragged_n else None
+        target = Target(k, output.pointer, output.stride, f.out_dtype, rows, cols, f.out_chunk, f.pairs)
+        value = None
+        if not f.epilogue.plain:
+            value = EpilogueValue(
+                k, f.epilogue, target, c.dtype, output.alpha, output.bias, output.extras, output.extra_stride
+            )
+        along_m, along_n = self.warp
+        row = along_m * c.warp_m
+        sums = Sums(k, self.sums, row + tile.row, along_n * c.warp_n + tile.col, 0, value)
+        staged = staging or self.staging()
+        if staged is None:
+            store_registers(sums, target)
+        else:
+            Staging(k, staged, c.threads).store(sums, target, self._lanes(), row, (tile.row, tile.col))
+
+    def _lanes(self) -> LinearMap:
+        """Where in a tile of C the sums of a thread begin, but for the warp's first row."""
+        c, lanes = self._config, self.sums.layout.atom.restrict("lane")
+        bits = range((c.warps_n - 1).bit_length())
+        own = [*lanes.bases("lane"), *((0, c.warp_n << bit) for bit in bits)]
+        rest = (c.threads - 1).bit_length() - len(own)
+        return LinearMap({"lane": [*own, *rest * [(0, 0)]]}, {"row": lanes.out_size("row"), "col": c.tile_n})
