@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from warploom.core.dtypes import DType, dtype_of
 from warploom.core.errors import ConfigError
@@ -18,6 +19,51 @@ MOST_OPT_LEVEL = 3
 def flag(default: Any, doc: str, choices: tuple[Any, ...] = (False, True)) -> Any:
     """A field of a configuration: what it means, and what a search may set it to."""
     return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+class Configuration:
+    """A frozen dataclass of flags: printed as ``name(flag=value, …)``, and read from that; ``word`` is the name.
+
+    Flags that are not printed have their defaults.
+    """
+
+    word: ClassVar[str]
+    always: ClassVar[tuple[str, ...]] = ("dtype",)
+    """Flags that are printed even where they have their defaults."""
+
+    def __str__(self) -> str:
+        shown: list[str] = []
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if f.name in self.always or value != f.default:
+                shown.append(f"{f.name}={type_name(value)}")
+        return f"{self.word}({', '.join(shown)})"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The configuration that :meth:`__str__` printed. Raises ConfigError for flags it does not have."""
+        match = re.fullmatch(rf"\s*{cls.word}\s*\((.*)\)\s*", text)
+        settings = [part.partition("=") for part in (match[1] if match else "=").split(",") if part.strip()]
+        if match is None or not all(equals for _, equals, _ in settings):
+            raise ConfigError(f"{text!r} is no configuration; write {cls()}")
+        return cls().with_settings({name.strip(): value.strip() for name, _, value in settings})
+
+    def with_settings(self, settings: Mapping[str, str]) -> Self:
+        """This configuration with flags overridden by text, as ``--set FLAG=VALUE`` gives it."""
+        return override(self, settings, self.word)
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
+        raise TypeError(f"{type(self).__name__} states no constraints")
+
+    def require(self, target: Target | None = None) -> None:
+        """Raise ConfigError with the constraints that :meth:`check` found violated."""
+        refuse(f"{self} is not valid", self.check(target))
+
+
+def violated(constraints: Sequence[tuple[bool, str]]) -> list[str]:
+    """What is wrong, of (whether it holds, what is wrong if not)."""
+    return [problem for holds, problem in constraints if not holds]
 
 
 def shared_excess(needed: int, target: Target | None) -> list[str]:

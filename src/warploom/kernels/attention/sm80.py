@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.settings import broken_flags, flag, refuse, shared_excess
+from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 
 PANEL_COLS = 64
 
 
 @dataclass(frozen=True)
-class ForwardSm80:
+class ForwardSm80(Configuration):
     """A kernel of :mod:`.sm80_kernel`: ``num_warps`` warps that copy, and own ``tile_m / num_warps`` query rows each."""
 
     tile_m: int = flag(256, "query rows per CTA", (64, 128, 256))
@@ -55,8 +55,4 @@ class ForwardSm80:
              f"tile_n {self.tile_n} is no multiple of 16 and of the {rows_per_step} rows that a CTA copies at once"),
             (self.stages >= 2, "the ring has at least 2 stages"),
         ]  # fmt: skip
-        return [problem for valid, problem in constraints if not valid] + shared_excess(self.shared_bytes, target)
-
-    def require(self, target: Target | None = None) -> None:
-        """Raise ConfigError with the constraints that :meth:`check` found violated."""
-        refuse(f"{self} is not valid", self.check(target))
+        return violated(constraints) + shared_excess(self.shared_bytes, target)

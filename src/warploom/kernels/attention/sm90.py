@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.settings import broken_flags, flag, refuse, shared_excess
+from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 
 BARRIER_BYTES = 256
 """Shared memory behind the tiles that is set aside for the mbarriers."""
@@ -18,7 +18,7 @@ SUM_COLS = 8
 
 
 @dataclass(frozen=True)
-class ForwardSm90:
+class ForwardSm90(Configuration):
     """A kernel of :mod:`.sm90_kernel`: a producer warpgroup, and ``consumers`` that own 64 query rows each."""
 
     consumers: int = flag(2, "consumer warpgroups, 64 query rows each", (1, 2, 3))
@@ -95,8 +95,4 @@ class ForwardSm90:
              f"skip_hidden passes over up to {self.most_hidden} blocks at once, more than {self.stages} stages hold"),
             (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
         ]  # fmt: skip
-        return [problem for valid, problem in constraints if not valid] + shared_excess(self.shared_bytes, target)
-
-    def require(self, target: Target | None = None) -> None:
-        """Raise ConfigError with the constraints that :meth:`check` found violated."""
-        refuse(f"{self} is not valid", self.check(target))
+        return violated(constraints) + shared_excess(self.shared_bytes, target)
