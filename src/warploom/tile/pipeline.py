@@ -13,20 +13,12 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from warploom.core.dtypes import DType, u32
 from warploom.core.errors import TraceError
 from warploom.lang.hopper import Ring
+from warploom.tile.panels import padded_cols, panel_cols
 
 if TYPE_CHECKING:
     from warploom.lang import Kernel, SharedTile, Traced
     from warploom.lang.hopper import Mbarriers, TensorMapHandle
     from warploom.lang.values import Number
-
-PANEL_COLS = 64
-"""16-bit elements of a panel's row of 128 bytes: the widest that the TMA and ``wgmma`` swizzle."""
-
-
-def panel_cols(cols: int) -> int:
-    """16-bit elements in a panel's row of a tile that is ``cols`` wide: the TMA's box, and the swizzle's width."""
-    return min(PANEL_COLS, max(16, 1 << (cols - 1).bit_length()))
-
 
 def operand_tile(
     k: Kernel, dtype: DType, rows: int, cols: int, *, name: str, stages: int = 1, spare_cols: int = 0
@@ -37,7 +29,7 @@ def operand_tile(
     columns that no copy reaches.
     """
     panel = panel_cols(cols)
-    whole = (-(-cols // panel) + -(-spare_cols // panel)) * panel
+    whole = padded_cols(cols) + -(-spare_cols // panel) * panel
     return k.shared(dtype, (rows, whole), name=name, swizzle="auto", panel_cols=panel, stages=stages)
 
 

@@ -1,27 +1,59 @@
-"""An attention problem: shapes, type and strides; and how a configuration is launched on it."""
+"""An attention problem: shapes, type and options; and how its arrays lie."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from warploom.core.dtypes import DType
-from warploom.core.errors import ConfigError
-from warploom.kernels.attention.config import AttentionConfig
+from warploom.core.targets import Target
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.kernels.attention.hopper_config import HopperConfig
-from warploom.kernels.attention.schedule import FLOPS_PER_SECOND, Work, planes_together
-from warploom.kernels.settings import broken_flags
+from warploom.kernels.settings import broken_flags, violated
+from warploom.kernels.source import KernelCall
 
 MOST_GRID_ROWS = 65535  # CTAs along y and z
 MOST_POSITIONS = 2**30  # positions and their differences are s32 in the kernel
 
-AnyConfig = AttentionConfig | HopperConfig
-"""A configuration of either generator: ``mma.sync`` or ``wgmma``."""
-
 TensorStrides = tuple[int, int, int]
 """(batch, head, sequence) in elements."""
+
+
+class AttentionConfig(Protocol):
+    """A configuration of one of the attention kernels: what it takes, and what it makes of a problem."""
+
+    @property
+    def head_dim(self) -> int:
+        """Elements per head."""
+        ...
+
+    @property
+    def dtype(self) -> DType:
+        """Of Q, K, V and O."""
+        ...
+
+    @property
+    def tile_m(self) -> int:
+        """Query rows per tile."""
+        ...
+
+    @property
+    def tile_n(self) -> int:
+        """Keys per step."""
+        ...
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints; empty if the configuration is valid."""
+        ...
+
+    def misfits(self, problem: AttentionProblem) -> list[str]:
+        """The constraints that a problem violates; empty if the kernel takes it."""
+        ...
+
+    def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
+        """The kernel and its launch."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,6 +76,11 @@ class AttentionProblem:
     lse: bool = False
 
     @property
+    def planes(self) -> int:
+        """Heads of all batches."""
+        return self.heads * self.batch
+
+    @property
     def flops(self) -> int:
         """Floating-point operations of the two products: 4 · batch · heads · head_dim · visible scores."""
         return 4 * self.batch * self.heads * self.head_dim * self.visible_scores
@@ -59,102 +96,63 @@ class AttentionProblem:
         end = np.full_like(rows, self.kv_len) if right is None else np.clip(rows + right + 1, 0, self.kv_len)
         return int(np.maximum(end - first, 0).sum())
 
-    def features(self, config: AnyConfig) -> AttentionFeatures:
-        """What a kernel of this configuration must be able to do, and nothing more."""
+    def features(self, tile_m: int, tile_n: int) -> AttentionFeatures:
+        """What a kernel with such tiles must be able to do, and nothing more."""
         return AttentionFeatures(
             window=self.window,
-            ragged_q=self.q_len % config.tile_m != 0,
-            ragged_kv=self.kv_len % config.tile_n != 0,
+            ragged_q=self.q_len % tile_m != 0,
+            ragged_kv=self.kv_len % tile_n != 0,
             group=self.heads // self.kv_heads,
             scale=self.scale,
             softcap=self.softcap,
             lse=self.lse,
         )
 
-    def misfits(self, config: AnyConfig) -> list[str]:
-        """Every reason why ``config`` cannot run this problem; empty if it can."""
-        found = broken_flags(config)
-        if found:
-            return found
-        if config.head_dim != self.head_dim:
-            found.append(f"head_dim is {self.head_dim}, the configuration's {config.head_dim}")
-        if config.dtype is not self.dtype:
-            found.append(f"the arrays are {self.dtype}, the configuration {config.dtype}")
-        if isinstance(config, AttentionConfig) and max(self.heads, self.batch) > MOST_GRID_ROWS:
-            found.append(f"{self.heads} heads and {self.batch} batches: each may be at most {MOST_GRID_ROWS}")
-        if self.tiles(config) >= MOST_POSITIONS:
-            found.append(f"{self.tiles(config)} tiles of query rows reach {MOST_POSITIONS}")
-        if max(self.q_len, self.kv_len) >= MOST_POSITIONS:
-            found.append(f"lengths {self.q_len} and {self.kv_len} reach {MOST_POSITIONS} positions")
-        return found
+    def differences(self, config: AttentionConfig) -> list[str]:
+        """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
+        return broken_flags(config) or violated([
+            (config.head_dim == self.head_dim, f"head_dim is {self.head_dim}, the configuration's {config.head_dim}"),
+            (config.dtype is self.dtype, f"the arrays are {self.dtype}, the configuration {config.dtype}"),
+            (max(self.q_len, self.kv_len) < MOST_POSITIONS,
+             f"lengths {self.q_len} and {self.kv_len} reach {MOST_POSITIONS} positions"),
+        ])  # fmt: skip
 
-    def grid(self, config: AnyConfig, multiprocessors: int = 1) -> tuple[int, int, int]:
-        """CTAs along x, y and z.
-
-        ``mma.sync``: query blocks (so that neighbours share K and V in the L2), heads, batches. ``wgmma``: one tile of
-        query rows per CTA, or with a persistent kernel one CTA per multiprocessor.
-        """
-        misfits = self.misfits(config)
-        if misfits:
-            raise ConfigError(f"{config} does not fit: " + "; ".join(misfits))
-        if isinstance(config, AttentionConfig):
-            q_blocks = -(-self.q_len // config.tile_m)
-            return (self.heads, q_blocks, self.batch) if config.heads_first else (q_blocks, self.heads, self.batch)
-        tiles = self.tiles(config)
-        return (min(tiles, multiprocessors) if config.flat else tiles), 1, 1
-
-    def tiles(self, config: AnyConfig) -> int:
-        """Tiles of query rows in all."""
-        return -(-self.q_len // config.tile_m) * self.heads * self.batch
-
-    def planes_together(self, config: AnyConfig, multiprocessors: int) -> int:
-        """Heads (of all batches) whose tiles run together, where tiles differ in work; elsewhere it means nothing."""
-        planes = self.heads * self.batch
-        if not isinstance(config, HopperConfig) or self.window[1] is None:
-            return max(1, planes)
-        flops = 4 * config.tile_m * config.tile_n * self.head_dim
-        keys = 2 * config.tile_n * self.head_dim * self.dtype.bytes
-        work = Work(
-            planes, self.visited_blocks(config), flops / FLOPS_PER_SECOND, keys * self.kv_heads / self.heads,
-            2 * config.tile_m * self.head_dim * self.dtype.bytes, config.flat, multiprocessors,
-        )  # fmt: skip
-        return planes_together(work)
-
-    def visited_blocks(self, config: AnyConfig) -> tuple[int, ...]:
-        """Key blocks that each tile of query rows of a plane visits: what the kernel's ``Mask.blocks`` counts."""
+    def visited_blocks(self, tile_m: int, tile_n: int) -> tuple[int, ...]:
+        """Key blocks that each tile of query rows of a plane visits: what the kernels' ``Mask.blocks`` counts."""
         left, right = self.window
-        first_row = np.arange(-(-self.q_len // config.tile_m), dtype=np.int64) * config.tile_m
+        first_row = np.arange(-(-self.q_len // tile_m), dtype=np.int64) * tile_m
         top = first_row + (self.kv_len - self.q_len)
-        end = np.full_like(top, -(-self.kv_len // config.tile_n))
+        end = np.full_like(top, -(-self.kv_len // tile_n))
         if right is not None:
-            end = np.minimum(end, -(-np.maximum(top + config.tile_m + right, 1) // config.tile_n))
+            end = np.minimum(end, -(-np.maximum(top + tile_m + right, 1) // tile_n))
         first = np.zeros_like(top)
         if left is not None:
-            first = np.minimum(np.maximum(top - left, 0) // config.tile_n, end - 1)
+            first = np.minimum(np.maximum(top - left, 0) // tile_n, end - 1)
         return tuple((end - first).tolist())
 
-    def scalars(
-        self,
-        config: AnyConfig,
-        q: TensorStrides,
-        k: TensorStrides,
-        v: TensorStrides,
-        o: TensorStrides,
-        multiprocessors: int = 1,
-    ) -> dict[str, int]:
-        """The kernel's scalar arguments by name; a Program takes those among its parameters."""
-        strides = {
-            f"{tensor}_{axis}": stride
-            for tensor, of_tensor in (("q", q), ("k", k), ("v", v), ("o", o))
-            for axis, stride in zip(("batch", "head", "seq"), of_tensor, strict=True)
+
+@dataclass(frozen=True)
+class Operands:
+    """How Q, K, V and O lie: strides (batch, head, sequence) in elements, in layout "bshd" or "bhsd"."""
+
+    strides: tuple[TensorStrides, TensorStrides, TensorStrides, TensorStrides]
+    layout: str
+
+    def scalars(self) -> dict[str, int]:
+        """The strides of batches and heads by the kernels' names of them."""
+        return {
+            f"{name}_{axis}": stride
+            for name, of_tensor in zip("qkvo", self.strides, strict=True)
+            for axis, stride in zip(("batch", "head"), of_tensor[:2], strict=True)
         }
-        counts = {
-            "q_len": self.q_len,
-            "kv_len": self.kv_len,
-            "q_blocks": -(-self.q_len // config.tile_m),
-            "kv_blocks": -(-self.kv_len // config.tile_n),
-            "heads": self.heads,
-            "tiles": self.tiles(config),
-            "planes_together": self.planes_together(config, multiprocessors),
-        }
-        return strides | counts
+
+    def arrays(self, problem: AttentionProblem) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """(shape, strides) of Q, K, V and O as arrays of four dimensions."""
+        p = problem
+        sizes = [(p.batch, heads, length) for heads, length in
+                 ((p.heads, p.q_len), (p.kv_heads, p.kv_len), (p.kv_heads, p.kv_len), (p.heads, p.q_len))]  # fmt: skip
+        axes = (0, 2, 1) if self.layout == "bshd" else (0, 1, 2)
+        return [
+            ((*(size[i] for i in axes), p.head_dim), (*(stride[i] for i in axes), 1))
+            for size, stride in zip(sizes, self.strides, strict=True)
+        ]

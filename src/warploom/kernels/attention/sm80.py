@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
+from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, Operands
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
+from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.panels import padded_cols
 
-PANEL_COLS = 64
 
 
 @dataclass(frozen=True)
 class ForwardSm80(Configuration):
     """A kernel of :mod:`.sm80_kernel`: ``num_warps`` warps that copy, and own ``tile_m / num_warps`` query rows each."""
+
+    word: ClassVar[str] = "attention_sm80"
+    always: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n", "num_warps", "stages", "head_dim", "dtype")
+    function: ClassVar[str] = "attention.sm80_kernel:attention_sm80"
 
     tile_m: int = flag(256, "query rows per CTA", (64, 128, 256))
     tile_n: int = flag(64, "keys per step", (32, 64, 128))
@@ -36,8 +43,8 @@ class ForwardSm80(Configuration):
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: Q (O leaves through it), then K and V of each stage."""
-        cols = -(-self.head_dim // PANEL_COLS) * PANEL_COLS
-        return (self.tile_m + 2 * self.stages * self.tile_n) * cols * self.dtype.bytes
+        rows = self.tile_m + 2 * self.stages * self.tile_n
+        return rows * padded_cols(self.head_dim) * self.dtype.bytes
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
@@ -56,3 +63,21 @@ class ForwardSm80(Configuration):
             (self.stages >= 2, "the ring has at least 2 stages"),
         ]  # fmt: skip
         return violated(constraints) + shared_excess(self.shared_bytes, target)
+
+    def misfits(self, problem: AttentionProblem) -> list[str]:
+        """The constraints of the kernel that a problem violates; empty if it takes it."""
+        most = max(problem.heads, problem.batch)
+        return problem.differences(self) + violated([
+            (most <= MOST_GRID_ROWS,
+             f"{problem.heads} heads and {problem.batch} batches: each may be at most {MOST_GRID_ROWS}"),
+        ])  # fmt: skip
+
+    def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
+        """The kernel for a problem, on arrays that lie so; one CTA per block of query rows."""
+        source = KernelSource.of(
+            self.function, f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}", min_ctas=self.min_ctas,
+            config=self, features=problem.features(self.tile_m, self.tile_n),
+            row_strides=tuple(seq for _, _, seq in operands.strides),
+        )  # fmt: skip
+        grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
+        return KernelCall(source, grid, {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()})

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands
+from warploom.kernels.mapped import MappedArray
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
+from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols
+from warploom.tile.scheduler import FLOPS_PER_SECOND, Work, planes_together
 
 BARRIER_BYTES = 256
 """Shared memory behind the tiles that is set aside for the mbarriers."""
-PANEL_COLS = 64
 ROWS = 64
 """Query rows of a consumer."""
 SUM_COLS = 8
@@ -20,6 +25,11 @@ SUM_COLS = 8
 @dataclass(frozen=True)
 class ForwardSm90(Configuration):
     """A kernel of :mod:`.sm90_kernel`: a producer warpgroup, and ``consumers`` that own 64 query rows each."""
+
+    word: ClassVar[str] = "attention_sm90"
+    always: ClassVar[tuple[str, ...]] = ("consumers", "tile_n", "stages", "head_dim", "dtype")
+
+    function: ClassVar[str] = "attention.sm90_kernel:attention_sm90"
 
     consumers: int = flag(2, "consumer warpgroups, 64 query rows each", (1, 2, 3))
     tile_n: int = flag(128, "keys per step", (48, 64, 80, 96, 112, 128, 144, 160, 176))
@@ -70,7 +80,7 @@ class ForwardSm90(Configuration):
     @property
     def shared_bytes(self) -> int:
         """Shared memory for the tiles and the mbarriers, in bytes."""
-        cols = -(-self.head_dim // PANEL_COLS) * PANEL_COLS
+        cols = padded_cols(self.head_dim)
         q, keys = self.q_stages * self.tile_m, self.stages * self.tile_n
         return (q * cols + keys * (2 * cols + self.spare_cols)) * self.dtype.bytes + BARRIER_BYTES
 
@@ -96,3 +106,45 @@ class ForwardSm90(Configuration):
             (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
         ]  # fmt: skip
         return violated(constraints) + shared_excess(self.shared_bytes, target)
+
+    def misfits(self, problem: AttentionProblem) -> list[str]:
+        """The constraints of the kernel that a problem violates; empty if it takes it."""
+        tiles = self._tiles(problem)
+        return problem.differences(self) + violated([
+            (tiles < MOST_POSITIONS, f"{tiles} tiles of query rows reach {MOST_POSITIONS}"),
+        ])  # fmt: skip
+
+    def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
+        """The kernel for a problem, on arrays that lie so: persistent with one CTA per multiprocessor."""
+        heads_inside = operands.layout == "bshd"
+        source = KernelSource.of(
+            self.function, f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}",
+            config=self, features=problem.features(self.tile_m, self.tile_n), heads_inside=heads_inside,
+        )  # fmt: skip
+        tiles = self._tiles(problem)
+        scalars = {
+            "q_len": problem.q_len, "kv_len": problem.kv_len, "heads": problem.heads, "planes": problem.planes,
+            "together": self._together(problem, multiprocessors),
+        }  # fmt: skip
+        box = panel_cols(self.head_dim)
+        maps = tuple(
+            MappedArray(self.dtype, *array, (1, rows, 1, box) if heads_inside else (1, 1, rows, box))
+            for array, rows in zip(operands.arrays(problem), (self.tile_m, self.tile_n, self.tile_n, self.tile_m))
+        )
+        return KernelCall(source, (min(tiles, multiprocessors) if self.persistent else tiles, 1, 1), scalars, maps)
+
+    def _tiles(self, problem: AttentionProblem) -> int:
+        return -(-problem.q_len // self.tile_m) * problem.planes
+
+    def _together(self, problem: AttentionProblem, multiprocessors: int) -> int:
+        """Planes that form a group where tiles differ in work; elsewhere it means nothing."""
+        if problem.window[1] is None:
+            return max(1, problem.planes)
+        flops, row = 4 * self.tile_m * self.tile_n * self.head_dim, 2 * self.head_dim * self.dtype.bytes
+        return planes_together(
+            Work(
+                problem.planes, problem.visited_blocks(self.tile_m, self.tile_n), flops / FLOPS_PER_SECOND,
+                self.tile_n * row * problem.kv_heads / problem.heads, self.tile_m * row, self.persistent,
+                multiprocessors,
+            )
+        )  # fmt: skip

@@ -1,0 +1,16 @@
+"""How wide the panels of a shared tile are: arithmetic that configurations use too, without the language."""
+
+from __future__ import annotations
+
+PANEL_COLS = 64
+"""16-bit elements in a row of 128 bytes: the widest that the TMA and ``wgmma`` swizzle."""
+
+
+def panel_cols(cols: int) -> int:
+    """16-bit elements in a row of a panel of a tile that is ``cols`` wide: the TMA's box, and the swizzle's width."""
+    return min(PANEL_COLS, max(16, 1 << (cols - 1).bit_length()))
+
+
+def padded_cols(cols: int) -> int:
+    """``cols`` rounded up to whole panels."""
+    return -(-cols // panel_cols(cols)) * panel_cols(cols)
