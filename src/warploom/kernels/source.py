@@ -38,11 +38,12 @@ class KernelSource:
     @property
     def program(self) -> Program:
         """The traced kernel; each is traced once in a process."""
-        return _traced(self)
+        return traced(self)
 
 
 @once(maxsize=512)
-def _traced(source: KernelSource) -> Program:
+def traced(source: KernelSource) -> Program:
+    """The Program of a source, traced once in a process."""
     module, _, name = source.function.partition(":")
     function: KernelFunction = getattr(import_module(f"warploom.kernels.{module}"), name)
     program = function.trace(name=source.name, **dict(source.arguments))

@@ -13,9 +13,8 @@ from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty, empty_like, filled
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import is_tracing
-from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.attention.problem import AttentionConfig, Operands
 from warploom.ops.attention_arrays import AXES, Inputs, Layout, Options, Views, Window, read_inputs, strides_of
-from warploom.ops.attention_kernels import mapped, recipe_for
 from warploom.ops.attention_plan import AttentionPlan, plan_for
 from warploom.ops.backends import GpuCall, run_on_emulator
 from warploom.ops.places import EMULATOR
@@ -37,7 +36,7 @@ def plan(
     softcap: float | None = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
-    config: AnyConfig | str | None = None,
+    config: AttentionConfig | str | None = None,
 ) -> AttentionPlan:
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
     if is_tracing():
@@ -84,7 +83,7 @@ def attention(
     softcap: float | None = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
-    config: AnyConfig | str | None = None,
+    config: AttentionConfig | str | None = None,
 ) -> Any:
     """softmax(scale · q·kᵀ) · v, computed without writing the attention matrix.
 
@@ -148,7 +147,7 @@ def _empty_lse(q: ArrayView, layout: str) -> Any:
     return empty(q.kind, [q.shape[axis] for axis in AXES[layout]], f32, q.device)
 
 
-def _first_call(views: Views, options: Options, config: AnyConfig | str | None, key: _Key) -> Any:
+def _first_call(views: Views, options: Options, config: AttentionConfig | str | None, key: _Key) -> Any:
     """Everything that :func:`attention` need not repeat for arrays of the same shapes, strides and device."""
     inputs = read_inputs(views, options)
     q, problem = inputs.q, inputs.problem
@@ -159,16 +158,15 @@ def _first_call(views: Views, options: Options, config: AnyConfig | str | None, 
     outs = [describe_new(x) for x in outputs]
     made = plan_for(inputs, outs[0], options.layout, config)
     arrays = (*inputs.all, *outs)
-    mapped_arrays = mapped(made.config, made.layout, arrays)
     if q.device[0] == "cuda":
-        call = GpuCall.prepare(made.recipe, made.grid, made.scalars, q.device[1], mapped_arrays)
+        call = GpuCall.of(made.call, q.device[1])
         if all(a is b for a, b in zip(inputs.all, views, strict=True)):  # nothing had to be copied first
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
             _prepared[key] = call
         call.launch(arrays, outs[0].kind)
     elif made.device == EMULATOR:
-        run_on_emulator(made.program, made.grid, arrays, made.scalars, problem.flops, mapped_arrays)
+        run_on_emulator(made.program, made.grid, arrays, made.call.scalars, problem.flops, made.call.maps)
     else:
         _run_from_host(inputs, outs, options.layout, made)
     return (result, outputs[1]) if options.return_lse else result
@@ -187,8 +185,5 @@ def _run_from_host(inputs: Inputs, outs: list[ArrayView], layout: str, made: Att
     hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.all]
     views = [*map(describe, hosts), outs[0]]
     q, k, v, out = (strides_of(x, layout) for x in views)
-    strides = q, k, v, out
-    recipe = recipe_for(made.problem, made.config, strides, layout)
-    scalars = made.problem.scalars(made.config, *strides, multiprocessors=made.multiprocessors)
-    call = GpuCall.prepare(recipe, made.grid, scalars, 0, mapped(made.config, layout, views))
-    call.run_from_host(hosts, [as_numpy(out) for out in outs])
+    call = made.config.call(made.problem, Operands((q, k, v, out), layout), made.multiprocessors)
+    GpuCall.of(call, 0).run_from_host(hosts, [as_numpy(out) for out in outs])

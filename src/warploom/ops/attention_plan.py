@@ -7,20 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.errors import ConfigError
-from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView
-from warploom.kernels.attention.choice import adapted, choose, parse_config
-from warploom.kernels.attention.config import AttentionConfig
-from warploom.kernels.attention.hopper_config import HopperConfig
-from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
+from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import Inputs, strides_of
-from warploom.ops.attention_kernels import recipe_for
-from warploom.ops.backends import Grid, gpu_name
 from warploom.ops.options import configuration
 from warploom.ops.places import Place
-from warploom.ops.recipes import Recipe
-from warploom.winners.classes import attention_class
-from warploom.winners.store import find_winner
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
@@ -31,29 +24,22 @@ class AttentionPlan:
     """What a call of :func:`attention` would run: nothing has been compiled or launched yet."""
 
     problem: AttentionProblem
-    config: AnyConfig
+    config: AttentionConfig
     reason: str
     target: str
     device: str
-    strides: tuple[TensorStrides, ...]
-    scalars: dict[str, int]
-    layout: str
+    call: KernelCall
     multiprocessors: int
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> tuple[int, int, int]:
         """CTAs along x, y and z."""
-        return self.problem.grid(self.config, self.multiprocessors)
+        return self.call.grid
 
     @property
-    def recipe(self) -> Recipe:
-        """The kernel by what it is traced from."""
-        return recipe_for(self.problem, self.config, self.strides, self.layout)
-
-    @cached_property
     def program(self) -> Program:
         """The traced kernel."""
-        return self.recipe.program
+        return self.call.source.program
 
     @cached_property
     def cuda(self) -> str:
@@ -66,37 +52,25 @@ class AttentionPlan:
         return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
 
 
+def operands_of(inputs: Inputs, out: ArrayView, layout: str) -> Operands:
+    """How checked inputs and an output lie."""
+    q, k, v = (strides_of(view, layout) for view in inputs.all)
+    return Operands((q, k, v, strides_of(out, layout)), layout)
+
+
 def plan_for(inputs: Inputs, out: ArrayView, layout: str, config: Any) -> AttentionPlan:
     """The plan for checked inputs and an output in a layout. Raises ConfigError for a ``config`` that does not fit."""
-    problem, q = inputs.problem, inputs.q
+    problem = inputs.problem
     if config is not None:
-        config = configuration(config, (AttentionConfig, HopperConfig), parse_config)
-    place = Place.of(q.device, wgmma=isinstance(config, HopperConfig))
-    goal = place.goal
-    q_strides, k_strides, v_strides = (strides_of(view, layout) for view in inputs.all)
-    strides = q_strides, k_strides, v_strides, strides_of(out, layout)
+        config = configuration(config, parse_config)
+    place = Place.of(inputs.q.device, requires=None if config is None else config.requires)
+    target = place.goal
     if config is None:
-        won = None if place.gpu is None else tuned(problem, goal, place.gpu)
-        config, reason = won or choose(problem, goal)
+        config, reason = choose(problem, target)
     else:
         reason = "asked for by the caller"
-        problems = list(dict.fromkeys(config.check(goal) + problem.misfits(config)))
+        problems = list(dict.fromkeys(config.check(target) + config.misfits(problem)))
         if problems:
             raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
-    scalars = problem.scalars(config, *strides, multiprocessors=place.multiprocessors)
-    return AttentionPlan(
-        problem, config, reason, goal.name, str(place), strides, scalars, layout, place.multiprocessors
-    )
-
-
-def tuned(problem: AttentionProblem, goal: Target, device: int) -> tuple[AnyConfig, str] | None:
-    """The configuration that won on this GPU for such problems, and why; None where nobody has tuned for them."""
-    found = find_winner(gpu_name(device), attention_class(problem))
-    if found is None:
-        return None
-    try:
-        config = parse_config(found.winner.config)
-    except ConfigError:  # flags that this version does not know
-        return None
-    config = adapted(config, problem)
-    return None if config.check(goal) or problem.misfits(config) else (config, found.reason)
+    call = config.call(problem, operands_of(inputs, out, layout), place.multiprocessors)
+    return AttentionPlan(problem, config, reason, target.name, str(place), call, place.multiprocessors)

@@ -15,6 +15,7 @@ from warploom.core.once import once
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream
 from warploom.kernels.mapped import MappedArray
+from warploom.kernels.source import KernelCall, traced
 from warploom.ops.recipes import Recipe, Signature
 
 if TYPE_CHECKING:
@@ -118,6 +119,11 @@ class GpuCall:
         from warploom.cuda.packed import PackedLaunch
 
         object.__setattr__(self, "queued", PackedLaunch(self.kernel, self.config))
+
+    @classmethod
+    def of(cls, call: KernelCall, device: int) -> GpuCall:
+        """A configuration's call, on one GPU."""
+        return cls.prepare(Recipe(traced, (call.source,)), call.grid, call.scalars, device, call.maps)
 
     @classmethod
     def prepare(

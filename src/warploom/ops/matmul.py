@@ -157,7 +157,7 @@ def plan_matmul(
 
 def _plan(inputs: Inputs, config: AnyGemmConfig | None) -> MatmulPlan:
     problem = inputs.problem
-    place = Place.of(inputs.views[0].device, wgmma=isinstance(config, HopperGemmConfig))
+    place = Place.of(inputs.views[0].device, requires="sm_90a" if isinstance(config, HopperGemmConfig) else None)
     goal = place.goal
     if config is None:
         won = None if place.gpu is None else tuned(problem, goal, place.gpu)

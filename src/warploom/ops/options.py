@@ -46,14 +46,13 @@ def whole(name: str, value: Any) -> int:
     return int(found)
 
 
-def configuration(value: Any, kinds: tuple[type[Config], ...], parse: Callable[[str], Config]) -> Config:
-    """``value`` as a configuration of one of these ``kinds``, or parsed from text. Raises ConfigError for others."""
-    if isinstance(value, kinds):
-        return value
+def configuration(value: Any, parse: Callable[[str], Config]) -> Config:
+    """``value`` as a configuration of an operation, or parsed from text. Raises ConfigError for others."""
     if isinstance(value, str):
         return parse(value)
-    names = ", ".join(kind.__name__ for kind in kinds)
-    raise ConfigError(f"config is one of {names}, their notation as text, or None; not {shown(value)}")
+    if is_dataclass(value) and hasattr(value, "misfits"):
+        return value  # type: ignore[return-value]
+    raise ConfigError(f"config is a configuration of the operation, its notation as text, or None; not {shown(value)}")
 
 
 def extra_matrices(extras: Any) -> tuple[Any, ...]:

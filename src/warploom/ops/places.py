@@ -24,10 +24,10 @@ class Place:
     multiprocessors: int
 
     @classmethod
-    def of(cls, device: Device, *, wgmma: bool) -> Place:
-        """Where arrays on a device are worked on; ``wgmma``: whether the configuration asked for needs sm_90a."""
+    def of(cls, device: Device, *, requires: str | None = None) -> Place:
+        """Where arrays on a device are worked on; ``requires``: the architecture that a configuration asked for needs."""
         if device[0] != "cuda" and not gpu_present():
-            return cls(None, target("sm_90a" if wgmma else EMULATED_TARGET), EMULATED_MULTIPROCESSORS)
+            return cls(None, target(requires or EMULATED_TARGET), EMULATED_MULTIPROCESSORS)
         number = device[1] if device[0] == "cuda" else 0
         return cls(number, gpu_target(number), multiprocessors(number))
 

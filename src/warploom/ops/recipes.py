@@ -80,7 +80,7 @@ class Signature:
 
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-SOURCES = ("core", "layout", "isa", "ir", "lang", "kernels", "cuda", "ops")
+SOURCES = ("core", "layout", "isa", "ir", "lang", "tile", "kernels", "cuda", "ops")
 """The rooms that decide what a kernel is and how it is launched."""
 _PYTHON = f"{sys.implementation.cache_tag} numpy {np.__version__}"
 

@@ -203,7 +203,7 @@ def _read(
 
 def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | None, subtract: bool) -> ReducePlan:
     problem: GemmProblem = inputs.problem
-    place = Place.of(inputs.views[0].device, wgmma=isinstance(config, HopperGemmConfig))
+    place = Place.of(inputs.views[0].device, requires="sm_90a" if isinstance(config, HopperGemmConfig) else None)
     goal = place.goal
     reason = "asked for by the caller"
     if config is None:

@@ -138,9 +138,7 @@ class TileCopy:
             exists = at < cols if exists is None else exists & (at < cols)
         return None if exists is None else k.select(exists, whole, nothing)
 
-    def load_sync(
-        self, start: GlobalPointer, rows: Traced | None = None, stage: Number | None = None
-    ) -> None:
+    def load_sync(self, start: GlobalPointer, rows: Traced | None = None, stage: Number | None = None) -> None:
         """The same through registers: ``ld.global`` and ``st.shared`` of 16 bytes."""
         k = self._k
         shared = self._shared if stage is None else self._shared.staged(stage)

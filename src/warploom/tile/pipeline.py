@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from warploom.lang.hopper import Mbarriers, TensorMapHandle
     from warploom.lang.values import Number
 
+
 def operand_tile(
     k: Kernel, dtype: DType, rows: int, cols: int, *, name: str, stages: int = 1, spare_cols: int = 0
 ) -> SharedTile:
@@ -130,9 +131,7 @@ class Pipeline:
         self.stages = self.tiles[0].stages
         if any(tile.stages != self.stages for tile in self.tiles):
             raise TraceError(f"the tiles of a pipeline have as many stages each ({k.here()})")
-        self._panels = [
-            [p for p in tile.layout.panels if cols is None or p.first_col < cols] for tile in self.tiles
-        ]
+        self._panels = [[p for p in tile.layout.panels if cols is None or p.first_col < cols] for tile in self.tiles]
         name = name or self.tiles[0].name
         self._writers, self._readers = writers, readers
         self.full: Mbarriers = k.mbarriers(self.stages, f"{name}_full")

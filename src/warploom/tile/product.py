@@ -284,9 +284,7 @@ class MmaSyncProduct:
     Made before a loop, so that the lanes' addresses are formed once.
     """
 
-    def __init__(
-        self, cores: MmaSync, sums: Fragment, a: WarpOperand | None, b: WarpOperand, depth: int
-    ) -> None:
+    def __init__(self, cores: MmaSync, sums: Fragment, a: WarpOperand | None, b: WarpOperand, depth: int) -> None:
         self._cores, self.sums, self._a, self._b, self.depth = cores, sums, a, b, depth
         self._rows, self._cols = sums.layout.tiles
         for operand in (a, b):

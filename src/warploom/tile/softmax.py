@@ -92,9 +92,9 @@ class OnlineSoftmax:
     # -- one block after another
     def begin(self) -> None:
         """Rows that have seen nothing yet, for :meth:`step` alone; O is 0."""
-        for m, l in zip(self._m, self._l, strict=True):
+        for m, total in zip(self._m, self._l, strict=True):
             m.set(-math.inf)
-            l.set(0.0)
+            total.set(0.0)
 
     def first(self, hide: Action = nothing) -> None:
         """A first block: P by its own maxima; the rows begin anew. ``hide`` masks scores, here and below."""
@@ -103,8 +103,8 @@ class OnlineSoftmax:
         for m, top in zip(self._m, self._s.reduce("max", "col"), strict=True):
             m.set(top)
         self._exponentials()
-        for l, total in zip(self._l, self._totals(), strict=False):
-            l.set(total)
+        for kept, total in zip(self._l, self._totals(), strict=False):
+            kept.set(total)
 
     def step(self, hide: Action = nothing) -> None:
         """The next block, where no product writes O meanwhile: P, and O rescaled where a row outgrew its maximum."""
@@ -115,31 +115,31 @@ class OnlineSoftmax:
         outgrown = [(top - m) * self._c > LAZY_GROWTH for m, top in zip(self._m, tops, strict=True)]
         with k.when(k.vote_any(reduce(or_, outgrown)), uniform=True):
             factors = [self._raise(m, k.maximum(m, top)) for m, top in zip(self._m, tops, strict=True)]
-            for l, factor in zip(self._l, factors, strict=True):
-                l *= factor
-            self._scale_output(factors)
+            for kept, factor in zip(self._l, factors, strict=True):
+                kept *= factor
+            self.scale_output(factors)
         self._exponentials()
-        for l, total in zip(self._l, self._totals(), strict=False):
-            l += total
+        for kept, total in zip(self._l, self._totals(), strict=False):
+            kept += total
 
-    def deferred(self, hide: Action = nothing) -> list[Traced]:
+    def deferred(self, hide: Action = nothing, *, lazy: bool = True) -> list[Traced]:
         """The next block, while a product still writes O: P now; returns the rows' factors for :meth:`rescale`."""
         k = self._k
         self._limit()
         hide()
         factors: list[Traced] = []
         for m, top in zip(self._m, self._s.reduce("max", "col"), strict=True):
-            grew = (top - m) * self._c > LAZY_GROWTH
+            grew = (top - m) * self._c > LAZY_GROWTH if lazy else top > m
             factors.append(self._raise(m, k.select(grew, top, m.get())))
         self._exponentials()
-        for l, factor, total in zip(self._l, factors, self._totals(), strict=False):
-            l.set(k.fma(l, factor, total))
+        for kept, factor, total in zip(self._l, factors, self._totals(), strict=False):
+            kept.set(k.fma(kept, factor, total))
         return factors
 
     def rescale(self, factors: Sequence[Traced], also: Action = nothing) -> None:
         """Multiply O by the rows' factors, if a row of the warp has one other than 1; then do ``also`` as well."""
         with self._k.when(self._k.vote_any(reduce(or_, [factor != 1.0 for factor in factors])), uniform=True):
-            self._scale_output(factors)
+            self.scale_output(factors)
             also()
 
     def stale(self) -> tuple[Traced, list[Traced]]:
@@ -159,8 +159,8 @@ class OnlineSoftmax:
 
     def accept(self, totals: Sequence[Traced]) -> None:
         """Take up a block's sums by unchanged maxima."""
-        for l, total in zip(self._l, totals, strict=False):
-            l += total
+        for kept, total in zip(self._l, totals, strict=False):
+            kept += total
 
     # -- the end of a tile
     def keep(self) -> None:
@@ -183,7 +183,7 @@ class OnlineSoftmax:
             inverse.append(k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total)))
             if self._lse:
                 logs.append(k.fma(self._last_m[row], self._c, k.log2(total)) * math.log(2.0))
-        self._scale_output(inverse)
+        self.scale_output(inverse)
         return logs
 
     # -- formulas
@@ -233,7 +233,8 @@ class OnlineSoftmax:
         rows = () if self._column else self._rows
         return [self._k.reduce_values("add", [self._scores[e].get() for e in row]) for row in rows]
 
-    def _scale_output(self, factors: Sequence[Traced]) -> None:
+    def scale_output(self, factors: Sequence[Traced]) -> None:
+        """Multiply O by the rows' factors."""
         for row, factor in zip(self._out_rows, factors, strict=True):
             for element in row:
                 self._o.scale(element, factor)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from warploom.kernels.attention.config import AttentionConfig
-from warploom.kernels.attention.hopper_config import HopperConfig
-from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.attention.ladder_config import RungSm80
+from warploom.kernels.attention.ladder_sm90 import RungSm90
+from warploom.kernels.attention.problem import AttentionConfig
+from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.ladder import Ladder, Rung
 
 _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
@@ -33,71 +35,50 @@ _STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-def _rungs() -> tuple[Rung[AnyConfig], ...]:
-    config = AttentionConfig()
-    rungs: list[Rung[AnyConfig]] = []
+def _rungs() -> tuple[Rung[AttentionConfig], ...]:
+    config = RungSm80()
+    rungs: list[Rung[AttentionConfig]] = []
     for key, name, changes, flags in _STEPS:
         config = replace(config, **flags)
         rungs.append(Rung(key, name, changes, config))
     return tuple(rungs)
 
 
-BEST = AttentionConfig(
-    tile_m=256,
-    tile_n=64,
-    num_warps=8,
-    swizzle=True,
-    eager=True,
-    load_q=2,
-    load_k=2,
-    load_v=2,
-    double_buffer=True,
-    folded_scale=True,
-    cooperative=True,
-    strided=True,
-    k_row_major=True,
-    strided_epilogue=True,
-    static_strides=True,
-    stages=2,
-    lazy_rescale=True,
-)
-"""The fastest ``mma.sync`` configuration known for head_dim 128 on an H200."""
-
-_HOPPER_BASE = HopperConfig(
-    overlap=False, pingpong=False, flat=False, q_in_registers=False, lazy_rescale=False, hold=False
-)
-_HOPPER_STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+_WGMMA_STEPS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("h1", "wgmma: roles", "TMA producer, two consumer warpgroups with wgmma, no overlap", {}),
     ("h2", "wgmma: overlap", "the next Q·Kᵀ is issued before this block's softmax", {"overlap": True}),
-    ("h3", "wgmma: ping-pong", "consumers take turns at the tensor cores", {"pingpong": True}),
+    ("h3", "wgmma: ping-pong", "consumers take turns at the tensor cores", {"turns": True}),
     ("h4", "wgmma: Q in registers", "Q as the register operand", {"q_in_registers": True}),
     ("h5", "wgmma: lazy rescale", "O rescaled only when a row's maximum grew by more than 2^8", {"lazy_rescale": True}),
-    ("h6", "wgmma: flat", "persistent, the pipeline runs on from tile to tile", {"flat": True}),
+    ("h6", "wgmma: persistent", "the pipeline runs on from tile to tile", {"persistent": True}),
     ("h7", "wgmma: hold", "the wait is held below the exponentials", {"hold": True}),
-    ("h8", "wgmma: carried maxima", "maxima carried from block to block, until P shows that one grew; no hold",
-     {"carry_max": True, "hold": False}),
-    ("h9", "wgmma: sum column", "the row sums are one more column of P·V", {"sum_column": True}),
 )  # fmt: skip
+_PLAIN = RungSm90(overlap=False, turns=False, persistent=False, q_in_registers=False, lazy_rescale=False)
 
 
-def _hopper_rungs() -> tuple[Rung[AnyConfig], ...]:
-    config = _HOPPER_BASE
-    rungs: list[Rung[AnyConfig]] = []
-    for key, name, changes, flags in _HOPPER_STEPS:
+def _wgmma_rungs() -> tuple[Rung[AttentionConfig], ...]:
+    config = _PLAIN
+    rungs: list[Rung[AttentionConfig]] = []
+    for key, name, changes, flags in _WGMMA_STEPS:
         config = replace(config, **flags)
         rungs.append(Rung(key, name, changes, config))
+    rungs += [
+        Rung("h8", "wgmma: stale maxima", "maxima of the blocks before serve until P shows that one grew; no hold",
+             ForwardSm90()),
+        Rung("h9", "wgmma: sum column", "the row sums are one more column of P·V", ForwardSm90(sum_column=True)),
+    ]  # fmt: skip
     return tuple(rungs)
 
 
-_TWO_STAGES = Rung[AnyConfig](
-    "best", "two stages", "32 rows per warp, two K/V stages with one barrier, lazy rescaling", BEST
+_BEST = Rung[AttentionConfig](
+    "best", "two stages", "32 rows per warp, two K/V stages with one barrier, lazy rescaling", ForwardSm80()
 )
 
-LADDER = Ladder[AnyConfig]("attention", (*_rungs(), _TWO_STAGES))
+LADDER = Ladder[AttentionConfig]("attention", (*_rungs(), _BEST))
 """The ``mma.sync`` ladder: what every GPU from sm_80 on runs."""
 
-HOPPER_LADDER = Ladder[AnyConfig]("attention", _hopper_rungs())
+HOPPER_LADDER = Ladder[AttentionConfig]("attention", _wgmma_rungs())
 """The rungs above it, for sm_90a alone."""
 
-FULL_LADDER = Ladder[AnyConfig]("attention", (*LADDER.rungs, *HOPPER_LADDER.rungs))
+FULL_LADDER = Ladder[AttentionConfig]("attention", (*LADDER.rungs, *HOPPER_LADDER.rungs))
 """Every rung."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -22,6 +22,9 @@ TensorStrides = tuple[int, int, int]
 
 class AttentionConfig(Protocol):
     """A configuration of one of the attention kernels: what it takes, and what it makes of a problem."""
+
+    requires: ClassVar[str]
+    """The oldest architecture that the kernel runs on."""
 
     @property
     def head_dim(self) -> int:

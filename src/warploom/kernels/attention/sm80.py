@@ -13,12 +13,12 @@ from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.panels import padded_cols
 
 
-
 @dataclass(frozen=True)
 class ForwardSm80(Configuration):
     """A kernel of :mod:`.sm80_kernel`: ``num_warps`` warps that copy, and own ``tile_m / num_warps`` query rows each."""
 
     word: ClassVar[str] = "attention_sm80"
+    requires: ClassVar[str] = "sm_80"
     always: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n", "num_warps", "stages", "head_dim", "dtype")
     function: ClassVar[str] = "attention.sm80_kernel:attention_sm80"
 

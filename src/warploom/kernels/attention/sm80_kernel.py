@@ -45,7 +45,9 @@ def attention_sm80(
     warp_row = k.warp * c.warp_rows
     q_rows, kv_rows = q_len if f.ragged_q else None, kv_len if f.ragged_kv else None
 
-    def plane(of: GlobalPointer, strides: tuple[Traced, Traced], number: int, head: Traced, rows: Traced | None) -> Rows:
+    def plane(
+        of: GlobalPointer, strides: tuple[Traced, Traced], number: int, head: Traced, rows: Traced | None
+    ) -> Rows:
         start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(head, strides[1]))
         return Rows(start, row_strides[number], rows, d)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
@@ -30,6 +30,7 @@ class ForwardSm90(Configuration):
     always: ClassVar[tuple[str, ...]] = ("consumers", "tile_n", "stages", "head_dim", "dtype")
 
     function: ClassVar[str] = "attention.sm90_kernel:attention_sm90"
+    requires: ClassVar[str] = "sm_90a"
 
     consumers: int = flag(2, "consumer warpgroups, 64 query rows each", (1, 2, 3))
     tile_n: int = flag(128, "keys per step", (48, 64, 80, 96, 112, 128, 144, 160, 176))
@@ -97,7 +98,7 @@ class ForwardSm90(Configuration):
             (self.tile_n % 16 == 0 and 16 <= self.tile_n <= 256,
              f"tile_n {self.tile_n} is no multiple of 16 from 16 to 256"),
             (self.stages >= 2, "the ring has at least 2 stages"),
-            (not self.sum_column or self.head_dim % PANEL_COLS == 0 and self.output_cols <= 256,
+            (not self.sum_column or (self.head_dim % PANEL_COLS == 0 and self.output_cols <= 256),
              f"sum_column puts ones behind V's last panel: head_dim {self.head_dim} is not 64, 128 or 192"),
             (not self.sum_column or self.dtype is bf16,
              "sum_column needs bf16: f16's exponents leave no room for maxima that grew"),
@@ -117,9 +118,11 @@ class ForwardSm90(Configuration):
     def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
         """The kernel for a problem, on arrays that lie so: persistent with one CTA per multiprocessor."""
         heads_inside = operands.layout == "bshd"
+        # Of rounded P the sums are good enough to divide by, which are rounded as well, but not for a log-sum-exp.
+        config = replace(self, sum_column=False) if problem.lse else self
         source = KernelSource.of(
             self.function, f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}",
-            config=self, features=problem.features(self.tile_m, self.tile_n), heads_inside=heads_inside,
+            config=config, features=problem.features(self.tile_m, self.tile_n), heads_inside=heads_inside,
         )  # fmt: skip
         tiles = self._tiles(problem)
         scalars = {
@@ -127,9 +130,10 @@ class ForwardSm90(Configuration):
             "together": self._together(problem, multiprocessors),
         }  # fmt: skip
         box = panel_cols(self.head_dim)
+        rows_of = self.tile_m, self.tile_n, self.tile_n, self.tile_m
         maps = tuple(
             MappedArray(self.dtype, *array, (1, rows, 1, box) if heads_inside else (1, 1, rows, box))
-            for array, rows in zip(operands.arrays(problem), (self.tile_m, self.tile_n, self.tile_n, self.tile_m))
+            for array, rows in zip(operands.arrays(problem), rows_of, strict=True)
         )
         return KernelCall(source, (min(tiles, multiprocessors) if self.persistent else tiles, 1, 1), scalars, maps)
 

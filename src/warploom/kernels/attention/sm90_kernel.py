@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, TensorMap, Traced, kernel
+from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
 from warploom.tile.epilogue import store_row_values, store_rows
 from warploom.tile.mask import Mask, Visible
@@ -48,26 +50,58 @@ def attention_sm90(
     ``planes`` = heads · batches, of which ``together`` form a group where tiles differ in work (:class:`RowTiles`). A
     CTA of the grid takes every so-manieth tile. ``lse`` is (batch, heads, q_len).
     """
+    maps = TensorMaps(q_map, k_map, v_map, o_map, heads_inside)
+    run(k, config, features, maps, (q_len, kv_len), (heads, planes, together), lse, Consumer)
+
+
+@dataclass(frozen=True)
+class TensorMaps:
+    """Q, K, V and O as the TMA sees them."""
+
+    q: TensorMapHandle
+    k: TensorMapHandle
+    v: TensorMapHandle
+    o: TensorMapHandle
+    heads_inside: bool
+
+    def boxes(self, of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
+        """Boxes at (row, head, batch)."""
+
+        def order(col: Number, row: Number, head: Number, batch: Number) -> tuple[Number, ...]:
+            return (col, head, row, batch) if self.heads_inside else (col, row, head, batch)
+
+        return Boxes(of, order, eviction)
+
+
+def run(
+    k: Kernel,
+    config: ForwardSm90,
+    features: AttentionFeatures,
+    maps: TensorMaps,
+    lengths: tuple[Traced, Traced],
+    counts: tuple[Traced, Traced, Traced],
+    lse: GlobalPointer,
+    consume: type[Consumer],
+) -> None:
+    """The kernel with consumers of a kind; ``counts``: heads, planes, and planes together."""
     c, d, warps = config, config.head_dim, 4 * config.consumers
-
-    def place(col: Number, row: Number, head: Number, batch: Number) -> tuple[Number, ...]:
-        return (col, head, row, batch) if heads_inside else (col, row, head, batch)
-
     q_tile = operand_tile(k, c.dtype, c.tile_m, d, name="Q", stages=c.q_stages)
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
     v_tile = operand_tile(k, c.dtype, c.tile_n, d, name="V", stages=c.stages, spare_cols=c.spare_cols)
-    queries = Pipeline(k, (q_tile, Boxes(q_map, place, "first")), readers=1)
-    keys = Pipeline(k, (k_tile, Boxes(k_map, place, "last")), readers=warps)
-    values = Pipeline(k, (v_tile, Boxes(v_map, place, "last")), readers=warps, cols=d)
+    queries = Pipeline(k, (q_tile, maps.boxes(maps.q, "first")), readers=1)
+    keys = Pipeline(k, (k_tile, maps.boxes(maps.k, "last")), readers=warps)
+    values = Pipeline(k, (v_tile, maps.boxes(maps.v, "last")), readers=warps, cols=d)
     output = Pipeline(k, q_tile, writers=warps, readers=0, name="O")  # leaves through its Q's buffer
     if c.sum_column:
         put_ones(k, v_tile, v_tile.layout.cols - c.spare_cols, c.dtype)
     ready(k, queries, keys, values, output)
 
     uneven = features.window[1] is not None  # later rows see more keys
-    blocks = (q_len + (c.tile_m - 1)) // c.tile_m
+    heads, planes, together = counts
+    blocks = (lengths[0] + (c.tile_m - 1)) // c.tile_m
     order = Persistent(k, blocks * planes, alternating=uneven)
-    tiles = Tiles(k, c, features, RowTiles(k, blocks, planes, together if uneven else None), order, heads, (q_len, kv_len))
+    rows = RowTiles(k, blocks, planes, together if uneven else None)
+    tiles = Tiles(k, c, features, rows, order, heads, lengths)
 
     with producer(k, c.consumers):
         with k.when(k.thread == 0), k.loop(order.count) as turn:
@@ -81,12 +115,12 @@ def attention_sm90(
                         blocks_in.put(tile.kv_place(tile.mask.block(step)))
         with k.when(k.thread == 96):
             with k.loop(order.count) as turn:
-                output.at(turn).send(Boxes(o_map, place), tiles.at(turn).q_place)
+                output.at(turn).send(maps.boxes(maps.o), tiles.at(turn).q_place)
                 queries.at(turn).release()
             k.wait_bulk(0)
 
     with consumer(k, c.consumers):
-        Consumer(k, c, features, tiles, (queries, keys, values, output), lse).run()
+        consume(k, c, features, tiles, (queries, keys, values, output), lse).run()
 
 
 @dataclass(frozen=True)
@@ -177,19 +211,34 @@ class Consumer:
     def run(self) -> None:
         """All tiles of this CTA."""
         k, count = self._k, self._tiles.order.count
-        with self._turns.taken(), k.when(count != 0, uniform=True):
-            self._begin(self._tile(0))
-            with k.loop(count) as turn:
-                tile = self._tile(turn)
-                zero(self._o)
-                with k.loop(tile.own.blocks, 1) as step:
-                    self._step(tile, step)
-                with k.when(turn + 1 < count, uniform=True):
-                    self._step(self._tile(turn + 1), 0, first=True)
-                with k.otherwise():
-                    self._softmax.keep()
-                    self._product.start(self._p, self._values.wait()).wait()
-                self._store(tile)
+        with self._turns.taken():
+            if not self._config.persistent:
+                self._begin(self._tile(0))
+                self._blocks(self._tile(0))
+                self._last_product()
+                self._store(self._tile(0))
+                return
+            with k.when(count != 0, uniform=True):
+                self._begin(self._tile(0))
+                with k.loop(count) as turn:
+                    tile = self._tile(turn)
+                    self._blocks(tile)
+                    with k.when(turn + 1 < count, uniform=True):
+                        self._step(self._tile(turn + 1), 0, first=True)
+                    with k.otherwise():
+                        self._last_product()
+                    self._store(tile)
+
+    def _blocks(self, tile: Tile) -> None:
+        """All blocks of a tile after the first, whose P is there: O but for the last product."""
+        zero(self._o)
+        with self._k.loop(tile.own.blocks, 1) as step:
+            self._step(tile, step)
+
+    def _last_product(self) -> None:
+        """The last P·V of the CTA: there is nothing to run beside it."""
+        self._softmax.keep()
+        self._product.start(self._p, self._values.wait()).wait()
 
     def _tile(self, turn: Number) -> Tile:
         return self._tiles.at(turn, self._row)

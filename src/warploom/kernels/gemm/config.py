@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
-from warploom.tile.copy_plan import CopyPlan
 from warploom.kernels.settings import broken_flags, flag, override, refuse, shared_excess
+from warploom.tile.copy_plan import CopyPlan
 
 if TYPE_CHECKING:
     from warploom.lang.fragments import Addressing

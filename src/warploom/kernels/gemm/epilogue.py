@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import cast
 
 from warploom.core.dtypes import DType, f16, f32, u16, u32
-from warploom.tile.copy_plan import CopyPlan
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.operand import WMMA_SHAPE, C, Side
 from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.values import Number
+from warploom.tile.copy_plan import CopyPlan
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from warploom.core.dtypes import f16, f32, u16, u32
-from warploom.tile.copy_plan import CopyPlan
 from warploom.kernels.gemm.epilogue import Elements, Output
 from warploom.kernels.gemm.features import GemmFeatures
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
@@ -16,6 +15,7 @@ from warploom.lang.fragments import TileAddresses
 from warploom.lang.hopper import TensorMapHandle
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.matrix_access import stmatrix_plan
+from warploom.tile.copy_plan import CopyPlan
 
 PIECE = mma_fragment("m16n8k16", "C", 16).tile(1, 2)
 """16×16 of a warp's packed C: what one ``stmatrix.x4`` stores."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.core.targets import Target
-from warploom.kernels.settings import broken_flags, flag, refuse, shared_excess
+from warploom.kernels.settings import flag
 
 DEPTH = 16
 """Of one ``mma``."""

@@ -104,9 +104,7 @@ class Product:
     ) -> None:
         self._k, self._config, self._features = k, config, features
         c, (m, n, depth) = config, extents
-        self.tiles = GroupedTiles(
-            k, (m + (c.tile_m - 1)) // c.tile_m, (n + (c.tile_n - 1)) // c.tile_n, c.block_stride
-        )
+        self.tiles = GroupedTiles(k, (m + (c.tile_m - 1)) // c.tile_m, (n + (c.tile_n - 1)) // c.tile_n, c.block_stride)
         a, b = self._stored("A", c.tile_m, features.a), self._stored("B", c.tile_n, features.b)
         sources = [
             self._source(pointer, stride, batch, own, outer, depth)

@@ -26,7 +26,9 @@ class MatmulSm90:
     stages: int = flag(4, "tiles of A and B in flight (STAGES)", (2, 3, 4, 5, 6, 7, 8))
     consumers: int = flag(2, "consumer warpgroups", (1, 2, 3))
     dtype: DType = flag(f16, "element type of A and B", (f16, bf16))
-    block_stride: int = flag(8, "rows of tiles that walk along N together, for the L2; 0: row by row", (0, 4, 8, 16, 32))
+    block_stride: int = flag(
+        8, "rows of tiles that walk along N together, for the L2; 0: row by row", (0, 4, 8, 16, 32)
+    )
     pingpong: bool = flag(False, "two consumers with a tile each: one multiplies while the other stores")
     split_k: int = flag(1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 4, 8))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.core.dtypes import u32, u64
-from warploom.kernels.attention.config import AttentionConfig
-from warploom.tile.copies import TileCopy
+from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.lang import GlobalPointer, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.values import Number
+from warploom.tile.copies import TileCopy
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Tensors:
     key: Tensor
     value: Tensor
     out: Tensor
-    lse: GlobalPointer
 
 
 class Stream:
@@ -40,10 +39,10 @@ class Stream:
     def __init__(
         self,
         k: Kernel,
-        config: AttentionConfig,
+        config: RungSm80,
         tile: SharedTile,
         source: tuple[GlobalPointer, Number],
-        span: tuple[Traced | int, Traced],
+        span: tuple[Number, Traced],
         rows: Traced | None,
     ) -> None:
         """``source``: this head's first row and the row stride; ``span``: (first block, count); ``rows``: if ragged."""
@@ -68,7 +67,7 @@ class Stream:
         """The address of this thread's part of the block that is loaded as number ``index``."""
         return self._start.address + self._k.mul_wide(self.block(index), self._block_bytes)
 
-    def load(self, index: Number, stage: Number | None = None) -> None:
+    def load(self, index: Number) -> None:
         """Load block number ``index``; blocks are loaded in order. With pointers, the number is not needed."""
         k = self._k
         if self._position is None:
@@ -81,6 +80,6 @@ class Stream:
         if self._rows is not None:
             rows = self._rows - self.block(index) * self._config.tile_n
         if self._config.async_copy:
-            self._copy.load_async(source, stage, rows)
+            self._copy.load_async(source, rows=rows)
         else:
             self._copy.load_sync(source, rows)

@@ -1,24 +1,37 @@
-"""The configuration of the attention generator: each flag is one idea of the seeds' ladder, or one beyond it."""
+"""The configuration of the ladder's ``mma.sync`` attention kernels: each flag is one idea of the seeds' ladder."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
+from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, Operands
+from warploom.kernels.settings import (
+    Configuration,
+    broken_flags,
+    element_type,
+    flag,
+    shared_excess,
+    type_name,
+    violated,
+)
+from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
-from warploom.kernels.settings import broken_flags, element_type, flag, override, refuse, shared_excess, type_name
 
 if TYPE_CHECKING:
     from warploom.lang.fragments import Addressing
 
 
 @dataclass(frozen=True)
-class AttentionConfig:
+class RungSm80(Configuration):
     """One attention kernel. The seeds' names: tile_m is B_r, tile_n is B_c, num_warps n_warps, head_dim d_head."""
+
+    word: ClassVar[str] = "attention"
+    requires: ClassVar[str] = "sm_80"
 
     tile_m: int = flag(64, "query rows per CTA (B_r)", (64, 128, 256))
     tile_n: int = flag(64, "keys per step (B_c)", (32, 64, 128))
@@ -45,10 +58,6 @@ class AttentionConfig:
     output_hint: bool = flag(False, "output stores do not allocate in L1 (kernel 14)")
     head_dim_panels: bool = flag(False, "shared tiles as panels of 64 columns (kernel 15)")
     static_strides: bool = flag(False, "distances between sequence positions known while tracing (kernel 16)")
-    stages: int = flag(1, "K/V buffers; with 2, one barrier per step", (1, 2))
-    lazy_rescale: bool = flag(False, "rescale O only when a row's maximum grew by more than 2^8; exact")
-    heads_first: bool = flag(False, "grid (head, query block, batch): neighbours do not share K and V in the L2")
-    min_ctas: int = flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
     opt_level: int = flag(3, "ptxas's optimisation level", (1, 3))
 
     # -- derived
@@ -84,8 +93,8 @@ class AttentionConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: Q (O goes over it), then K and V per stage; scores, if they go through it."""
-        tiles = (self.tile_m + 2 * self.stages * self.tile_n) * self.tile_cols * self.dtype.bytes
+        """Dynamic shared memory: Q (O goes over it), then K and V; scores, if they go through it."""
+        tiles = (self.tile_m + 2 * self.tile_n) * self.tile_cols * self.dtype.bytes
         return tiles + (4 * self.tile_m * (self.tile_n + 1) if self.softmax_in_shared else 0)
 
     def copy_plan(self, rows: int) -> CopyPlan:
@@ -116,25 +125,36 @@ class AttentionConfig:
         if not found:
             for what, rows in (("tile_m", self.tile_m), ("tile_n", self.tile_n)):
                 found += [f"{what}: {problem}" for problem in self.copy_plan(rows).problems()]
-        if self.stages == 2 and not (self.eager and self.cooperative and self.async_copy):
-            found.append("stages=2 needs eager, cooperative, asynchronous copies")
-        if self.stages not in (1, 2):
-            found.append(f"stages is 1 or 2, not {self.stages}")
-        if self.stages == 2 and self.peel:
-            found.append("peel is for one stage: with two, the loop is unrolled over the stages instead")
         if self.softmax_in_shared and (self.folded_scale or self.peel or self.warp_rows > 32):
             found.append("softmax_in_shared takes no folded scale, no peeling and at most 32 rows per warp")
         if not self.k_slices and (self.double_buffer or 0 in (self.load_q, self.load_k, self.load_v)):
             found.append("row by column (k_slices off) needs load_q = load_k = load_v = 2 and no double buffer")
         if self.eager and not self.async_copy:
             found.append("eager copies are asynchronous ones")
-        if self.lazy_rescale and not self.folded_scale:
-            found.append("lazy_rescale works on folded scales")
         return found + shared_excess(self.shared_bytes, target)
 
-    def require(self, target: Target | None = None) -> None:
-        """Raise ConfigError with every reason of :meth:`check`."""
-        refuse(f"{self} is no attention kernel", self.check(target))
+    def misfits(self, problem: AttentionProblem) -> list[str]:
+        """The constraints of the kernel that a problem violates; empty if it takes it."""
+        most, masked = max(problem.heads, problem.batch), problem.features(self.tile_m, self.tile_n).masked
+        return problem.differences(self) + violated([
+            (problem.softcap is None and not problem.lse, "a rung of the ladder has no soft cap and no log-sum-exp"),
+            (not (self.softmax_in_shared and masked), "softmax_in_shared is the plain product's baseline: no masks"),
+            (most <= MOST_GRID_ROWS,
+             f"{problem.heads} heads and {problem.batch} batches: each may be at most {MOST_GRID_ROWS}"),
+        ])  # fmt: skip
+
+    def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
+        """The kernel for a problem, on arrays that lie so; one CTA per block of query rows."""
+        rows = tuple(seq for _, _, seq in operands.strides)
+        source = KernelSource.of(
+            "attention.ladder_kernel:attention_forward", f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}",
+            opt_level=self.opt_level, config=self, features=problem.features(self.tile_m, self.tile_n),
+            same_strides=len(set(operands.strides)) == 1, row_strides=rows if self.static_strides else None,
+        )  # fmt: skip
+        grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
+        scalars = {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()}
+        scalars |= {f"{name}_seq": row for name, row in zip("qkvo", rows, strict=True)}
+        return KernelCall(source, grid, scalars)
 
     # -- notation
     def __str__(self) -> str:
@@ -151,7 +171,7 @@ class AttentionConfig:
         return f"load_{self.load_q}_{self.load_k}_{self.load_v}_fragments"
 
     @classmethod
-    def parse(cls, text: str) -> AttentionConfig:
+    def parse(cls, text: str) -> RungSm80:
         """A config from the seeds' notation (what :meth:`__str__` prints). Raises ConfigError for words not known."""
         match = re.fullmatch(
             r"\(\s*(\w+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\)\s*:?\s*(.*)", text.strip()
@@ -177,12 +197,8 @@ class AttentionConfig:
                 raise ConfigError(f"{word!r} is no flag of attention; known: {', '.join(_WORDS)}, load_q_k_v_fragments")
         return replace(base, **changes)
 
-    def with_settings(self, settings: dict[str, str]) -> AttentionConfig:
-        """This config with flags overridden by text, as ``--set FLAG=VALUE`` gives it."""
-        return override(self, settings, "attention")
 
-
-_DEFAULTS = {f.name: f.default for f in fields(AttentionConfig)}
+_DEFAULTS = {f.name: f.default for f in fields(RungSm80)}
 _WORDS = {
     "async": "async_copy",
     "eager": "eager",
@@ -199,9 +215,7 @@ _WORDS = {
     "output_hint": "output_hint",
     "panels": "head_dim_panels",
     "static_strides": "static_strides",
-    "heads_first": "heads_first",
     "shared_softmax": "softmax_in_shared",
     "row_by_column": "_row_by_column",
-    "lazy_rescale": "lazy_rescale",
 }
-_NUMBERS = ("stages", "min_ctas", "opt_level")
+_NUMBERS = ("opt_level",)

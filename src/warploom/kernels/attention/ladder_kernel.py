@@ -1,5 +1,5 @@
 # pyright: reportInvalidTypeForm=false
-"""The attention forward kernel for ``mma.sync``: one generator, whose flags are the rungs of the ladder."""
+"""The ladder's attention kernel for ``mma.sync``: one generator, whose flags are the rungs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Callable
 
 from warploom.core.dtypes import f32, u16, u32
 from warploom.core.errors import ConfigError
-from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.kernels.attention.mask import Mask
-from warploom.kernels.attention.softmax import OnlineSoftmax
-from warploom.kernels.attention.softmax_shared import SharedSoftmax
-from warploom.kernels.attention.streams import Stream, Strides, Tensor, Tensors
-from warploom.tile.copies import TileCopy
+from warploom.kernels.attention.ladder_config import RungSm80
+from warploom.kernels.attention.ladder_softmax import RungSoftmax, SharedSoftmax
+from warploom.kernels.attention.ladder_streams import Stream, Strides, Tensor, Tensors
 from warploom.lang import Fragment, Global, Kernel, SharedTile, TileReader, Traced, kernel
 from warploom.lang.fragments import TileAddresses
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment
-from warploom.layout.reduction import reduction_plan
+from warploom.tile.copies import TileCopy
+from warploom.tile.mask import Mask, Visible
 
 SHAPE = "m16n8k16"
 A, B, C = (mma_fragment(SHAPE, operand) for operand in "ABC")
@@ -35,28 +33,24 @@ def attention_forward(
     key: Global[u16],
     value: Global[u16],
     out: Global[u16],
-    lse: Global[f32],
     q_batch: u32, q_head: u32, q_seq: u32,
     k_batch: u32, k_head: u32, k_seq: u32,
     v_batch: u32, v_head: u32, v_seq: u32,
     o_batch: u32, o_head: u32, o_seq: u32,
-    kv_blocks: u32, q_len: u32, kv_len: u32,
+    q_len: u32, kv_len: u32,
     *,
-    config: AttentionConfig,
+    config: RungSm80,
     features: AttentionFeatures = PLAIN,
     same_strides: bool = True,
     row_strides: tuple[int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
     """O = softmax(scale · Q·Kᵀ)·V for one block of query rows; grid (query blocks, heads, batches).
 
-    ``kv_blocks`` is kv_len / tile_n, rounded up. ``lse``, (batch, heads, q_len), receives each row's log-sum-exp.
     ``same_strides``: K, V and O have Q's strides, so that one set of registers serves all four. ``row_strides``: the
     distances between positions in Q, K, V and O in elements, which a configuration with static_strides needs.
     Parameters that a configuration does not use are left out.
     """
     config.require()
-    if config.softmax_in_shared and (features.masked or features.lse):
-        raise ConfigError("softmax_in_shared is the plain product's baseline: it takes no masks and returns no lse")
     if config.static_strides and row_strides is None:
         raise ConfigError("static_strides needs the row_strides of Q, K, V and O while tracing")
     rows: tuple[Number, ...] = (q_seq, k_seq, v_seq, o_seq)
@@ -68,8 +62,8 @@ def attention_forward(
         of_k = Strides(k_batch, k_head, rows[1])
         of_v = Strides(v_batch, v_head, rows[2])
         of_o = Strides(o_batch, o_head, rows[3])
-    tensors = Tensors((q, of_q), (key, of_k), (value, of_v), (out, of_o), lse)
-    Forward(k, config, features, tensors, (q_len, kv_len)).run(kv_blocks)
+    tensors = Tensors((q, of_q), (key, of_k), (value, of_v), (out, of_o))
+    Forward(k, config, features, tensors, (q_len, kv_len)).run()
 
 
 class Forward:
@@ -78,29 +72,28 @@ class Forward:
     def __init__(
         self,
         k: Kernel,
-        config: AttentionConfig,
+        config: RungSm80,
         features: AttentionFeatures,
         tensors: Tensors,
         lengths: tuple[Traced, Traced],
     ) -> None:
         self._k, self._config, self._features, self._tensors = k, config, features, tensors
         self._q_len, self._kv_len = lengths
-        self._head, q_block = (k.cta_x, k.cta_y) if config.heads_first else (k.cta_y, k.cta_x)
-        q_blocks = k.special("nctaid.y") if config.heads_first else k.grid_x
+        self._head = k.cta_y
         # Under a causal mask later query blocks have more keys: start with them, so that the last wave is short.
-        self._q_block = q_blocks - 1 - q_block if features.window[1] is not None else q_block
+        self._q_block = k.grid_x - 1 - k.cta_x if features.window[1] is not None else k.cta_x
         self._q_tile = self._tile("q_tile", config.tile_m)
-        self._k_tile = self._tile("k_tile", config.tile_n, config.stages)
-        self._v_tile = self._tile("v_tile", config.tile_n, config.stages)
+        self._k_tile = self._tile("k_tile", config.tile_n)
+        self._v_tile = self._tile("v_tile", config.tile_n)
         self._warp_row = k.warp * config.warp_rows
-        tile = config.tile_m, config.tile_n
-        self._mask = Mask(k, features, tile, self._q_block * config.tile_m, lengths, self._warp_row)
+        visible, tile = Visible(features.window, features.ragged_kv), (config.tile_m, config.tile_n)
+        self._mask = Mask(k, visible, tile, self._q_block * config.tile_m, lengths)
 
-    def _tile(self, name: str, rows: int, stages: int = 1) -> SharedTile:
+    def _tile(self, name: str, rows: int) -> SharedTile:
         c = self._config
         panel = 64 if c.head_dim_panels and c.tile_cols > 64 else None
         swizzle = "auto" if c.swizzle else None
-        return self._k.shared(c.dtype, (rows, c.tile_cols), name=name, swizzle=swizzle, stages=stages, panel_cols=panel)
+        return self._k.shared(c.dtype, (rows, c.tile_cols), name=name, swizzle=swizzle, panel_cols=panel)
 
     # -- sizes in instructions
     @property
@@ -115,31 +108,30 @@ class Forward:
     def _d(self) -> int:
         return -(-self._config.head_dim // 16)
 
-    def run(self, kv_blocks: Traced) -> None:
+    def run(self) -> None:
         """Prologue, the loop over K/V blocks, epilogue."""
         k, c = self._k, self._config
-        first, count = self._mask.blocks(kv_blocks)
-        self._keys = self._stream(self._k_tile, self._tensors.key, (first, count))
-        self._values = self._stream(self._v_tile, self._tensors.value, (first, count))
+        span = self._mask.begin, self._mask.blocks
+        self._keys = self._stream(self._k_tile, self._tensors.key, span)
+        self._values = self._stream(self._v_tile, self._tensors.value, span)
         self._load_q()
         if c.eager:
-            self._start_copy(lambda: self._keys.load(0, 0 if c.stages == 2 else None))
+            self._start_copy(lambda: self._keys.load(0))
         self._make_readers()
         self._output = k.accumulator(C.tile(self._m, 2 * self._d), None if c.peel else 0.0, "o")
-        kind = SharedSoftmax if c.softmax_in_shared else OnlineSoftmax
+        kind = SharedSoftmax if c.softmax_in_shared else RungSoftmax
         self._softmax = kind(k, c, self._features, C.tile(self._m, 2 * self._n), self._output)
         self._whole_q = self._read_whole_q() if c.load_q == 0 else None
-        if c.stages == 2:
-            self._two_stage_loop(count)
-        else:
-            self._one_stage_loop(count)
-        logs = self._softmax.normalise()
+        blocks = self._mask.blocks
+        if c.peel:
+            self._step(0, True, blocks > 1)
+        with k.loop(blocks, 1 if c.peel else 0) as block:
+            self._step(block, False, block + 1 < blocks)
+        self._softmax.normalise()
         self._store_output()
-        if logs:
-            self._store_lse(logs)
 
     # -- copies
-    def _stream(self, tile: SharedTile, tensor: Tensor, span: tuple[Traced | int, Traced]) -> Stream:
+    def _stream(self, tile: SharedTile, tensor: Tensor, span: tuple[Number, Traced]) -> Stream:
         k = self._k
         pointer, strides = tensor
         head = self._head // self._features.group if self._features.group > 1 else self._head
@@ -251,10 +243,9 @@ class Forward:
                 following = load(index + 1)
 
     # -- one block of K and V
-    def _scores(self, stage: int | None) -> Fragment:
+    def _scores(self) -> Fragment:
         """S = Q·Kᵀ of this block, in f32."""
-        k, c = self._k, self._config
-        reader = self._k_reader if stage is None else self._k_reader.staged(stage)
+        k, c, reader = self._k, self._config, self._k_reader
         columns = 2 * self._n
         scores: list[tuple[Number, ...]] = [(0.0,) * 4] * (self._m * columns)
         whole_k = [self._k_slice(reader, d) for d in range(self._d)] if c.load_k == 0 else None
@@ -281,15 +272,18 @@ class Forward:
             self._row_by_column(sizes, read_q, read_k, multiply)
         return k.fragment(C.tile(self._m, columns), f32, [k.value(x, f32) for atom in scores for x in atom])
 
-    def _masked_scores(self, block: Number, stage: int | None) -> Fragment:
-        """Scores as the softmax takes them: scaled or capped as configured, -inf where a key does not count."""
-        scores = self._softmax.scaled(self._scores(stage))
-        return self._mask.apply(scores, self._keys.block(block)) if self._features.masked else scores
+    def _masked_scores(self, block: Number) -> Fragment:
+        """Scores as the softmax takes them: scaled as configured, -inf where a key does not count."""
+        k, scores = self._k, self._softmax.scaled(self._scores())
+        if not self._features.masked:
+            return scores
+        kept = [k.register(f32, x) for x in scores.registers]
+        self._mask.hide(k.fragment(scores.layout, f32, kept), self._keys.block(block), row=self._warp_row)
+        return k.fragment(scores.layout, f32, [x.get() for x in kept])
 
-    def _accumulate(self, probabilities: Fragment, stage: int | None, first: bool) -> None:
+    def _accumulate(self, probabilities: Fragment, first: bool) -> None:
         """O += P·V of this block; the first block of a peeled loop starts from zero."""
-        k, c = self._k, self._config
-        reader = self._v_reader if stage is None else self._v_reader.staged(stage)
+        k, c, reader = self._k, self._config, self._v_reader
         operand = probabilities.as_operand(A.tile(self._m, self._n), c.dtype)
         whole_v = [self._v_slice(reader, n) for n in range(self._n)] if c.load_v == 0 else None
 
@@ -322,40 +316,14 @@ class Forward:
         self._arrived()  # K is here for every warp; every warp is done with the V of the block before
         if c.eager:
             self._start_copy(lambda: self._values.load(block))
-        probabilities = self._softmax.probabilities(self._masked_scores(block, None), first)
+        probabilities = self._softmax.probabilities(self._masked_scores(block), first)
         if not c.eager:
             self._start_copy(lambda: self._values.load(block))
         self._arrived()  # V is here for every warp; every warp is done with this K
         if c.eager:
             with k.when(more, uniform=True):
                 self._start_copy(lambda: self._keys.load(block + 1))
-        self._accumulate(probabilities, None, first)
-
-    def _one_stage_loop(self, kv_blocks: Traced) -> None:
-        k, c = self._k, self._config
-        if c.peel:
-            self._step(0, True, kv_blocks > 1)
-        with k.loop(kv_blocks, 1 if c.peel else 0) as block:
-            self._step(block, False, block + 1 < kv_blocks)
-
-    def _two_stage_loop(self, kv_blocks: Traced) -> None:
-        """Two K/V buffers: the next block loads during the whole step, and one barrier per step is enough."""
-        k = self._k
-        self._start_copy(lambda: self._values.load(0, 0))
-        with k.loop(kv_blocks, 0, 2) as pair:
-            self._two_stage_step(pair, 0, kv_blocks)
-            with k.when(pair + 1 < kv_blocks, uniform=True):
-                self._two_stage_step(pair + 1, 1, kv_blocks)
-
-    def _two_stage_step(self, block: Traced, stage: int, kv_blocks: Traced) -> None:
-        k = self._k
-        self._arrived()  # this block is here for every warp; every warp is done with the other buffers
-        with k.when(block + 1 < kv_blocks, uniform=True):
-            self._keys.load(block + 1, 1 - stage)
-            self._values.load(block + 1, 1 - stage)
-            k.commit_group()
-        probabilities = self._softmax.probabilities(self._masked_scores(block, stage), False)
-        self._accumulate(probabilities, stage, False)
+        self._accumulate(probabilities, first)
 
     # -- epilogue
     def _store_output(self) -> None:
@@ -364,8 +332,6 @@ class Forward:
         packed = self._output.packed(c.dtype)
         lanes = C.atom.restrict("lane")
         addresses = TileAddresses(k, self._q_tile, lanes, k.lane, self._warp_row, c.epilogue_addressing)
-        if c.load_q and c.stages == 2:
-            k.syncwarp()  # every lane has read its last Q fragment (else a barrier stands between those reads and here)
         for register, pair in enumerate(packed.registers):
             row, col = packed.layout.coordinates(0, 2 * register)
             k.store("shared", addresses.address(row, col), u32, [pair], "", "weak")
@@ -377,15 +343,3 @@ class Forward:
         copy = TileCopy(k, self._q_tile, c.copy_plan(c.tile_m), strides.seq, c.copy_addressing, c.head_dim)
         start = copy.start(pointer + self._block_offset(strides))
         copy.store(start, cache="no_allocate" if c.output_hint else "", rows=self._q_rows())
-
-    def _store_lse(self, logs: list[Traced]) -> None:
-        """One value per row, by the first lane of those that share it."""
-        k, c = self._k, self._config
-        heads = k.grid_x if c.heads_first else k.special("nctaid.y")
-        head = (k.cta_z * heads + self._head) * self._q_len
-        plan = reduction_plan(self._output.layout, "col")
-        first_lane = (k.lane & sum(plan.lane_masks)) == 0
-        for group, value in enumerate(logs):
-            row = self._q_block * c.tile_m + self._warp_row + plan.result_coordinate(group, k.lane)
-            with k.when(first_lane & (row < self._q_len)):
-                self._tensors.lse.store(value, head + row)
