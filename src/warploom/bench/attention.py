@@ -18,12 +18,10 @@ from warploom.core.dtypes import DType, bf16
 from warploom.core.errors import ConfigError
 from warploom.interop.arrays import ArrayView, describe
 from warploom.ir.program import Program
-from warploom.kernels.attention.hopper_config import HopperConfig
-from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.ladder import Rung
 from warploom.ops.attention import plan
-from warploom.ops.attention_kernels import mapped
 from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, emulator_arguments
 
 GPU_TOKENS = 16384
@@ -33,7 +31,9 @@ GPU_WIDTH = 2048
 OVER_ROUNDED = "max |o - o64| / (2·max |rounded - o64|), where rounded is float64 that rounds P and O to the type"
 
 
-def settled(rung: Rung[AnyConfig], head_dim: int, dtype: DType, settings: Mapping[str, str]) -> Rung[AnyConfig]:
+def settled(
+    rung: Rung[AttentionConfig], head_dim: int, dtype: DType, settings: Mapping[str, str]
+) -> Rung[AttentionConfig]:
     """The rung for a head_dim and type, with flags overridden. Raises ConfigError for what is no kernel."""
     config = dataclasses.replace(rung.config, head_dim=head_dim, dtype=dtype).with_settings(dict(settings))
     problems = config.check()
@@ -42,10 +42,10 @@ def settled(rung: Rung[AnyConfig], head_dim: int, dtype: DType, settings: Mappin
     return dataclasses.replace(rung, config=config)
 
 
-def has_room(rung: Rung[AnyConfig], head_dim: int, dtype: DType) -> bool:
+def has_room(rung: Rung[AttentionConfig], head_dim: int, dtype: DType) -> bool:
     """Whether the rung's row sums can be a column of P·V at this head_dim and type; without such a column, yes."""
     config = dataclasses.replace(rung.config, head_dim=head_dim, dtype=dtype)
-    if not isinstance(config, HopperConfig) or not config.sum_column:
+    if not getattr(config, "sum_column", False):
         return True
     return not config.check() or bool(dataclasses.replace(config, sum_column=False).check())
 
@@ -65,11 +65,11 @@ class AttentionFamily:
         """One, without rests."""
         return {"": 0.0}
 
-    def program(self, config: AnyConfig) -> Program:
+    def program(self, config: AttentionConfig) -> Program:
         """The traced kernel."""
         return self.emulator_case(config, 0).program
 
-    def emulator_case(self, config: AnyConfig, seed: int) -> EmulatorCase:
+    def emulator_case(self, config: AttentionConfig, seed: int) -> EmulatorCase:
         """q, k, v ~ N(0, 1) of shape (1, seq, heads, head_dim), and an output full of NaN."""
         rng = np.random.default_rng(seed)
         shape = (1, self.seq, self.heads, config.head_dim)
@@ -83,10 +83,10 @@ class AttentionFamily:
             return _entry(attention_error(np.swapaxes(out, 1, 2), reference, config.dtype))
 
         views = [describe(x) for x in (q, k, v, out)]
-        arguments = emulator_arguments(made.program, views, made.scalars, mapped(made.config, made.layout, views))
+        arguments = emulator_arguments(made.program, views, made.call.scalars, made.call.maps)
         return EmulatorCase(made.program, made.grid, arguments, errors)
 
-    def expected_seconds(self, config: AnyConfig) -> float:
+    def expected_seconds(self, config: AttentionConfig) -> float:
         """From the floating-point operations of the two products."""
         return EMULATION_OVERHEAD + SECONDS_PER_FLOP * 4 * self.heads * self.seq**2 * config.head_dim
 
@@ -147,19 +147,18 @@ class AttentionOnGpu:
                 found.append(Candidate("flash_attention_4", _on_sets(latest, self._inputs)))
         return found
 
-    def prepare(self, rung: Rung[AnyConfig]) -> Candidate:
+    def prepare(self, rung: Rung[AttentionConfig]) -> Candidate:
         """The rung's kernel, loaded, as launches without allocation."""
         made = plan(*self._inputs[0], config=rung.config)
         arrays = [self._arrays(inputs) for inputs in self._inputs]
-        tensor_maps = mapped(made.config, made.layout, arrays[0])
-        call = GpuCall.prepare(made.program, made.grid, made.scalars, self._index, tensor_maps)
+        call = GpuCall.of(made.call, self._index)
         self._calls[rung.key] = call
         return Candidate(f"rung {rung.key}", lambda i: call.launch(arrays[i], "torch"))
 
     def _arrays(self, inputs: tuple[Any, Any, Any]) -> tuple[ArrayView, ...]:
         return tuple(describe(x) for x in (*inputs, self._output))
 
-    def error(self, rung: Rung[AnyConfig]) -> ErrorEntry:
+    def error(self, rung: Rung[AttentionConfig]) -> ErrorEntry:
         """Against float64 on the GPU, on inputs drawn for this check alone."""
         inputs = self._fresh()
         self._output.fill_(float("nan"))
@@ -171,9 +170,11 @@ def _on_sets(run: Any, sets: Sequence[tuple[Any, ...]]) -> Any:
     return lambda i: run(*sets[i])
 
 
-def fitting(family: AttentionFamily, rungs: Sequence[Rung[AnyConfig]]) -> tuple[list[Rung[AnyConfig]], list[str]]:
+def fitting(
+    family: AttentionFamily, rungs: Sequence[Rung[AttentionConfig]]
+) -> tuple[list[Rung[AttentionConfig]], list[str]]:
     """The rungs that take the emulator's problem, and why the others do not."""
-    kept: list[Rung[AnyConfig]] = []
+    kept: list[Rung[AttentionConfig]] = []
     reasons: list[str] = []
     for rung in rungs:
         try:

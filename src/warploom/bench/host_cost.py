@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from warploom.bench.peers import sdpa, torch_module
 from warploom.bench.timing import Spread
 from warploom.core.dtypes import bf16
-from warploom.kernels.attention.ladder import BEST
+from warploom.kernels.attention.sm80 import ForwardSm80
 
 _QUEUE = 128
 """Calls between two synchronisations: fewer than a stream's queue holds, so that no call waits for the GPU."""
@@ -48,7 +47,7 @@ def host_cost(device: int = 0) -> dict[str, Any]:
     q, k, v = (torch.randn(1, 256, 4, 128, device=where, dtype=torch.bfloat16) for _ in range(3))
     a, b = (torch.randn(256, 256, device=where, dtype=torch.bfloat16) for _ in range(2))
     flash, transposed = sdpa("torch_flash"), [x.transpose(1, 2) for x in (q, k, v)]
-    mma = replace(BEST, head_dim=128, dtype=bf16)
+    mma = ForwardSm80(head_dim=128, dtype=bf16)
     operators = torch.ops.warploom
     calls: dict[str, Callable[[], object]] = {
         "warploom.attention": lambda: warploom.attention(q, k, v),

@@ -15,7 +15,7 @@ from warploom.bench.samples import locate, parse_source_page
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
 from warploom.cuda.device import target_of
 from warploom.inspect import SassReport, inspect_program
-from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.attention.problem import AttentionConfig
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Launch:
         return self.batch, self.seq, self.heads, self.config.head_dim
 
     @property
-    def config(self) -> AnyConfig:
+    def config(self) -> AttentionConfig:
         """The rung's configuration with the settings. Raises ConfigError for a rung or a flag that does not exist."""
         from warploom.bench.attention import settled
         from warploom.core.dtypes import bf16

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from warploom.bench.attention import AttentionFamily
     from warploom.bench.gemm import GemmFamily
     from warploom.bench.ladder import Family, LadderResult
-    from warploom.kernels.attention.problem import AnyConfig
+    from warploom.kernels.attention.problem import AttentionConfig
     from warploom.kernels.gemm.problem import AnyGemmConfig
     from warploom.kernels.ladder import Rung
     from warploom.tune.rungs import Searched
@@ -180,7 +180,7 @@ def sequence_lengths(text: str, what: str = "sequence lengths") -> list[int]:
 
 def attention_rungs(
     rung: list[str] | None, settings: list[str] | None, seq: int, heads: int, head_dim: int, dtype: str
-) -> tuple[AttentionFamily, list[Rung[AnyConfig]]]:
+) -> tuple[AttentionFamily, list[Rung[AttentionConfig]]]:
     """The family with the emulator's problem, and the rungs asked for with their flags overridden.
 
     Of all rungs those are left out that have no room for their idea at this head_dim and type.

@@ -7,22 +7,20 @@ from pathlib import Path
 from warploom.core.errors import ConfigError
 from warploom.inspect.report import SassReport, inspect_cubin, inspect_sass
 from warploom.ir.program import Program
-from warploom.kernels.attention.hopper_config import HopperConfig
-from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
 from warploom.kernels.gemm.problem import AnyGemmConfig, contiguous_problem
-from warploom.ops.attention_kernels import trace, trace_hopper
 from warploom.ops.gemm_kernels import trace_for as trace_gemm
 
-STATIC_STRIDE_HEADS = 16
-"""Heads of the problem whose row strides are traced into a configuration with static strides (the seeds' 16)."""
+HEADS, LENGTH = 16, 4096
+"""Of the attention problem that is inspected (the seeds' 16 heads): whole tiles, and strides for those who trace them."""
 
 
-def attention_program(config: AnyConfig) -> Program:
+def attention_program(config: AttentionConfig) -> Program:
     """The Program of an attention configuration: no mask, Q, K, V and O with the same strides."""
-    if isinstance(config, HopperConfig):
-        return trace_hopper(config)
-    row = STATIC_STRIDE_HEADS * config.head_dim
-    return trace(config, row_strides=(row,) * 4 if config.static_strides else None)
+    d = config.head_dim
+    problem = AttentionProblem(1, HEADS, HEADS, LENGTH, LENGTH, d, config.dtype)
+    strides = LENGTH * HEADS * d, d, HEADS * d
+    return config.call(problem, Operands((strides, strides, strides, strides), "bshd"), 1).source.program
 
 
 SQUARE = 4096

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.attention.problem import AttentionConfig
 from warploom.operators.registration import define
 from warploom.ops import attention as eager
 
@@ -69,7 +69,7 @@ def attention(
     softcap: float | None = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
-    config: AnyConfig | str | None = None,
+    config: AttentionConfig | str | None = None,
 ) -> Any:
     """:func:`warploom.attention` inside a traced graph: one call of an operator, no graph break."""
     left, right = (None, None) if window is None else window

@@ -15,9 +15,7 @@ from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import compact
 from warploom.interop.overlap import overlaps_itself, share_memory
 from warploom.kernels.gemm.choice import parse_config
-from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.features import MOST_EXTRAS, Epilogue, EpilogueFunction
-from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import MOST_GRID_ROWS, AnyGemmConfig, GemmProblem, Matrix
 from warploom.ops.options import configuration
 
@@ -92,7 +90,7 @@ def gemm_config(config: Any, dtype: DType, accumulate: Any = "f32") -> AnyGemmCo
         types = {"dtype": dtype, "accumulate": dtype_of(accumulate)}
     except ValueError:
         types = {"dtype": dtype}
-    return configuration(config, (GemmConfig, HopperGemmConfig), lambda text: parse_config(text, **types))
+    return configuration(config, lambda text: parse_config(text, **types))
 
 
 def _check_function(function: Any, extras: int) -> None:

@@ -217,15 +217,14 @@ class RowCopy:
         else:
             self._position.set(start)
 
-    def load_next(self, place: Place, stage: Number, step: Place) -> None:
+    def load_next(self, place: Place, stage: Number, step: tuple[int, int]) -> None:
         """:meth:`load` of the next tile, at ``place``; ``step`` rows and columns lie between tiles."""
-        k, stride = self._k, self._matrix.stride
+        k, (row, col) = self._k, step
         assert self._position is not None
         start = self._position.get()
         self._load(GlobalPointer(k, start, self._matrix.pointer.dtype), place, stage)
-        row, col = step
-        known = isinstance(stride, int) or row == 0
-        self._position.set(start + (2 * (row * stride + col) if known else k.mul_wide(stride, 2 * row) + 2 * col))
+        distance = k.mul_wide(self._matrix.stride, 2 * row) + 2 * col if row else 2 * col
+        self._position.set(start + distance)
 
     def _load(self, start: GlobalPointer, place: Place, stage: Number | None) -> None:
         rows, cols = self._matrix.left(place)
@@ -257,7 +256,7 @@ class CopyRing:
         self.tiles = tuple(tile for tile, _ in fed)
         self.stages = self.tiles[0].stages
         self._copies = [RowCopy(k, tile, matrix, threads) for tile, matrix in fed]
-        self._steps: Sequence[Place] | None = None
+        self._steps: Sequence[tuple[int, int]] | None = None
         for copy in self._copies:
             copy.prepare()
 
@@ -276,7 +275,7 @@ class CopyRing:
         k.commit_group()
 
     def begin(
-        self, count: Traced, places: Callable[[Traced], Sequence[Place]], steps: Sequence[Place] | None = None
+        self, count: Traced, places: Callable[[Traced], Sequence[Place]], steps: Sequence[tuple[int, int]] | None = None
     ) -> None:
         """Start the copies of the first ``stages - 1`` tiles of ``count``; ``places(j)`` are those of number j.
 

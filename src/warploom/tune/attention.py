@@ -14,26 +14,19 @@ from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView, describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.choice import choose, parse_config
-from warploom.kernels.attention.hopper_config import HopperConfig
-from warploom.kernels.attention.ladder import BEST
-from warploom.kernels.attention.problem import AnyConfig, AttentionProblem, TensorStrides
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands, TensorStrides
 from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
-from warploom.kernels.specialised import WARPGROUP, WARPGROUP_ROWS
+from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.ops.attention import plan
-from warploom.ops.attention_kernels import mapped, trace_for
 from warploom.ops.backends import GpuCall
 from warploom.tune.built import Built
 from warploom.tune.space import Space
 from warploom.winners.classes import ProblemClass, attention_class
 
 _LAYOUT = "bshd"
-_WORK_REGISTERS = 16  # for addresses and the rows' statistics
 _CHECKED_ROWS = 512  # at least, of the problem that results are checked on
-
-_ALWAYS_WON = frozenset(
-    {"dtype", "head_dim", "async_copy", "swizzle", "eager", "cooperative", "strided", "folded_scale", "opt_level"}
-)
-"""Flags of ``mma.sync`` kernels that no search needs to try without: the lower rungs of the ladder."""
+_FIXED = frozenset({"dtype", "head_dim"})
 
 
 @dataclass(frozen=True)
@@ -46,43 +39,34 @@ class AttentionFamily:
         """Which problems share a winner with this one."""
         return attention_class(problem)
 
-    def default(self, problem: AttentionProblem, goal: Target) -> AnyConfig:
+    def default(self, problem: AttentionProblem, goal: Target) -> AttentionConfig:
         """What runs untuned. Raises ProblemError where nothing does."""
         return choose(problem, goal)[0]
 
     def spaces(self, problem: AttentionProblem, goal: Target) -> Sequence[Space[Any]]:
-        """``mma.sync`` everywhere; where there is ``wgmma`` that generator first, and of the other the tiles alone."""
-        base = replace(BEST, head_dim=problem.head_dim, dtype=problem.dtype)
-        tiles = ("tile_m", "tile_n", "num_warps")
+        """The kernels for the architecture, the fastest first."""
+        default, tiles = self.default(problem, goal), ("tile_m", "tile_n", "num_warps", "stages")
+        general = ForwardSm80(head_dim=problem.head_dim, dtype=problem.dtype)
         if not goal.has_wgmma:
-            return (Space(base, (*tiles, "stages", "lazy_rescale"), _ALWAYS_WON),)
-        default = self.default(problem, goal)
-        own = HopperConfig(head_dim=problem.head_dim, dtype=problem.dtype)
-        hopper = Space(
-            default if isinstance(default, HopperConfig) else own,
-            ("consumers", "tile_n", "stages", "pingpong", "flat"),
-            frozenset({"dtype", "head_dim", "opt_level"}),
+            return (Space(general, tiles, _FIXED),)
+        base = default if default.requires == "sm_90a" else ForwardSm90(head_dim=problem.head_dim, dtype=problem.dtype)
+        return Space(base, ("consumers", "tile_n", "stages", "turns", "persistent"), _FIXED), Space(
+            general, tiles, _FIXED
         )
-        return hopper, Space(base, tiles, _ALWAYS_WON)
 
-    def misfits(self, problem: AttentionProblem, config: AnyConfig, goal: Target) -> list[str]:
-        """What ``check`` and the problem say, and accumulators that no register file holds."""
-        found = config.check(goal) + problem.misfits(config)
-        need, limit = accumulator_registers(config), _register_limit(config, goal)
-        if not found and need + _WORK_REGISTERS > limit:
-            found.append(f"its fragments alone take {need} of {limit} registers")
-        return found
+    def misfits(self, problem: AttentionProblem, config: AttentionConfig, goal: Target) -> list[str]:
+        """The violated constraints of the configuration and its kernel."""
+        return config.check(goal) + config.misfits(problem)
 
-    def kernel_key(self, problem: AttentionProblem, config: AnyConfig) -> Hashable:
+    def kernel_key(self, problem: AttentionProblem, config: AttentionConfig) -> Hashable:
         """Equal for problems that run the same kernel."""
-        strides = _strides(problem)
-        return config, problem.features(config), len(set(strides)), tuple(s[2] for s in strides)
+        return config.call(problem, _operands(problem), 1).source
 
-    def program(self, problem: AttentionProblem, config: AnyConfig) -> Program:
+    def program(self, problem: AttentionProblem, config: AttentionConfig) -> Program:
         """The traced kernel."""
-        return trace_for(problem, config, _strides(problem), _LAYOUT)
+        return config.call(problem, _operands(problem), 1).source.program
 
-    def parse(self, text: str) -> AnyConfig:
+    def parse(self, text: str) -> AttentionConfig:
         """A configuration from ``str(config)``. Raises ConfigError."""
         return parse_config(text)
 
@@ -91,23 +75,9 @@ class AttentionFamily:
         return AttentionWorkload(problem, device)
 
 
-def accumulator_registers(config: AnyConfig) -> int:
-    """Registers per thread of the fragments that live through the main loop: O, S (32 bits), P and a resident Q."""
-    if isinstance(config, HopperConfig):
-        rows, threads = WARPGROUP_ROWS, WARPGROUP
-        resident_q = config.q_in_registers
-    else:
-        rows, threads = config.warp_rows, 32
-        resident_q = config.load_q == 0
-    output, scores = rows * config.head_dim // threads, rows * config.tile_n // threads
-    weights = scores // 2 if isinstance(config, HopperConfig) else 0  # mma.sync packs P in place, slice by slice
-    return output + scores + weights + (output // 2 if resident_q else 0)
-
-
-def _register_limit(config: AnyConfig, goal: Target) -> int:
-    if isinstance(config, HopperConfig):
-        return config.consumer_registers
-    return min(goal.registers_per_thread, goal.registers_per_sm // (config.threads * config.min_ctas))
+def _operands(problem: AttentionProblem) -> Operands:
+    q, k, v, out = _strides(problem)
+    return Operands((q, k, v, out), _LAYOUT)
 
 
 def _strides(problem: AttentionProblem) -> tuple[TensorStrides, ...]:
@@ -119,7 +89,7 @@ def _strides(problem: AttentionProblem) -> tuple[TensorStrides, ...]:
     return q, k, k, q
 
 
-def checked_problem(problem: AttentionProblem, config: AnyConfig) -> AttentionProblem:
+def checked_problem(problem: AttentionProblem, config: AttentionConfig) -> AttentionProblem:
     """A small problem that the same kernel runs: lengths with the same remainders of the tiles, one batch."""
     period = math.lcm(config.tile_m, config.tile_n)
     least = period * -(-_CHECKED_ROWS // period)
@@ -157,7 +127,7 @@ class AttentionWorkload:
         keys = problem.kv_len, problem.kv_heads
         return one(problem.q_len, problem.heads), one(*keys), one(*keys)
 
-    def prepare(self, config: AnyConfig, built: Built) -> Callable[[int], object]:
+    def prepare(self, config: AttentionConfig, built: Built) -> Callable[[int], object]:
         """Launches without allocation, on input set i."""
         call = self._call(config, built, self._inputs[0])
         out = self._views(self._output, self._problem)
@@ -166,7 +136,7 @@ class AttentionWorkload:
             call.launch(view, "torch")  # packs the arguments of every input set
         return lambda i: call.launch(views[i], "torch")
 
-    def fault(self, config: AnyConfig, built: Built) -> str | None:
+    def fault(self, config: AttentionConfig, built: Built) -> str | None:
         """Compare a small problem with float64; waits for the GPU."""
         problem = checked_problem(self._problem, config)
         if problem not in self._checks:
@@ -193,7 +163,7 @@ class AttentionWorkload:
         rows = problem.batch, problem.heads, problem.q_len
         return describe(out), describe(self._torch.empty(rows, device=self._device, dtype=self._torch.float32))
 
-    def _call(self, config: AnyConfig, built: Built, inputs: _Tensors) -> GpuCall:
+    def _call(self, config: AttentionConfig, built: Built, inputs: _Tensors) -> GpuCall:
         """The compiled kernel with the grid and scalars of these inputs; nothing is traced here."""
         from warploom.cuda.launch import load, scalar
 
@@ -203,9 +173,8 @@ class AttentionWorkload:
         )
         kernel = load(built.kernel, self._index)
         launch = kernel.configure(made.grid, built.threads, shared_bytes=built.shared_bytes)
-        scalars = tuple(scalar(u32, made.scalars[name]) for name in built.scalars)
-        views = [*map(describe, inputs), describe(inputs[0])]  # O lies as Q does
-        return GpuCall(kernel, launch, scalars, self._index, mapped(config, _LAYOUT, views))
+        scalars = tuple(scalar(u32, made.call.scalars[name]) for name in built.scalars)
+        return GpuCall(kernel, launch, scalars, self._index, made.call.maps)
 
 
 def reference(torch: Any, q: Any, k: Any, v: Any, problem: AttentionProblem) -> tuple[Any, Any]:

@@ -63,9 +63,9 @@ def _wgmma_rungs() -> tuple[Rung[AttentionConfig], ...]:
         config = replace(config, **flags)
         rungs.append(Rung(key, name, changes, config))
     rungs += [
-        Rung("h8", "wgmma: stale maxima", "maxima of the blocks before serve until P shows that one grew; no hold",
+        Rung[AttentionConfig]("h8", "wgmma: stale maxima", "maxima of the blocks before serve until P shows that one grew; no hold",
              ForwardSm90()),
-        Rung("h9", "wgmma: sum column", "the row sums are one more column of P·V", ForwardSm90(sum_column=True)),
+        Rung[AttentionConfig]("h9", "wgmma: sum column", "the row sums are one more column of P·V", ForwardSm90(sum_column=True)),
     ]  # fmt: skip
     return tuple(rungs)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -23,6 +24,7 @@ TensorStrides = tuple[int, int, int]
 class AttentionConfig(Protocol):
     """A configuration of one of the attention kernels: what it takes, and what it makes of a problem."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     requires: ClassVar[str]
     """The oldest architecture that the kernel runs on."""
 
@@ -56,6 +58,10 @@ class AttentionConfig(Protocol):
 
     def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
         """The kernel and its launch."""
+        ...
+
+    def with_settings(self, settings: Mapping[str, str]) -> Self:
+        """This configuration with flags overridden by text."""
         ...
 
 
