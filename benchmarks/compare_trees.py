@@ -1,0 +1,365 @@
+"""Two versions of this package beside each other on one GPU: the same calls on the same inputs, in turns.
+
+    python benchmarks/compare_trees.py OLD NEW [--only attention,other,products,reductions] [--rounds 7] [--out FILE]
+
+OLD and NEW are folders with the package's sources (``src``, with or without the folder that holds it). Each runs in a
+process of its own; the processes take turns, cell by cell and round by round. Inputs are drawn by the cell's name and
+rotate past the L2, the calls of a round are one CUDA graph, and before a cell is timed what a graph wrote over NaN is
+held against float64 in both. Writes medians, spread, clock and watts of every cell as JSON ($OUT/compare.json by
+default). Exit code 1 if a result is wrong, a cell of NEW is slower than 0.98 of OLD, or their geometric mean below 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+LEAST_CELL, LEAST_MEAN = 0.98, 1.0
+ROUND_SECONDS = 0.012
+WARMERS = 12
+"""Processes that compile a tree's kernels ahead."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One call: what of the package, on inputs of which shapes, with which options."""
+
+    group: str
+    name: str
+    call: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str = "bfloat16"
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    flops: float = 0.0
+
+
+def attention_cells() -> Iterator[Cell]:
+    """The 36 cells: 16384 tokens, heads × head_dim = 2048."""
+    for dim in (64, 128, 256):
+        for causal in (False, True):
+            for seq in (512, 1024, 2048, 4096, 8192, 16384):
+                shape = (16384 // seq, seq, 2048 // dim, dim)
+                name = f"d{dim} {'causal' if causal else 'full'} {seq}"
+                yield _attention("attention", name, shape, shape, causal=causal)
+
+
+def _attention(
+    group: str, name: str, q: tuple[int, ...], kv: tuple[int, ...], dtype: str = "bfloat16", **options: Any
+) -> Cell:
+    batch, q_len, heads, dim = q
+    flops = 4.0 * batch * heads * q_len * kv[1] * dim * (0.5 if options.get("causal") else 1.0)
+    return Cell(group, name, "attention", (q, kv, kv), dtype, options, flops)
+
+
+def other_cells() -> Iterator[Cell]:
+    """Attention on shapes that nobody tuned for."""
+    causal: dict[str, Any] = {"causal": True}
+    for name, q, kv, dtype, options in (
+        ("70B prefill 4k", (1, 4096, 64, 128), (1, 4096, 8, 128), "bfloat16", causal),
+        ("8B 8k", (1, 8192, 32, 128), (1, 8192, 8, 128), "bfloat16", causal),
+        ("1x2048 32/8", (1, 2048, 32, 128), (1, 2048, 8, 128), "bfloat16", causal),
+        ("32k 40/8", (1, 32768, 40, 128), (1, 32768, 8, 128), "bfloat16", causal),
+        ("131k 8/1", (1, 131072, 8, 128), (1, 131072, 1, 128), "bfloat16", causal),
+        ("3000 causal", (4, 3000, 16, 128), (4, 3000, 16, 128), "bfloat16", causal),
+        ("1000 full", (16, 1000, 16, 128), (16, 1000, 16, 128), "bfloat16", {}),
+        ("8191 full", (2, 8191, 16, 128), (2, 8191, 16, 128), "bfloat16", {}),
+        ("window 1024 16k", (1, 16384, 16, 128), (1, 16384, 16, 128), "bfloat16", {**causal, "window": (1023, 0)}),
+        ("softcap d256 16/8", (2, 4096, 16, 256), (2, 4096, 8, 256), "bfloat16", {**causal, "softcap": 50.0}),
+        ("d96 causal", (4, 4096, 16, 96), (4, 4096, 16, 96), "bfloat16", causal),
+        ("d80 full", (4, 4096, 16, 80), (4, 4096, 16, 80), "bfloat16", {}),
+        ("d72 full", (4, 4096, 16, 72), (4, 4096, 16, 72), "bfloat16", {}),
+        ("d192 causal", (2, 4096, 16, 192), (2, 4096, 16, 192), "bfloat16", causal),
+        ("197 d64", (64, 197, 12, 64), (64, 197, 12, 64), "bfloat16", {}),
+        ("decode 8k 32/8", (16, 1, 32, 128), (16, 8192, 8, 128), "bfloat16", {}),
+        ("f16 d128 causal 4k", (4, 4096, 16, 128), (4, 4096, 16, 128), "float16", causal),
+        ("f16 d64 full 4k", (4, 4096, 32, 64), (4, 4096, 32, 64), "float16", {}),
+        ("one head 16k", (1, 16384, 1, 128), (1, 16384, 1, 128), "bfloat16", {}),
+        ("lse causal 4k", (4, 4096, 16, 128), (4, 4096, 16, 128), "bfloat16", {**causal, "return_lse": True}),
+    ):
+        yield _attention("other", name, q, kv, dtype, **options)
+
+
+def product_cells() -> Iterator[Cell]:
+    """y = x·Wᵀ of ``gemm_shapes.csv``, W stored as (n, k)."""
+    with open(HERE / "gemm_shapes.csv", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            m, n, k = (int(row[x]) for x in "mnk")
+            yield Cell("products", row["name"], "matmul", ((m, k), (n, k)), "float16", {}, 2.0 * m * n * k)
+
+
+def reduction_cells() -> Iterator[Cell]:
+    """Row reductions of products that are never written."""
+    for op, m, n, k in (
+        ("max", 8192, 131072, 4096), ("logsumexp", 8192, 131072, 4096), ("max", 16384, 16384, 128),
+        ("logsumexp", 16384, 16384, 128), ("sum", 4096, 32768, 2048),
+    ):  # fmt: skip
+        yield Cell("reductions", f"{op} {m}x{n}x{k}", "matmul_reduce", ((m, k), (n, k)), options={"op": op},
+                   flops=2.0 * m * n * k)  # fmt: skip
+
+
+GROUPS: dict[str, Callable[[], Iterator[Cell]]] = {
+    "attention": attention_cells, "other": other_cells, "products": product_cells, "reductions": reduction_cells,
+}  # fmt: skip
+
+
+def cells_of(groups: list[str]) -> list[Cell]:
+    """All cells of some groups."""
+    return [cell for name in groups for cell in GROUPS[name]()]
+
+
+# -- a tree's process
+class Prepared:
+    """A cell in this process: rotating inputs and the graph of a round."""
+
+    def __init__(self, cell: Cell) -> None:
+        import torch
+
+        import warploom
+
+        self._torch, self._cell = torch, cell
+        generator = torch.Generator("cuda").manual_seed(zlib.crc32(cell.name.encode()))
+        kind = getattr(torch, cell.dtype)
+        size = 2 * sum(math.prod(shape) for shape in cell.shapes)
+        sets = max(1, min(16, -(-(180 << 20) // size)))
+        self._sets = [
+            [
+                torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(kind)
+                for shape in cell.shapes
+            ]
+            for _ in range(sets)
+        ]
+        options = dict(cell.options)
+        if cell.call == "attention":
+            self._run = lambda x: warploom.attention(*x, **options)
+        elif cell.call == "matmul":
+            self._run = lambda x: warploom.matmul(x[0], x[1].T, **options)
+        else:
+            self._run = lambda x: warploom.matmul_reduce(x[0], x[1].T, **options)
+
+    def compile(self) -> None:
+        """Make the kernels, once."""
+        self._run(self._sets[0])
+        self._torch.cuda.synchronize()
+
+    def capture(self) -> float:
+        """The graph of a round, over every input set; the error of what it wrote over NaN, 1 at most if it is right."""
+        torch = self._torch
+        first = self._run(self._sets[0])
+        torch.cuda.synchronize()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for inputs in self._sets:
+            self._run(inputs)
+        end.record()
+        torch.cuda.synchronize()
+        once = begin.elapsed_time(end) / 1e3
+        repeats = max(1, min(400, round(ROUND_SECONDS / max(once, 1e-6))))
+        self._calls = repeats * len(self._sets)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for i in range(self._calls):
+                last = self._run(self._sets[i % len(self._sets)])
+        outputs = last if isinstance(last, tuple) else (last,)
+        for x in outputs:
+            x.fill_(float("nan"))
+        self._graph.replay()
+        torch.cuda.synchronize()
+        del first
+        return self._error(self._sets[(self._calls - 1) % len(self._sets)], outputs)
+
+    def _error(self, inputs: list[Any], outputs: tuple[Any, ...]) -> float:
+        torch, cell = self._torch, self._cell
+        if any(bool(torch.isnan(x).any()) for x in outputs):
+            return math.inf
+        unit = 2.0**-8 if cell.dtype == "bfloat16" else 2.0**-11
+        if cell.call == "attention":
+            return _attention_error(torch, cell, inputs, outputs[0], unit)
+        rows = slice(0, 256)
+        a, b = (x.double() for x in inputs)
+        product, magnitude = a[rows] @ b.T, a[rows].abs() @ b.abs().T
+        slack = cell.shapes[0][1] * 2.0**-22
+        if cell.call == "matmul":
+            error = (outputs[0][rows].double() - product).abs()
+            return float((error / (unit * product.abs() + slack * magnitude + 1e-7)).max())
+        op = cell.options["op"]
+        expected = product.max(1)[0] if op == "max" else product.sum(1) if op == "sum" else torch.logsumexp(product, 1)
+        allowed = slack * (magnitude.sum(1) if op == "sum" else magnitude.max(1)[0]) + 2.0**-20 * expected.abs()
+        return float(((outputs[0][rows].double() - expected).abs() / allowed).max())
+
+    def seconds(self) -> float:
+        """Of one call, in a replay of the graph."""
+        torch = self._torch
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        self._graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3 / self._calls
+
+
+def _attention_error(torch: Any, cell: Cell, inputs: list[Any], out: Any, unit: float) -> float:
+    """The worst error of a head's last rows over what the type allows: P and O are rounded to it."""
+    (batch, q_len, heads, dim), (_, kv_len, kv_heads, _) = cell.shapes[:2]
+    rows = min(q_len, 512)
+    head, options = heads - 1, cell.options
+    q, k, v = (x[batch - 1].double() for x in inputs)
+    q, k, v = q[-rows:, head], k[:, head * kv_heads // heads], v[:, head * kv_heads // heads]
+    scores = q @ k.T / math.sqrt(dim)
+    if options.get("softcap"):
+        scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+    at = torch.arange(q_len - rows, q_len, device="cuda")[:, None] + kv_len - q_len
+    key = torch.arange(kv_len, device="cuda")[None]
+    if options.get("causal"):
+        scores = scores.masked_fill(key > at, -math.inf)
+    if options.get("window"):
+        scores = scores.masked_fill(key < at - options["window"][0], -math.inf)
+    weights = torch.softmax(scores, -1)
+    expected, magnitude = weights @ v, weights @ v.abs()
+    allowed = 2 * unit * (expected.abs() + magnitude) + 2.0**-18 * (magnitude + 1)
+    return float(((out[batch - 1, -rows:, head].double() - expected).abs() / allowed).max())
+
+
+def worker(groups: list[str]) -> None:
+    """Answer one JSON line for each on standard input: prepare a cell, time it, forget it."""
+    import torch
+
+    cells, ready = cells_of(groups), None
+    for line in sys.stdin:
+        what, index = json.loads(line)
+        try:
+            if what == "prepare":
+                ready = Prepared(cells[index])
+                answer: Any = ready.capture()
+            elif what == "time":
+                answer = ready.seconds() if ready is not None else None
+            else:
+                ready, answer = None, True
+                torch.cuda.empty_cache()
+        except Exception as error:  # the other tree goes on without this cell
+            ready, answer = None, f"{type(error).__name__}: {error}"[:300]
+        print(json.dumps(answer), flush=True)
+
+
+def warm(groups: list[str], number: int) -> None:
+    """Compile every so-manieth cell's kernels."""
+    for cell in cells_of(groups)[number::WARMERS]:
+        try:
+            Prepared(cell).compile()
+        except Exception as error:
+            print(f"{cell.name}: {type(error).__name__}: {error}"[:300], file=sys.stderr)
+
+
+# -- the process that takes turns
+def _spawn(tree: str, cache: str, *arguments: str) -> subprocess.Popen[str]:
+    source = Path(tree).resolve()
+    source = source / "src" if (source / "src").is_dir() else source
+    environment = {**os.environ, "PYTHONPATH": str(source), "WARPLOOM_CACHE": cache}
+    command = [sys.executable, str(Path(__file__).resolve()), *arguments]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _ask(process: subprocess.Popen[str], what: str, index: int) -> Any:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps([what, index]) + "\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    return json.loads(line) if line else "the process ended"
+
+
+def _state() -> list[float]:
+    """[SM clock in MHz, watts] of GPU 0."""
+    query = ["nvidia-smi", "-i", "0", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
+    try:
+        return [float(x) for x in subprocess.run(query, capture_output=True, text=True, check=True).stdout.split(",")]
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return []
+
+
+def compare(trees: list[str], groups: list[str], rounds: int) -> list[dict[str, Any]]:
+    """The rows of all cells, printed as they come."""
+    caches = [f"/tmp/compare-cache-{i}" for i in range(2)]
+    started = time.perf_counter()
+    jobs = [(tree, cache, n) for tree, cache in zip(trees, caches, strict=True) for n in range(WARMERS)]
+    with ThreadPoolExecutor(WARMERS) as pool:
+        list(
+            pool.map(
+                lambda job: _spawn(job[0], job[1], "--groups", ",".join(groups), "--warm", str(job[2])).wait(), jobs
+            )
+        )
+    print(f"compiled in {time.perf_counter() - started:.0f} s", flush=True)
+    pair = [
+        _spawn(tree, cache, "--groups", ",".join(groups), "--worker") for tree, cache in zip(trees, caches, strict=True)
+    ]
+    rows: list[dict[str, Any]] = []
+    for index, cell in enumerate(cells_of(groups)):
+        errors = [_ask(process, "prepare", index) for process in pair]
+        row: dict[str, Any] = {"group": cell.group, "cell": cell.name, "errors": errors}
+        if all(isinstance(x, float | int) and x <= 1.0 for x in errors):
+            samples: list[list[float]] = [[], []]
+            for turn in range(rounds + 1):
+                for i in (0, 1) if turn % 2 else (1, 0):
+                    seconds = _ask(pair[i], "time", index)
+                    if turn:  # the first warms up
+                        samples[i].append(seconds)
+            ratios = sorted(old / new for old, new in zip(*samples, strict=True))
+            rates = [cell.flops / statistics.median(x) / 1e12 for x in samples]
+            row |= {"old_tflops": rates[0], "new_tflops": rates[1], "ratio": statistics.median(ratios),
+                    "low": ratios[0], "high": ratios[-1], "clock_watts": _state()}  # fmt: skip
+            print(f"{cell.group} {cell.name}: {rates[0]:.0f} {rates[1]:.0f} {row['ratio']:.3f}", flush=True)
+        else:
+            print(f"{cell.group} {cell.name}: WRONG {errors}", flush=True)
+        for process in pair:
+            _ask(process, "forget", index)
+        rows.append(row)
+    for process in pair:
+        process.kill()
+    return rows
+
+
+def main() -> int:
+    """The comparison; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trees", nargs="*")
+    parser.add_argument("--only", "--groups", dest="groups", default=",".join(GROUPS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", default=str(Path(os.environ.get("OUT", ".")) / "compare.json"))
+    parser.add_argument("--worker", action="store_true")
+    parser.add_argument("--warm", type=int)
+    given = parser.parse_args()
+    groups = given.groups.split(",")
+    if given.worker:
+        worker(groups)
+        return 0
+    if given.warm is not None:
+        warm(groups, given.warm)
+        return 0
+    if len(given.trees) != 2:
+        parser.error("give two folders: OLD NEW")
+    rows = compare(given.trees, groups, given.rounds)
+    below = [r["cell"] for r in rows if r.get("ratio", 0.0) < LEAST_CELL]
+    means = {
+        g: math.exp(statistics.mean(math.log(r["ratio"]) for r in rows if r["group"] == g and "ratio" in r))
+        for g in groups if any(r["group"] == g and "ratio" in r for r in rows)
+    }  # fmt: skip
+    Path(given.out).write_text(json.dumps({"means": means, "below": below, "rows": rows}, indent=1) + "\n")
+    print({g: round(x, 4) for g, x in means.items()}, "below:", below)
+    return 1 if below or any(x < LEAST_MEAN for x in means.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
