@@ -109,7 +109,7 @@ class Pipeline:
 
     ``fed`` lists the tiles, each with the :class:`Boxes` it is loaded from, or alone where warps write it. ``readers``:
     how many times a stage is released before it may be filled again (once a warp, or by one thread); 0 where another
-    pipeline over the same tile says so. ``writers``: arrivals that make a stage full: 1 for the TMA's thread, or so
+    pipeline over the same tile says so. ``parts``: users with stages of their own, which :meth:`at` tells apart. ``writers``: arrivals that make a stage full: 1 for the TMA's thread, or so
     many warps. ``cols``: columns that copies fill, by default all.
 
     Call :func:`ready` once all pipelines of a kernel are made.
@@ -121,6 +121,7 @@ class Pipeline:
         *fed: SharedTile | tuple[SharedTile, Boxes],
         readers: int,
         writers: int = 1,
+        parts: int = 1,
         cols: int | None = None,
         name: str = "",
     ) -> None:
@@ -133,7 +134,7 @@ class Pipeline:
             raise TraceError(f"the tiles of a pipeline have as many stages each ({k.here()})")
         self._panels = [[p for p in tile.layout.panels if cols is None or p.first_col < cols] for tile in self.tiles]
         name = name or self.tiles[0].name
-        self._writers, self._readers = writers, readers
+        self._writers, self._readers, self._parts = writers, readers, parts
         self.full: Mbarriers = k.mbarriers(self.stages, f"{name}_full")
         self.empty: Mbarriers | None = k.mbarriers(self.stages, f"{name}_empty") if readers else None
 
@@ -163,14 +164,15 @@ class Pipeline:
             return Cursor(self, PackedPosition(self.k, self.stages, name, 0))
         return Cursor(self, self.k.ring(self.stages, name))
 
-    def at(self, turn: Number, *, filling: bool = False) -> Cursor:
-        """The stage of the pipeline's use number ``turn``; ``filling``: for whoever fills it. Takes no registers."""
-        n = self.stages
+    def at(self, turn: Number, part: Number = 0, *, filling: bool = False) -> Cursor:
+        """The stage of use number ``turn`` of a part; ``filling``: for whoever fills it. Takes no registers."""
+        n = self.stages // self._parts
         if n & (n - 1):
             raise TraceError(f"a stage is named by its turn where stages are a power of two, not {n} ({self.k.here()})")
         number = self.k.value(turn, u32)
         since = number + n if filling else number  # what was there before was put n turns ago; at first all are empty
-        return Cursor(self, TurnPosition(since & (n - 1), (since >> (n.bit_length() - 1)) & 1))
+        stage = (since & (n - 1)) * self._parts + part
+        return Cursor(self, TurnPosition(stage, (since >> (n.bit_length() - 1)) & 1))
 
     # -- what a cursor does
     def copy_in(self, stage: Number, places: Sequence[Sequence[Number]]) -> None:

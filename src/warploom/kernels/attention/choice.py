@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from warploom.core.dtypes import bf16
 from warploom.core.errors import ConfigError, ProblemError
@@ -10,14 +11,45 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.tile.panels import PANEL_COLS
 
 _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
-_LONG = 2048
-"""Queries from which on three consumers won at head_dim 64 on an H200 (benchmarks/sweep_h200.py)."""
-_SHORT = 1024
-"""Queries up to which, under a causal mask, narrow blocks won at head_dim 256: fewer masked scores."""
+ANY = 1 << 31
+
+_BY_LENGTH: dict[tuple[int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
+    (64, False): (
+        (1024, {"stages": 3, "turns": False}),
+        (4096, {"consumers": 3, "stages": 3, "q_in_registers": False}),
+        (ANY, {"consumers": 3, "turns": False, "q_in_registers": False}),
+    ),
+    (64, True): (
+        (512, {"tile_n": 64, "stages": 3, "skip_hidden": True}),
+        (1024, {"stages": 3}),
+        (8192, {"consumers": 3, "stages": 3, "q_in_registers": False, "skip_hidden": True}),
+        (ANY, {"consumers": 3, "turns": False, "q_in_registers": False, "skip_hidden": True}),
+    ),
+    (128, False): ((ANY, {}),),
+    (128, True): (
+        (512, {"q_in_registers": False, "skip_hidden": True}),
+        (8192, {}),
+        (ANY, {"turns": False, "q_in_registers": False, "skip_hidden": True}),
+    ),
+    (192, False): ((ANY, {"tile_n": 96, "persistent": False, "q_in_registers": False}),),
+    (192, True): ((ANY, {"tile_n": 96, "persistent": False, "q_in_registers": False}),),
+    (256, False): (
+        (512, {"tile_n": 48, "turns": False, "q_in_registers": False}),
+        (8192, {"tile_n": 64, "turns": False, "persistent": False, "q_in_registers": False}),
+        (ANY, {"tile_n": 80, "persistent": False, "q_in_registers": False}),
+    ),
+    (256, True): (
+        (512, {"tile_n": 48, "q_in_registers": False}),
+        (1024, {"tile_n": 48, "q_in_registers": False, "skip_hidden": True}),
+        (8192, {"tile_n": 64, "turns": False, "persistent": False, "q_in_registers": False, "skip_hidden": True}),
+        (ANY, {"tile_n": 64, "turns": False, "persistent": False, "q_in_registers": False}),
+    ),
+}
+"""By (the width that head_dim fits, whether rows see different ends): up to so many queries, what differs from the
+default. The fastest of some forty on an H200 at 16384 tokens (benchmarks/sweep_h200.py)."""
 
 
 def candidates(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, ...]:
@@ -34,28 +66,20 @@ def candidates(problem: AttentionProblem, target: Target) -> tuple[AttentionConf
 
 
 def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
-    """``wgmma`` configurations: more query rows per CTA where sequences are long, one Q tile where two do not fit.
+    """``wgmma`` configurations: what won for the length, and one that has room for a soft cap's tanh.
 
     At head_dim 64, 192 rows share a block of keys between three consumers: a third less to read from the L2 and from
     shared memory, which is what counts at the power limit. Their registers hold no Q, and short sequences have too few
-    such tiles.
+    such tiles. From 256 on, short blocks leave fewer masked scores, and two Q tiles have room beside them.
     """
-    base = ForwardSm90(head_dim=problem.head_dim, dtype=problem.dtype)
-    causal, length = problem.window[1] is not None, problem.q_len
-    if problem.head_dim > 192:
-        single = replace(base, tile_n=80, persistent=False, q_in_registers=False)
-        narrow = replace(single, tile_n=48, persistent=True, skip_hidden=True)
-        return (narrow, single) if causal and length <= _SHORT else (single,)
-    if problem.head_dim > 128:
-        return (replace(base, tile_n=96, persistent=False, q_in_registers=False),)
-    columns = problem.dtype is bf16 and problem.head_dim % PANEL_COLS == 0 and not problem.lse
-    summed = replace(base, sum_column=columns)
-    if problem.head_dim > 64:
-        return (summed,)
-    ring = replace(summed, stages=3)
-    wide = replace(ring, consumers=3, q_in_registers=False, skip_hidden=causal)
-    roomy = problem.softcap is None  # whose tanh needs registers that three consumers do not have
-    return (wide, ring) if length >= _LONG and roomy else (ring,)
+    width = next(w for w in (64, 128, 192, 256) if problem.head_dim <= w)
+    columns = problem.dtype is bf16 and problem.head_dim in (64, 128) and not problem.lse
+    base = ForwardSm90(head_dim=problem.head_dim, dtype=problem.dtype, sum_column=columns)
+    rows = _BY_LENGTH[width, problem.window[1] is not None]
+    tuned = next(replace(base, **flags) for most, flags in rows if problem.q_len <= most)
+    if tuned.consumers == 3 and problem.softcap is not None:
+        tuned = replace(base, stages=3)
+    return (tuned,)
 
 
 def choose(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, str]:

@@ -130,7 +130,7 @@ class ForwardSm90(Configuration):
             "together": self._together(problem, multiprocessors),
         }  # fmt: skip
         box = panel_cols(self.head_dim)
-        rows_of = self.tile_m, self.tile_n, self.tile_n, self.tile_m
+        rows_of = ROWS, self.tile_n, self.tile_n, ROWS
         maps = tuple(
             MappedArray(self.dtype, *array, (1, rows, 1, box) if heads_inside else (1, 1, rows, box))
             for array, rows in zip(operands.arrays(problem), rows_of, strict=True)

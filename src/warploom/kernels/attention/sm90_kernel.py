@@ -85,13 +85,13 @@ def run(
 ) -> None:
     """The kernel with consumers of a kind; ``counts``: heads, planes, and planes together."""
     c, d, warps = config, config.head_dim, 4 * config.consumers
-    q_tile = operand_tile(k, c.dtype, c.tile_m, d, name="Q", stages=c.q_stages)
+    q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, d, name="Q", stages=c.q_stages * c.consumers)
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
     v_tile = operand_tile(k, c.dtype, c.tile_n, d, name="V", stages=c.stages, spare_cols=c.spare_cols)
-    queries = Pipeline(k, (q_tile, maps.boxes(maps.q, "first")), readers=1)
+    queries = Pipeline(k, (q_tile, maps.boxes(maps.q, "first")), readers=1, parts=c.consumers)
     keys = Pipeline(k, (k_tile, maps.boxes(maps.k, "last")), readers=warps)
     values = Pipeline(k, (v_tile, maps.boxes(maps.v, "last")), readers=warps, cols=d)
-    output = Pipeline(k, q_tile, writers=warps, readers=0, name="O")  # leaves through its Q's buffer
+    output = Pipeline(k, q_tile, writers=4, readers=0, parts=c.consumers, name="O")  # leaves through its Q's buffer
     if c.sum_column:
         put_ones(k, v_tile, v_tile.layout.cols - c.spare_cols, c.dtype)
     ready(k, queries, keys, values, output)
@@ -105,7 +105,8 @@ def run(
 
     with producer(k, c.consumers):
         with k.when(k.thread == 0), k.loop(order.count) as turn:
-            queries.at(turn, filling=True).put(tiles.at(turn).q_place)
+            for part in range(c.consumers):
+                queries.at(turn, part, filling=True).put(tiles.at(turn).q_place(part))
         for thread, stream in ((32, keys), (64, values)):
             with k.when(k.thread == thread):
                 blocks_in = stream.producer()
@@ -115,8 +116,9 @@ def run(
                         blocks_in.put(tile.kv_place(tile.mask.block(step)))
         with k.when(k.thread == 96):
             with k.loop(order.count) as turn:
-                output.at(turn).send(maps.boxes(maps.o), tiles.at(turn).q_place)
-                queries.at(turn).release()
+                for part in range(c.consumers):
+                    output.at(turn, part).send(maps.boxes(maps.o), tiles.at(turn).q_place(part))
+                    queries.at(turn, part).release()
             k.wait_bulk(0)
 
     with consumer(k, c.consumers):
@@ -141,10 +143,9 @@ class Tile:
     own_row: Number = 0
     hidden: Traced | None = None
 
-    @property
-    def q_place(self) -> tuple[Traced, ...]:
-        """Where its Q and O lie."""
-        return self.row, self.head, self.batch
+    def q_place(self, consumer: int) -> tuple[Traced, ...]:
+        """Where Q and O of a consumer lie."""
+        return self.row + consumer * WARPGROUP_ROWS, self.head, self.batch
 
     def kv_place(self, block: Traced) -> tuple[Traced, ...]:
         """Where a block of its K and V lies."""
@@ -201,7 +202,7 @@ class Consumer:
         self._p = cores.left(c.tile_n, "p")
         self._q = cores.left(d, "q") if c.q_in_registers else None
         left = self._queries.tiles[0] if self._q is None else self._q
-        self._scores = cores.product(self._s, left, keys.tiles[0], row=self._row, depth=d)
+        self._scores = cores.product(self._s, left, keys.tiles[0], depth=d)
         self._product = cores.product(self._o, self._p, values.tiles[0], transposed_b=True)
         self._softmax = OnlineSoftmax(
             k, self._s, self._o, features.softmax_scale(d), cap=features.softcap, column=c.sum_column, lse=features.lse
@@ -274,13 +275,13 @@ class Consumer:
         """Wait for a tile's Q and the first K that this consumer sees."""
         self._pass_over(tile, self._keys, self._turns)
         self._keys.wait()
-        q = self._queries.at(tile.turn).wait()
+        q = self._queries.at(tile.turn, self._me).wait()
         if self._q is not None:
-            load_left(self._k, self._q, q, self._row + self._warp * 16)
+            load_left(self._k, self._q, q, self._warp * 16)
 
     def _left(self, tile: Tile) -> Sequence[Traced] | SharedTile:
         """Q: in registers, or where it lies."""
-        return self._queries.at(tile.turn).tile if self._q is None else self._q
+        return self._queries.at(tile.turn, self._me).tile if self._q is None else self._q
 
     def _take_up(self, tile: Tile, step: Number, *, first: bool) -> Action:
         """S into P, and K's stage given back; returns what brings O to the new maxima."""
@@ -297,7 +298,7 @@ class Consumer:
 
     def _again(self, tile: Tile) -> None:
         """A warp's scores of the block once more: each warp decides for itself, so by ``mma.sync``."""
-        q, keys, warp = self._left(tile), self._keys.tile, (self._me * 4 + self._warp, 0)
+        q, keys, warp = self._left(tile), self._keys.tile, (self._warp, 0)
         alone = MmaSync(self._k, self._config.dtype)
         alone.product(self._s, q, keys, warp=warp, depth=self._config.head_dim).start(q, keys, zero=True)
         self._k.syncwarp()  # one lane gives back what all have read
@@ -317,8 +318,8 @@ class Consumer:
         k, (q_len, _) = self._k, self._tiles.lengths
         logs = self._softmax.finish()
         k.syncwarp()  # every lane has read its Q
-        out = self._out.at(tile.turn)
-        store_rows(k, out.tile, self._o, self._row + self._warp * 16, cols=self._config.head_dim)
+        out = self._out.at(tile.turn, self._me)
+        store_rows(k, out.tile, self._o, self._warp * 16, cols=self._config.head_dim)
         out.written()
         if logs:
             plane = self._lse + k.mul_wide(tile.batch * self._tiles.heads + tile.head, q_len)
