@@ -32,7 +32,17 @@ _BY_LENGTH: dict[tuple[int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
     (128, True): (
         (512, {"q_in_registers": False, "skip_hidden": True}),
         (8192, {}),
-        (ANY, {"turns": False, "q_in_registers": False, "skip_hidden": True}),
+        (
+            ANY,
+            {
+                "consumers": 3,
+                "tile_n": 64,
+                "persistent": False,
+                "q_in_registers": False,
+                "skip_hidden": True,
+                "sum_column": False,
+            },
+        ),
     ),
     (192, False): ((ANY, {"tile_n": 96, "persistent": False, "q_in_registers": False}),),
     (192, True): ((ANY, {"tile_n": 96, "persistent": False, "q_in_registers": False}),),

@@ -88,7 +88,7 @@ def run(
     q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, d, name="Q", stages=c.q_stages * c.consumers)
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
     v_tile = operand_tile(k, c.dtype, c.tile_n, d, name="V", stages=c.stages, spare_cols=c.spare_cols)
-    queries = Pipeline(k, (q_tile, maps.boxes(maps.q, "first")), readers=1, parts=c.consumers)
+    queries = Pipeline(k, (q_tile, maps.boxes(maps.q, "first")), readers=0, parts=c.consumers)
     keys = Pipeline(k, (k_tile, maps.boxes(maps.k, "last")), readers=warps)
     values = Pipeline(k, (v_tile, maps.boxes(maps.v, "last")), readers=warps, cols=d)
     output = Pipeline(k, q_tile, writers=4, readers=0, parts=c.consumers, name="O")  # leaves through its Q's buffer
@@ -104,25 +104,34 @@ def run(
     tiles = Tiles(k, c, features, rows, order, heads, lengths)
 
     with producer(k, c.consumers):
-        with k.when(k.thread == 0), k.loop(order.count) as turn:
-            for part in range(c.consumers):
-                queries.at(turn, part, filling=True).put(tiles.at(turn).q_place(part))
-        for thread, stream in ((32, keys), (64, values)):
+        for thread, stream in ((0, keys), (32, values)):
             with k.when(k.thread == thread):
                 blocks_in = stream.producer()
                 with k.loop(order.count) as turn:
                     tile = tiles.at(turn)
                     with k.loop(tile.mask.blocks) as step:
                         blocks_in.put(tile.kv_place(tile.mask.block(step)))
-        with k.when(k.thread == 96):
-            with k.loop(order.count) as turn:
-                for part in range(c.consumers):
-                    output.at(turn, part).send(maps.boxes(maps.o), tiles.at(turn).q_place(part))
-                    queries.at(turn, part).release()
-            k.wait_bulk(0)
+        for thread, parts in ((64, range(0, c.consumers, 2)), (96, range(1, c.consumers, 2))):
+            with k.when(k.thread == thread):
+                exchange(k, tiles, queries, output, maps.boxes(maps.o), parts)
 
     with consumer(k, c.consumers):
         consume(k, c, features, tiles, (queries, keys, values, output), lse).run()
+
+
+def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes: Boxes, parts: range) -> None:
+    """One thread: some consumers' Q of every tile in, and their O out of the same stage, where the next Q follows it."""
+    stages = tiles.config.q_stages
+    for turn in range(stages):
+        with k.when(tiles.order.count > turn):
+            for part in parts:
+                queries.at(turn, part).put(tiles.at(turn).q_place(part))
+    with k.loop(tiles.order.count) as turn:
+        for part in parts:
+            output.at(turn, part).send(boxes, tiles.at(turn).q_place(part))
+            with k.when(turn + stages < tiles.order.count):
+                queries.at(turn + stages, part).put(tiles.at(turn + stages).q_place(part))
+    k.wait_bulk(0)
 
 
 @dataclass(frozen=True)
