@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
-from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.gemm.features import EpilogueFunction
 from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.ops.attention_arrays import Layout, Window
@@ -45,7 +45,7 @@ class AttentionOptions(TypedDict, total=False):
     window: Window | None
     softcap: float | None
     layout: Layout
-    config: AnyConfig | str | None
+    config: AttentionConfig | str | None
 
 
 class MatmulOptions(TypedDict, total=False):
