@@ -1,89 +1,120 @@
-"""Small attention problems on the emulator, for the tests of this room."""
+"""Attention kernels on the emulator beside float64: one head or several of one batch, through a configuration's call."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from warploom.core.dtypes import DType
 from warploom.emulate import Emulation, emulate
+from warploom.interop.arrays import describe
 from warploom.ir.program import Program
-from warploom.kernels.attention.config import AttentionConfig
-from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.kernels.attention.forward import attention_forward
-from warploom.kernels.attention.ladder import LADDER
-from warploom.kernels.attention.problem import AttentionProblem
-from warploom.kernels.attention.reference import (
-    AttentionReference,
-    ErrorReport,
-    attention_error,
-    attention_reference,
-)
+from warploom.kernels.attention.ladder import FULL_LADDER, LADDER
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
+from warploom.kernels.source import KernelCall
+from warploom.ops.backends import emulator_arguments
 
-RUNGS = {rung.key: rung.config for rung in LADDER.rungs if isinstance(rung.config, AttentionConfig)}
-"""The rungs of the ``mma.sync`` generator; those for sm_90a alone have their own tests."""
+RUNGS = {rung.key: rung.config for rung in LADDER.rungs}
+"""The rungs for every GPU: ``mma.sync``."""
+EVERY_RUNG = {rung.key: rung.config for rung in FULL_LADDER.rungs}
+
+Window = tuple[int | None, int | None]
+Arrays = tuple[Any, Any, Any]
 
 
-@lru_cache(maxsize=256)
-def traced(config: AttentionConfig, features: AttentionFeatures = PLAIN) -> Program:
-    """The Program of a configuration for contiguous tensors of one head, once per process."""
-    rows = (config.head_dim,) * 4 if config.static_strides else None
-    program = attention_forward.trace(
-        config=config, features=features, same_strides=True, row_strides=rows, name="attention"
-    )
-    return replace(program, min_ctas=config.min_ctas, opt_level=config.opt_level)
+@dataclass(frozen=True)
+class Case:
+    """A kernel and a problem of one batch. ``growth``: keys grow by this factor from the last to the first.
 
+    The last keys are visited first. ``ctas``: of a persistent kernel.
+    """
 
-@lru_cache(maxsize=64)
-def inputs(q_len: int, kv_len: int, head_dim: int, dtype: DType) -> tuple[Any, Any, Any, AttentionReference]:
-    """Random Q, K and V of one head, shape (length, head_dim), and their float64 result."""
-    rng = np.random.default_rng(q_len + kv_len + head_dim)
-    q, k, v = (rng.standard_normal((n, head_dim)).astype(dtype.numpy) for n in (q_len, kv_len, kv_len))
-    return q, k, v, attention_reference(q, k, v, dtype)
+    config: AttentionConfig
+    q_len: int
+    kv_len: int
+    window: Window = (None, None)
+    growth: float = 1.0
+    heads: int = 1
+    ctas: int = 1
+
+    @classmethod
+    def of_blocks(cls, config: AttentionConfig, kv_blocks: int, q_blocks: int = 1, **options: Any) -> Case:
+        """Whole tiles."""
+        return cls(config, config.tile_m * q_blocks, config.tile_n * kv_blocks, **options)
+
+    @cached_property
+    def problem(self) -> AttentionProblem:
+        """What is asked."""
+        c, h = self.config, self.heads
+        return AttentionProblem(1, h, h, self.q_len, self.kv_len, c.head_dim, c.dtype, self.window)
+
+    @cached_property
+    def call(self) -> KernelCall:
+        """The kernel and its launch on arrays (batch, sequence, heads, head_dim)."""
+        d, h = self.config.head_dim, self.heads
+        q, k = ((length * h * d, d, h * d) for length in (self.q_len, self.kv_len))
+        return self.config.call(self.problem, Operands((q, k, k, q), "bshd"), self.ctas)
+
+    @property
+    def program(self) -> Program:
+        """The traced kernel."""
+        return self.call.source.program
+
+    def inputs(self, seed: int) -> Arrays:
+        """Q, K and V, (1, length, heads, head_dim)."""
+        numbers, d = np.random.default_rng(seed), self.config.head_dim
+        q, k, v = (numbers.standard_normal((1, n, self.heads, d)) for n in (self.q_len, self.kv_len, self.kv_len))
+        k *= np.linspace(self.growth, 1.0, self.kv_len)[:, None, None]
+        return tuple(x.astype(self.config.dtype.numpy) for x in (q, k, v))  # type: ignore[return-value]
+
+    @property
+    def seen(self) -> Any:
+        """Which scores count, (q_len, kv_len)."""
+        left, right = self.window
+        distance = np.arange(self.kv_len)[None] - (np.arange(self.q_len)[:, None] + self.kv_len - self.q_len)
+        return (distance >= (-np.inf if left is None else -left)) & (distance <= (np.inf if right is None else right))
+
+    def run(
+        self, *, seed: int | None = None, arrays: Arrays | None = None, program: Program | None = None, **how: Any
+    ) -> Outcome:
+        """Emulate the kernel (or ``program`` in its place) on ``arrays``, by default its own; O starts as NaN."""
+        q, k, v = arrays or self.inputs(seed or 0)
+        out = np.full_like(q, np.nan)
+        scalars, maps = self.call.scalars, self.call.maps
+        program = program or self.program
+        arguments = emulator_arguments(program, [describe(x) for x in (q, k, v, out)], scalars, maps)
+        found = emulate(program, self.call.grid, arguments, seed=seed, **how)
+        q, k, v, out = (np.swapaxes(x[0], 0, 1) for x in (q, k, v, out))
+        with np.errstate(invalid="ignore"):
+            reference = attention_reference(q, k, v, self.config.dtype, seen=self.seen)
+            return Outcome(found, out, attention_error(out, reference, self.config.dtype))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run found, and how far its result is from float64."""
+    """What a run found, O (heads, q_len, head_dim), and how far it is from float64."""
 
     emulation: Emulation
+    out: Any
     error: ErrorReport
-    output: Any
 
     @property
     def fine(self) -> bool:
         """No finding, and every element within its bound."""
         return not self.emulation.findings and self.error.ok
 
+    @property
+    def executed(self) -> Mapping[str, int]:
+        """Instructions by mnemonic."""
+        return self.emulation.executed
 
-def launch(
-    config: AttentionConfig, problem: AttentionProblem, program: Program, *, seed: int | None = None
-) -> tuple[Emulation, Any, AttentionReference]:
-    """One head on the emulator: what it found, the output (which starts as NaN), and the unmasked reference."""
-    d = config.head_dim
-    q, k, v, reference = inputs(problem.q_len, problem.kv_len, d, config.dtype)
-    out = np.full_like(q, np.nan)
-    by_q, by_k, by_v, by_out = ((x.shape[0] * d, d, d) for x in (q, k, v, out))
-    values = problem.scalars(config, by_q, by_k, by_v, by_out)
-    arrays = {"q": q, "key": k, "value": v, "out": out}
-    everything = values | {name: array.view(np.uint16) for name, array in arrays.items()}
-    arguments = {p.name: everything[p.name] for p in program.parameters}
-    return emulate(program, problem.grid(config), arguments, seed=seed), out, reference
+    def count(self, start: str) -> int:
+        """How many instructions whose mnemonic starts so were executed."""
+        return sum(n for name, n in self.executed.items() if name.startswith(start))
 
-
-def run(
-    config: AttentionConfig,
-    kv_blocks: int,
-    *,
-    q_blocks: int = 1,
-    program: Program | None = None,
-    seed: int | None = None,
-) -> Outcome:
-    """``q_blocks`` CTAs of one head, ``kv_blocks`` steps each."""
-    lengths = config.tile_m * q_blocks, config.tile_n * kv_blocks
-    problem = AttentionProblem(1, 1, 1, *lengths, config.head_dim, config.dtype)
-    emulation, out, reference = launch(config, problem, program or traced(config), seed=seed)
-    return Outcome(emulation, attention_error(out, reference, config.dtype), out)
+    def __str__(self) -> str:
+        return "\n".join([str(self.error), *map(str, self.emulation.findings)])

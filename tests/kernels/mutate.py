@@ -134,7 +134,7 @@ def shifts(program: Program, stages: int, single_every: int = 0) -> list[Mutant]
 
 def _other_place(program: Program, region: SharedRegion, offset: int, stages: int) -> tuple[int, int]:
     """(stage of the region that ``offset`` lies in, distance to another stage or, without stages, another region)."""
-    staged = stages if region.name in ("k_tile", "v_tile") else 1
+    staged = stages if region.name in ("k_tile", "v_tile", "K", "V") else 1
     size = region.bytes // staged
     stage = (offset - region.offset) // size
     if staged > 1:

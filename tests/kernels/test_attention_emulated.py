@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.kernels.attention_cases import RUNGS, inputs, run
-from warploom.core.dtypes import bf16, f16
-from warploom.kernels.attention.config import AttentionConfig
+from tests.kernels.attention_cases import RUNGS, Case
+from warploom.core.dtypes import DType, bf16, f16
+from warploom.kernels.attention.ladder_config import RungSm80
+from warploom.kernels.attention.problem import AttentionConfig
+from warploom.kernels.attention.sm80 import ForwardSm80
 
 KEYS = list(RUNGS)
 
 
-def _assert_fine(config: AttentionConfig, kv_blocks: int, **options) -> None:
-    outcome = run(config, kv_blocks, **options)
-    assert outcome.emulation.findings == (), "\n".join(map(str, outcome.emulation.findings))
-    assert outcome.error.ok, outcome.error
+def _assert_fine(config: AttentionConfig, *kv_blocks: int) -> None:
+    assert config.check() == []
+    for count in kv_blocks:
+        outcome = Case.of_blocks(config, count, q_blocks=1 + count % 2).run()
+        assert outcome.fine, f"{config}, {count} blocks: {outcome}"
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("dtype", [bf16, f16])
-def test_one_two_and_three_blocks(key, head_dim, dtype):
-    config = replace(RUNGS[key], head_dim=head_dim, dtype=dtype)
-    for kv_blocks in (1, 2, 3):
-        _assert_fine(config, kv_blocks, q_blocks=1 + kv_blocks % 2)
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, f16), (128, bf16)])
+def test_one_two_and_three_blocks(key: str, head_dim: int, dtype: DType) -> None:
+    _assert_fine(replace(RUNGS[key], head_dim=head_dim, dtype=dtype), 1, 2, 3)  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_other_tiles(key):
+def test_other_tiles(key: str) -> None:
     for tile_n in (16, 32, 128):
-        config = replace(RUNGS[key], tile_m=64, num_warps=4, tile_n=tile_n, head_dim=64)
+        config: Any = replace(RUNGS[key], tile_m=64, num_warps=4, tile_n=tile_n, head_dim=64)  # type: ignore[type-var]
         if not config.check():
             _assert_fine(config, 2)
-    _assert_fine(replace(RUNGS[key], tile_m=128, num_warps=4, head_dim=64), 2)
+    _assert_fine(replace(RUNGS[key], tile_m=128, num_warps=4, head_dim=64), 2)  # type: ignore[type-var]
 
 
 FLAGS = [
@@ -47,7 +48,7 @@ FLAGS = [
     {"head_dim_panels": True},
     {"static_strides": True},
     {"output_hint": True},
-    {"folded_scale": True, "lazy_rescale": True},
+    {"folded_scale": True},
     {"load_q": 2, "load_k": 2, "load_v": 2, "double_buffer": True},
     {"strided": True, "strided_epilogue": True, "k_row_major": True},
     {"eager": True, "cooperative": True, "peel": True, "backward": True},
@@ -56,12 +57,19 @@ FLAGS = [
 
 @pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: "+".join(flags))
 @pytest.mark.parametrize("swizzle", [False, True])
-def test_each_flag_alone(flags, swizzle):
+def test_each_flag_alone(flags: dict[str, Any], swizzle: bool) -> None:
     """On the base and on the swizzled kernel, whether or not a rung combines them so."""
-    config = replace(AttentionConfig(), swizzle=swizzle, **flags)
+    _assert_fine(replace(RungSm80(), swizzle=swizzle, **flags), 1, 3)
+
+
+@pytest.mark.parametrize("head_dim", [8, 72, 80, 96, 192, 256])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_every_width_of_the_production_kernel(head_dim: int, stages: int) -> None:
+    """Causal, with ragged ends, and keys that grow from block to block."""
+    tile_n = 64 if head_dim == 8 else 32  # the rows of 16 columns that 128 threads copy at once
+    config = ForwardSm80(tile_m=64, tile_n=tile_n, num_warps=4, stages=stages, head_dim=head_dim)
     assert config.check() == []
-    for kv_blocks in (1, 3):
-        _assert_fine(config, kv_blocks)
+    assert (outcome := Case(config, 72, 136, (None, 0), growth=8.0).run()).fine, outcome
 
 
 TRAFFIC = {
@@ -72,41 +80,42 @@ TRAFFIC = {
 
 
 @pytest.mark.parametrize("key", TRAFFIC)
-def test_wavefronts_equal_the_hardware_counters(key):
-    outcome = run(RUNGS[key], 4, q_blocks=4)
-    counted = {kind: (w.actual, w.ideal) for kind, w in outcome.emulation.traffic.shared.items()}
+def test_wavefronts_equal_the_hardware_counters(key: str) -> None:
+    outcome = Case.of_blocks(RUNGS[key], 4, q_blocks=4).run()
+    traffic = outcome.emulation.traffic
+    counted = {kind: (w.actual, w.ideal) for kind, w in traffic.shared.items()}
     assert {kind: counted[kind] for kind in TRAFFIC[key]} == TRAFFIC[key]
-    executed = outcome.emulation.executed
-    assert sum(n for name, n in executed.items() if name.startswith("mma.sync")) == 8192
+    assert outcome.count("mma.sync") == 8192
+    by_line = sum(w.actual for (_, name), w in traffic.lines.items() if name == "ldmatrix")
+    assert by_line == TRAFFIC[key]["ldmatrix"][0]
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_swizzled_rungs_have_no_conflicts(key):
-    outcome = run(RUNGS[key], 2)
-    excess = {kind: w.actual / w.ideal for kind, w in outcome.emulation.traffic.shared.items() if w.ideal}
-    if RUNGS[key].swizzle:
+def test_swizzled_rungs_have_no_conflicts(key: str) -> None:
+    shared = Case.of_blocks(RUNGS[key], 2).run().emulation.traffic.shared
+    excess = {kind: w.actual / w.ideal for kind, w in shared.items() if w.ideal}
+    if getattr(RUNGS[key], "swizzle", True):
         assert max(excess.values()) == 1.0, excess
     else:
         assert excess["ldmatrix"] == 8.0
 
 
 @pytest.mark.parametrize("key", ["1", "best"])
-def test_warps_in_any_order_give_the_same_bits(key):
-    expected = run(RUNGS[key], 3).output.view(np.uint16)
-    for seed in range(3):
-        outcome = run(RUNGS[key], 3, seed=seed)
-        assert outcome.emulation.findings == ()
-        assert np.array_equal(outcome.output.view(np.uint16), expected)
+def test_any_order_of_warps_and_no_checks_give_the_same_bits(key: str) -> None:
+    case = Case.of_blocks(RUNGS[key], 3)
+    arrays = case.inputs(0)
+    expected = case.run(arrays=arrays).out.view(np.uint16)
+    for how in ({"seed": 0}, {"seed": 1}, {"checks": False}):
+        outcome = case.run(arrays=arrays, **how)
+        assert outcome.fine, outcome
+        assert np.array_equal(outcome.out.view(np.uint16), expected)
 
 
-def test_a_nan_in_v_reaches_its_column_alone():
-    config = replace(RUNGS["2"], head_dim=64)
-    v = inputs(64, 64, 64, bf16)[2]
-    saved = v[3, 5]
-    try:
-        v[3, 5] = np.float32(np.nan)
-        out = run(config, 1).output.astype(np.float32)
-    finally:
-        v[3, 5] = saved
+@pytest.mark.parametrize("key", ["2", "best"])
+def test_a_nan_in_v_reaches_its_column_alone(key: str) -> None:
+    case = Case.of_blocks(replace(RUNGS[key], head_dim=64), 1)  # type: ignore[type-var]
+    q, k, v = case.inputs(0)
+    v[0, 3, 0, 5] = np.nan
+    out = case.run(arrays=(q, k, v)).out[0].astype(np.float32)
     assert np.isnan(out[:, 5]).all()
     assert np.isfinite(np.delete(out, 5, axis=1)).all()

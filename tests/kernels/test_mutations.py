@@ -14,71 +14,78 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.attention_cases import RUNGS, launch, run, traced
+from tests.kernels.attention_cases import RUNGS, Case
 from tests.kernels.mutate import Mutant, deletions, regions_moved, shifts
 from warploom.emulate import emulate
-from warploom.kernels.attention.config import AttentionConfig
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.ir.program import Program
+from warploom.kernels.attention.ladder_config import RungSm80
+from warploom.kernels.attention.problem import AttentionConfig
+from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.lang import Global, Kernel, f32, kernel
+
+def _small(config: AttentionConfig) -> AttentionConfig:
+    """The same lines with fewer instructions; panels of 64 columns are told apart where there are two."""
+    if isinstance(config, ForwardSm80):
+        return replace(config, tile_m=128, tile_n=32, num_warps=4, head_dim=64)
+    return config if getattr(config, "head_dim_panels", False) else replace(config, head_dim=64)  # type: ignore[type-var]
+
+
+KERNELS = {key: _small(config) for key, config in RUNGS.items()}
 
 EVERY = 48
 """Of the instructions that address shared memory, each so-many-th is also shifted alone."""
 
 
-def steps(config: AttentionConfig) -> int:
+def stages_of(config: AttentionConfig) -> int:
+    """Of K and V; a rung has one."""
+    return getattr(config, "stages", 1)
+
+
+def case(config: AttentionConfig) -> Case:
     """K/V blocks that make every ring of buffers wrap twice."""
-    return 2 * config.stages + 1
+    return Case.of_blocks(config, 2 * stages_of(config) + 1)
 
 
-def escapes(config: AttentionConfig, mutants: list[Mutant]) -> list[str]:
+def escapes(of: Case, mutants: list[Mutant]) -> list[str]:
     """The mutants that nothing objects to."""
-    return [m.what for m in mutants if not _caught(config, m)]
-
-
-def _caught(config: AttentionConfig, mutant: Mutant) -> bool:
-    return not run(config, steps(config), program=mutant.program).fine
+    return [m.what for m in mutants if of.run(program=m.program).fine]
 
 
 def equivalent(config: AttentionConfig) -> dict[str, str]:
     """Deletions that change nothing, with the reason."""
     found: dict[str, str] = {}
-    commit = "without cp.async.commit_group #{} in _start_copy"
-    if config.async_copy and config.load_q:
-        found[commit.format(1)] = (
+    if isinstance(config, RungSm80) and config.async_copy and config.load_q:
+        found["without cp.async.commit_group #1 in _start_copy"] = (
             "Q is first read after K's wait, which is for all groups: Q's copies then belong to K's group"
         )
-    if config.stages == 2:
-        found[commit.format(2)] = (
-            "the first K and V are waited for together: K's copies then belong to V's group, committed next"
+    if isinstance(config, ForwardSm80):
+        found["without cp.async.commit_group #1 in attention_sm80"] = (
+            "Q is waited for with the first K and V: its copies then belong to their group"
         )
     return found
 
 
-@pytest.mark.parametrize("key", RUNGS)
-def test_each_barrier_wait_and_commit_is_needed(key):
-    config = RUNGS[key]
-    mutants = deletions(traced(config))
+@pytest.mark.parametrize("key", KERNELS)
+def test_each_barrier_wait_and_commit_is_needed(key: str) -> None:
+    of = case(KERNELS[key])
+    mutants = deletions(of.program)
     assert len(mutants) >= 6, "the kernel synchronises"
-    assert sorted(escapes(config, mutants)) == sorted(equivalent(config))
+    assert sorted(escapes(of, mutants)) == sorted(equivalent(of.config))
 
 
-@pytest.mark.parametrize("key", RUNGS)
-def test_each_stage_and_tile_index_matters(key):
-    config = RUNGS[key]
-    if not config.head_dim_panels:  # the same lines with half the instructions
-        config = replace(config, head_dim=64)
-    mutants = shifts(traced(config), config.stages, EVERY)
+@pytest.mark.parametrize("key", KERNELS)
+def test_each_stage_and_tile_index_matters(key: str) -> None:
+    of = case(KERNELS[key])
+    mutants = shifts(of.program, stages_of(of.config), EVERY)
     assert len(mutants) >= 6, "Q, K and V are written and read"
-    assert escapes(config, mutants) == []
+    assert escapes(of, mutants) == []
 
 
-@pytest.mark.parametrize("key", RUNGS)
-def test_the_unchanged_program_is_fine(key):
+@pytest.mark.parametrize("key", KERNELS)
+def test_the_unchanged_program_is_fine(key: str) -> None:
     """So that what the mutants are caught by is their defect; also under adversarial orders of the warps."""
-    config = RUNGS[key]
     for seed in (None, 0, 1):
-        outcome = run(config, steps(config), seed=seed)
-        assert outcome.fine, (seed, outcome.error, *map(str, outcome.emulation.findings))
+        assert (outcome := case(KERNELS[key]).run(seed=seed)).fine, (seed, str(outcome))
 
 
 MASKED: dict[str, dict[str, Any]] = {
@@ -90,39 +97,29 @@ MASKED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("key", ["2", "10", "best"])
 @pytest.mark.parametrize("mask", MASKED)
-def test_the_mutants_of_masked_kernels(key, mask):
+def test_the_mutants_of_masked_kernels(key: str, mask: str) -> None:
     """Loops over fewer blocks, and blocks of their own for the masked ones, synchronise as well."""
-    config, options = RUNGS[key], dict(MASKED[mask])
-    short = options.pop("short", 0)
-    lengths = config.tile_m - short, max(config.tile_m, config.tile_n * steps(config)) - short
-    problem = AttentionProblem(1, 1, 1, *lengths, config.head_dim, config.dtype, **options)
-    program = traced(config, problem.features(config))
-    emulation, expected, _ = launch(config, problem, program)
-    assert emulation.findings == ()
-    assert np.isfinite(expected.astype(np.float32)).all()
-    escaped: list[str] = []
-    for mutant in [*deletions(program), *shifts(program, config.stages)]:
-        emulation, out, _ = launch(config, problem, mutant.program)
-        if not emulation.findings and out.tobytes() == expected.tobytes():
-            escaped.append(mutant.what)
-    assert sorted(escaped) == sorted(equivalent(config))
+    options = dict(MASKED[mask])
+    short, whole = options.pop("short", 0), case(KERNELS[key])
+    of = Case(whole.config, whole.q_len - short, max(whole.q_len, whole.kv_len) - short, **options)
+    assert (outcome := of.run()).fine, outcome
+    mutants = [*deletions(of.program), *shifts(of.program, stages_of(of.config))]
+    assert sorted(escapes(of, mutants)) == sorted(equivalent(of.config))
 
 
-def test_the_aliased_tiles_of_the_published_listing_race():
+def test_the_aliased_tiles_of_the_published_listing_race() -> None:
     """Its shared-memory plan gives Q, K and V one region: ``smem_K = smem_Q; smem_V = smem_K``."""
-    config = RUNGS["1"]
-    program = traced(config)
-    offsets = {region.name: region.offset for region in program.shared}
-    distances = {name: offsets["q_tile"] - offset for name, offset in offsets.items()}
-    aliased = _onto_q(config, distances)
-    assert [m.what for m in aliased if not _caught(config, m)] == []
-    kinds = {f.kind for f in run(config, steps(config), program=aliased[-1].program).emulation.findings}
+    of = case(RUNGS["1"])
+    aliased = _onto_q(of.program)
+    assert escapes(of, aliased) == []
+    kinds = {f.kind for f in of.run(program=aliased[-1].program).emulation.findings}
     assert kinds & {"race", "in_flight"}, kinds
 
 
-def _onto_q(config: AttentionConfig, distances: dict[str, int]) -> list[Mutant]:
+def _onto_q(program: Program) -> list[Mutant]:
     """K on Q; V on Q; both, as the listing has it."""
-    program = traced(config)
+    offsets = {region.name: region.offset for region in program.shared}
+    distances = {name: offsets["q_tile"] - offset for name, offset in offsets.items()}
     choices: tuple[tuple[str, ...], ...] = (("k_tile",), ("v_tile",), ("k_tile", "v_tile"))
     return [regions_moved(program, {name: distances[name] for name in names}) for names in choices]
 
@@ -142,7 +139,7 @@ def reversed_through_alias(k: Kernel, source: Global[f32], out: Global[f32], *, 
     out.store(second.load(0, k.thread), k.thread)
 
 
-def test_a_planted_race_on_aliased_tiles_names_both_lines():
+def test_a_planted_race_on_aliased_tiles_names_both_lines() -> None:
     source, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     clean = emulate(reversed_through_alias.trace(barrier=True), 1, [source, out])
     assert clean.findings == ()

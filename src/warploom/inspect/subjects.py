@@ -12,7 +12,7 @@ from warploom.kernels.gemm.problem import AnyGemmConfig, contiguous_problem
 from warploom.ops.gemm_kernels import trace_for as trace_gemm
 
 HEADS, LENGTH = 16, 4096
-"""Of the attention problem that is inspected (the seeds' 16 heads): whole tiles, and strides for those who trace them."""
+"""Of the attention problem that is inspected (the seeds' 16 heads): whole tiles, and row strides to trace."""
 
 
 def attention_program(config: AttentionConfig) -> Program:

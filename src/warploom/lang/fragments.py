@@ -52,6 +52,14 @@ class Fragment:
         """The registers of atom (i, j)."""
         return self.registers[self.layout.atom_registers(i, j)]
 
+    @property
+    def mutable(self) -> tuple[Mutable, ...]:
+        """The registers of an accumulator. Raises TraceError for those of values."""
+        found = tuple(r for r in self.registers if isinstance(r, Mutable))
+        if len(found) != len(self.registers):
+            raise TraceError("only an accumulator (k.accumulator) can be written in place")
+        return found
+
     def mutable_atom(self, i: int, j: int) -> tuple[Mutable, ...]:
         """The registers of atom (i, j) of an accumulator."""
         found = tuple(r for r in self.atom(i, j) if isinstance(r, Mutable))

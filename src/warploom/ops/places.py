@@ -25,7 +25,7 @@ class Place:
 
     @classmethod
     def of(cls, device: Device, *, requires: str | None = None) -> Place:
-        """Where arrays on a device are worked on; ``requires``: the architecture that a configuration asked for needs."""
+        """Where arrays on a device are worked on; ``requires``: the architecture that a given configuration needs."""
         if device[0] != "cuda" and not gpu_present():
             return cls(None, target(requires or EMULATED_TARGET), EMULATED_MULTIPROCESSORS)
         number = device[1] if device[0] == "cuda" else 0

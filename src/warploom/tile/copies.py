@@ -26,10 +26,10 @@ Place = tuple[Number, ...]
 class Rows:
     """A row-major matrix of 16-bit elements: a pointer to its first, and the distance between rows in elements.
 
-    ``rows`` and ``cols`` of it exist (None: as many as are asked for); what a tile has beyond them is filled with zeros.
-    Columns known while tracing, and a known ``stride``, make offsets immediates. ``chunk``: elements that its lines are
-    aligned to: 8, 4 or 2 by ``cp.async``, 1 through registers. ``partial``: a line may end within a chunk. ``plane``: the
-    distance between matrices, of which a place may name one.
+    ``rows`` and ``cols`` of it exist (None: as many as are asked for); a tile's elements beyond them are filled with
+    zeros. Columns known while tracing, and a known ``stride``, make offsets immediates. ``chunk``: elements that its
+    lines are aligned to: 8, 4 or 2 by ``cp.async``, 1 through registers. ``partial``: a line may end within a chunk.
+    ``plane``: the distance between matrices, of which a place may name one.
     """
 
     pointer: GlobalPointer

@@ -1,6 +1,7 @@
-"""Which keys a tile of query rows sees: what blocks are visited, which of them some row does not see whole, what to hide.
+"""Which keys a tile of query rows sees.
 
-All three follow from one predicate on (row, key).
+Which blocks are visited, which of them some row does not see whole, and which scores to mask follow from one predicate
+on (row, key).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from operator import and_, or_
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import f32, s32, u32
-from warploom.lang.values import Mutable
 
 if TYPE_CHECKING:
     from warploom.lang import Fragment, Kernel, Traced
@@ -40,8 +40,7 @@ class Mask:
     """The keys that ``tile[0]`` query rows from ``first`` on see, in blocks of ``tile[1]`` keys.
 
     ``lengths`` are (q_len, kv_len), traced u32. ``begin``: the first block to visit, by default the first that a row
-    sees. Blocks are visited from the last to the first, so that the masked ones
-    of a causal mask come first.
+    sees. Blocks are visited from the last to the first, so that the masked ones of a causal mask come first.
     """
 
     def __init__(
@@ -96,16 +95,22 @@ class Mask:
         return reduce(or_, found) if found else None
 
     def apply(self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number = 0) -> None:
-        """-inf in place of the scores of a block that do not count.
+        """-inf in place of the scores of a block that do not count; passed over where every row sees the whole block.
 
         The fragment's rows begin ``row`` rows into the tile; ``warp`` is the warp's number among those that share it.
         """
+        cuts = self.cuts(block)
+        if cuts is not None:
+            with self._k.when(cuts, uniform=True):
+                self._cut(scores, block, row, warp)
+
+    def _cut(self, scores: Fragment, block: Traced, row: Number, warp: Number) -> None:
         k = self._k
         left, right = self._visible.window
         begin = k.bitcast(block * self._block, s32)
         top = self._top + k.bitcast(k.value(row, u32), s32) - begin  # counted within the block
         keys = k.bitcast(self._kv_len, s32) - begin
-        for element, score in enumerate(scores.registers):
+        for element, score in enumerate(scores.mutable):
             at_row, at_col = scores.layout.coordinates(k.lane, element, warp)
             key, aligned = k.bitcast(k.value(at_col, u32), s32), top + k.bitcast(k.value(at_row, u32), s32)
             seen: list[Traced] = []
@@ -115,12 +120,4 @@ class Mask:
                 seen.append(key <= aligned + right)
             if left is not None:
                 seen.append(key >= aligned - left)
-            if seen and isinstance(score, Mutable):
-                score.set(k.select(reduce(and_, seen), score.get(), k.value(-math.inf, f32)))
-
-    def hide(self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number = 0) -> None:
-        """:meth:`apply`, passed over for blocks that all rows see whole."""
-        cuts = self.cuts(block)
-        if cuts is not None:
-            with self._k.when(cuts, uniform=True):
-                self.apply(scores, block, row=row, warp=warp)
+            score.set(k.select(reduce(and_, seen), score.get(), k.value(-math.inf, f32)))

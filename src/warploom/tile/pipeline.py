@@ -1,7 +1,8 @@
 """A ring of stages in shared memory between those who fill it and those who read it, ordered by mbarriers.
 
-One thread or the warps of a role ``put`` a tile into the next stage (or store to it and say ``written``), others ``wait``
-for it and ``release`` it. Which barrier, which phase, how many bytes: that is what a pipeline knows and nobody else.
+One thread or the warps of a role ``put`` a tile into the next stage (or store to it and say ``written``), others
+``wait`` for it and ``release`` it. Which barrier, which phase, how many bytes: that is what a pipeline knows and nobody
+else.
 """
 
 from __future__ import annotations
@@ -109,8 +110,9 @@ class Pipeline:
 
     ``fed`` lists the tiles, each with the :class:`Boxes` it is loaded from, or alone where warps write it. ``readers``:
     how many times a stage is released before it may be filled again (once a warp, or by one thread); 0 where another
-    pipeline over the same tile says so. ``parts``: users with stages of their own, which :meth:`at` tells apart. ``writers``: arrivals that make a stage full: 1 for the TMA's thread, or so
-    many warps. ``cols``: columns that copies fill, by default all.
+    pipeline over the same tile says so. ``writers``: arrivals that make a stage full: 1 for the TMA's thread, or so
+    many warps. ``parts``: users with stages of their own, which :meth:`at` tells apart. ``cols``: columns that copies
+    fill, by default all.
 
     Call :func:`ready` once all pipelines of a kernel are made.
     """

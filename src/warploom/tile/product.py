@@ -1,8 +1,8 @@
-"""A product of tiles on accumulators: started, and waited for. By ``wgmma`` of a warpgroup or ``mma.sync`` of each warp.
+"""A product of tiles on accumulators: ``wgmma`` of a warpgroup or ``mma.sync`` of each warp, started and waited for.
 
 Both take operands in shared memory as :func:`~warploom.tile.pipeline.operand_tile` lays them out, or A in registers. An
-accumulator of ``wgmma`` is one of ``mma.sync`` in each of its warps, so :class:`MmaSync` can work on what :class:`Wgmma`
-made.
+accumulator of ``wgmma`` is one of ``mma.sync`` in each of its warps, so :class:`MmaSync` can work on what
+:class:`Wgmma` made.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ Left = SharedTile | Registers
 
 def zero(accumulator: Fragment) -> None:
     """Set every element to 0."""
-    for register in accumulator.registers:
-        if isinstance(register, Mutable):
-            register.set(0.0 if register.dtype is f32 else 0)
+    for register in accumulator.mutable:
+        register.set(0.0 if register.dtype is f32 else 0)
 
 
 @dataclass(frozen=True)

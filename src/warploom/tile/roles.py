@@ -18,7 +18,7 @@ WARPGROUP_ROWS = 64
 """Rows of the product that one ``wgmma`` of a warpgroup makes."""
 MOST_CONSUMERS = 3
 
-# Per thread, by the number of consumers: together no more than the CTA is launched with (65536 / threads, in steps of 8).
+# Per thread, by the number of consumers: together at most what the CTA is launched with (65536 / threads, in eights).
 _CONSUMER_REGISTERS = {1: 240, 2: 240, 3: 160}
 _PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32}
 
@@ -41,8 +41,8 @@ def consumer(k: Kernel, consumers: int) -> AbstractContextManager[None]:
 class Turns:
     """Warpgroups take turns at the tensor cores: one multiplies while another computes. ``with turns:`` is one turn.
 
-    ``me`` of ``count`` takes its turn after ``me - 1``; number 0 begins. Named barriers ``first``, ``first + 1`` … serve
-    one warpgroup each. With a single warpgroup, or ``on`` False, turns cost nothing.
+    ``me`` of ``count`` takes its turn after ``me - 1``; number 0 begins. Named barriers ``first``, ``first + 1`` …
+    serve one warpgroup each. With a single warpgroup, or ``on`` False, turns cost nothing.
     """
 
     def __init__(self, k: Kernel, me: Traced, count: int, *, on: bool = True, first: int = 1) -> None:

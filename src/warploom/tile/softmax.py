@@ -2,11 +2,11 @@
 
 With c = scale · log2(e), for each row, over blocks of scores S::
 
-    m' = max(m, max S)        P = 2^(c·S - c·m')        l' = l · 2^(c·m - c·m') + sum P        O' = O · 2^(c·m - c·m') + P·V
+    m' = max(m, max S)    P = 2^(c·S - c·m')    l' = l · 2^(c·m - c·m') + sum P    O' = O · 2^(c·m - c·m') + P·V
 
-and O / l at the end. Two changes keep the result exact and save work. *Lazy rescaling*: O keeps m until a row outgrows it
-by 2^8 (P and O share whatever factor is left). *Stale maxima*: a block's P is formed by the maxima of the blocks before,
-without looking for its own; P itself shows where one grew too far, and there the scores are formed once more.
+and O / l at the end. Two changes keep the result exact and save work. *Lazy rescaling*: O keeps m until a row outgrows
+it by 2^8 (P and O share whatever factor is left). *Stale max*: a block's P is formed by the maxima of the blocks
+before, without looking for its own; P itself shows where one grew too far, and there the scores are recomputed.
 
 A row that sees no key, or only scores of -inf, gives zeros; its log-sum-exp is -inf.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LOG2_E = math.log2(math.e)
 LAZY_GROWTH = 8.0
 """Powers of two that a row's maximum may grow before O is rescaled."""
-CARRIED_SUM = 4096.0
+STALE_SUM = 4096.0
 """Up to which a lane's part of a block's row sum shows that stale maxima still serve: P then fits f16, and O and l stay
 as far from float32's end as they are with the block's own maxima."""
 HEADROOM = 12.0
@@ -71,7 +71,7 @@ class OnlineSoftmax:
         lse: bool = False,
     ) -> None:
         self._k, self._s, self._o = k, s, o
-        self._scores = [r for r in s.registers if isinstance(r, Mutable)]
+        self._scores = s.mutable
         self._scale, self._cap, self._column, self._lse = scale, cap, column, lse
         self._folded = cap is None and scale > 0
         self._c = scale * LOG2_E if self._folded else LOG2_E
@@ -96,21 +96,21 @@ class OnlineSoftmax:
             m.set(-math.inf)
             total.set(0.0)
 
-    def first(self, hide: Action = nothing) -> None:
-        """A first block: P by its own maxima; the rows begin anew. ``hide`` masks scores, here and below."""
+    def first(self, mask: Action = nothing) -> None:
+        """A first block: P by its own maxima; the rows begin anew. ``mask`` masks scores, here and below."""
         self._limit()
-        hide()
+        mask()
         for m, top in zip(self._m, self._s.reduce("max", "col"), strict=True):
             m.set(top)
         self._exponentials()
         for kept, total in zip(self._l, self._totals(), strict=False):
             kept.set(total)
 
-    def step(self, hide: Action = nothing) -> None:
+    def step(self, mask: Action = nothing) -> None:
         """The next block, where no product writes O meanwhile: P, and O rescaled where a row outgrew its maximum."""
         k = self._k
         self._limit()
-        hide()
+        mask()
         tops = self._s.reduce("max", "col")
         outgrown = [(top - m) * self._c > LAZY_GROWTH for m, top in zip(self._m, tops, strict=True)]
         with k.when(k.vote_any(reduce(or_, outgrown)), uniform=True):
@@ -122,11 +122,11 @@ class OnlineSoftmax:
         for kept, total in zip(self._l, self._totals(), strict=False):
             kept += total
 
-    def deferred(self, hide: Action = nothing, *, lazy: bool = True) -> list[Traced]:
+    def deferred(self, mask: Action = nothing, *, lazy: bool = True) -> list[Traced]:
         """The next block, while a product still writes O: P now; returns the rows' factors for :meth:`rescale`."""
         k = self._k
         self._limit()
-        hide()
+        mask()
         factors: list[Traced] = []
         for m, top in zip(self._m, self._s.reduce("max", "col"), strict=True):
             grew = (top - m) * self._c > LAZY_GROWTH if lazy else top > m
@@ -155,7 +155,7 @@ class OnlineSoftmax:
             bits = reduce(or_, [k.bitcast(x, u32) for x in self._scores])
             return k.vote_all((bits & TOP_EXPONENT_BIT) == 0), []
         totals = self._totals()
-        return k.vote_all(reduce(and_, [total <= CARRIED_SUM for total in totals])), totals
+        return k.vote_all(reduce(and_, [total <= STALE_SUM for total in totals])), totals
 
     def accept(self, totals: Sequence[Traced]) -> None:
         """Take up a block's sums by unchanged maxima."""
@@ -164,7 +164,7 @@ class OnlineSoftmax:
 
     # -- the end of a tile
     def keep(self) -> None:
-        """The rows end here: :meth:`finish` takes what they have now, even if the next tile's first block comes before."""
+        """The rows end here: :meth:`finish` takes what they have now, even after the next tile's first block."""
         for kept, x in (*zip(self._last_l, self._l, strict=False), *zip(self._last_m, self._m, strict=False)):
             kept.set(x)
 
@@ -241,7 +241,7 @@ class OnlineSoftmax:
 
 
 class StaleSoftmax:
-    """An :class:`OnlineSoftmax` of an overlapped pipeline that looks for a block's maxima only where P shows it must."""
+    """An :class:`OnlineSoftmax` that looks for a block's maxima only where P shows that it must."""
 
     def __init__(self, k: Kernel, softmax: OnlineSoftmax) -> None:
         self._k, self._softmax = k, softmax
@@ -250,11 +250,11 @@ class StaleSoftmax:
         self._exact = k.register(u32, None, "exact")
         self._factors = k.registers(f32, softmax.rows, None, "factor")
 
-    def step(self, cuts: Traced | None, hide: Action, again: Action, release: Action) -> Action:
+    def step(self, cuts: Traced | None, mask: Action, recompute: Action, release: Action) -> Action:
         """The next block's scores into P; returns what brings O to the new maxima once no product writes it.
 
-        ``cuts``: whether ``hide`` has scores to hide, which then would pass for grown ones; None if it never has.
-        ``again`` forms the scores once more, by each warp for itself; ``release`` gives back what they are formed from.
+        ``cuts``: whether ``mask`` has scores to mask, which would pass for grown ones; None if it never has.
+        ``recompute`` forms the scores once more, by each warp for itself; ``release`` gives back what they are formed from.
         """
         k, softmax, exact = self._k, self._softmax, self._exact
         exact.set(0)
@@ -266,11 +266,11 @@ class StaleSoftmax:
             with k.when(served, uniform=True):
                 softmax.accept(totals)
             with k.otherwise():
-                again()
+                recompute()
                 exact.set(1)
         release()
         with k.when(exact != 0, uniform=True):
-            for kept, factor in zip(self._factors, softmax.deferred(hide), strict=True):
+            for kept, factor in zip(self._factors, softmax.deferred(mask), strict=True):
                 kept.set(factor)
             self._wary.set(k.select(self._wary == 0, k.value(0, u32), self._wary - 1))
 

@@ -23,14 +23,14 @@ _BY_LENGTH: dict[tuple[int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
         (ANY, {"consumers": 3, "turns": False, "q_in_registers": False}),
     ),
     (64, True): (
-        (512, {"tile_n": 64, "stages": 3, "skip_hidden": True}),
+        (512, {"tile_n": 64, "stages": 3, "skip_masked": True}),
         (1024, {"stages": 3}),
-        (8192, {"consumers": 3, "stages": 3, "q_in_registers": False, "skip_hidden": True}),
-        (ANY, {"consumers": 3, "turns": False, "q_in_registers": False, "skip_hidden": True}),
+        (8192, {"consumers": 3, "stages": 3, "q_in_registers": False, "skip_masked": True}),
+        (ANY, {"consumers": 3, "turns": False, "q_in_registers": False, "skip_masked": True}),
     ),
     (128, False): ((ANY, {}),),
     (128, True): (
-        (512, {"q_in_registers": False, "skip_hidden": True}),
+        (512, {"q_in_registers": False, "skip_masked": True}),
         (8192, {}),
         (
             ANY,
@@ -39,7 +39,7 @@ _BY_LENGTH: dict[tuple[int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
                 "tile_n": 64,
                 "persistent": False,
                 "q_in_registers": False,
-                "skip_hidden": True,
+                "skip_masked": True,
                 "sum_column": False,
             },
         ),
@@ -53,8 +53,8 @@ _BY_LENGTH: dict[tuple[int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
     ),
     (256, True): (
         (512, {"tile_n": 48, "q_in_registers": False}),
-        (1024, {"tile_n": 48, "q_in_registers": False, "skip_hidden": True}),
-        (8192, {"tile_n": 64, "turns": False, "persistent": False, "q_in_registers": False, "skip_hidden": True}),
+        (1024, {"tile_n": 48, "q_in_registers": False, "skip_masked": True}),
+        (8192, {"tile_n": 64, "turns": False, "persistent": False, "q_in_registers": False, "skip_masked": True}),
         (ANY, {"tile_n": 64, "turns": False, "persistent": False, "q_in_registers": False}),
     ),
 }

@@ -63,10 +63,9 @@ def _wgmma_rungs() -> tuple[Rung[AttentionConfig], ...]:
         config = replace(config, **flags)
         rungs.append(Rung(key, name, changes, config))
     rungs += [
-        Rung[AttentionConfig]("h8", "wgmma: stale maxima", "maxima of the blocks before serve until P shows that one grew; no hold",
-             ForwardSm90()),
-        Rung[AttentionConfig]("h9", "wgmma: sum column", "the row sums are one more column of P·V", ForwardSm90(sum_column=True)),
-    ]  # fmt: skip
+        Rung("h8", "wgmma: stale max", "the maxima so far serve until P shows that one grew; no hold", ForwardSm90()),
+        Rung("h9", "wgmma: sum column", "the row sums are one more column of P·V", ForwardSm90(sum_column=True)),
+    ]
     return tuple(rungs)
 
 

@@ -278,7 +278,7 @@ class Forward:
         if not self._features.masked:
             return scores
         kept = [k.register(f32, x) for x in scores.registers]
-        self._mask.hide(k.fragment(scores.layout, f32, kept), self._keys.block(block), row=self._warp_row)
+        self._mask.apply(k.fragment(scores.layout, f32, kept), self._keys.block(block), row=self._warp_row)
         return k.fragment(scores.layout, f32, [x.get() for x in kept])
 
     def _accumulate(self, probabilities: Fragment, first: bool) -> None:

@@ -26,5 +26,5 @@ class RungSm90(ForwardSm90):
         return super().check(target) or violated([
             (self.overlap or not (self.turns or self.persistent or self.hold),
              "turns, persistence and hold are about overlapped products: set overlap"),
-            (not (self.sum_column or self.skip_hidden), "sum_column and skip_hidden are the production kernel's"),
+            (not (self.sum_column or self.skip_masked), "sum_column and skip_masked are the production kernel's"),
         ])  # fmt: skip

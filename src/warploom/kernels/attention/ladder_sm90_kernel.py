@@ -58,13 +58,13 @@ class RungConsumer(Consumer):
         block = tile.own.block(step)
         self._keys.release()
 
-        def hide() -> None:
-            tile.own.hide(self._s, block, row=tile.own_row, warp=self._warp)
+        def mask() -> None:
+            tile.own.apply(self._s, block, row=tile.own_row, warp=self._warp)
 
         if first:
-            self._softmax.first(hide)
+            self._softmax.first(mask)
             return nothing
-        factors = self._softmax.deferred(hide, lazy=self._config.lazy_rescale)
+        factors = self._softmax.deferred(mask, lazy=self._config.lazy_rescale)
         if self._config.hold:
             self._values.wait()  # satisfied: it keeps the wait for the product below the exponentials
         if self._config.lazy_rescale:

@@ -101,8 +101,8 @@ class RungSoftmax:
 class SharedSoftmax(RungSoftmax):
     """By shared memory: the baseline of the in-register paper's section 4.
 
-    Every warp stores its scores, one lane per row walks the row for the maximum, the exponentials and their sum, and the
-    warp loads the probabilities back into fragments. Row statistics live in the lane that owns the row.
+    Every warp stores its scores, one lane per row walks the row for the maximum, the exponentials and their sum, and
+    the warp loads the probabilities back into fragments. Row statistics live in the lane that owns the row.
     """
 
     def __init__(

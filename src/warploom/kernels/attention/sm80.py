@@ -10,12 +10,13 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, Operands
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.copy_plan import CopyPlan
 from warploom.tile.panels import padded_cols
 
 
 @dataclass(frozen=True)
 class ForwardSm80(Configuration):
-    """A kernel of :mod:`.sm80_kernel`: ``num_warps`` warps that copy, and own ``tile_m / num_warps`` query rows each."""
+    """A kernel of :mod:`.sm80_kernel`: ``num_warps`` warps copy, and each owns ``tile_m / num_warps`` query rows."""
 
     word: ClassVar[str] = "attention_sm80"
     requires: ClassVar[str] = "sm_80"
@@ -51,18 +52,21 @@ class ForwardSm80(Configuration):
         found = broken_flags(self)
         if found:
             return found
-        rows_per_step = self.threads // 8
         constraints = [
             (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
             (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
              f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
             (self.tile_m % (16 * self.num_warps) == 0,
              f"tile_m {self.tile_m} is no multiple of 16 rows for each of {self.num_warps} warps"),
-            (self.tile_n % 16 == 0 and self.tile_n % rows_per_step == 0,
-             f"tile_n {self.tile_n} is no multiple of 16 and of the {rows_per_step} rows that a CTA copies at once"),
+            (self.tile_n % 16 == 0, f"tile_n {self.tile_n} is no multiple of 16"),
             (self.stages >= 2, "the ring has at least 2 stages"),
         ]  # fmt: skip
-        return violated(constraints) + shared_excess(self.shared_bytes, target)
+        found = violated(constraints) or [
+            f"{what}: {problem}"
+            for what, rows in (("tile_m", self.tile_m), ("tile_n", self.tile_n))
+            for problem in CopyPlan(rows, padded_cols(self.head_dim), self.num_warps, True).problems()
+        ]
+        return found + shared_excess(self.shared_bytes, target)
 
     def misfits(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""

@@ -1,5 +1,5 @@
 # pyright: reportInvalidTypeForm=false
-"""Attention forward for ``cp.async`` and ``mma.sync`` (sm_80 and newer): every warp copies, and owns some query rows."""
+"""Attention forward for ``cp.async`` and ``mma.sync`` (sm_80 and newer): each warp copies and owns query rows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def attention_sm80(
 
     def block(step: Traced, keys: SharedTile, values: SharedTile) -> None:
         scores.start(q_tile, keys, zero=True)
-        softmax.step(lambda: mask.hide(s, mask.block(step), row=warp_row))
+        softmax.step(lambda: mask.apply(s, mask.block(step), row=warp_row))
         product.start(cores.left(s), values)
 
     ring.each(mask.blocks, lambda step: 2 * [(mask.block(step) * c.tile_n, 0)], block)

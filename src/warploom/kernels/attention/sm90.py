@@ -41,7 +41,7 @@ class ForwardSm90(Configuration):
     turns: bool = flag(True, "consumers take turns at the tensor cores")
     q_in_registers: bool = flag(True, "Q as the register operand of Q·Kᵀ, loaded once a tile")
     sum_column: bool = flag(False, "the row sums are one more column of P·V: ones stand beside V")
-    skip_hidden: bool = flag(False, "a consumer passes over key blocks that its own rows do not see")
+    skip_masked: bool = flag(False, "a consumer passes over key blocks that its own rows do not see")
 
     @property
     def threads(self) -> int:
@@ -74,7 +74,7 @@ class ForwardSm90(Configuration):
         return -(-self.head_dim // 16) * 16 + (SUM_COLS if self.sum_column else 0)
 
     @property
-    def most_hidden(self) -> int:
+    def most_masked(self) -> int:
         """Key blocks that the last consumer's rows see and the first one's may not, at most."""
         return -(-(self.tile_m - ROWS) // self.tile_n)
 
@@ -102,8 +102,8 @@ class ForwardSm90(Configuration):
              f"sum_column puts ones behind V's last panel: head_dim {self.head_dim} is not 64, 128 or 192"),
             (not self.sum_column or self.dtype is bf16,
              "sum_column needs bf16: f16's exponents leave no room for maxima that grew"),
-            (not self.skip_hidden or self.most_hidden <= self.stages,
-             f"skip_hidden passes over up to {self.most_hidden} blocks at once, more than {self.stages} stages hold"),
+            (not self.skip_masked or self.most_masked <= self.stages,
+             f"skip_masked passes over up to {self.most_masked} blocks at once, more than {self.stages} stages hold"),
             (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
         ]  # fmt: skip
         return violated(constraints) + shared_excess(self.shared_bytes, target)

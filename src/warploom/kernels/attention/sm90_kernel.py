@@ -120,7 +120,7 @@ def run(
 
 
 def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes: Boxes, parts: range) -> None:
-    """One thread: some consumers' Q of every tile in, and their O out of the same stage, where the next Q follows it."""
+    """One thread: some consumers' Q of each tile in, and their O out of the same stage, where the next Q follows."""
     stages = tiles.config.q_stages
     for turn in range(stages):
         with k.when(tiles.order.count > turn):
@@ -136,7 +136,7 @@ def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes
 
 @dataclass(frozen=True)
 class Tile:
-    """``tile_m`` query rows of one head, a CTA's turn. A consumer sees ``own`` of its keys, after ``hidden`` blocks.
+    """``tile_m`` query rows of one head, a CTA's turn. A consumer sees ``own`` of its keys, after ``masked`` blocks.
 
     ``own_row``: where the consumer's rows begin among those that ``own`` is about.
     """
@@ -150,7 +150,7 @@ class Tile:
     mask: Mask
     own: Mask
     own_row: Number = 0
-    hidden: Traced | None = None
+    masked: Traced | None = None
 
     def q_place(self, consumer: int) -> tuple[Traced, ...]:
         """Where Q and O of a consumer lie."""
@@ -181,10 +181,10 @@ class Tiles:
         kv_head = head // f.group if f.group > 1 else head
         visible = Visible(f.window, f.ragged_kv)
         mask = Mask(self.k, visible, (c.tile_m, c.tile_n), row, self.lengths)
-        if own_row is None or not c.skip_hidden or f.window[1] is None:
+        if own_row is None or not c.skip_masked or f.window[1] is None:
             return Tile(turn, row, head, batch, kv_head, c.tile_n, mask, mask, 0 if own_row is None else own_row)
         own = Mask(self.k, visible, (WARPGROUP_ROWS, c.tile_n), row + own_row, self.lengths, begin=mask.begin)
-        return Tile(turn, row, head, batch, kv_head, c.tile_n, mask, own, hidden=mask.blocks - own.blocks)
+        return Tile(turn, row, head, batch, kv_head, c.tile_n, mask, own, masked=mask.blocks - own.blocks)
 
 
 class Consumer:
@@ -296,16 +296,16 @@ class Consumer:
         """S into P, and K's stage given back; returns what brings O to the new maxima."""
         block = tile.own.block(step)
 
-        def hide() -> None:
-            tile.own.hide(self._s, block, row=tile.own_row, warp=self._warp)
+        def mask() -> None:
+            tile.own.apply(self._s, block, row=tile.own_row, warp=self._warp)
 
         if first:
             self._keys.release()
-            self._softmax.first(hide)
+            self._softmax.first(mask)
             return nothing
-        return self._stale.step(tile.own.cuts(block), hide, lambda: self._again(tile), self._keys.release)
+        return self._stale.step(tile.own.cuts(block), mask, lambda: self._recompute(tile), self._keys.release)
 
-    def _again(self, tile: Tile) -> None:
+    def _recompute(self, tile: Tile) -> None:
         """A warp's scores of the block once more: each warp decides for itself, so by ``mma.sync``."""
         q, keys, warp = self._left(tile), self._keys.tile, (self._warp, 0)
         alone = MmaSync(self._k, self._config.dtype)
@@ -314,9 +314,9 @@ class Consumer:
 
     def _pass_over(self, tile: Tile, cursor: Cursor, turns: Turns | None = None) -> None:
         """Blocks that only other consumers' rows see: given back as they arrive, and with their scores the turns."""
-        if tile.hidden is None:
+        if tile.masked is None:
             return
-        with self._k.loop(tile.hidden):
+        with self._k.loop(tile.masked):
             cursor.wait()
             cursor.release()
             if turns is not None:
