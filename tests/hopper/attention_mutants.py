@@ -19,57 +19,47 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
 from tests.hopper.mutants import Rewrite, index_edits, rewritten
 from tests.hopper.mutants import edits as synchronisation_edits
-from warploom.core.dtypes import bf16
+from tests.kernels.attention_cases import Case
 from warploom.core.errors import WarploomError
 from warploom.cuda.compile import available_cores
-from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Value
 from warploom.isa.alu import Binary
 from warploom.isa.conversion import Convert, Move
 from warploom.isa.sync import MbarrierTryWait
-from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.kernels.attention.hopper import attention_hopper
-from warploom.kernels.attention.hopper_config import HopperConfig
-from warploom.kernels.attention.reference import attention_reference
-from warploom.layout.tensor_map import TensorMapSpec
+from warploom.kernels.attention.ladder_sm90 import RungSm90
+from warploom.kernels.attention.sm90 import ForwardSm90
 
 SEEDS: tuple[int | None, ...] = (None, *range(20))
 SIZES = ((5, 5), (1, 5), (1, 1))
 """(key blocks, tiles of one CTA): 5 blocks wrap a ring of two stages twice, a single one takes a path of its own, and
 so does a single tile. Kernels that are not persistent have one tile."""
 
-LARGEST_ERROR = 0.02
-"""Of an output of order 1, in bf16."""
-
-SMALLEST = HopperConfig(
-    head_dim=64, tile_n=64, overlap=False, pingpong=False, flat=False, q_in_registers=False, hold=False
+PRODUCTION = ForwardSm90(head_dim=64, tile_n=64)
+H1 = RungSm90(
+    head_dim=64, tile_n=64, overlap=False, turns=False, persistent=False, q_in_registers=False, lazy_rescale=False
 )
-FLAT = replace(SMALLEST, overlap=True, pingpong=True, flat=True, q_in_registers=True)
-CONFIGS = {
-    "h1": replace(SMALLEST, lazy_rescale=False),
-    "h2": replace(SMALLEST, overlap=True, lazy_rescale=False),
-    "h3": replace(SMALLEST, overlap=True, pingpong=True, lazy_rescale=False),
-    "h5": replace(SMALLEST, overlap=True, pingpong=True, q_in_registers=True),
-    "h6": FLAT,
-    "h7": replace(FLAT, hold=True),
-    "flat without turns": replace(FLAT, pingpong=False),
-    "three consumers": replace(SMALLEST, consumers=3, q_in_registers=True),
-    "carried maxima": replace(FLAT, q_in_registers=False, carry_max=True, sum_column=True),
-    "hidden blocks": replace(SMALLEST, consumers=3, overlap=True, flat=True, skip_hidden=True),
+H5 = replace(H1, overlap=True, turns=True, q_in_registers=True, lazy_rescale=True)
+CONFIGS: dict[str, ForwardSm90] = {
+    "h1": H1,
+    "h2": replace(H1, overlap=True),
+    "h3": replace(H1, overlap=True, turns=True),
+    "h5": H5,
+    "h6": replace(H5, persistent=True),
+    "h7": replace(H5, persistent=True, hold=True),
+    "h8": PRODUCTION,
+    "sum column": replace(PRODUCTION, sum_column=True, q_in_registers=False),
+    "no turns": replace(PRODUCTION, turns=False),
+    "three consumers": replace(PRODUCTION, consumers=3, persistent=False, turns=False),
+    "masked blocks": replace(PRODUCTION, consumers=3, turns=False, q_in_registers=False, skip_masked=True),
 }
-"""Every rung whose synchronisation differs from the one before, and flags that tuned winners use besides.
+"""Every rung whose synchronisation differs from the one before, and flags that calls choose besides.
 
-Where maxima are carried the keys grow, so that they are outgrown. Where blocks are hidden the mask is causal, and two
-CTAs share the tiles of three heads, in rounds of alternating direction; turns would keep a consumer that skips in step.
+Keys grow, so that stale maxima are outgrown. Where blocks are passed over the mask is causal, and two CTAs share the
+tiles of three heads, in rounds of alternating direction; turns would keep a consumer that skips in step.
 """
-HEADS, CTAS = 3, 2
-CAUSAL = AttentionFeatures(window=(None, 0))
 GROWTH = 20.0
 
 EQUIVALENT = {
@@ -101,46 +91,14 @@ EQUIVALENT = {
 """Mutants that behave as the kernel does, with the reason; names as in :func:`edits`."""
 
 
-def traced(config: HopperConfig) -> Program:
-    """The Program of a config."""
-    features = CAUSAL if config.skip_hidden else PLAIN
-    return attention_hopper.trace(config=config, features=features, heads_inside=False)
-
-
-def sizes(config: HopperConfig) -> list[tuple[int, int]]:
-    """The SIZES that differ for a config; under a causal mask, as many keys as queries."""
-    if config.skip_hidden:
-        return [(tiles * config.tile_m // config.tile_n, tiles) for tiles in (2, 1)]
-    return list(dict.fromkeys((blocks, tiles if config.flat else 1) for blocks, tiles in SIZES))
-
-
-def run(config: HopperConfig, mutant: Program, size: tuple[int, int], seed: int | None) -> tuple[Emulation, float]:
-    """One CTA (or :data:`CTAS` of them) on key blocks and tiles of a head, and the largest error of O."""
-    c, numbers = config, np.random.default_rng(2)
-    blocks, tiles = size
-    queries, length = tiles * c.tile_m, blocks * c.tile_n
-    heads, ctas = (HEADS, CTAS) if c.skip_hidden else (1, 1)
-    q, k, v = (
-        numbers.standard_normal((1, heads, n, c.head_dim)).astype(ml_dtypes.bfloat16) for n in (queries, length, length)
-    )
-    if c.carry_max:
-        k = (k.astype(np.float64) * np.linspace(GROWTH, 1.0, length)[:, None]).astype(k.dtype)
-    o = np.zeros_like(q)
-
-    def tensor_map(x: np.ndarray[Any, Any], rows: int) -> TensorMapArgument:
-        spec = TensorMapSpec(bf16, x.shape[::-1], x.strides[2::-1], (64, rows, 1, 1), 128)
-        return TensorMapArgument(x, spec)
-
-    values: dict[str, Any] = {
-        "q_map": tensor_map(q, 64), "k_map": tensor_map(k, c.tile_n), "v_map": tensor_map(v, c.tile_n),
-        "o_map": tensor_map(o, 64), "lse": np.zeros(queries, np.float32), "q_len": queries, "kv_len": length,
-        "q_blocks": tiles, "kv_blocks": blocks, "heads": heads, "tiles": tiles * heads,
-        "planes_together": 2,
-    }  # fmt: skip
-    emulation = emulate(mutant, ctas, {p.name: values[p.name] for p in mutant.parameters}, seed=seed)
-    seen = np.tri(queries, length, dtype=bool) if c.skip_hidden else None
-    expected = attention_reference(q, k, v, dtype=bf16, seen=seen).output
-    return emulation, float(np.abs(o.astype(np.float64) - expected).max())
+@cache
+def cases(name: str) -> list[Case]:
+    """The SIZES that differ for one of CONFIGS; under a causal mask, as many keys as queries."""
+    config = CONFIGS[name]
+    if config.skip_masked:
+        return [Case(config, n, n, (None, 0), GROWTH, heads=3, ctas=2) for n in (2 * config.tile_m, config.tile_m)]
+    sizes = dict.fromkeys((blocks, tiles if config.persistent else 1) for blocks, tiles in SIZES)
+    return [Case.of_blocks(config, *size, growth=GROWTH) for size in sizes]
 
 
 def edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
@@ -163,10 +121,9 @@ class Mutant:
     label: str
 
 
-@cache
 def program(name: str) -> Program:
     """The Program of one of CONFIGS."""
-    return traced(CONFIGS[name])
+    return cases(name)[0].program
 
 
 def mutants(name: str) -> list[Mutant]:
@@ -194,16 +151,9 @@ def _user(ops: Sequence[Op], number: int) -> str:
 
 
 def _hold_waits(name: str) -> set[int]:
-    """The waits that the flag ``hold`` adds: the second ones of a stage in a step."""
-    if not CONFIGS[name].hold:
-        return set()
-    waits = [
-        (i, op.where.line)
-        for i, op in enumerate(program(name).ops())
-        if isinstance(op.instruction, MbarrierTryWait) and op.where.function == "_step"
-    ]
-    last = max(line for _, line in waits)
-    return {i for i, line in waits if line == last}
+    """The waits that the flag ``hold`` adds: those of the function that takes the scores up."""
+    ops = enumerate(program(name).ops())
+    return {i for i, op in ops if isinstance(op.instruction, MbarrierTryWait) and op.where.function == "_take_up"}
 
 
 def timed_objection(mutant: Mutant) -> tuple[str | None, float]:
@@ -222,11 +172,11 @@ def objection(mutant: Mutant) -> str | None:
     except WarploomError as error:
         return type(error).__name__
     for seed in seeds:
-        for size in sizes(CONFIGS[mutant.config]):
-            emulation, error = run(CONFIGS[mutant.config], changed, size, seed)
-            if emulation.findings:
-                return emulation.findings[0].kind
-            if not error < LARGEST_ERROR:
+        for case in cases(mutant.config):
+            outcome = case.run(seed=seed, program=changed)
+            if outcome.emulation.findings:
+                return outcome.emulation.findings[0].kind
+            if not outcome.fine:
                 return "a wrong result alone"
     return None
 

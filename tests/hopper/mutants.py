@@ -145,9 +145,9 @@ def index_edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
         yield f"without {i.mnemonic}", lambda _: []
     if isinstance(i, Binary) and i.op == "and" and op.operands[1] == Const(u32, 1):
         yield "buffer or parity inverted", _inverted
-    if isinstance(i, Move) or (isinstance(i, Binary) and i.op in ("shl", "mul")):
+    if isinstance(i, Move) or (isinstance(i, Binary) and i.op in ("shl", "mul", "sub")):
         for place, operand in enumerate(op.operands):
-            if isinstance(operand, Register) and (operand.name or "").endswith("_stage"):
+            if isinstance(operand, Register) and (operand.name or "").endswith(("_stage", "_get")):
                 yield "another stage", _other(place)
             if isinstance(operand, Register) and (operand.name or "").endswith("_phase"):
                 yield "the other phase", _other(place)

@@ -1,4 +1,4 @@
-"""The attention configuration: what fits, its notation, overrides; problems and the ladder."""
+"""The configurations of attention: what fits, notation, overrides; what problems they take; the ladder; the choice."""
 
 from __future__ import annotations
 
@@ -9,174 +9,204 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.attention_cases import RUNGS, traced
+from tests.kernels.attention_cases import EVERY_RUNG, RUNGS, Case
+from tests.properties import slow_property
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.core.errors import ConfigError
+from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import TARGETS, target
 from warploom.ir.verify import verify
-from warploom.kernels.attention.config import AttentionConfig
-from warploom.kernels.attention.ladder import BEST, LADDER
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.ladder import FULL_LADDER, LADDER
+from warploom.kernels.attention.ladder_config import RungSm80
+from warploom.kernels.attention.ladder_sm90 import RungSm90
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
+from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.attention.sm90 import ForwardSm90
+
+KINDS: tuple[type[Any], ...] = (ForwardSm80, ForwardSm90, RungSm80, RungSm90)
 
 
-def field_values(name: str) -> st.SearchStrategy[Any]:
-    """Any of a flag's documented choices."""
-    choices = next(f.metadata["choices"] for f in fields(AttentionConfig) if f.name == name)
-    return st.sampled_from(choices)
+def some(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """Configurations of a kind, each flag at any of its documented choices."""
+    return st.builds(kind, **{f.name: st.sampled_from(f.metadata["choices"]) for f in fields(kind)})
 
 
-CONFIGS = st.fixed_dictionaries({f.name: field_values(f.name) for f in fields(AttentionConfig)}).map(
-    lambda flags: AttentionConfig(**flags)
-)
-
-
-@settings(deadline=None, max_examples=200)
-@given(CONFIGS)
-def test_the_notation_round_trips(config):
-    assert AttentionConfig.parse(str(config)) == config
+CONFIGS = st.one_of(*map(some, KINDS))
 
 
 @settings(deadline=None, max_examples=200)
 @given(CONFIGS)
-def test_settings_as_text_round_trip(config):
+def test_notation_and_settings_round_trip(config: Any) -> None:
+    assert parse_config(str(config)) == config
     texts = {f.name: str(getattr(config, f.name)) for f in fields(config)}
-    assert AttentionConfig().with_settings(texts) == config
+    assert type(config)().with_settings(texts) == config
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(CONFIGS, st.sampled_from(list(TARGETS.values())))
-def test_check_gives_reasons_and_require_lists_them_all(config, goal):
-    reasons = config.check(goal)
+def test_check_gives_reasons_and_require_lists_them_all(config: Any, arch: Any) -> None:
+    reasons = config.check(arch)
     assert all(isinstance(reason, str) and reason for reason in reasons)
     if not reasons:
-        config.require(goal)
-        assert config.shared_bytes <= goal.shared_per_block
+        config.require(arch)
+        assert config.shared_bytes <= arch.shared_per_block
         return
     with pytest.raises(ConfigError) as caught:
-        config.require(goal)
+        config.require(arch)
     assert all(reason in str(caught.value) for reason in reasons)
 
 
-@settings(deadline=None, max_examples=12)
+@slow_property(12)
 @given(CONFIGS)
-def test_what_check_accepts_can_be_traced_and_verified(config):
-    if not config.check():
-        verify(traced(config))
+def test_what_check_accepts_can_be_traced_and_verified(config: Any) -> None:
+    if not config.check(target("sm_90a")):
+        program = Case.of_blocks(config, 2).program
+        verify(program)
+        assert (program.threads, program.shared_bytes <= config.shared_bytes) == (config.threads, True)
 
 
-def test_every_flag_is_documented():
-    assert all(f.metadata["doc"] and f.metadata["choices"] for f in fields(AttentionConfig))
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_flag_is_documented(kind: type[Any]) -> None:
+    assert all(f.metadata["doc"] and f.metadata["choices"] for f in fields(kind))
 
 
-def test_the_seeds_notation_is_read():
-    config = AttentionConfig.parse(
-        "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_fragments+buffer+opt_softmax"
-    )
+def test_the_seeds_notation_is_read() -> None:
+    config = RungSm80.parse("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_fragments+buffer+opt_softmax")
     assert (config.dtype, config.head_dim, config.tile_m, config.tile_n, config.num_warps) == (f16, 128, 64, 64, 4)
     assert (config.load_q, config.load_k, config.load_v) == (0, 2, 2)
     assert all((config.async_copy, config.eager, config.swizzle, config.double_buffer, config.folded_scale))
-    assert not AttentionConfig.parse("(BF16, 64, 64, 64, 4): load_0_0_0_fragments").async_copy
+    assert not RungSm80.parse("(BF16, 64, 64, 64, 4): load_0_0_0_fragments").async_copy
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("(FP16, 128, 64): async", "no configuration"),
-        ("nothing", "no configuration"),
+        ("nothing", "attention_sm90, attention_sm80"),
         ("(FP16, 128, 64, 64, 4): async+turbo", "'turbo' is no flag"),
         ("(FP16, 128, 64, 64, 4): head_dim=3", "'head_dim=3' is no flag"),
+        ("attention_sm90(turbo=1)", "known: consumers, tile_n"),
+        ("attention_sm90(stages)", "no configuration"),
+        ("attention_sm80(stages=two)", "an integer"),
+        ("attention_sm90(turns=maybe)", "true or false"),
+        ("attention_sm90(dtype=quaternion)", "not a type warploom knows"),
     ],
 )
-def test_notation_that_is_none_is_refused(text, says):
+def test_notation_that_is_none_is_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        AttentionConfig.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "says"),
-    [
-        ("turbo", "1", "known: tile_m, tile_n"),
-        ("swizzle", "maybe", "true or false"),
-        ("stages", "two", "an integer"),
-        ("dtype", "quaternion", "not a type warploom knows"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(flag, value, says):
-    with pytest.raises(ConfigError, match=says):
-        AttentionConfig().with_settings({flag: value})
+        parse_config(text)
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("YES", True), ("1", True), ("off", False), ("0", False)])
-def test_truth_in_words(text, value):
-    assert AttentionConfig().with_settings({"swizzle": text}).swizzle is value
+def test_truth_in_words(text: str, value: bool) -> None:
+    assert RungSm80().with_settings({"swizzle": text}).swizzle is value
+
+
+ALONE = {"overlap": False, "turns": False, "persistent": False}
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("kind", "flags", "says"),
     [
-        ({"dtype": f32}, "not f16 or bf16"),
-        ({"head_dim": 84}, "head_dim 84"),
-        ({"tile_m": 48}, "tile_m 48"),
-        ({"num_warps": 0}, "num_warps is at least 1"),
-        ({"tile_n": 24}, "tile_n 24"),
-        ({"load_k": 3}, "load_k is 0"),
-        ({"stages": 2}, "stages=2 needs eager"),
-        ({"stages": 3, "eager": True, "cooperative": True}, "stages is 1 or 2"),
-        ({"eager": True, "async_copy": False}, "eager copies are asynchronous"),
-        ({"lazy_rescale": True}, "folded scales"),
-        ({"tile_m": 512, "num_warps": 8}, "bytes of shared memory"),
+        (RungSm80, {"dtype": f32}, "not f16 or bf16"),
+        (RungSm80, {"head_dim": 84}, "head_dim 84"),
+        (RungSm80, {"tile_m": 48}, "tile_m 48"),
+        (RungSm80, {"num_warps": 0}, "num_warps is at least 1"),
+        (RungSm80, {"tile_n": 24}, "tile_n 24"),
+        (RungSm80, {"load_k": 3}, "load_k is 0"),
+        (RungSm80, {"eager": True, "async_copy": False}, "eager copies are asynchronous"),
+        (RungSm80, {"tile_m": 512, "num_warps": 8}, "bytes of shared memory"),
+        (ForwardSm80, {"tile_m": 64}, "tile_m 64 is no multiple"),
+        (ForwardSm80, {"tile_n": 24}, "tile_n 24"),
+        (ForwardSm80, {"head_dim": 8, "tile_n": 64}, "64 rows are no multiple of the 128 rows"),
+        (ForwardSm80, {"stages": 1}, "at least 2 stages"),
+        (ForwardSm80, {"tile_n": 128, "stages": 3}, "bytes of shared memory"),
+        (ForwardSm90, {"consumers": 4}, "1 to 3 consumer"),
+        (ForwardSm90, {"stages": 1}, "at least 2 stages"),
+        (ForwardSm90, {"tile_n": 72}, "tile_n 72"),
+        (ForwardSm90, {"sum_column": True, "head_dim": 80}, "64, 128 or 192"),
+        (ForwardSm90, {"sum_column": True, "head_dim": 256}, "64, 128 or 192"),
+        (ForwardSm90, {"sum_column": True, "dtype": f16}, "needs bf16"),
+        (ForwardSm90, {"skip_masked": True, "consumers": 3, "tile_n": 48}, "up to 3 blocks at once"),
+        (ForwardSm90, {"head_dim": 64}, "needs sm_90a"),
+        (RungSm90, ALONE | {"turns": True}, "set overlap"),
+        (RungSm90, ALONE | {"hold": True}, "set overlap"),
+        (RungSm90, ALONE | {"persistent": True}, "set overlap"),
+        (RungSm90, {"sum_column": True}, "the production kernel's"),
     ],
 )
-def test_what_does_not_fit_is_said(flags: dict[str, Any], says):
-    reasons = replace(AttentionConfig(), **flags).check(target("sm_86"))
+def test_what_does_not_fit_is_said(kind: type[Any], flags: dict[str, Any], says: str) -> None:
+    reasons = kind(**flags).check(target("sm_86"))
     assert any(says in reason for reason in reasons), reasons
 
 
-def _problem(q_len: int = 128, kv_len: int = 128, head_dim: int = 128, dtype: DType = bf16) -> AttentionProblem:
-    return AttentionProblem(2, 3, 3, q_len, kv_len, head_dim, dtype)
+PROBLEM = AttentionProblem(2, 3, 3, 128, 128, 128, bf16)
 
 
-def test_a_problem_that_fits():
-    problem, config = _problem(), AttentionConfig()
-    assert problem.misfits(config) == []
-    assert problem.grid(config) == (2, 3, 2)
-    assert problem.flops == 4 * 2 * 3 * 128 * 128 * 128
+def test_a_problem_that_fits() -> None:
+    assert RungSm80().misfits(PROBLEM) == []
+    assert Case(RungSm80(), 128, 256, heads=3).call.grid == (2, 3, 1)
+    assert PROBLEM.flops == 4 * 2 * 3 * 128 * 128 * 128
 
 
 @pytest.mark.parametrize(
-    ("problem", "says"),
-    [(_problem(head_dim=64), "head_dim is 64"), (_problem(dtype=f16), "the arrays are f16, the configuration bf16")],
+    ("config", "changes", "says"),
+    [
+        (RungSm80(), {"head_dim": 64}, "head_dim is 64"),
+        (RungSm80(), {"dtype": f16}, "the arrays are f16, the configuration bf16"),
+        (RungSm80(), {"softcap": 5.0}, "no soft cap"),
+        (RungSm80(), {"lse": True}, "no log-sum-exp"),
+        (RungSm80(softmax_in_shared=True), {"window": (None, 0)}, "no masks"),
+        (ForwardSm80(), {"heads": 70000}, "at most 65535"),
+        (ForwardSm80(), {"kv_len": 1 << 30}, "positions"),
+        (ForwardSm90(), {"batch": 1 << 30}, "tiles of query rows"),
+    ],
 )
-def test_misfits_are_said(problem, says):
-    reasons = problem.misfits(AttentionConfig())
+def test_problems_that_a_kernel_does_not_take(config: AttentionConfig, changes: dict[str, Any], says: str) -> None:
+    assert config.misfits(PROBLEM) == []
+    reasons = config.misfits(replace(PROBLEM, **changes))
     assert any(says in reason for reason in reasons), reasons
-    with pytest.raises(ConfigError, match=says):
-        problem.grid(AttentionConfig())
 
 
-def test_the_ladder_finds_rungs_by_key_and_name():
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 72, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_120a"])
+def test_every_problem_has_a_configuration_that_can_be_traced(head_dim: int, arch: str) -> None:
+    for length, causal, cap in ((64, True, None), (4096, True, 20.0), (4096, False, None)):
+        window = (None, 0) if causal else (None, None)
+        problem = AttentionProblem(1, 2, 2, length, length, head_dim, f16, window, softcap=cap, lse=True)
+        config, reason = choose(problem, target(arch))
+        assert config.check(target(arch)) + config.misfits(problem) == []
+        assert reason
+    verify(Case(config, 64, 64).program, target(arch))
+
+
+def test_a_problem_for_no_kernel_says_why() -> None:
+    with pytest.raises(ProblemError, match="head_dim 264"):
+        choose(replace(PROBLEM, head_dim=264), target("sm_90a"))
+
+
+def test_the_ladder_finds_rungs_by_key_and_name() -> None:
     assert LADDER.rung("2").config == RUNGS["2"]
     assert LADDER.rung("kernel 1: base") is LADDER.rung("1")
-    assert LADDER.rung("best").config == BEST
     with pytest.raises(ConfigError, match=r"no rung '99'; its rungs: .*1 \(kernel 1: base\)"):
         LADDER.rung("99")
 
 
-def test_rungs_have_distinct_keys_and_say_what_they_change():
-    keys = [rung.key for rung in LADDER.rungs]
-    assert len(set(keys)) == len(keys)
-    assert all(rung.changes and rung.name for rung in LADDER.rungs)
-    assert len({rung.config for rung in LADDER.rungs}) == len(keys)
+def test_rungs_have_distinct_keys_and_say_what_they_change() -> None:
+    rungs = FULL_LADDER.rungs
+    assert all(rung.changes and rung.name for rung in rungs)
+    assert len({rung.key for rung in rungs}) == len({rung.config for rung in rungs}) == len(rungs)
 
 
-@pytest.mark.parametrize("key", RUNGS)
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("dtype", [bf16, f16])
-def test_every_rung_traces_and_verifies(key, head_dim, dtype):
-    config = replace(RUNGS[key], head_dim=head_dim, dtype=dtype)
-    config.require(target("sm_80"))
-    program = traced(config)
-    verify(program, target("sm_80"))
-    assert program.threads == config.threads
-    assert program.shared_bytes == config.shared_bytes
+@pytest.mark.parametrize("key", EVERY_RUNG)
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, f16), (128, bf16)])
+def test_every_rung_traces_and_verifies(key: str, head_dim: int, dtype: DType) -> None:
+    config: Any = replace(EVERY_RUNG[key], head_dim=head_dim, dtype=dtype)  # type: ignore[type-var]
+    if getattr(config, "sum_column", False):
+        config = replace(config, dtype=bf16)
+    arch = target(config.requires)
+    config.require(arch)
+    program = Case.of_blocks(config, 2).program
+    verify(program, arch)
     assert all(op.where.file.endswith(".py") and op.where.line > 0 for op in program.ops())
+    assert not any("/tile/" in op.where.file for op in program.ops()), "lines are the kernel author's"

@@ -82,10 +82,12 @@ def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     shared memory, which is what counts at the power limit. Their registers hold no Q, and short sequences have too few
     such tiles. From 256 on, short blocks leave fewer masked scores, and two Q tiles have room beside them.
     """
-    width = next(w for w in (64, 128, 192, 256) if problem.head_dim <= w)
+    widths = [w for w in (64, 128, 192, 256) if problem.head_dim <= w]
+    if not widths:
+        return ()
     columns = problem.dtype is bf16 and problem.head_dim in (64, 128) and not problem.lse
     base = ForwardSm90(head_dim=problem.head_dim, dtype=problem.dtype, sum_column=columns)
-    rows = _BY_LENGTH[width, problem.window[1] is not None]
+    rows = _BY_LENGTH[widths[0], problem.window[1] is not None]
     tuned = next(replace(base, **flags) for most, flags in rows if problem.q_len <= most)
     if tuned.consumers == 3 and problem.softcap is not None:
         tuned = replace(base, stages=3)
