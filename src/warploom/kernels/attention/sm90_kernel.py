@@ -131,7 +131,6 @@ def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes
             output.at(turn, part).send(boxes, tiles.at(turn).q_place(part))
             with k.when(turn + stages < tiles.order.count):
                 queries.at(turn + stages, part).put(tiles.at(turn + stages).q_place(part))
-    k.wait_bulk(0)
 
 
 @dataclass(frozen=True)
