@@ -42,6 +42,19 @@ class Persistent:
         return k.select((k.value(turn, u32) & 1) == 0, k.cta_x, k.grid_x - 1 - k.cta_x)
 
 
+class Single:
+    """One work item for each CTA of a grid along x: what :class:`Persistent` is for kernels whose CTAs come and go."""
+
+    def __init__(self, k: Kernel) -> None:
+        self._k = k
+        self.count: Traced = k.value(1, u32)
+        """How many items this CTA works on."""
+
+    def item(self, _turn: Number) -> Traced:
+        """The number of this CTA's item."""
+        return self._k.cta_x
+
+
 @dataclass(frozen=True)
 class RowTiles:
     """Tiles of row blocks × planes (one head of one batch) by number.

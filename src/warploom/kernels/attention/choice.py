@@ -88,7 +88,9 @@ def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     columns = problem.dtype is bf16 and problem.head_dim in (64, 128) and not problem.lse
     base = ForwardSm90(head_dim=problem.head_dim, dtype=problem.dtype, sum_column=columns)
     rows = _BY_LENGTH[widths[0], problem.window[1] is not None]
-    tuned = next(replace(base, **flags) for most, flags in rows if problem.q_len <= most)
+    left, right = problem.window
+    seen = problem.q_len if left is None or right is None else min(problem.q_len, left + right + 1)
+    tuned = next(replace(base, **flags) for most, flags in rows if seen <= most)
     if tuned.consumers == 3 and problem.softcap is not None:
         tuned = replace(base, stages=3)
     return (tuned,)

@@ -22,7 +22,7 @@ from warploom.tile.mask import Mask, Visible
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma, load_left, zero
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
-from warploom.tile.scheduler import Persistent, RowTiles
+from warploom.tile.scheduler import Persistent, RowTiles, Single
 from warploom.tile.softmax import Action, OnlineSoftmax, StaleSoftmax, nothing, put_ones
 
 
@@ -99,7 +99,7 @@ def run(
     uneven = features.window[1] is not None  # later rows see more keys
     heads, planes, together = counts
     blocks = (lengths[0] + (c.tile_m - 1)) // c.tile_m
-    order = Persistent(k, blocks * planes, alternating=uneven)
+    order = Persistent(k, blocks * planes, alternating=uneven) if c.persistent else Single(k)
     rows = RowTiles(k, blocks, planes, together if uneven else None)
     tiles = Tiles(k, c, features, rows, order, heads, lengths)
 
@@ -168,7 +168,7 @@ class Tiles:
     config: ForwardSm90
     features: AttentionFeatures
     rows: RowTiles
-    order: Persistent
+    order: Persistent | Single
     heads: Traced
     lengths: tuple[Traced, Traced]
 
