@@ -257,7 +257,10 @@ class Cursor:
         self._position.advance()
 
     def skip(self, count: Traced) -> None:
-        """Past ``count`` stages that somebody else reads."""
+        """Past ``count`` stages that somebody else reads, and has waited for before this cursor waits again.
+
+        Take turns for that: a wait tells a phase from the one before, not from those before both.
+        """
         ring, n = self._registers(), self._pipeline.stages
         total = ring.stage.get() + count
         rounds = total // n

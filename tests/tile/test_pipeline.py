@@ -1,0 +1,229 @@
+"""Rings of stages: fed by the TMA, written by warps, sent away; and what happens without one of their steps."""
+
+# pyright: reportInvalidTypeForm=false
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tile.support import SEEDS, as_boxes, clean, escapes, whole
+from warploom.core.dtypes import DType, bf16, f16
+from warploom.core.errors import TraceError
+from warploom.ir.program import Program
+from warploom.lang import Global, Kernel, SharedTile, TensorMap, Traced, f32, kernel, u32
+from warploom.tile.panels import padded_cols
+from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
+
+ROWS = 16
+
+
+def add_columns(k: Kernel, tile: SharedTile, cols: int, totals: list[Any]) -> None:
+    """Each of 16 lanes adds up its row of a tile in steps of two elements."""
+    for col in range(0, cols, 2):
+        (pair,) = tile.load(k.lane & (ROWS - 1), col, dtype=u32)
+        for total, x in zip(totals, k.unpack(pair, tile.dtype), strict=True):
+            total += x
+
+
+@kernel(threads=96, requires="sm_90a")
+def row_sums(
+    k: Kernel,
+    a: TensorMap,
+    b: TensorMap,
+    out: Global[f32],
+    tiles: u32,
+    *,
+    cols: int,
+    dtype: DType = bf16,
+    stages: int = 2,
+    packed: bool = False,
+) -> None:
+    """Sums of even and odd columns of a, which warp 1 stores, and of b, which warp 2 stores: (4, rows)."""
+    of_a = operand_tile(k, dtype, ROWS, cols, name="A", stages=stages)
+    of_b = operand_tile(k, dtype, ROWS, cols, name="B", stages=stages)
+    ring = Pipeline(k, (of_a, Boxes(a)), (of_b, Boxes(b)), readers=2)
+    ready(k, ring)
+    with k.warps(0, 1), k.when(k.thread == 0):
+        put = ring.producer()
+        with k.loop(tiles) as i:
+            put.put((i * ROWS,), (i * ROWS,))
+    with k.warps(1, 3):
+        get = ring.consumer(packed=packed)
+        with k.loop(tiles) as i:
+            totals = k.registers(f32, 4, 0.0, "totals")
+            pair = get.wait_all()
+            for number, tile in enumerate(pair):
+                add_columns(k, tile, padded_cols(cols), totals[2 * number : 2 * number + 2])
+            k.syncwarp()
+            get.release()
+            for number, total in enumerate(totals):
+                with k.when((k.lane < ROWS) & (k.warp == 1 + number // 2)):
+                    out.store(total.get(), (number * tiles + i) * ROWS + k.lane)
+
+
+def check_sums(tiles: int, cols: int, dtype: DType = bf16, rows: int | None = None) -> Callable[..., bool]:
+    """Runs :func:`row_sums` on matrices of ``rows`` rows, by default whole tiles."""
+    a, b = (whole(rows or tiles * ROWS, cols, dtype=dtype, seed=seed) for seed in (1, 2))
+    expected = np.zeros((4, tiles * ROWS), np.float32)
+    for number, x in enumerate((a, b)):
+        for odd in (0, 1):
+            expected[2 * number + odd, : len(x)] = x[:, odd::2].astype(np.float32).sum(1)
+
+    def check(program: Program, seed: int | None) -> bool:
+        out = np.full_like(expected, np.nan)
+        maps = [as_boxes(x, ROWS, cols, dtype) for x in (a, b)]
+        return clean(program, 1, [*maps, out, tiles], seed) and np.array_equal(out, expected)
+
+    return check
+
+
+@pytest.mark.parametrize("cols", [16, 32, 64, 72, 80, 96, 192])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("dtype", "stages"), [(bf16, 2), (f16, 3)])
+def test_tiles_arrive_in_order_and_whole(cols: int, packed: bool, dtype: DType, stages: int) -> None:
+    """Five tiles, the last of them beyond the matrix in part: there it is zeros."""
+    program = row_sums.trace(cols=cols, dtype=dtype, stages=stages, packed=packed)
+    check = check_sums(5, cols, dtype, rows=4 * ROWS + 3)
+    assert all(check(program, seed) for seed in (None, 0))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_step_of_a_ring_fed_by_the_tma_is_needed(packed: bool) -> None:
+    assert escapes(row_sums.trace(cols=64, packed=packed), check_sums(5, 64)) == Counter()
+
+
+@kernel(threads=96, requires="sm_90a")
+def copied(k: Kernel, x: TensorMap, y: TensorMap, tiles: u32, *, cols: int, computed: bool) -> None:
+    """y = -x: thread 0 loads, warps 1 and 2 write half of the rows each, thread 1 sends away.
+
+    ``computed``: cursors by turns instead of rings of their own. The stage that is sent is the one that was loaded.
+    """
+    tile = operand_tile(k, bf16, 2 * ROWS, cols, name="X", stages=2)
+    loaded = Pipeline(k, (tile, Boxes(x)), readers=0)
+    filled = Pipeline(k, tile, writers=2, readers=0, name="Y")
+    ready(k, loaded, filled)
+
+    def cursor(of: Pipeline, turn: Traced, kept: Cursor | None, filling: bool = False) -> Cursor:
+        return kept if kept is not None else of.at(turn, filling=filling)
+
+    with k.warps(0, 1), k.when(k.thread == 0):
+        get, put = (None, None) if computed else (filled.consumer(), loaded.producer())
+        with k.loop(tiles + 1) as i:
+            with k.when(i < tiles):
+                cursor(loaded, i, put, True).put((i * 2 * ROWS,))
+            with k.when(i > 0):
+                cursor(filled, i - 1, get).send(Boxes(y), ((i - 1) * 2 * ROWS,))
+    with k.warps(1, 3):
+        get, put = (None, None) if computed else (loaded.consumer(), filled.consumer(name="fill"))
+        with k.loop(tiles) as i:
+            here = cursor(loaded, i, get)
+            stage, row = here.wait(), (k.warp - 1) * ROWS + k.lane
+            for col in range(0, padded_cols(cols), 2):
+                with k.when(k.lane < ROWS):
+                    (pair,) = stage.load(row, col, dtype=u32)
+                    stage.store([pair ^ 0x80008000], row, col, dtype=u32)
+            here.advance()
+            cursor(filled, i, put).written()
+
+
+def check_copied(tiles: int, cols: int) -> Callable[..., bool]:
+    x = whole(tiles * 2 * ROWS - 5, cols, seed=3)
+
+    def check(program: Program, seed: int | None) -> bool:
+        y = np.full_like(x, np.nan)
+        maps = [as_boxes(m, 2 * ROWS, cols) for m in (x, y)]
+        return clean(program, 1, [*maps, tiles], seed) and np.array_equal(y, -x)
+
+    return check
+
+
+@pytest.mark.parametrize("cols", [64, 72])
+@pytest.mark.parametrize("computed", [False, True])
+def test_what_warps_write_is_sent(cols: int, computed: bool) -> None:
+    check = check_copied(5, cols)
+    assert all(check(copied.trace(cols=cols, computed=computed), seed) for seed in SEEDS)
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_every_step_of_a_ring_written_by_warps_is_needed(computed: bool) -> None:
+    unused = ("X_put", "X_fill")  # cursors that put and write where nobody says that a stage is empty: no phase
+    equivalent = [f"{what} {name}_phase" for name in unused for what in ("parity kept", "the first phase inverted")]
+    found = escapes(copied.trace(cols=64, computed=computed), check_copied(5, 64))
+    assert found == Counter([] if computed else equivalent)
+
+
+@kernel(threads=96, requires="sm_90a")
+def two_readers(k: Kernel, x: TensorMap, out: Global[f32], tiles: u32, *, take: int, in_turn: bool = True) -> None:
+    """Warp 1 reads ``take`` of every three tiles, warp 2 the others, one after the other."""
+    tile = operand_tile(k, bf16, ROWS, 32, name="X", stages=4)
+    ring = Pipeline(k, (tile, Boxes(x)), readers=1)
+    ready(k, ring)
+    with k.warps(0, 1), k.when(k.thread == 0):
+        put = ring.producer()
+        with k.loop(tiles * 3) as i:
+            put.put((i * ROWS,))
+    with k.warps(1, 3):
+        get, ahead = ring.consumer(), ring.consumer(name="ahead")
+        mine = k.select(k.warp == 1, k.value(take, u32), k.value(3 - take, u32))
+        with k.when(k.warp == 2):
+            ahead.skip(k.value(take, u32))
+        get.catch_up(ahead)
+        with k.loop(tiles) as i:
+            if in_turn:
+                with k.when(k.warp == 2, uniform=True):
+                    k.bar_sync(1, 64)
+            with k.loop(mine) as j:
+                totals = k.registers(f32, 2, 0.0, "totals")
+                add_columns(k, get.wait(), 32, totals)
+                k.syncwarp()
+                get.release()
+                with k.when(k.lane < ROWS):
+                    number = i * 3 + j + k.select(k.warp == 1, k.value(0, u32), k.value(take, u32))
+                    out.store(totals[0] + totals[1], number * ROWS + k.lane)
+            get.skip(3 - mine)
+            if in_turn:
+                with k.when(k.warp == 1, uniform=True):
+                    k.bar_sync(1, 64)
+                k.bar_sync(2, 64)
+
+
+@pytest.mark.parametrize("take", [1, 2])
+def test_stages_that_others_read_are_skipped(take: int) -> None:
+    x = whole(7 * 3 * ROWS, 32, seed=4)
+    expected = x.astype(np.float32).sum(1)
+
+    def check(program: Program, seed: int | None) -> bool:
+        out = np.full_like(expected, np.nan)
+        return clean(program, 1, [as_boxes(x, ROWS, 32), out, 7], seed) and np.array_equal(out, expected)
+
+    assert all(check(two_readers.trace(take=take), seed) for seed in SEEDS)
+    # Who has not waited for what the other reads may wait for a phase before the last one has ended.
+    assert not all(check(two_readers.trace(take=take, in_turn=False), seed) for seed in SEEDS)
+
+
+def tile_of(k: Kernel, stages: int = 2, name: str = "X") -> SharedTile:
+    return operand_tile(k, bf16, ROWS, 64, name=name, stages=stages)
+
+
+MISUSE: dict[str, Callable[[Kernel, Boxes], object]] = {
+    "as many stages each": lambda k, x: Pipeline(k, (tile_of(k), x), (tile_of(k, 3, "Y"), x), readers=1),
+    "nobody releases": lambda k, x: Pipeline(k, (tile_of(k), x), readers=0).consumer().release(),
+    "takes a place for each of 1": lambda k, x: Pipeline(k, (tile_of(k), x), readers=1).producer().put((0,), (0,)),
+    "no boxes to load from": lambda k, x: Pipeline(k, tile_of(k), readers=1).producer().put((0,)),
+    "a power of two, not 3": lambda k, x: Pipeline(k, (tile_of(k, 3), x), readers=1).at(0),
+    "in two registers moves so": lambda k, x: Pipeline(k, (tile_of(k), x), readers=1).at(0).skip(k.value(1, u32)),
+}
+
+
+@pytest.mark.parametrize("says", MISUSE)
+def test_misuse_is_said(says: str) -> None:
+    @kernel(threads=32, requires="sm_90a")
+    def wrong(k: Kernel, x: TensorMap) -> None:
+        MISUSE[says](k, Boxes(x))
+
+    with pytest.raises(TraceError, match=f"{says}.*test_pipeline.py"):
+        wrong.trace()
