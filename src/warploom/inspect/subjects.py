@@ -8,8 +8,7 @@ from warploom.core.errors import ConfigError
 from warploom.inspect.report import SassReport, inspect_cubin, inspect_sass
 from warploom.ir.program import Program
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
-from warploom.kernels.gemm.problem import AnyGemmConfig, contiguous_problem
-from warploom.ops.gemm_kernels import trace_for as trace_gemm
+from warploom.kernels.matmul.problem import MatmulConfig, contiguous_problem
 
 HEADS, LENGTH = 16, 4096
 """Of the attention problem that is inspected (the seeds' 16 heads): whole tiles, and row strides to trace."""
@@ -27,10 +26,10 @@ SQUARE = 4096
 """Extents of the product whose kernel is inspected: whole tiles, and the stride of a configuration that traces it."""
 
 
-def gemm_program(config: AnyGemmConfig) -> Program:
-    """The Program of a GEMM configuration for row-major matrices and no epilogue; of a split K, that of its parts."""
+def gemm_program(config: MatmulConfig) -> Program:
+    """The Program of a matmul configuration for row-major matrices and no epilogue; of a split K, that of its parts."""
     problem = contiguous_problem(SQUARE, SQUARE, SQUARE, config.dtype, config.accumulate)
-    return trace_gemm(config, problem.features(config))
+    return config.calls(problem, 1)[0].source.program
 
 
 def inspect_file(path: Path, kernel: str | None = None) -> SassReport:

@@ -30,6 +30,8 @@ class Configuration:
     word: ClassVar[str]
     always: ClassVar[tuple[str, ...]] = ("dtype",)
     """Flags that are printed even where they have their defaults."""
+    also: ClassVar[Mapping[str, str]] = {}
+    """Further names of flags."""
 
     def __str__(self) -> str:
         shown: list[str] = []
@@ -40,17 +42,22 @@ class Configuration:
         return f"{self.word}({', '.join(shown)})"
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """The configuration that :meth:`__str__` printed. Raises ConfigError for flags it does not have."""
+    def parse(cls, text: str, **defaults: Any) -> Self:
+        """The configuration that :meth:`__str__` printed. Raises ConfigError for flags it does not have.
+
+        Of ``defaults`` those hold that are flags and that the text leaves out.
+        """
         match = re.fullmatch(rf"\s*{cls.word}\s*\((.*)\)\s*", text)
         settings = [part.partition("=") for part in (match[1] if match else "=").split(",") if part.strip()]
         if match is None or not all(equals for _, equals, _ in settings):
             raise ConfigError(f"{text!r} is no configuration; write {cls()}")
-        return cls().with_settings({name.strip(): value.strip() for name, _, value in settings})
+        flags = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        begin = replace(cls(), **{name: value for name, value in defaults.items() if name in flags})  # type: ignore[type-var]
+        return begin.with_settings({name.strip(): value.strip() for name, _, value in settings})
 
     def with_settings(self, settings: Mapping[str, str]) -> Self:
         """This configuration with flags overridden by text, as ``--set FLAG=VALUE`` gives it."""
-        return override(self, settings, self.word)
+        return override(self, settings, self.word, self.also)
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""

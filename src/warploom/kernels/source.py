@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from warploom.core.dtypes import DType
 from warploom.core.once import once
-from warploom.kernels.mapped import MappedArray
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
     from warploom.lang.kernel import KernelFunction
+    from warploom.layout.tensor_map import TensorMapSpec
 
 Grid = tuple[int, int, int]
 
@@ -51,13 +52,40 @@ def traced(source: KernelSource) -> Program:
 
 
 @dataclass(frozen=True)
+class MappedArray:
+    """An array as a tensor map is to see it, outermost dimension first: shape, strides and box in elements.
+
+    The innermost stride is 1; rows of the box are 128, 64 or 32 bytes, swizzled over their width.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+    @property
+    def spec(self) -> TensorMapSpec:
+        """The same innermost first, checked. Raises LayoutError for what the hardware does not take."""
+        from warploom.layout.tensor_map import TensorMapSpec
+
+        row_bytes = tuple(self.dtype.bytes * stride for stride in reversed(self.strides[:-1]))
+        return TensorMapSpec(self.dtype, self.shape[::-1], row_bytes, self.box[::-1], self.box[-1] * self.dtype.bytes)
+
+
+@dataclass(frozen=True)
 class KernelCall:
     """A kernel, its grid, and its arguments but for the arrays: numbers by the names of its scalar parameters.
 
-    ``maps``: how the TMA sees the first arrays, in the order of the kernel's parameters.
+    ``maps``: how the TMA sees the first arrays, in the order of the kernel's parameters. ``arrays``: what each array
+    parameter is given, by the operation's names, where there are several kernels or memory of their own.
+    ``workspace``: memory between the kernels that this one is the first to use, in 32-bit words by its names;
+    ``zeroed``, one of those, holds zeros at the start.
     """
 
     source: KernelSource
     grid: Grid
     scalars: Mapping[str, int]
     maps: tuple[MappedArray, ...] = ()
+    arrays: tuple[str, ...] = ()
+    workspace: Mapping[str, int] = field(default_factory=dict[str, int])
+    zeroed: str = ""

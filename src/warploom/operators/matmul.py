@@ -14,8 +14,8 @@ import torch
 
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
-from warploom.kernels.gemm.features import EpilogueFunction
-from warploom.kernels.gemm.problem import AnyGemmConfig
+from warploom.kernels.matmul.features import EpilogueFunction
+from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.operators.registration import define
 from warploom.ops import matmul as eager
 
@@ -62,7 +62,7 @@ def matmul(
     extras: Sequence[torch.Tensor] = (),
     alpha: float = 1.0,
     out: torch.Tensor | None = None,
-    config: AnyGemmConfig | str | None = None,
+    config: MatmulConfig | str | None = None,
 ) -> torch.Tensor:
     """:func:`warploom.matmul` inside a traced graph: one call of an operator.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from warploom.core.errors import ProblemError
-from warploom.kernels.gemm.problem import AnyGemmConfig
+from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.operators.registration import define
 from warploom.ops import reduce as eager
 
@@ -68,7 +68,7 @@ def matmul_reduce(
     scale: float = 1.0,
     bias: torch.Tensor | None = None,
     return_index: bool = False,
-    config: AnyGemmConfig | str | None = None,
+    config: MatmulConfig | str | None = None,
 ) -> Any:
     """:func:`warploom.matmul_reduce` inside a traced graph: one call of an operator, no graph break."""
     operators: Any = torch.ops.warploom
@@ -79,7 +79,7 @@ def matmul_reduce(
 
 
 def linear_cross_entropy(
-    x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *, config: AnyGemmConfig | str | None = None
+    x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *, config: MatmulConfig | str | None = None
 ) -> torch.Tensor:
     """:func:`warploom.linear_cross_entropy` inside a traced graph: one call of an operator, no graph break."""
     operators: Any = torch.ops.warploom

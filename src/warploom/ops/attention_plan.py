@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from warploom.core.errors import ConfigError
 from warploom.interop.arrays import ArrayView
 from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.settings import refuse
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import Inputs, strides_of
 from warploom.ops.options import configuration
 from warploom.ops.places import Place
+from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
@@ -66,11 +67,9 @@ def plan_for(inputs: Inputs, out: ArrayView, layout: str, config: Any) -> Attent
     place = Place.of(inputs.q.device, requires=None if config is None else config.requires)
     target = place.goal
     if config is None:
-        config, reason = choose(problem, target)
+        config, reason = tuned(problem, target, place.gpu, parse_config) or choose(problem, target)
     else:
         reason = "asked for by the caller"
-        problems = list(dict.fromkeys(config.check(target) + config.misfits(problem)))
-        if problems:
-            raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
+        refuse(f"{config} does not fit", list(dict.fromkeys(config.check(target) + config.misfits(problem))))
     call = config.call(problem, operands_of(inputs, out, layout), place.multiprocessors)
     return AttentionPlan(problem, config, reason, target.name, str(place), call, place.multiprocessors)

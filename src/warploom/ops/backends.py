@@ -14,9 +14,8 @@ from warploom.core.errors import EmulationError, EmulationWarning, warn_caller
 from warploom.core.once import once
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, as_numpy, current_stream
-from warploom.kernels.mapped import MappedArray
-from warploom.kernels.source import KernelCall, traced
-from warploom.ops.recipes import Recipe, Signature
+from warploom.kernels.source import KernelCall, KernelSource, MappedArray
+from warploom.ops.recipes import Signature, origin
 
 if TYPE_CHECKING:
     from warploom.cuda.launch import LoadedKernel
@@ -75,18 +74,18 @@ def compiled(program: Program, arch: str) -> CompiledKernel:
 
 
 @once(maxsize=512)
-def built(recipe: Recipe, arch: str) -> tuple[CompiledKernel, Signature]:
-    """The kernel of a recipe for an architecture; nothing is traced if any process has made it before."""
+def built(source: KernelSource, arch: str) -> tuple[CompiledKernel, Signature]:
+    """The kernel of a source for an architecture; nothing is traced if any process has made it before."""
     from warploom.cuda.compile import find_traced, keep_traced
 
-    origin = recipe.origin()
-    found = find_traced(origin, arch, Signature.read) if origin is not None else None
+    key = origin(source)
+    found = find_traced(key, arch, Signature.read) if key is not None else None
     if found is not None:
         return found
-    program = recipe.program
+    program = source.program
     kernel, signature = compiled(program, arch), Signature.of(program)
-    if origin is not None and origin == recipe.origin():  # no source was edited while its code was being imported
-        keep_traced(origin, kernel, asdict(signature))
+    if key is not None and key == origin(source):  # no file was edited while its code was being imported
+        keep_traced(key, kernel, asdict(signature))
     return kernel, signature
 
 
@@ -123,12 +122,12 @@ class GpuCall:
     @classmethod
     def of(cls, call: KernelCall, device: int) -> GpuCall:
         """A configuration's call, on one GPU."""
-        return cls.prepare(Recipe(traced, (call.source,)), call.grid, call.scalars, device, call.maps)
+        return cls.prepare(call.source, call.grid, call.scalars, device, call.maps)
 
     @classmethod
     def prepare(
         cls,
-        kernel: Recipe | Program,
+        kernel: KernelSource | Program,
         grid: Grid,
         scalars: Mapping[str, int],
         device: int,
@@ -136,13 +135,13 @@ class GpuCall:
     ) -> GpuCall:
         """Compile (or take from the cache), load, and check the launch against the GPU's limits.
 
-        A Program is printed to be found in the cache, a Recipe is not even traced. ``mapped``: how the first arrays
+        A Program is printed to be found in the cache, a source is not even traced. ``mapped``: how the first arrays
         look to the TMA.
         """
         from warploom.cuda.launch import load, scalar
 
         arch = gpu_target(device).name
-        if isinstance(kernel, Recipe):
+        if isinstance(kernel, KernelSource):
             code, needs = built(kernel, arch)
         else:
             code, needs = compiled(kernel, arch), Signature.of(kernel)

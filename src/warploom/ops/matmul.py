@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.dtypes import DType
+from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
-from warploom.core.targets import Target
 from warploom.interop import tracing
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty_like
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty_like, memory_span
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import is_tracing
-from warploom.kernels.gemm.choice import choose, expected_seconds, parse_config, uncut
-from warploom.kernels.gemm.features import EpilogueFunction
-from warploom.kernels.gemm.hopper_config import HopperGemmConfig
-from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
-from warploom.ops.backends import GpuCall, gpu_name, run_on_emulator
-from warploom.ops.matmul_arrays import READ_ONLY, Inputs, gemm_config, read_inputs
-from warploom.ops.matmul_launch import Prepared
-from warploom.ops.matmul_plan import MatmulPlan, argument_names, finish_names
+from warploom.kernels.matmul.choice import choose, parse_config
+from warploom.kernels.matmul.features import EpilogueFunction
+from warploom.kernels.matmul.problem import MatmulConfig
+from warploom.kernels.settings import refuse
+from warploom.ops.matmul_arrays import READ_ONLY, Inputs, matmul_config, read_inputs, refuse_overlap
+from warploom.ops.matmul_plan import MatmulPlan
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
 from warploom.ops.places import EMULATOR, Place
-from warploom.winners.classes import gemm_class
-from warploom.winners.store import find_winner
+from warploom.ops.steps import Prepared
+from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from warploom.ops.signatures import Array, MatmulOptions, Out
 
 _Key = tuple[Hashable, ...]
-_prepared: dict[_Key, Prepared] = {}
+_prepared: dict[_Key, Ready] = {}
 _PREPARED_KEPT = 4096
 
 
@@ -61,7 +59,7 @@ def matmul(
     extras: Sequence[Any] = (),
     alpha: float = 1.0,
     out: Any = None,
-    config: AnyGemmConfig | str | None = None,
+    config: MatmulConfig | str | None = None,
 ) -> Any:
     """epilogue(alpha · a·b + bias), in one kernel.
 
@@ -70,7 +68,7 @@ def matmul(
     both strides one is 1; others are copied first): ``matmul(x, w.T)`` reads w as it lies. On sm_90a matrices whose
     lines start at multiples of 16 bytes are multiplied by ``wgmma``; others by ``mma.sync``, which is slower, and most
     so where lines start at odd elements: pad K (or the leading stride) to a multiple of 8 where you can.
-    ``plan_matmul`` says which and why; ``config`` asks for one, of either generator, as an object or in its notation.
+    ``plan_matmul`` says which and why; ``config`` asks for one, as an object or in its notation.
 
     ``out_dtype`` is the inputs' type by default, or float16, bfloat16, float32. ``accumulate`` "f32", or "f16" (float16
     inputs; faster where the hardware is, and the sum is rounded to 11 bits at every step of 16). ``bias``, (n,), of the
@@ -100,7 +98,7 @@ def matmul(
         extras = extra_matrices(extras)
     views = [describe(a), describe(b)]
     if config is not None:
-        config = gemm_config(config, views[0].dtype, accumulate)
+        config = matmul_config(config, views[0].dtype, accumulate)
     if bias is not None or extras:
         views += [describe(x) for x in (*(() if bias is None else (bias,)), *extras)]
     into = None if out is None else describe(out)
@@ -139,7 +137,7 @@ def plan_matmul(
     extras: Sequence[Any] = (),
     alpha: float = 1.0,
     out: Any = None,
-    config: AnyGemmConfig | str | None = None,
+    config: MatmulConfig | str | None = None,
 ) -> MatmulPlan:
     """What :func:`matmul` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
     if is_tracing():
@@ -152,59 +150,22 @@ def plan_matmul(
     into = None if out is None else describe(out)
     factor = number("alpha", alpha)
     inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, factor, as_if_compact)
-    return _plan(inputs, gemm_config(config, inputs.problem.dtype, accumulate))
+    return _plan(inputs, matmul_config(config, inputs.problem.dtype, accumulate))
 
 
-def _plan(inputs: Inputs, config: AnyGemmConfig | None) -> MatmulPlan:
+def _plan(inputs: Inputs, config: MatmulConfig | None) -> MatmulPlan:
     problem = inputs.problem
-    place = Place.of(inputs.views[0].device, requires="sm_90a" if isinstance(config, HopperGemmConfig) else None)
-    goal = place.goal
+    place = Place.of(inputs.views[0].device, requires=None if config is None else config.requires)
+    target = place.goal
     if config is None:
-        won = None if place.gpu is None else tuned(problem, goal, place.gpu)
-        config, reason = won or choose(problem, goal)
+        config, reason = tuned(problem, target, place.gpu, parse_config) or choose(problem, target)
     else:
         reason = "asked for by the caller"
-        operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
-        problems = list(dict.fromkeys(config.check(goal, **operands) + problem.misfits(config)))
-        if problems:
-            raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
-    return MatmulPlan(problem, config, reason, goal.name, str(place), inputs.alpha, place.multiprocessors)
+        refuse(f"{config} does not fit", list(dict.fromkeys(config.check(target) + config.misfits(problem))))
+    return MatmulPlan(problem, config, reason, target.name, str(place), place.multiprocessors)
 
 
-NEAR_ENOUGH = 1.0
-"""The distance of classes up to which a winner is still taken: one size off by a factor of 2."""
-MOST_DOUBT = 1.03
-"""A winner of other extents is taken where the cost model expects at most this many times its own choice's time.
-
-By the rates in ``benchmarks/results/h200/gemm.json``: from 1.04 on a winner of 8192 columns and 16 rows is taken for
-10240 columns, where it loses a fifth; from 1.02 down, winners that gain a little are turned away.
-"""
-
-
-def tuned(problem: GemmProblem, goal: Target, device: int) -> tuple[AnyGemmConfig, str] | None:
-    """The configuration that won on this GPU for such products, and why; None where nobody has tuned for them.
-
-    How many tiles a size makes decides much, and a class spans a factor of 2: unless it was found on this machine, for
-    this class, a winner must also please the cost model.
-    """
-    found = find_winner(gpu_name(device), gemm_class(problem), near=NEAR_ENOUGH)
-    if found is None:
-        return None
-    try:
-        config = replace(parse_config(found.winner.config), dtype=problem.dtype)
-    except ConfigError:  # flags that this version does not know
-        return None
-    operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
-    if config.check(goal, **operands) or problem.misfits(config):
-        return None
-    if found.distance > 0 or found.shipped:
-        expected = [expected_seconds(problem, c, goal) for c in (config, choose(problem, goal)[0])]
-        if expected[0] > MOST_DOUBT * expected[1]:
-            return None
-    return config, found.reason
-
-
-def _first_call(inputs: Inputs, out: Any, config: AnyGemmConfig | None, key: _Key) -> Any:
+def _first_call(inputs: Inputs, out: Any, config: MatmulConfig | None, key: _Key) -> Any:
     """Everything that :func:`matmul` need not repeat for arrays of the same shapes, strides and device."""
     first = inputs.views[0]
     result = empty_like(first, inputs.shape, inputs.problem.out_dtype) if out is None else out
@@ -213,67 +174,88 @@ def _first_call(inputs: Inputs, out: Any, config: AnyGemmConfig | None, key: _Ke
     view = describe_new(result) if out is None else describe(out)
     made = _plan(inputs, config)
     if first.device[0] == "cuda":
-        ready = Prepared.of(made, inputs, view, first.device[1])
+        ready = Ready.of(made, inputs, view, first.device[1])
         if not inputs.copied:
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
             _prepared[key] = ready
         ready.run(inputs.views, view.pointer)
     elif made.device == EMULATOR:
-        _run_on_emulator(made, inputs, view)
+        a, b, *others = inputs.views
+        arrays = dict(zip(_names(made), (a, b, view, *others), strict=True))
+        made.steps(inputs.offsets).emulate(arrays)
     else:
         _run_from_host(inputs, view, config)
     return result
 
 
-def _run_on_emulator(made: MatmulPlan, inputs: Inputs, result: ArrayView) -> None:
-    """One launch per group of batches, with the arrays of each group as views of their own."""
-    problem, names = made.problem, argument_names(made.problem, made.config)
-    a, b, *others = inputs.views
-    split = made.config.split_k > 1
-    parts = describe(np.full(made.workspace, np.nan, np.float32)) if split else None
-    for of_a, of_b, of_out, of_extra in inputs.offsets:
-        operands = [_moved(a, of_a), _moved(b, of_b)]
-        combined = [_moved(result, of_out), *(_moved(x, of_extra if len(x.shape) > 1 else 0) for x in others)]
-        first = dict(zip(names, [*operands, *(combined if parts is None else [parts])], strict=True))
-        first |= made.shared_workspace()
-        run_on_emulator(made.program, made.grid, first, made.scalars, problem.flops, mapped=made.mapped)
-        if parts is not None and made.finish is not None:
-            second = {"parts": parts, **dict(zip(finish_names(problem), combined, strict=True))}
-            run_on_emulator(made.finish, problem.finish_grid(), second, made.finish_scalars, problem.batch * problem.n)
+def _names(made: MatmulPlan) -> tuple[str, ...]:
+    """What a call's arrays are to the kernels, in the order in which they come."""
+    return ("a", "b", "out", *made.problem.combined)
 
 
-def _moved(view: ArrayView, offset: int) -> ArrayView:
-    """The array from ``offset`` bytes on, flattened to what lies behind it."""
-    if offset == 0:
-        return view
-    whole = as_numpy(view)
-    reach = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True)) + 1
-    elements = offset // view.dtype.bytes
-    flat = np.lib.stride_tricks.as_strided(whole, (reach,), (view.dtype.bytes,))
-    return describe(flat[elements:])
-
-
-def _run_from_host(inputs: Inputs, result: ArrayView, config: AnyGemmConfig | None) -> None:
+def _run_from_host(inputs: Inputs, result: ArrayView, config: MatmulConfig | None) -> None:
     """CPU arrays on a GPU: contiguous copies there and back."""
     hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.views]
-    target_host = np.empty(inputs.shape, result.dtype.numpy)
-    again = inputs.reread([describe(x) for x in hosts], describe(target_host))
+    out = np.empty(inputs.shape, result.dtype.numpy)
+    again = inputs.reread([describe(x) for x in hosts], describe(out))
     made = _plan(again, config)
-    if uncut(made.config) != made.config or len(again.offsets) > 1:
-        hosts[:2], again = _one_launch(hosts, again, target_host)
-        made = _plan(again, uncut(made.config))
-    if len(again.offsets) > 1:
-        raise ProblemError(f"{inputs.shape} has more batches than one launch takes: move the arrays to the GPU first")
-    call = GpuCall.prepare(made.recipe, made.grid, made.scalars, 0, mapped=made.mapped)
-    call.run_from_host(hosts[:2], [target_host], hosts[2:])
-    as_numpy(result)[...] = target_host
+    arrays = dict(zip(_names(made), (*hosts[:2], out, *hosts[2:]), strict=True))
+    made.steps(again.offsets).run_from_host(arrays, ("out",))
+    as_numpy(result)[...] = out
 
 
-def _one_launch(
-    hosts: list[np.ndarray[Any, Any]], inputs: Inputs, result: np.ndarray[Any, Any]
-) -> tuple[list[np.ndarray[Any, Any]], Inputs]:
-    """Batches written out in full, so that one launch takes them all."""
-    batch = inputs.shape[:-2]
-    full = [np.ascontiguousarray(np.broadcast_to(x, (*batch, *x.shape[-2:]))) for x in hosts[:2]]
-    return full, inputs.reread([describe(x) for x in (*full, *hosts[2:])], describe(result))
+@dataclass(frozen=True)
+class Ready:
+    """Everything that a repeated call needs.
+
+    ``near``: between which distances in bytes from the caller's ``out`` each input reaches into its memory.
+    """
+
+    prepared: Prepared
+    shape: tuple[int, ...]
+    out_dtype: DType
+    near: tuple[tuple[int, int], ...]
+    apart: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
+    """Distances of inputs from ``out`` at which they interleave, or are one, without harm."""
+
+    @classmethod
+    def of(cls, made: MatmulPlan, inputs: Inputs, result: ArrayView, device: int) -> Ready:
+        """What calls like the planned one, with such a ``result``, need on a GPU."""
+        prepared = made.steps(inputs.offsets).prepare(_names(made), device)
+        near = tuple([_near(view, result) for view in inputs.views])
+        return cls(prepared, inputs.shape, made.problem.out_dtype, near)
+
+    def check_out(self, views: Sequence[ArrayView], out: ArrayView, has_bias: bool) -> None:
+        """Raises ProblemError where ``out`` shares memory with an input: mostly one comparison for each tells."""
+        at = out[0]
+        for view, (least, most) in zip(views, self.near, strict=False):
+            if least < view[0] - at < most:
+                break
+        else:
+            return
+        distances = tuple([view.pointer - at for view in views])
+        if distances not in self.apart:
+            refuse_overlap(views, out, has_bias)
+            self.apart.add(distances)
+
+    def new_result(self, like: ArrayView) -> Any:
+        """An array for the result, of the kind and on the device of ``like``."""
+        if like.kind == "torch" and like.dtype is self.out_dtype:
+            return like.owner.new_empty(self.shape)  # the shortest way that torch has
+        return empty_like(like, self.shape, self.out_dtype)
+
+    def run(self, views: Sequence[ArrayView], result: int) -> None:
+        """Queue the launches that write to address ``result``. ``views``: a, b, the bias (if any), the extras."""
+        first = views[0]
+        pointers = [first.pointer, views[1].pointer, result]
+        if len(views) > 2:
+            pointers += [x.pointer for x in views[2:]]
+        self.prepared.run(pointers, first)
+
+
+def _near(view: ArrayView, out: ArrayView) -> tuple[int, int]:
+    """Between which distances from ``out`` an array like ``view`` reaches into the memory of ``out``, gaps included."""
+    (first, size), (first_out, size_out) = memory_span(view), memory_span(out)
+    below, below_out = first - view.pointer, first_out - out.pointer
+    return below_out - below - size, below_out + size_out - below

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from warploom.core.dtypes import F32_MAX, DType, bf16, dtype_of, f16, f32
@@ -14,15 +14,14 @@ from warploom.core.identity import function_key
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import compact
 from warploom.interop.overlap import overlaps_itself, share_memory
-from warploom.kernels.gemm.choice import parse_config
-from warploom.kernels.gemm.features import MOST_EXTRAS, Epilogue, EpilogueFunction
-from warploom.kernels.gemm.problem import MOST_GRID_ROWS, AnyGemmConfig, GemmProblem, Matrix
+from warploom.kernels.matmul.choice import parse_config
+from warploom.kernels.matmul.features import MOST_EXTRAS, Epilogue, EpilogueFunction
+from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulConfig, MatmulProblem, Matrix
+from warploom.ops.matmul_plan import Offsets
 from warploom.ops.options import configuration
 
 _STRIDE_LIMIT = 2**32
 READ_ONLY = "out is read-only: pass an array that can be written"
-Offsets = tuple[int, int, int, int]
-"""Of (a, b, the result, the extra matrices)."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,9 @@ class Inputs:
 
     views: tuple[ArrayView, ...]
     shape: tuple[int, ...]
-    problem: GemmProblem
+    problem: MatmulProblem
     offsets: tuple[Offsets, ...]
     copied: bool
-    alpha: float
     reread: Callable[[Sequence[ArrayView], ArrayView], Inputs]
 
 
@@ -67,7 +65,7 @@ def read_inputs(
         refuse_overlap(views, out, has_bias)
     batches = _Batches.of(kept, shape, target[1])
     epilogue = Epilogue(alpha != 1.0, has_bias, len(extras), function, function_key(function))
-    problem = _problem(kept, batches, shape, target, dtypes, epilogue)
+    problem = replace(_problem(kept, batches, shape, target, dtypes, epilogue), alpha=alpha)
 
     def reread(again: Sequence[ArrayView], result: ArrayView) -> Inputs:
         return read_inputs(again, result, has_bias, function, dtypes[0], dtypes[1], alpha)
@@ -75,12 +73,12 @@ def read_inputs(
     copied = any(x is not y for x, y in zip(kept, views, strict=True))
     sizes = (a.dtype.bytes, b.dtype.bytes, dtypes[0].bytes, a.dtype.bytes)
     offsets = tuple(tuple(o * size for o, size in zip(group, sizes, strict=True)) for group in batches.offsets)
-    return Inputs(tuple(kept), shape, problem, offsets, copied, alpha, reread)  # type: ignore[arg-type]
+    return Inputs(tuple(kept), shape, problem, offsets, copied, reread)  # type: ignore[arg-type]
 
 
 # -- checks
-def gemm_config(config: Any, dtype: DType, accumulate: Any = "f32") -> AnyGemmConfig | None:
-    """The configuration asked for: None, one of either generator, or its notation. Raises ConfigError for others.
+def matmul_config(config: Any, dtype: DType, accumulate: Any = "f32") -> MatmulConfig | None:
+    """The configuration asked for: None, one of a matmul kernel, or its notation. Raises ConfigError for others.
 
     A notation that names no ``dtype`` or ``accumulate`` takes the call's, which are checked elsewhere.
     """
@@ -310,7 +308,7 @@ def _chunk(address: int, *strides: int) -> int:
 def _problem(
     views: Sequence[ArrayView], batches: _Batches, shape: tuple[int, ...], target: tuple[int, tuple[int, ...]],
     dtypes: tuple[DType, DType], epilogue: Epilogue,
-) -> GemmProblem:  # fmt: skip
+) -> MatmulProblem:  # fmt: skip
     a, b, *others = views
     address, out = target
     count = batches.count
@@ -325,7 +323,7 @@ def _problem(
     out_line = row_stride[1] if rows > 1 else 0
     pairs = cols % 2 == 0 and (address % (8 if dtypes[0] is f32 else 4)) == 0 and not (out_line | inner[2]) & 1
     pairs = pairs and all(x.pointer % 4 == 0 for x in others) and not any(o & 1 for o in steps[2])
-    return GemmProblem(
+    return MatmulProblem(
         rows, cols, depth, a.dtype, dtypes[1], dtypes[0],
         Matrix(a_k, a_line, inner[0], _chunk(a.pointer, a_line, inner[0], *steps[0])),
         Matrix(b_k, b_line, inner[1], _chunk(b.pointer, b_line, inner[1], *steps[1])),

@@ -1,8 +1,8 @@
 """Kernels by what they are traced from, so that a later process need not trace, print or compile them again.
 
-A :class:`Recipe` is a function with hashable arguments that gives a Program. What came out of it is kept on disk under
-everything that decides it: the sources of this package, the function, its arguments, the architecture and the
-compiler. Nothing of a trace is imported where that is found.
+What came out of a :class:`~warploom.kernels.source.KernelSource` is kept on disk under everything that decides it: the
+sources of this package, the function, its arguments, the architecture and the compiler. Nothing of a trace is imported
+where that is found.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,37 +20,25 @@ import numpy as np
 
 from warploom.core import IMPORTED_NS
 from warploom.core.identity import UnstableError, stable_text
+from warploom.kernels.source import KernelSource
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """The Program that ``trace(*arguments)`` gives; ``trace`` is a function of this package's modules by its name."""
+def origin(source: KernelSource) -> str | None:
+    """A text that determines the Program of a source in any process; None where there is none.
 
-    trace: Callable[..., Program]
-    arguments: tuple[Any, ...]
-
-    @property
-    def program(self) -> Program:
-        """The traced kernel."""
-        return self.trace(*self.arguments)
-
-    def origin(self) -> str | None:
-        """A text that determines the Program in any process; None where there is none.
-
-        There is none for arguments that only this process knows (an epilogue that sees an object of the user's), and
-        where the sources of the package are not at hand or have changed since they were imported.
-        """
-        sources = _sources_digest()
-        if sources is None or not _as_imported():
-            return None
-        function = f"{self.trace.__module__}:{self.trace.__qualname__}"
-        try:
-            return "\0".join((sources, _PYTHON, function, stable_text(self.arguments)))
-        except UnstableError:
-            return None
+    There is none for arguments that only this process knows (an epilogue that sees an object of the user's), and where
+    the sources of the package are not at hand or have changed since they were imported.
+    """
+    sources = sources_digest()
+    if sources is None or not _as_imported():
+        return None
+    try:
+        return "\0".join((sources, _PYTHON, stable_text(source)))
+    except UnstableError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -110,7 +98,7 @@ def _changed_ns(entry: os.DirEntry[str]) -> int:
 
 
 @lru_cache(maxsize=1)
-def _sources_digest() -> str | None:
+def sources_digest() -> str | None:
     """A hash of the sources' contents (3 ms), None where they cannot be read."""
     total = hashlib.sha256()
     try:

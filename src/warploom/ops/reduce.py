@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
-from warploom.core.dtypes import DType, bf16, f16, f32, s32, s64, u8
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.dtypes import DType, bf16, f16, f32, s32, s64
+from warploom.core.errors import ProblemError
 from warploom.interop import tracing
 from warploom.interop.arrays import (
     ArrayView,
@@ -26,18 +23,16 @@ from warploom.interop.arrays import (
 )
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import is_tracing
-from warploom.kernels.gemm.choice import choose_for_rows, uncut
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.hopper_config import HopperGemmConfig
-from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
-from warploom.kernels.mapped import MappedArray
-from warploom.kernels.reduce.states import OPS, ReduceOp
-from warploom.ops.backends import GpuCall, Grid, run_on_emulator
-from warploom.ops.matmul_arrays import Inputs, gemm_config, read_inputs
+from warploom.kernels.matmul.choice import choose_for_rows
+from warploom.kernels.matmul.problem import MatmulConfig
+from warploom.kernels.matmul_reduce.problem import ReduceProblem
+from warploom.kernels.matmul_reduce.states import OPS, ReduceOp
+from warploom.kernels.settings import refuse
+from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
 from warploom.ops.places import EMULATOR, Place
-from warploom.ops.recipes import Recipe
-from warploom.ops.reduce_steps import ReducePlan, Step, blocks_of, transposed
+from warploom.ops.reduce_plan import ReducePlan, for_logits, transposed
+from warploom.ops.steps import Prepared
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,7 +75,7 @@ def matmul_reduce(
     scale: float = 1.0,
     bias: Any = None,
     return_index: bool = False,
-    config: AnyGemmConfig | str | None = None,
+    config: MatmulConfig | str | None = None,
 ) -> Any:
     """A reduction over the columns of ``scale · a·b + bias`` for every row, without writing the product.
 
@@ -119,16 +114,16 @@ def reduction_named(op: Op, return_index: bool) -> ReduceOp:
 
 
 @overload
-def linear_cross_entropy(x: Array, w: Any, target: Any, *, config: AnyGemmConfig | str | None = None) -> Array: ...
+def linear_cross_entropy(x: Array, w: Any, target: Any, *, config: MatmulConfig | str | None = None) -> Array: ...
 
 
 @overload
 def linear_cross_entropy(
-    x: np.ndarray[Any, Any], w: Any, target: Any, *, config: AnyGemmConfig | str | None = None
+    x: np.ndarray[Any, Any], w: Any, target: Any, *, config: MatmulConfig | str | None = None
 ) -> NDArray[np.float32]: ...
 
 
-def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig | str | None = None) -> Any:
+def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: MatmulConfig | str | None = None) -> Any:
     """The loss of a language model's output layer for each row: logsumexp(x·wᵀ) - (x·wᵀ)[target], float32 (m,).
 
     Shapes: x (m, k) hidden states, w (n, k) the vocabulary's embeddings, target (m,) int32 or int64 in 0 … n-1 (others
@@ -170,13 +165,13 @@ def plan_matmul_reduce(
     *,
     scale: float = 1.0,
     bias: Any = None,
-    config: AnyGemmConfig | str | None = None,
+    config: MatmulConfig | str | None = None,
 ) -> ReducePlan:
     """What :func:`matmul_reduce` would run ("argmax" is "max" with its index), and why. Runs nothing."""
     if is_tracing():
         return tracing.operator_of("plan_matmul_reduce")(a, b, op, scale=scale, bias=bias, config=config)
     inputs = _read(_view(a), _view(b), op, number("scale", scale), bias, as_if_compact)
-    return _plan(inputs, op, gemm_config(config, inputs.problem.dtype), False)
+    return _plan(inputs, op, matmul_config(config, inputs.problem.dtype))
 
 
 def _view(x: Any) -> ArrayView:
@@ -201,27 +196,16 @@ def _read(
     return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
 
 
-def _plan(inputs: Inputs, op: ReduceOp, config: AnyGemmConfig | None, subtract: bool) -> ReducePlan:
-    problem: GemmProblem = inputs.problem
-    place = Place.of(inputs.views[0].device, requires="sm_90a" if isinstance(config, HopperGemmConfig) else None)
+def _plan(inputs: Inputs, op: ReduceOp, config: MatmulConfig | None, target: ArrayView | None = None) -> ReducePlan:
+    problem = ReduceProblem(inputs.problem, op, 0 if target is None else target.dtype.bits // 32)
+    place = Place.of(inputs.views[0].device, requires=None if config is None else config.requires)
     goal = place.goal
     reason = "asked for by the caller"
     if config is None:
-        config, reason = choose_for_rows(problem, goal)
+        config, reason = choose_for_rows(inputs.problem, goal)
     else:
-        operands = {"a_k_contiguous": problem.a.k_contiguous, "b_k_contiguous": problem.b.k_contiguous}
-        problems = list(dict.fromkeys(config.check(goal, **operands) + problem.misfits(config)))
-        if uncut(config) != config:
-            problems.append("split_k and stream_k cut sums that the reduction needs whole")
-        if isinstance(config, GemmConfig) and config.wmma:
-            problems.append("wmma does not say whose row a sum belongs to, which a reduction of rows asks for")
-        if isinstance(config, HopperGemmConfig) and config.mma_sync:
-            problems.append(
-                "its warps share the rows of a tile: reductions of rows take wgmma, or mma.sync without TMA"
-            )
-        if problems:
-            raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
-    return ReducePlan(problem, config, op, reason, goal.name, str(place), subtract, place.multiprocessors)
+        refuse(f"{config} does not fit", list(dict.fromkeys(config.check(goal) + problem.misfits(config))))
+    return ReducePlan(problem, config, reason, goal.name, str(place), place.multiprocessors)
 
 
 def _reduced(
@@ -232,7 +216,7 @@ def _reduced(
         scale = number("scale", scale)
     view = _view(a)
     if config is not None:
-        config = gemm_config(config, view.dtype)
+        config = matmul_config(config, view.dtype)
     given = {"a": view, "b": _view(b)}
     if bias is not None:
         given["bias"] = _view(bias)
@@ -246,117 +230,80 @@ def _reduced(
         raise
     if ready is not None:
         return ready.run(given)
-    inputs = _read(view, given["b"], op, scale, given.get("bias"))
-    m = inputs.problem.m
-    kind, device = view.kind, view.device
-    out = empty(kind, (m,), f32, device)
-    index = empty(kind, (m,), s32, device) if op == "argmax" else None
-    if m == 0:
-        return out, index
-    plan = _plan(inputs, op, config, target is not None)
-    copied = device[0] != "cuda" and plan.device != EMULATOR
-    if copied:  # CPU arrays on a GPU travel as contiguous ones
-        hosts = [describe(np.ascontiguousarray(as_numpy(x))) for x in inputs.views]
-        inputs = _read(hosts[0], hosts[1], op, scale, hosts[2] if bias is not None else None)
-        plan = _plan(inputs, op, config, target is not None)
-    results = [describe_new(x) for x in (out, index) if x is not None]
-    steps = [step for block in blocks_of(plan, inputs, results, target) for step in block]
-    if copied:
-        _run_copied(steps, results)
-    elif device[0] == "cuda":
-        calls = [_loaded(step, device[1]) for step in steps]
-        for call, step in zip(calls, steps, strict=True):
-            call.launch_again(tuple(x.pointer for x in step.taken(call)), kind)
-        _remember(key, given, results, calls, steps)
-    else:
-        for step in steps:
-            run_on_emulator(step.recipe.program, step.grid, step.arrays, step.scalars, step.flops, mapped=step.mapped)
-    return out, index
+    return _first_call(given, op, scale, config, key)
+
+
+def _first_call(
+    given: dict[str, ArrayView], op: ReduceOp, scale: float, config: MatmulConfig | None, key: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """Everything that a call need not repeat for arrays of the same shapes, strides and device."""
+    first, target = given["a"], given.get("target")
+    inputs = _read(first, given["b"], op, scale, given.get("bias"))
+    kinds = (f32, s32) if op == "argmax" else (f32,)
+    results = [empty(first.kind, (inputs.problem.m,), kind, first.device) for kind in kinds]
+    values, index = results[0], results[1] if len(results) > 1 else None
+    if inputs.problem.m == 0:
+        return values, index
+    plan = _plan(inputs, op, config, target)
+    if first.device[0] != "cuda" and plan.device != EMULATOR:
+        _run_from_host(inputs, op, scale, config, results, target)
+        return values, index
+    arrays = _named(inputs, results, target)
+    steps = plan.steps(arrays)
+    if first.device[0] != "cuda":
+        steps.emulate(arrays)
+        return values, index
+    prepared = steps.prepare(tuple(arrays), first.device[1])
+    prepared.run([x.pointer for x in arrays.values()], first)
+    mine = {name: {"x": "a", "w": "b"}.get(name, name) for name in arrays if name not in _RESULTS}
+    if all(given[of].pointer == arrays[name].pointer for name, of in mine.items()):  # else one was copied first
+        if len(_ready) >= _READY_KEPT:
+            _ready.clear()
+        _ready[key] = _Ready(prepared, tuple(mine.values()), (inputs.problem.m,), kinds)
+    return values, index
+
+
+_RESULTS = "out", "index"
+
+
+def _named(inputs: Inputs, results: list[Any], target: ArrayView | None) -> dict[str, ArrayView]:
+    """The arrays of a call by the kernels' names, the results last."""
+    arrays = dict(zip(("a", "b", "bias"), inputs.views, strict=False))
+    if target is not None:
+        arrays |= for_logits(*inputs.views[:2], target)
+    return arrays | dict(zip(_RESULTS, map(describe_new, results), strict=False))
+
+
+def _run_from_host(
+    inputs: Inputs, op: ReduceOp, scale: float, config: MatmulConfig | None, results: list[Any],
+    target: ArrayView | None,
+) -> None:  # fmt: skip
+    """CPU arrays on a GPU travel as contiguous ones."""
+    a, b, *others = (describe(np.ascontiguousarray(as_numpy(x))) for x in inputs.views)
+    again = _read(a, b, op, scale, others[0] if others else None)
+    arrays = _named(again, results, target)
+    steps = _plan(again, op, config, target).steps(arrays)
+    steps.run_from_host(
+        {name: np.ascontiguousarray(as_numpy(x)) for name, x in arrays.items()}, _RESULTS[: len(results)]
+    )
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """What a repeated call on a GPU needs: kernels, and the number of the array that each of their pointers is.
+    """What a repeated call on a GPU needs: which of the caller's arrays the kernels take, and the results' shape."""
 
-    Arrays are counted: the caller's, the ``results`` and the parts of one workspace, which start at ``offsets``.
-    """
-
-    calls: tuple[tuple[GpuCall, tuple[int, ...]], ...]
-    results: tuple[tuple[tuple[int, ...], DType], ...]
-    offsets: tuple[int, ...]
-    workspace_bytes: int
+    prepared: Prepared
+    given: tuple[str, ...]
+    shape: tuple[int, ...]
+    kinds: tuple[DType, ...]
 
     def run(self, given: dict[str, ArrayView]) -> tuple[Any, Any]:
         """Queue the kernels; (values, indices or None)."""
         first = given["a"]
-        results = [empty(first.kind, shape, dtype, first.device) for shape, dtype in self.results]
-        workspace = empty(first.kind, (self.workspace_bytes,), u8, first.device)
-        start = address(workspace)
-        pointers = [x.pointer for x in given.values()]
-        pointers += map(address, results)
-        pointers += [start + offset for offset in self.offsets]
-        for call, numbers in self.calls:
-            call.launch_again(tuple([pointers[i] for i in numbers]), first.kind)
+        results = [empty(first.kind, self.shape, kind, first.device) for kind in self.kinds]
+        self.prepared.run([given[name].pointer for name in self.given] + [address(x) for x in results], first)
         return results[0], results[1] if len(results) > 1 else None
 
 
 _ready: dict[tuple[Any, ...], _Ready] = {}
 _READY_KEPT = 1024
-_PART_ALIGNMENT = 256  # bytes: as an allocation of its own would have
-
-
-def _remember(
-    key: tuple[Any, ...],
-    given: dict[str, ArrayView],
-    results: list[ArrayView],
-    calls: list[GpuCall],
-    steps: list[Step],
-) -> None:
-    """Keep the call for arrays like these, unless one had to be copied first or two are the same array."""
-    known = {x.pointer for x in given.values()}
-    if len(known) < len(given):
-        return
-    parts: dict[int, ArrayView] = {}
-    for step in steps:
-        for name, x in step.arrays.items():
-            if x.pointer not in known and name in ("first", "second", "subtracted"):
-                parts.setdefault(x.pointer, x)
-    everything = [*(x.pointer for x in given.values()), *(x.pointer for x in results), *parts]
-    numbers = {pointer: i for i, pointer in enumerate(everything)}
-    taken = [step.taken(call) for call, step in zip(calls, steps, strict=True)]
-    if any(x.pointer not in numbers for arrays in taken for x in arrays):
-        return
-    if len(_ready) >= _READY_KEPT:
-        _ready.clear()
-    listed = [(call, tuple(numbers[x.pointer] for x in arrays)) for call, arrays in zip(calls, taken, strict=True)]
-    sizes = [-(-math.prod(x.shape) * x.dtype.bytes // _PART_ALIGNMENT) * _PART_ALIGNMENT for x in parts.values()]
-    *offsets, total = accumulate(sizes, initial=0)
-    shapes = tuple((tuple(x.shape), x.dtype) for x in results)
-    _ready[key] = _Ready(tuple(listed), shapes, tuple(offsets), total)
-
-
-def _run_copied(steps: list[Step], results: list[ArrayView]) -> None:
-    """Run on GPU 0 with copies of CPU arrays, each made once; the results come back."""
-    from warploom.cuda.buffers import DeviceCopy
-
-    copies: dict[int, DeviceCopy] = {}
-    for step in steps:
-        call = _loaded(step, 0)
-        for x in step.taken(call):
-            if x.pointer not in copies:
-                copies[x.pointer] = DeviceCopy(as_numpy(x), 0)
-        call.launch_again(tuple(copies[x.pointer].pointer for x in step.taken(call)), "numpy")
-    for result in results:
-        copies[result.pointer].download()
-
-
-def _loaded(step: Step, device: int) -> GpuCall:
-    """The kernel of a step, loaded once per process."""
-    return _prepared(step.recipe, step.grid, tuple(step.scalars.items()), device, step.mapped)
-
-
-@lru_cache(maxsize=1024)
-def _prepared(
-    recipe: Recipe, grid: Grid, scalars: tuple[tuple[str, int], ...], device: int, mapped: tuple[MappedArray, ...]
-) -> GpuCall:
-    return GpuCall.prepare(recipe, grid, dict(scalars), device, mapped=mapped)

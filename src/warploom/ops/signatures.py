@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypedDict, TypeVar
 import numpy as np
 
 from warploom.kernels.attention.problem import AttentionConfig
-from warploom.kernels.gemm.features import EpilogueFunction
-from warploom.kernels.gemm.problem import AnyGemmConfig
+from warploom.kernels.matmul.features import EpilogueFunction
+from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.ops.attention_arrays import Layout, Window
 
 
@@ -57,7 +57,7 @@ class MatmulOptions(TypedDict, total=False):
     epilogue: EpilogueFunction | None
     extras: Sequence[Any]
     alpha: float
-    config: AnyGemmConfig | str | None
+    config: MatmulConfig | str | None
 
 
 class ReduceOptions(TypedDict, total=False):
@@ -65,4 +65,4 @@ class ReduceOptions(TypedDict, total=False):
 
     scale: float
     bias: Any
-    config: AnyGemmConfig | str | None
+    config: MatmulConfig | str | None

@@ -7,6 +7,7 @@ those with them: ``put`` a tile into a stage, ``wait`` for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -93,8 +94,7 @@ class TileCopy:
             return start + (row * self._stride + col)
         if row == 0:
             return start + col
-        offset = self._k.convert(self._k.operand(self._stride, u32) * (2 * row), u64)
-        return start.bytes(offset) + col
+        return start.bytes(self._k.mul_wide(self._stride, 2 * row)) + col
 
     def _exists(self, row: int, col: int, rows: Traced | None) -> Traced | None:
         """Whether this thread's part of a step lies in the matrix; None if it always does."""
@@ -191,13 +191,15 @@ class TileCopy:
 class RowCopy:
     """The copies of a matrix's tiles into a shared tile and back, by all threads of the CTA together."""
 
-    def __init__(self, k: Kernel, tile: SharedTile, matrix: Rows, threads: int) -> None:
+    def __init__(
+        self, k: Kernel, tile: SharedTile, matrix: Rows, threads: int, addressing: Addressing = "strided"
+    ) -> None:
         self._k, self._matrix = k, matrix
         # Copies of single elements still store 16 bytes to shared memory.
         chunk = CHUNK_BYTES // 2 if matrix.chunk == 1 else matrix.chunk
         plan = CopyPlan(tile.layout.rows, tile.layout.cols, threads // 32, True, chunk)
         known = matrix.cols if isinstance(matrix.cols, int) else None
-        self._copy = TileCopy(k, tile, plan, matrix.stride, "strided", known)
+        self._copy = TileCopy(k, tile, plan, matrix.stride, addressing, known)
         self._position: Mutable | None = None
         self._name = tile.name
 
@@ -249,24 +251,27 @@ class CopyRing:
     """Stages of tiles that all threads copy in together, and all warps read: for kernels without roles.
 
     ``fed`` lists the tiles, each with the matrix it is copied from. Copies are in flight for ``stages - 1`` tiles.
+    ``addressing``: how shared addresses are formed.
     """
 
-    def __init__(self, k: Kernel, *fed: tuple[SharedTile, Rows], threads: int) -> None:
+    def __init__(
+        self, k: Kernel, *fed: tuple[SharedTile, Rows], threads: int, addressing: Addressing = "strided"
+    ) -> None:
         self._k = k
         self.tiles = tuple(tile for tile, _ in fed)
         self.stages = self.tiles[0].stages
-        self._copies = [RowCopy(k, tile, matrix, threads) for tile, matrix in fed]
+        self._copies = [RowCopy(k, tile, matrix, threads, addressing) for tile, matrix in fed]
         self._steps: Sequence[tuple[int, int]] | None = None
         for copy in self._copies:
             copy.prepare()
 
-    def put(self, stage: Number, places: Sequence[Place], *, when: Traced) -> None:
+    def put(self, stage: Number, places: Sequence[Place], *, when: Traced | None = None) -> None:
         """Start the copies of a stage, a place for each tile; all warps are done with what was there.
 
-        Without ``when`` the group is empty: so :meth:`wait` counts the same to the end.
+        Where ``when`` does not hold, the group is empty: so :meth:`wait` counts the same to the end.
         """
         k = self._k
-        with k.when(when, uniform=True):
+        with nullcontext() if when is None else k.when(when, uniform=True):
             for i, (copy, place) in enumerate(zip(self._copies, places, strict=True)):
                 if self._steps is None:
                     copy.load(place, stage)
@@ -290,6 +295,10 @@ class CopyRing:
             number = self._k.value(stage, u32)
             self.put(stage, places(number), when=count > stage)
 
+    def at(self, stage: Number) -> tuple[SharedTile, ...]:
+        """The tiles of a stage."""
+        return tuple(tile.stage(stage) for tile in self.tiles)
+
     def wait(self, pending: int) -> None:
         """All but the ``pending`` newest tiles are here for every warp; and every warp is done with those before."""
         self._k.wait_group(pending)
@@ -307,7 +316,7 @@ class CopyRing:
             self.wait(n - 2)
             following = j + (n - 1)
             self.put((stage + n - 1) % n, places(following), when=following < count)
-            body(j, *(tile.stage(stage) for tile in self.tiles))
+            body(j, *self.at(stage))
 
         with k.loop(count, 0, n) as first:
             turn(first, 0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, f16, f32, u16, u32
 from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, SharedTile, Traced
-from warploom.lang.fragments import TileAddresses
+from warploom.lang.fragments import Addressing, TileAddresses
 from warploom.lang.values import Number
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.linear import LinearMap
@@ -161,11 +161,13 @@ def store_row_values(
 
 
 def copy_out(
-    target: Target, tile: SharedTile, row: Traced, col: Traced, who: Traced, threads: int, *, width: int | None = None
-) -> None:
+    target: Target, tile: SharedTile, row: Traced, col: Traced, who: Traced, threads: int, *, width: int | None = None,
+    addressing: Addressing = "strided",
+) -> None:  # fmt: skip
     """A shared tile to the target from (row, col) on: as many elements at a time as its lines are aligned to.
 
     ``who`` of ``threads`` is this thread; a pass covers ``width`` columns, by default what the threads reach.
+    ``addressing``: how shared addresses are formed.
     """
     k, rows, cols, chunk = target.k, tile.layout.rows, tile.layout.cols, target.chunk
     width = min(cols, threads * chunk) if width is None else width
@@ -176,7 +178,7 @@ def copy_out(
     lanes = plan.threads()
     at: dict[str, Traced] = lanes.apply(lane=who)
     own_row, own_col = at["row"] + row, at["col"] + col
-    addresses = TileAddresses(k, tile, lanes, who, 0, "strided")
+    addresses = TileAddresses(k, tile, lanes, who, 0, addressing)
     start = target.pointer + k.mul_wide(own_row, target.stride) + own_col
     kind, count = (u16, 1) if chunk == 1 else (u32, chunk // 2)
     for step_row, step_col in ((r, left + c) for r, c in plan.steps for left in range(0, cols, width)):
@@ -241,13 +243,10 @@ class Panels:
 
 
 class Staging:
-    """The way out of a CTA whose warps hold a tile together: a shared tile, then whole lines of 16 bytes a thread.
+    """The way out of a CTA whose warps hold a tile together: a shared tile, then whole lines of 16 bytes a thread."""
 
-    ``warps`` maps the bits of the warp's number, behind those of the lane, to the (row, col) where its sums begin.
-    """
-
-    def __init__(self, k: Kernel, tile: SharedTile, threads: int) -> None:
-        self._k, self._tile, self._threads = k, tile, threads
+    def __init__(self, k: Kernel, tile: SharedTile, threads: int, addressing: Addressing = "strided") -> None:
+        self._k, self._tile, self._threads, self._addressing = k, tile, threads, addressing
 
     def store(self, sums: Sums, target: Target, lanes: LinearMap, row: Number, first: Pair) -> None:
         """Store all warps' sums as the tile whose first element is ``first``; every warp is done with what lies there.
@@ -255,9 +254,16 @@ class Staging:
         ``lanes``: where in the tile a thread's sums begin, but for ``row``, which is added.
         """
         k, layout = self._k, sums.fragment.layout
-        to = TileAddresses(k, self._tile, lanes, k.thread, row, "strided")
+        to = TileAddresses(k, self._tile, lanes, k.thread, row, self._addressing)
         for register in range(layout.elements_per_thread // 2):
             at = layout.coordinates(0, 2 * register)
             k.store("shared", to.address(*at), u32, [sums.packed(2 * register, target.dtype)], "", "weak")
         k.syncthreads()  # the lines that leave were written by other warps
-        copy_out(target, self._tile, *first, k.thread, self._threads, width=self._tile.layout.cols)
+        self.copy_out(target, first)
+
+    def copy_out(self, target: Target, first: Pair) -> None:
+        """The staging tile, which every warp has written, as the tile whose first element is ``first``."""
+        tile = self._tile
+        copy_out(
+            target, tile, *first, self._k.thread, self._threads, width=tile.layout.cols, addressing=self._addressing
+        )

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from warploom.core.dtypes import u32
-from warploom.lang import Kernel, Mutable, SharedTile, Traced
+from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Traced
 from warploom.tile.copies import CopyRing, Place
-from warploom.tile.product import DEPTH, MmaSyncProduct, zero
+from warploom.tile.product import DEPTH, Registers, zero
+
+
+class SteppedProduct(Protocol):
+    """A product whose fragments load a k-step at a time, such as :class:`~warploom.tile.product.MmaSyncProduct`."""
+
+    @property
+    def sums(self) -> Fragment:
+        """The accumulators."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Of a k-tile."""
+        ...
+
+    def fragments(self, a: SharedTile, b: SharedTile, depth: int) -> list[Registers]:
+        """What the loads of a k-step bring."""
+        ...
+
+    def multiply_loaded(self, fragments: Sequence[Registers]) -> None:
+        """Add the products of one k-step."""
+        ...
 
 
 def accumulate(
-    k: Kernel, ring: CopyRing, product: MmaSyncProduct, count: Traced, places: Callable[[Traced], Sequence[Place]]
+    k: Kernel, ring: CopyRing, product: SteppedProduct, count: Traced, places: Callable[[Traced], Sequence[Place]]
 ) -> None:
     """The product's sums over ``count`` k-tiles, at least one, whose copies :meth:`CopyRing.begin` has started.
 
@@ -21,33 +44,28 @@ def accumulate(
     zero(product.sums)
     stages, steps = ring.stages, range(0, product.depth, DEPTH)
     ring.wait(stages - 2)
-    ahead = [[k.register(u32, x, "ahead") for x in loaded] for loaded in product.fragments(*_stage(ring, 0), 0)]
+    ahead = [[k.register(u32, x, "ahead") for x in loaded] for loaded in product.fragments(*ring.at(0), 0)]
     read, write = k.register(u32, 0, "read_stage"), k.register(u32, stages - 1, "write_stage")
     with k.loop(count) as tile:
         current: list[Sequence[Traced]] = [[r.get() for r in registers] for registers in ahead]
         for step in steps[1:]:
-            following = product.fragments(*_stage(ring, read), step)
+            following = product.fragments(*ring.at(read.get()), step)
             product.multiply_loaded(current)
             if step == steps[len(steps) // 2]:  # over the tile before this one, which no warp reads since the barrier
                 later = tile + (stages - 1)
                 ring.put(write.get(), places(later), when=later < count)
-                _advance(k, write, stages)
+                advance(k, write, stages)
             current = following
-        _advance(k, read, stages)
+        advance(k, read, stages)
         ring.wait(stages - 2)
         with k.when(tile + 1 < count, uniform=True):
-            for registers, loaded in zip(ahead, product.fragments(*_stage(ring, read), 0), strict=True):
+            for registers, loaded in zip(ahead, product.fragments(*ring.at(read.get()), 0), strict=True):
                 for register, value in zip(registers, loaded, strict=True):
                     register.set(value)
         product.multiply_loaded(current)
 
 
-def _stage(ring: CopyRing, stage: Mutable | int) -> tuple[SharedTile, SharedTile]:
-    index = stage.get() if isinstance(stage, Mutable) else stage
-    a, b = ring.tiles
-    return a.stage(index), b.stage(index)
-
-
-def _advance(k: Kernel, stage: Mutable, stages: int) -> None:
+def advance(k: Kernel, stage: Mutable, stages: int) -> None:
+    """To the next stage of a ring."""
     following = stage.get() + 1
     stage.set(k.select(following == stages, k.value(0, u32), following))

@@ -11,6 +11,7 @@ import numpy as np
 from warploom.core.dtypes import DType
 from warploom.core.targets import Target
 from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.classes import size_class
 from warploom.kernels.settings import broken_flags, violated
 from warploom.kernels.source import KernelCall
 
@@ -93,6 +94,17 @@ class AttentionProblem:
     def flops(self) -> int:
         """Floating-point operations of the two products: 4 · batch · heads · head_dim · visible scores."""
         return 4 * self.batch * self.heads * self.head_dim * self.visible_scores
+
+    @property
+    def size_class(self) -> str:
+        """Which problems share a tuned configuration."""
+        mask = {(None, None): "full", (None, 0): "causal"}.get(self.window, "window")
+        fixed = {"dtype": self.dtype, "head_dim": self.head_dim, "mask": mask, "softcap": self.softcap is not None}
+        sizes = {
+            "q_len": (self.q_len, 0, 14), "kv_len": (self.kv_len, 4, 14),
+            "batch_heads": (self.planes, 0, 10), "group": (self.heads // self.kv_heads, 0, 4),
+        }  # fmt: skip
+        return size_class("attention", fixed, sizes)
 
     @property
     def visible_scores(self) -> int:

@@ -8,9 +8,8 @@ from typing import ClassVar
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands
-from warploom.kernels.mapped import MappedArray
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
-from warploom.kernels.source import KernelCall, KernelSource
+from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols
 from warploom.tile.scheduler import FLOPS_PER_SECOND, Work, planes_together
 

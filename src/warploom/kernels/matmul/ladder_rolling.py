@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
-from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.matmul.ladder_config import RungGemm
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ Event = Load | Multiply | Mark
 
 @dataclass(frozen=True)
 class Order:
-    """``steps`` k-steps of ``rows`` × ``cols`` mma each, row by row; a load of B brings ``per_load`` columns of them.
+    """``steps`` k-steps of ``rows`` × ``cols`` mma each, row by row; a load of A brings a row, one of B a column.
 
     Loads come ``lead`` mma, less than a k-step's, before their first use: those of a tile's first ``lead`` mma during
     the tile before.
@@ -52,18 +52,17 @@ class Order:
     steps: int
     rows: int
     cols: int
-    per_load: int
     lead: int
 
     @classmethod
-    def of(cls, config: GemmConfig) -> Order:
+    def of(cls, config: RungGemm) -> Order:
         """The order of a warp's work in a configuration."""
-        return cls(config.k_steps, config.mma_rows, config.mma_cols, 2 if config.wide_b else 1, config.lead)
+        return cls(config.k_steps, config.mma_rows, config.mma_cols, config.lead)
 
     @property
     def _multiplies(self) -> list[Multiply]:
         return [
-            Multiply(Load("A", step, row), Load("B", step, col // self.per_load), row, col)
+            Multiply(Load("A", step, row), Load("B", step, col), row, col)
             for step in range(self.steps)
             for row in range(self.rows)
             for col in range(self.cols)

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u16, u32
-from warploom.kernels.gemm.features import PLAIN, GemmFeatures, OperandFeatures
-from warploom.kernels.gemm.sm80 import MatmulSm80
-from warploom.kernels.gemm.values import EpilogueValue
+from warploom.kernels.matmul.features import PLAIN, MatmulFeatures, OperandFeatures
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.matmul.values import Output, Tile, along, stored_rows
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Traced, kernel
 from warploom.lang.values import Number
 from warploom.layout.linear import LinearMap
-from warploom.tile.copies import CopyRing, Place, Rows
-from warploom.tile.epilogue import Staging, Sums, Target, store_registers
+from warploom.tile.copies import CopyRing, Place
+from warploom.tile.epilogue import Staging, Sums, store_registers
 from warploom.tile.mainloop import accumulate
 from warploom.tile.pipeline import operand_tile
 from warploom.tile.product import MmaSync, zero
@@ -37,7 +36,7 @@ def matmul_sm80(
     k_tiles: u32, tiles_per_split: u32, alpha: u32,
     *,
     config: MatmulSm80,
-    features: GemmFeatures = PLAIN,
+    features: MatmulFeatures = PLAIN,
 ) -> None:  # fmt: skip
     """C = epilogue(A·B): one CTA per tile of C; grid (tiles, 1, batches · splits).
 
@@ -45,48 +44,15 @@ def matmul_sm80(
     whose f32 sums go out as (batch · splits, m, n). A 16-bit C goes to ``out``, an f32 one to ``out_f32``. ``alpha`` is
     the bits of an f32. Parameters that a configuration does not use are left out.
     """
-    c, f = config, features
-    work = Product(k, c, f, (a, b), (a_stride, b_stride), (a_batch, b_batch), (m, n, depth))
-    row, col = work.tiles.tile(k.cta_x)
-    first: Number = 0
-    count = k_tiles
-    if c.split_k > 1:
-        first = k.cta_z % c.split_k * tiles_per_split
-        count = k.minimum(tiles_per_split, k_tiles - first)
-    tile = Tile(row * c.tile_m, col * c.tile_n, k.cta_z // c.split_k, first, count)
+    output = Output(
+        k, features, config.dtype, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
+        (c_batch, extra_batch), alpha,
+    )  # fmt: skip
+    work = Product(k, config, features, (a, b), (a_stride, b_stride), (a_batch, b_batch), (m, n, depth))
+    tile = work.own_tile(k_tiles, tiles_per_split)
     work.begin(tile)
     work.multiply(tile)
-
-    pointer = out_f32 if f.out_dtype is f32 else out
-    if f.batched or c.split_k > 1:
-        pointer = pointer + k.mul_wide(k.cta_z, c_batch)
-    extras = tuple(x + k.mul_wide(tile.batch, extra_batch) if f.batched else x
-                   for x in (extra0, extra1)[: f.epilogue.extras])  # fmt: skip
-    work.store(tile, Output(pointer, c_stride, (m, n), alpha, bias, extras, extra_stride))
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A tile of C: its first row and column, its batch, and its ``count`` k-tiles from ``first`` on."""
-
-    row: Traced
-    col: Traced
-    batch: Traced
-    first: Number
-    count: Traced
-
-
-@dataclass(frozen=True)
-class Output:
-    """C and what is combined with it: pointers to a batch's first element; ``alpha`` is the bits of an f32."""
-
-    pointer: GlobalPointer
-    stride: Number
-    extents: tuple[Traced, Traced]
-    alpha: Traced
-    bias: GlobalPointer
-    extras: tuple[GlobalPointer, ...]
-    extra_stride: Traced
+    work.store(tile, output)
 
 
 class Product:
@@ -96,7 +62,7 @@ class Product:
         self,
         k: Kernel,
         config: MatmulSm80,
-        features: GemmFeatures,
+        features: MatmulFeatures,
         matrices: tuple[GlobalPointer, GlobalPointer],
         strides: tuple[Number, Number],
         batches: tuple[Traced, Traced],
@@ -104,12 +70,15 @@ class Product:
     ) -> None:
         self._k, self._config, self._features = k, config, features
         c, (m, n, depth) = config, extents
-        self.tiles = GroupedTiles(k, (m + (c.tile_m - 1)) // c.tile_m, (n + (c.tile_n - 1)) // c.tile_n, c.block_stride)
-        a, b = self._stored("A", c.tile_m, features.a), self._stored("B", c.tile_n, features.b)
+        self._tiles = GroupedTiles(
+            k, (m + (c.tile_m - 1)) // c.tile_m, (n + (c.tile_n - 1)) // c.tile_n, c.block_stride
+        )
+        self._operands = features.a, features.b
+        a, b = (self._stored(*x) for x in zip("AB", (c.tile_m, c.tile_n), self._operands, strict=True))
         sources = [
-            self._source(pointer, stride, batch, own, outer, depth)
-            for pointer, stride, batch, own, outer in zip(
-                matrices, strides, batches, (features.a, features.b), (m, n), strict=True
+            stored_rows(pointer, stride, own, (outer, depth), plane if features.batched else None)
+            for pointer, stride, own, outer, plane in zip(
+                matrices, strides, self._operands, (m, n), batches, strict=True
             )
         ]
         self.ring = CopyRing(k, (a, sources[0]), (b, sources[1]), threads=c.threads)
@@ -127,22 +96,37 @@ class Product:
         rows, cols = (outer, c.tile_k) if own.k_contiguous else (c.tile_k, outer)
         return operand_tile(self._k, c.dtype, rows, cols, name=name, stages=c.stages)
 
-    def _source(
-        self, pointer: GlobalPointer, stride: Number, batch: Traced, own: OperandFeatures, outer: Traced, depth: Traced
-    ) -> Rows:
-        by_k, by_outer = depth if own.ragged_k else None, outer if own.ragged_outer else None
-        rows, cols = (by_outer, by_k) if own.k_contiguous else (by_k, by_outer)
-        return Rows(pointer, stride, rows, cols, own.chunk, own.partial, batch if self._features.batched else None)
+    # -- which tile
+    def own_tile(self, k_tiles: Traced, tiles_per_split: Traced) -> Tile:
+        """The tile of C that the grid gives this CTA, and of a split K its part."""
+        k, c = self._k, self._config
+        row, col = self._tiles.tile(k.cta_x)
+        first: Number = 0
+        count = k_tiles
+        if c.split_k > 1:
+            first = k.cta_z % c.split_k * tiles_per_split
+            count = k.minimum(tiles_per_split, k_tiles - first)
+        matrix = k.cta_z if self._features.batched or c.split_k > 1 else None
+        return Tile(row * c.tile_m, col * c.tile_n, matrix, k.cta_z // c.split_k, first, count)
 
+    def place(self, number: Traced) -> tuple[Traced, Traced, Traced]:
+        """First row, first column and batch of tile ``number`` of all batches."""
+        batch = self._k.value(0, u32)
+        if self._features.batched:
+            per_matrix = self._tiles.rows * self._tiles.cols
+            batch, number = number // per_matrix, number % per_matrix
+        row, col = self._tiles.tile(number)
+        return row * self._config.tile_m, col * self._config.tile_n, batch
+
+    # -- the sum
     def _places(self, tile: Tile, number: Traced) -> Sequence[Place]:
         depth = self._k.value((number + tile.first) * self._config.tile_k, u32)
-        pairs = (tile.row, self._features.a), (tile.col, self._features.b)
-        return [(outer, depth, tile.batch) if own.k_contiguous else (depth, outer, tile.batch) for outer, own in pairs]
+        outers = zip((tile.row, tile.col), self._operands, strict=True)
+        return [(*along(own, outer, depth), tile.batch) for outer, own in outers]
 
     def begin(self, tile: Tile) -> None:
         """Start the copies of a tile's first k-tiles; no warp reads the stages any more."""
-        depth = self._config.tile_k
-        steps = [(0, depth) if own.k_contiguous else (depth, 0) for own in (self._features.a, self._features.b)]
+        steps = [along(own, 0, self._config.tile_k) for own in self._operands]
         self.ring.begin(tile.count, lambda number: self._places(tile, number), steps)
 
     def multiply(self, tile: Tile) -> None:
@@ -152,6 +136,7 @@ class Product:
         else:
             accumulate(self._k, self.ring, self._product, tile.count, lambda number: self._places(tile, number))
 
+    # -- its way out
     def staging(self, *, beside: bool = False) -> SharedTile | None:
         """The shared tile that a 16-bit C passes through: over the stages or ``beside`` them; f32 needs none."""
         c, out = self._config, self._features.out_dtype
@@ -159,16 +144,9 @@ class Product:
         return None if out is f32 else self._k.shared(out, (c.tile_m, c.tile_n), name="C", swizzle="auto", alias=over)
 
     def store(self, tile: Tile, output: Output, staging: SharedTile | None = None) -> None:
-        """The sums through the epilogue to C."""
-        k, c, f = self._k, self._config, self._features
-        m, n = output.extents
-        rows, cols = m if f.ragged_m else None, n if f.ragged_n else None
-        target = Target(k, output.pointer, output.stride, f.out_dtype, rows, cols, f.out_chunk, f.pairs)
-        value = None
-        if not f.epilogue.plain:
-            value = EpilogueValue(
-                k, f.epilogue, target, c.dtype, output.alpha, output.bias, output.extras, output.extra_stride
-            )
+        """The sums through the epilogue to C; ``staging`` by default lies over the stages."""
+        k, c = self._k, self._config
+        target, value = output.of(tile.matrix, tile.batch)
         along_m, along_n = self.warp
         row = along_m * c.warp_m
         sums = Sums(k, self.sums, row + tile.row, along_n * c.warp_n + tile.col, 0, value)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, f32, u32
-from warploom.kernels.reduce.states import Reduction
+from warploom.kernels.matmul.features import MatmulFeatures
+from warploom.kernels.matmul_reduce.states import Reduction
 from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, Traced
 from warploom.lang.reducers import State
+from warploom.lang.values import Number
 from warploom.layout.reduction import FULL_MASK, ReductionPlan, reduction_plan
 
 
@@ -26,7 +28,23 @@ class RowValues:
     bias: GlobalPointer | None
     ragged: bool
 
-    def states(self, accumulator: Fragment, first_col: Traced, warp: Traced | int = 0) -> RowStates:
+    @classmethod
+    def of(
+        cls,
+        k: Kernel,
+        reduction: Reduction,
+        half: DType,
+        features: MatmulFeatures,
+        cols: Traced,
+        alpha: Traced,
+        bias: GlobalPointer,
+    ) -> RowValues:
+        """What a product's epilogue gives; ``alpha`` is the bits of an f32."""
+        scale = k.bitcast(alpha, f32) if features.epilogue.scaled else None
+        added = bias if features.epilogue.bias else None
+        return cls(k, reduction, half, cols, scale, added, features.ragged_n)
+
+    def states(self, accumulator: Fragment, first_col: Traced, warp: Number = 0) -> RowStates:
         """The states of the rows of a warp's accumulator whose first column is ``first_col``."""
         k, layout = self.k, accumulator.layout
         plan = reduction_plan(layout, "col")
@@ -83,7 +101,7 @@ class RowStates:
         """Whether this lane is the first of those that hold the same rows."""
         return (self.k.lane & self.plan.replicated) == 0
 
-    def rows(self, warp: Traced | int = 0) -> list[tuple[Traced, State]]:
+    def rows(self, warp: Number = 0) -> list[tuple[Traced, State]]:
         """(row of the fragment, state) of what this lane holds."""
         at = (self.plan.result_coordinate(result, self.k.lane, warp) for result in range(len(self.states)))
         return list(zip(at, self.states, strict=True))

@@ -1,5 +1,5 @@
 # pyright: reportInvalidTypeForm=false
-"""The stream-K schedule of the ``mma.sync`` GEMM: every CTA sums equally many k-tiles, whatever the count of tiles.
+"""The stream-K schedule of :mod:`.sm80_kernel`: every CTA sums equally many k-tiles, whatever the count of tiles.
 
 A tile's parts meet through memory, and no CTA waits for another: each leaves its part and counts itself, and the one
 that finds all others counted adds the parts in the order of k. Which CTA that is changes nothing about the sum.
@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from warploom.core.dtypes import f16, f32, u16, u32
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.epilogue import Finish, Output, staging_tile
-from warploom.kernels.gemm.features import PLAIN, GemmFeatures
-from warploom.kernels.gemm.forward import Gemm, Place
+from warploom.kernels.matmul.features import PLAIN, MatmulFeatures
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.matmul.sm80_kernel import Product
+from warploom.kernels.matmul.values import Output, Tile
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, Mutable, Traced, kernel
 from warploom.lang.values import Number
+from warploom.tile.epilogue import read
 
 WORDS = 4
 """Registers of a part that a thread stores together: 16 bytes."""
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
-def gemm_stream_k(
+def matmul_stream_k(
     k: Kernel,
     a: Global[u16],
     b: Global[u16],
@@ -38,64 +39,60 @@ def gemm_stream_k(
     a_batch: u32, b_batch: u32, c_batch: u32, extra_batch: u32,
     k_tiles: u32, cut: u32, waves: u32, share: u32, longer: u32, alpha: u32,
     *,
-    config: GemmConfig,
-    features: GemmFeatures = PLAIN,
+    config: MatmulSm80,
+    features: MatmulFeatures = PLAIN,
 ) -> None:  # fmt: skip
     """C = epilogue(A·B): a grid of as many CTAs as run at once, each with its share of the k-tiles.
 
-    Arguments as of :func:`warploom.kernels.gemm.forward.gemm`; ``cut``, ``waves``, ``share`` and ``longer`` are those
-    of :class:`warploom.kernels.gemm.shares.Shares`. ``parts``: for each CTA two parts, as its threads hold them.
-    ``arrived``: for each tile that is cut a count, 0 at the start.
+    Arguments as of :func:`~warploom.kernels.matmul.sm80_kernel.matmul_sm80`; ``cut``, ``waves``, ``share`` and
+    ``longer`` are those of :class:`~warploom.kernels.matmul.shares.Shares`. ``parts``: for each CTA two parts, as its
+    threads hold them. ``arrived``: for each tile that is cut a count, 0 at the start.
     """
+    output = Output(
+        k, features, config.dtype, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
+        (c_batch, extra_batch), alpha,
+    )  # fmt: skip
     order = Order(k, k_tiles, cut, waves, share, longer)
-    work = Gemm(k, config, features)
-    staging = staging_tile(k, config, features)  # beside the stages: they are being filled when C leaves
+    work = Product(k, config, features, (a, b), (a_stride, b_stride), (a_batch, b_batch), (m, n, depth))
+    staging = work.staging(beside=True)  # the stages are being filled when C leaves
     joining = Joining(k, config, order, parts, arrived)
     taken = Taken(k, work, order)
 
-    def begin(turn: Number) -> None:
-        taken.take(turn, m, n)
-        work.aim((work.batched(a, a_batch), work.batched(b, b_batch)), work.strides(a_stride, b_stride), (m, n, depth))
-        work.start()
-
-    work.prepare()
-    accumulator = work.accumulators()
-    begin(0)
+    taken.begin(0)
     with k.loop(order.turns) as turn:
-        work.finish(accumulator)
+        work.multiply(taken.tile)
         with k.when(turn + 1 < order.turns, uniform=True):
-            begin(turn + 1)  # its first tiles are on their way while this one's parts meet and C leaves
-        tile, first, count = order.segment(turn)
-        complete = joining.join(accumulator, tile, first, count)
+            taken.begin(turn + 1)  # its first k-tiles are on their way while this one's parts meet and C leaves
+        number, first, count = order.segment(turn)
+        complete = joining.join(work.sums, number, first, count)
         with k.when(complete.get() != 0, uniform=True):
-            place = work.place(tile, m, n)
-            extras = tuple(work.batched(x, extra_batch, place) for x in (extra0, extra1)[: features.epilogue.extras])
-            target = work.batched(out_f32 if features.out_dtype is f32 else out, c_batch, place)
-            output = Output(target, c_stride, m, n, alpha, bias, extras, extra_stride)
-            Finish(k, config, features, output, (place.row, place.col)).store(accumulator, staging)
+            row, col, batch = work.place(number)
+            tile = Tile(row, col, batch if features.batched else None, batch, first, count)
+            work.store(tile, output, staging)
 
 
 class Taken:
     """The segment that is being summed, in registers: the loop over k is written once for all of them."""
 
-    def __init__(self, k: Kernel, work: Gemm, order: Order) -> None:
+    def __init__(self, k: Kernel, work: Product, order: Order) -> None:
         self._work, self._order = work, order
         self._row, self._col = k.register(u32, 0, "row"), k.register(u32, 0, "col")
-        self._first_tile, self._count = k.register(u32, 0, "first_tile"), k.register(u32, 0, "count")
+        self._first, self._count = k.register(u32, 0, "first_tile"), k.register(u32, 0, "count")
 
-    def take(self, turn: Number, m: Traced, n: Traced) -> None:
-        """Segment number ``turn`` is next."""
-        tile, first_tile, count = self._order.segment(turn)
-        place = self._work.place(tile, m, n)
-        self._row.set(place.row)
-        self._col.set(place.col)
-        self._first_tile.set(first_tile)
+    def begin(self, turn: Number) -> None:
+        """Start the copies of segment number ``turn``: it is next."""
+        number, first, count = self._order.segment(turn)
+        row, col, batch = self._work.place(number)
+        self._row.set(row)
+        self._col.set(col)
+        self._first.set(first)
         self._count.set(count)
-        self._work.take(Place(self._row, self._col, place.batch), self._first_tile, self._count)
+        self.tile = Tile(self._row, self._col, None, batch, self._first, self._count)
+        self._work.begin(self.tile)
 
 
 class Order:
-    """The segments of this CTA, one after another: :meth:`warploom.kernels.gemm.shares.Shares.segments`."""
+    """The segments of this CTA, one after another: :meth:`warploom.kernels.matmul.shares.Shares.segments`."""
 
     def __init__(self, k: Kernel, k_tiles: Traced, cut: Traced, waves: Traced, share: Traced, longer: Traced) -> None:
         self._k, self.k_tiles, self._cut, self._share, self._longer = k, k_tiles, cut, share, longer
@@ -129,7 +126,7 @@ class Joining:
     """A tile's parts become its sum, in the registers of the CTA that arrives last."""
 
     def __init__(
-        self, k: Kernel, config: GemmConfig, order: Order, parts: GlobalPointer, arrived: GlobalPointer
+        self, k: Kernel, config: MatmulSm80, order: Order, parts: GlobalPointer, arrived: GlobalPointer
     ) -> None:
         self._k, self._config, self._order = k, config, order
         self._parts, self._arrived = parts, arrived
@@ -202,7 +199,7 @@ class Joining:
     def _leave(self, accumulator: Fragment, begin: Traced) -> None:
         target = self._part(self._k.cta_x, begin == 0)
         for first in range(0, len(accumulator.registers), WORDS):
-            words = [_read(r) for r in accumulator.registers[first : first + WORDS]]
+            words = [read(r) for r in accumulator.registers[first : first + WORDS]]
             target.store(words, first * self._config.threads, dtype=words[0].dtype)
 
     def _words(self, accumulator: Fragment, source: GlobalPointer) -> Iterator[tuple[Mutable, Traced]]:
@@ -213,7 +210,3 @@ class Joining:
             for register, word in zip(accumulator.registers[first : first + WORDS], loaded, strict=True):
                 assert isinstance(register, Mutable)
                 yield register, word
-
-
-def _read(register: Traced) -> Traced:
-    return register.get() if isinstance(register, Mutable) else register

@@ -25,8 +25,8 @@ class OperandFeatures:
 
     ``k_contiguous``: K is the axis with stride 1 (A row-major, B column-major). ``chunk``: elements that one copy may
     take, from the alignment of its lines: 8, 4 or 2 by ``cp.async``, 1 through registers. ``ragged_outer``,
-    ``ragged_k``: M (N) or K is no multiple of the tile. ``partial``: a line ends within a chunk. ``stride``: the
-    leading stride in elements where it is known while tracing. ``batched``: each batch has its own (the TMA's concern).
+    ``ragged_k``: M (N) or K is no multiple of the tile. ``partial``: a line ends within a chunk. ``batched``: each batch
+    has its own (the TMA's concern).
     """
 
     k_contiguous: bool
@@ -34,7 +34,6 @@ class OperandFeatures:
     ragged_outer: bool = False
     ragged_k: bool = False
     partial: bool = False
-    stride: int | None = None
     batched: bool = False
 
 
@@ -77,7 +76,7 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
-class GemmFeatures:
+class MatmulFeatures:
     """Trace-time features of a kernel.
 
     ``out_chunk``: elements per store of a 16-bit C (8, 4, 2, 1), from its alignment. ``pairs``: columns of C, the bias
@@ -101,4 +100,4 @@ class GemmFeatures:
         return self.out_dtype is not f32 and self.out_chunk == 8
 
 
-PLAIN = GemmFeatures()
+PLAIN = MatmulFeatures()

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u16, u32
-from warploom.kernels.gemm.features import PLAIN, GemmFeatures, OperandFeatures
-from warploom.kernels.gemm.sm90 import MatmulSm90
-from warploom.kernels.gemm.values import EpilogueValue
+from warploom.kernels.matmul.features import PLAIN, MatmulFeatures, OperandFeatures
+from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom.kernels.matmul.values import EpilogueValue, Output, Tile
 from warploom.lang import Fragment, Global, Kernel, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
-from warploom.tile.epilogue import Panels, Sums, Target, store_registers
+from warploom.tile.epilogue import Panels, Sums, store_registers
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import Wgmma
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
@@ -39,7 +39,7 @@ def matmul_sm90(
     k_tiles: u32, tiles_per_split: u32, tiles: u32, alpha: u32,
     *,
     config: MatmulSm90,
-    features: GemmFeatures = PLAIN,
+    features: MatmulFeatures = PLAIN,
 ) -> None:  # fmt: skip
     """C = epilogue(A·B); tensor maps of rank 2, batched ones 3, of A and B as they are stored.
 
@@ -47,28 +47,28 @@ def matmul_sm90(
     strides and extents count elements. ``tiles`` are those of all parts of a split K and of all batches, of which each
     CTA of the grid takes every so-manieth. Parameters that a configuration does not use are left out.
     """
-    c, f = config, features
-    boxes = Boxes(c_map, _with_batch(f)) if f.bulk_out else None
+    output = Output(
+        k, features, config.dtype, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
+        (c_batch, extra_batch), alpha,
+    )  # fmt: skip
+    work = Product(k, config, features, (a_map, b_map), Extents(m, n, k_tiles, tiles_per_split, tiles))
+    multiply(k, work, output, c_map)
+
+
+def multiply(k: Kernel, work: Product, output: Output, c_map: TensorMapHandle) -> None:
+    """The kernel's roles: one thread loads, the consumers multiply and store."""
+    c, f = work.config, work.features
+    boxes = Boxes(c_map, _result_order(f)) if f.bulk_out else None
     panels = None if f.out_dtype is f32 else Panels(k, f.out_dtype, c.panel_cols, c.panels, c.consumers, boxes)
 
-    def finish(work: Product, tile: Tile) -> None:
-        pointer, extras = out_f32 if f.out_dtype is f32 else out, (extra0, extra1)[: f.epilogue.extras]
-        if f.batched or c.split_k > 1:
-            pointer = pointer + k.mul_wide(tile.matrix, c_batch)
-        if f.batched:
-            extras = tuple(x + k.mul_wide(tile.batch, extra_batch) for x in extras)
-        rows, cols = m if f.ragged_m else None, n if f.ragged_n else None
-        target = Target(k, pointer, c_stride, f.out_dtype, rows, cols, f.out_chunk, f.pairs)
-        value = None
-        if not f.epilogue.plain:
-            value = EpilogueValue(k, f.epilogue, target, c.dtype, alpha, bias, extras, extra_stride)
+    def finish(tile: Tile) -> None:
+        target, value = output.of(tile.matrix, tile.batch)
         for number, sums in enumerate(work.sums(tile, value)):
             if panels is None:
                 store_registers(sums, target)
             else:
                 panels.store(sums, number, target, (tile.batch,))
 
-    work = Product(k, c, f, (a_map, b_map), Extents(m, n, k_tiles, tiles_per_split, tiles))
     work.load()
     with consumer(k, c.consumers):
         work.prepare()
@@ -90,30 +90,18 @@ class Extents:
     tiles: Traced
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A tile of C: its first row and column, its matrix (batch · parts + part), and its ``count`` k-tiles."""
+def _operand_order(features: MatmulFeatures, own: OperandFeatures) -> Callable[..., tuple[Number, ...]]:
+    """The order of the coordinates of A's or B's boxes; a matrix that all batches share is number 0."""
 
-    row: Traced
-    col: Traced
-    matrix: Traced
-    batch: Traced
-    first: Number
-    count: Traced
+    def order(col: Number, outer: Number, depth: Number, batch: Number) -> tuple[Number, ...]:
+        where = (depth + col, outer) if own.k_contiguous else (outer + col, depth)
+        return (*where, batch if own.batched else 0) if features.batched else where
+
+    return order
 
 
-def _with_batch(features: GemmFeatures, own: OperandFeatures | None = None) -> Callable[..., tuple[Number, ...]]:
-    """The order of a box's coordinates; matrices that all batches share have one."""
-    along_k = own is None or own.k_contiguous
-
-    def order(col: Number, row: Number, depth: Number, batch: Number) -> tuple[Number, ...]:
-        inner, line = (depth + col, row) if along_k else (row + col, depth)
-        if not features.batched:
-            return inner, line
-        return inner, line, batch if own is None or own.batched else 0
-
-    if own is not None:
-        return order
+def _result_order(features: MatmulFeatures) -> Callable[..., tuple[Number, ...]]:
+    """The order of the coordinates of C's boxes."""
     return lambda _, col, row, batch: (col, row, batch) if features.batched else (col, row)
 
 
@@ -124,11 +112,11 @@ class Product:
         self,
         k: Kernel,
         config: MatmulSm90,
-        features: GemmFeatures,
+        features: MatmulFeatures,
         maps: tuple[TensorMapHandle, TensorMapHandle],
         extents: Extents,
     ) -> None:
-        self._k, self._config, self._features, self._extents = k, config, features, extents
+        self._k, self.config, self.features, self._extents = k, config, features, extents
         c, e = config, extents
         self._tiles = GroupedTiles(
             k, (e.m + (c.tile_m - 1)) // c.tile_m, (e.n + (c.tile_n - 1)) // c.tile_n, c.block_stride
@@ -136,7 +124,7 @@ class Product:
         self._order = Persistent(k, e.tiles)
         self._a, self._b = self._stored("A", c.tile_m, features.a), self._stored("B", c.tile_n, features.b)
         a_boxes, b_boxes = (
-            Boxes(own_map, _with_batch(features, own))
+            Boxes(own_map, _operand_order(features, own))
             for own_map, own in zip(maps, (features.a, features.b), strict=True)
         )
         readers = 4 * (1 if c.pingpong else c.consumers)
@@ -144,28 +132,29 @@ class Product:
         ready(k, self._ring)
 
     def _stored(self, name: str, outer: int, own: OperandFeatures) -> SharedTile:
-        c = self._config
+        c = self.config
         rows, cols = (outer, c.tile_k) if own.k_contiguous else (c.tile_k, outer)
         return operand_tile(self._k, c.dtype, rows, cols, name=name, stages=c.stages)
 
     def tile(self, turn: Number) -> Tile:
         """The CTA's tile of a turn."""
-        k, c, e = self._k, self._config, self._extents
-        number, matrix = self._order.item(turn), k.value(0, u32)
-        if self._features.batched or c.split_k > 1:
+        k, c, e = self._k, self.config, self._extents
+        number, matrix, batch = self._order.item(turn), None, k.value(0, u32)
+        if self.features.batched or c.split_k > 1:
             per_matrix = self._tiles.rows * self._tiles.cols
             matrix, number = number // per_matrix, number % per_matrix
+            batch = matrix // c.split_k
         row, col = self._tiles.tile(number)
         first: Number = 0
         count = e.k_tiles
-        if c.split_k > 1:
+        if matrix is not None and c.split_k > 1:
             first = matrix % c.split_k * e.tiles_per_split
             count = k.minimum(e.tiles_per_split, e.k_tiles - first)
-        return Tile(row * c.tile_m, col * c.tile_n, matrix, matrix // c.split_k, first, count)
+        return Tile(row * c.tile_m, col * c.tile_n, matrix, batch, first, count)
 
     def load(self) -> None:
         """The producer: the k-tiles of this CTA's tiles, as stages become empty."""
-        k, c = self._k, self._config
+        k, c = self._k, self.config
         with producer(k, c.consumers), k.when(k.thread == 0):
             ring = self._ring.producer()
             with k.loop(self._order.count) as turn:
@@ -177,26 +166,26 @@ class Product:
     # -- the consumers
     def prepare(self) -> None:
         """What a consumer has for all of its tiles."""
-        k, c = self._k, self._config
+        k, c = self._k, self.config
         self.me: Traced = k.warpgroup - 1
         self._row = k.value(0, u32) if c.pingpong else self.me * c.consumer_rows
         cores = self._cores = Wgmma(k, c.dtype)
         self._blocks = [cores.accumulator(c.tile_n, f"c{i}") for i in range(c.consumer_rows // WARPGROUP_ROWS)]
         self._product = cores.product(
             self._blocks, self._a, self._b, row=self._row,
-            transposed_a=not self._features.a.k_contiguous, transposed_b=not self._features.b.k_contiguous,
+            transposed_a=not self.features.a.k_contiguous, transposed_b=not self.features.b.k_contiguous,
         )  # fmt: skip
         self._arrived, self._read = self._ring.consumer(name="use"), self._ring.consumer(name="read")
         self._turns = Turns(k, self.me, c.consumers, on=c.pingpong)
 
-    def each_tile(self, finish: Callable[[Product, Tile], None]) -> None:
+    def each_tile(self, finish: Callable[[Tile], None]) -> None:
         """Multiply and ``finish`` every tile; with ``pingpong`` every other one, and the other consumer the rest."""
         k, count = self._k, self._order.count
-        if not self._config.pingpong:
+        if not self.config.pingpong:
             with k.loop(count) as turn:
                 tile = self.tile(turn)
                 self._multiply(tile)
-                finish(self, tile)
+                finish(tile)
             return
         with self._turns.taken(following=count & 1):
             with k.when(self.me == 1, uniform=True):
@@ -204,7 +193,7 @@ class Product:
             with k.loop(count, start=self.me, step=2) as turn:
                 tile = self.tile(turn)
                 self._multiply(tile)
-                finish(self, tile)
+                finish(tile)
                 self._pass_over(self.tile(turn + 1))
 
     def _multiply(self, tile: Tile) -> None:

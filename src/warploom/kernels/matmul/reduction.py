@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from warploom.core.dtypes import DType, f32, u16, u32
-from warploom.kernels.gemm.epilogue import Elements, Output
-from warploom.kernels.gemm.features import GemmFeatures
-from warploom.kernels.gemm.problem import FINISH_COLUMNS, FINISH_THREADS
+from warploom.kernels.matmul.features import MatmulFeatures
+from warploom.kernels.matmul.problem import FINISH_COLUMNS, FINISH_THREADS
+from warploom.kernels.matmul.values import Output
 from warploom.lang import Global, Kernel, kernel
 
 
@@ -25,19 +23,18 @@ def add_parts(
     *,
     splits: int,
     half: DType,
-    features: GemmFeatures,
+    features: MatmulFeatures,
 ) -> None:  # fmt: skip
     """C = epilogue(parts[0] + parts[1] + …) in f32; grid (columns / 256, rows, batches).
 
     ``parts`` is (batch, splits, m, n), row-major. ``half`` is the type of the bias and the extra matrices.
     """
-    features = replace(features, ragged_m=False, ragged_n=True)
-    row, col = k.cta_y, k.cta_x * FINISH_COLUMNS + k.thread * 2
-    batch = k.cta_z
-    extras = tuple(x + k.mul_wide(batch, extra_batch) for x in (extra0, extra1)[: features.epilogue.extras])
-    target = (out_f32 if features.out_dtype is f32 else out) + k.mul_wide(batch, c_batch)
-    output = Output(target, c_stride, m, n, alpha, bias, extras, extra_stride)
-    elements = Elements(k, half, features, output)
+    row, col, batch = k.cta_y, k.cta_x * FINISH_COLUMNS + k.thread * 2, k.cta_z
+    output = Output(
+        k, features, half, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
+        (c_batch, extra_batch), alpha,
+    )  # fmt: skip
+    target, value = output.of(batch if features.batched else None, batch)
     with k.when(col < n):
         part_bytes = k.mul_wide(m, n) * 4
         source = parts + (k.mul_wide(row, n) + k.mul_wide(col, 1))
@@ -53,5 +50,5 @@ def add_parts(
             sums[0] += part.load()[0]
             with k.when(col + 1 < n):
                 sums[1] += part.load(1)[0]
-        values = elements.finished((sums[0].get(), sums[1].get()), row, col)
-        elements.store(target + (k.mul_wide(row, c_stride) + k.mul_wide(col, 1)), row, col, values)
+        found = sums[0].get(), sums[1].get()
+        target.store_pair(row, col, found if value is None else value(found, row, col))

@@ -1,0 +1,166 @@
+"""Which configuration runs a product when nobody has tuned for it: of an architecture's candidates the least by a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from warploom.core.dtypes import f16, f32
+from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.targets import Target
+from warploom.kernels.matmul.cost import REGISTERS, USUAL_REGISTERS
+from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.matmul.sm90 import MatmulSm90
+
+Config = TypeVar("Config", MatmulSm80, MatmulSm90)
+Production = MatmulSm80 | MatmulSm90
+"""The configurations that calls choose from."""
+
+BEST16 = MatmulSm80(tile_m=256, warp_m=128, accumulate=f16)
+"""The fastest ``mma.sync`` configuration with f16 accumulation for large products."""
+BEST32 = MatmulSm80(block_stride=16)
+"""The fastest with f32 accumulation."""
+
+LEAST_ROWS = 33
+"""Of M and N: below, ``mma.sync`` has smaller tiles."""
+SHORT_K = 512
+SPLITS = (1, 2, 3, 4, 6, 8)
+
+
+# -- candidates
+def candidates_sm90(problem: MatmulProblem) -> tuple[MatmulSm90, ...]:
+    """``wgmma``'s tiles, the largest first; none for products that leave most of every tile empty."""
+    if min(problem.m, problem.n) < LEAST_ROWS or problem.accumulate is not f32:
+        return ()
+    together = MatmulSm90(dtype=problem.dtype)
+    turns = replace(together, pingpong=True)
+    alone = replace(together, tile_m=64, consumers=1)
+    whole = problem.b.k_contiguous  # else half a panel of B is loaded in vain, which small tiles cannot afford
+    tiles = (
+        together,
+        replace(together, tile_m=256, tile_n=128),
+        replace(together, tile_m=128, tile_n=192, stages=5),
+        replace(turns, tile_m=128, tile_n=192),
+        replace(together, tile_m=128, tile_n=160, stages=5),
+        replace(turns, tile_m=128, tile_n=160, stages=5),
+        replace(together, tile_m=128, tile_n=128, stages=6),
+        replace(turns, tile_m=128, tile_n=128, stages=6),
+        replace(alone, tile_n=256, stages=5),
+        *((replace(alone, tile_n=160, stages=6), replace(together, tile_n=96, stages=6)) if whole else ()),
+        replace(turns, tile_m=64, tile_n=128, stages=8),
+        replace(turns, tile_m=64, tile_n=64, stages=8),
+    )
+    return tuple(replace(t, split_k=s) for t in tiles for s in SPLITS)
+
+
+def candidates_sm80(problem: MatmulProblem) -> tuple[MatmulSm80, ...]:
+    """``mma.sync``'s tiles, the largest first: whole, with K split, and with its tiles shared by stream-K."""
+    best = replace(BEST16 if problem.accumulate is f16 else BEST32, dtype=problem.dtype)
+    base = replace(best, block_stride=8)
+    shapes = (
+        *(((128, 256, 32, 64, 64, 4),) if problem.accumulate is f16 else ()),
+        (256, 128, 32, 64, 64, 4),
+        (128, 128, 32, 64, 64, 4),
+        (128, 64, 64, 32, 64, 4),
+        (64, 128, 64, 64, 32, 4),
+        (64, 64, 64, 32, 32, 4),
+        (32, 128, 64, 32, 32, 5),
+        (32, 64, 128, 32, 16, 4),
+        (16, 128, 64, 16, 32, 6),
+        (16, 64, 128, 16, 16, 5),
+        (16, 32, 128, 16, 8, 6),
+    )
+    names = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages")
+    tiles = [best, *(replace(base, **dict(zip(names, shape, strict=True))) for shape in shapes)]
+    split = (replace(t, split_k=s) for t in tiles for s in SPLITS)
+    return *split, *(stream for t in tiles for stream in streamed(t))
+
+
+def streamed(tile: MatmulSm80) -> tuple[MatmulSm80, ...]:
+    """A tile's stream-K schedule with one CTA per multiprocessor, and with two where their registers have room."""
+    room = REGISTERS // (tile.threads * USUAL_REGISTERS)
+    return tuple(replace(tile, stream_k=True, min_ctas=ctas) for ctas in (1, 2) if ctas <= max(1, room))
+
+
+def for_rows_sm90(problem: MatmulProblem) -> tuple[MatmulSm90, ...]:
+    """``wgmma``'s tile for a product whose rows are reduced; none where :func:`candidates_sm90` has none.
+
+    Tiles of 256 columns leave the fewest states to merge. The reduction of a tile takes as long as a few k-tiles'
+    products, so consumers take turns where K is short, and share the larger tile where it is not.
+    """
+    if min(problem.m, problem.n) < LEAST_ROWS:
+        return ()
+    tile = MatmulSm90(dtype=problem.dtype)
+    if problem.k <= SHORT_K or problem.m <= tile.tile_m // 2:
+        tile = replace(tile, tile_m=64, stages=5, block_stride=16, pingpong=True)
+    return (tile,)
+
+
+def fitting(problem: MatmulProblem, configs: Sequence[Config], target: Target) -> tuple[list[Config], list[str]]:
+    """Those that can run a problem on a target, and why others cannot."""
+    found: list[Config] = []
+    reasons: list[str] = []
+    for config in configs:
+        problems = config.check(target) + config.misfits(problem)
+        if problems:
+            reasons.append(problems[0])
+        else:
+            found.append(config)
+    return found, list(dict.fromkeys(reasons))
+
+
+# -- choices
+def choose(problem: MatmulProblem, target: Target) -> tuple[Production, str]:
+    """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
+    bulk, reasons = fitting(problem, candidates_sm90(problem) if target.has_wgmma else (), target)
+    general, others = fitting(problem, candidates_sm80(problem), target)
+    found: list[Production] = [*bulk, *general]
+    if not found:
+        raise ProblemError("no matmul kernel takes this problem: " + "; ".join(dict.fromkeys((*reasons, *others))))
+    config = min(found, key=lambda c: c.seconds(problem, target))
+    expected = config.seconds(problem, target)
+    reason = f"the least of {len(found)} by the cost model, about {expected * 1e6:.0f} µs; untuned"
+    return config, reason if bulk else reason + _refused(reasons)
+
+
+def choose_for_rows(problem: MatmulProblem, target: Target) -> tuple[Production, str]:
+    """As :func:`choose`, for a product whose rows are reduced and which is not stored: K is never cut."""
+    bulk, reasons = fitting(problem, for_rows_sm90(problem) if target.has_wgmma else (), target)
+    if bulk:
+        return bulk[0], "wgmma's tile for reductions of rows; untuned"
+    config, why = general_for_rows(problem, target)
+    return config, why + _refused(reasons)
+
+
+def general_for_rows(problem: MatmulProblem, target: Target) -> tuple[MatmulSm80, str]:
+    """As :func:`choose_for_rows`, of ``mma.sync`` configurations alone."""
+    found, reasons = fitting(problem, candidates_sm80(problem), target)
+    if not found:
+        raise ProblemError("no matmul kernel takes this problem: " + "; ".join(reasons))
+    config = min(found, key=lambda c: c.seconds(problem, target))
+    return replace(config, split_k=1, stream_k=False), f"the least of {len(found)} by the cost model; untuned"
+
+
+def _refused(reasons: list[str]) -> str:
+    """Why ``wgmma`` does not multiply a problem whose rows and columns would fill its tiles."""
+    return f"; mma.sync, as {reasons[0]}" if reasons else ""
+
+
+def parse_config(text: str, **types: Any) -> MatmulConfig:
+    """A configuration of any matmul kernel from its notation. Raises ConfigError for what it does not know.
+
+    ``types`` (dtype, accumulate) hold where the notation leaves them out.
+    """
+    from warploom.kernels.matmul.ladder_config import RungGemm
+    from warploom.kernels.matmul.ladder_sm90 import RungWgmma
+
+    word = text.partition("(")[0].strip()
+    for kind in (MatmulSm90, MatmulSm80, RungWgmma):
+        if word == kind.word:
+            return kind.parse(text, **types)
+    if "(" in text:
+        known = ", ".join(kind.word for kind in (MatmulSm90, MatmulSm80, RungWgmma))
+        raise ConfigError(f"{text!r} is no configuration; write {known} or the seeds' notation, as {RungGemm()}")
+    return RungGemm.parse(text, **types)

@@ -1,0 +1,1 @@
+"""Row reductions of a matrix product that is never written."""

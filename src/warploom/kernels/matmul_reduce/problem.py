@@ -1,0 +1,72 @@
+"""A row reduction of a product as a problem: the kernels of a call, their launches, and the states between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from warploom.core.dtypes import DType
+from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
+from warploom.kernels.matmul_reduce.states import DOT_WARPS, MERGE_THREADS, ReduceOp, Reduction
+from warploom.kernels.settings import violated
+from warploom.kernels.source import KernelCall, KernelSource
+
+STATES = "first", "second"
+"""The arrays of the parts of states, 32 bits each, (tiles along N, rows)."""
+
+
+@dataclass(frozen=True)
+class ReduceProblem:
+    """A reduction of the rows of alpha · A·B + bias.
+
+    ``target_words``: 32-bit words of a row's target, whose logit is taken off the result; 0 where there is none.
+    """
+
+    product: MatmulProblem
+    op: ReduceOp
+    target_words: int = 0
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The arrays that the states of this operation take."""
+        return STATES[: len(Reduction(self.op).types)]
+
+    def misfits(self, config: MatmulConfig) -> list[str]:
+        """The constraints of a configuration's kernel that the problem violates; empty if it takes it."""
+        return config.misfits(self.product) or violated([
+            (not config.cut, "split_k and stream_k cut sums that the reduction needs whole"),
+            (config.reducing != "", "a rung of the ladder has no kernel that reduces rows"),
+        ])  # fmt: skip
+
+    def calls(self, config: MatmulConfig, multiprocessors: int) -> tuple[KernelCall, KernelCall]:
+        """The kernel that reduces tiles, and the one that merges their states; of arrays a, b, bias, out, index."""
+        product, m = config.calls(self.product, multiprocessors)[0], self.product.m
+        tiles = self.product.tiling(config).cols
+        source = replace(
+            product.source, function=config.reducing, name=f"{product.source.name}_{self.op}",
+            arguments=(*product.source.arguments, ("op", self.op)),
+        )  # fmt: skip
+        reduced = replace(
+            product, source=source, arrays=("a", "b", *self.states, *self.product.combined),
+            workspace=dict.fromkeys(self.states, tiles * m),
+        )  # fmt: skip
+        with_index = self.op == "argmax"
+        merge = KernelSource.of(
+            "matmul_reduce.merge_kernel:merge_tiles", f"merge_tiles_{self.op}", op=self.op, with_index=with_index,
+            subtract=self.target_words > 0,
+        )  # fmt: skip
+        results = ("out", *(["index"] if with_index else []), *(["subtracted"] if self.target_words else []))
+        grid = -(-m // MERGE_THREADS), 1, 1
+        return reduced, KernelCall(merge, grid, {"m": m, "tiles": tiles}, (), (*self.states, *results))
+
+
+def logits_call(m: int, n: int, depth: int, strides: tuple[int, int], dtype: DType, target_words: int) -> KernelCall:
+    """The logits of the rows' targets, of arrays x (m, depth), w (n, depth) and target, into ``subtracted``.
+
+    ``strides`` are those between rows of x and w in elements; a target has so many 32-bit words.
+    """
+    source = KernelSource.of(
+        "matmul_reduce.merge_kernel:target_logits", "target_logits", dtype=dtype, target_words=target_words
+    )
+    scalars = {"m": m, "n": n, "depth": depth, "x_stride": strides[0], "w_stride": strides[1]}
+    arrays = ("x", "w", "target", "subtracted")
+    return KernelCall(source, (-(-m // DOT_WARPS), 1, 1), scalars, (), arrays, {"subtracted": m})

@@ -1,0 +1,56 @@
+# pyright: reportInvalidTypeForm=false
+"""Row reductions of a product that is never written, on ``wgmma`` and the TMA (sm_90a).
+
+The producer and the consumers' main loop are the matmul kernel's. A warp holds its 16 rows over all of a tile's
+columns, so that its states need no other warp: they go to memory from the registers.
+"""
+
+from __future__ import annotations
+
+from warploom.core.dtypes import u16, u32
+from warploom.kernels.matmul.features import MatmulFeatures
+from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom.kernels.matmul.sm90_kernel import Extents, Product
+from warploom.kernels.matmul.values import Tile
+from warploom.kernels.matmul_reduce.rows import RowValues
+from warploom.kernels.matmul_reduce.states import ReduceOp, Reduction
+from warploom.lang import Global, Kernel, TensorMap, kernel
+from warploom.tile.roles import consumer
+
+
+@kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
+def matmul_reduce_sm90(
+    k: Kernel,
+    a_map: TensorMap,
+    b_map: TensorMap,
+    first: Global[u32],
+    second: Global[u32],
+    bias: Global[u16],
+    m: u32, n: u32, k_tiles: u32, tiles_per_split: u32, tiles: u32, alpha: u32,
+    *,
+    config: MatmulSm90,
+    features: MatmulFeatures,
+    op: ReduceOp,
+) -> None:  # fmt: skip
+    """For each tile along N, the state of every row of alpha · A·B + bias over the tile's columns.
+
+    Operands and grid as for :func:`~warploom.kernels.matmul.sm90_kernel.matmul_sm90`, without batches and split K.
+    ``first`` and ``second`` receive the parts of the states (32 bits each), (tiles along N, m).
+    """
+    work = Product(k, config, features, (a_map, b_map), Extents(m, n, k_tiles, tiles_per_split, tiles))
+    work.load()
+    with consumer(k, config.consumers):
+        work.prepare()
+        values = RowValues.of(k, Reduction(op), config.dtype, features, n, alpha, bias)
+
+        def finish(tile: Tile) -> None:
+            at_tile = k.mul_wide(tile.col // config.tile_n, m)
+            for sums in work.sums(tile):
+                found = values.states(sums.fragment, tile.col, sums.warp)
+                for row, state in found.rows(sums.warp):
+                    with k.when(found.first_lane & (sums.row + row < m)):
+                        at = at_tile + k.mul_wide(sums.row + row, 1)
+                        for target, x in zip((first, second), state, strict=False):
+                            (target + at).store(x, dtype=x.dtype)
+
+        work.each_tile(finish)

@@ -1,0 +1,132 @@
+"""What a row reduction of a product runs: its plan, and the launches of a call in order.
+
+The rows of a large problem are taken in blocks, so that the states of a block's tiles fit :data:`WORKSPACE_BYTES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from warploom.core.dtypes import s32
+from warploom.interop.arrays import ArrayView, as_numpy, describe
+from warploom.interop.copies import compact
+from warploom.kernels.matmul.problem import MatmulConfig
+from warploom.kernels.matmul_reduce.problem import ReduceProblem, logits_call
+from warploom.kernels.source import Grid, KernelCall
+from warploom.ops.steps import Step, Steps
+
+if TYPE_CHECKING:
+    from warploom.ir.program import Program
+
+WORKSPACE_BYTES = 1 << 25
+"""Memory for the states of one block of rows; a block has at least :data:`LEAST_ROWS` rows, whatever that takes."""
+LEAST_ROWS = 256
+_MERGE_FLOPS = 100  # for each state
+
+
+@dataclass(frozen=True)
+class ReducePlan:
+    """What a call of :func:`matmul_reduce` runs: two kernels, and a workspace of one state per row and tile column."""
+
+    problem: ReduceProblem
+    config: MatmulConfig
+    reason: str
+    target: str
+    device: str
+    multiprocessors: int
+
+    @property
+    def tiles(self) -> int:
+        """Tiles along N."""
+        return self.problem.product.tiling(self.config).cols
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory for the states of one row."""
+        return 4 * len(self.problem.states) * self.tiles
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that are taken at a time: all of them, or as many as :data:`WORKSPACE_BYTES` are enough for."""
+        fitting = WORKSPACE_BYTES // self.row_bytes // LEAST_ROWS * LEAST_ROWS
+        return min(self.problem.product.m, max(LEAST_ROWS, fitting))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory beyond inputs and results."""
+        return self.row_bytes * self.block_rows
+
+    @cached_property
+    def calls(self) -> tuple[KernelCall, KernelCall]:
+        """The kernel of the product and the reductions of its tiles, and the one that merges them, of a block of rows."""
+        return self._block(self.block_rows)
+
+    def _block(self, rows: int) -> tuple[KernelCall, KernelCall]:
+        problem = replace(self.problem, product=replace(self.problem.product, m=rows))
+        return problem.calls(self.config, self.multiprocessors)
+
+    @property
+    def grid(self) -> Grid:
+        """CTAs of :attr:`program`."""
+        return self.calls[0].grid
+
+    @property
+    def program(self) -> Program:
+        """The kernel of the product and the reductions of its tiles."""
+        return self.calls[0].source.program
+
+    @cached_property
+    def cuda(self) -> str:
+        """The CUDA C++ of both kernels."""
+        from warploom.cuda.printer import print_cuda
+
+        return "\n".join(print_cuda(call.source.program) for call in self.calls)
+
+    def __str__(self) -> str:
+        op = self.problem.op
+        return f"{op}: {self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
+
+    def steps(self, arrays: dict[str, ArrayView]) -> Steps:
+        """The launches, block after block of rows; ``arrays`` are those of the call by the kernels' names."""
+        p, words, found = self.problem.product, self.problem.target_words, list[Step]()
+        of_row = {name: x.strides[0] * x.dtype.bytes for name, x in arrays.items() if name not in ("b", "bias", "w")}
+        if words:
+            of_row["target"] = 4 * words
+        for start in range(0, p.m, self.block_rows):
+            rows = min(self.block_rows, p.m - start)
+            offsets = {name: start * distance for name, distance in of_row.items()}
+            reduce, merge = self._block(rows)
+            if words:
+                x, w = arrays["x"], arrays["w"]
+                logits = logits_call(rows, p.n, p.k, (x.strides[0], w.strides[0]), x.dtype, words)
+                found.append(Step(logits, 2 * rows * p.k, offsets))
+            found.append(Step(reduce, 2 * rows * p.n * p.k, offsets))
+            found.append(Step(merge, _MERGE_FLOPS * rows * self.tiles, offsets))
+        return Steps(tuple(found))
+
+
+def for_logits(a: ArrayView, b: ArrayView, target: ArrayView) -> dict[str, ArrayView]:
+    """What the targets' logits are computed from: x and w with contiguous rows, and targets as 32-bit words."""
+    x, w = a, transposed(b)
+    x, w = (view if view.strides[1] == 1 else compact(view) for view in (x, w))
+    return {"x": x, "w": w, "target": _as_words(target if target.contiguous else compact(target))}
+
+
+def _as_words(target: ArrayView) -> ArrayView:
+    """Contiguous integers as the 32-bit words that the kernel reads."""
+    if target.dtype is s32:
+        return target
+    if target.device[0] == "cpu":
+        return describe(as_numpy(target).view(np.int32))
+    return target._replace(dtype=s32, shape=(2 * target.shape[0],), strides=(1,))
+
+
+def transposed(view: ArrayView) -> ArrayView:
+    """The transpose of a matrix, without a copy."""
+    if view.kind in ("numpy", "torch", "cupy") and not isinstance(view.owner, tuple):
+        return describe(view.owner.T)
+    return view._replace(shape=tuple(view.shape)[::-1], strides=tuple(view.strides)[::-1])

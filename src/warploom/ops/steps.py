@@ -1,0 +1,149 @@
+"""The kernels of one call in order: on the emulator, on copies of host arrays, or again and again on a GPU.
+
+Arrays go by the names of :class:`~warploom.kernels.source.KernelCall`; what lies between the kernels is memory of the
+call's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from warploom.core.dtypes import f32
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty
+from warploom.kernels.source import KernelCall
+from warploom.ops.backends import GpuCall, run_on_emulator, zero_words
+
+_ALIGNED_WORDS = 64  # 256 bytes: as an allocation of its own would begin
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch. ``offsets``: bytes from the first element of an array to where this launch finds its first."""
+
+    call: KernelCall
+    flops: int
+    offsets: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The launches of a call, in order."""
+
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def workspace(self) -> dict[str, int]:
+        """Words of memory between the kernels, by name; launches that follow each other use it in turn."""
+        found: dict[str, int] = {}
+        for step in self.steps:
+            for name, words in step.call.workspace.items():
+                found[name] = max(words, found.get(name, 0))
+        return found
+
+    @property
+    def words(self) -> int:
+        """32-bit words of all of it, each part aligned."""
+        return sum(map(_aligned, self.workspace.values()))
+
+    def emulate(self, arrays: Mapping[str, ArrayView]) -> None:
+        """Run on the CPU with all checks. Raises EmulationError for the first kernel with defects."""
+        own = {name: np.full(words, np.nan, np.float32).view(np.uint32) for name, words in self.workspace.items()}
+        known = {**arrays, **{name: describe(x) for name, x in own.items()}}
+        for step in self.steps:
+            call = step.call
+            if call.zeroed:
+                own[call.zeroed][:] = 0
+            views = [_moved(known[name], step.offsets.get(name, 0)) for name in call.arrays]
+            run_on_emulator(call.source.program, call.grid, views, call.scalars, step.flops, call.maps)
+
+    def run_from_host(self, hosts: Mapping[str, np.ndarray[Any, Any]], results: Sequence[str]) -> None:
+        """Copy C-contiguous arrays to GPU 0, run, and copy the results back."""
+        from warploom.cuda.buffers import DeviceCopy
+
+        copies = {name: DeviceCopy(x, 0, copy=name not in results) for name, x in hosts.items()}
+        memory = DeviceCopy(np.empty(self.words, np.float32), 0, copy=False)
+        prepared = self.prepare(tuple(hosts), 0)
+        prepared.queue([x.pointer for x in copies.values()], "numpy", memory.pointer)
+        for name in results:
+            copies[name].download()
+
+    def prepare(self, names: Sequence[str], device: int) -> Prepared:
+        """Compile (or take from the cache) and load the kernels for arrays that come in the order of ``names``."""
+        *offsets, words = accumulate(map(_aligned, self.workspace.values()), initial=0)
+        starts = dict(zip(self.workspace, offsets, strict=True))
+        number = {name: i for i, name in enumerate((*names, *starts))}
+        loaded = [
+            Loaded(
+                GpuCall.of(step.call, device),
+                tuple((number[name], step.offsets.get(name, 0)) for name in step.call.arrays),
+                (starts[zeroed], step.call.workspace[zeroed]) if (zeroed := step.call.zeroed) else None,
+            )
+            for step in self.steps
+        ]
+        return Prepared(tuple(loaded), tuple(4 * start for start in offsets), words, device)
+
+
+def _aligned(words: int) -> int:
+    return -(-words // _ALIGNED_WORDS) * _ALIGNED_WORDS
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A launch: its kernel, the number of each array with a byte offset, and (first, count) of words to set to 0."""
+
+    call: GpuCall
+    arrays: tuple[tuple[int, int], ...]
+    zeroed: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a repeated call on a GPU needs. Arrays are counted: the caller's, then the parts of the workspace."""
+
+    launches: tuple[Loaded, ...]
+    parts: tuple[int, ...]
+    """Where the parts of the workspace begin, in bytes."""
+    words: int
+    device: int
+    alone: GpuCall | None = field(init=False)
+    """The kernel, where one launch on the caller's arrays as they come is all."""
+
+    def __post_init__(self) -> None:
+        first = self.launches[0]
+        plain = tuple((i, 0) for i in range(len(first.arrays)))
+        alone = len(self.launches) == 1 and not self.words and first.arrays == plain
+        object.__setattr__(self, "alone", first.call if alone else None)
+
+    def run(self, pointers: Sequence[int], like: ArrayView) -> None:
+        """Queue the launches on the current stream of the framework of ``like``; memory is of its kind."""
+        if self.alone is not None:
+            self.alone.launch_again(tuple(pointers), like.kind)
+            return
+        memory = empty(like.kind, (self.words,), f32, like.device) if self.words else None
+        self.queue(pointers, like.kind, 0 if memory is None else address(memory))
+
+    def queue(self, pointers: Sequence[int], kind: str, memory: int = 0) -> None:
+        """:meth:`run` with the workspace at an address, on the stream of framework ``kind``."""
+        everything = [*pointers, *[memory + start for start in self.parts]]
+        for one in self.launches:
+            if one.zeroed is not None:
+                first, count = one.zeroed
+                zero_words(memory + 4 * first, count, kind, self.device)
+            one.call.launch_again(tuple([everything[i] + offset for i, offset in one.arrays]), kind)
+
+
+def _moved(view: ArrayView, offset: int) -> ArrayView:
+    """The array from ``offset`` bytes on, flattened to what lies behind it."""
+    if offset == 0:
+        return view
+    whole = as_numpy(view)
+    reach = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True)) + 1
+    elements = offset // view.dtype.bytes
+    flat = np.lib.stride_tricks.as_strided(whole, (reach,), (view.dtype.bytes,))
+    return describe(flat[elements:])
