@@ -61,6 +61,9 @@ L2_BYTES_PER_CYCLE = 48
 """Of one SM."""
 REGISTERS, USUAL_REGISTERS, RESERVED_SHARED_BYTES = 65536, 200, 1024
 """Of an SM; of a thread; of shared memory for each CTA."""
+FEW_ROWS, LONG_LINES, ENOUGH_CTAS = 32, 256, 0.7
+STREAMING = 0.97
+"""Share of the time that memory takes where CTAs with few rows of A, most of the SMs one, stream B in long lines."""
 FEW_WARPS = 0.8
 """Share of the tensor cores' rate that four warps per SM reach: one per scheduler hides little latency."""
 
@@ -94,6 +97,9 @@ def seconds_sm80(problem: MatmulProblem, config: MatmulSm80, target: Target) -> 
     stage_bytes = (config.tile_m + config.tile_n) * config.tile_k * 2
     in_flight = load.at_once * (config.stages - 1) * stage_bytes * min(1.0, load.ctas / machine.sms)
     moved = problem.bytes + _read_again(problem, config, machine, load.cut)
+    long = config.tile_m <= FEW_ROWS and config.tile_n >= LONG_LINES and not config.cut
+    if long and load.ctas >= ENOUGH_CTAS * machine.sms:
+        moved *= STREAMING
     memory = moved / (machine.bandwidth * min(1.0, in_flight / LATENCY_BYTES)) + START_SECONDS
     return max(compute, memory) + OVERLAP * min(compute, memory) + _joining(problem, config, machine, load)
 
@@ -167,7 +173,7 @@ WGMMA_START_SECONDS = 1.4e-6
 WGMMA_SECOND_KERNEL_SECONDS = 2.3e-6
 LEAST_LOADED = 0.0118
 """Bytes loaded per operation by the largest tile: more take power, and with it clock."""
-POWER = 0.10
+POWER = 0.17
 LONG_POWER = 0.5
 LONG_SECONDS = 4e-3
 """The exponent of their ratio, and what it is in launches so long that the GPU warms up."""
