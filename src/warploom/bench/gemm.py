@@ -15,10 +15,10 @@ from warploom.bench.timing import Candidate, input_sets
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
 from warploom.interop.arrays import describe
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import BEST, summed_in
-from warploom.kernels.gemm.problem import AnyGemmConfig
-from warploom.kernels.gemm.reference import (
+from warploom.kernels.ladder import Rung
+from warploom.kernels.matmul.ladder import BEST, summed_in
+from warploom.kernels.matmul.problem import MatmulConfig
+from warploom.kernels.matmul.reference import (
     F16_TINY,
     UNIT_ROUNDOFF,
     GemmError,
@@ -26,11 +26,10 @@ from warploom.kernels.gemm.reference import (
     gemm_error,
     gemm_reference,
 )
-from warploom.kernels.ladder import Rung
-from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, GpuCall, emulator_arguments
+from warploom.kernels.settings import refuse
+from warploom.ops.backends import EMULATION_OVERHEAD, SECONDS_PER_FLOP, emulator_arguments
 from warploom.ops.matmul import plan_matmul
-from warploom.ops.matmul_launch import Launches
-from warploom.ops.matmul_plan import MatmulPlan, argument_names
+from warploom.ops.matmul_plan import MatmulPlan
 
 ACCUMULATORS = {"f16": f16, "f32": f32}
 """What ``--accumulate`` may be."""
@@ -39,42 +38,39 @@ _SHARED_OVERHEAD = 2.0  # of the emulator's estimate: shared-memory traffic per 
 
 
 def settled(
-    rungs: Sequence[Rung[AnyGemmConfig]], accumulate: DType | None, settings: Mapping[str, str]
-) -> list[Rung[AnyGemmConfig]]:
+    rungs: Sequence[Rung[MatmulConfig]], accumulate: DType | None, settings: Mapping[str, str]
+) -> list[Rung[MatmulConfig]]:
     """The rungs with flags overridden; the best for one accumulator is left out where the other's is meant.
 
     Beside portable rungs, ones for sm_90a that the flags do not suit are left out too. Raises ConfigError for what
     is no kernel.
     """
-    found: list[Rung[AnyGemmConfig]] = []
+    found: list[Rung[MatmulConfig]] = []
     own = {rung.config for rung in rungs}
-    general = any(isinstance(config, GemmConfig) for config in own)
-    meant = BEST.get(accumulate) if accumulate is not None else None
+    general = any(config.requires == PORTABLE for config in own)
+    meant = None if accumulate is None else BEST.get(accumulate)
     for rung in rungs:
         config = rung.config
         if meant in own and config != meant and config in BEST.values():
             continue
-        if isinstance(config, GemmConfig) and accumulate is not None:
-            config = summed_in(config, accumulate)
-        elif config.instruction == "mma.sync" and accumulate is not None:
-            config = dataclasses.replace(config, accumulate=accumulate)
-        elif accumulate not in (None, config.accumulate):
+        if config.requires != PORTABLE and accumulate not in (None, config.accumulate):
             if not general:
                 raise ConfigError(f"rung {rung.key} is wgmma's, which accumulates in f32")
             continue
         try:
-            config = config.with_settings(dict(settings))
-            problems = config.check()
-            if problems:
-                raise ConfigError(f"rung {rung.key} with these flags is no GEMM kernel: " + "; ".join(problems))
+            config = config if accumulate is None else summed_in(config, accumulate)
+            config = config.with_settings(settings)
+            refuse(f"rung {rung.key} with these flags is not valid", config.check())
         except ConfigError:
-            if general and not isinstance(config, GemmConfig):
+            if general and config.requires != PORTABLE:
                 continue
             raise
         found.append(dataclasses.replace(rung, config=config))
     return found
 
 
+PORTABLE = "sm_80"
+"""What ``mma.sync`` rungs need."""
 LOADS = {"rested": 0.02, "sustained": 0.0}
 """Seconds of rest before each sample. Products alone hold a GPU at its power limit, where no two runs have one clock; a
 rest as long as two samples spares them that.
@@ -124,7 +120,7 @@ class GemmFamily:
         """Seconds of rest before each sample."""
         return {name: LOADS[name] for name in self.load_names}
 
-    def emulator_case(self, config: AnyGemmConfig, seed: int) -> EmulatorCase:
+    def emulator_case(self, config: MatmulConfig, seed: int) -> EmulatorCase:
         """a (m, k) and b (k, n) ~ N(0, 1), and an output full of NaN; of a split K the f32 parts."""
         rng = np.random.default_rng(seed)
         a, b = (
@@ -132,21 +128,24 @@ class GemmFamily:
             for shape in ((self.m, self.k), (self.k, self.n))
         )
         made = plan_matmul(a, b, accumulate=config.accumulate, config=config)
-        split = config.split_k > 1
-        out = np.full(
-            made.workspace if split else (self.m, self.n), np.nan, np.float32 if split else config.dtype.numpy
-        )
+        call = made.calls[0]
+        own = {name: np.full(words, np.nan, np.float32) for name, words in call.workspace.items()}
+        arrays = {"a": a, "b": b, "out": np.full((self.m, self.n), np.nan, config.dtype.numpy)}
+        arrays |= {name: x.view(np.uint32) for name, x in own.items()}
+        if call.zeroed:
+            arrays[call.zeroed][:] = 0
 
         def errors() -> ErrorEntry:
-            whole = out.sum(axis=1)[0].astype(config.dtype.numpy) if split else out
+            whole = arrays["out"]
+            if config.split_k > 1:
+                whole = own["parts"].reshape(config.split_k, self.m, self.n).sum(axis=0).astype(config.dtype.numpy)
             return _entry(gemm_error(whole, gemm_reference(a, b), config.dtype, config.accumulate))
 
-        views = dict(zip(argument_names(made.problem, config), map(describe, (a, b, out)), strict=True))
-        views |= made.shared_workspace()
-        arguments = emulator_arguments(made.program, views, made.scalars, mapped=made.mapped)
+        views = [describe(arrays[name]) for name in call.arrays]
+        arguments = emulator_arguments(made.program, views, call.scalars, call.maps)
         return EmulatorCase(made.program, made.grid, arguments, errors)
 
-    def expected_seconds(self, config: AnyGemmConfig) -> float:
+    def expected_seconds(self, config: MatmulConfig) -> float:
         """From the floating-point operations of the tiles, ragged ones whole."""
         rows, cols = (-(-x // tile) * tile for x, tile in ((self.m, config.tile_m), (self.n, config.tile_n)))
         return EMULATION_OVERHEAD + _SHARED_OVERHEAD * SECONDS_PER_FLOP * 2 * rows * cols * self.k
@@ -173,7 +172,7 @@ class TorchBlock:
     def error(self, out: Any, accumulate: DType) -> Any:
         """The largest |c - c64| of these rows of ``out`` over what the types allow at that element; of NaN, infinity.
 
-        The bounds of :func:`warploom.kernels.gemm.reference.gemm_error`. A tensor of one element: nothing waits.
+        The bounds of :func:`warploom.kernels.matmul.reference.gemm_error`. A tensor of one element: nothing waits.
         """
         torch = __import__("torch")
         out_dtype = str(out.dtype).rpartition(".")[2]
@@ -210,14 +209,14 @@ def torch_error(out: Any, a: Any, b: Any, accumulate: DType) -> GemmError:
 class PlannedCall:
     """A plan's launches on one GPU without allocation: the kernels, and the memory between them."""
 
-    def __init__(self, made: MatmulPlan, device: int, torch: Any, kernel: GpuCall | None = None) -> None:
-        self._launches = Launches.prepare(made, device, kernel)
-        where = torch.device("cuda", device)
-        self._memory = torch.empty(self._launches.words, dtype=torch.float32, device=where)
+    def __init__(self, made: MatmulPlan, device: int, torch: Any) -> None:
+        steps = made.steps()
+        self._prepared = steps.prepare(("a", "b", "out"), device)
+        self._memory = torch.empty(steps.words, dtype=torch.float32, device=torch.device("cuda", device))
 
     def launch(self, a: int, b: int, out: int) -> None:
         """Queue one product; addresses of the arrays."""
-        self._launches.queue((a, b), out, (), self._memory.data_ptr(), "torch")
+        self._prepared.queue((a, b, out), "torch", self._memory.data_ptr())
 
 
 class GemmOnGpu:
@@ -255,7 +254,7 @@ class GemmOnGpu:
             self._arrays[dtype] = [(a.to(kind), b.to(kind)) for a, b in self._inputs], out
         return self._arrays[dtype]
 
-    def prepare(self, rung: Rung[AnyGemmConfig]) -> Candidate:
+    def prepare(self, rung: Rung[MatmulConfig]) -> Candidate:
         """The rung's kernel, loaded, as launches without allocation."""
         config = rung.config
         inputs, out = self._of(config.dtype)
@@ -264,7 +263,7 @@ class GemmOnGpu:
         pointers = [(a.data_ptr(), b.data_ptr(), out.data_ptr()) for a, b in inputs]
         return Candidate(f"rung {rung.key}", lambda i: call.launch(*pointers[i]))
 
-    def error(self, rung: Rung[AnyGemmConfig]) -> ErrorEntry:
+    def error(self, rung: Rung[MatmulConfig]) -> ErrorEntry:
         """Against float64 on the GPU, on inputs drawn for this check alone."""
         kind, (_, out) = self._kind(rung.config.dtype), self._of(rung.config.dtype)
         a, b = (x.to(kind) for x in self._fresh())
@@ -273,9 +272,9 @@ class GemmOnGpu:
         return _entry(torch_error(out, a, b, rung.config.accumulate))
 
 
-def fitting(family: GemmFamily, rungs: Sequence[Rung[AnyGemmConfig]]) -> tuple[list[Rung[AnyGemmConfig]], list[str]]:
+def fitting(family: GemmFamily, rungs: Sequence[Rung[MatmulConfig]]) -> tuple[list[Rung[MatmulConfig]], list[str]]:
     """The rungs that take the emulator's problem, and why the others do not."""
-    kept: list[Rung[AnyGemmConfig]] = []
+    kept: list[Rung[MatmulConfig]] = []
     reasons: list[str] = []
     for rung in rungs:
         try:

@@ -33,7 +33,7 @@ class GemmLaunch:
     def config(self) -> Any:
         """The rung's configuration with the settings. Raises ConfigError for a rung or a flag that does not exist."""
         from warploom.bench.gemm import ACCUMULATORS, settled
-        from warploom.kernels.gemm.ladder import LADDER
+        from warploom.kernels.matmul.ladder import LADDER
 
         flags = dict(text.split("=", 1) for text in self.settings)
         kind = None if self.accumulate is None else ACCUMULATORS[self.accumulate]

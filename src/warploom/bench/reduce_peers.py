@@ -23,7 +23,7 @@ def against_torch(rounds: int = 11) -> list[Row]:
     Errors are over the tolerance of f32 sums.
     """
     import warploom
-    from warploom.kernels.gemm.choice import general_for_rows
+    from warploom.kernels.matmul.choice import general_for_rows
     from warploom.ops.backends import gpu_target
 
     torch = torch_module()
@@ -32,7 +32,7 @@ def against_torch(rounds: int = 11) -> list[Row]:
         torch.manual_seed(0)
         a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16) / k**0.5
         b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16).T
-        general, _ = general_for_rows(warploom.plan_matmul_reduce(a, b).problem, gpu_target(0))
+        general, _ = general_for_rows(warploom.plan_matmul_reduce(a, b).problem.product, gpu_target(0))
         for op in OPS:
             eager = _eager(torch, op)
             fused = torch.compile(eager)

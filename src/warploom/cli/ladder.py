@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from warploom.bench.gemm import GemmFamily
     from warploom.bench.ladder import Family, LadderResult
     from warploom.kernels.attention.problem import AttentionConfig
-    from warploom.kernels.gemm.problem import AnyGemmConfig
     from warploom.kernels.ladder import Rung
+    from warploom.kernels.matmul.problem import MatmulConfig
     from warploom.tune.rungs import Searched
 
 app = typer.Typer(help="The steps of a kernel, each checked against float64 and for defects.", no_args_is_help=True)
@@ -96,10 +96,10 @@ def attention(
     _run_and_report(family, *fitting(family, rungs), telling, asked=bool(rung), sizes=sizes)
 
 
-def searched(rungs: list[Rung[AnyGemmConfig]], sizes: list[int], data: str) -> Searched:
+def searched(rungs: list[Rung[MatmulConfig]], sizes: list[int], data: str) -> Searched:
     """Search the tiles of every rung at every size on the GPU, under a progress bar."""
-    from warploom.tune.gpu import gpu_for_tuning
     from warploom.tune.rungs import RungSearch
+    from warploom.tune.tuner import gpu_for_tuning
 
     with progress_bar() as report:
         found = RungSearch(gpu_for_tuning(), data, report=report).run(rungs, sizes)
@@ -199,10 +199,10 @@ def attention_rungs(
 
 def gemm_rungs(
     rung: list[str] | None, settings: list[str] | None, accumulate: str | None, sizes: tuple[int, int, int]
-) -> tuple[GemmFamily, list[Rung[AnyGemmConfig]]]:
+) -> tuple[GemmFamily, list[Rung[MatmulConfig]]]:
     """The family with the emulator's (m, n, k), and the rungs asked for with their flags overridden."""
     from warploom.bench.gemm import ACCUMULATORS, GemmFamily, settled
-    from warploom.kernels.gemm.ladder import FULL_LADDER
+    from warploom.kernels.matmul.ladder import FULL_LADDER
 
     kind = None if accumulate is None else ACCUMULATORS.get(accumulate.lower())
     if accumulate is not None and kind is None:

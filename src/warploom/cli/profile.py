@@ -76,7 +76,7 @@ def gemm(
     from warploom.bench.gemm import ACCUMULATORS
     from warploom.bench.profile_gemm import GemmLaunch, profile_gemm
     from warploom.cli.options import parse_settings
-    from warploom.kernels.gemm.ladder import LADDER
+    from warploom.kernels.matmul.ladder import LADDER
 
     if accumulate is not None and accumulate.lower() not in ACCUMULATORS:
         raise typer.BadParameter(f"--accumulate is f16 or f32, not {accumulate!r}")

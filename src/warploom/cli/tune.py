@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,9 +12,8 @@ from warploom.cli.options import grouped
 from warploom.cli.output import note, progress_bar, write_json
 
 if TYPE_CHECKING:
-    from warploom.tune.family import Family
+    from warploom.tune.operation import Operation
     from warploom.tune.tuner import Outcome
-    from warploom.winners.store import Winner
 
 app = typer.Typer(help="Find the fastest configuration for this GPU and keep it.", no_args_is_help=True)
 
@@ -26,12 +25,12 @@ Json = Annotated[bool, typer.Option("--json", help="The same as JSON on standard
 
 @dataclass(frozen=True)
 class Search:
-    """How to search, and how to tell: what all families share."""
+    """How to search, and how to tell: what all operations share."""
 
     budget: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=1, help="Stop after this time with the best so far.")
     ] = None
-    again: Annotated[bool, typer.Option("--again", help="Search although a winner is known.")] = False
+    again: Annotated[bool, typer.Option("--again", help="Search although the class has been tuned.")] = False
     gpu: Annotated[int, typer.Option("--gpu", metavar="N", min=0, help="Which GPU.")] = 0
     json: Json = False
 
@@ -81,9 +80,7 @@ def _lengths(text: str) -> list[int]:
 @explains_errors
 @grouped
 def tune_attention(wanted: Attention, search: Search) -> None:
-    """Search, check and time configurations of attention for the GPU; attention() takes the winners by itself.
-
-    A search that was interrupted goes on where it was when the same command is given again.
+    """Search, check and time configurations of attention for the GPU; attention() takes what won by itself.
 
     \b
     Examples:
@@ -92,7 +89,7 @@ def tune_attention(wanted: Attention, search: Search) -> None:
     """
     from warploom.core.dtypes import dtype_of
     from warploom.kernels.attention.problem import AttentionProblem
-    from warploom.tune.attention import AttentionFamily
+    from warploom.tune.attention import AttentionOperation
 
     heads = wanted.heads or max(1, _WIDTH // wanted.head_dim)
     kv_heads = wanted.kv_heads or heads
@@ -107,16 +104,14 @@ def tune_attention(wanted: Attention, search: Search) -> None:
         AttentionProblem(wanted.batch or max(1, _TOKENS // n), heads, kv_heads, n, n, wanted.head_dim, kind, **options)
         for n in _lengths(wanted.seq)
     ]
-    _tune(AttentionFamily(), problems, search)
+    _tune(AttentionOperation(), problems, search)
 
 
 @app.command("gemm")
 @explains_errors
 @grouped
 def tune_gemm(wanted: Product, search: Search) -> None:
-    """Search, check and time configurations of a matrix product for the GPU; matmul() takes the winners by itself.
-
-    A search that was interrupted goes on where it was when the same command is given again.
+    """Search, check and time configurations of a matrix product for the GPU; matmul() takes what won by itself.
 
     \b
     Examples:
@@ -124,8 +119,8 @@ def tune_gemm(wanted: Product, search: Search) -> None:
       warploom tune gemm 16 6144 4096 --b nk --dtype bf16 --budget 60
     """
     from warploom.core.dtypes import bf16, dtype_of, f16, f32
-    from warploom.kernels.gemm.problem import contiguous_problem
-    from warploom.tune.gemm import GemmFamily
+    from warploom.kernels.matmul.problem import contiguous_problem
+    from warploom.tune.matmul import MatmulOperation
 
     w = wanted
     if w.b not in ("kn", "nk"):
@@ -140,93 +135,69 @@ def tune_gemm(wanted: Product, search: Search) -> None:
             "--out-dtype f16, bf16 or f32"
         )
     problem = contiguous_problem(w.m, w.n, w.k, kind, sums, out_dtype=out, b_rows=w.b == "kn", batch=w.batch)
-    _tune(GemmFamily(), [problem], search)
+    _tune(MatmulOperation(), [problem], search)
 
 
-def _tune(family: Family[Any, Any], problems: list[Any], search: Search) -> None:
-    """Tune, and show the outcomes: exit code 1 where a problem has no winner."""
-    from warploom.tune.gpu import gpu_for_tuning
-    from warploom.tune.tuner import Tuner
-    from warploom.winners.store import WinnerStore
+def _tune(operation: Operation[Any, Any], problems: list[Any], search: Search) -> None:
+    """Tune, and show the outcomes: exit code 1 where a problem has no configuration."""
+    from warploom.tune.tuner import Tuner, gpu_for_tuning
 
-    where, store = gpu_for_tuning(search.gpu), WinnerStore()
+    where = gpu_for_tuning(search.gpu)
     with progress_bar() as report:
-        tuner = Tuner(family, where, store, budget=search.budget, report=report)
-        outcomes = tuner.tune_all(problems, again=search.again)
+        outcomes = Tuner(operation, where, search.budget, report=report).tune_all(problems, again=search.again)
     if search.json:
         write_json([_outcome_json(outcome) for outcome in outcomes], "-")
     else:
         _show_outcomes(outcomes)
     if reason := next((outcome.not_kept for outcome in outcomes if outcome.not_kept), ""):
-        fail(f"the winners above are not kept: {reason}. Make room and give the same command again")
-    if any(outcome.winner is None for outcome in outcomes):
+        fail(f"the configurations above are not kept: {reason}. Make room and give the same command again")
+    if any(outcome.found is None for outcome in outcomes):
         raise typer.Exit(1)
 
 
 @app.command("show")
 @explains_errors
 def show(
-    gpu: Annotated[str | None, typer.Option(help="Only winners for the GPU of this name.")] = None, json: Json = False
+    gpu: Annotated[str | None, typer.Option(help="Only configurations for the GPU of this name.")] = None,
+    json: Json = False,
 ) -> None:
-    """The winners known: those found on this machine, and those that come with the package.
+    """The tuned configurations that were found on this machine.
 
     \b
     Example:
       warploom tune show --gpu "NVIDIA H200"
     """
-    from warploom.winners.store import WinnerStore, all_shipped_winners, package_version
+    from warploom.ops.tuned import kept
 
-    own = WinnerStore().winners(gpu)
-    shipped = [w for w in all_shipped_winners() if gpu in (None, w.gpu)]
+    found = [x for x in kept() if gpu in (None, x.gpu)]
     if json:
-        listed = [{"from": "this machine", **w.json()} for w in own] + [
-            {"from": "package", **w.json()} for w in shipped
-        ]
-        write_json(listed, "-")
+        write_json([asdict(x) | {"used": x.current} for x in found], "-")
         return
-    if not own and not shipped:
-        note("no winners are known: every call takes its default. Tune with: warploom tune --help")
-        return
-    stale = [w for w in own if w.version != package_version()]
-    _show_winners("found on this machine", [w for w in own if w not in stale])
-    _show_winners("that come with the package", shipped)
-    _show_winners(f"of other versions, not used by {package_version()}", stale)
-
-
-def _show_winners(title: str, winners: list[Winner]) -> None:
-    """Two lines a winner: the problem, and beneath it what won; a heading for each GPU."""
-    for gpu in dict.fromkeys(w.gpu for w in winners):
-        typer.echo(f"winners {title}, for {gpu}")
-        for w in winners:
-            if w.gpu == gpu:
-                typer.echo(f"  {w.problem}\n    {_figures(w)}\n    {w.config}")
-
-
-def _figures(winner: Winner) -> str:
-    spread = f"{winner.low * 1e3:.4g}–{winner.high * 1e3:.4g}"
-    return f"{winner.seconds * 1e3:.4g} ms ({spread}), {winner.speedup:.3f} × the default"
+    if not found:
+        note("nothing has been tuned: every call takes its default. Tune with: warploom tune --help")
+    for title, used in (("tuned configurations", True), ("of other versions, which no call uses,", False)):
+        of_kind = [x for x in found if x.current == used]
+        for name in dict.fromkeys(x.gpu for x in of_kind):
+            typer.echo(f"{title} for {name}")
+            for x in of_kind:
+                if x.gpu == name:
+                    typer.echo(f"  {x.size_class}\n    {x}\n    {x.config}")
 
 
 def _show_outcomes(outcomes: list[Outcome]) -> None:
     """What came of each problem, and why candidates were left out."""
     for outcome in outcomes:
-        typer.echo(f"{outcome.problem}")
-        if outcome.winner is None:
-            typer.echo("  no winner" + ("" if outcome.dropped else ": the budget was spent"))
+        typer.echo(outcome.size_class)
+        if outcome.found is None:
+            typer.echo("  nothing found" + ("" if outcome.dropped else ": the budget was spent"))
         else:
-            remark = "known" if outcome.known else f"{outcome.winner.candidates} configurations timed"
+            remark = "known" if outcome.known else f"{outcome.found.timed} configurations timed"
             remark += "" if outcome.complete else ", cut short by the budget"
-            typer.echo(f"  {_figures(outcome.winner)}; {remark}\n  {outcome.winner.config}")
+            typer.echo(f"  {outcome.found}; {remark}\n  {outcome.found.config}")
         for reason, count in outcome.dropped.most_common(6):
             note(f"  {count} not timed: {reason}")
 
 
 def _outcome_json(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "problem": outcome.problem.json(),
-        "winner": outcome.winner.json() if outcome.winner else None,
-        "known": outcome.known,
-        "complete": outcome.complete,
-        "not_kept": outcome.not_kept,
-        "dropped": dict(outcome.dropped),
-    }
+    found = None if outcome.found is None else asdict(outcome.found)
+    return asdict(outcome) | {"found": found, "dropped": dict(outcome.dropped)}

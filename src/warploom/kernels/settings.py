@@ -42,18 +42,18 @@ class Configuration:
         return f"{self.word}({', '.join(shown)})"
 
     @classmethod
-    def parse(cls, text: str, **defaults: Any) -> Self:
-        """The configuration that :meth:`__str__` printed. Raises ConfigError for flags it does not have.
+    def parse(cls, text: str) -> Self:
+        """The configuration that :meth:`__str__` printed. Raises ConfigError for flags it does not have."""
+        return cls().with_settings(cls.settings_of(text))
 
-        Of ``defaults`` those hold that are flags and that the text leaves out.
-        """
+    @classmethod
+    def settings_of(cls, text: str) -> dict[str, str]:
+        """The flags that a text in the notation sets. Raises ConfigError for another text."""
         match = re.fullmatch(rf"\s*{cls.word}\s*\((.*)\)\s*", text)
         settings = [part.partition("=") for part in (match[1] if match else "=").split(",") if part.strip()]
         if match is None or not all(equals for _, equals, _ in settings):
             raise ConfigError(f"{text!r} is no configuration; write {cls()}")
-        flags = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-        begin = replace(cls(), **{name: value for name, value in defaults.items() if name in flags})  # type: ignore[type-var]
-        return begin.with_settings({name.strip(): value.strip() for name, _, value in settings})
+        return {name.strip(): value.strip() for name, _, value in settings}
 
     def with_settings(self, settings: Mapping[str, str]) -> Self:
         """This configuration with flags overridden by text, as ``--set FLAG=VALUE`` gives it."""

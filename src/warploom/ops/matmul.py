@@ -158,11 +158,11 @@ def _plan(inputs: Inputs, config: MatmulConfig | None) -> MatmulPlan:
     place = Place.of(inputs.views[0].device, requires=None if config is None else config.requires)
     target = place.goal
     if config is None:
-        config, reason = tuned(problem, target, place.gpu, parse_config) or choose(problem, target)
+        chosen, reason = tuned(problem, target, place.gpu, parse_config) or choose(problem, target)
     else:
-        reason = "asked for by the caller"
+        chosen, reason = config, "asked for by the caller"
         refuse(f"{config} does not fit", list(dict.fromkeys(config.check(target) + config.misfits(problem))))
-    return MatmulPlan(problem, config, reason, target.name, str(place), place.multiprocessors)
+    return MatmulPlan(problem, chosen, reason, target.name, str(place), place.multiprocessors)
 
 
 def _first_call(inputs: Inputs, out: Any, config: MatmulConfig | None, key: _Key) -> Any:

@@ -200,12 +200,12 @@ def _plan(inputs: Inputs, op: ReduceOp, config: MatmulConfig | None, target: Arr
     problem = ReduceProblem(inputs.problem, op, 0 if target is None else target.dtype.bits // 32)
     place = Place.of(inputs.views[0].device, requires=None if config is None else config.requires)
     goal = place.goal
-    reason = "asked for by the caller"
     if config is None:
-        config, reason = choose_for_rows(inputs.problem, goal)
+        chosen, reason = choose_for_rows(inputs.problem, goal)
     else:
+        chosen, reason = config, "asked for by the caller"
         refuse(f"{config} does not fit", list(dict.fromkeys(config.check(goal) + problem.misfits(config))))
-    return ReducePlan(problem, config, reason, goal.name, str(place), place.multiprocessors)
+    return ReducePlan(problem, chosen, reason, goal.name, str(place), place.multiprocessors)
 
 
 def _reduced(
@@ -268,10 +268,12 @@ _RESULTS = "out", "index"
 
 def _named(inputs: Inputs, results: list[Any], target: ArrayView | None) -> dict[str, ArrayView]:
     """The arrays of a call by the kernels' names, the results last."""
-    arrays = dict(zip(("a", "b", "bias"), inputs.views, strict=False))
+    a, b, *bias = inputs.views
+    arrays: dict[str, ArrayView] = {"a": a, "b": b, **({"bias": bias[0]} if bias else {})}
     if target is not None:
-        arrays |= for_logits(*inputs.views[:2], target)
-    return arrays | dict(zip(_RESULTS, map(describe_new, results), strict=False))
+        arrays |= for_logits(a, b, target)
+    arrays |= zip(_RESULTS, map(describe_new, results), strict=False)
+    return arrays
 
 
 def _run_from_host(

@@ -24,6 +24,8 @@ from warploom.core.targets import Target
 from warploom.ops.backends import gpu_name
 from warploom.ops.recipes import sources_digest
 
+Config = TypeVar("Config")
+
 
 class TunableProblem(Protocol):
     """A problem of any operation."""
@@ -32,24 +34,6 @@ class TunableProblem(Protocol):
     def size_class(self) -> str:
         """Which problems share a tuned configuration."""
         ...
-
-
-Problem = TypeVar("Problem", bound=TunableProblem, contravariant=True)
-
-
-class Fitting(Protocol[Problem]):
-    """A configuration, as far as it says what it takes."""
-
-    def check(self, target: Target | None = None) -> list[str]:
-        """The violated constraints of a target."""
-        ...
-
-    def misfits(self, problem: Problem) -> list[str]:
-        """The constraints that a problem violates."""
-        ...
-
-
-Config = TypeVar("Config", bound=Fitting[Any])
 
 
 @dataclass(frozen=True)
@@ -153,12 +137,12 @@ def _find(_folder: Path, gpu: str, size_class: str, parse: Callable[[str], Any])
 
 
 def tuned(
-    problem: Problem, target: Target, device: int | None, parse: Callable[[str], Config]
+    problem: TunableProblem, target: Target, device: int | None, parse: Callable[[str], Config]
 ) -> tuple[Config, str] | None:
     """The configuration found for such problems on GPU ``device``, and why it runs; None without one that fits."""
     if device is None:
         return None
-    found: tuple[Config, str] | None = _find(folder(), gpu_name(device), problem.size_class, parse)
+    found: tuple[Any, str] | None = _find(folder(), gpu_name(device), problem.size_class, parse)
     if found is None or found[0].check(target) or found[0].misfits(problem):
         return None
     return found

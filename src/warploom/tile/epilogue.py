@@ -246,7 +246,8 @@ class Staging:
     """The way out of a CTA whose warps hold a tile together: a shared tile, then whole lines of 16 bytes a thread."""
 
     def __init__(self, k: Kernel, tile: SharedTile, threads: int, addressing: Addressing = "strided") -> None:
-        self._k, self._tile, self._threads, self._addressing = k, tile, threads, addressing
+        self._k, self._tile, self._threads = k, tile, threads
+        self._addressing: Addressing = addressing
 
     def store(self, sums: Sums, target: Target, lanes: LinearMap, row: Number, first: Pair) -> None:
         """Store all warps' sums as the tile whose first element is ``first``; every warp is done with what lies there.

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from warploom.core.dtypes import u32
 from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Traced
+from warploom.lang.values import Number
 from warploom.tile.copies import CopyRing, Place
 from warploom.tile.product import DEPTH, Registers, zero
 
@@ -41,15 +42,20 @@ def accumulate(
     Fragments load a k-step ahead, over the ends of tiles too; a tile's copy starts in the middle of another's products;
     one barrier a tile. At the end every copy has arrived, and no warp reads a stage any more.
     """
+
+    def tiles(stage: Number) -> tuple[SharedTile, SharedTile]:
+        a, b = ring.at(stage)
+        return a, b
+
     zero(product.sums)
     stages, steps = ring.stages, range(0, product.depth, DEPTH)
     ring.wait(stages - 2)
-    ahead = [[k.register(u32, x, "ahead") for x in loaded] for loaded in product.fragments(*ring.at(0), 0)]
+    ahead = [[k.register(u32, x, "ahead") for x in loaded] for loaded in product.fragments(*tiles(0), 0)]
     read, write = k.register(u32, 0, "read_stage"), k.register(u32, stages - 1, "write_stage")
     with k.loop(count) as tile:
         current: list[Sequence[Traced]] = [[r.get() for r in registers] for registers in ahead]
         for step in steps[1:]:
-            following = product.fragments(*ring.at(read.get()), step)
+            following = product.fragments(*tiles(read.get()), step)
             product.multiply_loaded(current)
             if step == steps[len(steps) // 2]:  # over the tile before this one, which no warp reads since the barrier
                 later = tile + (stages - 1)
@@ -59,7 +65,7 @@ def accumulate(
         advance(k, read, stages)
         ring.wait(stages - 2)
         with k.when(tile + 1 < count, uniform=True):
-            for registers, loaded in zip(ahead, product.fragments(*ring.at(read.get()), 0), strict=True):
+            for registers, loaded in zip(ahead, product.fragments(*tiles(read.get()), 0), strict=True):
                 for register, value in zip(registers, loaded, strict=True):
                     register.set(value)
         product.multiply_loaded(current)

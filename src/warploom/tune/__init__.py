@@ -1,1 +1,1 @@
-"""Finding the fastest configuration of a kernel family for a class of problems."""
+"""Finding the fastest configuration of an operation for a class of problems on a GPU."""

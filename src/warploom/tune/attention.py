@@ -1,73 +1,60 @@
-"""Attention as the tuner sees it: its two generators' spaces, its inputs on a GPU, and the check of its results."""
+"""Attention as the tuner sees it: its kernels' tiles, its inputs on a GPU, and the check of its results."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from warploom.bench.peers import torch_module
 from warploom.bench.timing import input_sets
-from warploom.core.dtypes import u32
 from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView, describe
-from warploom.ir.program import Program
 from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands, TensorStrides
 from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.source import KernelSource
 from warploom.ops.attention import plan
 from warploom.ops.backends import GpuCall
-from warploom.tune.built import Built
-from warploom.tune.space import Space
-from warploom.winners.classes import ProblemClass, attention_class
+from warploom.tune.operation import combinations
 
 _LAYOUT = "bshd"
 _CHECKED_ROWS = 512  # at least, of the problem that results are checked on
-_FIXED = frozenset({"dtype", "head_dim"})
 
 
 @dataclass(frozen=True)
-class AttentionFamily:
+class AttentionOperation:
     """Attention forward on contiguous (batch, sequence, heads, head_dim) tensors."""
 
-    name: str = "attention"
+    fixed: frozenset[str] = frozenset({"dtype", "head_dim"})
 
-    def problem_class(self, problem: AttentionProblem) -> ProblemClass:
-        """Which problems share a winner with this one."""
-        return attention_class(problem)
+    def choose(self, problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, str]:
+        """The configuration that runs untuned, and why."""
+        return choose(problem, target)
 
-    def default(self, problem: AttentionProblem, goal: Target) -> AttentionConfig:
-        """What runs untuned. Raises ProblemError where nothing does."""
-        return choose(problem, goal)[0]
-
-    def spaces(self, problem: AttentionProblem, goal: Target) -> Sequence[Space[Any]]:
-        """The kernels for the architecture, the fastest first."""
-        default, tiles = self.default(problem, goal), ("tile_m", "tile_n", "num_warps", "stages")
+    def space(self, problem: AttentionProblem, target: Target) -> Iterator[AttentionConfig]:
+        """Every tile of the kernels for the architecture, the fastest kernel first."""
+        default, _ = self.choose(problem, target)
         general = ForwardSm80(head_dim=problem.head_dim, dtype=problem.dtype)
-        if not goal.has_wgmma:
-            return (Space(general, tiles, _FIXED),)
-        base = default if default.requires == "sm_90a" else ForwardSm90(head_dim=problem.head_dim, dtype=problem.dtype)
-        return Space(base, ("consumers", "tile_n", "stages", "turns", "persistent"), _FIXED), Space(
-            general, tiles, _FIXED
-        )
+        if target.has_wgmma:
+            base = ForwardSm90(head_dim=problem.head_dim, dtype=problem.dtype)
+            base = default if default.requires == base.requires else base
+            yield from combinations(base, dict.fromkeys(("consumers", "tile_n", "stages", "turns", "persistent")))
+        yield from combinations(general, dict.fromkeys(("tile_m", "tile_n", "num_warps", "stages")))
 
-    def misfits(self, problem: AttentionProblem, config: AttentionConfig, goal: Target) -> list[str]:
+    def misfits(self, problem: AttentionProblem, config: AttentionConfig, target: Target) -> list[str]:
         """The violated constraints of the configuration and its kernel."""
-        return config.check(goal) + config.misfits(problem)
+        return config.check(target) + config.misfits(problem)
 
-    def kernel_key(self, problem: AttentionProblem, config: AttentionConfig) -> Hashable:
-        """Equal for problems that run the same kernel."""
+    def source(self, problem: AttentionProblem, config: AttentionConfig) -> KernelSource:
+        """The kernel of a configuration."""
         return config.call(problem, _operands(problem), 1).source
 
-    def program(self, problem: AttentionProblem, config: AttentionConfig) -> Program:
-        """The traced kernel."""
-        return config.call(problem, _operands(problem), 1).source.program
-
     def parse(self, text: str) -> AttentionConfig:
-        """A configuration from ``str(config)``. Raises ConfigError."""
+        """A configuration from its notation. Raises ConfigError."""
         return parse_config(text)
 
     def workload(self, problem: AttentionProblem, device: int) -> AttentionWorkload:
@@ -127,16 +114,16 @@ class AttentionWorkload:
         keys = problem.kv_len, problem.kv_heads
         return one(problem.q_len, problem.heads), one(*keys), one(*keys)
 
-    def prepare(self, config: AttentionConfig, built: Built) -> Callable[[int], object]:
+    def prepare(self, config: AttentionConfig) -> Callable[[int], object]:
         """Launches without allocation, on input set i."""
-        call = self._call(config, built, self._inputs[0])
+        call = self._call(config, self._inputs[0])
         out = self._views(self._output, self._problem)
         views = [(*(describe(x) for x in inputs), *out) for inputs in self._inputs]
         for view in views:
             call.launch(view, "torch")  # packs the arguments of every input set
         return lambda i: call.launch(views[i], "torch")
 
-    def fault(self, config: AttentionConfig, built: Built) -> str | None:
+    def fault(self, config: AttentionConfig) -> str | None:
         """Compare a small problem with float64; waits for the GPU."""
         problem = checked_problem(self._problem, config)
         if problem not in self._checks:
@@ -144,7 +131,7 @@ class AttentionWorkload:
             self._checks[problem] = fresh, reference(self._torch, *fresh, problem)
         inputs, (expected, magnitude) = self._checks[problem]
         out = self._torch.full_like(inputs[0], math.nan)
-        call = self._call(config, built, inputs)
+        call = self._call(config, inputs)
         call.launch((*(describe(x) for x in inputs), *self._views(out, problem)), "torch")
         error = relative_error(self._torch, out, expected, magnitude, problem.dtype.name)
         return None if error <= 1.0 else f"computes wrong results (error {error:.3g} of what the type allows)"
@@ -163,18 +150,13 @@ class AttentionWorkload:
         rows = problem.batch, problem.heads, problem.q_len
         return describe(out), describe(self._torch.empty(rows, device=self._device, dtype=self._torch.float32))
 
-    def _call(self, config: AttentionConfig, built: Built, inputs: _Tensors) -> GpuCall:
-        """The compiled kernel with the grid and scalars of these inputs; nothing is traced here."""
-        from warploom.cuda.launch import load, scalar
-
+    def _call(self, config: AttentionConfig, inputs: _Tensors) -> GpuCall:
+        """The kernel with the grid and scalars of these inputs."""
         p = self._problem
         made = plan(
             *inputs, scale=p.scale, window=p.window, softcap=p.softcap, return_lse=p.lse, layout=_LAYOUT, config=config
         )
-        kernel = load(built.kernel, self._index)
-        launch = kernel.configure(made.grid, built.threads, shared_bytes=built.shared_bytes)
-        scalars = tuple(scalar(u32, made.call.scalars[name]) for name in built.scalars)
-        return GpuCall(kernel, launch, scalars, self._index, made.call.maps)
+        return GpuCall.of(made.call, self._index)
 
 
 def reference(torch: Any, q: Any, k: Any, v: Any, problem: AttentionProblem) -> tuple[Any, Any]:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from warploom.bench.gemm import Square
 from warploom.bench.timing import Candidate, measure
 from warploom.core.targets import Target
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem, contiguous_problem
 from warploom.kernels.ladder import Rung
-from warploom.tune.build import build_all
-from warploom.tune.built import Built
-from warploom.tune.gemm import GemmFamily, GemmWorkload, fragment_registers, misfits
+from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, contiguous_problem
+from warploom.kernels.source import KernelSource
+from warploom.tune.build import Built, build_all
+from warploom.tune.matmul import MatmulWorkload, misfits, spare_registers
 from warploom.tune.tuner import BuildAll, Gpu, Report
 
 FREE = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages", "block_stride", "opt_level")
@@ -58,7 +57,7 @@ class Effort:
 class Won:
     """What a search found for a rung at a size: TFLOP/s of the finalists, fastest first, without rests."""
 
-    config: AnyGemmConfig
+    config: MatmulConfig
     finalists: Mapping[str, float]
     timed: int
     dropped: Mapping[str, int]
@@ -73,11 +72,11 @@ class Won:
 class Searched:
     """The rungs that a search tells apart, what became of the others, and what won at each size."""
 
-    rungs: list[Rung[AnyGemmConfig]]
+    rungs: list[Rung[MatmulConfig]]
     notes: list[str]
     won: dict[Key, Won]
 
-    def at_size(self, rung: Rung[AnyGemmConfig], place: Square) -> Rung[AnyGemmConfig]:
+    def at_size(self, rung: Rung[MatmulConfig], place: Square) -> Rung[MatmulConfig]:
         """The rung with what won at a size; as it is where nothing did."""
         found = self.won.get((rung.key, place.n))
         return rung if found is None else replace(rung, config=found.config)
@@ -87,17 +86,23 @@ class Searched:
         return {str(n): found.json() for (rung, n), found in self.won.items() if rung == key}
 
 
-def idea(config: AnyGemmConfig) -> AnyGemmConfig:
+def _portable(config: MatmulConfig) -> bool:
+    """Whether it is an ``mma.sync`` kernel's: the others have a tile of their own each."""
+    return config.requires == "sm_80"
+
+
+def idea(config: MatmulConfig) -> MatmulConfig:
     """What a rung is beside its tile: equal for rungs that a search cannot tell apart."""
-    if not isinstance(config, GemmConfig):
+    if not _portable(config):
         return config
-    plain = {name: getattr(GemmConfig(), name) for name in FREE}
-    return replace(config, **plain | {"stages": min(2, config.stages), "block_stride": min(1, config.block_stride)})
+    found: Any = config
+    plain = {name: getattr(type(config)(), name) for name in FREE}
+    return replace(found, **plain | {"stages": min(2, found.stages), "block_stride": min(1, found.block_stride)})
 
 
-def distinct_ideas(rungs: Sequence[Rung[AnyGemmConfig]]) -> tuple[list[Rung[AnyGemmConfig]], list[str]]:
+def distinct_ideas(rungs: Sequence[Rung[MatmulConfig]]) -> tuple[list[Rung[MatmulConfig]], list[str]]:
     """The first rung of each idea, and which the search of another one includes."""
-    first: dict[AnyGemmConfig, Rung[AnyGemmConfig]] = {}
+    first: dict[MatmulConfig, Rung[MatmulConfig]] = {}
     notes: list[str] = []
     for rung in rungs:
         found = first.setdefault(idea(rung.config), rung)
@@ -108,24 +113,21 @@ def distinct_ideas(rungs: Sequence[Rung[AnyGemmConfig]]) -> tuple[list[Rung[AnyG
     return list(first.values()), notes
 
 
-def family(config: AnyGemmConfig, goal: Target) -> list[AnyGemmConfig]:
-    """The configurations of a rung's idea that are worth compiling, its own first; one fed by the TMA stays alone."""
-    if not isinstance(config, GemmConfig):
-        return [config]
-    return list(dict.fromkeys([config, *_combinations(config, goal)]))
+def family(config: MatmulConfig, target: Target) -> list[MatmulConfig]:
+    """The configurations of a rung's idea that are worth compiling, its own first; a ``wgmma`` one stays alone."""
+    return list(dict.fromkeys([config, *(_tiles(config, target) if _portable(config) else ())]))
 
 
-def _combinations(config: GemmConfig, goal: Target) -> Iterator[GemmConfig]:
-    staged, grouped = config.stages > 1, config.block_stride > 0
-    depths = [(depth, stages) for depth, of in STAGES.items() for stages in (of if staged else (1,))]
+def _tiles(config: Any, target: Target) -> Iterator[MatmulConfig]:
+    depths = [(depth, stages) for depth, of in STAGES.items() for stages in (of if config.stages > 1 else (1,))]
     for (m, n), (warp_m, warp_n), (depth, stages), stride in itertools.product(
-        TILES, WARP_TILES, depths, STRIDES if grouped else (0,)
+        TILES, WARP_TILES, depths, STRIDES if config.block_stride else (0,)
     ):
         tile = replace(config, tile_m=m, tile_n=n, tile_k=depth, warp_m=warp_m, warp_n=warp_n, stages=stages,
                        block_stride=stride, opt_level=3)  # fmt: skip
-        if m % warp_m or n % warp_n or tile.num_warps not in WARPS or tile.check(goal):
+        if m % warp_m or n % warp_n or tile.num_warps not in WARPS or tile.check(target):
             continue
-        room = min(goal.registers_per_thread, goal.registers_per_sm // tile.threads) - fragment_registers(tile)
+        room = spare_registers(tile, target)
         if room > 0:
             yield tile
             if room < CROWDED:
@@ -135,7 +137,7 @@ def _combinations(config: GemmConfig, goal: Target) -> Iterator[GemmConfig]:
 @dataclass
 class _Entry:
     rung: str
-    config: AnyGemmConfig
+    config: MatmulConfig
     candidate: Candidate
 
 
@@ -148,18 +150,17 @@ class RungSearch:
     effort: Effort = field(default_factory=Effort)
     report: Report = lambda text, fraction: None
     build: BuildAll = build_all
-    workload: Callable[[GemmProblem, int, str], GemmWorkload] = GemmWorkload
-    _built: dict[tuple[Hashable, str], Built | str] = field(default_factory=dict[tuple[Hashable, str], "Built | str"])
-    _family: GemmFamily = field(default_factory=GemmFamily)
+    workload: Callable[[MatmulProblem, int, str], MatmulWorkload] = MatmulWorkload
+    _built: dict[KernelSource, Built | str] = field(default_factory=dict[KernelSource, "Built | str"])
 
-    def run(self, rungs: Sequence[Rung[AnyGemmConfig]], sizes: Sequence[int]) -> Searched:
+    def run(self, rungs: Sequence[Rung[MatmulConfig]], sizes: Sequence[int]) -> Searched:
         """What wins, by rung and size: products of (n, n) matrices, all of one type and accumulator.
 
         A size begins with the fastest of the size below, the smallest with every candidate of the family. A rung of
         which nothing fits a size has no entry there.
         """
         kept, notes = distinct_ideas(rungs)
-        left = {rung.key: family(rung.config, self.gpu.goal) for rung in kept}
+        left = {rung.key: family(rung.config, self.gpu.target) for rung in kept}
         own = {rung.key: rung.config for rung in kept}
         found: dict[Key, Won] = {}
         for number, n in enumerate(sorted(sizes)):
@@ -169,8 +170,8 @@ class RungSearch:
         return Searched(kept, notes, found)
 
     def _at(
-        self, n: int, left: dict[str, list[AnyGemmConfig]], own: dict[str, AnyGemmConfig], report: Report
-    ) -> tuple[dict[str, Won], dict[str, list[AnyGemmConfig]]]:
+        self, n: int, left: dict[str, list[MatmulConfig]], own: dict[str, MatmulConfig], report: Report
+    ) -> tuple[dict[str, Won], dict[str, list[MatmulConfig]]]:
         """The winners at one size, and what goes on to the next."""
         first = next(iter(own.values()))
         problem = contiguous_problem(n, n, n, first.dtype, first.accumulate)
@@ -197,10 +198,10 @@ class RungSearch:
                 won[key] = Won(best[0].config, rates, len(of), dropped[key])
         return won, kept
 
-    def _kept(self, ranked: Sequence[tuple[AnyGemmConfig, float]], own: AnyGemmConfig) -> list[AnyGemmConfig]:
+    def _kept(self, ranked: Sequence[tuple[MatmulConfig, float]], own: MatmulConfig) -> list[MatmulConfig]:
         """What goes on to the next size, of candidates with their seconds, fastest first: of every tile some."""
         shapes = Counter[tuple[object, ...]]()
-        found: list[AnyGemmConfig] = []
+        found: list[MatmulConfig] = []
         for config, seconds in ranked:
             shape = tuple(getattr(config, name, None) for name in ("tile_m", "tile_n", "warp_m", "warp_n"))
             shapes[shape] += 1
@@ -219,48 +220,46 @@ class RungSearch:
 
     # -- candidates
     def _ready(
-        self, problem: GemmProblem, workload: GemmWorkload, left: Mapping[str, Sequence[AnyGemmConfig]],
+        self, problem: MatmulProblem, workload: MatmulWorkload, left: Mapping[str, Sequence[MatmulConfig]],
         dropped: Mapping[str, Counter[str]], report: Report,
     ) -> list[_Entry]:  # fmt: skip
         """The candidates worth timing: they fit, compile, do not spill, differ from each other, and compute right."""
-        fitting: list[tuple[str, AnyGemmConfig]] = []
+        fitting: list[tuple[str, MatmulConfig]] = []
         for key, configs in left.items():
             for config in configs:
-                reasons = misfits(problem, config, self.gpu.goal)
+                reasons = misfits(problem, config, self.gpu.target)
                 dropped[key].update(reasons[:1])
                 if not reasons:
                     fitting.append((key, config))
-        self._compile(problem, [config for _, config in fitting], report)
+        sources = [config.calls(problem, 1)[0].source for _, config in fitting]
+        self._compile(sources, report)
         entries: list[_Entry] = []
         seen: set[tuple[str, bytes]] = set()
-        for key, config in fitting:
-            built = self._built[self._key(problem, config)]
+        for (key, config), source in zip(fitting, sources, strict=True):
+            built = self._built[source]
             reason = self._fault(built, config, workload)
             if not reason and isinstance(built, Built) and (key, built.kernel.cubin) not in seen:
                 seen.add((key, built.kernel.cubin))
-                entries.append(_Entry(key, config, Candidate(f"{key} {config}", workload.prepare(config, built))))
+                entries.append(_Entry(key, config, Candidate(f"{key} {config}", workload.prepare(config))))
             else:
                 dropped[key][reason or "the same machine code as another"] += 1
         return entries
 
-    def _key(self, problem: GemmProblem, config: AnyGemmConfig) -> tuple[Hashable, str]:
-        return self._family.kernel_key(problem, config), self.gpu.goal.name
-
-    def _compile(self, problem: GemmProblem, configs: Sequence[AnyGemmConfig], report: Report) -> None:
-        missing = {key: c for c in configs if (key := self._key(problem, c)) not in self._built}
+    def _compile(self, sources: Sequence[KernelSource], report: Report) -> None:
+        missing = [source for source in dict.fromkeys(sources) if source not in self._built]
         if missing:
             built = self.build(
-                self._family, problem, list(missing.values()), self.gpu.goal.name,
+                missing, self.gpu.target.name,
                 lambda done, total: report(f"compiling {done}/{total}", 0.5 * done / total),
             )  # fmt: skip
             self._built |= dict(zip(missing, built, strict=True))
 
-    def _fault(self, built: Built | str, config: AnyGemmConfig, workload: GemmWorkload) -> str:
+    def _fault(self, built: Built | str, config: MatmulConfig, workload: MatmulWorkload) -> str:
         """Why a candidate is not timed; "" if it is."""
         if isinstance(built, str):
             return built
-        reasons = built.faults(self.gpu.goal, MOST_SPILLED_BYTES)
-        return reasons[0] if reasons else workload.fault(config, built) or ""
+        reasons = built.faults(self.gpu.target, MOST_SPILLED_BYTES)
+        return reasons[0] if reasons else workload.fault(config) or ""
 
 
 def _scaled(report: Report, prefix: str, base: float, share: float) -> Report:

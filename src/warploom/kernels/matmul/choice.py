@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from warploom.core.dtypes import f16, f32
+from warploom.core.dtypes import DType, f16, f32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.matmul.cost import REGISTERS, USUAL_REGISTERS
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom.kernels.settings import Configuration
 
 Config = TypeVar("Config", MatmulSm80, MatmulSm90)
 Production = MatmulSm80 | MatmulSm90
@@ -151,7 +152,7 @@ def _refused(reasons: list[str]) -> str:
     return f"; mma.sync, as {reasons[0]}" if reasons else ""
 
 
-def parse_config(text: str, **types: Any) -> MatmulConfig:
+def parse_config(text: str, **types: DType) -> MatmulConfig:
     """A configuration of any matmul kernel from its notation. Raises ConfigError for what it does not know.
 
     ``types`` (dtype, accumulate) hold where the notation leaves them out.
@@ -159,11 +160,13 @@ def parse_config(text: str, **types: Any) -> MatmulConfig:
     from warploom.kernels.matmul.ladder_config import RungGemm
     from warploom.kernels.matmul.ladder_sm90 import RungWgmma
 
-    word = text.partition("(")[0].strip()
-    for kind in (MatmulSm90, MatmulSm80, RungWgmma):
-        if word == kind.word:
-            return kind.parse(text, **types)
-    if "(" in text:
-        known = ", ".join(kind.word for kind in (MatmulSm90, MatmulSm80, RungWgmma))
-        raise ConfigError(f"{text!r} is no configuration; write {known} or the seeds' notation, as {RungGemm()}")
-    return RungGemm.parse(text, **types)
+    kinds: dict[str, type[Configuration]] = {kind.word: kind for kind in (MatmulSm90, MatmulSm80, RungWgmma)}
+    word, bracket, _ = text.partition("(")
+    kind = kinds.get(word.strip())
+    if kind is None and bracket:
+        raise ConfigError(
+            f"{text!r} is no configuration; write {', '.join(kinds)} or the seeds' notation, {RungGemm()}"
+        )
+    found: Any = (kind or RungGemm).parse(text)
+    flags, given = {f.name for f in fields(found)}, (kind or RungGemm).settings_of(text)
+    return replace(found, **{name: x for name, x in types.items() if name in flags and name not in given})

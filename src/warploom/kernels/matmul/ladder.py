@@ -32,7 +32,7 @@ def _rungs() -> tuple[Rung[MatmulConfig], ...]:
     rungs: list[Rung[MatmulConfig]] = []
     for key, name, changes, flags in _STEPS:
         config = replace(config, **flags)
-        rungs.append(Rung(key, name, changes, config))
+        rungs.append(Rung[MatmulConfig](key, name, changes, config))
     strided = MatmulSm80(tile_n=128, tile_k=64, stages=3, accumulate=f16)
     rungs += [
         Rung[MatmulConfig]("06", "06_Strided", "addresses as base + signed strides, two B operands per ldmatrix", strided),
@@ -63,14 +63,14 @@ _GROUPED = replace(_FIRST, block_stride=8)
 HOPPER_LADDER = Ladder[MatmulConfig](
     "gemm",
     (
-        Rung("h1", "wgmma: roles", "a TMA producer, one consumer warpgroup with m64n256k16",
+        Rung[MatmulConfig]("h1", "wgmma: roles", "a TMA producer, one consumer warpgroup with m64n256k16",
              replace(_FIRST, tile_m=64, consumers=1, stages=5)),
-        Rung("h2", "wgmma: two consumers", "two consumers of 64 rows each share the tile of B", _FIRST),
-        Rung("h3", "wgmma: grouped", "tiles walk in groups that share the L2", _GROUPED),
-        Rung("h4", "wgmma: persistent", "one CTA per SM: the next tile's loads run during this one's epilogue",
+        Rung[MatmulConfig]("h2", "wgmma: two consumers", "two consumers of 64 rows each share the tile of B", _FIRST),
+        Rung[MatmulConfig]("h3", "wgmma: grouped", "tiles walk in groups that share the L2", _GROUPED),
+        Rung[MatmulConfig]("h4", "wgmma: persistent", "one CTA per SM: the next tile's loads run during this one's epilogue",
              replace(_GROUPED, persistent=True)),
-        Rung("h5", "wgmma: in flight", "a k-tile's products are waited for while the next one's run", MatmulSm90()),
-        Rung("h6", "wgmma: ping-pong", "a tile of its own for each consumer: one multiplies while the other stores",
+        Rung[MatmulConfig]("h5", "wgmma: in flight", "a k-tile's products are waited for while the next one's run", MatmulSm90()),
+        Rung[MatmulConfig]("h6", "wgmma: ping-pong", "a tile of its own for each consumer: one multiplies while the other stores",
              MatmulSm90(pingpong=True, tile_n=128, stages=6)),
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
@@ -32,8 +32,6 @@ class RungGemm(Configuration):
     also: ClassVar[Mapping[str, str]] = SEED_WORDS
     requires: ClassVar[str] = "sm_80"
     reducing: ClassVar[str] = ""
-    split_k: ClassVar[int] = 1
-    cut: ClassVar[bool] = False
 
     tile_m: int = flag(128, "rows of C per CTA (BM)", (16, 32, 64, 128, 256))
     tile_n: int = flag(128, "columns of C per CTA (BN)", (32, 64, 128, 256))
@@ -53,6 +51,16 @@ class RungGemm(Configuration):
     block_stride: int = flag(0, "rows of CTAs that walk along N together, for the L2; 0: plain 2-D grid (05)",
                               (0, 4, 8, 16))  # fmt: skip
     opt_level: int = flag(3, "ptxas's optimisation level", (1, 3))
+
+    @property
+    def split_k(self) -> int:
+        """One part: K is whole."""
+        return 1
+
+    @property
+    def cut(self) -> bool:
+        """No: one CTA sums each tile."""
+        return False
 
     @property
     def warps_m(self) -> int:
@@ -193,13 +201,8 @@ class RungGemm(Configuration):
         return ",".join(words)
 
     @classmethod
-    def parse(cls, text: str, **defaults: Any) -> Self:
-        """A config from the seeds' notation (what :meth:`__str__` prints); words left out keep their defaults.
-
-        The seeds' words alone (``BM=128,…,STAGES=3``) mean the seeds' kernels: ldmatrix, swizzled, and pipelined where
-        STAGES is above 1, with f16 accumulation. ``defaults`` (dtype, accumulate) hold where the text leaves them out.
-        Raises ConfigError for words it does not know.
-        """
+    def settings_of(cls, text: str) -> dict[str, str]:
+        """The words of a text in the seeds' notation. Raises ConfigError for another text."""
         settings: dict[str, str] = {}
         for word in filter(None, (w.strip() for w in text.split(","))):
             match = re.fullmatch(r"(\w+)(?:\s*=\s*(\w+))?", word)
@@ -208,7 +211,17 @@ class RungGemm(Configuration):
             settings[match[1]] = match[2] or "true"
         if not settings:
             raise ConfigError(f"{text!r} is no configuration; write {_EXAMPLE}")
+        return settings
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """A config from the seeds' notation (what :meth:`__str__` prints); words left out keep their defaults.
+
+        The seeds' words alone (``BM=128,…,STAGES=3``) mean the seeds' kernels: ldmatrix, swizzled, and pipelined where
+        STAGES is above 1, with f16 accumulation. Raises ConfigError for words it does not know.
+        """
+        settings = cls.settings_of(text)
         config = cls().with_settings(settings)
         if {SEED_WORDS.get(word, word) for word in settings} <= set(SEED_WORDS.values()):
             config = replace(config, ldmatrix=True, swizzle=True, accumulate=f16, pipelined=config.stages > 1)
-        return replace(config, **{name: value for name, value in defaults.items() if name not in settings})
+        return config

@@ -39,7 +39,8 @@ class Operand:
     """A or B of one CTA: its shared :attr:`tile`, and what a warp loads of it."""
 
     def __init__(self, k: Kernel, name: Literal["A", "B"], config: RungGemm, own: OperandFeatures) -> None:
-        self._k, self._name, self._config, self._along_k = k, name, config, own.k_contiguous
+        self._k, self._config, self._along_k = k, config, own.k_contiguous
+        self._name: Literal["A", "B"] = name
         c = config
         outer, self.extent = (c.tile_m, c.warp_m) if name == "A" else (c.tile_n, c.warp_n)
         rows, cols = (outer, c.tile_k) if own.k_contiguous else (c.tile_k, outer)

@@ -188,12 +188,14 @@ class MatmulProblem:
 
     def result_features(self, config: MatmulConfig) -> MatmulFeatures:
         """What a kernel with such tiles must do with C, and nothing more; a split K writes f32 parts."""
-        ragged = {"ragged_m": self.m % config.tile_m != 0, "ragged_n": self.n % config.tile_n != 0}
+        ragged_m, ragged_n = self.m % config.tile_m != 0, self.n % config.tile_n != 0
         if config.split_k > 1:
-            return MatmulFeatures(out_dtype=f32, pairs=self.n % 2 == 0, batched=self.batch > 1, **ragged)
+            return MatmulFeatures(
+                out_dtype=f32, pairs=self.n % 2 == 0, ragged_m=ragged_m, ragged_n=ragged_n, batched=self.batch > 1
+            )
         return MatmulFeatures(
             out_dtype=self.out_dtype, out_chunk=self.out.chunk, pairs=self.pairs, batched=self.batch > 1,
-            epilogue=self.epilogue, empty=self.k == 0, **ragged,
+            epilogue=self.epilogue, empty=self.k == 0, ragged_m=ragged_m, ragged_n=ragged_n,
         )  # fmt: skip
 
     def copied(self, config: MatmulConfig) -> tuple[OperandFeatures, OperandFeatures]:

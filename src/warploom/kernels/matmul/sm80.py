@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -37,7 +38,7 @@ class MatmulSm80(Configuration):
     always: ClassVar[tuple[str, ...]] = (
         "tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages", "dtype", "accumulate",
     )  # fmt: skip
-    also: ClassVar[dict[str, str]] = SEED_WORDS
+    also: ClassVar[Mapping[str, str]] = SEED_WORDS
     requires: ClassVar[str] = "sm_80"
     reducing: ClassVar[str] = "matmul_reduce.sm80_kernel:matmul_reduce_sm80"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ class MatmulSm90(Configuration):
 
     word: ClassVar[str] = "matmul_sm90"
     always: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n", "stages", "consumers", "dtype")
-    also: ClassVar[dict[str, str]] = {
+    also: ClassVar[Mapping[str, str]] = {
         "BM": "tile_m",
         "BN": "tile_n",
         "STAGES": "stages",
@@ -41,8 +42,6 @@ class MatmulSm90(Configuration):
     requires: ClassVar[str] = "sm_90a"
     function: ClassVar[str] = "matmul.sm90_kernel:matmul_sm90"
     reducing: ClassVar[str] = "matmul_reduce.sm90_kernel:matmul_reduce_sm90"
-    tile_k: ClassVar[int] = PANEL_COLS
-    accumulate: ClassVar[DType] = f32
 
     tile_m: int = flag(128, "rows of C per tile (BM)", (64, 128, 192, 256))
     tile_n: int = flag(256, "columns of C per tile (BN)", (64, 96, 128, 160, 192, 256))
@@ -54,6 +53,16 @@ class MatmulSm90(Configuration):
     pingpong: bool = flag(False, "two consumers with a tile each: one multiplies while the other stores")
     split_k: int = flag(1, "parts that K is cut into; their sums are added in order by a second kernel",
                          (1, 2, 3, 4, 6, 8))  # fmt: skip
+
+    @property
+    def tile_k(self) -> int:
+        """Depth of a shared tile: one swizzled row of 128 bytes."""
+        return PANEL_COLS
+
+    @property
+    def accumulate(self) -> DType:
+        """Type of the accumulators."""
+        return f32
 
     @property
     def threads(self) -> int:

@@ -19,7 +19,7 @@ from warploom.lang.values import Number
 from warploom.tile.epilogue import read
 
 WORDS = 4
-"""Registers of a part that a thread stores together: 16 bytes."""
+"""Registers of a part that a thread stores together, at most: 16 bytes."""
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
@@ -131,6 +131,7 @@ class Joining:
         self._k, self._config, self._order = k, config, order
         self._parts, self._arrived = parts, arrived
         self._count = k.shared(u32, WORDS, name="arrivals")
+        self._together = min(WORDS, config.part_words // config.threads)
 
     def join(self, accumulator: Fragment, tile: Traced, begin: Traced, count: Traced) -> Mutable:
         """1 where the accumulators now hold the tile's whole sum, 0 where another CTA will have it.
@@ -194,19 +195,19 @@ class Joining:
         """This thread's first words of a CTA's part: of its last segment (from a tile's first k-tile on), or first."""
         k, c = self._k, self._config
         slot = cta * 2 + k.select(from_the_first, k.value(1, u32), k.value(0, u32))
-        return self._parts + (k.mul_wide(slot, c.part_words) + k.mul_wide(k.thread, WORDS))
+        return self._parts + (k.mul_wide(slot, c.part_words) + k.mul_wide(k.thread, self._together))
 
     def _leave(self, accumulator: Fragment, begin: Traced) -> None:
         target = self._part(self._k.cta_x, begin == 0)
-        for first in range(0, len(accumulator.registers), WORDS):
-            words = [read(r) for r in accumulator.registers[first : first + WORDS]]
+        for first in range(0, len(accumulator.registers), self._together):
+            words = [read(r) for r in accumulator.registers[first : first + self._together]]
             target.store(words, first * self._config.threads, dtype=words[0].dtype)
 
     def _words(self, accumulator: Fragment, source: GlobalPointer) -> Iterator[tuple[Mutable, Traced]]:
         """Each register of the accumulators, with its word in a part."""
         kind = accumulator.registers[0].dtype
-        for first in range(0, len(accumulator.registers), WORDS):
-            loaded = source.load(first * self._config.threads, WORDS, dtype=kind)
-            for register, word in zip(accumulator.registers[first : first + WORDS], loaded, strict=True):
+        for first in range(0, len(accumulator.registers), self._together):
+            loaded = source.load(first * self._config.threads, self._together, dtype=kind)
+            for register, word in zip(accumulator.registers[first : first + self._together], loaded, strict=True):
                 assert isinstance(register, Mutable)
                 yield register, word
