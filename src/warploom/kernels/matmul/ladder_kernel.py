@@ -115,7 +115,7 @@ class RungProduct:
             staging.store(Sums(k, self.sums, row + first[0], col + first[1]), target, lanes, row, first)
             return
         self._store_opaque(staged, row, col)
-        if c.accumulate is target.dtype:
+        if c.accumulate is target.dtype is f16:
             staging.copy_out(target, first)
         else:
             self._finish_out(staged, target, first)

@@ -13,7 +13,7 @@ from warploom.kernels.matmul.features import MatmulFeatures, OperandFeatures
 from warploom.kernels.matmul.problem import MOST_EXTENT, MatmulProblem, Matrix
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
-from warploom.tile.panels import PANEL_COLS
+from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, threads_of
 
 BARRIER_BYTES = 256
@@ -87,7 +87,7 @@ class MatmulSm90(Configuration):
     @property
     def loaded_cols(self) -> int:
         """Columns of B that whole panels of a tile take, where B's rows run along N."""
-        return -(-self.tile_n // PANEL_COLS) * PANEL_COLS
+        return padded_cols(self.tile_n)
 
     @property
     def stage_bytes(self) -> int:
@@ -182,7 +182,7 @@ class MatmulSm90(Configuration):
         p = problem
         found = [
             _mapped(p, matrix, p.dtype, (outer, p.k) if matrix.k_contiguous else (p.k, outer),
-                    (tile if matrix.k_contiguous else self.tile_k, PANEL_COLS))
+                    (tile, panel_cols(self.tile_k)) if matrix.k_contiguous else (self.tile_k, panel_cols(tile)))
             for matrix, outer, tile in ((p.a, p.m, self.tile_m), (p.b, p.n, self.tile_n))
         ]  # fmt: skip
         if features.bulk_out:
