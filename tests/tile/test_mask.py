@@ -1,0 +1,113 @@
+"""Masks against the predicate written out: what is visited, what is cut, and which scores remain."""
+
+# pyright: reportInvalidTypeForm=false
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tile.support import clean
+from warploom.core.errors import TraceError
+from warploom.kernels.attention.problem import AttentionProblem
+from warploom.lang import Global, Kernel, bf16, f32, kernel, u32
+from warploom.layout.catalogue import mma_fragment
+from warploom.tile.mask import Mask, Visible
+
+Window = tuple[int | None, int | None]
+WARPS, ROWS = 2, 16
+TILE_M = WARPS * ROWS
+
+
+@kernel(threads=32 * WARPS, drop_unused=True)
+def masked(
+    k: Kernel, out: Global[f32], cuts: Global[u32], visits: Global[u32], q_len: u32, kv_len: u32, keys: u32,
+    *, tile_n: int, visible: Visible, first: int | None = None,
+) -> None:  # fmt: skip
+    """A CTA for each 32 rows: 1 where a score of a visited block counts, 0 where it is -inf; whether blocks are cut."""
+    begin = None if first is None else k.value(first, u32)
+    row = k.cta_x * TILE_M
+    mask = Mask(k, visible, (TILE_M, tile_n), row, (q_len, kv_len), begin=begin)
+    with k.when(k.thread == 0):
+        visits.store(mask.blocks, k.cta_x)
+    scores = k.accumulator(mma_fragment("m16n8k16", "C").tile(1, tile_n // 8), None, "scores")
+    with k.loop(mask.blocks) as step:
+        block = mask.block(step)
+        for register in scores.mutable:
+            register.set(0.0)
+        mask.apply(scores, block, row=k.warp * ROWS)
+        for element, score in enumerate(scores.mutable):
+            at_row, at_col = scores.layout.coordinates(k.lane, element)
+            place = k.mul_wide(row + k.warp * ROWS + at_row, keys) + k.mul_wide(block * tile_n + at_col, 1)
+            (out + place).store(k.select(score == 0.0, k.value(1.0, f32), k.value(0.0, f32)))
+        cut = mask.cuts(block)
+        if cut is not None:
+            with k.when(k.thread == 0):
+                cuts.store(k.select(cut, k.value(1, u32), k.value(0, u32)), k.cta_x * (keys // tile_n) + block)
+
+
+def predicate(q_len: int, kv_len: int, window: Window) -> Any:
+    """Which keys each row sees, written out."""
+    left, right = window
+    aligned = np.arange(q_len)[:, None] + kv_len - q_len
+    key = np.arange(kv_len)[None]
+    return (key >= (aligned - left if left is not None else 0)) & (
+        key <= (aligned + right if right is not None else kv_len)
+    )
+
+
+@pytest.mark.parametrize("window", [(None, None), (None, 0), (None, 7), (20, None), (0, 0), (33, 5), (200, 200)])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(96, 96), (70, 150), (150, 70), (1, 100), (96, 16)])
+@pytest.mark.parametrize("tile_n", [16, 48])
+def test_a_mask_is_its_predicate(window: Window, q_len: int, kv_len: int, tile_n: int) -> None:
+    tiles, blocks = -(-q_len // TILE_M), -(-kv_len // tile_n)
+    keys = blocks * tile_n
+    out = np.full((tiles * TILE_M, keys), np.nan, np.float32)
+    cuts, visits = np.full((tiles, blocks), 2, np.uint32), np.zeros(tiles, np.uint32)
+    visible = Visible(window, ragged=kv_len % tile_n != 0)
+    given = {"out": out, "cuts": cuts, "visits": visits, "q_len": q_len, "kv_len": kv_len, "keys": keys}
+    program = masked.trace(tile_n=tile_n, visible=visible)
+    assert clean(program, tiles, {p.name: given[p.name] for p in program.parameters})
+
+    problem = AttentionProblem(1, 1, 1, q_len, kv_len, 64, bf16, window)
+    assert visits.tolist() == list(problem.visited_blocks(TILE_M, tile_n)), "what the host counts"
+    seen = np.zeros((tiles * TILE_M, keys), bool)
+    seen[:q_len, :kv_len] = predicate(q_len, kv_len, window)
+    visited = ~np.isnan(out)
+    assert not seen[~visited].any(), "all that counts is visited"
+    assert ((out == 1) == seen)[:q_len][visited[:q_len]].all()
+    for tile in range(tiles):
+        rows = slice(tile * TILE_M, min((tile + 1) * TILE_M, q_len))
+        for block in range(blocks):
+            part = seen[rows, block * tile_n : (block + 1) * tile_n]
+            if not visited[rows, block * tile_n].any():
+                assert not part.any()
+            elif cuts[tile, block] != 1:  # what no row is kept from is not masked
+                assert part.all()
+        used = visited[tile * TILE_M].reshape(blocks, tile_n).any(1)
+        assert np.diff(np.nonzero(used)[0]).tolist() == [1] * (used.sum() - 1), "one span of blocks, never none"
+    if not visible.masks:
+        assert (cuts == 2).all()
+
+
+def test_a_mask_can_begin_where_another_one_does() -> None:
+    """As consumers of a tile do, each with an end of its own."""
+    out, cuts, visits = np.full((32, 96), np.nan, np.float32), np.zeros(6, np.uint32), np.zeros(1, np.uint32)
+    program = masked.trace(tile_n=16, visible=Visible((5, 0)), first=2)
+    given = {"out": out, "cuts": cuts, "visits": visits, "q_len": 32, "kv_len": 96, "keys": 96}
+    assert clean(program, 1, {p.name: given[p.name] for p in program.parameters})
+    assert visits.tolist() == [4]
+    assert np.isnan(out[:, :32]).all()
+    assert ((out == 1) == predicate(32, 96, (5, 0)))[:, 32:].all()
+
+
+def test_scores_that_cannot_be_masked_in_place_are_refused() -> None:
+    @kernel(threads=32)
+    def wrong(k: Kernel, n: u32) -> None:
+        layout = mma_fragment("m16n8k16", "C")
+        values = k.fragment(layout, f32, [k.value(0.0, f32)] * 4)
+        Mask(k, Visible((None, 0)), (16, 16), 0, (n, n)).apply(values, k.value(0, u32))
+
+    with pytest.raises(TraceError, match="only an accumulator"):
+        wrong.trace()

@@ -1,0 +1,146 @@
+"""Which tile next: every tile once, the longest first; and how many planes form a group."""
+
+# pyright: reportInvalidTypeForm=false
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels.attention_cases import Case
+from tests.tile.support import clean
+from warploom.core.dtypes import bf16
+from warploom.emulate import emulate
+from warploom.interop.arrays import describe
+from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.lang import Global, Kernel, kernel, u32
+from warploom.ops.backends import emulator_arguments
+from warploom.tile.scheduler import (
+    GroupedTiles,
+    Persistent,
+    RowTiles,
+    Single,
+    Work,
+    estimated_seconds,
+    order,
+    planes_together,
+)
+
+
+@kernel(threads=32)
+def visits(
+    k: Kernel, tiles: Global[u32], turns: Global[u32], rows: u32, cols: u32, together: u32, *, tile: str, items: str
+) -> None:
+    """tiles[item] = (row, column) packed of the item; turns[item] = the turn of its CTA."""
+    of_cta = Single(k) if items == "single" else Persistent(k, rows * cols, alternating=items == "alternating")
+    if tile == "grouped":
+        which: Any = GroupedTiles(k, rows, cols, 3)
+    elif tile == "row by row":
+        which = GroupedTiles(k, rows, cols, 0)
+    else:
+        which = RowTiles(k, rows, cols, together if tile == "together" else None)
+    with k.loop(of_cta.count) as turn:
+        item = of_cta.item(turn)
+        row, col = which.tile(item)
+        with k.when(k.lane == 0):
+            tiles.store(row * 1000 + col, item)
+            turns.store(turn, item)
+
+
+def visited(rows: int, cols: int, ctas: int, **options: Any) -> tuple[Any, Any]:
+    """(row, column) of every item, and its turn; each was stored."""
+    together = options.pop("together", 1)
+    tiles, turns = (np.full(rows * cols, 999_999, np.uint32) for _ in range(2))
+    assert clean(visits.trace(**options), ctas, [tiles, turns, rows, cols, together])
+    assert 999_999 not in turns
+    return np.divmod(tiles, 1000), turns
+
+
+@pytest.mark.parametrize("tile", ["grouped", "row by row", "by planes", "together"])
+@pytest.mark.parametrize("items", ["single", "persistent", "alternating"])
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (7, 5), (4, 9)])
+def test_every_tile_is_visited_once(tile: str, items: str, rows: int, cols: int) -> None:
+    for ctas in [rows * cols] if items == "single" else [1, 4, rows * cols + 3]:
+        together = 2 if tile == "together" else 1
+        (row, col), turns = visited(rows, cols, ctas, tile=tile, items=items, together=together)
+        assert sorted(zip(row, col, strict=True)) == [(i, j) for i in range(rows) for j in range(cols)]
+        if items == "persistent":
+            assert (turns == np.arange(rows * cols) // ctas).all()
+
+
+def test_alternating_rounds_go_the_other_way() -> None:
+    """Nobody gets the first item of every round: three CTAs' items of six rounds differ by one each way."""
+    _, turns = visited(1, 18, 3, tile="row by row", items="alternating")
+    assert (turns == np.arange(18) // 3).all()
+    work = np.arange(18)[::-1]
+    placed = [[3 * t + (c if t % 2 == 0 else 2 - c) for t in range(6)] for c in range(3)]
+    assert len({int(work[items].sum()) for items in placed}) == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_the_host_s_order_is_the_kernel_s(size: int) -> None:
+    """And the longest tiles of a group come first."""
+    planes, tiles = order(Work(7, (1, 2, 3, 4), 1e-6, 1e4, 1e4, True, 5), size)
+    (row, plane), _ = visited(4, 7, 5, tile="together", items="persistent", together=size)
+    assert (row == tiles).all()
+    assert (plane == planes).all()
+    groups = planes // size
+    assert (np.diff(groups) >= 0).all()
+    assert all((np.diff(tiles[groups == group]) <= 0).all() for group in set(groups.tolist()))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 4, 5])
+def test_attention_is_right_in_any_grouping(size: int, persistent: bool) -> None:
+    config = ForwardSm90(consumers=1, tile_n=64, head_dim=64, turns=False, persistent=persistent)
+    case = Case(config, 128, 128, (None, 0), heads=5, ctas=3)
+    q, k, v = case.inputs(size)
+    out = np.full_like(q, np.nan)
+    call = replace(case.call, scalars={**case.call.scalars, "together": size})
+    arguments = emulator_arguments(case.program, [describe(x) for x in (q, k, v, out)], call.scalars, call.maps)
+    assert emulate(case.program, call.grid, arguments).findings == ()
+    q, k, v, out = (np.swapaxes(x[0], 0, 1) for x in (q, k, v, out))
+    assert attention_error(out, attention_reference(q, k, v, bf16, seen=case.seen), bf16).ok
+
+
+# -- how many planes form a group
+def causal(n: int, head_dim: int = 128, tokens: int = 16384, width: int = 2048) -> AttentionProblem:
+    heads = width // head_dim
+    return AttentionProblem(tokens // n, heads, heads, n, n, head_dim, bf16, (None, 0))
+
+
+def chosen(problem: AttentionProblem) -> int:
+    """The planes that the production kernel puts together on an H200."""
+    d = problem.head_dim
+    lying = ((problem.q_len * problem.heads * d, d, problem.heads * d),) * 4
+    return ForwardSm90().call(problem, Operands(lying, "bshd"), 132).scalars["together"]
+
+
+def test_short_sequences_keep_their_keys_near_and_long_ones_stay_balanced() -> None:
+    for length in (512, 1024, 2048):
+        assert chosen(causal(length)) <= 66 < causal(length).planes
+    assert chosen(causal(16384)) == 16, "groups of fewer planes would leave SMs waiting"
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "measured"),
+    [(512, 512, 119), (1024, 256, 179), (2048, 128, 302), (4096, 64, 480), (4096, 4, 729), (8192, 4, 1466)],
+)
+def test_the_estimate_is_near_what_was_measured(length: int, size: int, measured: float) -> None:
+    """d=128, causal, on an H200: 286, 382, 455, 573, 377 and 375 TFLOP/s, in microseconds."""
+    problem = causal(length)
+    row = 2 * 128 * 2
+    work = Work(problem.planes, problem.visited_blocks(128, 128), 1.68e-6, 128 * row, 128 * row, True, 132)
+    assert estimated_seconds(work, size) * 1e6 == pytest.approx(measured, rel=0.15)
+
+
+def test_the_chosen_size_is_never_estimated_slower_than_one_group() -> None:
+    for length in (512, 1024, 2048, 4096, 8192, 16384):
+        for planes in (1, 3, 16, 100, 16384 * 16 // length):
+            blocks = tuple(range(1, length // 128 + 1))
+            work = Work(planes, blocks, 1.68e-6, 65536.0, 65536.0, True, 132)
+            assert estimated_seconds(work, planes_together(work)) <= estimated_seconds(work, planes)
