@@ -88,10 +88,11 @@ class Wgmma:
         """``sums`` (+)= A·B, one accumulator for each 64 rows of A from ``row`` on.
 
         Tiles have rows of A, or columns of B, and run along K; ``transposed_…``: rows of K. ``depth``: K, by default
-        all of the tile's.
+        all of B's tile; it is rounded up to steps of 16, where a tile that runs along K holds zeros.
         """
         blocks = (sums,) if isinstance(sums, Fragment) else tuple(sums)
-        return WgmmaProduct(self, blocks, a, b, row, depth, transposed_a, transposed_b)
+        whole = _whole_depth(self._k, b, depth, transposed_a, transposed_b)
+        return WgmmaProduct(self, blocks, row, whole, transposed_a, transposed_b)
 
     def wait(self, pending: int, *ready: Fragment) -> None:
         """Until all products but the ``pending`` newest are done; ``ready`` are what may be read from here on."""
@@ -122,17 +123,13 @@ class WgmmaProduct:
         self,
         cores: Wgmma,
         sums: tuple[Fragment, ...],
-        a: Left,
-        b: SharedTile,
         row: Number,
-        depth: int | None,
+        depth: int,
         transposed_a: bool,
         transposed_b: bool,
     ) -> None:
-        self._cores, self._sums, self._row = cores, sums, row
+        self._cores, self._sums, self._row, self._depth = cores, sums, row, depth
         self._transposed_a, self._transposed_b = transposed_a, transposed_b
-        whole = b.layout.rows if transposed_b else b.layout.cols
-        self._depth = depth or (4 * len(a) if not isinstance(a, SharedTile) else whole)
 
     def start(self, a: Left, b: SharedTile, *, zero: bool = False) -> Started:
         """Start it on a stage's tiles; ``zero``: sums begin anew."""
@@ -140,7 +137,7 @@ class WgmmaProduct:
         right = _Operand(k, b, self._transposed_b)
         left = _Operand(k, a, self._transposed_a, self._row) if isinstance(a, SharedTile) else None
         k.wgmma_fence()
-        for depth in range(0, -(-self._depth // DEPTH) * DEPTH, DEPTH):
+        for depth in range(0, self._depth, DEPTH):
             column = right.at(0, depth)
             for i, block in enumerate(self._sums):
                 if left is None:
@@ -203,11 +200,11 @@ class MmaSync:
 
         Tiles and ``depth`` as for :meth:`Wgmma.product`.
         """
-        whole = b.layout.rows if transposed_b else b.layout.cols
+        whole = _whole_depth(self._k, b, depth, transposed_a, transposed_b)
         rows, cols = sums.layout.shape[0] // sums.layout.warps, sums.layout.shape[1]
         left = WarpOperand(self._k, a, A, rows, warp[0], transposed_a) if isinstance(a, SharedTile) else None
         right = WarpOperand(self._k, b, _B_PAIR if cols % DEPTH == 0 else B, cols, warp[1], not transposed_b)
-        return MmaSyncProduct(self, sums, left, right, -(-(depth or whole) // DEPTH) * DEPTH)
+        return MmaSyncProduct(self, sums, left, right, whole)
 
     @property
     def k(self) -> Kernel:
@@ -340,6 +337,14 @@ def _columns(loaded: Sequence[Registers]) -> list[Registers]:
 
 
 _DONE = Started(lambda _: None)
+
+
+def _whole_depth(k: Kernel, b: SharedTile, depth: int | None, transposed_a: bool, transposed_b: bool) -> int:
+    """K in whole steps."""
+    depth = depth or (b.layout.rows if transposed_b else b.layout.cols)
+    if depth % DEPTH and (transposed_a or transposed_b):
+        raise TraceError(f"tiles whose rows run along K have multiples of {DEPTH} rows, not {depth} ({k.here()})")
+    return -(-depth // DEPTH) * DEPTH
 
 
 def load_left(k: Kernel, into: Sequence[Mutable], tile: SharedTile, row: Number) -> None:
