@@ -181,8 +181,8 @@ def by_mma_sync(
     m, n, depth = shape
     tiles: list[SharedTile] = []
     for name, matrix, lying in (("A", a, stored(m, depth, transposed[0])), ("B", b, stored(n, depth, transposed[1]))):
-        tiles.append(operand_tile(k, dtype, *lying, name=name))
-        RowCopy(k, tiles[-1], Rows(matrix, lying[1], None, lying[1]), 128).load((0, 0))
+        tiles.append(operand_tile(k, dtype, -(-lying[0] // 16) * 16, lying[1], name=name))
+        RowCopy(k, tiles[-1], Rows(matrix, lying[1], k.value(lying[0], u32), lying[1]), 128).load((0, 0))
     k.commit_group()
     k.wait_group(0)
     k.syncthreads()
@@ -222,6 +222,8 @@ def by_mma_sync(
         ((64, 96, 192), (4, 1), bf16, True),
         ((32, 64, 96), (2, 2), f16, False),
         ((16, 128, 64), (1, 4), bf16, True),
+        ((64, 72, 64), (4, 1), bf16, False),
+        ((64, 24, 64), (4, 1), f16, True),
     ],
 )
 def test_mma_sync_of_any_width_either_way_round(

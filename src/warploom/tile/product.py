@@ -235,7 +235,8 @@ class WarpOperand:
     ) -> None:
         self._extent, self._along_k = extent, (fragment is A) != flipped  # rows of the tile run along K
         whole = fragment.transposed() if flipped else fragment
-        self._step = max(fragment.shape) if fragment is not B else fragment.shape[1]
+        self.width = fragment.shape[1] if fragment is B else DEPTH
+        """Outer positions that one load brings."""
         plan = ldmatrix_plan(whole, not self._along_k)
         # Rows along K: a warp's first row is a number. Panels across: whole panels are one (a panel is as large as so
         # many rows), and what of a panel a warp begins at are further bits of the lanes' map.
@@ -254,7 +255,7 @@ class WarpOperand:
 
     def prepare(self, depth: int) -> None:
         """Form the addresses of all loads of a tile of that depth here, before a loop."""
-        self._reader.prepare(self._at(o, d) for o in range(0, self._extent, self._step) for d in range(0, depth, DEPTH))
+        self._reader.prepare(self._at(o, d) for o in range(0, self._extent, self.width) for d in range(0, depth, DEPTH))
 
     def _at(self, outer: int, depth: int) -> tuple[int, int]:
         return (outer, depth) if self._along_k else (depth, outer)
@@ -271,7 +272,7 @@ class WarpOperand:
 
     def step(self, depth: int) -> list[Registers]:
         """What every ``ldmatrix`` of a k-step brings."""
-        return [self.load(outer, depth) for outer in range(0, self._extent, self._step)]
+        return [self.load(outer, depth) for outer in range(0, self._extent, self.width)]
 
 
 class MmaSyncProduct:
@@ -293,8 +294,8 @@ class MmaSyncProduct:
         if not self._cores.ahead:
             for d in range(0, self.depth, DEPTH):
                 rows = [left(i, d) for i in range(self._rows)]
-                for j in range(0, self._cols, 2):  # each pair of columns when it is needed: the fewest registers
-                    self.multiply(rows, _columns([right.load(8 * j, d)]), zero=zero and d == 0, first=j)
+                for col in range(0, 8 * self._cols, right.width):  # each load when it is needed: the fewest registers
+                    self.multiply(rows, _columns([right.load(col, d)]), zero=zero and d == 0, first=col // 8)
             return _DONE
         following = right.step(0), [left(i, 0) for i in range(self._rows)]
         for d in range(0, self.depth, DEPTH):
