@@ -40,7 +40,7 @@ class GemmConfig:
                       (0, 4, 8, 16))  # fmt: skip
     block_stride: int = flag(0, "rows of CTAs that walk along N together, for the L2; 0: plain 2-D grid (05)",
                               (0, 4, 8, 16))  # fmt: skip
-    strided: bool = flag(False, "swizzled addresses as base + signed strides instead of recomputed")
+    strided: bool = flag(False, "swizzled addresses of fragments as base + signed strides instead of recomputed")
     wide_b: bool = flag(False, "two B operands per ldmatrix.x4 instead of one per ldmatrix.x2")
     static_strides: bool = flag(False, "leading dimensions known while tracing: global offsets are immediates")
     split_k: int = flag(1, "parts that K is cut into; their sums are added in order by a second kernel", (1, 2, 4, 8))
@@ -92,8 +92,13 @@ class GemmConfig:
 
     @property
     def addressing(self) -> Addressing:
-        """How shared addresses are formed; those of padded rows are sums of products."""
+        """How a fragment's shared addresses are formed; those of padded rows are sums of products."""
         return "strided" if self.strided or not (self.swizzle or self.padding) else "recomputed"
+
+    @property
+    def copy_addressing(self) -> Addressing:
+        """The same of copies: a thread's lie whole periods of the swizzle apart, so one address has immediates."""
+        return "recomputed" if self.padding else "strided"
 
     def stored_shape(self, operand: str, k_contiguous: bool) -> tuple[int, int]:
         """(rows, cols) of a shared tile of A or B: its contiguous axis is the matrix's."""

@@ -208,7 +208,7 @@ class Finish:
         lanes = plan.threads()
         at = lanes.apply(lane=k.thread)
         row0, col0 = cast("Traced", at["row"]), cast("Traced", at["col"])
-        addresses = TileAddresses(k, staging, lanes, k.thread, 0, c.addressing)
+        addresses = TileAddresses(k, staging, lanes, k.thread, 0, c.copy_addressing)
         start = output.pointer + k.mul_wide(row0 + self._first_row, output.stride) + (col0 + self._first_col)
         kind, count = (u16, 1) if chunk == 1 else (u32, chunk // 2)
         for row, col in plan.steps:

@@ -110,7 +110,7 @@ class Operand:
         lanes = self._plan.threads()
         at = lanes.apply(lane=k.thread)
         self._row, self._col = cast("Traced", at["row"]), cast("Traced", at["col"])
-        self._writes = TileAddresses(k, self.tile, lanes, k.thread, 0, config.addressing)
+        self._writes = TileAddresses(k, self.tile, lanes, k.thread, 0, config.copy_addressing)
         self._writes.prepare(self._plan.steps)
 
     def aim(self, source: Source, first_tile: Number) -> None:
