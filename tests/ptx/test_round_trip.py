@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false
 """Own kernels as PTX of NVRTC: the same results, findings and wavefronts as the Program that they came of."""
 
 from __future__ import annotations

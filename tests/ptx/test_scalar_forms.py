@@ -59,7 +59,7 @@ def permuted(a: int, b: int, selector: int) -> int:
 
 
 U, S = ("u", False), ("s", True)
-INTEGER_FORMS: list[tuple[str, tuple[Any, ...], str, Callable[..., int]]] = [
+INTEGER_FORMS: list[tuple[str, tuple[Any, ...], int, Any]] = [
     *((f"add.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), n, lambda a, b: a + b)
       for k, s in (U, S) for n in (16, 32, 64)),
     *((f"sub.{k}{n} %out, %in0, %in1;", ((n, s), (n, s)), n, lambda a, b: a - b) for k, s in (U, S) for n in (16, 64)),

@@ -26,7 +26,7 @@ def kernel(body: str, parameters: Sequence[str] = ("u64",), before: str = "", ta
     return f"{head}{before}\n.visible .entry k({listed})\n{{{REGISTERS}{loads}\n{body}\n    ret;\n}}\n"
 
 
-def check(text: str, arguments: Sequence[Any], block: Any = 32, grid: Any = 1, **options: Any) -> Any:
+def check(text: str, arguments: Any, block: Any = 32, grid: Any = 1, **options: Any) -> Any:
     """:func:`warploom.check_ptx`."""
     return warploom.check_ptx(text, grid, block, arguments, **options)
 

@@ -76,7 +76,7 @@ class _Group:
 
 
 class FlowSteps:
-    """The step of one Flow: prepared once, runs on any frame. ``build`` prepares blocks, ``exited`` is told of warps."""
+    """The step of one Flow, which runs on any frame. ``build`` prepares blocks, ``exited`` is told of warps that end."""
 
     def __init__(
         self, context: Context, control: Control, build: Callable[[tuple[Statement, ...]], Block],
@@ -91,7 +91,7 @@ class FlowSteps:
         branch = body[-1]
         assert isinstance(branch, Branch)
         writes = frozenset(r for s in walk(body) for r in results_of(s) if isinstance(r, Register))
-        meetings = [self._meeting(s) for s in body[:-1]]
+        meetings: list[Meeting] = [self._meeting(s) for s in body[:-1]]
         return _Block(body[:-1], self.build(body[:-1]), meetings, branch, writes, live)
 
     def _meeting(self, statement: Statement) -> Meeting:

@@ -99,8 +99,9 @@ class Builder:
         self, instruction: Isa, operands: Sequence[ir.Operand] = (), results: Sequence[Value] = (),
         within: SharedRegion | None = None,
     ) -> None:  # fmt: skip
-        """Append an operation."""
-        self._out.append(Op(instruction, tuple(operands), tuple(results), self.where, within))
+        """Append an operation, whose first operand is an address in the variable ``within``."""
+        tiles = (within, *(None,) * (len(operands) - 1)) if within is not None else ()
+        self._out.append(Op(instruction, tuple(operands), tuple(results), self.where, tiles))
 
     def op(self, instruction: Isa, *operands: ir.Operand) -> Value:
         """An operation with one result, a new value."""
