@@ -76,7 +76,7 @@ class _Group:
 
 
 class FlowSteps:
-    """The step of one Flow, which runs on any frame. ``build`` prepares blocks, ``exited`` is told of warps that end."""
+    """The step of one Flow, on any frame. ``build`` prepares blocks, ``exited`` is told of warps that have ended."""
 
     def __init__(
         self, context: Context, control: Control, build: Callable[[tuple[Statement, ...]], Block],
