@@ -3,10 +3,10 @@
     PYTHONPATH=src python benchmarks/attention_search_h200.py [--seq 4096] [--out DIR] [--dry-run]
 
 writes ``attention-search.json`` to DIR ($OUT by default). The flags searched are the seeds' (Br, Bc, warps, fragments
-of Q, K and V kept per step, buffering); all others are rung 6's. Kernels that spill are timed too: spills are what larger
-tiles lose by. Each is checked against float64 first. bf16, head_dim 128, 16384 tokens, 16 heads, no mask; a glance at
-all, then the fastest with rungs 6 and 7, interleaved. ``--dry-run`` compiles and stops. A minute on 16 cores. Needs
-torch with CUDA.
+of Q, K and V kept per step, buffering); all others are rung 6's. Kernels that spill are timed too: spills are what
+larger tiles lose by. Each is checked against float64 first. bf16, head_dim 128, 16384 tokens, 16 heads, no mask; a
+glance at all, then the fastest with rungs 6 and 7, interleaved. ``--dry-run`` compiles and stops. A minute on 16 cores.
+Needs torch with CUDA.
 """
 
 from __future__ import annotations
