@@ -101,8 +101,11 @@ def attention(
 
     Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the caller's current stream; the result is of
     the same kind. Under ``torch.compile`` a call is one operator, ``warploom::attention``. NumPy arrays (and other CPU
-    arrays) run on the GPU when there is one, else on the emulator with all its checks. NaN and infinity propagate as in
-    PyTorch's math backend, except from keys that a mask hides, which may be skipped.
+    arrays) run on the GPU when there is one, else on the emulator with all its checks.
+
+    NaN and infinity propagate as in PyTorch's math backend, except from keys that a mask hides, which may be skipped: a
+    query whose scores are all -inf gives zeros (log-sum-exp -inf), one with a score of +inf NaN (+inf). Scores beyond
+    ±9e7 (float16) or ±7e8 (bfloat16) count as infinite.
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.

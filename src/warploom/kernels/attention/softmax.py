@@ -1,4 +1,9 @@
-"""The online softmax on accumulator fragments: running maxima, sums and the rescaling of the output."""
+"""The online softmax on accumulator fragments: running maxima, sums and the rescaling of the output.
+
+What is out of the way costs the loop over the key blocks nothing. Maxima start at a number instead of -inf, so that
+rows without a score need no case of their own; and rows with a score that is infinite or too large (:data:`FAR`) are
+told at the end, by their maxima.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from warploom.core.dtypes import f32, u32
+from warploom.core.dtypes import F32_MAX, DType, bf16, f32, u32
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Fragment, Kernel, Mutable, Traced
 from warploom.layout.fragments import FragmentLayout
@@ -18,9 +23,14 @@ LAZY_GROWTH = 8.0
 
 CARRIED_SUM = 4096.0
 """Up to which a lane's part of a block's row sum shows that the maxima of earlier blocks still serve: P then fits f16,
-and O and l stay as far from float32's end as they are with the block's own maxima."""
-HEADROOM = 12.0
-"""Powers of two that P stays below 1 where the top bit of its exponent is to show that a maximum grew: 2 has it."""
+and O and l stay as far from float32's end as they are with the block's own maxima. Times 2^-headroom."""
+HEADROOM = 24.0
+"""Powers of two that P stays below 1 in bf16, so that O, which is divided by the sum of P only in the end, holds any v:
+2^LAZY_GROWTH times 65536 keys. And so that the top bit of P's exponent, which 2 has, shows that a maximum grew. f16 has
+no exponents left for it, nor values that need it."""
+FAR = {"bf16": 2.0**30, "f16": 2.0**27}
+"""Powers of two, of either sign, from which on scores count as infinite: rounded to float32 they are off by so much
+that P leaves its type."""
 TOP_EXPONENT_BIT = 1 << 30
 """Set in float32's from 2 on, infinities and NaN."""
 NEAR_ZERO = 0.03
@@ -33,6 +43,11 @@ class SoftmaxConfig(Protocol):
     @property
     def head_dim(self) -> int:
         """Elements per head."""
+        ...
+
+    @property
+    def dtype(self) -> DType:
+        """The type of P and V."""
         ...
 
     @property
@@ -66,7 +81,8 @@ class OnlineSoftmax:
         self._plan = reduction_plan(scores, "col")
         self._output_rows = reduction_plan(output.layout, "col").groups
         self._scale = 1.0 / math.sqrt(config.head_dim) if features.scale is None else features.scale
-        start = None if config.peel else -math.inf
+        self._headroom = HEADROOM if config.dtype is bf16 else 0.0
+        start = None if config.peel else self._lowest
         rows = len(self._plan.groups)
         self._max = k.registers(f32, rows, start, "row_max")
         self._sum = k.registers(f32, rows, None if config.peel else 0.0, "row_sum")
@@ -75,6 +91,11 @@ class OnlineSoftmax:
     def _to_log2(self) -> float:
         """What a difference of the kept maxima is multiplied by to be an exponent of 2."""
         return self._scale * LOG2_E if self.folds_scale else LOG2_E
+
+    @property
+    def _lowest(self) -> float:
+        """The maximum of a row that has no larger score yet: lower ones count as -inf."""
+        return -min(F32_MAX, FAR[self._config.dtype.name] / self._to_log2)
 
     @property
     def folds_scale(self) -> bool:
@@ -92,13 +113,17 @@ class OnlineSoftmax:
         """P = exp(S - m) of one block of scaled scores, with m, l and O updated. ``first``: nothing to rescale."""
         block_max = scores.reduce("max", "col")
         if first:
-            for kept, top in zip(self._max, block_max, strict=True):
-                kept.set(top)
+            self._start(block_max)
         elif self._config.lazy_rescale:
             self._rescale_lazily(block_max)
         else:
             self._rescale([self._k.maximum(kept, top) for kept, top in zip(self._max, block_max, strict=True)])
         return self._exponentials(scores, first)
+
+    def _start(self, block_max: list[Traced]) -> None:
+        """The maxima of a first block."""
+        for kept, top in zip(self._max, block_max, strict=True):
+            kept.set(self._k.maximum(top, self._lowest))
 
     def _capped(self, x: Traced, cap: float) -> Traced:
         """cap · tanh(x / cap) to float32's accuracy (tanh.approx is good to 2^-11, and the cap multiplies its error).
@@ -113,19 +138,30 @@ class OnlineSoftmax:
 
     def _rescale(self, new_max: list[Traced]) -> None:
         """Bring l and O from the old maxima to the new ones."""
-        k = self._k
         for row, top in enumerate(new_max):
-            factor = k.exp2((self._max[row] - self._finite(top)) * self._to_log2)
+            factor = self._factor(self._max[row].get(), top)
             self._max[row].set(top)
             self._sum[row] *= factor
             for element in self._output_rows[row]:
                 self._output.scale(element, factor)
 
-    def _finite(self, maximum: Traced) -> Traced:
-        """The maximum to subtract: 0 for a row of which every score so far is masked, so that nothing becomes NaN."""
-        if not self._features.masked:
-            return maximum
-        return self._k.select(maximum == -math.inf, self._k.value(0.0, f32), maximum)
+    def _factor(self, before: Traced, after: Traced) -> Traced:
+        """What l and O are multiplied by when a row's maximum changes: as their shifts differ, rounded as they are."""
+        if self._config.folded_scale:
+            return self._k.exp2(self._shift(after) - self._shift(before))
+        return self._k.exp2((before - after) * self._to_log2)
+
+    def _shift(self, kept: Traced) -> Traced:
+        """What subtracts the maximum ``kept`` and the headroom: added to a scaled score, or subtracted from a score."""
+        headroom = self._headroom
+        if self._config.folded_scale:
+            return self._k.fma(kept, -self._to_log2, -headroom) if headroom else kept * -self._to_log2
+        return kept + headroom / LOG2_E if headroom else kept
+
+    def _exponential(self, score: Traced | Mutable, shift: Traced) -> Traced:
+        """exp of a score with its row's shift."""
+        k = self._k
+        return k.exp2(k.fma(score, self._to_log2, shift) if self._config.folded_scale else (score - shift) * LOG2_E)
 
     def _rescale_lazily(self, block_max: list[Traced]) -> None:
         """Rescale only when some row of the warp outgrew its kept maximum; else P stays below 2^LAZY_GROWTH."""
@@ -143,13 +179,10 @@ class OnlineSoftmax:
         k = self._k
         values: list[Traced] = list(scores.registers)
         for row, elements in enumerate(self._plan.groups):
-            kept = self._finite(self._max[row].get())
-            shift = kept * -self._to_log2 if self.folds_scale else kept
+            shift = self._shift(self._max[row].get())
             total: Traced | None = None if first else self._sum[row].get()
             for element in elements:
-                x = values[element]
-                exponent = k.fma(x, self._to_log2, shift) if self.folds_scale else (x - shift) * LOG2_E
-                p = values[element] = k.exp2(exponent)
+                p = values[element] = self._exponential(values[element], shift)
                 total = p if total is None else total + p
             assert total is not None
             self._sum[row].set(total)
@@ -164,15 +197,21 @@ class OnlineSoftmax:
         maxima, sums = statistics or self.statistics()
         logs: list[Traced] = []
         for row, elements in enumerate(self._output_rows):
-            total = self._whole_sum(sums, row)
-            inverse = k.reciprocal(total)
-            if self._features.masked:  # a row that sees no key gives zeros
-                inverse = k.select(total == 0.0, k.value(0.0, f32), inverse)
+            total, top = self._whole_sum(sums, row), maxima[row]
+            far = self._is_far(top)
+            inverse = k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total))  # 0: no score above -inf
+            inverse = k.select(far, k.value(math.nan, f32), inverse)
             for element in elements:
                 self._output.scale(element, inverse)
             if self._features.lse:
-                logs.append(k.fma(maxima[row], self._to_log2, k.log2(total)) * math.log(2.0))
+                to_scores = self._scale if self.folds_scale else 1.0
+                log = (k.log2(total) + self._headroom) * math.log(2.0)
+                logs.append(k.select(far, top * to_scores, k.fma(top, to_scores, log)))
         return logs
+
+    def _is_far(self, maximum: Traced) -> Traced:
+        """Whether a row has a score that is infinite or too large."""
+        return maximum * self._to_log2 > FAR[self._config.dtype.name]
 
     def _whole_sum(self, sums: list[Traced], row: int) -> Traced:
         """A row's sum over all lanes that share it."""
@@ -223,17 +262,18 @@ class DeferredSoftmax(OnlineSoftmax):
     def advance(self, scores: Fragment, first: bool) -> list[Traced]:
         """Update the maxima by one block's scores; returns the factor each row's l and O must be multiplied by."""
         k = self._k
+        block_max = scores.reduce("max", "col")
+        if first:
+            self._start(block_max)
+            return []
         factors: list[Traced] = []
-        for kept, top in zip(self._max, scores.reduce("max", "col"), strict=True):
-            if first:
-                kept.set(top)
-                continue
+        for kept, top in zip(self._max, block_max, strict=True):
             if self._config.lazy_rescale:
                 grew = (top - kept) * self._to_log2 > LAZY_GROWTH
                 following = k.select(grew, top, kept.get())
             else:
                 following = k.maximum(kept, top)
-            factors.append(k.exp2((kept - self._finite(following)) * self._to_log2))
+            factors.append(self._factor(kept.get(), following))
             kept.set(following)
         return factors
 
@@ -242,7 +282,7 @@ class DeferredSoftmax(OnlineSoftmax):
         k = self._k
         registers = [r for r in scores.registers if isinstance(r, Mutable)]
         for row, elements in enumerate(self._plan.groups):
-            self._raise_to(registers, elements, self._finite(self._max[row].get()))
+            self._raise_to(registers, elements, self._max[row].get())
         for row, elements in enumerate(() if self._column else self._plan.groups):
             total = k.reduce_values("add", [registers[e].get() for e in elements])
             self._sum[row].set(k.fma(self._sum[row], factors[row], total) if factors else total)
@@ -250,7 +290,7 @@ class DeferredSoftmax(OnlineSoftmax):
     def carried(self, scores: Fragment) -> tuple[Traced, list[Traced]]:
         """P by the maxima so far, in place of the scores' registers; whether they serve the whole warp, and the sums.
 
-        A row without a maximum yet (-inf) and NaN never pass: the sum is no number.
+        NaN never passes, and no score of a row without a maximum yet: the sum is no number, or too large.
         """
         k = self._k
         registers = [r for r in scores.registers if isinstance(r, Mutable)]
@@ -262,9 +302,10 @@ class DeferredSoftmax(OnlineSoftmax):
                 bits = bits | k.bitcast(register.get(), u32)
             return k.vote_all((bits & TOP_EXPONENT_BIT) == 0), []
         totals = [k.reduce_values("add", [registers[e].get() for e in elements]) for elements in self._plan.groups]
-        good = totals[0] <= CARRIED_SUM
+        most = CARRIED_SUM * 2.0**-self._headroom
+        good = totals[0] <= most
         for total in totals[1:]:
-            good = good & (total <= CARRIED_SUM)
+            good = good & (total <= most)
         return k.vote_all(good), totals
 
     def accept(self, totals: list[Traced]) -> None:
@@ -275,16 +316,9 @@ class DeferredSoftmax(OnlineSoftmax):
 
     def _raise_to(self, registers: list[Mutable], elements: tuple[int, ...], kept: Traced) -> None:
         """exp of the scores less the maximum ``kept``, in place."""
-        k = self._k
-        headroom = HEADROOM if self._column else 0.0
-        if self.folds_scale:
-            shift = k.fma(kept, -self._to_log2, -headroom) if headroom else kept * -self._to_log2
-        else:
-            shift = kept + headroom / LOG2_E if headroom else kept
+        shift = self._shift(kept)
         for element in elements:
-            x = registers[element]
-            exponent = k.fma(x, self._to_log2, shift) if self.folds_scale else (x - shift) * LOG2_E
-            x.set(k.exp2(exponent))
+            registers[element].set(self._exponential(registers[element], shift))
 
     def rescale_output(self, factors: list[Traced], also: Callable[[], None] = lambda: None) -> None:
         """Multiply O by the factors; with lazy rescaling only where a row of the warp has one other than 1.

@@ -11,7 +11,7 @@ import math
 from warploom.core.dtypes import f32
 from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.kernels.attention.softmax import LOG2_E, OnlineSoftmax
+from warploom.kernels.attention.softmax import OnlineSoftmax
 from warploom.lang import Fragment, Kernel, Traced
 from warploom.layout.fragments import FragmentLayout
 
@@ -32,7 +32,7 @@ class SharedSoftmax(OnlineSoftmax):
         self._tile = k.shared(f32, (config.tile_m, config.tile_n), name="score_tile")
         self._per_row = k.shared(f32, config.tile_m, name="row_factors")
         self._first_row = k.warp * config.warp_rows
-        self._own_max = k.register(f32, -math.inf, "own_max")
+        self._own_max = k.register(f32, self._lowest, "own_max")
         self._own_sum = k.register(f32, 0.0, "own_sum")
 
     def probabilities(self, scores: Fragment, first: bool) -> Fragment:
@@ -60,11 +60,11 @@ class SharedSoftmax(OnlineSoftmax):
         top = k.register(f32, self._own_max, "row_top")
         with k.loop(self._tile_n) as col:
             top.set(k.maximum(top, self._tile.load(row, col)[0]))
-        factor = k.exp2((self._own_max - top) * self._to_log2)
+        shift, factor = self._shift(top.get()), self._factor(self._own_max.get(), top.get())
         self._own_max.set(top)
         self._own_sum *= factor
         with k.loop(self._tile_n) as col:
-            p = k.exp2((self._tile.load(row, col)[0] - top) * LOG2_E)
+            p = self._exponential(self._tile.load(row, col)[0], shift)
             self._own_sum += p
             self._tile.store(p, row, col)
         self._per_row.store(factor, 0, row)
@@ -77,10 +77,12 @@ class SharedSoftmax(OnlineSoftmax):
         """Divide O by the row sums, which go through shared memory as well."""
         k = self._k
         with k.when(k.lane < self._rows):
-            self._per_row.store(self._own_sum.get(), 0, self._first_row + k.lane)
+            total = k.select(self._is_far(self._own_max.get()), k.value(math.nan, f32), self._own_sum.get())
+            self._per_row.store(total, 0, self._first_row + k.lane)
         k.syncthreads()
         for group, elements in enumerate(self._output_rows):
-            inverse = k.reciprocal(self._row_value(group))
+            total = self._row_value(group)
+            inverse = k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total))
             for element in elements:
                 self._output.scale(element, inverse)
         return []
