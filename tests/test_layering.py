@@ -57,6 +57,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "inspect": EVERYWHERE | {"rich"},
     "bench": EVERYWHERE | {"rich", "matplotlib", "torch"},
     "tune": EVERYWHERE | {"rich"},
+    "": EVERYWHERE | {"pytest"},
 }
 
 

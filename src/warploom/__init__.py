@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from warploom.ops.matmul_plan import MatmulPlan
     from warploom.ops.ptx import CheckedPtx, check_ptx
     from warploom.ops.reduce import ReducePlan, linear_cross_entropy, matmul_reduce, plan_matmul_reduce
+    from warploom.ops.triton import check_triton
 
 tracing.operator_of = operator_of  # the rooms below call what stands on them, and cannot import it
 
@@ -39,6 +40,7 @@ _PUBLIC = {
     "launch": "warploom.ops.launch",
     "check_ptx": "warploom.ops.ptx",
     "CheckedPtx": "warploom.ops.ptx",
+    "check_triton": "warploom.ops.triton",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "ReducePlan",
     "attention",
     "check_ptx",
+    "check_triton",
     "launch",
     "linear_cross_entropy",
     "matmul",

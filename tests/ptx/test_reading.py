@@ -189,3 +189,18 @@ def test_the_program_prints_as_cuda_that_compiles():
 
 def test_public_names():
     assert warploom.check_ptx.__module__ == "warploom.ops.ptx"
+
+
+def test_lines_within_inline_assembly_are_not_counted_on():
+    """LLVM adds one for every line of the assembly."""
+    body = """.loc 1 3 1
+    // begin inline asm
+    .loc 1 5 1
+    mov.u32 %r1, 1;
+    .loc 1 6 1
+    ld.global.u32 %r2, [%d0+8192];
+    // end inline asm
+    .loc 1 9 1
+    ld.global.u32 %r3, [%d0+8192];"""
+    findings = check(kernel(body, before='.file 1 "mine.py"'), [np.zeros(4, np.uint32)]).findings
+    assert [f.where.line for f in findings] == [5, 9]

@@ -28,16 +28,22 @@ class Lines:
         self.files: dict[int, str] = {}
         self._known: dict[Place, _Location] = {}
         self._current: _Location | None = None
+        self._assembly = 0  # 2 before the first place in inline assembly, 1 after it
         self._used: dict[int, _Location] = {}  # PTX line → where its code comes from
 
     def start(self) -> None:
         """A function begins."""
         self._current = None
 
+    def assembly(self, begins: bool) -> None:
+        """Inline assembly begins or ends. LLVM counts on by its lines: only the first place in it is the author's."""
+        self._assembly = 2 if begins else 0
+
     def set(self, place: Place, inlined: Place | None) -> None:
         """A ``.loc``. What it is inlined at was a place of its own shortly before. Line 0 is code of the compiler's."""
-        if place[1] == 0 and inlined is None:
+        if self._assembly == 1 or (place[1] == 0 and inlined is None):
             return
+        self._assembly = min(self._assembly, 1)
         outer = None if inlined is None else self._known.get(inlined, _Location(inlined))
         self._current = self._known[place] = _Location(place, outer)
 

@@ -260,6 +260,8 @@ class _Parser:
             self._braces(function)
         elif token.text == ".loc":
             self._location()
+        elif token.kind == "assembly":
+            self.lines.assembly("begin" in self.take().text)
         elif token.text == ".reg":
             self._registers(function)
         elif token.text == ".pragma":

@@ -13,7 +13,8 @@ from warploom.core.errors import PtxError
 from warploom.ptx.syntax import Float, Integer
 
 _TOKEN = re.compile(
-    r"""(?P<space>[ \t\r]+|//[^\n]*)
+    r"""(?P<assembly>//[ ](?:begin|end)[ ]inline[ ]asm)
+      | (?P<space>[ \t\r]+|//[^\n]*)
       | (?P<line>\n)
       | (?P<comment>/\*.*?\*/)
       | (?P<string>"(?:[^"\\]|\\.)*")
@@ -26,7 +27,10 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """``kind`` is ``string``, ``number``, ``word`` or ``mark``; ``line`` counts from 1."""
+    """``kind`` is ``string``, ``number``, ``word``, ``mark`` or ``assembly``; ``line`` counts from 1.
+
+    ``assembly`` are the comments before and after what compilers take over from inline assembly.
+    """
 
     kind: str
     text: str
@@ -44,7 +48,7 @@ def tokens(text: str, name: str) -> list[Token]:
                 break
             raise PtxError(f"{name}:{line}: {text[at]!r} is no PTX")
         kind, value = match.lastgroup or "", match.group()
-        if kind in ("string", "number", "word", "mark"):
+        if kind not in ("space", "line", "comment"):
             found.append(Token(kind, value, line))
         line += value.count("\n")
         at = match.end()
