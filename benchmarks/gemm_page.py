@@ -1,4 +1,4 @@
-"""Write docs/ladder-gemm.md from the committed evidence: ``python benchmarks/gemm_page.py [--check]``.
+"""Write docs/evidence/ladder-gemm.md from the committed evidence: ``python benchmarks/gemm_page.py [--check]``.
 
 The evidence is benchmarks/results/h200/gemm-f16.json and gemm-f32.json (``warploom bench gemm --accumulate f16``),
 gemm-tuned-f16.json (``warploom bench gemm --tuned``), seed-gemm.json (benchmarks/seed_gemm_h200.py),
@@ -37,7 +37,7 @@ from warploom.kernels.ladder import Rung
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-PAGE = ROOT / "docs" / "ladder-gemm.md"
+PAGE = ROOT / "docs" / "evidence" / "ladder-gemm.md"
 TIMED = ROOT / "benchmarks" / "results" / "h200"
 ACCESSES = ("ldmatrix", "ld.shared", "st.shared", "cp.async")
 Row = Mapping[str, Any]

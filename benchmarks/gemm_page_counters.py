@@ -1,4 +1,4 @@
-"""The parts of docs/ladder-gemm.md from ncu's counters (see gemm_page.py and profile_gemm_h200.py)."""
+"""The parts of docs/evidence/ladder-gemm.md from ncu's counters (see gemm_page.py and profile_gemm_h200.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write docs/ladder-attention.md from the committed evidence: ``python benchmarks/ladder_page.py [--check]``.
+"""Write docs/evidence/ladder-attention.md from the committed evidence: ``python benchmarks/ladder_page.py [--check]``.
 
 The evidence is benchmarks/results/h200/attention-d128-bf16.json and attention-d128-f16.json (``warploom bench
 attention``), the SASS figures of ``benchmarks/ladder_static.py`` and the seeds' figures in benchmarks/seeds/.
@@ -28,7 +28,7 @@ from warploom.kernels.attention.ladder import FULL_LADDER, HOPPER_LADDER
 from warploom.kernels.ladder import Rung
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "ladder-attention.md"
+PAGE = ROOT / "docs" / "evidence" / "ladder-attention.md"
 TIMED = ROOT / "benchmarks" / "results" / "h200"
 SEARCHED = TIMED / "attention-search.json"
 SAME_TILE = ("8", "9", "16")

@@ -39,9 +39,9 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts))
 
-_FENCE = re.compile(r"^```(\w*)\s*$")
+_FENCE = re.compile(r"^```(\w*|\{[\w-]+\}.*)\s*$")
 _DIRECTIVE = re.compile(r"^<!-- (save|file|needs): (.*?) -->$")
 _FILE = re.compile(r"(\S+) from (\S+) without: (.*)")
 _CHECKER = doctest.OutputChecker()

@@ -1,4 +1,4 @@
-"""The parts of docs/ladder-gemm.md about power, waves and counters say what their figures say, right or not."""
+"""What docs/evidence/ladder-gemm.md has of power, waves and counters says what the figures say, right or not."""
 
 from __future__ import annotations
 

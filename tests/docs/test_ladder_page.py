@@ -1,4 +1,4 @@
-"""docs/ladder-attention.md is what its generator writes from the committed evidence, and says what that says."""
+"""docs/evidence/ladder-attention.md is what its script writes from the committed evidence, and says what that says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.project import ROOT, load
 from warploom.core.dtypes import DTYPES
 
-TEXT = (ROOT / "docs" / "ladder-attention.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "evidence" / "ladder-attention.md").read_text(encoding="utf-8")
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -76,7 +76,7 @@ def sqrt(x: Traced) -> Traced:
 
 
 def absolute(x: Traced) -> Traced:
-    """|x|."""
+    """The absolute value of x."""
     return _words(x).absolute(x)
 
 
