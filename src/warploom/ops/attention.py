@@ -165,7 +165,7 @@ def _first_call(views: Views, options: Options, config: AnyConfig | str | None, 
     mapped_arrays = mapped(made.config, made.layout, arrays)
     if q.device[0] == "cuda":
         call = GpuCall.prepare(made.recipe, made.grid, made.scalars, q.device[1], mapped_arrays)
-        if all(a is b for a, b in zip(inputs.all, views, strict=True)):  # nothing had to be copied first
+        if all(a.pointer == b.pointer for a, b in zip(inputs.all, views, strict=True)):  # nothing was copied first
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
             _prepared[key] = call

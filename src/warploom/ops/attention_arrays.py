@@ -10,7 +10,7 @@ from typing import Any, Literal
 from warploom.core.dtypes import F32_MAX, bf16, f16
 from warploom.core.errors import ProblemError, shown
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
-from warploom.interop.copies import compact
+from warploom.interop.copies import compact, settled
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.problem import AttentionProblem, TensorStrides
 from warploom.ops.options import flag, number, single
@@ -102,18 +102,18 @@ def read_inputs(views: Views, options: Options, copy: Callable[[ArrayView], Arra
     """
     options.check()
     layout = options.layout
-    named = dict(zip("qkv", views, strict=True))
+    named = {name: settled(view) for name, view in zip("qkv", views, strict=True)}
     for name, view in named.items():
         if len(view.shape) != 4:
             raise ProblemError(f"{name} has shape {tuple(view.shape)}; attention takes four dimensions, {layout}")
         require_dtype(view, name, (bf16, f16))
         if view.dtype is not views[0].dtype:
             raise ProblemError(f"q is {views[0].dtype} and {name} is {view.dtype}: convert them to one type")
-        if view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape:  # of no elements the strides say nothing
+        if view.strides[3] != 1 and 0 not in view.shape:  # of no elements the strides say nothing
             raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[3]}): copy it")
     same_device(views, list(named))
     problem = _problem(views, options)
-    q_view, k_view, v_view = (_aligned(view, copy) for view in views)
+    q_view, k_view, v_view = (_aligned(view, copy) for view in named.values())
     return Inputs(q_view, k_view, v_view, problem)
 
 

@@ -221,8 +221,10 @@ def _result_layout(
         raise ProblemError(f"out is on {out.device}, a on {a.device}: they must be on one device")
     if out.readonly:
         raise ProblemError(READ_ONLY)
-    bad = [s for size, s in zip(shape, out.strides, strict=True) if size > 1 and not 0 < s < _STRIDE_LIMIT]
-    if (shape[-1] > 1 and out.strides[-1] != 1) or bad:
+    outer = [s for size, s in zip(shape, out.strides, strict=True) if size > 1]
+    if max(outer, default=0) >= _STRIDE_LIMIT:
+        raise ProblemError(f"out has strides {out.strides}: {_STRIDE_LIMIT} elements or more are too far, pass another")
+    if (shape[-1] > 1 and out.strides[-1] != 1) or min(outer, default=1) <= 0:
         raise ProblemError(f"out has strides {out.strides}: it must be row-major with a contiguous last dimension")
     if overlaps_itself(out):
         raise ProblemError(f"out has strides {out.strides} for shape {shape}: some of its elements lie on each other")

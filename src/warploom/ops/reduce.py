@@ -24,7 +24,7 @@ from warploom.interop.arrays import (
     require_dtype,
     same_device,
 )
-from warploom.interop.copies import as_if_compact, compact
+from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.gemm.choice import choose_for_rows, uncut
 from warploom.kernels.gemm.config import GemmConfig
@@ -141,7 +141,7 @@ def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: AnyGemmConfig |
     """
     if is_tracing():
         return tracing.operator_of("linear_cross_entropy")(x, w, target, config=config)
-    rows, words, chosen = describe(x), describe(w), describe(target)
+    rows, words, chosen = (settled(describe(array)) for array in (x, w, target))
     if len(rows.shape) != 2 or len(words.shape) != 2 or tuple(chosen.shape) != (rows.shape[0],):
         raise ProblemError(
             f"x is (m, k), w (n, k) and target (m,); got {tuple(rows.shape)}, {tuple(words.shape)} and "

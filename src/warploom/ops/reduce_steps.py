@@ -14,7 +14,7 @@ import numpy as np
 
 from warploom.core.dtypes import DType, f32, s32, u32
 from warploom.interop.arrays import ArrayView, as_numpy, describe, describe_new, empty
-from warploom.interop.copies import compact
+from warploom.interop.copies import compact, settled
 from warploom.kernels.gemm.hopper_config import HopperGemmConfig
 from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.kernels.mapped import MappedArray
@@ -129,7 +129,7 @@ def _as_words(target: ArrayView) -> ArrayView:
 def transposed(view: ArrayView) -> ArrayView:
     """The transpose of a matrix, without a copy."""
     if view.kind in ("numpy", "torch", "cupy") and not isinstance(view.owner, tuple):
-        return describe(view.owner.T)
+        return settled(describe(view.owner.T))
     return view._replace(shape=tuple(view.shape)[::-1], strides=tuple(view.strides)[::-1])
 
 
