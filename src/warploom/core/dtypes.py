@@ -8,6 +8,7 @@ registers, which is what tensor-core instructions take. Generated CUDA needs no 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -31,7 +32,7 @@ class DType:
     ptx: str
     constraint: str
     numpy: np.dtype[Any]
-    kind: str  # 'pred', 'unsigned', 'signed', 'float'
+    kind: str  # 'pred', 'unsigned', 'signed', 'float', 'foreign'
 
     @property
     def bytes(self) -> int:
@@ -75,6 +76,13 @@ f32 = _dtype("f32", 32, "float", "f32", "f", np.float32, "float")
 f64 = _dtype("f64", 64, "double", "f64", "d", np.float64, "float")
 
 DTYPES: dict[str, DType] = {t.name: t for t in (pred, u8, s8, u16, s16, u32, s32, u64, s64, f16, bf16, tf32, f32, f64)}
+
+
+@cache
+def foreign_dtype(name: str, size: int) -> DType:
+    """The type of an array whose elements, of ``size`` bytes, are none of these: good for a message, and no more."""
+    return _dtype(name, 8 * size, "", "", "", f"V{size}", "foreign")
+
 
 _ALIASES = {
     "float16": f16, "half": f16, "fp16": f16, "bfloat16": bf16, "float32": f32, "float": f32, "fp32": f32,

@@ -16,7 +16,7 @@ from warploom.interop.tracing import is_tracing
 from warploom.kernels.attention.problem import AnyConfig
 from warploom.ops.attention_arrays import AXES, Inputs, Layout, Options, Views, Window, read_inputs, strides_of
 from warploom.ops.attention_kernels import mapped, recipe_for
-from warploom.ops.attention_plan import AttentionPlan, plan_for
+from warploom.ops.attention_plan import AttentionPlan, configured, plan_for
 from warploom.ops.backends import GpuCall, run_on_emulator
 from warploom.ops.places import EMULATOR
 
@@ -156,6 +156,8 @@ def _first_call(views: Views, options: Options, config: AnyConfig | str | None, 
     inputs = read_inputs(views, options)
     q, problem = inputs.q, inputs.problem
     if 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len):
+        if config is not None:
+            configured(inputs, config)  # refuses what does not fit
         return _without_keys(q, options)
     result = empty_like(q, q.shape)
     outputs = [result, _empty_lse(q, options.layout)] if options.return_lse else [result]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
-from warploom.core.dtypes import F32_MAX, bf16, f16
+from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ProblemError, shown
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import compact, settled
@@ -54,7 +54,7 @@ class Options:
 
     def check(self) -> None:
         """Raises ProblemError for values that no kernel computes with."""
-        AttentionFeatures(window=self.sides(), softcap=self.softcap)
+        AttentionFeatures(window=self.sides(), scale=self.scale, softcap=self.softcap)
 
     def sides(self) -> Window:
         """(left, right) keys a query sees around the one aligned with it; None is unbounded."""
@@ -130,8 +130,6 @@ def _problem(views: Views, options: Options) -> AttentionProblem:
         )
     if q[3] % 8 or not 8 <= q[3] <= 256:
         raise ProblemError(f"head_dim is {q[3]}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
-    if options.scale is not None and not abs(options.scale) <= F32_MAX:
-        raise ProblemError(f"scale must be a finite float32, not {options.scale}")
     return AttentionProblem(
         q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], views[0].dtype,
         options.sides(), options.scale, options.softcap, options.return_lse,

@@ -68,10 +68,8 @@ class AttentionPlan:
 
 def plan_for(inputs: Inputs, out: ArrayView, layout: str, config: Any) -> AttentionPlan:
     """The plan for checked inputs and an output in a layout. Raises ConfigError for a ``config`` that does not fit."""
-    problem, q = inputs.problem, inputs.q
-    if config is not None:
-        config = configuration(config, (AttentionConfig, HopperConfig), parse_config)
-    place = Place.of(q.device, wgmma=isinstance(config, HopperConfig))
+    problem = inputs.problem
+    config, place = configured(inputs, config)
     goal = place.goal
     q_strides, k_strides, v_strides = (strides_of(view, layout) for view in inputs.all)
     strides = q_strides, k_strides, v_strides, strides_of(out, layout)
@@ -80,13 +78,22 @@ def plan_for(inputs: Inputs, out: ArrayView, layout: str, config: Any) -> Attent
         config, reason = won or choose(problem, goal)
     else:
         reason = "asked for by the caller"
-        problems = list(dict.fromkeys(config.check(goal) + problem.misfits(config)))
-        if problems:
-            raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
     scalars = problem.scalars(config, *strides, multiprocessors=place.multiprocessors)
     return AttentionPlan(
         problem, config, reason, goal.name, str(place), strides, scalars, layout, place.multiprocessors
     )
+
+
+def configured(inputs: Inputs, config: Any) -> tuple[AnyConfig | None, Place]:
+    """The configuration asked for, read, and where it runs. Raises ConfigError for one that does not fit."""
+    if config is not None:
+        config = configuration(config, (AttentionConfig, HopperConfig), parse_config)
+    place = Place.of(inputs.q.device, wgmma=isinstance(config, HopperConfig))
+    if config is not None:
+        problems = list(dict.fromkeys(config.check(place.goal) + inputs.problem.misfits(config)))
+        if problems:
+            raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
+    return config, place
 
 
 def tuned(problem: AttentionProblem, goal: Target, device: int) -> tuple[AnyConfig, str] | None:

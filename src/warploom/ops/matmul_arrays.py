@@ -142,20 +142,28 @@ def _result_shape(a: ArrayView, b: ArrayView) -> tuple[int, ...]:
 def _dtypes(
     a: ArrayView, b: ArrayView, out: ArrayView | None, out_dtype: Any, accumulate: Any, alpha: float
 ) -> tuple[DType, DType]:
-    try:
-        result = dtype_of(out_dtype) if out_dtype is not None else out.dtype if out is not None else a.dtype
-        sums = dtype_of(accumulate)
-    except ValueError as error:
-        raise ProblemError(str(error)) from error
+    result, sums = a.dtype if out is None else out.dtype, _named_type(accumulate)
+    if out_dtype is not None:
+        result = _named_type(out_dtype)
+    elif out is not None:
+        require_dtype(out, "out", (f16, bf16, f32))
     if result not in (f16, bf16, f32):
-        raise ProblemError(f"out_dtype is f16, bf16 or f32, not {result}")
+        raise ProblemError(f"out_dtype is f16, bf16 or f32, not {shown(out_dtype)}")
     if sums not in (f16, f32) or (sums is f16 and a.dtype is not f16):
-        raise ProblemError(f"accumulate is 'f32', or 'f16' for float16 inputs; not {sums} for {a.dtype}")
+        raise ProblemError(f"accumulate is 'f32', or 'f16' for float16 inputs; not {shown(accumulate)} for {a.dtype}")
     if out is not None and out.dtype is not result:
         raise ProblemError(f"out is {out.dtype}, out_dtype {result}: leave one away")
     if not abs(alpha) <= F32_MAX:
         raise ProblemError(f"alpha (or scale) must be a finite float32, not {alpha}")
     return result, sums
+
+
+def _named_type(what: Any) -> DType | None:
+    """The type that ``what`` names; None if it names none."""
+    try:
+        return None if what is None else dtype_of(what)
+    except ValueError:
+        return None
 
 
 def _check_others(
@@ -221,6 +229,8 @@ def _result_layout(
         raise ProblemError(f"out is on {out.device}, a on {a.device}: they must be on one device")
     if out.readonly:
         raise ProblemError(READ_ONLY)
+    if 0 in shape:  # of no elements the strides say nothing
+        return out.pointer % 16, tuple(out.strides)
     outer = [s for size, s in zip(shape, out.strides, strict=True) if size > 1]
     if max(outer, default=0) >= _STRIDE_LIMIT:
         raise ProblemError(f"out has strides {out.strides}: {_STRIDE_LIMIT} elements or more are too far, pass another")

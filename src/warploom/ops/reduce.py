@@ -251,9 +251,11 @@ def _reduced(
     kind, device = view.kind, view.device
     out = empty(kind, (m,), f32, device)
     index = empty(kind, (m,), s32, device) if op == "argmax" else None
-    if m == 0:
+    if m == 0 and config is None:
         return out, index
     plan = _plan(inputs, op, config, target is not None)
+    if m == 0:
+        return out, index
     copied = device[0] != "cuda" and plan.device != EMULATOR
     if copied:  # CPU arrays on a GPU travel as contiguous ones
         hosts = [describe(np.ascontiguousarray(as_numpy(x))) for x in inputs.views]

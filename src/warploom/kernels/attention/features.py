@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from warploom.core.dtypes import F32_MAX
 from warploom.core.errors import ProblemError
+
+MOST_SCALE = F32_MAX / math.log2(math.e)
+"""The largest scale whose product with log2(e) is a float32."""
+CAPS = 2 * math.log2(math.e) / F32_MAX, F32_MAX / 2
+"""The smallest and the largest soft cap whose tanh a float32 kernel can form."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,14 @@ class AttentionFeatures:
         for name, side in zip(("left", "right"), self.window, strict=True):
             if side is not None and side < 0:
                 raise ProblemError(f"the window's {name} side is {side}; give a count of keys from 0, or None")
-        if self.softcap is not None and not 0 < self.softcap < math.inf:
-            raise ProblemError(f"softcap must be positive and finite, not {self.softcap}; None leaves scores uncapped")
+        if self.scale is not None and not abs(self.scale) <= MOST_SCALE:
+            raise ProblemError(f"scale must be a finite float32 within ±{MOST_SCALE:.3g}, not {self.scale}")
+        least, most = CAPS
+        if self.softcap is not None and not least <= self.softcap <= most:
+            raise ProblemError(
+                f"softcap must be positive and finite, from {least:.2g} to {most:.2g}, not {self.softcap}; None leaves "
+                "scores uncapped"
+            )
 
     @property
     def windowed(self) -> bool:

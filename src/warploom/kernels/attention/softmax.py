@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+
 from warploom.core.dtypes import F32_MAX, DType, bf16, f32, u32
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Fragment, Kernel, Mutable, Traced
@@ -80,7 +82,8 @@ class OnlineSoftmax:
         self._k, self._config, self._features, self._output = k, config, features, output
         self._plan = reduction_plan(scores, "col")
         self._output_rows = reduction_plan(output.layout, "col").groups
-        self._scale = 1.0 / math.sqrt(config.head_dim) if features.scale is None else features.scale
+        scale = 1.0 / math.sqrt(config.head_dim) if features.scale is None else features.scale
+        self._scale = scale if np.float32(scale) else 0.0  # 0 in float32: times a masked score it would be NaN
         self._headroom = HEADROOM if config.dtype is bf16 else 0.0
         start = None if config.peel else self._lowest
         rows = len(self._plan.groups)
