@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import PAGES, ROOT, PageError, Reader, blocks_of
+from warploom.cli.pictures import write_svg
+from warploom.layout import mma_fragment
+from warploom.layout.draw import draw_elements
 
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -65,6 +68,13 @@ def test_the_first_kernel_is_the_example() -> None:
     page = (ROOT / "docs" / "tutorials" / "first-kernel.md").read_text(encoding="utf-8")
     (saved,) = [b for b in blocks_of(page) if ("save", "rowmax.py") in b.directives]
     assert saved.text == (ROOT / "examples" / "rowmax.py").read_text(encoding="utf-8")
+
+
+def test_the_drawn_fragment_is_what_the_command_draws(tmp_path: Path) -> None:
+    drawn = tmp_path / "drawn.svg"
+    write_svg(draw_elements(mma_fragment("m16n8k16", "C")), str(drawn))
+    committed = ROOT / "docs" / "pictures" / "mma-accumulator.svg"
+    assert committed.read_text(encoding="utf-8") == drawn.read_text(encoding="utf-8")
 
 
 FENCE = "```"
