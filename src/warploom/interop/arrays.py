@@ -259,13 +259,15 @@ def _learn_torch(torch: Any) -> None:
             _dtype_to_torch[ours] = getattr(torch, name)
 
 
-def _read_torch(tensor: Any) -> ArrayView:
-    dtype = _torch_to_dtype.get(tensor.dtype)
-    if dtype is None:
+def torch_element_type(dtype: Any) -> DType:
+    """The type of the elements of torch's ``dtype``."""
+    if dtype not in _torch_to_dtype:
         _learn_torch(sys.modules["torch"])
-        dtype = _torch_to_dtype.get(tensor.dtype)
-        if dtype is None:
-            dtype = foreign_dtype(str(tensor.dtype).rpartition(".")[2], tensor.dtype.itemsize)
+    return _torch_to_dtype.get(dtype) or foreign_dtype(str(dtype).rpartition(".")[2], dtype.itemsize)
+
+
+def _read_torch(tensor: Any) -> ArrayView:
+    dtype = _torch_to_dtype.get(tensor.dtype) or torch_element_type(tensor.dtype)
     if tensor.requires_grad or _forward_ad._current_level >= 0:
         refuse_derivatives(tensor)
     copied = tensor.is_neg()

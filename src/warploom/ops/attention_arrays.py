@@ -100,21 +100,29 @@ def read_inputs(views: Views, options: Options, copy: Callable[[ArrayView], Arra
 
     ``copy`` aligns those that are not; with ``as_if_compact`` the result is good for a plan.
     """
+    problem = checked(views, options)
+    q, k, v = (_aligned(settled(view), copy) for view in views)
+    return Inputs(q, k, v, problem)
+
+
+def checked(views: Views, options: Options) -> AttentionProblem:
+    """The problem, by shapes, types and devices alone: memory is not looked at, nor how it is aligned.
+
+    Raises ProblemError with the first thing that is wrong.
+    """
     options.check()
     layout = options.layout
-    named = {name: settled(view) for name, view in zip("qkv", views, strict=True)}
+    named = dict(zip("qkv", views, strict=True))
     for name, view in named.items():
         if len(view.shape) != 4:
             raise ProblemError(f"{name} has shape {tuple(view.shape)}; attention takes four dimensions, {layout}")
         require_dtype(view, name, (bf16, f16))
         if view.dtype is not views[0].dtype:
             raise ProblemError(f"q is {views[0].dtype} and {name} is {view.dtype}: convert them to one type")
-        if view.strides[3] != 1 and 0 not in view.shape:  # of no elements the strides say nothing
+        if view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape:  # of no elements the strides say nothing
             raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[3]}): copy it")
     same_device(views, list(named))
-    problem = _problem(views, options)
-    q_view, k_view, v_view = (_aligned(view, copy) for view in named.values())
-    return Inputs(q_view, k_view, v_view, problem)
+    return _problem(views, options)
 
 
 def _problem(views: Views, options: Options) -> AttentionProblem:

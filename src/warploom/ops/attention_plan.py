@@ -89,11 +89,16 @@ def configured(inputs: Inputs, config: Any) -> tuple[AnyConfig | None, Place]:
     if config is not None:
         config = configuration(config, (AttentionConfig, HopperConfig), parse_config)
     place = Place.of(inputs.q.device, wgmma=isinstance(config, HopperConfig))
-    if config is not None:
-        problems = list(dict.fromkeys(config.check(place.goal) + inputs.problem.misfits(config)))
-        if problems:
-            raise ConfigError(f"{config} does not fit: " + "; ".join(problems))
-    return config, place
+    return None if config is None else read_config(config, inputs.problem, place.goal), place
+
+
+def read_config(config: Any, problem: AttentionProblem, goal: Target | None = None) -> AnyConfig:
+    """A configuration, or its notation. Raises ConfigError for one that does not fit the problem (and the target)."""
+    found = configuration(config, (AttentionConfig, HopperConfig), parse_config)
+    problems = list(dict.fromkeys(found.check(goal) + problem.misfits(found)))
+    if problems:
+        raise ConfigError(f"{found} does not fit: " + "; ".join(problems))
+    return found
 
 
 def tuned(problem: AttentionProblem, goal: Target, device: int) -> tuple[AnyConfig, str] | None:

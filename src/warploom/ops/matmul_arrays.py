@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warploom.core.dtypes import F32_MAX, DType, bf16, dtype_of, f16, f32
-from warploom.core.errors import ProblemError, shown
+from warploom.core.errors import ConfigError, ProblemError, shown
 from warploom.core.identity import function_key
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import compact
@@ -58,11 +58,9 @@ def read_inputs(
     ``copy`` makes those plain that no kernel reads as they lie; with ``as_if_compact`` the result is good for a plan.
     """
     a, b, *others = views
-    shape = _result_shape(a, b)
-    dtypes = _dtypes(a, b, out, out_dtype, accumulate, alpha)
     extras = others[1:] if has_bias else others
-    _check_others(others, has_bias, extras, function, shape, a.dtype)
-    same_device(views, ["a", "b", *["bias"] * has_bias, *["an extra matrix"] * len(extras)])
+    dtypes = result_types(a, b, out, out_dtype, accumulate, alpha)
+    shape = checked_shape(views, has_bias, function)
     kept = [_readable(a, copy), _readable(b, copy)] + [x if x.contiguous else copy(x) for x in others]
     target = _result_layout(shape, out, a, dtypes[0])
     if out is not None:
@@ -81,6 +79,18 @@ def read_inputs(
 
 
 # -- checks
+def checked_shape(
+    views: Sequence[ArrayView], has_bias: bool, function: EpilogueFunction | None = None
+) -> tuple[int, ...]:
+    """The result's shape, by shapes, types and devices alone. Raises ProblemError with the first thing wrong."""
+    a, b, *others = views
+    shape = _result_shape(a, b)
+    extras = others[1:] if has_bias else others
+    _check_others(others, has_bias, extras, function, shape, a.dtype)
+    same_device(views, ["a", "b", *["bias"] * has_bias, *["an extra matrix"] * len(extras)])
+    return shape
+
+
 def gemm_config(config: Any, dtype: DType, accumulate: Any = "f32") -> AnyGemmConfig | None:
     """The configuration asked for: None, one of either generator, or its notation. Raises ConfigError for others.
 
@@ -93,6 +103,14 @@ def gemm_config(config: Any, dtype: DType, accumulate: Any = "f32") -> AnyGemmCo
     except ValueError:
         types = {"dtype": dtype}
     return configuration(config, (GemmConfig, HopperGemmConfig), lambda text: parse_config(text, **types))
+
+
+def checked_config(config: Any, dtype: DType, accumulate: Any = "f32") -> None:
+    """Raises ConfigError for a ``config`` that is no kernel, on whatever GPU and for whatever layout."""
+    found = gemm_config(config, dtype, accumulate)
+    problems = found.check() if found is not None else []
+    if problems:
+        raise ConfigError(f"{found} does not fit: " + "; ".join(problems))
 
 
 def _check_function(function: Any, extras: int) -> None:
@@ -122,9 +140,6 @@ def _result_shape(a: ArrayView, b: ArrayView) -> tuple[int, ...]:
     for name, view in (("a", a), ("b", b)):
         if len(view.shape) < 2:
             raise ProblemError(f"{name} has shape {tuple(view.shape)}; matmul takes matrices: add a dimension")
-        require_dtype(view, name, (f16, bf16))
-    if a.dtype is not b.dtype:
-        raise ProblemError(f"a is {a.dtype} and b is {b.dtype}: convert them to one type")
     if a.shape[-1] != b.shape[-2]:
         raise ProblemError(
             f"a has {a.shape[-1]} columns and b has {b.shape[-2]} rows ({tuple(a.shape)} · {tuple(b.shape)}): they "
@@ -139,9 +154,14 @@ def _result_shape(a: ArrayView, b: ArrayView) -> tuple[int, ...]:
     return (*batch, a.shape[-2], b.shape[-1])
 
 
-def _dtypes(
+def result_types(
     a: ArrayView, b: ArrayView, out: ArrayView | None, out_dtype: Any, accumulate: Any, alpha: float
 ) -> tuple[DType, DType]:
+    """(type of the result, of the sums). Raises ProblemError for types or an ``alpha`` that no kernel takes."""
+    for name, view in (("a", a), ("b", b)):
+        require_dtype(view, name, (f16, bf16))
+    if a.dtype is not b.dtype:
+        raise ProblemError(f"a is {a.dtype} and b is {b.dtype}: convert them to one type")
     result, sums = a.dtype if out is None else out.dtype, _named_type(accumulate)
     if out_dtype is not None:
         result = _named_type(out_dtype)
