@@ -1,4 +1,4 @@
-"""Write docs/ladder-gemm.md from the committed evidence: ``python benchmarks/gemm_page.py [--check]``.
+"""Write docs/evidence/ladder-gemm.md from the committed evidence: ``python benchmarks/gemm_page.py [--check]``.
 
 The evidence is benchmarks/results/h200/gemm-f16.json and gemm-f32.json (``warploom bench gemm --accumulate f16``),
 gemm-tuned-f16.json (``warploom bench gemm --tuned``), seed-gemm.json (benchmarks/seed_gemm_h200.py),
@@ -27,15 +27,17 @@ from gemm_static import EVIDENCE
 from page_parts import distance, filled, group_table, loop_changes, registers, spread, write_or_check
 from render import provenance
 
+from warploom.bench.gemm import ACCUMULATORS, GemmFamily, settled
 from warploom.bench.ladder import config_json
 from warploom.bench.tables import markdown_table
+from warploom.core.dtypes import DType
 from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import BEST32, HOPPER_LADDER, LADDER
+from warploom.kernels.gemm.ladder import BEST32, FULL_LADDER, HOPPER_LADDER, LADDER
 from warploom.kernels.ladder import Rung
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-PAGE = ROOT / "docs" / "ladder-gemm.md"
+PAGE = ROOT / "docs" / "evidence" / "ladder-gemm.md"
 TIMED = ROOT / "benchmarks" / "results" / "h200"
 ACCESSES = ("ldmatrix", "ld.shared", "st.shared", "cp.async")
 Row = Mapping[str, Any]
@@ -53,7 +55,8 @@ WHY = {
     "01b": "One ldmatrix for each operand. The instructions fall, the time does not: the eight rows of 16 bytes that "
     "it reads at once still lie in the same four banks.",
     "02": "The 16-byte chunk's number is XORed with bits of the row, by a Swizzle<B,M,S> that follows from the tile's "
-    "row width. The eight rows fall into eight groups of banks, in the epilogue's tile as well.",
+    "row width. The eight rows fall into eight groups of banks, in the epilogue's tile as well. A thread's copies lie "
+    "whole periods of it apart, so one swizzled address and immediates serve them all.",
     "03": "Three shared tiles: the copies of the next two run during the products of this one.",
     "04": "The fragments of the next k-step load during the products of this one, across the border of two tiles; the "
     "copies start in the middle of a tile, and one barrier a tile is left of two.",
@@ -121,6 +124,21 @@ def tile(config: Row) -> str:
     words = {"BM": "tile_m", "BN": "tile_n", "BK": "tile_k", "WM": "warp_m", "WN": "warp_n", "STAGES": "stages",
              "BLOCK_STRIDE": "block_stride"}  # fmt: skip
     return " ".join(f"{word}={config[name]}" for word, name in words.items())
+
+
+def outdated(evidence: Evidence, kind: str) -> str:
+    """Which rungs were timed as another Program than today's, or do not say as which; "" where none was."""
+    family, rows = GemmFamily(), evidence.rows(kind)
+    found = [
+        rung.key for rung in FULL_LADDER.rungs
+        if rung.key in rows and rows[rung.key].get("digest") != _digest(family, rung, ACCUMULATORS[kind])
+    ]  # fmt: skip
+    return f"; of an earlier Program, or without its digest: {', '.join(found)}" if found else ""
+
+
+def _digest(family: GemmFamily, rung: Rung[Any], accumulate: DType) -> str:
+    (settled_rung,) = settled([rung], accumulate, {})
+    return family.emulator_case(settled_rung.config, 0).program.digest
 
 
 def speeds(evidence: Evidence, kind: str) -> str:
@@ -261,8 +279,8 @@ def page() -> str:
         "GROUPS80": group_table({key: evidence.sass(key, arch="sm_80") for key in keys}),
         "HOPPER": hopper(evidence), "SUSTAINED": sustained(evidence), "NVRTC": evidence.nvrtc,
         "SAMPLES": str(evidence.cells("f16", "02")[8192]["samples"]),
-        "MADE16": provenance(evidence.timed["f16"]["environment"]),
-        "MADE32": provenance(evidence.timed["f32"]["environment"]),
+        "MADE16": provenance(evidence.timed["f16"]["environment"]) + outdated(evidence, "f16"),
+        "MADE32": provenance(evidence.timed["f32"]["environment"]) + outdated(evidence, "f32"),
     }  # fmt: skip
     figures |= {"SHORT": at_the_limit(evidence), "LAYERS": layers(evidence)}
     parts: dict[str, dict[str, Callable[[Evidence], str]]] = {

@@ -1,4 +1,4 @@
-"""The parts of docs/ladder-gemm.md from ncu's counters (see gemm_page.py and profile_gemm_h200.py)."""
+"""The parts of docs/evidence/ladder-gemm.md from ncu's counters (see gemm_page.py and profile_gemm_h200.py)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ ARRIVAL = (
     "04 on"
 )
 
+OPAQUE = "the emulator counts none of wmma.load and wmma.store, of which ptxas makes LDSM and STS"
+
 
 def reason(rung: str, product: str, kind: str) -> str | None:
     """Why the hardware may count otherwise than the emulator, which runs the Program; None where it must not."""
+    if kind in ("ldmatrix", "st.shared") and _is_opaque(rung):
+        return OPAQUE
     if kind == "ld.shared" and rung == "01a":
         return MERGED
     if kind == "ld.shared" and product != WHOLE:
@@ -37,6 +41,12 @@ def reason(rung: str, product: str, kind: str) -> str | None:
     if kind == "cp.async" and (product == UNALIGNED or _hinted(rung)):
         return ARRIVAL
     return None
+
+
+def _is_opaque(rung: str) -> bool:
+    """Whether a rung goes through the WMMA API."""
+    config = LADDER.rung(rung).config
+    return isinstance(config, GemmConfig) and config.wmma
 
 
 def _hinted(rung: str) -> bool:
@@ -88,10 +98,18 @@ def both_sides(evidence: Any) -> str:
     products = ", ".join(f"{size} ({name})" for name, size in sizes.items())
     text = f"On the H200, ncu counts exactly these wavefronts, class by class, on {products}"
     found = _apart(profile["rungs"])
+    opaque = _opaque(profile["rungs"])
     if not found:
-        return f"{text}, for every rung."
+        return f"{text}, for every rung.{opaque}"
     lines = [f"- `{kind}`, {apart}: {why}." for (why, kind), apart in found.items()]
-    return f"{text}, except for\n\n" + "\n".join(lines) + _without_hint(profile)
+    return f"{text}, except for\n\n" + "\n".join(lines) + _without_hint(profile) + opaque
+
+
+def _opaque(rungs: Mapping[str, Any]) -> str:
+    """What ncu counts of the fragments of the WMMA API, on whole tiles; "" where no such rung was profiled."""
+    counted = [f"{row['wavefronts'][WHOLE]['ldmatrix']['ncu']:.0f} in rung {key}"
+               for key, row in rungs.items() if _is_opaque(key)]  # fmt: skip
+    return f"\n\nOf the WMMA API, {OPAQUE}: {', '.join(counted)} wavefronts of LDSM on {WHOLE}." if counted else ""
 
 
 def _apart(rungs: Mapping[str, Any]) -> dict[tuple[str, str], _Apart]:
@@ -100,9 +118,9 @@ def _apart(rungs: Mapping[str, Any]) -> dict[tuple[str, str], _Apart]:
     for rung, row in rungs.items():
         for product, counted in row["wavefronts"].items():
             for kind, pair in counted.items():
-                if pair["emulator"] == pair["ncu"]:
-                    continue
                 why = reason(rung, product, kind)
+                if pair["emulator"] == pair["ncu"] or why is OPAQUE:
+                    continue
                 if why is None:
                     raise ValueError(f"rung {rung}, {product}: nothing explains {kind} {pair}")
                 of = found.setdefault((why, kind), _Apart())

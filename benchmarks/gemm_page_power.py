@@ -1,4 +1,4 @@
-"""The parts of docs/ladder-gemm.md about power (see gemm_page.py)."""
+"""The parts of docs/evidence/ladder-gemm.md about power (see gemm_page.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of docs/ladder-gemm.md with the tiles of a search, and with the seed's own kernels (see gemm_page.py)."""
+"""The parts of docs/evidence/ladder-gemm.md about searched tiles and about the seed's own kernels (see gemm_page)."""
 
 from __future__ import annotations
 

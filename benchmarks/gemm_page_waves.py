@@ -1,4 +1,4 @@
-"""The part of docs/ladder-gemm.md about uneven counts of tiles (see gemm_page.py and gemm_waves_h200.py)."""
+"""The part of docs/evidence/ladder-gemm.md about uneven counts of tiles (see gemm_page.py and gemm_waves_h200.py)."""
 
 from __future__ import annotations
 

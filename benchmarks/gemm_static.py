@@ -1,4 +1,4 @@
-"""The static evidence of docs/ladder-gemm.md: what every rung compiles to, as figures in JSON.
+"""The static evidence of docs/evidence/ladder-gemm.md: what every rung compiles to, as figures in JSON.
 
     python benchmarks/gemm_static.py [--out FILE]
 

@@ -51,7 +51,7 @@ def sections(out: Path) -> list[Section]:
         Section("host-cost", host_cost, 60, "host-cost.json", host_cost_lines),
         Section("gpu-tests", tests, 240),
         ladder("attention-d64-bf16.json", 90, "--head-dim", "64", "--rung", "1,2,best", "--gpu-seq", LENGTHS),
-        ladder("attention-d128-f16.json", 60, "--dtype", "f16", "--rung", "1,2,best", "--gpu-seq", "4096,16384"),
+        ladder("attention-d128-f16.json", 90, "--dtype", "f16", "--gpu-seq", "4096"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What counters and ablations say of the ladder: tables and sentences for docs/ladder-attention.md.
+"""What counters and ablations say of the ladder: tables and sentences for docs/evidence/ladder-attention.md.
 
 From benchmarks/results/h200/profile.json (``profile_h200.py``), ablations.json (``ablations.py``) and the SASS figures.
 """

@@ -1,4 +1,4 @@
-"""Write docs/ladder-attention.md from the committed evidence: ``python benchmarks/ladder_page.py [--check]``.
+"""Write docs/evidence/ladder-attention.md from the committed evidence: ``python benchmarks/ladder_page.py [--check]``.
 
 The evidence is benchmarks/results/h200/attention-d128-bf16.json and attention-d128-f16.json (``warploom bench
 attention``), the SASS figures of ``benchmarks/ladder_static.py`` and the seeds' figures in benchmarks/seeds/.
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ladder_counters as counters
 import ladder_seeds as seeds
 from ladder_static import EVIDENCE
-from page_parts import distance, filled, group_table, loop_changes, registers, wavefronts, write_or_check
+from page_parts import distance, filled, group_table, loop_changes, registers, spread, wavefronts, write_or_check
 from render import provenance
 
 from warploom.bench.tables import markdown_table
@@ -28,8 +28,9 @@ from warploom.kernels.attention.ladder import FULL_LADDER, HOPPER_LADDER
 from warploom.kernels.ladder import Rung
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "ladder-attention.md"
+PAGE = ROOT / "docs" / "evidence" / "ladder-attention.md"
 TIMED = ROOT / "benchmarks" / "results" / "h200"
+SEARCHED = TIMED / "attention-search.json"
 SAME_TILE = ("8", "9", "16")
 """Rungs with the tile of the reference kernel, (128,64,4)."""
 FALL = 0.02
@@ -140,6 +141,21 @@ def timed(dtype: str) -> tuple[Row, dict[str, Row]]:
     file = TIMED / f"attention-d128-{dtype}.json"
     found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"environment": {}, "rows": []}
     return found["environment"], {row["rung"]: row for row in found["rows"]}
+
+
+def search_text(found: Row) -> str:
+    """What the search of rung 6's idea found on this GPU, and where rungs 6 and 7 are in it."""
+    rows = {row["config"]: row for row in found["finalists"]}
+    first, count = found["finalists"][0], len(found["glance"])
+    places = [
+        f"rung {key} is number {rows[name]['place']} with {spread(rows[name]['tflops'])}"
+        for key, name in sorted(found["rungs"].items(), reverse=True)
+    ]
+    return (
+        f"Of {count} configurations `{first['config']}` is the fastest here, {spread(first['tflops'])} TFLOP/s at "
+        f"length {found['seq']}, with {first['registers']} registers and {first['spill_bytes']} bytes spilled; "
+        f"{' and '.join(places)}. *{provenance(found['environment'])}*"
+    )
 
 
 def overview(ladder: Ladder) -> str:
@@ -348,6 +364,9 @@ def page() -> str:
         measured.append("F16")
         figures["SHARES"] = seeds.shares_table(ladder.f16_rows, ladder.rows)
         figures["MADEF16"] = provenance(ladder.f16_environment)
+    if SEARCHED.is_file():
+        measured.append("SEARCH")
+        figures["SEARCH"] = search_text(json.loads(SEARCHED.read_text(encoding="utf-8")))
     return filled(Path(__file__).resolve().parent / "ladder-attention.template.md", figures, measured)
 
 

@@ -1,4 +1,4 @@
-"""The seeds' printed figures held beside ours: tables and verdicts for docs/ladder-attention.md."""
+"""The seeds' printed figures held beside ours: tables and verdicts for docs/evidence/ladder-attention.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The static evidence of docs/ladder-attention.md: what every rung compiles to, as figures in JSON.
+"""The static evidence of docs/evidence/ladder-attention.md: what every rung compiles to, as figures in JSON.
 
     python benchmarks/ladder_static.py [--dtype f16] [--out FILE]
 

@@ -1,4 +1,4 @@
-"""Write docs/ladder-reduce.md from the committed evidence: ``python benchmarks/reduce_page.py [--check]``.
+"""Write docs/evidence/ladder-reduce.md from the committed evidence: ``python benchmarks/reduce_page.py [--check]``.
 
 The evidence is benchmarks/results/h200/reduce.json, reduce-textbook.json and matmul-reduce.json
 (``benchmarks/reduce_h200.py``), and rungs 0 and 1 of attention-d128-bf16.json. ``--check`` changes nothing and ends
@@ -23,7 +23,7 @@ from warploom.bench.tables import markdown_table
 from warploom.kernels.reduce.ladder import LADDER
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "ladder-reduce.md"
+PAGE = ROOT / "docs" / "evidence" / "ladder-reduce.md"
 TEMPLATE = Path(__file__).resolve().parent / "ladder-reduce.template.md"
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 THROUGH_SHARED, IN_REGISTERS = ("1", "1w", "2"), ("3", "4", "5")

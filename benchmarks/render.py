@@ -20,7 +20,7 @@ from warploom.bench.tables import MARKDOWN_TABLES, fill_markdown, table_names
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts))
 
 
 def table(name: str) -> str:

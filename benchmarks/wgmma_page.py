@@ -1,4 +1,4 @@
-"""Write docs/from-mma-to-wgmma.md and its pictures from committed evidence: ``python benchmarks/wgmma_page.py``.
+"""Write docs/evidence/from-mma-to-wgmma.md and its pictures from committed evidence.
 
 The evidence: attention-d128-bf16.json (``warploom bench attention``), attention-cells.json
 (``benchmarks/attention_cells.py``), attention-sweep.json (``benchmarks/sweep_h200.py``), attention-data.json
@@ -33,7 +33,7 @@ from warploom.layout.swizzle import Swizzle
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "from-mma-to-wgmma.md"
+PAGE = ROOT / "docs" / "evidence" / "from-mma-to-wgmma.md"
 LENGTHS = (512, 1024, 4096, 16384)
 PEERS = {"torch_cudnn": "cuDNN", "flash_attention_4": "FlashAttention-4", "torch_flash": "torch's flash"}
 Row = Mapping[str, Any]

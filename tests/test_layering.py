@@ -22,7 +22,7 @@ IR = ISA | {"ir"}
 LANG = IR | {"lang"}
 KERNELS = LANG | {"kernels"}
 BACKENDS = IR | {"interop"}
-OPS = KERNELS | {"interop", "winners", "cuda", "emulate", "ops"}
+OPS = KERNELS | {"interop", "winners", "cuda", "emulate", "ptx", "ops"}
 
 ALLOWED: dict[str, frozenset[str]] = {
     "core": CORE,
@@ -34,6 +34,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # The two ways to run a Program see neither each other nor the language.
     "cuda": IR | {"cuda"},
     "emulate": IR | {"emulate"},
+    "ptx": IR | {"ptx"},
     "interop": CORE | {"interop"},
     "winners": KERNELS | {"winners"},
     "ops": OPS,
@@ -56,6 +57,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "inspect": EVERYWHERE | {"rich"},
     "bench": EVERYWHERE | {"rich", "matplotlib", "torch"},
     "tune": EVERYWHERE | {"rich"},
+    "": EVERYWHERE | {"pytest"},
 }
 
 

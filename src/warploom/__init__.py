@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from warploom.ops.launch import launch
     from warploom.ops.matmul import matmul, plan_matmul
     from warploom.ops.matmul_plan import MatmulPlan
+    from warploom.ops.ptx import CheckedPtx, check_ptx
     from warploom.ops.reduce import ReducePlan, linear_cross_entropy, matmul_reduce, plan_matmul_reduce
+    from warploom.ops.triton import check_triton
 
 tracing.operator_of = operator_of  # the rooms below call what stands on them, and cannot import it
 
@@ -36,13 +38,19 @@ _PUBLIC = {
     "linear_cross_entropy": "warploom.ops.reduce",
     "ReducePlan": "warploom.ops.reduce",
     "launch": "warploom.ops.launch",
+    "check_ptx": "warploom.ops.ptx",
+    "CheckedPtx": "warploom.ops.ptx",
+    "check_triton": "warploom.ops.triton",
 }
 
 __all__ = [
     "AttentionPlan",
+    "CheckedPtx",
     "MatmulPlan",
     "ReducePlan",
     "attention",
+    "check_ptx",
+    "check_triton",
     "launch",
     "linear_cross_entropy",
     "matmul",

@@ -26,7 +26,7 @@ def test_the_rows_have_the_agreed_shape(base_rows):
     assert set(base_rows) == {"environment", "rows"}
     assert base_rows["environment"]["packages"]["numpy"]
     for row in base_rows["rows"]:
-        assert set(row) == {"rung", "name", "config", "error", "findings", "wavefronts", "targets", "gpu"}
+        assert set(row) == {"rung", "name", "config", "digest", "error", "findings", "wavefronts", "targets", "gpu"}
         assert set(row["error"]) == {"metric", "value", "bound"}
         assert {"ldmatrix", "st.shared", "ld.shared", "cp.async"} <= set(row["wavefronts"])
         assert row["gpu"] is None

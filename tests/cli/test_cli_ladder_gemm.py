@@ -31,7 +31,7 @@ def test_every_rung_is_right_and_the_swizzle_ends_the_conflicts(invoke):
     found = rows(invoke("ladder", "gemm", "--on", "cpu", *SMALL, "--json", "-"))
     assert [row["rung"] for row in found] == [rung.key for rung in LADDER.rungs]
     for row in found:
-        assert set(row) == {"rung", "name", "config", "error", "findings", "wavefronts", "targets", "gpu"}
+        assert set(row) == {"rung", "name", "config", "digest", "error", "findings", "wavefronts", "targets", "gpu"}
         assert row["findings"] == []
         assert 0 < row["error"]["value"] <= row["error"]["bound"]
         conflicts = [w["actual"] - w["ideal"] for w in row["wavefronts"].values()]

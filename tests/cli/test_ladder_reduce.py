@@ -6,7 +6,9 @@ import json
 
 from typer.testing import CliRunner
 
+from warploom.bench import resources
 from warploom.cli.main import app
+from warploom.core.errors import UnsupportedDeviceError
 from warploom.kernels.reduce.ladder import LADDER
 
 runner = CliRunner()
@@ -34,3 +36,13 @@ def test_one_rung_alone():
     assert done.exit_code == 0
     assert LADDER.rung("4").name in done.output
     assert LADDER.rung("1").name not in done.output
+
+
+def test_without_a_compiler_the_rest_is_shown(monkeypatch):
+    def missing(*_):
+        raise UnsupportedDeviceError("no compiler")
+
+    monkeypatch.setattr(resources, "compiled", missing)
+    done = runner.invoke(app, ["ladder", "reduce", "--rung", "4", "--on", "cpu"])
+    assert done.exit_code == 0
+    assert LADDER.rung("4").name in done.output

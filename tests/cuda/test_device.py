@@ -71,6 +71,7 @@ def use(monkeypatch, driver, nvrtc=(13, 0)) -> None:
     real = device.importlib.import_module
     fakes = {"cuda.bindings.driver": driver, "cuda.core": object()}
     monkeypatch.setattr(device.importlib, "import_module", lambda name, *rest: fakes.get(name) or real(name, *rest))
+    monkeypatch.setattr(device, "_version", lambda *names: "1.2.3")
     monkeypatch.setattr(device, "nvrtc_version", lambda: nvrtc)
     monkeypatch.setattr(device, "compiler_generation", lambda: nvrtc[0])
 

@@ -18,10 +18,11 @@ from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
-from warploom.isa.conversion import Bitcast, Convert, Move, PackPair, PairArithmetic, Permute, UnpackHalf
+from warploom.isa.conversion import Bitcast, Combine, Convert, Half, Move, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.memory import CACHE_HINTS, Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store
+from warploom.isa.scalar import SCALARS, Scalar
 from warploom.isa.sync import (
     AsyncProxyFence,
     BarArrive,
@@ -71,6 +72,8 @@ WARP: list[Instruction] = [
     *(Special(register) for register in SPECIAL_REGISTERS),
     ReadClock(),
     *(Shuffle(mode, t) for mode in ("xor", "idx", "up", "down") for t in (u32, s32, f32, u64)),
+    *(Shuffle(mode, t, 0x181F) for mode in ("xor", "idx", "down") for t in (u32, f32)),
+    Shuffle("up", u32, 0x1800),
     *(Vote(mode) for mode in ("any", "all", "ballot")),
     SyncWarp(),
     Elect(),
@@ -154,9 +157,14 @@ WGMMA: list[Instruction] = [
     WgmmaWait(1, 4),
     WgmmaWait(0, 128),
 ]  # fmt: skip
+SCALAR: list[Instruction] = [
+    *(Scalar(form, 0xE8 if form == "lop3.b32" else None) for form in sorted(SCALARS)),
+    *(Combine(t) for t in (u32, u64)),
+    *(Half(t, which) for t in (u32, u64) for which in (0, 1)),
+]
 GROUPS = {
     "alu": ALU, "warp": WARP, "memory": MEMORY, "async": ASYNC, "sync": SYNC, "matrix": MATRIX, "exact": EXACT,
-    "wmma": WMMA, "wgmma": WGMMA,
+    "wmma": WMMA, "wgmma": WGMMA, "scalar": SCALAR,
 }  # fmt: skip
 
 
@@ -192,9 +200,9 @@ def program_of(instructions: list[Instruction], requires: str) -> Program:
             body += [Op(WgmmaCommit(), (), ()), Op(WgmmaWait(0, len(results)), tuple(results), tuple(results))]
         for result in results:
             kept = result
-            if kept.dtype is pred:
+            if kept.dtype.bits < 32:
                 kept = Value(next(numbers), u32)
-                body.append(Op(Convert(pred, u32), (result,), (kept,)))
+                body.append(Op(Convert(result.dtype, u32), (result,), (kept,)))
             body.append(Op(Store("global", kept.dtype), (values[u64], kept), ()))
     parameters = tuple(Parameter(v.name, "scalar", t, v) for t, v in values.items())
     return Program("kernel", parameters, 128, tuple(body), shared_bytes=1024, requires=requires)

@@ -31,9 +31,17 @@ import warploom
 from tests.project import ROOT
 from tests.project import load as load
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
-_FENCE = re.compile(r"^```(\w*)\s*$")
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
+PAGES = (ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts))
+
+_FENCE = re.compile(r"^```(\w*|\{[\w-]+\}.*)\s*$")
 _DIRECTIVE = re.compile(r"^<!-- (save|file|needs): (.*?) -->$")
 _FILE = re.compile(r"(\S+) from (\S+) without: (.*)")
 _CHECKER = doctest.OutputChecker()
@@ -136,7 +144,7 @@ class Reader:
                     del sys.modules[name]
 
     def _possible(self, block: Block) -> bool:
-        return all(self.gpu if need == "gpu" else importlib.util.find_spec(need) is not None for need in block.needs)
+        return all(self.gpu if need == "gpu" else _is_installed(need) for need in block.needs)
 
     def _files(self, block: Block) -> None:
         for name, value in block.directives:

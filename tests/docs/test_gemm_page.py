@@ -1,4 +1,4 @@
-"""docs/ladder-gemm.md is what its generator writes from the committed evidence, and that is of this generator."""
+"""docs/evidence/ladder-gemm.md is what its script writes from the committed evidence, and that is of this generator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.project import ROOT, load
 from warploom.kernels.gemm.ladder import LADDER
 
-TEXT = (ROOT / "docs" / "ladder-gemm.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "evidence" / "ladder-gemm.md").read_text(encoding="utf-8")
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -1,4 +1,4 @@
-"""The parts of docs/ladder-gemm.md about power, waves and counters say what their figures say, right or not."""
+"""What docs/evidence/ladder-gemm.md has of power, waves and counters says what the figures say, right or not."""
 
 from __future__ import annotations
 
@@ -109,6 +109,17 @@ def test_what_both_sides_count_differently_has_its_reason(evidence: Any) -> None
     agreeing = {"04": {"whole tiles": {"cp.async": counted(40, 40.0)}}}
     evidence.profile["without the hint"] = agreeing
     assert module.both_sides(evidence).endswith("all classes agree for rung 04 on whole tiles.")
+
+
+def test_what_ncu_counts_of_the_wmma_api_stands_by_itself(evidence: Any) -> None:
+    """The emulator counts none of it, so there is no ratio."""
+    module = load("gemm_page_counters")
+    for key, wavefronts in (("00a", 2048.0), ("00b", 256.0)):
+        whole = {"ldmatrix": counted(0, wavefronts), "ld.shared": counted(8, 8.0), "st.shared": counted(0, 32.0)}
+        evidence.profile["rungs"][key] = {"wavefronts": {"whole tiles": whole}}
+    text = module.both_sides(evidence)
+    assert text.endswith("2048 in rung 00a, 256 in rung 00b wavefronts of LDSM on whole tiles.")
+    assert "inf" not in text
 
 
 def test_a_difference_that_nothing_explains_is_no_page(evidence: Any) -> None:

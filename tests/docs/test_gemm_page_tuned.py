@@ -1,4 +1,4 @@
-"""The page's tables of a search: the tile that won, loads and data side by side, and the seed's kernels."""
+"""The page's tables of a search, of the seed's kernels, and what it says of evidence that is out of date."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.project import load
+from warploom.bench.gemm import GemmFamily
 from warploom.bench.ladder import config_json
 from warploom.kernels.gemm.ladder import FULL_LADDER, LADDER
 
@@ -50,3 +51,12 @@ def test_the_seeds_kernels_stand_beside_ours() -> None:
     row = {"rung": "03", "n": 4096, "seed_tile": "256x128x64_64x64_S3", "kind": "tuned", "tile": "t", "loads": loads}
     text = module.beside_kernels(SimpleNamespace(kernels_of_seed={"rows": [row]}))
     assert text.splitlines()[-1] == "| 03 | 4096 | 256x128x64_64x64_S3 | tuned | t |" + " 430 → 450 · 1.05× |" * 3
+
+
+def test_rungs_that_were_timed_as_another_program_are_named() -> None:
+    module: Any = load("gemm_page")
+    now = GemmFamily().emulator_case(LADDER.rung("02").config, 0).program.digest
+    rows: dict[str, dict[str, Any]] = {"02": {"digest": now}, "03": {"digest": now}, "best16": {}}
+    evidence = SimpleNamespace(rows=lambda kind: rows)
+    assert module.outdated(evidence, "f16") == "; of an earlier Program, or without its digest: 03, best16"
+    assert module.outdated(SimpleNamespace(rows=lambda kind: {"02": {"digest": now}}), "f16") == ""

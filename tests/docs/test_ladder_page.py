@@ -1,4 +1,4 @@
-"""docs/ladder-attention.md is what its generator writes from the committed evidence, and says what that says."""
+"""docs/evidence/ladder-attention.md is what its script writes from the committed evidence, and says what that says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.project import ROOT, load
 from warploom.core.dtypes import DTYPES
 
-TEXT = (ROOT / "docs" / "ladder-attention.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "evidence" / "ladder-attention.md").read_text(encoding="utf-8")
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -89,3 +89,16 @@ def test_types_agree_where_all_but_the_code_is_the_same() -> None:
     agree = load("ladder_seeds").types_agree
     assert agree({"1": {"code": "a", "n": 1}}, {"1": {"code": "b", "n": 1}, "h9": {}}) == "1 of 1"
     assert agree({"1": {"code": "a", "n": 1}}, {"1": {"code": "a", "n": 2}}) == "0 of 1"
+
+
+def test_the_search_behind_rung_7_says_where_the_rungs_are() -> None:
+    rate = {"median": 310.0, "low": 300.0, "high": 320.0}
+    row = {"tflops": rate, "registers": 200, "spill_bytes": 0}
+    found = {
+        "seq": 4096, "rungs": {"6": "six", "7": "seven"}, "glance": {"best": 3.0, "seven": 2.0, "six": 1.0},
+        "finalists": [{"config": name, "place": n + 1, **row} for n, name in enumerate(("best", "seven", "six"))],
+        "environment": json.loads((ROOT / "benchmarks/results/h200/ablations.json").read_text("utf-8"))["environment"],
+    }  # fmt: skip
+    text = load("ladder_page").search_text(found)
+    assert text.startswith("Of 3 configurations `best` is the fastest here, 310 (300–320) TFLOP/s at length 4096")
+    assert "rung 7 is number 2 with 310 (300–320) and rung 6 is number 3" in text

@@ -11,7 +11,7 @@ from tests.project import ROOT
 from warploom.lang import Fragment, Kernel, SharedTile, TileReader
 from warploom.lang.builder import Builder
 
-PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "language.md").read_text(encoding="utf-8")
 
 
 def words(kind: type, *, beyond: type = object) -> set[str]:
@@ -21,7 +21,7 @@ def words(kind: type, *, beyond: type = object) -> set[str]:
 
 @pytest.mark.parametrize("word", sorted(words(Kernel, beyond=Builder) - {"regions", "shared_bytes"}))
 def test_every_word_of_k_is_named(word: str) -> None:
-    assert re.search(rf"\bk\.{word}\b", PAGE), f"docs/language.md does not name k.{word}"
+    assert re.search(rf"\bk\.{word}\b", PAGE), f"docs/reference/language.md does not name k.{word}"
 
 
 def test_words_that_are_named_exist() -> None:
@@ -37,7 +37,7 @@ def test_methods_of_tiles_fragments_and_readers_are_named() -> None:
     for kind in (SharedTile, Fragment, TileReader):
         methods = {name for name in words(kind) if callable(getattr(kind, name))}
         missing = {name for name in methods if not re.search(rf"\b{name}\b", PAGE)}
-        assert not missing, f"docs/language.md does not name {missing} of {kind.__name__}"
+        assert not missing, f"docs/reference/language.md does not name {missing} of {kind.__name__}"
 
 
 def test_the_inner_loop_on_the_page_is_the_examples() -> None:

@@ -1,4 +1,4 @@
-"""docs/ladder-reduce.md is what its generator writes from the committed evidence, and reaches what is asked."""
+"""docs/evidence/ladder-reduce.md is what its script writes from the committed evidence, and reaches what is asked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "ladder-reduce.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "evidence" / "ladder-reduce.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 
 

@@ -1,4 +1,4 @@
-"""docs/from-mma-to-wgmma.md and its pictures are what their generator writes from the committed evidence."""
+"""docs/evidence/from-mma-to-wgmma.md and its pictures are what their generator writes from the committed evidence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from tests.project import ROOT, load
 
-TEXT = (ROOT / "docs" / "from-mma-to-wgmma.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "evidence" / "from-mma-to-wgmma.md").read_text(encoding="utf-8")
 
 
 def test_page_and_pictures_are_up_to_date() -> None:

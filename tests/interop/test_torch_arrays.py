@@ -68,7 +68,6 @@ def test_negated_views_are_resolved():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: torch.zeros(2, dtype=torch.complex64), "complex64"),
         (lambda: torch.zeros(2, 2).to_sparse(), "plain memory"),
         (lambda: torch.zeros(2, device="meta"), "meta"),
     ],

@@ -144,6 +144,79 @@ def test_options_of_products_that_are_no_numbers(options, says):
         warploom.matmul(A, B, **options)
 
 
+# -- ranges, types, and arrays without elements
+@pytest.mark.parametrize("value", [2.4e38, -3e38, 3.4e38])
+def test_scales_whose_product_with_log2_e_is_no_float32(value):
+    for call in (warploom.plan, warploom.attention):
+        with pytest.raises(ProblemError, match="scale must be a finite float32 within"):
+            call(Q, Q, Q, scale=value)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-320, 1e-40, 2e38, -1.0, math.nan])
+def test_soft_caps_that_no_kernel_forms(value):
+    for call in (warploom.plan, warploom.attention):
+        with pytest.raises(ProblemError, match="softcap must be positive and finite, from"):
+            call(Q, Q, Q, softcap=value)
+
+
+@pytest.mark.parametrize("options", [{"scale": 2.3e38}, {"scale": 1e-46}, {"softcap": 1e-38}, {"softcap": 1.6e38}])
+def test_options_at_the_ends_of_their_range_make_a_kernel(options):
+    out, lse = warploom.attention(Q, Q[:, :9], Q[:, :9], return_lse=True, **options)
+    assert np.isnan(out.astype(np.float32)).all() == ("scale" in options and options["scale"] > 1)
+    assert not np.isnan(lse).any()
+
+
+@pytest.mark.parametrize("shapes", [((0, 8), (8, 4)), ((4, 8), (8, 0)), ((0, 4, 8), (0, 8, 4)), ((4, 0), (0, 4))])
+def test_a_result_without_elements_may_be_given(shapes):
+    a, b = (np.zeros(shape, np.float16) for shape in shapes)
+    out = np.ones((*shapes[0][:-1], shapes[1][-1]), np.float16)
+    assert warploom.matmul(a, b, out=out) is out
+    assert (out == 0).all()
+    assert warploom.plan_matmul(a, b, out=out).problem.m == shapes[0][-2]
+
+
+def test_configurations_are_read_where_there_is_nothing_to_compute():
+    nothing = Q[:, :0]
+    for config, says in (
+        ("nonsense", "is no configuration"),
+        (3, "not 3"),
+        ("(BF16, 128, 64, 64, 4): async", "head_dim"),
+    ):
+        for q, k in ((Q, nothing), (nothing, Q)):
+            with pytest.raises(ConfigError, match=says):
+                warploom.attention(q, k, k, config=config)
+    for call in (warploom.matmul, warploom.matmul_reduce):
+        for config, says in (("nonsense", "is no flag"), ("BM=7", "divides tile_m 7")):
+            with pytest.raises(ConfigError, match=says):
+                call(A[:0], B, config=config)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int16, np.complex64, ml_dtypes.float8_e4m3fn, ">f2"])
+def test_of_types_messages_name_those_that_the_operation_takes(dtype):
+    wrong = np.zeros((16, 16)).astype(dtype)
+    four = wrong[None, :, None]
+    calls = {
+        "convert it to bf16 or f16": lambda: warploom.attention(four, four, four),
+        "convert it to f16 or bf16": lambda: warploom.matmul(wrong, wrong),
+        "must be f16 as a and b are": lambda: warploom.matmul(A, B[:, :16], bias=wrong[0]),
+        "convert it to int32 or int64": lambda: warploom.linear_cross_entropy(A, B.T, wrong[0]),
+    }
+    if dtype is not np.float32:
+        calls["convert it to f16 or bf16 or f32"] = lambda: warploom.matmul(A, B[:, :16], out=wrong)
+    for says, call in calls.items():
+        with pytest.raises(ProblemError, match=says) as refused:
+            call()
+        assert "s64" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["f64", "int8", 3, np.complex64, "quaternion", "f8"])
+def test_types_of_results_and_sums_that_there_are_none_of(name):
+    with pytest.raises(ProblemError, match=r"^out_dtype is f16, bf16 or f32, not"):
+        warploom.matmul(A, B, out_dtype=name)
+    with pytest.raises(ProblemError, match=r"^accumulate is 'f32', or 'f16' for float16 inputs; not"):
+        warploom.matmul(A, B, accumulate=name)
+
+
 # -- epilogues
 @pytest.mark.parametrize(
     ("epilogue", "says"),

@@ -145,6 +145,7 @@ def test_tensor_maps_are_pairs():
         (lambda x: [x, x.astype(np.float16), 1.0, 64], "elements of type f16; the kernel's are f32"),
         (lambda x: [x, frozen(x), 1.0, 64], "y, which is read-only"),
         (lambda x: [x, 3, 1.0, 64], "int is not an array"),
+        (lambda x: [x.astype(np.complex64), x, 1.0, 64], "x has elements of type complex64; the kernel's are f32"),
         (lambda x: [x.astype(np.int32), x, 1.0, 64], "x has elements of type s32; the kernel's are f32: pass unsigned"),
         (lambda x: [x, x, 1.0, 3.5], r"n must be an integer \(u32\), not 3.5"),
         (lambda x: [x, x, 1.0, -1], "n = -1 does not fit u32: it holds 0 to 4294967295"),

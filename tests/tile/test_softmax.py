@@ -48,7 +48,7 @@ def weigh(
     s = cores.accumulator(16, KEYS, "s")
     o = cores.accumulator(16, COLS + (SUM_COLS if column else 0), "o")
     product = cores.product(o, s, values, transposed_b=True)
-    softmax = OnlineSoftmax(k, s, o, scale, cap=cap, column=column, lse=not column)
+    softmax = OnlineSoftmax(k, s, o, scale, dtype, cap=cap, column=column, lse=not column)
     zero(o)
 
     def scores_of(block: int) -> list[tuple[Any, Traced]]:

@@ -10,6 +10,7 @@ import pytest
 from tests.tune.fakes import SimulatedClock, fake_gpu
 from warploom.bench.gemm import Square, settled
 from warploom.core.dtypes import f16, f32
+from warploom.core.errors import ConfigError
 from warploom.core.targets import target
 from warploom.cuda.cubin import Resources
 from warploom.cuda.store import CompiledKernel
@@ -66,6 +67,7 @@ class Fakes:
     wrong: Any = lambda config: False
     spilled: Any = lambda config: 0
     broken: Any = lambda config: False
+    refused: Any = lambda config: False
     code: Any = str
 
     def build(self, family: Any, problem: Any, configs: Any, arch: str, progress: Any) -> list[Built | str]:
@@ -105,6 +107,8 @@ class FakeWorkload:
         return run
 
     def fault(self, config: Any, built: Built) -> str | None:
+        if self.of.refused(config):
+            raise ConfigError("needs more of something\nthan there is")
         return "computes wrong results" if self.of.wrong(config) else None
 
 
@@ -150,11 +154,13 @@ def test_what_is_not_worth_timing_is_left_out_and_counted() -> None:
         wrong=lambda c: c.tile_m == 256 and c.warp_m == 128,
         spilled=lambda c: 4096 if c.tile_n == 256 else 0,
         broken=lambda c: c.tile_k == 32,
+        refused=lambda c: c.warp_n == 32,
         code=lambda c: str(replace(c, stages=3)),
     )
     found = search(fakes, ["03"], [4096])
     dropped = found.json("03")["4096"]["dropped"]
     assert {"computes wrong results", "spills 4096 bytes", "does not compile: a test"} < set(dropped)
+    assert dropped["does not run: needs more of something"] > 0
     assert dropped["the same machine code as another"] > 0
     assert {(c.tile_k, c.tile_n) for _, c in fakes.ran} == {(64, 128)}
     assert not any(c.tile_m == 256 and c.warp_m == 128 for _, c in fakes.ran)

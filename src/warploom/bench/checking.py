@@ -97,7 +97,7 @@ def check_kernel(function: KernelFunction, seed: int | None = None) -> Checked:
             f"the example of {function.name} expects {unknown[0]!r}, which is none of {', '.join(arrays)}"
         )
     emulation = emulate(program, launch.grid, launch.arguments, seed=seed)
-    results = tuple(_compared(name, _array(arrays[name]), *wanted) for name, wanted in launch.expect.items())
+    results = tuple(compared(name, _array(arrays[name]), *wanted) for name, wanted in launch.expect.items())
     return Checked(function.name, emulation, results)
 
 
@@ -118,7 +118,8 @@ def _traced(function: KernelFunction) -> Program:
     return function.trace()
 
 
-def _compared(name: str, got: Any, expected: Any, tolerance: float) -> Result:
+def compared(name: str, got: Any, expected: Any, tolerance: float) -> Result:
+    """The largest error of an array. Raises ProblemError for another shape than what is expected."""
     wanted = np.asarray(expected, np.float64)
     found = np.asarray(got).astype(np.float64)
     if wanted.shape != found.shape:

@@ -194,7 +194,8 @@ def run_ladder(
 ) -> LadderResult:
     """Every rung on the emulator and through the compiler, and at ``gpu_sizes`` on GPU ``device``.
 
-    A row is ``{"rung", "name", "config", "error": {"metric", "value", "bound"}, "findings", "wavefronts",
+    A row is ``{"rung", "name", "config", "digest" (of the Program), "error": {"metric", "value", "bound"},
+    "findings", "wavefronts",
     "targets": {"sm_80": {"registers", "spill_bytes", "stack_bytes", "shared_bytes", "instructions"}, …},
     "gpu": {"seq", "tflops", "ratio", …, "cells": [one for each size]} or None}``; the fields of ``gpu`` beside its
     cells are those of its last cell. ``seed`` draws other inputs and runs the warps in an adversarial order. With
@@ -252,6 +253,7 @@ def _row(rung: Rung[Any], case: EmulatorCase, emulation: Emulation) -> dict[str,
         "rung": rung.key,
         "name": rung.name,
         "config": config_json(rung.config),
+        "digest": case.program.digest,
         "error": dataclasses.asdict(case.errors()),
         "findings": [finding_json(f) for f in emulation.findings],
         "wavefronts": wavefronts_json(emulation),

@@ -27,7 +27,8 @@ def missing_compiler() -> str | None:
 
 def compile_for(program: Program, arch: str) -> TargetEntry:
     """``registers`` and ``stack_bytes`` per thread, ``spill_bytes`` (stores plus loads), ``shared_bytes`` per CTA and,
-    with nvdisasm, the number of SASS ``instructions``; or ``{"error"}`` or ``{"not_for"}`` with the reason.
+    with nvdisasm, the number of SASS ``instructions``; or ``{"error"}`` (no compiler, say) or ``{"not_for"}`` with the
+    reason.
     """
     limits = target(arch)
     if target(program.requires).compute_capability > limits.compute_capability:
@@ -36,7 +37,7 @@ def compile_for(program: Program, arch: str) -> TargetEntry:
         return {"not_for": f"{program.shared_bytes} bytes of shared memory, {arch} has {limits.shared_per_block}"}
     try:
         kernel = compiled(program, arch)
-    except CompileError as error:
+    except (CompileError, UnsupportedDeviceError) as error:
         return {"error": str(error)}
     needs = kernel.resources
     entry: TargetEntry = {

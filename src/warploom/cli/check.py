@@ -20,7 +20,12 @@ _EXCERPT = 1  # lines of source shown before and after
 
 @explains_errors
 def check(
-    file: Annotated[str, typer.Argument(metavar="FILE.py[:KERNEL]", help="A file of kernels, or one kernel of it.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE.py[:KERNEL]|FILE.ptx", help="Kernels, one of them, or a kernel as PTX.")
+    ],
+    launch: Annotated[
+        str | None, typer.Option("--launch", metavar="FILE.json", help="Grid, block and arguments of a PTX kernel.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Draw other inputs, and run the warps in an adversarial order.")
     ] = None,
@@ -29,16 +34,18 @@ def check(
     """Run kernels on the emulator with all checks: races, missing waits, uninitialised data, bounds, deadlock.
 
     A kernel says how to run it with ``@KERNEL.example``: a function of a NumPy generator that returns a
-    ``warploom.lang.Launch(grid, arguments, expect)``. Exit code 1 if there is a finding or a wrong result.
+    ``warploom.lang.Launch(grid, arguments, expect)``. PTX of any compiler is run as a JSON file says: an object with
+    grid, block and arguments, and perhaps shared_bytes and kernel. Arguments are numbers, and arrays such as
+    {"dtype": "f32", "shape": [1024], "fill": "random"} or {"file": "x.npy", "expect": "y.npy", "tolerance": 1e-5}.
+    Exit code 1 if there is a finding or a wrong result.
 
     \b
     Examples:
       warploom check my_kernels.py
       warploom check my_kernels.py:row_max --seed 7
+      warploom check kernel.ptx --launch launch.json
     """
-    from warploom.bench.checking import check_kernel, kernels_of
-
-    checked = [check_kernel(function, seed) for function in kernels_of(file)]
+    checked = _checked(file, launch, seed)
     if json:
         write_json({"kernels": [_as_json(one) for one in checked]}, "-")
     else:
@@ -46,6 +53,20 @@ def check(
             _show(one)
     if not all(one.ok for one in checked):
         raise typer.Exit(1)
+
+
+def _checked(file: str, launch: str | None, seed: int | None) -> list[Checked]:
+    from warploom.bench.checking import check_kernel, kernels_of
+    from warploom.bench.launch_file import SUFFIXES, check_file
+    from warploom.core.errors import ProblemError
+
+    if not file.endswith(SUFFIXES):
+        if launch is not None:
+            raise ProblemError(f"{file} says itself how its kernels run (@KERNEL.example): leave out --launch")
+        return [check_kernel(function, seed) for function in kernels_of(file)]
+    if launch is None:
+        raise ProblemError(f"{file} does not say how it is run: add --launch FILE.json (see warploom check --help)")
+    return [check_file(file, launch, seed)]
 
 
 def _as_json(one: Checked) -> dict[str, Any]:

@@ -47,8 +47,12 @@ def reduce(
 
 
 def _print(found: dict[str, Any], timed: bool) -> None:
+    from warploom.bench.resources import missing_compiler
+
     rows = found["rungs"]
     _table("Row maxima of 16×16 products, one of them", _static, rows)
+    if (reason := missing_compiler()) is not None:
+        note(reason)
     if not timed:
         return
     _table("A launch of one warp (times a launch, energy as the paper has it: power × latency)", _launched, rows)

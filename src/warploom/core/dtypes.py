@@ -1,13 +1,14 @@
 """The one table of element and register types: bits, CUDA C++, PTX, NumPy.
 
-A register of a kernel has one of the *register types* (``pred``, ``u16``, ``u32``, ``s32``, ``u64``, ``s64``, ``f32``,
-``f64``). 16-bit floats and smaller types are *element types*: they live in memory and, packed, in ``u32`` registers,
-which is what tensor-core instructions take. Generated CUDA needs no header for that.
+A register of a kernel has one of the *register types* (``pred``, ``u16``, ``s16``, ``u32``, ``s32``, ``u64``, ``s64``,
+``f32``, ``f64``). 16-bit floats and smaller types are *element types*: they live in memory and, packed, in ``u32``
+registers, which is what tensor-core instructions take. Generated CUDA needs no header for that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -31,7 +32,7 @@ class DType:
     ptx: str
     constraint: str
     numpy: np.dtype[Any]
-    kind: str  # 'pred', 'unsigned', 'signed', 'float'
+    kind: str  # 'pred', 'unsigned', 'signed', 'float', 'foreign'
 
     @property
     def bytes(self) -> int:
@@ -63,6 +64,7 @@ pred = _dtype("pred", 1, "bool", "pred", "", np.bool_, "pred")
 u8 = _dtype("u8", 8, "unsigned char", "u8", "", np.uint8, "unsigned")
 s8 = _dtype("s8", 8, "signed char", "s8", "", np.int8, "signed")
 u16 = _dtype("u16", 16, "unsigned short", "u16", "h", np.uint16, "unsigned")
+s16 = _dtype("s16", 16, "short", "s16", "h", np.int16, "signed")
 u32 = _dtype("u32", 32, "unsigned", "u32", "r", np.uint32, "unsigned")
 s32 = _dtype("s32", 32, "int", "s32", "r", np.int32, "signed")
 u64 = _dtype("u64", 64, "unsigned long long", "u64", "l", np.uint64, "unsigned")
@@ -73,12 +75,19 @@ tf32 = _dtype("tf32", 32, "unsigned", "tf32", "r", np.float32, "float")
 f32 = _dtype("f32", 32, "float", "f32", "f", np.float32, "float")
 f64 = _dtype("f64", 64, "double", "f64", "d", np.float64, "float")
 
-DTYPES: dict[str, DType] = {t.name: t for t in (pred, u8, s8, u16, u32, s32, u64, s64, f16, bf16, tf32, f32, f64)}
+DTYPES: dict[str, DType] = {t.name: t for t in (pred, u8, s8, u16, s16, u32, s32, u64, s64, f16, bf16, tf32, f32, f64)}
+
+
+@cache
+def foreign_dtype(name: str, size: int) -> DType:
+    """The type of an array whose elements, of ``size`` bytes, are none of these: good for a message, and no more."""
+    return _dtype(name, 8 * size, "", "", "", f"V{size}", "foreign")
+
 
 _ALIASES = {
     "float16": f16, "half": f16, "fp16": f16, "bfloat16": bf16, "float32": f32, "float": f32, "fp32": f32,
     "float64": f64, "double": f64, "int32": s32, "int": s32, "int64": s64, "uint32": u32, "uint64": u64,
-    "uint16": u16, "int8": s8, "uint8": u8, "bool": pred,
+    "uint16": u16, "int16": s16, "int8": s8, "uint8": u8, "bool": pred,
 }  # fmt: skip
 
 

@@ -31,6 +31,10 @@ class ProblemError(WarploomError, ValueError):
     """The arrays or options of a call are not something the operation takes."""
 
 
+class PtxError(WarploomError, ValueError):
+    """PTX that cannot be read, or that has a form which cannot be run: the message names its line and the form."""
+
+
 class UnsupportedDeviceError(WarploomError, RuntimeError):
     """No GPU, no driver, or a GPU or driver too old for what was asked."""
 

@@ -1,7 +1,7 @@
 """Folders and files that only this user can have written: code that a cache holds runs on the GPU.
 
-The rule stands in ``docs/caches.md``. Owners and permission bits are checked where the system has them (Linux, macOS);
-on Windows the folder's access list says who can write.
+The rule stands in ``docs/reference/caches.md``. Owners and permission bits are checked where the system has them
+(Linux, macOS); on Windows the folder's access list says who can write.
 """
 
 from __future__ import annotations

@@ -224,6 +224,12 @@ def _spills_from_sass(cubin: bytes, kernel_name: str) -> tuple[int, int] | None:
         return None
 
 
+NO_NVDISASM = (
+    "no nvdisasm, so no SASS: pip install nvidia-cuda-nvdisasm (it comes with the extras cu13 and cu12, and needs no "
+    "driver), or put a CUDA toolkit's bin folder on PATH"
+)
+
+
 @lru_cache(maxsize=1)
 def find_nvdisasm() -> Path | None:
     """The nvdisasm of the wheel ``nvidia-cuda-nvdisasm``, else the one on PATH, else None."""
@@ -253,10 +259,7 @@ def disassemble(cubin: bytes, *, line_info: bool = False, encoding: bool = False
     """
     program = find_nvdisasm()
     if program is None:
-        raise UnsupportedDeviceError(
-            'no nvdisasm: install it with pip install "warploom[cu13]" (the wheel nvidia-cuda-nvdisasm), '
-            "or put a CUDA toolkit's bin folder on PATH"
-        )
+        raise UnsupportedDeviceError(NO_NVDISASM)
     with tempfile.TemporaryDirectory(prefix="warploom-") as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)

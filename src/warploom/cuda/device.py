@@ -19,7 +19,7 @@ from warploom.core.errors import ConfigError, UnsupportedDeviceError
 from warploom.core.files import require_private_folder
 from warploom.core.settings import cache_folder
 from warploom.core.targets import Target, target_for
-from warploom.cuda.cubin import find_nvdisasm
+from warploom.cuda.cubin import NO_NVDISASM, find_nvdisasm
 
 _INSTALL = 'pip install "warploom[cu13]" (drivers 580 and newer) or pip install "warploom[cu12]" (older drivers)'
 _WITHOUT_CUDA = "Layouts, the language and the emulator work without it."
@@ -69,7 +69,7 @@ def cuda_core() -> Any:
             return importlib.import_module("cuda.core")
     except ImportError as error:
         raise UnsupportedDeviceError(
-            f"compiling and running CUDA needs cuda.core, which is missing ({error}): {_INSTALL}. {_WITHOUT_CUDA}"
+            f"compiling for a GPU needs cuda.core, which is missing ({error}): {_INSTALL}. {_WITHOUT_CUDA}"
         ) from error
 
 
@@ -273,7 +273,7 @@ def probe() -> DeviceReport:
     ]
     nvdisasm = find_nvdisasm()
     if nvdisasm is None:
-        problems.append(f"no nvdisasm, so no SASS: {_INSTALL}")
+        problems.append(NO_NVDISASM)
     folder = cache_folder()
     unusable, size = _folder_state(folder)
     if unusable:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from typing import Any
 
 from warploom.core.errors import CompileError
+from warploom.cuda.ptx import compile_to_ptx
 
 _CONTEXT = 2  # source lines shown before and after each line named
 _MOST_PLACES = 8
@@ -61,30 +60,11 @@ def excerpt(source: str, lines: list[int]) -> str:
 
 def _source_lines_of_ptxas_errors(source: str, name: str, arch: str) -> list[int]:
     """Source lines of the PTX that ptxas refuses: compile once more with line information and follow the ``.loc``."""
-    nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], [])
-    if int(status) != 0:
-        return []
-    try:
-        options = [f"--gpu-architecture={arch}".encode(), b"-lineinfo", b"--fmad=false"]
-        nvrtc.nvrtcCompileProgram(program, len(options), options)
-        ptx = _text_of(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).splitlines()
-        log = _text_of(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+    ptx, log = compile_to_ptx(source, f"{name}.cu", arch, ["--fmad=false"])
     lines: list[int] = []
     for error in _PTXAS_ERROR.finditer(log):
-        for ptx_line in reversed(ptx[: int(error["line"])]):
+        for ptx_line in reversed(ptx.splitlines()[: int(error["line"])]):
             if location := _PTX_LOCATION.match(ptx_line):
                 lines.append(int(location[1]))
                 break
     return lines
-
-
-def _text_of(program: Any, size_of: Any, read: Any) -> str:
-    status, size = size_of(program)
-    if int(status) != 0 or size == 0:
-        return ""
-    buffer = bytearray(size)
-    (status,) = read(program, buffer)
-    return buffer.decode(errors="replace").rstrip("\0") if int(status) == 0 else ""

@@ -22,7 +22,7 @@ ANY, TERNARY, OR, XOR, AND, EQUALITY, RELATION, SHIFT, SUM, PRODUCT, PREFIX, PRI
 _INFIX = {"add": SUM, "sub": SUM, "mul": PRODUCT, "div": PRODUCT, "rem": PRODUCT, "shl": SHIFT, "shr": SHIFT,
           "and": AND, "xor": XOR, "or": OR, "eq": EQUALITY, "ne": EQUALITY, "lt": RELATION, "le": RELATION,
           "gt": RELATION, "ge": RELATION}  # fmt: skip
-_INTEGER_SUFFIX = {"u16": "u", "u32": "u", "s32": "", "u64": "ull", "s64": "ll"}
+_INTEGER_SUFFIX = {"u16": "u", "s16": "", "u32": "u", "s32": "", "u64": "ull", "s64": "ll"}
 
 
 @dataclass(frozen=True, slots=True)

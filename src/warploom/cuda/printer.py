@@ -12,13 +12,16 @@ import linecache
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from warploom.core.dtypes import pred
 from warploom.cuda.expressions import ANY, SUM, Text, constant, expression
 from warploom.cuda.inlining import inlined_values
 from warploom.cuda.names import RESERVED, Names
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import (
     NOWHERE,
+    Branch,
     Const,
+    Flow,
     Loop,
     Op,
     Operand,
@@ -170,6 +173,8 @@ class _Printer:
             return " ".join(self._op_text(s))
         if isinstance(s, Loop):
             return self._loop_text(s)
+        if isinstance(s, Branch):
+            return self._branch_text(s)
         return f"if ({self.operand(s.condition).text}) {{" if isinstance(s, When) else ""
 
     def _op_text(self, op: Op) -> list[str]:
@@ -204,6 +209,10 @@ class _Printer:
                     self._add(depth, text, s.where)
             elif isinstance(s, Roles):
                 self._roles(s, depth)
+            elif isinstance(s, Flow):
+                self._flow(s, depth)
+            elif isinstance(s, Branch):
+                self._add(depth, self.statement_text(s), s.where)
             else:
                 if isinstance(s, Loop):
                     self._add(depth, "#pragma unroll 1", s.where)
@@ -213,6 +222,24 @@ class _Printer:
                     self._add(depth, "} else {", s.where)
                     self._block(s.otherwise, depth + 1)
                 self._add(depth, "}", s.where)
+
+    def _flow(self, flow: Flow, depth: int) -> None:
+        """Blocks in braces, so that a jump passes no initialisation of another block's values."""
+        reached = {target for block in flow.blocks for s in block if isinstance(s, Branch) for target in s.targets}
+        for number, block in enumerate(flow.blocks):
+            self._add(depth, f"block_{number}: {{" if number in reached else "{", flow.where)
+            self._block(block, depth + 1)
+            self._add(depth, "}", flow.where)
+
+    def _branch_text(self, branch: Branch) -> str:
+        goto = [f"goto block_{target};" for target in branch.targets]
+        if branch.condition is None:
+            return goto[0] if goto else "return;"
+        condition = self.operand(branch.condition)
+        if branch.condition.dtype is pred:
+            return f"if ({condition.text}) {goto[0]} else {goto[1]}"
+        cases = "".join(f" case {i}: {text}" for i, text in enumerate(goto))
+        return f"switch ({condition.text}) {{{cases} default: __builtin_unreachable(); }}"
 
     def _roles(self, roles: Roles, depth: int) -> None:
         covered = 0  # every warp below is taken by an earlier branch

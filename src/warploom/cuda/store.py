@@ -5,7 +5,8 @@ so that a hit still tells the spills. A third file is a *pointer*: from what a k
 came out of it, with what a launch must know. It spares a later process the trace, the printing and the compiler.
 
 Notes and pointers are sealed with the name of their file, so none counts under another key; files appear by an atomic
-rename; those not read for longest go when the folder is full. What the folder promises is in ``docs/caches.md``.
+rename; those not read for longest go when the folder is full. ``docs/reference/caches.md`` says what the folder
+promises.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,11 +27,46 @@ class Wait:
     op: Op
     rows: set[int]
     what: str = ""
+    idle: bool = False
 
     @property
     def ready(self) -> bool:
         """Whether nothing holds the task back any more."""
         return not self.rows
+
+    @property
+    def yields(self) -> bool:
+        """Whether what is ready had better go on after all others, as it depends on what they do."""
+        return False
+
+    def each(self) -> list[Wait]:
+        """The waits that this one is made of."""
+        return [self]
+
+
+class Either(Wait):
+    """Until one of several waits is over. Loops that look again and again what others do are always ready to.
+
+    ``looking`` are these loops; ``idle`` says that their last passes changed nothing.
+    """
+
+    def __init__(self, waits: list[Wait], looking: list[Wait], idle: bool) -> None:
+        super().__init__((waits or looking)[0].op, set())
+        self.waits, self.looking, self.idle = waits, looking, idle
+
+    @property
+    def ready(self) -> bool:
+        """Whether any of it may go on."""
+        return bool(self.looking) or any(wait.ready for wait in self.waits)
+
+    @property
+    def yields(self) -> bool:
+        """Whether only loops that look would go on."""
+        return not any(wait.ready for wait in self.waits)
+
+    def each(self) -> list[Wait]:
+        """The waits of all groups."""
+        return [one for wait in (*self.waits, *self.looking) for one in wait.each()]
 
 
 @dataclass
@@ -39,6 +75,7 @@ class _Phase:
 
     expected: int
     op: Op
+    everyone: bool
     arrived: list[int] = field(default_factory=list[int])
     waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
     clock: Array | None = None
@@ -53,6 +90,14 @@ class Barriers:
         self.report = reporter
         self.threads = threads
         self.open: dict[tuple[int, int], _Phase] = {}
+        self.gone: Counter[int] = Counter()  # CTA → warps that have ended
+
+    def exited(self, rows: Array) -> None:
+        """These warps have ended: barriers of the whole CTA do not count them any more (CUDA, compute capability 7)."""
+        ctas = (rows // self.clocks.warps_per_cta).tolist()
+        self.gone.update(ctas)
+        for key in [k for k in self.open if k[0] in set(ctas)]:
+            self._complete_if_all_came(key)
 
     def arrive(self, frame: Frame, number: Array, threads: int | None, waits: bool, op: Op) -> Wait | None:
         """All warps of the frame arrive. Returns what they wait for, or None if they may go on."""
@@ -72,12 +117,12 @@ class Barriers:
             if not 0 <= which < NAMED_BARRIERS:
                 self.report.add("barrier", op.where, f"there is no barrier {which}: use 0 to 15", row, 0)
                 continue
-            self._arrive(row, int(which), expected, wait if waits else None, op)
+            self._arrive(row, int(which), expected, threads is None, wait if waits else None, op)
         return None if wait.ready else wait
 
-    def _arrive(self, row: int, number: int, expected: int, wait: Wait | None, op: Op) -> None:
+    def _arrive(self, row: int, number: int, expected: int, everyone: bool, wait: Wait | None, op: Op) -> None:
         key = (row // self.clocks.warps_per_cta, number)
-        phase = self.open.setdefault(key, _Phase(expected, op))
+        phase = self.open.setdefault(key, _Phase(expected, op, everyone))
         if phase.expected != expected:
             message = (
                 f"barrier {number} is used for {expected} threads here and for {phase.expected} there at once: "
@@ -96,10 +141,13 @@ class Barriers:
         if wait is not None:
             wait.rows.add(row)
             phase.waits.append((wait, row))
-        if 32 * len(phase.arrived) >= phase.expected:
-            self._complete(key, phase)
+        self._complete_if_all_came(key)
 
-    def _complete(self, key: tuple[int, int], phase: _Phase) -> None:
+    def _complete_if_all_came(self, key: tuple[int, int]) -> None:
+        phase = self.open[key]
+        ended = self.gone[key[0]] if phase.everyone else 0
+        if 32 * (len(phase.arrived) + ended) < phase.expected:
+            return
         del self.open[key]
         assert phase.clock is not None
         if phase.waits:

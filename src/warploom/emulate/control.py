@@ -97,7 +97,7 @@ class Control:
         def running(frame: Frame) -> Running:
             condition = self._watch(frame, statement.condition, statement.where, "a condition")
             if statement.uniform and condition.shape[2] > 1:
-                self._check_uniform(frame, condition, statement)
+                self.check_uniform(frame, condition, statement.where)
             for (source, block, registers), takes in zip(sides, (condition, ~condition), strict=True):
                 if not source:
                     continue
@@ -120,7 +120,8 @@ class Control:
 
         return step
 
-    def _check_uniform(self, frame: Frame, condition: Array, statement: When) -> None:
+    def check_uniform(self, frame: Frame, condition: Array, where: SourceLine) -> None:
+        """Lanes of one warp that disagree on a condition that was declared uniform."""
         wide = frame.full(condition)
         active = np.ones_like(wide) if frame.active is None else frame.active
         mixed = (wide & active).any(axis=1) & (~wide & active).any(axis=1)
@@ -128,9 +129,7 @@ class Control:
             row = int(np.argmax(mixed))
             lane = int(np.argmax(wide[row] != wide[row, 0]))
             message = "the lanes of a warp disagree on a condition that was declared uniform: drop `uniform`, or vote"
-            self.context.report.add(
-                "divergence", statement.where, message, int(frame.flat[row]), lane, count=int(mixed.sum())
-            )
+            self.context.report.add("divergence", where, message, int(frame.flat[row]), lane, count=int(mixed.sum()))
 
     def roles(self, statement: Roles) -> Step:
         """Warp roles: each branch runs as a task of its own; the warps meet again (in order, not in time) after all."""

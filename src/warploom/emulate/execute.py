@@ -16,13 +16,14 @@ from warploom.emulate.barriers import Wait
 from warploom.emulate.context import Block, Context, Running, Step
 from warploom.emulate.control import Control
 from warploom.emulate.engine_steps import EngineSteps
+from warploom.emulate.flow import FlowSteps
 from warploom.emulate.frames import LANES, Frame, Origin, shadow_dtype
 from warploom.emulate.global_memory import GlobalMemory
 from warploom.emulate.lane_steps import LaneSteps
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.traffic import TrafficCounter
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Loop, Op, Register, Roles, Statement, Value, When
+from warploom.ir.statements import Const, Flow, Loop, Op, Register, Roles, Statement, Value, When
 from warploom.isa import effects as fx
 from warploom.isa.alu import Binary
 from warploom.isa.matrix import MmaSync
@@ -66,8 +67,10 @@ class Executor(Context):
             return self.control.loop(statement), False
         if isinstance(statement, When):
             return self.control.when(statement), False
-        assert isinstance(statement, Roles)
-        return self.control.roles(statement), False
+        if isinstance(statement, Roles):
+            return self.control.roles(statement), False
+        assert isinstance(statement, Flow)
+        return FlowSteps(self, self.control, self.block, self.exited, self.seeded, statement), False
 
     def run(self, block: Block, frame: Frame) -> Running:
         """Run a block; yields what it waits for, or None where others may be scheduled."""
@@ -82,6 +85,11 @@ class Executor(Context):
                     yield from blocked
             if seeded and boundary:
                 yield None
+
+    def exited(self, rows: Array) -> None:
+        """These warps have ended, within a task that may have more."""
+        self.barriers.exited(rows)
+        self.engines.state.clusters.exited(rows)
 
     # -- instructions --------------------------------------------------------------------------------------------
 

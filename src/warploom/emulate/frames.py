@@ -72,7 +72,8 @@ class Frame:
         self.shadows: dict[Value, Array] = {}
         self.origins: dict[Value, Origin] = {}
         self.parent: Frame | None = None
-        self._select: tuple[Array, Array] | Array | None = None
+        self._select: tuple[Array, Array] | Array | slice | None = None
+        self.gone: Array | None = None  # lanes that have ended
         self.seen: dict[int, Any] = {}
         self.whole_ctas = self.n % warps_per_cta == 0 and bool(
             (self.flat.reshape(-1, warps_per_cta) % warps_per_cta == np.arange(warps_per_cta)).all()
@@ -113,7 +114,7 @@ class Frame:
     def _take(self, array: Array) -> Array:
         """The parent's array for this frame's warps."""
         assert self.parent is not None
-        if array.shape[:2] == (1, 1):
+        if array.shape[:2] == (1, 1) or isinstance(self._select, slice):
             return array
         if isinstance(self._select, tuple):
             first, second = self._select
@@ -156,6 +157,7 @@ class Frame:
             frame.__dict__.update(self.__dict__)
             frame.mask = None if select.all() else select
             frame.seen = {}
+            frame._select = None
             return frame  # the same warps share this frame's registers
         first, second = (
             np.nonzero(np.logical_or.reduce(taking_part, axis=1))[0],
@@ -172,7 +174,34 @@ class Frame:
             inner = select.reshape(-1, 1, 32)[chosen]
         frame.parent = self
         frame.mask = None if inner.all() else np.ascontiguousarray(inner)
+        frame.know_gone()
         return frame
+
+    def part(self, select: Array) -> Frame:
+        """The frame of the lanes in ``select`` with registers of its own, whichever warps take part."""
+        frame = self.child(select)
+        if frame.env is self.env:
+            frame.env, frame.shadows, frame.origins = Registers(frame, self.constants), {}, {}
+            frame.parent, frame._select = self, slice(None)
+        return frame
+
+    def know_gone(self) -> None:
+        """Which lanes have ended, from the parent."""
+        assert self.parent is not None
+        gone = self.parent.gone
+        self.gone = None if gone is None else np.ascontiguousarray(self._take(gone))
+
+    @property
+    def absent(self) -> Array | None:
+        """Lanes of these warps that are elsewhere, neither active here nor at their end, (warps, 32); None for none."""
+        if self.mask is None:
+            return None
+        here = self.mask if self.gone is None else self.mask | self.gone
+        return None if here.all() else ~self.full(here)
+
+    def in_parent(self, lanes: Array) -> Array:
+        """Lanes of this frame, (A, B, 32), as lanes of its parent."""
+        return self._put(np.zeros((1, 1, 1), np.bool_), lanes)
 
     def merge_into_parent(self, written: Sequence[Value]) -> None:
         """Give the parent the mutable registers that this frame's block may have written."""
@@ -196,10 +225,15 @@ class Frame:
                 parent.shadows.pop(value, None)
 
     def _put(self, theirs: Array, mine: Array) -> Array:
+        """The parent's array with this frame's lanes in it."""
         assert self.parent is not None
-        merged = np.broadcast_to(theirs, (*self.parent.shape, 32)).copy()
+        if isinstance(self._select, slice):
+            return mine if self.mask is None else np.where(self.mask, mine, theirs)
+        width = 32 if self.mask is not None else max(theirs.shape[2], mine.shape[2])
+        merged = np.broadcast_to(theirs, (*self.parent.shape, width)).copy()
         if isinstance(self._select, tuple):
-            merged[np.ix_(*self._select)] = mine
+            where, view = np.ix_(*self._select), merged
         else:
-            merged.reshape(-1, 1, 32)[self._select] = mine
+            where, view = self._select, merged.reshape(-1, 1, width)
+        view[where] = mine if self.mask is None else np.where(self.mask, mine, view[where])
         return merged

@@ -77,10 +77,11 @@ class LaneSteps:
     def sync(self, op: Op, sync: fx.WarpSync) -> Step:
         """The lanes named by a mask (all of them without one) meet, and order their memory accesses if so said."""
         mask_key = None if sync.mask is None else self.run.key(op.operands[sync.mask])
+        barrier = any(isinstance(e, fx.Barrier | fx.ClusterBarrier) for e in op.instruction.effects())
 
         def step(frame: Frame) -> None:
-            if sync.aligned and frame.active is not None:
-                self._divergent(frame, op)
+            if sync.aligned and frame.mask is not None:
+                self._divergent(frame, op, barrier)
             partial: Array | None = None
             if mask_key is not None:
                 self.run.observe(frame, mask_key, op, "the member mask")
@@ -104,9 +105,11 @@ class LaneSteps:
                 lanes = np.nonzero((mask >> LANES) & 1)[0]
                 self.run.clocks.sync_lanes(row, lanes)
 
-    def _divergent(self, frame: Frame, op: Op) -> None:
+    def _divergent(self, frame: Frame, op: Op, barrier: bool) -> None:
         assert frame.active is not None
-        missing = ~frame.active
+        missing = frame.absent if barrier else ~frame.active  # a barrier is for the lanes that have not ended
+        if missing is None:
+            return
         row, lane = (int(x[0]) for x in np.nonzero(missing))
         message = (
             f"{op.instruction.mnemonic} needs all 32 lanes of a warp; {int(missing[row].sum())} are not here: "
@@ -120,7 +123,8 @@ class LaneSteps:
         itself = named[:, LANES, LANES]
         agree = members[:, :, None] == members[:, None, :]
         present = np.broadcast_to(active[:, None, :], named.shape)
-        absent = (named & ~present).any(axis=2) & active
+        ended = np.zeros((1, 1), np.bool_) if frame.gone is None else frame.full(frame.gone)
+        absent = (named & ~present & ~ended[:, None, :]).any(axis=2) & active
         unequal = (named & present & ~agree).any(axis=2) & active
         for bad, text in (
             (~itself & active, "a lane executes it that its own member mask leaves out: name the executing lanes"),

@@ -45,6 +45,7 @@ _WARPS_PER_BATCH = 512
 _BURST = 24  # the most steps a task may take at a stretch under a seed
 _UNEVEN = 4  # every so many seeds one group of warps is held back, until the others wait for it or almost so
 _HELD_BACK = 0.98
+_IDLE_PASSES = 1000  # after so many rounds of loops that find nothing new, nothing new will come
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,7 @@ class _Launch:
         self.published: dict[int, Any] = {}
         self.tasks: list[_Task] = []
         self.uses_engines = uses_engines(program)
+        self.idle = 0  # rounds in which loops looked in vain for what other threads do
         # How often a copy lands before some warp goes on; without a seed, none does while any warp can.
         self.haste = 0.0 if self.rng is None else self.rng.choice((0.02, 0.2, 0.6))
         # The group of four warps that is held back under this seed: all others meet it late, a whole loop step or more.
@@ -251,10 +253,12 @@ class _Launch:
         """Run tasks until all have ended; those that wait are passed over."""
         while self.tasks:
             ready = [t for t in self.tasks if t.wait is None or t.wait.ready]
-            if not ready and self.engines.bulk.land(self.rng):
+            busy = [t for t in ready if t.wait is None or not t.wait.yields]
+            if not busy and self.engines.bulk.land(self.rng):
                 continue
-            if not ready:
-                raise _StuckError([t.wait for t in self.tasks if t.wait is not None])
+            if not ready or self.idle > _IDLE_PASSES:
+                raise _StuckError([w for t in self.tasks if t.wait is not None for w in t.wait.each()])
+            ready = busy or ready
             if self.rng is None:
                 for task in ready:
                     self._advance(task, None)
@@ -273,6 +277,7 @@ class _Launch:
 
     def _advance(self, task: _Task, steps: int | None) -> None:
         task.wait = None
+        before, self.idle = self.idle, 0
         while steps is None or steps > 0:
             try:
                 wait = next(task.body)
@@ -283,8 +288,10 @@ class _Launch:
                 return
             if wait is not None:
                 task.wait = wait
+                self.idle = before + 1 if wait.idle else 0
                 return
             steps = None if steps is None else steps - 1
+        self.idle = before
 
     def report_deadlock(self, waits: list[Wait]) -> None:
         """One finding for each line that is waited at, with the state of every barrier."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from warploom.isa.alu import Binary, Select
 from warploom.isa.base import Instruction
-from warploom.isa.conversion import PackPair, PairArithmetic, UnpackHalf
+from warploom.isa.conversion import Convert, PackPair, PairArithmetic, UnpackHalf
 from warploom.isa.matrix import FragmentSlot, MmaSync
 
 Array = NDArray[Any]
@@ -71,6 +71,9 @@ def lanewise(
         return (_filled((shadows[0] & (_HIGH if instruction.which else _LOW)) != 0, results[0].dtype),)
     if isinstance(instruction, PairArithmetic):
         return (reduce(np.bitwise_or, [_halves(s) for s in shadows]),)
+    if isinstance(instruction, Convert) and instruction.source.is_integer and instruction.dtype.is_integer:
+        # A poisoned sign poisons all bits that it is extended to.
+        return (_unsigned(instruction.meaning(shadows[0].view(values[0].dtype))[0]),)
     if instruction.moves_bits:
         typed = [s if s.dtype == np.bool_ else s.view(v.dtype) for s, v in zip(shadows, values, strict=True)]
         return tuple(_unsigned(x) for x in instruction.meaning(*typed))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from warploom.core.dtypes import DTYPES, DType
+from warploom.core.dtypes import DTYPES, DType, foreign_dtype
 from warploom.core.errors import ProblemError
 from warploom.interop import dlpack
 from warploom.interop.refusals import refuse_derivatives, without_memory
@@ -57,8 +57,8 @@ class ArrayView(NamedTuple):
 def describe(array: Any) -> ArrayView:
     """The :class:`ArrayView` of a torch tensor, NumPy, CuPy or JAX array, or of anything with ``__dlpack__``.
 
-    Raises ProblemError for anything else, for a type warploom does not know, for a tensor whose gradient is wanted, and
-    for arrays without memory of their own (sparse, traced or sharded ones).
+    Raises ProblemError for anything else, for a tensor whose gradient is wanted, and for arrays without memory of their
+    own (sparse, traced or sharded ones). Elements of any type are described: who reads them says which it takes.
     """
     reader = _readers.get(array.__class__)
     if reader is None:
@@ -214,10 +214,6 @@ def _device_name(device: Device) -> str:
     return "the CPU" if device[0] == "cpu" else f"GPU {device[1]}"
 
 
-def _unknown_type(name: object) -> ProblemError:
-    return ProblemError(f"arrays of {name} are not something warploom knows; it knows {', '.join(DTYPES)}")
-
-
 # --- readers: one per kind, chosen once per Python type --------------------------------------------------------------
 
 
@@ -250,7 +246,7 @@ _torch_devices: dict[Device, Any] = {}
 _cuda_devices: dict[int, Device] = {}
 _TORCH_NAMES = {
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int8": "s8", "uint8": "u8",
-    "uint16": "u16", "int32": "s32", "uint32": "u32", "int64": "s64", "uint64": "u64", "bool": "pred",
+    "uint16": "u16", "int16": "s16", "int32": "s32", "uint32": "u32", "int64": "s64", "uint64": "u64", "bool": "pred",
 }  # fmt: skip
 
 
@@ -263,13 +259,15 @@ def _learn_torch(torch: Any) -> None:
             _dtype_to_torch[ours] = getattr(torch, name)
 
 
-def _read_torch(tensor: Any) -> ArrayView:
-    dtype = _torch_to_dtype.get(tensor.dtype)
-    if dtype is None:
+def torch_element_type(dtype: Any) -> DType:
+    """The type of the elements of torch's ``dtype``."""
+    if dtype not in _torch_to_dtype:
         _learn_torch(sys.modules["torch"])
-        dtype = _torch_to_dtype.get(tensor.dtype)
-        if dtype is None:
-            raise _unknown_type(tensor.dtype)
+    return _torch_to_dtype.get(dtype) or foreign_dtype(str(dtype).rpartition(".")[2], dtype.itemsize)
+
+
+def _read_torch(tensor: Any) -> ArrayView:
+    dtype = _torch_to_dtype.get(tensor.dtype) or torch_element_type(tensor.dtype)
     if tensor.requires_grad or _forward_ad._current_level >= 0:
         refuse_derivatives(tensor)
     copied = tensor.is_neg()
@@ -299,7 +297,7 @@ def _read_strided(array: Any, pointer: int, device: Device, kind: str, readonly:
     """Arrays of NumPy's making: byte strides and a NumPy dtype."""
     dtype = _numpy_to_dtype.get(array.dtype)
     if dtype is None:
-        raise _unknown_type(array.dtype)
+        dtype = foreign_dtype(str(array.dtype), max(1, array.dtype.itemsize))
     size = dtype.bytes
     if any(stride % size for stride in array.strides):
         raise ProblemError(

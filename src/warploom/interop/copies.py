@@ -9,12 +9,21 @@ import numpy as np
 
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, as_numpy, describe
+from warploom.interop.dlpack import row_major_strides
+
+
+def settled(view: ArrayView) -> ArrayView:
+    """The view with row-major strides where a dimension has one element: its own say nothing, and may be anything."""
+    if 1 not in view.shape:
+        return view
+    plain = row_major_strides(tuple(view.shape))
+    strides = tuple(p if size == 1 else s for size, s, p in zip(view.shape, view.strides, plain, strict=True))
+    return view if strides == tuple(view.strides) else view._replace(strides=strides)
 
 
 def as_if_compact(view: ArrayView) -> ArrayView:
     """What :func:`compact` gives, without a copy and without memory: for plans, which only look at it."""
-    strides = tuple(math.prod(view.shape[i + 1 :]) for i in range(len(view.shape)))
-    return view._replace(pointer=0, strides=strides, owner=None)
+    return view._replace(pointer=0, strides=row_major_strides(tuple(view.shape)), owner=None)
 
 
 def compact(view: ArrayView) -> ArrayView:

@@ -10,16 +10,21 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s8, s32, s64, u8, u16, u32, u64
+from warploom.core.dtypes import DTYPES, DType, foreign_dtype
 from warploom.core.errors import ProblemError
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
-_INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6  # DLDataTypeCode
-_TYPES: dict[tuple[int, int], DType] = {
-    (_INT, 8): s8, (_INT, 32): s32, (_INT, 64): s64, (_UINT, 8): u8, (_UINT, 16): u16, (_UINT, 32): u32,
-    (_UINT, 64): u64, (_FLOAT, 16): f16, (_FLOAT, 32): f32, (_FLOAT, 64): f64, (_BFLOAT, 16): bf16, (_BOOL, 8): pred,
-}  # fmt: skip
+_INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6  # DLDataTypeCode
+_FOREIGN = {_INT: "int", _UINT: "uint", _FLOAT: "float", _COMPLEX: "complex"}
+_NAMES = {
+    _INT: ("s8", "s16", "s32", "s64"),
+    _UINT: ("u8", "u16", "u32", "u64"),
+    _FLOAT: ("f16", "f32", "f64"),
+    _BFLOAT: ("bf16",),
+}
+_TYPES = {(code, DTYPES[name].bits): DTYPES[name] for code, names in _NAMES.items() for name in names}
+_TYPES[_BOOL, 8] = DTYPES["pred"]
 
 
 class _Tensor(ctypes.Structure):
@@ -78,8 +83,8 @@ def read(array: Any, current_stream: Callable[[int], int]) -> tuple[DLPackArray,
     """(description, capsule) of ``array``. Keep the capsule, or the array, alive while the pointer is used.
 
     For a GPU array the producer is asked to make its data ready on ``current_stream(device index)``. The capsule is not
-    consumed, so whoever drops it last releases the producer's memory. Raises ProblemError for a type or device that
-    warploom does not know.
+    consumed, so whoever drops it last releases the producer's memory. Raises ProblemError for a device that warploom
+    does not know.
     """
     try:
         return _read(array, current_stream)
@@ -103,10 +108,9 @@ def _read(array: Any, current_stream: Callable[[int], int]) -> tuple[DLPackArray
     tensor, readonly = _tensor_of(capsule)
     dtype = _TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
-        raise ProblemError(
-            f"{type(array).__name__} has DLPack type code {tensor.code} with {tensor.bits} bits × {tensor.lanes}; "
-            f"warploom knows {', '.join(t.name for t in _TYPES.values())}"
-        )
+        name = f"{_FOREIGN.get(tensor.code, f'DLPack type {tensor.code} of bits ')}{tensor.bits}"
+        lanes = "" if tensor.lanes == 1 else f"x{tensor.lanes}"
+        dtype = foreign_dtype(name + lanes, max(1, tensor.bits * tensor.lanes // 8))
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else row_major_strides(shape)
     device = ("cuda", device_id) if device_type in (CUDA, CUDA_MANAGED) else ("cpu", 0)

@@ -78,6 +78,7 @@ class _Forward:
             body, otherwise = (self._branch(b) for b in (s.body, s.otherwise))
             self._bump(written_registers(s.body) | written_registers(s.otherwise))
             return When(condition, body, otherwise, s.uniform, s.where)
+        assert isinstance(s, Roles)  # nothing that is traced has a flow
         branches = tuple(replace(r, body=self._branch(r.body)) for r in s.branches)
         for r in s.branches:
             self._bump(written_registers(r.body))

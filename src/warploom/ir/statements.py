@@ -7,7 +7,7 @@ that name it as a result.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from warploom.core.dtypes import DType
@@ -16,14 +16,16 @@ from warploom.isa.base import Instruction
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """Where the author wrote it."""
+    """Where the author wrote it, and the line of the PTX that came of it (0 where there is none)."""
 
     file: str
     line: int
     function: str = ""
+    ptx: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+        author = f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+        return f"{author} (PTX line {self.ptx})" if self.ptx else author
 
 
 NOWHERE = SourceLine("", 0)
@@ -124,7 +126,34 @@ class Roles:
     where: SourceLine = NOWHERE
 
 
-Statement: TypeAlias = Op | Loop | When | Roles
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where the threads go at the end of a block of a :class:`Flow`; ``targets`` are numbers of its blocks.
+
+    Without targets the threads end. A predicate as ``condition`` chooses the first of two targets where it holds, an
+    unsigned integer (``brx.idx``) the target of that number. ``uniform`` claims that all active lanes of a warp agree.
+    """
+
+    targets: tuple[int, ...]
+    condition: Operand | None = None
+    uniform: bool = False
+    where: SourceLine = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Control flow that is no tree: basic blocks, each of which ends with its only :class:`Branch`.
+
+    Threads start at block 0. Of the lanes of a warp, those in the block of the lowest number go first, so that they
+    meet again where their ways join: blocks stand in an order in which only loops lead back. Values belong to their
+    block; what is used in another one is a :class:`Register`.
+    """
+
+    blocks: tuple[tuple[Statement, ...], ...]
+    where: SourceLine = NOWHERE
+
+
+Statement: TypeAlias = Op | Loop | When | Roles | Branch | Flow
 
 
 def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
@@ -146,7 +175,7 @@ def blocks(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
         return (statement.body, statement.otherwise)
     if isinstance(statement, Roles):
         return tuple(branch.body for branch in statement.branches)
-    return ()
+    return statement.blocks if isinstance(statement, Flow) else ()
 
 
 def operands_of(statement: Statement) -> tuple[Operand, ...]:
@@ -156,6 +185,8 @@ def operands_of(statement: Statement) -> tuple[Operand, ...]:
     if isinstance(statement, Loop):
         return (statement.start, statement.stop, statement.step)
     if isinstance(statement, When):
+        return (statement.condition,)
+    if isinstance(statement, Branch) and statement.condition is not None:
         return (statement.condition,)
     return ()
 

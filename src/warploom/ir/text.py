@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from warploom.ir.statements import Const, Loop, Op, Operand, Register, Roles, Statement, Value, When
+from warploom.ir.statements import Branch, Const, Flow, Loop, Op, Operand, Register, Roles, Statement, Value, When
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
@@ -57,8 +57,20 @@ def _block(body: tuple[Statement, ...], depth: int, names: _Names, lines: list[s
             if s.otherwise:
                 lines.append(f"{pad}otherwise:")
                 _block(s.otherwise, depth + 1, names, lines)
-        else:
+        elif isinstance(s, Roles):
             _roles(s, depth, names, lines)
+        elif isinstance(s, Flow):
+            for number, block in enumerate(s.blocks):
+                lines.append(f"{pad}block {number}:")
+                _block(block, depth + 1, names, lines)
+        else:
+            lines.append(f"{pad}{_branch(s, names)}")
+
+
+def _branch(branch: Branch, names: _Names) -> str:
+    targets = ", ".join(map(str, branch.targets)) or "end"
+    condition = "" if branch.condition is None else f" by {names(branch.condition)}"
+    return f"go{' uniform' if branch.uniform else ''} to {targets}{condition}"
 
 
 def _roles(roles: Roles, depth: int, names: _Names, lines: list[str]) -> None:

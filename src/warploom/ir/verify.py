@@ -17,7 +17,9 @@ from warploom.core.targets import TARGETS, Target
 from warploom.ir.messages import at, label
 from warploom.ir.program import Program
 from warploom.ir.statements import (
+    Branch,
     Const,
+    Flow,
     Loop,
     Op,
     Operand,
@@ -52,6 +54,7 @@ from warploom.isa.effects import (
 )
 from warploom.isa.matrix_exact import MmaDouble
 from warploom.isa.memory import StMatrix
+from warploom.isa.scalar import SM_90_SCALARS, Scalar
 from warploom.isa.warp import Elect, Special
 
 _EFFECT_NEEDS: dict[type[Effect], str] = {
@@ -92,6 +95,8 @@ def least_architecture(instruction: Instruction) -> str:
     if isinstance(instruction, Special) and instruction.register.startswith("cluster"):
         needs.append("sm_90")
     if isinstance(instruction, PairArithmetic) and instruction.half is bf16 and instruction.op in ("add", "mul"):
+        needs.append("sm_90")
+    if isinstance(instruction, Scalar) and instruction.form in SM_90_SCALARS:
         needs.append("sm_90")
     if isinstance(instruction, MmaDouble) and instruction.shape != "m8n8k4":
         needs.append("sm_90")
@@ -189,6 +194,8 @@ class _Scopes:
                 self.block(s.body, inner, written)
             elif isinstance(s, Roles):
                 self._roles(s, scope, written)
+            elif isinstance(s, Flow):
+                self._flow(s, scope, written)
             else:
                 for block in blocks(s):
                     self.block(block, scope, written)
@@ -204,6 +211,12 @@ class _Scopes:
         for role, seen in zip(roles.branches, after, strict=True):
             self.block(role.body, scope, seen)
         written.update(*after)
+
+    def _flow(self, flow: Flow, scope: set[Value], written: set[Value]) -> None:
+        """Which block ran before is known when it runs: a register that any of them writes may be read."""
+        written |= {r for s in walk((flow,)) for r in results_of(s) if isinstance(r, Register)}
+        for block in flow.blocks:
+            self.block(block, scope, written)
 
     def _read(self, x: Operand, s: Statement, scope: set[Value], written: set[Value]) -> None:
         if isinstance(x, Const):
@@ -236,6 +249,39 @@ def _definitions(program: Program, _: Target | None) -> Iterator[str]:
     scopes = _Scopes(ever={p.value for p in program.parameters})
     scopes.block(program.body, set(scopes.ever), set())
     yield from scopes.messages
+
+
+# Flow
+
+
+def _flows(program: Program, _: Target | None) -> Iterator[str]:
+    """A Flow is the end of a kernel; each of its blocks ends with its only Branch, to blocks that there are."""
+    ends: set[int] = set()
+    for flow in (s for s in program.statements() if isinstance(s, Flow)):
+        if flow is not program.body[-1]:
+            yield f"{at(flow.where)}a flow is the last statement of a kernel: its threads end in it"
+        for number, block in enumerate(flow.blocks):
+            branch = block[-1] if block else None
+            if not isinstance(branch, Branch):
+                yield f"{at(flow.where)}block {number} of a flow does not end with a branch"
+                continue
+            ends.add(id(branch))
+            if not all(0 <= target < len(flow.blocks) for target in branch.targets):
+                yield f"{at(branch.where)}a branch to a block that the flow does not have: it has {len(flow.blocks)}"
+            if not _chooses(branch):
+                yield f"{at(branch.where)}a branch with {len(branch.targets)} targets and another kind of condition"
+    for s in program.statements():
+        if isinstance(s, Branch) and id(s) not in ends:
+            yield f"{at(s.where)}a branch stands at the end of a block of a flow, nowhere else"
+
+
+def _chooses(branch: Branch) -> bool:
+    """Whether a branch's condition is one for its targets."""
+    if branch.condition is None:
+        return len(branch.targets) <= 1
+    return branch.condition.dtype.kind == "unsigned" or (
+        branch.condition.dtype.kind == "pred" and len(branch.targets) == 2
+    )
 
 
 # Launch, shared memory, architecture
@@ -335,5 +381,5 @@ def _role(role: Role, program: Program) -> Iterator[str]:
 
 
 _RULES: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (
-    _types, _in_place, _definitions, _launch, _shared, _architecture, _roles, *SYNCHRONISATION,
+    _types, _in_place, _definitions, _flows, _launch, _shared, _architecture, _roles, *SYNCHRONISATION,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from warploom.core.targets import Target
 from warploom.ir.messages import at
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion, Statement, Value, When
+from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion, Statement, Value
 from warploom.isa.effects import BulkTensorCopy, MbarrierArrive, MbarrierInit, MbarrierWait
 from warploom.isa.warp import Special
 
@@ -158,5 +158,4 @@ def _acting_together(body: tuple[Statement, ...], threads: int) -> Iterator[tupl
         elif isinstance(s, Roles):
             for role in s.branches:
                 yield from _acting_together(role.body, 32 * (role.last - role.first))
-        else:
-            assert isinstance(s, When)  # who takes it is not known
+        # Who takes a condition, or goes to a block of a flow, is not known.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from warploom.core.targets import Target
 from warploom.ir.messages import at, label
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Loop, Op, Roles, Statement, blocks, walk
+from warploom.ir.statements import Const, Flow, Loop, Op, Roles, Statement, blocks, walk
 from warploom.ir.verify_mbarriers import mbarrier_rules
 from warploom.ir.verify_wgmma import bulk_store_rules, wgmma_rules
 from warploom.isa.cluster import MapShared
@@ -53,10 +53,10 @@ def _groups(body: tuple[Statement, ...], committed: set[str]) -> Iterator[str]:
                 committed.add(effect.queue)
             elif isinstance(effect, WaitGroup) and effect.queue not in committed:
                 yield f"{at(s.where)}waits for a {effect.queue} group that was never committed: commit it before"
-        if isinstance(s, Loop):  # a wait may be for a group of an earlier pass
+        if isinstance(s, Loop | Flow):  # a wait may be for a group of an earlier pass
             committed.update(
                 effect.queue
-                for op in walk(s.body)
+                for op in walk((s,))
                 if isinstance(op, Op)
                 for effect in op.instruction.effects()
                 if isinstance(effect, CommitGroup)

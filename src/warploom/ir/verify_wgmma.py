@@ -82,8 +82,10 @@ class _Walk:
                 self.block(s.body, state)
                 self.block(s.otherwise, other)
                 state.meet(other)
-            else:
+            elif isinstance(s, Roles):
                 self._roles(s, state)
+            else:  # blocks of a flow, in an order that only a run knows
+                state.clear()
 
     def _roles(self, roles: Roles, state: _State) -> None:
         for role in roles.branches:

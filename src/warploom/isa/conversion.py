@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32
+from warploom.core.dtypes import DType, bf16, f32, pred, s32, u16, u32, u64
 from warploom.isa.alu import BINARY_MEANINGS
-from warploom.isa.base import Array, Lanewise, inline_ptx
+from warploom.isa.base import Array, Lanewise, braces, inline_ptx
 from warploom.isa.rounding import single_to_odd, sum_to_odd
 
 _BITCAST = {
@@ -283,6 +283,82 @@ class Permute(Lanewise):
             source = low if pick < 4 else high
             result |= ((source >> np.uint32(8 * (pick & 3))) & np.uint32(0xFF)) << np.uint32(8 * i)
         return (result,)
+
+
+_HALF_TYPE = {u32: u16, u64: u32}
+
+
+@dataclass(frozen=True, slots=True)
+class Combine(Lanewise):
+    """``mov.b32 d, {low, high}``: two registers as the halves of one of type ``dtype``, u32 or u64."""
+
+    dtype: DType
+    moves_bits: ClassVar[bool] = True
+
+    @property
+    def mnemonic(self) -> str:
+        """The move and its width (PTX ISA, "mov")."""
+        return f"mov.b{self.dtype.bits}.combine"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The low half, the high half."""
+        return (_HALF_TYPE[self.dtype],) * 2
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """The whole."""
+        return (self.dtype,)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """``mov`` of a vector into a register."""
+        half = _HALF_TYPE[self.dtype].constraint
+        ins = [(half, x) for x in operands]
+        out = [(f"={self.dtype.constraint}", results[0])]
+        return inline_ptx(f"mov.b{self.dtype.bits} %0, {braces(1, 2)};", out, ins, volatile=False)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The bits of both, side by side."""
+        low, high = (x.astype(self.dtype.numpy) for x in operands)
+        return (low | high << self.dtype.numpy.type(self.dtype.bits // 2),)
+
+
+@dataclass(frozen=True, slots=True)
+class Half(Lanewise):
+    """``mov.b32 {low, high}, a``: one half (0 low, 1 high) of a register of type ``dtype``, u32 or u64."""
+
+    dtype: DType
+    which: int
+    moves_bits: ClassVar[bool] = True
+
+    @property
+    def mnemonic(self) -> str:
+        """The move, its width and which half (PTX ISA, "mov")."""
+        return f"mov.b{self.dtype.bits}.{'high' if self.which else 'low'}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The whole."""
+        return (self.dtype,)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """The half."""
+        return (_HALF_TYPE[self.dtype],)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """``mov`` of a register into a vector, of which one part stays."""
+        half = self.result_types[0]
+        pair = "{unused, half}" if self.which else "{half, unused}"
+        body = f"{{ .reg .b{half.bits} half, unused; mov.b{self.dtype.bits} {pair}, %1; mov.b{half.bits} %0, half; }}"
+        out = [(f"={half.constraint}", results[0])]
+        return inline_ptx(body, out, [(self.dtype.constraint, operands[0])], volatile=False)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The half's bits."""
+        half = self.result_types[0]
+        moved = operands[0] >> self.dtype.numpy.type(half.bits) if self.which else operands[0]
+        return (moved.astype(half.numpy),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,19 +92,31 @@ class ReadClock(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(Instruction):
-    """``shfl.sync.{bfly,idx,up,down}.b32``: operands value, lane argument, member mask.
+    """``shfl.sync.{bfly,idx,up,down}.b32``: operands value, lane argument (its low 5 bits count), member mask.
 
-    ``up`` and ``down`` keep the lane's own value where the source lies outside the warp.
+    ``clamp`` is PTX's: the last lane to read from (for ``up`` the first), and from bit 8 on the bits of a lane that
+    make groups which exchange among themselves; None for the whole warp. A lane whose source lies outside keeps its own
+    value.
     """
 
     mode: Literal["xor", "idx", "up", "down"]
     dtype: DType
+    clamp: int | None = None
     moves_bits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.clamp == self._whole_warp:  # one name for one instruction
+            object.__setattr__(self, "clamp", None)
+
+    @property
+    def _whole_warp(self) -> int:
+        return 0 if self.mode == "up" else 31
 
     @property
     def mnemonic(self) -> str:
-        """Mode and type: ``shfl.sync.bfly.f32`` (PTX ISA, "shfl.sync")."""
-        return f"shfl.sync.{'bfly' if self.mode == 'xor' else self.mode}.{self.dtype.name}"
+        """Mode and type: ``shfl.sync.bfly.f32`` (PTX ISA, "shfl.sync"); the clamp if not the whole warp's."""
+        groups = "" if self.clamp is None else f".{self.clamp:#x}"
+        return f"shfl.sync.{'bfly' if self.mode == 'xor' else self.mode}.{self.dtype.name}{groups}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -125,16 +137,31 @@ class Shuffle(Instruction):
         value, lane, mask = operands
         return f"{_CALL[self.mode]}({mask}, {value}, {lane})"
 
+    @property
+    def has_expression(self) -> bool:
+        """Whether it is one of CUDA's calls: of the whole warp."""
+        return self.clamp is None
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """CUDA's call, or inline PTX with the clamp."""
+        if self.clamp is None:
+            return f"{results[0]} = {self.expression(operands)};"
+        mode, letter = "bfly" if self.mode == "xor" else self.mode, self.dtype.constraint
+        ins = [(letter, operands[0]), ("r", operands[1]), ("r", operands[2])]
+        return inline_ptx(f"shfl.sync.{mode}.b32 %0, %1, %2, {self.clamp:#x}, %3;", [(f"={letter}", results[0])], ins)
+
     def source_lanes(self, argument: Array) -> Array:
         """The lane each lane reads from, shape (warps, 32); ``argument`` is the lane operand of that shape."""
         lane = np.broadcast_to(_LANES, argument.shape).astype(np.int64)
-        n = argument.astype(np.int64)
-        if self.mode == "xor":
-            return lane ^ (n & 31)
-        if self.mode == "idx":
-            return n & 31
-        source = lane - n if self.mode == "up" else lane + n
-        return np.where((source < 0) | (source > 31), lane, source)
+        n = argument.astype(np.int64) & 31
+        clamp = self._whole_warp if self.clamp is None else self.clamp
+        group = clamp >> 8 & 31
+        first, last = lane & group, (lane & group) | (clamp & 31 & ~group)
+        if self.mode == "up":
+            source = lane - n
+            return np.where(source < last, lane, source)
+        source = {"xor": lane ^ n, "idx": first | (n & ~group), "down": lane + n}[self.mode]
+        return np.where(source > last, lane, source)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Each lane's value of its source lane, bit for bit."""

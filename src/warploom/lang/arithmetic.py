@@ -97,7 +97,7 @@ class Arithmetic(Builder):
         return self.unary("tanh", x)
 
     def absolute(self, x: Number) -> Traced:
-        """|x| of an f32."""
+        """The absolute value of an f32."""
         return self.unary("abs", x)
 
     def popc(self, x: Traced) -> Traced:

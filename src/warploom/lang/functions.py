@@ -51,7 +51,7 @@ def exp2(x: Traced) -> Traced:
 
 
 def exp(x: Traced) -> Traced:
-    """e to the x by ``exp2``: a relative error of about 2^-22·(1 + |x|)."""
+    """e to the x by ``exp2``: a relative error of about 2^-22·(1 + abs(x))."""
     return _words(x).exp2(x * LOG2_E)
 
 
@@ -76,7 +76,7 @@ def sqrt(x: Traced) -> Traced:
 
 
 def absolute(x: Traced) -> Traced:
-    """|x|."""
+    """The absolute value of x."""
     return _words(x).absolute(x)
 
 

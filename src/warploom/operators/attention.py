@@ -7,46 +7,55 @@ current stream, so compiled code may run in CUDA graphs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from warploom.kernels.attention.problem import AttentionConfig
+from warploom.operators.fakes import if_sizes_are_known, known, seen
 from warploom.operators.registration import define
 from warploom.ops import attention as eager
+from warploom.ops.attention_arrays import AXES, Options, checked
+from warploom.ops.attention_plan import read_config
 
 if TYPE_CHECKING:
     from warploom.ops.attention_arrays import Layout, Window
 
-_SEQUENCE_AXIS = {"bshd": 1, "bhsd": 2}
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None, SymInt? window_left=None, "
-    "SymInt? window_right=None, float? softcap=None, str layout='bshd', str? config=None) -> "
+    "SymInt? window_right=None, float? softcap=None, str layout='bshd', str? config=None, "
+    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None) -> "
 )
-
-_ARGUMENTS = ("q", "k", "v", "causal", "scale", "window_left", "window_right", "softcap", "layout", "config")
 
 
 def _define(name: str, return_lse: bool) -> Any:
     def run(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None,
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
-        layout: Any = "bshd", config: str | None = None,
+        layout: Any = "bshd", config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
     ) -> Any:  # fmt: skip
         window = None if window_left is None and window_right is None else (window_left, window_right)
         return eager.attention(
-            q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse,
-            layout=layout, config=config,
+            q, k, v, causal=causal, scale=scale if scale_tensor is None else scale_tensor, window=window,
+            softcap=softcap if softcap_tensor is None else softcap_tensor, return_lse=return_lse, layout=layout,
+            config=config,
         )  # fmt: skip
 
-    def fake(q: torch.Tensor, *others: Any) -> Any:
+    def fake(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None,
+        window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
+        layout: Any = "bshd", config: str | None = None, *_tensors: Any, **_named: Any,
+    ) -> Any:  # fmt: skip
+        window = None if window_left is None and window_right is None else (window_left, window_right)
+        options = replace(Options(causal, scale, None, softcap, return_lse, layout).plain(), window=window)
+        problem = if_sizes_are_known(lambda: checked((seen(q), seen(k), seen(v)), options))
+        if config is not None and problem is not None:
+            read_config(config, problem)
         out = q.new_empty(q.shape)  # row-major, whatever the strides of q
         if not return_lse:
             return out
-        layout = dict(zip(_ARGUMENTS[1:], others, strict=False)).get("layout", "bshd")
-        sequence = _SEQUENCE_AXIS.get(layout, 1)
-        rows = q.shape[0], q.shape[3 - sequence], q.shape[sequence]
-        return out, q.new_empty(rows, dtype=torch.float32)
+        return out, q.new_empty([q.shape[axis] for axis in AXES[layout]], dtype=torch.float32)
 
     return define(name, _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor"), run, fake)
 
@@ -74,6 +83,8 @@ def attention(
     """:func:`warploom.attention` inside a traced graph: one call of an operator, no graph break."""
     left, right = (None, None) if window is None else window
     notation = None if config is None else str(config)
+    scale, scale_tensor = known("scale", scale)
+    softcap, softcap_tensor = known("softcap", softcap)
     operators: Any = torch.ops.warploom
     chosen = operators.attention_lse if return_lse else operators.attention
-    return chosen(q, k, v, causal, scale, left, right, softcap, layout, notation)
+    return chosen(q, k, v, causal, scale, left, right, softcap, layout, notation, scale_tensor, softcap_tensor)

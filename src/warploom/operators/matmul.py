@@ -12,17 +12,18 @@ from typing import Any
 
 import torch
 
-from warploom.core.dtypes import dtype_of
-from warploom.core.errors import ProblemError
+from warploom.core.dtypes import DType, dtype_of
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig
+from warploom.operators.fakes import if_sizes_are_known, known, seen
 from warploom.operators.registration import define
 from warploom.ops import matmul as eager
+from warploom.ops.matmul_arrays import checked_config, checked_shape, result_types
 
 _KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 _SCHEMA = (
     "(Tensor a, Tensor b, Tensor? bias=None, str? out_dtype=None, str accumulate='f32', float alpha=1.0, "
-    "str? config=None) -> Tensor"
+    "str? config=None, Tensor? alpha_tensor=None) -> Tensor"
 )
 
 
@@ -34,17 +35,30 @@ def _run(
     accumulate: str = "f32",
     alpha: float = 1.0,
     config: str | None = None,
+    alpha_tensor: Any = None,
 ) -> torch.Tensor:
-    return eager.matmul(a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=alpha, config=config)
+    factor = alpha if alpha_tensor is None else alpha_tensor
+    return eager.matmul(a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=factor, config=config)
 
 
 def _fake(
-    a: torch.Tensor, b: torch.Tensor, _bias: torch.Tensor | None = None, out_dtype: str | None = None, *_: Any
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: str | None = None,
+    accumulate: str = "f32",
+    alpha: float = 1.0,
+    config: str | None = None,
+    alpha_tensor: Any = None,
 ) -> torch.Tensor:
-    if a.dim() < 2 or b.dim() < 2:
-        raise ProblemError(f"matmul takes matrices, not shapes {tuple(a.shape)} and {tuple(b.shape)}: add a dimension")
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return a.new_empty((*batch, a.shape[-2], b.shape[-1]), dtype=_KINDS[out_dtype] if out_dtype else a.dtype)
+    views = [seen(x) for x in (a, b, bias) if x is not None]
+    dtype = result_types(views[0], views[1], None, out_dtype, accumulate, alpha)[0]
+    shape = if_sizes_are_known(lambda: checked_shape(views, bias is not None))
+    if config is not None:
+        checked_config(config, views[0].dtype, accumulate)
+    if shape is None:
+        shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    return a.new_empty(shape, dtype=_KINDS[dtype.name])
 
 
 matmul_operator = define("matmul", _SCHEMA, _run, _fake)
@@ -76,7 +90,20 @@ def matmul(
             a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, epilogue=epilogue, extras=extras, alpha=alpha,
             out=out, config=config,
         )  # fmt: skip
-    words = None if out_dtype is None else dtype_of(out_dtype).name, dtype_of(accumulate).name
+    words = None if out_dtype is None else _word(out_dtype), _word(accumulate)
     notation = None if config is None else str(config)
+    factor, tensor = known("alpha", alpha)
     operators: Any = torch.ops.warploom
-    return operators.matmul(a, b, bias, *words, alpha, notation)
+    return operators.matmul(a, b, bias, *words, 1.0 if factor is None else factor, notation, tensor)
+
+
+def _word(dtype: Any) -> str:
+    """A type's name; of what names none whatever it prints, for the operator to refuse."""
+    if isinstance(dtype, str):
+        return dtype
+    if isinstance(dtype, DType):
+        return dtype.name
+    try:
+        return dtype_of(dtype).name
+    except ValueError:
+        return str(dtype)

@@ -15,7 +15,7 @@ from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.attention.problem import AttentionConfig, Operands
 from warploom.ops.attention_arrays import AXES, Inputs, Layout, Options, Views, Window, read_inputs, strides_of
-from warploom.ops.attention_plan import AttentionPlan, plan_for
+from warploom.ops.attention_plan import AttentionPlan, configured, plan_for
 from warploom.ops.backends import GpuCall, run_on_emulator
 from warploom.ops.places import EMULATOR
 
@@ -100,8 +100,11 @@ def attention(
 
     Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the caller's current stream; the result is of
     the same kind. Under ``torch.compile`` a call is one operator, ``warploom::attention``. NumPy arrays (and other CPU
-    arrays) run on the GPU when there is one, else on the emulator with all its checks. NaN and infinity propagate as in
-    PyTorch's math backend, except from keys that a mask hides, which may be skipped.
+    arrays) run on the GPU when there is one, else on the emulator with all its checks.
+
+    NaN and infinity propagate as in PyTorch's math backend, except from keys that a mask hides, which may be skipped: a
+    query whose scores are all -inf gives zeros (log-sum-exp -inf), one with a score of +inf NaN (+inf). Scores beyond
+    ±9e7 (float16) or ±7e8 (bfloat16) count as infinite.
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
@@ -152,6 +155,8 @@ def _first_call(views: Views, options: Options, config: AttentionConfig | str | 
     inputs = read_inputs(views, options)
     q, problem = inputs.q, inputs.problem
     if 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len):
+        if config is not None:
+            configured(inputs, config)  # refuses what does not fit
         return _without_keys(q, options)
     result = empty_like(q, q.shape)
     outputs = [result, _empty_lse(q, options.layout)] if options.return_lse else [result]
@@ -160,7 +165,7 @@ def _first_call(views: Views, options: Options, config: AttentionConfig | str | 
     arrays = (*inputs.all, *outs)
     if q.device[0] == "cuda":
         call = GpuCall.of(made.call, q.device[1])
-        if all(a is b for a, b in zip(inputs.all, views, strict=True)):  # nothing had to be copied first
+        if all(a.pointer == b.pointer for a, b in zip(inputs.all, views, strict=True)):  # nothing was copied first
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
             _prepared[key] = call

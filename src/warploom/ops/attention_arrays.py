@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
-from warploom.core.dtypes import F32_MAX, bf16, f16
+from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ProblemError, shown
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
-from warploom.interop.copies import compact
+from warploom.interop.copies import compact, settled
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.problem import AttentionProblem, TensorStrides
 from warploom.ops.options import flag, number, single
@@ -54,7 +54,7 @@ class Options:
 
     def check(self) -> None:
         """Raises ProblemError for values that no kernel computes with."""
-        AttentionFeatures(window=self.sides(), softcap=self.softcap)
+        AttentionFeatures(window=self.sides(), scale=self.scale, softcap=self.softcap)
 
     def sides(self) -> Window:
         """(left, right) keys a query sees around the one aligned with it; None is unbounded."""
@@ -100,6 +100,16 @@ def read_inputs(views: Views, options: Options, copy: Callable[[ArrayView], Arra
 
     ``copy`` aligns those that are not; with ``as_if_compact`` the result is good for a plan.
     """
+    problem = checked(views, options)
+    q, k, v = (_aligned(settled(view), copy) for view in views)
+    return Inputs(q, k, v, problem)
+
+
+def checked(views: Views, options: Options) -> AttentionProblem:
+    """The problem, by shapes, types and devices alone: memory is not looked at, nor how it is aligned.
+
+    Raises ProblemError with the first thing that is wrong.
+    """
     options.check()
     layout = options.layout
     named = dict(zip("qkv", views, strict=True))
@@ -112,9 +122,7 @@ def read_inputs(views: Views, options: Options, copy: Callable[[ArrayView], Arra
         if view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape:  # of no elements the strides say nothing
             raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[3]}): copy it")
     same_device(views, list(named))
-    problem = _problem(views, options)
-    q_view, k_view, v_view = (_aligned(view, copy) for view in views)
-    return Inputs(q_view, k_view, v_view, problem)
+    return _problem(views, options)
 
 
 def _problem(views: Views, options: Options) -> AttentionProblem:
@@ -130,8 +138,6 @@ def _problem(views: Views, options: Options) -> AttentionProblem:
         )
     if q[3] % 8 or not 8 <= q[3] <= 256:
         raise ProblemError(f"head_dim is {q[3]}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
-    if options.scale is not None and not abs(options.scale) <= F32_MAX:
-        raise ProblemError(f"scale must be a finite float32, not {options.scale}")
     return AttentionProblem(
         q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], views[0].dtype,
         options.sides(), options.scale, options.softcap, options.return_lse,

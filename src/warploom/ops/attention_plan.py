@@ -17,6 +17,7 @@ from warploom.ops.places import Place
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
+    from warploom.core.targets import Target
     from warploom.ir.program import Program
 
 
@@ -62,14 +63,26 @@ def operands_of(inputs: Inputs, out: ArrayView, layout: str) -> Operands:
 def plan_for(inputs: Inputs, out: ArrayView, layout: str, config: Any) -> AttentionPlan:
     """The plan for checked inputs and an output in a layout. Raises ConfigError for a ``config`` that does not fit."""
     problem = inputs.problem
-    if config is not None:
-        config = configuration(config, parse_config)
-    place = Place.of(inputs.q.device, requires=None if config is None else config.requires)
+    config, place = configured(inputs, config)
     target = place.goal
     if config is None:
         config, reason = tuned(problem, target, place.gpu, parse_config) or choose(problem, target)
     else:
         reason = "asked for by the caller"
-        refuse(f"{config} does not fit", list(dict.fromkeys(config.check(target) + config.misfits(problem))))
     call = config.call(problem, operands_of(inputs, out, layout), place.multiprocessors)
     return AttentionPlan(problem, config, reason, target.name, str(place), call, place.multiprocessors)
+
+
+def configured(inputs: Inputs, config: Any) -> tuple[AttentionConfig | None, Place]:
+    """The configuration asked for, read, and where it runs. Raises ConfigError for one that does not fit."""
+    if config is not None:
+        config = configuration(config, parse_config)
+    place = Place.of(inputs.q.device, requires=None if config is None else config.requires)
+    return None if config is None else read_config(config, inputs.problem, place.goal), place
+
+
+def read_config(config: Any, problem: AttentionProblem, target: Target | None = None) -> AttentionConfig:
+    """A configuration, or its notation. Raises ConfigError for one that does not fit the problem (and the target)."""
+    found = configuration(config, parse_config)
+    refuse(f"{found} does not fit", list(dict.fromkeys(found.check(target) + found.misfits(problem))))
+    return found

@@ -149,7 +149,7 @@ def _view(parameter: Parameter, argument: Any) -> ArrayView:
 
 def _same_bits(given: DType, taken: DType) -> bool:
     """Whether elements of one type stand for those of another: of one NumPy type, or bits or integers of one size."""
-    if given.bytes != taken.bytes:
+    if given.bytes != taken.bytes or given.kind == "foreign":
         return False
     kinds = {given.kind, taken.kind}
     return given.numpy == taken.numpy or bool(kinds & {"unsigned", "pred"}) or kinds == {"signed"}

@@ -170,6 +170,8 @@ def _first_call(inputs: Inputs, out: Any, config: MatmulConfig | None, key: _Key
     first = inputs.views[0]
     result = empty_like(first, inputs.shape, inputs.problem.out_dtype) if out is None else out
     if 0 in inputs.shape:
+        if config is not None:
+            _plan(inputs, config)  # refuses what does not fit
         return result
     view = describe_new(result) if out is None else describe(out)
     made = _plan(inputs, config)

@@ -17,6 +17,7 @@ from warploom.interop.overlap import overlaps_itself, share_memory
 from warploom.kernels.matmul.choice import parse_config
 from warploom.kernels.matmul.features import MOST_EXTRAS, Epilogue, EpilogueFunction
 from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulConfig, MatmulProblem, Matrix
+from warploom.kernels.settings import refuse
 from warploom.ops.matmul_plan import Offsets
 from warploom.ops.options import configuration
 
@@ -54,11 +55,9 @@ def read_inputs(
     ``copy`` makes those plain that no kernel reads as they lie; with ``as_if_compact`` the result is good for a plan.
     """
     a, b, *others = views
-    shape = _result_shape(a, b)
-    dtypes = _dtypes(a, b, out, out_dtype, accumulate, alpha)
     extras = others[1:] if has_bias else others
-    _check_others(others, has_bias, extras, function, shape, a.dtype)
-    same_device(views, ["a", "b", *["bias"] * has_bias, *["an extra matrix"] * len(extras)])
+    dtypes = result_types(a, b, out, out_dtype, accumulate, alpha)
+    shape = checked_shape(views, has_bias, function)
     kept = [_readable(a, copy), _readable(b, copy)] + [x if x.contiguous else copy(x) for x in others]
     target = _result_layout(shape, out, a, dtypes[0])
     if out is not None:
@@ -77,6 +76,18 @@ def read_inputs(
 
 
 # -- checks
+def checked_shape(
+    views: Sequence[ArrayView], has_bias: bool, function: EpilogueFunction | None = None
+) -> tuple[int, ...]:
+    """The result's shape, by shapes, types and devices alone. Raises ProblemError with the first thing wrong."""
+    a, b, *others = views
+    shape = _result_shape(a, b)
+    extras = others[1:] if has_bias else others
+    _check_others(others, has_bias, extras, function, shape, a.dtype)
+    same_device(views, ["a", "b", *["bias"] * has_bias, *["an extra matrix"] * len(extras)])
+    return shape
+
+
 def matmul_config(config: Any, dtype: DType, accumulate: Any = "f32") -> MatmulConfig | None:
     """The configuration asked for: None, one of a matmul kernel, or its notation. Raises ConfigError for others.
 
@@ -89,6 +100,13 @@ def matmul_config(config: Any, dtype: DType, accumulate: Any = "f32") -> MatmulC
     except ValueError:
         types = {"dtype": dtype}
     return configuration(config, lambda text: parse_config(text, **types))
+
+
+def checked_config(config: Any, dtype: DType, accumulate: Any = "f32") -> None:
+    """Raises ConfigError for a ``config`` that is no kernel, on whatever GPU and for whatever layout."""
+    found = matmul_config(config, dtype, accumulate)
+    if found is not None:
+        refuse(f"{found} does not fit", found.check())
 
 
 def _check_function(function: Any, extras: int) -> None:
@@ -118,9 +136,6 @@ def _result_shape(a: ArrayView, b: ArrayView) -> tuple[int, ...]:
     for name, view in (("a", a), ("b", b)):
         if len(view.shape) < 2:
             raise ProblemError(f"{name} has shape {tuple(view.shape)}; matmul takes matrices: add a dimension")
-        require_dtype(view, name, (f16, bf16))
-    if a.dtype is not b.dtype:
-        raise ProblemError(f"a is {a.dtype} and b is {b.dtype}: convert them to one type")
     if a.shape[-1] != b.shape[-2]:
         raise ProblemError(
             f"a has {a.shape[-1]} columns and b has {b.shape[-2]} rows ({tuple(a.shape)} · {tuple(b.shape)}): they "
@@ -135,23 +150,36 @@ def _result_shape(a: ArrayView, b: ArrayView) -> tuple[int, ...]:
     return (*batch, a.shape[-2], b.shape[-1])
 
 
-def _dtypes(
+def result_types(
     a: ArrayView, b: ArrayView, out: ArrayView | None, out_dtype: Any, accumulate: Any, alpha: float
 ) -> tuple[DType, DType]:
-    try:
-        result = dtype_of(out_dtype) if out_dtype is not None else out.dtype if out is not None else a.dtype
-        sums = dtype_of(accumulate)
-    except ValueError as error:
-        raise ProblemError(str(error)) from error
+    """(type of the result, of the sums). Raises ProblemError for types or an ``alpha`` that no kernel takes."""
+    for name, view in (("a", a), ("b", b)):
+        require_dtype(view, name, (f16, bf16))
+    if a.dtype is not b.dtype:
+        raise ProblemError(f"a is {a.dtype} and b is {b.dtype}: convert them to one type")
+    result, sums = a.dtype if out is None else out.dtype, _named_type(accumulate)
+    if out_dtype is not None:
+        result = _named_type(out_dtype)
+    elif out is not None:
+        require_dtype(out, "out", (f16, bf16, f32))
     if result not in (f16, bf16, f32):
-        raise ProblemError(f"out_dtype is f16, bf16 or f32, not {result}")
+        raise ProblemError(f"out_dtype is f16, bf16 or f32, not {shown(out_dtype)}")
     if sums not in (f16, f32) or (sums is f16 and a.dtype is not f16):
-        raise ProblemError(f"accumulate is 'f32', or 'f16' for float16 inputs; not {sums} for {a.dtype}")
+        raise ProblemError(f"accumulate is 'f32', or 'f16' for float16 inputs; not {shown(accumulate)} for {a.dtype}")
     if out is not None and out.dtype is not result:
         raise ProblemError(f"out is {out.dtype}, out_dtype {result}: leave one away")
     if not abs(alpha) <= F32_MAX:
         raise ProblemError(f"alpha (or scale) must be a finite float32, not {alpha}")
     return result, sums
+
+
+def _named_type(what: Any) -> DType | None:
+    """The type that ``what`` names; None if it names none."""
+    try:
+        return None if what is None else dtype_of(what)
+    except ValueError:
+        return None
 
 
 def _check_others(
@@ -217,8 +245,12 @@ def _result_layout(
         raise ProblemError(f"out is on {out.device}, a on {a.device}: they must be on one device")
     if out.readonly:
         raise ProblemError(READ_ONLY)
-    bad = [s for size, s in zip(shape, out.strides, strict=True) if size > 1 and not 0 < s < _STRIDE_LIMIT]
-    if (shape[-1] > 1 and out.strides[-1] != 1) or bad:
+    if 0 in shape:  # of no elements the strides say nothing
+        return out.pointer % 16, tuple(out.strides)
+    outer = [s for size, s in zip(shape, out.strides, strict=True) if size > 1]
+    if max(outer, default=0) >= _STRIDE_LIMIT:
+        raise ProblemError(f"out has strides {out.strides}: {_STRIDE_LIMIT} elements or more are too far, pass another")
+    if (shape[-1] > 1 and out.strides[-1] != 1) or min(outer, default=1) <= 0:
         raise ProblemError(f"out has strides {out.strides}: it must be row-major with a contiguous last dimension")
     if overlaps_itself(out):
         raise ProblemError(f"out has strides {out.strides} for shape {shape}: some of its elements lie on each other")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from warploom.core.errors import ConfigError, ProblemError, shown
+from warploom.interop.refusals import refuse_derivatives
 from warploom.kernels.settings import broken_flags
 
 Config = TypeVar("Config")
@@ -69,6 +70,8 @@ def single(value: Any) -> Any:
     shape = getattr(value, "shape", None)
     if not isinstance(shape, tuple) or not hasattr(value, "item") or any(size != 1 for size in shape):
         return value
+    if hasattr(value, "requires_grad"):
+        refuse_derivatives(value)
     return value.item()
 
 

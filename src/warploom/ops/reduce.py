@@ -21,7 +21,7 @@ from warploom.interop.arrays import (
     require_dtype,
     same_device,
 )
-from warploom.interop.copies import as_if_compact, compact
+from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import is_tracing
 from warploom.kernels.matmul.choice import choose_for_rows
 from warploom.kernels.matmul.problem import MatmulConfig
@@ -136,7 +136,13 @@ def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: MatmulConfig | 
     """
     if is_tracing():
         return tracing.operator_of("linear_cross_entropy")(x, w, target, config=config)
-    rows, words, chosen = describe(x), describe(w), describe(target)
+    rows, words, chosen = (settled(describe(array)) for array in (x, w, target))
+    check_loss(rows, words, chosen)
+    return _reduced(rows, transposed(words), "logsumexp", 1.0, None, config, chosen)[0]
+
+
+def check_loss(rows: ArrayView, words: ArrayView, chosen: ArrayView) -> None:
+    """Raises ProblemError where shapes, types or devices of :func:`linear_cross_entropy` are wrong."""
     if len(rows.shape) != 2 or len(words.shape) != 2 or tuple(chosen.shape) != (rows.shape[0],):
         raise ProblemError(
             f"x is (m, k), w (n, k) and target (m,); got {tuple(rows.shape)}, {tuple(words.shape)} and "
@@ -155,7 +161,6 @@ def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: MatmulConfig | 
     if rows.dtype is not words.dtype:
         raise ProblemError(f"x is {rows.dtype} and w is {words.dtype}: convert them to one type")
     same_device((rows, words, chosen), ("x", "w", "target"))
-    return _reduced(rows, transposed(words), "logsumexp", 1.0, None, config, chosen)[0]
 
 
 def plan_matmul_reduce(
@@ -186,14 +191,19 @@ def _read(
     bias: Any,
     copy: Callable[[ArrayView], ArrayView] = compact,
 ) -> Inputs:
+    check_matrices(a, b, op)
+    views = [a, b] if bias is None else [a, b, _view(bias)]
+    return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
+
+
+def check_matrices(a: ArrayView, b: ArrayView, op: str) -> None:
+    """Raises ProblemError for what a reduction takes less than a product does."""
     if op not in OPS:
         raise ProblemError(f"op is one of {', '.join(OPS)}, not {op!r}")
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise ProblemError(f"a and b are matrices, not of shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    views = [a, b] if bias is None else [a, b, _view(bias)]
     if b.shape[1] == 0:
         raise ProblemError("b has no columns: there is nothing to reduce over")
-    return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
 
 
 def _plan(inputs: Inputs, op: ReduceOp, config: MatmulConfig | None, target: ArrayView | None = None) -> ReducePlan:
@@ -243,6 +253,8 @@ def _first_call(
     results = [empty(first.kind, (inputs.problem.m,), kind, first.device) for kind in kinds]
     values, index = results[0], results[1] if len(results) > 1 else None
     if inputs.problem.m == 0:
+        if config is not None:
+            _plan(inputs, op, config, target)  # refuses what does not fit
         return values, index
     plan = _plan(inputs, op, config, target)
     if first.device[0] != "cuda" and plan.device != EMULATOR:

@@ -13,7 +13,7 @@ import numpy as np
 
 from warploom.core.dtypes import s32
 from warploom.interop.arrays import ArrayView, as_numpy, describe
-from warploom.interop.copies import compact
+from warploom.interop.copies import compact, settled
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul_reduce.problem import ReduceProblem, logits_call
 from warploom.kernels.source import Grid, KernelCall
@@ -128,5 +128,5 @@ def _as_words(target: ArrayView) -> ArrayView:
 def transposed(view: ArrayView) -> ArrayView:
     """The transpose of a matrix, without a copy."""
     if view.kind in ("numpy", "torch", "cupy") and not isinstance(view.owner, tuple):
-        return describe(view.owner.T)
+        return settled(describe(view.owner.T))
     return view._replace(shape=tuple(view.shape)[::-1], strides=tuple(view.strides)[::-1])

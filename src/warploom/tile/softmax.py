@@ -8,23 +8,25 @@ and O / l at the end. Two changes keep the result exact and save work. *Lazy res
 it by 2^8 (P and O share whatever factor is left). *Stale max*: a block's P is formed by the maxima of the blocks
 before, without looking for its own; P itself shows where one grew too far, and there the scores are recomputed.
 
-A row that sees no key, or only scores of -inf, gives zeros; its log-sum-exp is -inf.
+A row that sees no key, or only scores of -inf, gives zeros; its log-sum-exp is -inf. What is out of the way costs the
+loop over the blocks nothing: maxima start at a number instead of -inf, so that rows without a score need no case of
+their own; and rows with a score that is infinite or too large (:data:`FAR`) are told at the end, by their maxima.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING
 
-from warploom.core.dtypes import f32, u32
+from warploom.core.dtypes import F32_MAX, DType, f32, u32
 from warploom.lang.values import Mutable
 from warploom.layout.reduction import reduction_plan
 
 if TYPE_CHECKING:
-    from warploom.core.dtypes import DType
     from warploom.lang import Fragment, Kernel, SharedTile, Traced
 
 LOG2_E = math.log2(math.e)
@@ -32,9 +34,14 @@ LAZY_GROWTH = 8.0
 """Powers of two that a row's maximum may grow before O is rescaled."""
 STALE_SUM = 4096.0
 """Up to which a lane's part of a block's row sum shows that stale maxima still serve: P then fits f16, and O and l stay
-as far from float32's end as they are with the block's own maxima."""
-HEADROOM = 12.0
-"""Powers of two that P stays below 1 where the top bit of its exponent is to show that a maximum grew: 2 has it."""
+as far from float32's end as they are with the block's own maxima. Times 2^-headroom."""
+HEADROOM = {"bf16": 24.0, "f16": 0.0}
+"""Powers of two that P stays below 1 in bf16, so that O, which is divided by the sum of P only in the end, holds any v:
+2^LAZY_GROWTH times 65536 keys. And so that the top bit of P's exponent, which 2 has, shows that a maximum grew. f16 has
+no exponents left for it, nor values that need it."""
+FAR = {"bf16": 2.0**30, "f16": 2.0**27}
+"""Powers of two, of either sign, from which on scores count as infinite: rounded to float32 they are off by so much
+that P leaves its type."""
 TOP_EXPONENT_BIT = 1 << 30
 """Set in float32's from 2 on, infinities and NaN."""
 WARY_BLOCKS = 16
@@ -51,10 +58,52 @@ def nothing() -> None:
     """An action that does nothing."""
 
 
+@dataclass(frozen=True)
+class Exponents:
+    """How a score s and its row's maximum m become P = 2^(``c``·s - ``c``·m - headroom), P of type ``dtype``."""
+
+    c: float
+    dtype: DType
+
+    @property
+    def headroom(self) -> float:
+        """Powers of two that P stays below 1."""
+        return HEADROOM[self.dtype.name]
+
+    @property
+    def lowest(self) -> float:
+        """The maximum of a row that has no larger score yet: lower ones count as -inf."""
+        return -min(F32_MAX, FAR[self.dtype.name] / self.c)
+
+    def shift(self, k: Kernel, m: Traced) -> Traced:
+        """What is added to c·s: rounded once, so that every use of a maximum is off by the same."""
+        return k.fma(m, -self.c, -self.headroom) if self.headroom else m * -self.c
+
+    def factor(self, k: Kernel, before: Traced, after: Traced) -> Traced:
+        """What l and O are multiplied by when a row's maximum changes: as its shifts differ, rounded as they are."""
+        return k.exp2(self.shift(k, after) - self.shift(k, before))
+
+    def inverse(self, k: Kernel, m: Traced, total: Traced) -> Traced:
+        """What O is multiplied by in the end: 1 / l, 0 for a row without a score, NaN for one with a score of +inf."""
+        far = self._is_far(m)
+        some = k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total))
+        return k.select(far, k.value(math.nan, f32), some)
+
+    def log_sum(self, k: Kernel, m: Traced, total: Traced) -> Traced:
+        """The natural log-sum-exp of a row's scores."""
+        to_scores = self.c / LOG2_E
+        log = (k.log2(total) + self.headroom) * math.log(2.0)
+        return k.select(self._is_far(m), m * to_scores, k.fma(m, to_scores, log))
+
+    def _is_far(self, m: Traced) -> Traced:
+        return m * self.c > FAR[self.dtype.name]
+
+
 class OnlineSoftmax:
     """Row maxima m and sums l (each lane's part) of the rows that a thread has of S.
 
-    ``s`` holds a block's scores, and P after it; ``o`` is the output's accumulator. ``cap`` c replaces a scaled score x
+    ``s`` holds a block's scores, and P after it, which products take as ``dtype`` (f16 or bf16); ``o`` is the output's
+    accumulator. ``cap`` c replaces a scaled score x
     by c·tanh(x / c). ``column``: the last columns of ``o`` are the row sums, since :func:`put_ones` stand beside V.
     ``lse``: :meth:`finish` returns log-sum-exps.
     """
@@ -65,6 +114,7 @@ class OnlineSoftmax:
         s: Fragment,
         o: Fragment,
         scale: float,
+        dtype: DType,
         *,
         cap: float | None = None,
         column: bool = False,
@@ -74,14 +124,14 @@ class OnlineSoftmax:
         self._scores = s.mutable
         self._scale, self._cap, self._column, self._lse = scale, cap, column, lse
         self._folded = cap is None and scale > 0
-        self._c = scale * LOG2_E if self._folded else LOG2_E
+        self._exponents = Exponents(scale * LOG2_E if self._folded else LOG2_E, dtype)
         self._plan = reduction_plan(s.layout, "col")
         self._rows = self._plan.groups
         self._out_rows = reduction_plan(o.layout, "col").groups
         count = len(self._rows)
         self._m = k.registers(f32, count, None, "row_max")
         self._l = k.registers(f32, count, None, "row_sum")
-        self._last_m = k.registers(f32, count, None, "last_max") if lse else []
+        self._last_m = k.registers(f32, count, None, "last_max")
         self._last_l = [] if column else k.registers(f32, count, None, "last_sum")
 
     @property
@@ -93,7 +143,7 @@ class OnlineSoftmax:
     def begin(self) -> None:
         """Rows that have seen nothing yet, for :meth:`step` alone; O is 0."""
         for m, total in zip(self._m, self._l, strict=True):
-            m.set(-math.inf)
+            m.set(self._exponents.lowest)
             total.set(0.0)
 
     def first(self, mask: Action = nothing) -> None:
@@ -101,7 +151,7 @@ class OnlineSoftmax:
         self._limit()
         mask()
         for m, top in zip(self._m, self._s.reduce("max", "col"), strict=True):
-            m.set(top)
+            m.set(self._k.maximum(top, self._exponents.lowest))
         self._exponentials()
         for kept, total in zip(self._l, self._totals(), strict=False):
             kept.set(total)
@@ -112,7 +162,7 @@ class OnlineSoftmax:
         self._limit()
         mask()
         tops = self._s.reduce("max", "col")
-        outgrown = [(top - m) * self._c > LAZY_GROWTH for m, top in zip(self._m, tops, strict=True)]
+        outgrown = [(top - m) * self._exponents.c > LAZY_GROWTH for m, top in zip(self._m, tops, strict=True)]
         with k.when(k.vote_any(reduce(or_, outgrown)), uniform=True):
             factors = [self._raise(m, k.maximum(m, top)) for m, top in zip(self._m, tops, strict=True)]
             for kept, factor in zip(self._l, factors, strict=True):
@@ -129,7 +179,7 @@ class OnlineSoftmax:
         mask()
         factors: list[Traced] = []
         for m, top in zip(self._m, self._s.reduce("max", "col"), strict=True):
-            grew = (top - m) * self._c > LAZY_GROWTH if lazy else top > m
+            grew = (top - m) * self._exponents.c > LAZY_GROWTH if lazy else top > m
             factors.append(self._raise(m, k.select(grew, top, m.get())))
         self._exponentials()
         for kept, factor, total in zip(self._l, factors, self._totals(), strict=False):
@@ -145,17 +195,16 @@ class OnlineSoftmax:
     def stale(self) -> tuple[Traced, list[Traced]]:
         """P by the maxima so far; whether they serve the whole warp, and the sums for :meth:`accept`.
 
-        A row without a maximum yet (-inf), +inf and NaN never pass: the sum is no number.
+        NaN never passes, and no score of a row without a maximum yet: the sum is no number, or too large.
         """
         k = self._k
         self._limit()
-        for row, m in zip(self._rows, self._m, strict=True):
-            self._exponential(row, m.get())
+        self._exponentials()
         if self._column:
             bits = reduce(or_, [k.bitcast(x, u32) for x in self._scores])
             return k.vote_all((bits & TOP_EXPONENT_BIT) == 0), []
-        totals = self._totals()
-        return k.vote_all(reduce(and_, [total <= STALE_SUM for total in totals])), totals
+        totals, most = self._totals(), STALE_SUM * 2.0**-self._exponents.headroom
+        return k.vote_all(reduce(and_, [total <= most for total in totals])), totals
 
     def accept(self, totals: Sequence[Traced]) -> None:
         """Take up a block's sums by unchanged maxima."""
@@ -165,7 +214,7 @@ class OnlineSoftmax:
     # -- the end of a tile
     def keep(self) -> None:
         """The rows end here: :meth:`finish` takes what they have now, even after the next tile's first block."""
-        for kept, x in (*zip(self._last_l, self._l, strict=False), *zip(self._last_m, self._m, strict=False)):
+        for kept, x in (*zip(self._last_l, self._l, strict=False), *zip(self._last_m, self._m, strict=True)):
             kept.set(x)
 
     def finish(self) -> list[Traced]:
@@ -180,9 +229,10 @@ class OnlineSoftmax:
                 total = self._last_l[row].get()
                 for mask in self._plan.lane_masks:
                     total = total + k.shfl_xor(total, mask)
-            inverse.append(k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total)))
+            top = self._last_m[row].get()
+            inverse.append(self._exponents.inverse(k, top, total))
             if self._lse:
-                logs.append(k.fma(self._last_m[row], self._c, k.log2(total)) * math.log(2.0))
+                logs.append(self._exponents.log_sum(k, top, total))
         self.scale_output(inverse)
         return logs
 
@@ -208,25 +258,18 @@ class OnlineSoftmax:
 
     def _raise(self, m: Mutable, top: Traced) -> Traced:
         """Set a row's maximum; returns the factor of its l and O."""
-        factor = self._k.exp2((m - self._finite(top)) * self._c)
+        factor = self._exponents.factor(self._k, m.get(), top)
         m.set(top)
         return factor
 
-    def _finite(self, m: Traced) -> Traced:
-        """The maximum to subtract: 0 for a row whose scores so far are all -inf, so that nothing becomes NaN."""
-        return self._k.select(m == -math.inf, self._k.value(0.0, f32), m)
-
     def _exponentials(self) -> None:
-        for row, m in zip(self._rows, self._m, strict=True):
-            self._exponential(row, self._finite(m.get()))
-
-    def _exponential(self, row: tuple[int, ...], m: Traced) -> None:
-        """P of one row, in place of its scores."""
+        """P, in place of the scores."""
         k = self._k
-        shift = k.fma(m, -self._c, -HEADROOM) if self._column else m * -self._c
-        for element in row:
-            x = self._scores[element]
-            x.set(k.exp2(k.fma(x, self._c, shift)))
+        for row, m in zip(self._rows, self._m, strict=True):
+            shift = self._exponents.shift(k, m.get())
+            for element in row:
+                x = self._scores[element]
+                x.set(k.exp2(k.fma(x, self._exponents.c, shift)))
 
     def _totals(self) -> list[Traced]:
         """This lane's part of each row's sum of P; none where P·V forms them."""

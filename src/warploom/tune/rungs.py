@@ -14,6 +14,7 @@ from typing import Any
 
 from warploom.bench.gemm import Square
 from warploom.bench.timing import Candidate, measure
+from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, contiguous_problem
@@ -259,7 +260,10 @@ class RungSearch:
         if isinstance(built, str):
             return built
         reasons = built.faults(self.gpu.target, MOST_SPILLED_BYTES)
-        return reasons[0] if reasons else workload.fault(config) or ""
+        try:
+            return reasons[0] if reasons else workload.fault(config) or ""
+        except WarploomError as error:
+            return f"does not run: {str(error).splitlines()[0]}"
 
 
 def _scaled(report: Report, prefix: str, base: float, share: float) -> Report:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from warploom.core.dtypes import F32_MAX
 from warploom.core.errors import ProblemError
+
+MOST_SCALE = F32_MAX / math.log2(math.e)
+"""The largest scale whose product with log2(e) is a float32."""
+CAPS = 2 * math.log2(math.e) / F32_MAX, F32_MAX / 2
+"""The smallest and the largest soft cap whose tanh a float32 kernel can form."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +38,19 @@ class AttentionFeatures:
         for name, side in zip(("left", "right"), self.window, strict=True):
             if side is not None and side < 0:
                 raise ProblemError(f"the window's {name} side is {side}; give a count of keys from 0, or None")
-        if self.softcap is not None and not 0 < self.softcap < math.inf:
-            raise ProblemError(f"softcap must be positive and finite, not {self.softcap}; None leaves scores uncapped")
+        if self.scale is not None and not abs(self.scale) <= MOST_SCALE:
+            raise ProblemError(f"scale must be a finite float32 within ±{MOST_SCALE:.3g}, not {self.scale}")
+        least, most = CAPS
+        if self.softcap is not None and not least <= self.softcap <= most:
+            raise ProblemError(
+                f"softcap must be positive and finite, from {least:.2g} to {most:.2g}, not {self.softcap}; None leaves "
+                "scores uncapped"
+            )
 
     def softmax_scale(self, head_dim: int) -> float:
-        """The factor of the scores."""
-        return 1.0 / math.sqrt(head_dim) if self.scale is None else self.scale
+        """The factor of the scores; 0 where it is 0 in float32, which times a masked score would be NaN."""
+        scale = 1.0 / math.sqrt(head_dim) if self.scale is None else self.scale
+        return scale if np.float32(scale) else 0.0
 
     @property
     def windowed(self) -> bool:

@@ -5,15 +5,13 @@ The production kernels' is :mod:`warploom.tile.softmax`; this one has the rungs'
 
 from __future__ import annotations
 
-import math
-
 from warploom.core.dtypes import f32
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.lang import Fragment, Kernel, Traced
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.reduction import reduction_plan
-from warploom.tile.softmax import LOG2_E
+from warploom.tile.softmax import LOG2_E, Exponents
 
 
 class RungSoftmax:
@@ -22,18 +20,14 @@ class RungSoftmax:
     def __init__(
         self, k: Kernel, config: RungSm80, features: AttentionFeatures, scores: FragmentLayout, output: Fragment
     ) -> None:
-        self._k, self._config, self._features, self._output = k, config, features, output
+        self._k, self._config, self._output = k, config, output
         self._plan = reduction_plan(scores, "col")
         self._output_rows = reduction_plan(output.layout, "col").groups
         self._scale = features.softmax_scale(config.head_dim)
+        self._exponents = Exponents(self._scale * LOG2_E if self._folds else LOG2_E, config.dtype)
         rows = len(self._plan.groups)
-        self._max = k.registers(f32, rows, None if config.peel else -math.inf, "row_max")
+        self._max = k.registers(f32, rows, None if config.peel else self._exponents.lowest, "row_max")
         self._sum = k.registers(f32, rows, None if config.peel else 0.0, "row_sum")
-
-    @property
-    def _to_log2(self) -> float:
-        """What a difference of the kept maxima is multiplied by to be an exponent of 2."""
-        return self._scale * LOG2_E if self._folds else LOG2_E
 
     @property
     def _folds(self) -> bool:
@@ -48,37 +42,48 @@ class RungSoftmax:
         """P = exp(S - m) of one block of scaled scores, with m, l and O updated. ``first``: nothing to rescale."""
         for row, top in enumerate(scores.reduce("max", "col")):
             if first:
-                self._max[row].set(top)
+                self._max[row].set(self._k.maximum(top, self._exponents.lowest))
             else:
                 self._raise(row, self._k.maximum(self._max[row], top))
         return self._exponentials(scores, first)
 
     def _raise(self, row: int, top: Traced) -> None:
         """Bring a row's l and O from its old maximum to the new one."""
-        factor = self._k.exp2((self._max[row] - self._finite(top)) * self._to_log2)
+        factor = self._factor(self._max[row].get(), top)
         self._max[row].set(top)
         self._sum[row] *= factor
         for element in self._output_rows[row]:
             self._output.scale(element, factor)
 
-    def _finite(self, maximum: Traced) -> Traced:
-        """The maximum to subtract: 0 for a row whose scores so far are all -inf, so that nothing becomes NaN."""
-        if not self._features.masked:
-            return maximum
-        return self._k.select(maximum == -math.inf, self._k.value(0.0, f32), maximum)
+    def _shift(self, maximum: Traced) -> Traced:
+        """What brings a row's maximum and the headroom into a score's exponent: see :meth:`_exponential`."""
+        if self._config.folded_scale:
+            return self._exponents.shift(self._k, maximum)
+        headroom = self._exponents.headroom
+        return maximum + headroom / LOG2_E if headroom else maximum
+
+    def _exponential(self, score: Traced, shift: Traced) -> Traced:
+        """exp of a score with its row's shift: in one FMA, or as it is written."""
+        k = self._k
+        if self._config.folded_scale:
+            return k.exp2(k.fma(score, self._exponents.c, shift))
+        return k.exp2((score - shift) * LOG2_E)
+
+    def _factor(self, before: Traced, after: Traced) -> Traced:
+        """What a row's l and O are multiplied by when its maximum changes."""
+        if self._config.folded_scale:
+            return self._exponents.factor(self._k, before, after)
+        return self._k.exp2((before - after) * LOG2_E)
 
     def _exponentials(self, scores: Fragment, first: bool) -> Fragment:
         """P, and each lane's part of its row sums."""
         k = self._k
         values: list[Traced] = list(scores.registers)
         for row, elements in enumerate(self._plan.groups):
-            kept = self._finite(self._max[row].get())
-            shift = kept * -self._to_log2 if self._folds else kept
+            shift = self._shift(self._max[row].get())
             total: Traced | None = None if first else self._sum[row].get()
             for element in elements:
-                x = values[element]
-                exponent = k.fma(x, self._to_log2, shift) if self._folds else (x - shift) * LOG2_E
-                p = values[element] = k.exp2(exponent)
+                p = values[element] = self._exponential(values[element], shift)
                 total = p if total is None else total + p
             assert total is not None
             self._sum[row].set(total)
@@ -91,9 +96,7 @@ class RungSoftmax:
             total = self._sum[row].get()
             for mask in self._plan.lane_masks:
                 total = total + k.shfl_xor(total, mask)
-            inverse = k.reciprocal(total)
-            if self._features.masked:  # a row that sees no key gives zeros
-                inverse = k.select(total == 0.0, k.value(0.0, f32), inverse)
+            inverse = self._exponents.inverse(k, self._max[row].get(), total)
             for element in elements:
                 self._output.scale(element, inverse)
 
@@ -113,7 +116,7 @@ class SharedSoftmax(RungSoftmax):
         self._tile = k.shared(f32, (config.tile_m, config.tile_n), name="score_tile")
         self._per_row = k.shared(f32, config.tile_m, name="row_factors")
         self._first_row = k.warp * config.warp_rows
-        self._own_max = k.register(f32, -math.inf, "own_max")
+        self._own_max = k.register(f32, self._exponents.lowest, "own_max")
         self._own_sum = k.register(f32, 0.0, "own_sum")
 
     def probabilities(self, scores: Fragment, first: bool) -> Fragment:
@@ -141,11 +144,11 @@ class SharedSoftmax(RungSoftmax):
         top = k.register(f32, self._own_max, "row_top")
         with k.loop(self._tile_n) as col:
             top.set(k.maximum(top, self._tile.load(row, col)[0]))
-        factor = k.exp2((self._own_max - top) * self._to_log2)
+        shift, factor = self._shift(top.get()), self._factor(self._own_max.get(), top.get())
         self._own_max.set(top)
         self._own_sum *= factor
         with k.loop(self._tile_n) as col:
-            p = k.exp2((self._tile.load(row, col)[0] - top) * LOG2_E)
+            p = self._exponential(self._tile.load(row, col)[0], shift)
             self._own_sum += p
             self._tile.store(p, row, col)
         self._per_row.store(factor, 0, row)
@@ -158,9 +161,10 @@ class SharedSoftmax(RungSoftmax):
         """Divide O by the row sums, which go through shared memory as well."""
         k = self._k
         with k.when(k.lane < self._rows):
-            self._per_row.store(self._own_sum.get(), 0, self._first_row + k.lane)
+            inverse = self._exponents.inverse(k, self._own_max.get(), self._own_sum.get())
+            self._per_row.store(inverse, 0, self._first_row + k.lane)
         k.syncthreads()
         for group, elements in enumerate(self._output_rows):
-            inverse = k.reciprocal(self._row_value(group))
+            inverse = self._row_value(group)
             for element in elements:
                 self._output.scale(element, inverse)

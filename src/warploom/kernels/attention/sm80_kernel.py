@@ -68,7 +68,7 @@ def attention_sm80(
     s, o = cores.accumulator(c.warp_rows, c.tile_n, "s"), cores.accumulator(c.warp_rows, -(-d // 16) * 16, "o")
     scores = cores.product(s, q_tile, k_tile, warp=(k.warp, 0), depth=d)
     product = cores.product(o, s, v_tile, transposed_b=True)
-    softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), cap=f.softcap, lse=f.lse)
+    softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), c.dtype, cap=f.softcap, lse=f.lse)
     softmax.begin()
     zero(o)
 

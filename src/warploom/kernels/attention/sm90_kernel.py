@@ -213,7 +213,14 @@ class Consumer:
         self._scores = cores.product(self._s, left, keys.tiles[0], depth=d)
         self._product = cores.product(self._o, self._p, values.tiles[0], transposed_b=True)
         self._softmax = OnlineSoftmax(
-            k, self._s, self._o, features.softmax_scale(d), cap=features.softcap, column=c.sum_column, lse=features.lse
+            k,
+            self._s,
+            self._o,
+            features.softmax_scale(d),
+            c.dtype,
+            cap=features.softcap,
+            column=c.sum_column,
+            lse=features.lse,
         )
         self._stale = StaleSoftmax(k, self._softmax)
 

@@ -1,0 +1,120 @@
+"""The search behind attention's rung 7: every tile and every way to keep fragments that rung 6's idea allows.
+
+    PYTHONPATH=src python benchmarks/attention_search_h200.py [--seq 4096] [--out DIR] [--dry-run]
+
+writes ``attention-search.json`` to DIR ($OUT by default). The flags searched are the seeds' (Br, Bc, warps, fragments
+of Q, K and V kept per step, buffering); all others are rung 6's. Kernels that spill are timed too: spills are what
+larger tiles lose by. Each is checked against float64 first. bf16, head_dim 128, 16384 tokens, 16 heads, no mask; a
+glance at all, then the fastest with rungs 6 and 7, interleaved. ``--dry-run`` compiles and stops. A minute on 16 cores.
+Needs torch with CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from warploom.bench.environment import environment
+from warploom.bench.timing import Candidate, measure
+from warploom.core.dtypes import bf16
+from warploom.core.targets import target
+from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.ladder import FULL_LADDER
+from warploom.kernels.attention.problem import AttentionProblem
+from warploom.tune.attention import AttentionFamily
+from warploom.tune.build import build_all
+from warploom.tune.built import Built
+
+TOKENS, HEADS, HEAD_DIM = 16384, 16, 128
+SPACE: dict[str, tuple[Any, ...]] = {
+    "tile_m": (64, 128), "tile_n": (32, 64, 128), "num_warps": (4, 8),
+    "load_q": (0, 2), "load_k": (0, 2), "load_v": (0, 2), "double_buffer": (False, True),
+}  # fmt: skip
+FINALISTS, ROUNDS = 8, 15
+ARCH = "sm_90a"
+START = time.perf_counter()
+
+
+def log(*words: Any) -> None:
+    print(f"[{time.perf_counter() - START:6.1f}]", *words, flush=True)
+
+
+def candidates() -> Iterator[AttentionConfig]:
+    """Every configuration of rung 6's idea that is a kernel."""
+    base = FULL_LADDER.rung("6").config
+    assert isinstance(base, AttentionConfig)
+    for values in itertools.product(*SPACE.values()):
+        config = replace(base, **dict(zip(SPACE, values, strict=True)))
+        if not config.check(target(ARCH)):
+            yield config
+
+
+def compiled(problem: AttentionProblem) -> tuple[dict[AttentionConfig, Built], Counter[str]]:
+    """The candidates' kernels, and how many are none and why."""
+    configs, dropped = list(candidates()), Counter[str]()
+    found: dict[AttentionConfig, Built] = {}
+    for config, built in zip(configs, build_all(AttentionFamily(), problem, configs, ARCH), strict=True):
+        if isinstance(built, str) or built.occupancy(target(ARCH)).ctas_per_sm == 0:
+            dropped[built if isinstance(built, str) else "no CTA fits an SM"] += 1
+        else:
+            found[config] = built
+    return found, dropped
+
+
+def searched(problem: AttentionProblem, kernels: dict[AttentionConfig, Built], dropped: Counter[str]) -> dict[str, Any]:
+    """Times of all, of the finalists with their spread, and which of the two rungs is where."""
+    from warploom.tune.gpu import gpu_for_tuning
+
+    gpu, workload = gpu_for_tuning(), AttentionFamily().workload(problem, 0)
+    ready: dict[str, AttentionConfig] = {}
+    for config, built in kernels.items():
+        if reason := workload.fault(config, built):
+            dropped[reason] += 1
+        else:
+            ready[str(config)] = config
+    runs = {name: Candidate(name, workload.prepare(config, kernels[config])) for name, config in ready.items()}
+    glance = measure(list(runs.values()), workload.sets, gpu.clock, rounds=3, warm_up_seconds=0.01)
+    ranked = sorted(ready, key=lambda name: glance[name].seconds.median)
+    rungs = {key: str(FULL_LADDER.rung(key).config) for key in ("6", "7")}
+    last = dict.fromkeys([*ranked[:FINALISTS], *rungs.values()])
+    final = measure([runs[name] for name in last], workload.sets, gpu.clock, rounds=ROUNDS)
+    work = 4 * problem.batch * HEADS * problem.q_len**2 * HEAD_DIM / 1e12
+    rows: list[dict[str, Any]] = []
+    for name in sorted(last, key=lambda name: final[name].seconds.median):
+        needs = kernels[ready[name]].kernel.resources
+        rows.append({"config": name, "tflops": final[name].seconds.rate(work).json(), "registers": needs.registers,
+                     "spill_bytes": needs.spill_bytes, "place": ranked.index(name) + 1})  # fmt: skip
+        log(f"{rows[-1]['tflops']['median']:6.1f}", name, f"registers {needs.registers} ({needs.spill_bytes})")
+    rates = {name: float(f"{work / glance[name].seconds.median:.4g}") for name in ranked}
+    return {"seq": problem.q_len, "rungs": rungs, "finalists": rows, "glance": rates, "dropped": dict(dropped)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seq", type=int, default=4096)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--dry-run", action="store_true", help="compile and stop")
+    given = parser.parse_args()
+    problem = AttentionProblem(TOKENS // given.seq, HEADS, HEADS, given.seq, given.seq, HEAD_DIM, bf16)
+    kernels, dropped = compiled(problem)
+    spilling = sum(bool(built.kernel.resources.spill_bytes) for built in kernels.values())
+    log(f"{len(kernels)} kernels compiled, of which {spilling} spill;", dict(dropped))
+    if given.dry_run:
+        return 0
+    result = {"environment": environment(0)} | searched(problem, kernels, dropped)
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "attention-search.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

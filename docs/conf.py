@@ -1,0 +1,52 @@
+"""How Sphinx builds the site: ``sphinx-build -W docs docs/_build/html``.
+
+Sphinx, because it resolves the links of the docstrings, which are reStructuredText, and MyST reads the pages as the
+same Markdown that the repository shows.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from sphinx.pycode import ModuleAnalyzer
+
+import warploom
+
+project = "warploom"
+author = "The warploom developers"
+version = release = warploom.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"warploom {version}"
+html_copy_source = False
+copybutton_exclude = ".linenos, .gp, .go"  # of a console block the commands alone
+
+myst_heading_anchors = 4  # headings are link targets, as the repository page has them
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_use_type_comments = False
+
+
+def write_commands(file: Path) -> None:
+    """The command line's reference, from the help of its commands."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "typer", "warploom.cli.main", "utils", "docs", "--name", "warploom"]
+    text = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+    text = re.sub(r"^Examples?:\n((?:  .+\n)+)", r"```sh\n\1```\n", text, flags=re.MULTILINE)
+    file.write_text(text.partition("\n")[2], encoding="utf-8")
+
+
+def show_signatures_of_implementations() -> None:
+    """Overloads of the public functions are for type checkers; the page shows what a call takes."""
+    for module in {sys.modules[getattr(warploom, name).__module__].__name__ for name in warploom.__all__}:
+        analyzer = ModuleAnalyzer.for_module(module)
+        analyzer.analyze()
+        analyzer.overloads.clear()
+
+
+write_commands(Path(__file__).parent / "_build" / "commands.md")
+show_signatures_of_implementations()

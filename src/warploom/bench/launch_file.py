@@ -1,0 +1,127 @@
+"""How to run a kernel that is a file of PTX or CUDA C++, as JSON: grid, block, arguments, what is expected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from warploom.bench.checking import Checked, Result, compared
+from warploom.core.dtypes import dtype_of
+from warploom.core.errors import ProblemError
+from warploom.ops.ptx import check_ptx
+
+SUFFIXES = (".ptx",)
+"""The files that :func:`check_file` takes."""
+_KEYS = {"kernel", "grid", "block", "shared_bytes", "arguments"}
+_ARRAY_KEYS = {"name", "file", "dtype", "shape", "fill", "expect", "tolerance"}
+
+
+@dataclass(frozen=True)
+class LaunchFile:
+    """A launch: ``expected`` are (name, position, array, tolerance) of arguments that the kernel writes."""
+
+    kernel: str | None
+    grid: Sequence[int]
+    block: Sequence[int]
+    shared_bytes: int
+    arguments: list[Any]
+    names: list[str] | None
+    expected: list[tuple[str, int, Any, float]]
+
+
+def read_launch(file: str, seed: int | None = None) -> LaunchFile:
+    """The launch of a JSON file; ``seed`` draws other random arrays. Raises ProblemError for what is no launch.
+
+    ``{"grid": [4], "block": [128], "arguments": [...], "shared_bytes": 0, "kernel": "name"}``; the last two may be
+    missing. An argument is a number, or an array as an object: ``{"file": "x.npy"}``, or ``{"dtype": "f32", "shape":
+    [64, 64], "fill": "random"}``, with ``fill`` one of ``random``, ``arange``, ``nan`` or a number. ``expect`` is the
+    file of what it should hold afterwards, within ``tolerance``. Files are sought beside the launch's.
+    """
+    path = Path(file)
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ProblemError(f"{file} is no launch in JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ProblemError(f"{file}: a launch is an object with {', '.join(sorted(_KEYS))}")
+    launch = cast("dict[str, Any]", found)
+    unknown, missing = sorted(set(launch) - _KEYS), [k for k in ("grid", "block", "arguments") if k not in launch]
+    if unknown or missing:
+        raise ProblemError(f"{file}: unknown keys {unknown}, missing keys {missing}")
+    rng = np.random.default_rng(seed or 0)
+    given: list[Any] = launch["arguments"]
+    arguments = [_argument(x, i, path, rng) for i, x in enumerate(given)]
+    names = [str(x.get("name", f"argument {i}")) if isinstance(x, dict) else f"argument {i}"
+             for i, x in enumerate(given)]  # fmt: skip
+    expected = [
+        (names[i], i, _load(path, x["expect"]), float(x.get("tolerance", 0.0)))
+        for i, x in enumerate(given)
+        if isinstance(x, dict) and "expect" in x
+    ]
+    sizes = {key: value if isinstance(value, list) else [value] for key, value in launch.items()}
+    own = names if any(isinstance(x, dict) and "name" in x for x in given) else None
+    return LaunchFile(
+        launch.get("kernel"), sizes["grid"], sizes["block"], int(launch.get("shared_bytes", 0)), arguments, own,
+        expected,
+    )  # fmt: skip
+
+
+def _argument(given: Any, position: int, path: Path, rng: np.random.Generator) -> Any:
+    if isinstance(given, int | float):
+        return given
+    if not isinstance(given, dict):
+        raise ProblemError(f"{path}: argument {position} is a number or an object, not {given!r}")
+    array = cast("dict[str, Any]", given)
+    unknown = sorted(set(array) - _ARRAY_KEYS)
+    if unknown:
+        raise ProblemError(f"{path}: argument {position} has unknown keys {unknown}; known are {sorted(_ARRAY_KEYS)}")
+    if "file" in array:
+        return _load(path, array["file"])
+    if "dtype" not in array or "shape" not in array:
+        raise ProblemError(f"{path}: argument {position} needs a file, or dtype and shape")
+    try:
+        dtype, shape = dtype_of(array["dtype"]).numpy, tuple(array["shape"])
+        return _filled(array.get("fill", "random"), dtype, shape, rng)
+    except (ValueError, TypeError) as error:
+        raise ProblemError(f"{path}: argument {position}: {error}") from error
+
+
+def _filled(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+    if fill == "random":
+        if dtype.kind in "iu":
+            return rng.integers(0, 100, shape).astype(dtype)
+        return rng.standard_normal(shape).astype(dtype)
+    if fill == "arange":
+        return np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    return np.full(shape, float("nan") if fill == "nan" else fill).astype(dtype)
+
+
+def _load(path: Path, name: str) -> Any:
+    try:
+        return np.load(path.parent / name)
+    except (OSError, ValueError) as error:
+        raise ProblemError(f"{path}: {name} is no array of NumPy's: {error}") from error
+
+
+def check_file(file: str, launch_file: str, seed: int | None = None) -> Checked:
+    """Run the kernel of a file as its launch says, with all checks, and compare what is expected."""
+    launch = read_launch(launch_file, seed)
+    path = Path(file)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ProblemError(f"there is no file {file}: {error}") from error
+    found = check_ptx(
+        text, launch.grid, launch.block, launch.arguments, kernel=launch.kernel, shared_bytes=launch.shared_bytes,
+        names=launch.names, file=str(path), seed=seed,
+    )  # fmt: skip
+    results: list[Result] = [
+        compared(name, launch.arguments[position], wanted, tolerance)
+        for name, position, wanted, tolerance in launch.expected
+    ]
+    return Checked(found.program.name, found.emulation, tuple(results))

@@ -1,0 +1,349 @@
+"""Lanewise PTX instructions by their full form, as others' compilers write them: one line each.
+
+What the language itself uses stands in :mod:`warploom.isa.alu` and :mod:`warploom.isa.conversion`. 16-bit floats are
+patterns in u16 registers here. Approximations (``.approx``, ``.full``) give the exact value, rounded: hardware may
+differ by what PTX allows (2 ulp for ``div.full``, ``ex2``, ``rcp`` and ``rsqrt``).
+
+Sources: PTX ISA, "Integer Arithmetic", "Floating-Point", "Half Precision Floating-Point", "Logic and Shift" and "Data
+Movement and Conversion" instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from warploom.core.dtypes import DType, bf16, f16, f32, f64, s16, s32, s64, u16, u32, u64
+from warploom.isa.alu import BINARY_MEANINGS, flush_subnormal
+from warploom.isa.base import Array, Lanewise, inline_ptx
+from warploom.isa.conversion import half_to_f32
+from warploom.isa.rounding import fma_single, single_to_odd, sum_to_odd
+
+One = Callable[[Array], Array]
+Two = Callable[[Array, Array], Array]
+Meaning = Callable[..., Array]
+_INTEGERS = (u16, s16, u32, s32, u64, s64)
+_BITS = {16: u16, 32: u32, 64: u64}
+_TABLE: dict[str, tuple[tuple[DType, ...], DType, Meaning]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar(Lanewise):
+    """The lanewise PTX instruction ``form``, one of :data:`SCALARS`; ``immediate`` is its last operand, if any."""
+
+    form: str
+    immediate: int | None = None
+
+    @property
+    def mnemonic(self) -> str:
+        """The form, with its immediate operand."""
+        return self.form if self.immediate is None else f"{self.form}.{self.immediate:#x}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """Those of the form; 16-bit floats as u16, pairs of them as u32."""
+        return _TABLE[self.form][0]
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """That of the form."""
+        return (_TABLE[self.form][1],)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """The PTX instruction itself."""
+        places = "".join(f", %{i + 1}" for i in range(len(operands)))
+        last = "" if self.immediate is None else f", {self.immediate:#x}"
+        ins = [(t.constraint, x) for t, x in zip(self.operand_types, operands, strict=True)]
+        out = (f"={self.result_types[0].constraint}", results[0])
+        return inline_ptx(f"{self.form} %0{places}{last};", [out], ins, volatile=False)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The exact result, rounded to nearest even to the result's type."""
+        _, result, function = _TABLE[self.form]
+        with np.errstate(all="ignore"):
+            found = function(*operands) if self.immediate is None else function(*operands, self.immediate)
+        return (found.astype(result.numpy, copy=False),)
+
+
+def _add(form: str, operands: tuple[DType, ...], result: DType, meaning: Meaning) -> None:
+    _TABLE[form] = (operands, result, meaning)
+
+
+# Floats
+
+
+def _flushed(function: Meaning) -> Meaning:
+    return lambda *x: flush_subnormal(function(*(flush_subnormal(v) for v in x)))
+
+
+def _with_ftz(form: str, count: int, meaning: Meaning, *, plain: bool = True) -> None:
+    """An f32 form, and the one that flushes subnormals: ``form`` has a place for ``.ftz``."""
+    if plain:
+        _add(form.format(""), (f32,) * count, f32, meaning)
+    _add(form.format(".ftz"), (f32,) * count, f32, _flushed(meaning))
+
+
+def _or_nan(choose: Two) -> Two:
+    return lambda a, b: np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), choose(a, b))
+
+
+def _negated(a: Array) -> Array:
+    return -a
+
+
+def _reciprocal(a: Array) -> Array:
+    return a.dtype.type(1) / a
+
+
+def _reciprocal_root(a: Array) -> Array:
+    return a.dtype.type(1) / np.sqrt(a)
+
+
+def _with_sign(sign: Array, value: Array) -> Array:
+    return np.copysign(value, sign)
+
+
+def _saturated(a: Array) -> Array:
+    return np.where(np.isnan(a), a.dtype.type(0), np.clip(a, 0, 1))
+
+
+_ROUNDED: dict[str, One] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+_APPROXIMATE: dict[str, One] = {
+    "ex2": np.exp2, "lg2": np.log2, "sin": np.sin, "cos": np.cos, "sqrt": np.sqrt, "rcp": _reciprocal,
+    "rsqrt": _reciprocal_root,
+}  # fmt: skip
+
+
+def _floats() -> None:
+    for op in ("add", "sub", "mul"):
+        _with_ftz(op + ".rn{}.f32", 2, BINARY_MEANINGS[op], plain=False)
+    _with_ftz("div.rn{}.f32", 2, BINARY_MEANINGS["div"], plain=False)
+    for kind in ("full", "approx"):
+        _with_ftz(f"div.{kind}" + "{}.f32", 2, BINARY_MEANINGS["div"])
+    _with_ftz("fma.rn{}.f32", 3, fma_single, plain=False)
+    for op in ("min", "max"):
+        _with_ftz(op + "{}.f32", 2, BINARY_MEANINGS[op], plain=False)
+        _with_ftz(op + "{}.NaN.f32", 2, _or_nan(BINARY_MEANINGS[op]))
+    for op, function in _APPROXIMATE.items():
+        _with_ftz(op + ".approx{}.f32", 1, function)
+    for op in ("sqrt", "rcp"):
+        _with_ftz(op + ".rn{}.f32", 1, _APPROXIMATE[op])
+        _add(f"{op}.rn.f64", (f64,), f64, _APPROXIMATE[op])
+    _add("rcp.approx.ftz.f64", (f64,), f64, _reciprocal)
+    _add("rsqrt.approx.f64", (f64,), f64, _reciprocal_root)
+    _with_ftz("neg{}.f32", 1, _negated, plain=False)
+    _with_ftz("abs{}.f32", 1, np.abs, plain=False)
+    for mode, function in _ROUNDED.items():
+        _with_ftz(f"cvt.{mode}" + "{}.f32.f32", 1, function)
+        _add(f"cvt.{mode}.f64.f64", (f64,), f64, function)
+    for dtype in (f32, f64):
+        _add(f"copysign.{dtype.name}", (dtype, dtype), dtype, _with_sign)
+    _with_ftz("cvt.sat{}.f32.f32", 1, _saturated)
+
+
+# 16-bit floats
+
+
+def _rounded(exact: Array, half: DType) -> Array:
+    """f64 values, rounded to odd where they are inexact, as patterns of ``half``."""
+    return np.ascontiguousarray(single_to_odd(exact)).astype(half.numpy).view(np.uint16)
+
+
+def _difference(a: Array, b: Array) -> Array:
+    return sum_to_odd(a, -b)
+
+
+def _product_and_sum(a: Array, b: Array, c: Array) -> Array:
+    return sum_to_odd(a * b, c)
+
+
+_HALF_OPS: dict[str, tuple[int, Meaning]] = {
+    "add{}": (2, sum_to_odd), "sub{}": (2, _difference), "mul{}": (2, BINARY_MEANINGS["mul"]),
+    "fma.rn": (3, _product_and_sum), "min": (2, BINARY_MEANINGS["min"]), "max": (2, BINARY_MEANINGS["max"]),
+    "min.NaN": (2, _or_nan(BINARY_MEANINGS["min"])), "max.NaN": (2, _or_nan(BINARY_MEANINGS["max"])),
+    "neg": (1, _negated), "abs": (1, np.abs), "tanh.approx": (1, np.tanh),
+}  # fmt: skip
+
+
+def _half(function: Meaning, half: DType) -> Meaning:
+    def meaning(*x: Array) -> Array:
+        return _rounded(function(*(half_to_f32(v, half).astype(np.float64) for v in x)), half)
+
+    return meaning
+
+
+def _pair(function: Meaning) -> Meaning:
+    def both(*x: Array) -> Array:
+        low, high = (function(*((v >> np.uint32(s)).astype(np.uint16) for v in x)).astype(np.uint32) for s in (0, 16))
+        return low | high << np.uint32(16)
+
+    return both
+
+
+def _widening(half: DType) -> One:
+    return lambda x: half_to_f32(x, half)
+
+
+def _narrowing(half: DType) -> One:
+    return lambda x: np.ascontiguousarray(x).astype(half.numpy).view(np.uint16)
+
+
+def _halves() -> None:
+    for half in (f16, bf16):
+        for op, (count, exact) in _HALF_OPS.items():
+            function = _half(exact, half)
+            form = op.format(".rn") if half is f16 else op.format("")
+            _add(f"{form}.{half.name}", (u16,) * count, u16, function)
+            _add(f"{form}.{half.name}x2", (u32,) * count, u32, _pair(function))
+        _add(f"cvt.f32.{half.name}", (u16,), f32, _widening(half))
+        _add(f"cvt.rn.{half.name}.f32", (f32,), u16, _narrowing(half))
+    _add("ex2.approx.f16", (u16,), u16, _half(np.exp2, f16))
+    _add("ex2.approx.ftz.bf16", (u16,), u16, _half(np.exp2, bf16))
+
+
+# Integers and bits
+
+
+def _multiply_high(a: Array, b: Array) -> Array:
+    bits = a.dtype.itemsize * 8
+    if bits < 64:
+        wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
+        return (a.astype(wide) * b.astype(wide)) >> wide.type(bits)
+    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    x, y = (np.ascontiguousarray(v).view(np.uint64) for v in (a, b))
+    x_low, x_high, y_low, y_high = x & mask, x >> half, y & mask, y >> half
+    middle = x_high * y_low + (x_low * y_low >> half)
+    other = x_low * y_high + (middle & mask)
+    high = x_high * y_high + (middle >> half) + (other >> half)
+    if a.dtype.kind == "i":  # a negative factor counts 2^64 too much
+        high = high - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
+    return high.view(a.dtype)
+
+
+def _funnel(left: bool, wrap: bool) -> Meaning:
+    def shift(low: Array, high: Array, count: Array) -> Array:
+        n = (count & np.uint32(31) if wrap else np.minimum(count, np.uint32(32))).astype(np.uint64)
+        both = high.astype(np.uint64) << np.uint64(32) | low
+        moved = both << n >> np.uint64(32) if left else both >> n
+        return (moved & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+    return shift
+
+
+def _extract(value: Array, position: Array, length: Array) -> Array:
+    """``bfe``: a field of bits, zero- or sign-extended by the type; beyond the top, the sign."""
+    bits = value.dtype.itemsize * 8
+    start, count = (np.minimum(x & np.uint32(255), bits).astype(np.int64) for x in (position, length))
+    word = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}").astype(np.uint64)
+    mask = _low_ones(count)
+    found = np.where(start < 64, word >> np.minimum(start, 63).astype(np.uint64), np.uint64(0)) & mask
+    if value.dtype.kind == "i":
+        top = np.clip(np.minimum(start + count - 1, bits - 1), 0, 63).astype(np.uint64)
+        found = np.where((word >> top & np.uint64(1) == 1) & (count > 0), found | ~_inside(mask, start, bits), found)
+    return found.astype(f"u{value.dtype.itemsize}").view(value.dtype)
+
+
+def _inside(mask: Array, start: Array, bits: int) -> Array:
+    """The bits of an extracted field that come from the value itself, not from beyond its top."""
+    return mask & _low_ones(np.clip(bits - start, 0, bits))
+
+
+def _low_ones(count: Array) -> Array:
+    """As many one bits from the bottom, u64; ``count`` is 0 to 64."""
+    ones = (np.uint64(1) << np.minimum(count, 63).astype(np.uint64)) - np.uint64(1)
+    return np.where(count > 63, ~np.uint64(0), ones)
+
+
+def _insert(field: Array, into: Array, position: Array, length: Array) -> Array:
+    """``bfi``."""
+    bits = into.dtype.itemsize * 8
+    start, count = ((x & np.uint32(255)).astype(np.int64) for x in (position, length))
+    fits = (start < bits) & (count > 0)
+    mask = _low_ones(np.minimum(count, bits - np.minimum(start, bits)))
+    shift = np.minimum(start, 63).astype(np.uint64)
+    mask = np.where(fits, mask << shift, np.uint64(0)).astype(into.dtype)
+    return (into & ~mask) | ((field.astype(np.uint64) << shift).astype(into.dtype) & mask)
+
+
+def _logic3(a: Array, b: Array, c: Array, table: int) -> Array:
+    """``lop3``: bit i of ``table`` is the result where the bits of a, b, c make the number i."""
+    result = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), np.uint32)
+    for i in range(8):
+        if table >> i & 1:
+            result = result | (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+    return result
+
+
+def _permute(a: Array, b: Array, selector: Array) -> Array:
+    """``prmt``: bytes by nibbles of the selector, whose highest bit replicates the byte's sign."""
+    both = b.astype(np.uint64) << np.uint64(32) | a
+    result = np.zeros(np.broadcast_shapes(a.shape, b.shape, selector.shape), np.uint32)
+    for i in range(4):
+        nibble = selector >> np.uint32(4 * i) & np.uint32(15)
+        byte = (both >> ((nibble & np.uint32(7)) * np.uint32(8)).astype(np.uint64) & np.uint64(255)).astype(np.uint32)
+        sign = np.where(byte & np.uint32(128), np.uint32(255), np.uint32(0))
+        result = result | np.where(nibble & np.uint32(8), sign, byte) << np.uint32(8 * i)
+    return result
+
+
+def _count_leading(x: Array) -> Array:
+    """Leading zeros of integers of any width."""
+    left, found = x.copy(), np.full(x.shape, x.dtype.itemsize * 8, np.uint32)
+    while left.any():
+        found = found - (left != 0).astype(np.uint32)
+        left = left >> left.dtype.type(1)
+    return found
+
+
+def _reverse64(x: Array) -> Array:
+    for shift, mask in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):
+        low, by = np.uint64(mask), np.uint64(shift)
+        x = ((x >> by) & low) | ((x & low) << by)
+    return x.byteswap()
+
+
+def _highest(x: Array) -> Array:
+    """``bfind``: the position of the highest bit that is not the sign, all ones for none."""
+    word = np.ascontiguousarray(np.where(x < 0, ~x, x) if x.dtype.kind == "i" else x).view(f"u{x.dtype.itemsize}")
+    return np.uint32(x.dtype.itemsize * 8 - 1) - _count_leading(word)
+
+
+def _distance_and_sum(a: Array, b: Array, c: Array) -> Array:
+    return np.maximum(a, b) - np.minimum(a, b) + c
+
+
+def _integers() -> None:
+    for dtype in _INTEGERS:
+        _add(f"mul.hi.{dtype.name}", (dtype, dtype), dtype, _multiply_high)
+        kind = dtype.name if dtype.kind == "signed" else f"u{dtype.bits}"
+        _add(f"shr.{kind}", (dtype, u32), dtype, BINARY_MEANINGS["shr"])
+        if dtype.bits > 16:
+            _add(f"bfe.{dtype.name}", (dtype, u32, u32), dtype, _extract)
+            _add(f"bfind.{dtype.name}", (dtype,), u32, _highest)
+    for bits, dtype in _BITS.items():
+        _add(f"shl.b{bits}", (dtype, u32), dtype, BINARY_MEANINGS["shl"])
+        if bits > 16:
+            _add(f"bfi.b{bits}", (dtype, dtype, u32, u32), dtype, _insert)
+    for way in ("l", "r"):
+        for mode in ("wrap", "clamp"):
+            _add(f"shf.{way}.{mode}.b32", (u32, u32, u32), u32, _funnel(way == "l", mode == "wrap"))
+    _add("lop3.b32", (u32, u32, u32), u32, _logic3)
+    _add("prmt.b32", (u32, u32, u32), u32, _permute)
+    _add("popc.b64", (u64,), u32, np.bitwise_count)
+    _add("clz.b64", (u64,), u32, _count_leading)
+    _add("brev.b64", (u64,), u64, _reverse64)
+    for dtype in (u32, s32):
+        _add(f"sad.{dtype.name}", (dtype,) * 3, dtype, _distance_and_sum)
+
+
+_floats()
+_halves()
+_integers()
+SCALARS = frozenset(_TABLE)
+"""The forms that :class:`Scalar` knows."""
+SM_90_SCALARS = frozenset(
+    {"ex2.approx.ftz.bf16"} | {f"{op}.bf16{x}" for op in ("add", "sub", "mul", "tanh.approx") for x in ("", "x2")}
+)
+"""Those that GPUs have from sm_90 on."""

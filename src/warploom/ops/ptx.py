@@ -1,0 +1,137 @@
+"""``check_ptx``: a kernel that others wrote, as PTX, on the emulator under all checks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from warploom.core.dtypes import DType, f32, f64, s32, s64, u8, u32, u64
+from warploom.core.errors import ProblemError, shown
+from warploom.interop.arrays import as_numpy, describe
+
+if TYPE_CHECKING:
+    from warploom.emulate import Emulation, Finding
+    from warploom.emulate.traffic import Traffic
+    from warploom.ir.program import Program
+    from warploom.ptx.program import Argument
+    from warploom.ptx.syntax import Function, Variable
+
+
+@dataclass(frozen=True)
+class CheckedPtx:
+    """What a run of PTX showed. ``program`` can be printed, shown as CUDA and launched; outputs are in the arrays."""
+
+    program: Program
+    emulation: Emulation
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The defects, with the author's line and the PTX line of each."""
+        return self.emulation.findings
+
+    @property
+    def traffic(self) -> Traffic:
+        """Wavefronts of shared memory, sectors of global memory, by line."""
+        return self.emulation.traffic
+
+    def raise_if_found(self) -> CheckedPtx:
+        """Raise EmulationError with every finding, if there is any; else return self."""
+        self.emulation.raise_if_found()
+        return self
+
+
+def check_ptx(
+    ptx: str,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    arguments: Sequence[Any] | Mapping[str, Any],
+    *,
+    kernel: str | None = None,
+    shared_bytes: int = 0,
+    names: Sequence[str] | None = None,
+    file: str = "kernel.ptx",
+    seed: int | None = None,
+) -> CheckedPtx:
+    """Run a PTX kernel of any compiler on the CPU, and say what is wrong with it.
+
+    ``grid`` counts CTAs, ``block`` threads, along x, y and z; ``shared_bytes`` of dynamic shared memory. ``kernel``
+    names the entry of a file with several. ``arguments`` follow its parameters, by position or by name: arrays of NumPy
+    or on torch's CPU for pointers, which are changed in place, numbers for scalars. ``names`` call the parameters
+    otherwise than the PTX does, ``file`` says where the text comes from: for messages. With ``seed`` the warps run in
+    an adversarial order.
+
+    Findings are what :func:`warploom.emulate.emulate` finds. Raises PtxError, with its line, for a form that cannot be
+    run, ProblemError for arguments that do not fit.
+    """
+    from warploom.core.arguments import grid_of
+    from warploom.emulate import emulate
+    from warploom.ptx.parser import parse
+    from warploom.ptx.program import entry_of, to_program
+
+    module = parse(ptx, file)
+    function = entry_of(module, kernel)
+    given, kinds = _arguments(function, arguments, names)
+    threads = _threads(block)
+    program = to_program(module, function, block=threads, arguments=kinds, shared_bytes=shared_bytes)
+    return CheckedPtx(program, emulate(program, grid_of(grid), given, seed=seed))
+
+
+def _threads(block: int | Sequence[int]) -> tuple[int, int, int]:
+    try:
+        sizes = [operator.index(block)] if not isinstance(block, Sequence) else [operator.index(n) for n in block]
+    except TypeError:
+        sizes = []
+    if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
+        raise ProblemError(f"a block is one to three positive counts of threads, not {shown(block)}")
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
+
+
+def _arguments(
+    function: Function, arguments: Sequence[Any] | Mapping[str, Any], names: Sequence[str] | None
+) -> tuple[list[Any], list[Argument]]:
+    """The arguments as the emulator takes them, and what they are."""
+    from warploom.ptx.program import Argument
+
+    parameters = function.parameters
+    known = [p.name for p in parameters] if names is None else list(names)
+    if isinstance(arguments, Mapping):
+        if set(arguments) != set(known):
+            missing, unknown = [n for n in known if n not in arguments], sorted(set(arguments) - set(known))
+            raise ProblemError(f"{function.name}: missing arguments {missing}, unknown arguments {unknown}")
+        arguments = [arguments[name] for name in known]
+    if not len(arguments) == len(parameters) == len(known):
+        raise ProblemError(
+            f"{function.name} takes {len(parameters)} arguments ({', '.join(known)}), not {len(arguments)}"
+        )
+    values: list[Any] = []
+    kinds: list[Argument] = []
+    for parameter, name, x in zip(parameters, known, arguments, strict=True):
+        if hasattr(x, "__array_interface__") and getattr(x, "shape", ()) == ():
+            x = x.item()
+        if isinstance(x, int | float | np.number):
+            values.append(x)
+            kinds.append(Argument("scalar", _scalar(parameter, x), name))
+        else:
+            view = describe(x)
+            values.append(as_numpy(view))
+            kinds.append(Argument("pointer", view.dtype if view.dtype.kind != "pred" else u8, name))
+    return values, kinds
+
+
+def _scalar(parameter: Variable, value: Any) -> DType:
+    """The type of a number: PTX tells its bits alone, and often not whether they are a float's."""
+    from warploom.ptx.builder import TYPE
+    from warploom.ptx.syntax import TYPES
+
+    bits = TYPES[parameter.type]
+    is_float = parameter.type in ("f32", "f64") or isinstance(value, float | np.floating)
+    if is_float and bits in (32, 64):
+        return f32 if bits == 32 else f64
+    if value < 0 and bits in (32, 64):
+        return s32 if bits == 32 else s64
+    return {32: u32, 64: u64}.get(bits, TYPE.get(parameter.type, u32))

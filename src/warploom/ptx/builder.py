@@ -1,0 +1,310 @@
+"""Operations from PTX instructions: how registers, constants and symbols become operands of a Program."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+
+from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
+from warploom.core.errors import PtxError
+from warploom.ir import statements as ir
+from warploom.ir.statements import NOWHERE, Const, Op, SharedRegion, Statement, Value, When
+from warploom.isa.alu import Binary, Unary
+from warploom.isa.base import Instruction as Isa
+from warploom.isa.conversion import Bitcast, Convert, Move
+from warploom.isa.warp import Special
+from warploom.ptx.blocks import Block
+from warploom.ptx.forms import HANDLERS, Form
+from warploom.ptx.specials import Specials
+from warploom.ptx.syntax import Address, Float, Function, Guard, Instruction, Integer, Not, Operand, Symbol
+from warploom.ptx.syntax import Register as PtxRegister
+from warploom.ptx.usage import Usage
+
+TYPE = {
+    "pred": pred, "b16": u16, "u16": u16, "s16": s16, "f16": u16, "bf16": u16, "b32": u32, "u32": u32, "s32": s32,
+    "f16x2": u32, "bf16x2": u32, "tf32": u32, "b64": u64, "u64": u64, "s64": s64, "f32": f32, "f64": f64,
+    "u16x2": u32, "s16x2": u32, "f32x2": u64,
+}  # fmt: skip
+"""The register type of a PTX type; bits and 16-bit floats are unsigned integers."""
+
+
+class Builder:
+    """Makes the statements of one function's blocks.
+
+    ``shared`` are the regions of its shared variables, ``parameters`` the values of its parameters, by name.
+    """
+
+    def __init__(
+        self, function: Function, usage: Usage, specials: Specials, shared: dict[str, SharedRegion],
+        parameters: dict[str, Value],
+    ) -> None:  # fmt: skip
+        self.function, self.usage, self.specials = function, usage, specials
+        self.shared, self.parameters = shared, parameters
+        self.numbers = count(len(parameters))
+        self.where = NOWHERE
+        self._registers: dict[str, ir.Register] = {}
+        self._values: dict[str, ir.Operand] = {}  # of the current block
+        self._out: list[Statement] = []
+        self._known: dict[tuple[Isa, ir.Operand | None], Value] = {}  # casts and special registers of the block
+
+    # -- blocks ------------------------------------------------------------------------------------------------------
+
+    def block(self, block: Block) -> tuple[Statement, ...]:
+        """The statements of a block, its branch last."""
+        self._values, self._out, self._known = {}, [], {}
+        for guard, group in _by_guard(block.body):
+            if guard is None:
+                for i in group:
+                    self._instruction(i)
+            else:
+                self._guarded(guard, group)
+        self.where = block.where
+        condition = None
+        if block.guard is not None:
+            condition = self.guard(block.guard)
+        elif block.index is not None:
+            condition = self.read(block.index, u32)
+        return (*self._out, ir.Branch(block.targets, condition, block.uniform, block.where))
+
+    def _guarded(self, guard: Guard, group: list[Instruction]) -> None:
+        self.where = group[0].where
+        condition = self.guard(guard)
+        outer, known = self._out, self._known
+        self._out, self._known = [], dict(known)
+        for i in group:
+            self._instruction(i)
+        outer.append(When(condition, tuple(self._out), where=group[0].where))
+        self._out, self._known = outer, known
+
+    def _instruction(self, i: Instruction) -> None:
+        if i.opcode == "mov" and isinstance(i.operands[0], PtxRegister) and i.operands[0].name in self.usage.constants:
+            return
+        self.where, form = i.where, Form(i)
+        handler = HANDLERS.get(i.opcode)
+        if handler is None:
+            raise form.refusal("this instruction is not supported")
+        handler(self, form)
+        form.done()
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def fresh(self, dtype: DType, name: str = "") -> Value:
+        """A new value."""
+        return Value(next(self.numbers), dtype, name)
+
+    def emit(
+        self, instruction: Isa, operands: Sequence[ir.Operand] = (), results: Sequence[Value] = (),
+        within: SharedRegion | None = None,
+    ) -> None:  # fmt: skip
+        """Append an operation, whose first operand is an address in the variable ``within``."""
+        tiles = (within, *(None,) * (len(operands) - 1)) if within is not None else ()
+        self._out.append(Op(instruction, tuple(operands), tuple(results), self.where, tiles))
+
+    def op(self, instruction: Isa, *operands: ir.Operand) -> Value:
+        """An operation with one result, a new value."""
+        result = self.fresh(instruction.result_types[0])
+        self.emit(instruction, operands, (result,))
+        return result
+
+    def once(self, instruction: Isa, operand: ir.Operand | None = None) -> Value:
+        """The same for an instruction that depends on nothing that changes within the block: made once."""
+        if isinstance(operand, ir.Register):
+            return self.op(instruction, operand)
+        key = (instruction, operand)
+        if key not in self._known:
+            self._known[key] = self.op(instruction, *(() if operand is None else (operand,)))
+        return self._known[key]
+
+    def binary(self, op: str, a: ir.Operand, b: ir.Operand | int) -> ir.Operand:
+        """An operation of two operands of one type; an integer is a constant of it (of u32, for shifts)."""
+        if isinstance(b, int):
+            b = Const(u32 if op in ("shl", "shr") else a.dtype, b)
+        return self.op(Binary(op, a.dtype), a, b)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, operand: Operand, dtype: DType) -> ir.Operand:
+        """An operand's low bits as ``dtype``."""
+        if isinstance(operand, Integer):
+            return constant(operand.value, dtype)
+        if isinstance(operand, Float):
+            return self._float(operand, dtype)
+        if isinstance(operand, Not):
+            return self.op(Unary("not", pred), self.read(operand.register, pred))
+        if isinstance(operand, Symbol):
+            return self.cast(self.symbol(operand), dtype)
+        if isinstance(operand, PtxRegister):
+            known = self.usage.constants.get(operand.name)
+            return self.read(known, dtype) if known is not None else self.cast(self.value(operand), dtype)
+        raise self.refusal(f"{operand} is no operand of one value")
+
+    def refusal(self, why: str) -> PtxError:
+        """The error to raise at the current line."""
+        return PtxError(f"{self.where}: {why}")
+
+    def value(self, register: PtxRegister) -> ir.Operand:
+        """What a register holds, in its home type."""
+        name = register.name
+        if name in self._values:
+            return self._values[name]
+        if name in self.usage.home:
+            if name in self.usage.local:
+                raise self.refusal(f"{name} is read before it is written")
+            return self._register(name)
+        return self.specials.read(self, name)
+
+    def _register(self, name: str) -> ir.Register:
+        if name not in self._registers:
+            label = name.lstrip("%").replace("@", "_")
+            self._registers[name] = ir.Register(next(self.numbers), self.usage.home[name], label)
+        return self._registers[name]
+
+    def guard(self, guard: Guard) -> ir.Operand:
+        """The predicate of a guard."""
+        holds = self.read(guard.register, pred)
+        return self.op(Unary("not", pred), holds) if guard.negated else holds
+
+    def _float(self, operand: Float, dtype: DType) -> ir.Operand:
+        if dtype.is_integer:
+            return constant(operand.bits, dtype)
+        code = "f" if operand.width == 32 else "d"
+        value = struct.unpack(f"<{code}", operand.bits.to_bytes(operand.width // 8, "little"))[0]
+        if np.isnan(value) and operand.width == dtype.bits:  # keep its bits
+            bits = u32 if dtype.bits == 32 else u64
+            return self.once(Bitcast(bits, dtype), constant(operand.bits, bits))
+        return Const(dtype, float(dtype.numpy.type(value)))
+
+    def cast(self, x: ir.Operand, dtype: DType) -> ir.Operand:
+        """The same bits as ``dtype``; of a wider register the low ones."""
+        if x.dtype is dtype:
+            return x
+        if isinstance(x, Const) and x.dtype.is_integer and dtype.is_integer:
+            return constant(int(x.value), dtype)
+        if x.dtype.bits == dtype.bits:
+            return self.once(Bitcast(x.dtype, dtype), x)
+        if dtype.is_integer and x.dtype.bits > dtype.bits:
+            return self.once(Convert(unsigned(x.dtype), dtype), self.cast(x, unsigned(x.dtype)))
+        raise self.refusal(f"a register of {x.dtype.bits} bits is read as {dtype}")
+
+    def symbol(self, symbol: Symbol) -> ir.Operand:
+        """The address of a variable: of a shared one u32."""
+        region = self.shared.get(symbol.name)
+        if region is not None:
+            base = self.once(Special("shared_base"))
+            offset = region.offset + symbol.offset
+            return self.binary("add", base, offset) if offset else base
+        if symbol.name in self.parameters:
+            return self.parameters[symbol.name]
+        raise self.refusal(f"the address of {symbol.name} is not supported")
+
+    def address(self, address: Operand, space: str) -> tuple[ir.Operand, int, SharedRegion | None]:
+        """(base, displacement, the variable if it is named) of an address in shared (u32) or global memory (u64)."""
+        if not isinstance(address, Address):
+            raise self.refusal(f"{address} is no address")
+        dtype, base = u32 if space == "shared" else u64, address.base
+        if isinstance(base, Symbol):
+            region = self.shared.get(base.name)
+            if region is None or space != "shared":
+                raise self.refusal(f"{base.name} is no variable in {space} memory")
+            return self.once(Special("shared_base")), region.offset + base.offset + address.offset, region
+        return self.read(base, dtype), address.offset, None
+
+    def home(self, operand: Operand, default: DType) -> DType:
+        """The type in which a register is at home, if it has the width of ``default``; else ``default``."""
+        if isinstance(operand, PtxRegister):
+            home = self.usage.home.get(operand.name, default)
+            return home if home.bits == default.bits else default
+        return default
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def set(self, target: Operand, instruction: Isa, *operands: ir.Operand) -> None:
+        """``target = instruction operands``."""
+        self.set_all((target,), instruction, operands)
+
+    def set_all(
+        self, targets: Sequence[Operand], instruction: Isa, operands: Sequence[ir.Operand],
+        within: SharedRegion | None = None,
+    ) -> None:  # fmt: skip
+        """The same for several results."""
+        results: list[Value] = []
+        later: list[tuple[str, Value]] = []
+        for target, dtype in zip(targets, instruction.result_types, strict=True):
+            if not isinstance(target, PtxRegister):
+                raise self.refusal(f"{target} is no register to write")
+            home = self.usage.home.get(target.name)
+            if home is dtype:
+                results.append(self._target(target.name))
+                continue
+            results.append(self.fresh(dtype))
+            if home is not None:
+                later.append((target.name, results[-1]))
+            elif target.name:
+                raise self.refusal(f"{target} cannot be written")
+        self.emit(instruction, operands, results, within)
+        for name, value in later:
+            self._put(name, self._widened(value, self.usage.home[name]))
+
+    def assign(self, target: Operand, x: ir.Operand) -> None:
+        """``target = x``: its low bits, or zero-extended (sign-extended, if it is signed)."""
+        if not isinstance(target, PtxRegister):
+            raise self.refusal(f"{target} is no register to write")
+        if target.name not in self.usage.home:
+            return
+        self._put(target.name, self._widened(x, self.usage.home[target.name]))
+
+    def _widened(self, x: ir.Operand, home: DType) -> ir.Operand:
+        if x.dtype.bits >= home.bits:
+            return self.cast(x, home)
+        return self.cast(self.extend(x, unsigned(home)), home)
+
+    def extend(self, x: ir.Operand, dtype: DType) -> ir.Operand:
+        """An integer as one of another width: extended by its sign if it has one, or its low bits."""
+        if isinstance(x, Const):
+            return constant(int(x.value), dtype)
+        return x if x.dtype is dtype else self.once(Convert(x.dtype, dtype), x)
+
+    def _put(self, name: str, x: ir.Operand) -> None:
+        if name in self.usage.local and not isinstance(x, ir.Register):
+            self._values[name] = x
+        else:
+            target = self._target(name)
+            self.emit(Move(target.dtype), (x,), (target,))
+
+    def _target(self, name: str) -> Value:
+        if name not in self.usage.local:
+            return self._register(name)
+        label = name.lstrip("%").replace("@", "_")
+        value = self._values[name] = self.fresh(self.usage.home[name], label)
+        return value
+
+
+def constant(value: int, dtype: DType) -> Const:
+    """An integer as an immediate of a type, wrapped."""
+    if dtype is pred:
+        return Const(pred, bool(value))
+    if dtype.is_float:
+        bits = u32 if dtype.bits == 32 else u64
+        return Const(dtype, float(np.array(value % (1 << dtype.bits), bits.numpy).view(dtype.numpy)))
+    value %= 1 << dtype.bits
+    return Const(dtype, value - (1 << dtype.bits) if dtype.kind == "signed" and value >> dtype.bits - 1 else value)
+
+
+def unsigned(dtype: DType) -> DType:
+    """The unsigned integer of a type's width."""
+    return {16: u16, 32: u32, 64: u64}[dtype.bits]
+
+
+def _by_guard(body: list[Instruction]) -> list[tuple[Guard | None, list[Instruction]]]:
+    """Neighbours under one guard together, unless one of them changes its predicate."""
+    groups: list[tuple[Guard | None, list[Instruction]]] = []
+    changed = True
+    for i in body:
+        if changed or not groups or groups[-1][0] != i.guard:
+            groups.append((i.guard, []))
+        groups[-1][1].append(i)
+        changed = i.guard is not None and any(x == i.guard.register for x in i.operands[:1])
+    return groups

@@ -1,0 +1,150 @@
+"""``cvt``, and addresses from one state space to another.
+
+Source: PTX ISA, "Data Movement and Conversion Instructions" (``cvt``, ``cvta``).
+"""
+
+from __future__ import annotations
+
+from warploom.core.dtypes import bf16, f16, f32, s32, u32
+from warploom.ir.statements import Const
+from warploom.ir.statements import Operand as Value
+from warploom.isa.alu import Binary, Unary
+from warploom.isa.conversion import Convert, PackPair
+from warploom.isa.scalar import SCALARS, Scalar
+from warploom.ptx.builder import TYPE, Builder
+from warploom.ptx.forms import Form, form
+from warploom.ptx.syntax import TYPES, Operand
+
+_ROUNDINGS = ("rni", "rzi", "rmi", "rpi", "rna", "rn", "rz", "rm", "rp")
+_HALVES = {"f16": f16, "bf16": bf16}
+_FLOATS = ("f16", "bf16", "f32", "f64")
+
+
+@form("cvt")
+def convert(b: Builder, f: Form) -> None:
+    """``cvt.to.from``."""
+    types, rounding = f.types(), f.one_of(*_ROUNDINGS)
+    if len(types) != 2:
+        raise f.refusal()
+    to, source = types
+    if to in ("f16x2", "bf16x2"):
+        target, high, low = f.operands(3)
+        if rounding != "rn" or source != "f32":
+            raise f.refusal()
+        b.set(target, PackPair(_HALVES[to[:-2]]), b.read(low, f32), b.read(high, f32))
+        return
+    target, given = f.operands(2)
+    if to == "tf32":
+        if rounding != "rna" or source != "f32":
+            raise f.refusal()
+        b.set(target, Unary("tf32", f32), b.read(given, f32))
+    elif source in _FLOATS:
+        x = _flushed(b, f, source, b.read(given, TYPE[source]))
+        b.assign(target, _from_float(b, f, x, source, to, rounding))
+    elif to in _FLOATS:
+        b.assign(target, _to_float(b, f, given, source, to, rounding))
+    else:
+        b.assign(target, _integer(b, f, _widest(b, given, source), source, to))
+
+
+def _flushed(b: Builder, f: Form, source: str, x: Value) -> Value:
+    if not f.flag("ftz"):
+        return x
+    if source != "f32":
+        raise f.refusal()
+    return b.op(Scalar("add.rn.ftz.f32"), x, Const(f32, -0.0))
+
+
+def _from_float(b: Builder, f: Form, x: Value, source: str, to: str, rounding: str) -> Value:
+    if source in _HALVES and to != source:
+        x, source = b.op(Scalar(f"cvt.f32.{source}"), x), "f32"
+    if to in _FLOATS:
+        return _float_to_float(b, f, x, source, to, rounding)
+    if rounding not in ("rzi", "rni", "rmi", "rpi"):
+        raise f.refusal()
+    if rounding != "rzi":
+        x = b.op(Scalar(f"cvt.{rounding}.{source}.{source}"), x)
+    f.flag("sat")  # integers are clamped in any case
+    if TYPES[to] >= 32:
+        return b.op(Convert(x.dtype, TYPE[to]), x)
+    return _clamped(b, b.op(Convert(x.dtype, s32), x), to)
+
+
+def _float_to_float(b: Builder, f: Form, x: Value, source: str, to: str, rounding: str) -> Value:
+    if source == to:
+        name = f"cvt.{'sat' if f.flag('sat') else rounding}.{to}.{to}"
+        if not rounding and name not in SCALARS:
+            return x
+        if name not in SCALARS:
+            raise f.refusal()
+        return b.op(Scalar(name), x)
+    widens = TYPES[to] > TYPES[source]
+    if rounding != ("" if widens else "rn"):
+        raise f.refusal("only rounding to nearest is supported")
+    if to in _HALVES:
+        if source != "f32":
+            raise f.refusal()
+        return b.op(Scalar(f"cvt.rn.{to}.f32"), x)
+    return b.op(Convert(x.dtype, TYPE[to]), x)
+
+
+def _to_float(b: Builder, f: Form, given: Operand, source: str, to: str, rounding: str) -> Value:
+    if rounding != "rn":
+        raise f.refusal("only rounding to nearest is supported")
+    x = _widest(b, given, source)
+    if to not in _HALVES:
+        return b.op(Convert(x.dtype, TYPE[to]), x)
+    # By way of f32: rounded twice, unless f32 holds it exactly, or (f16) what it does not hold is infinite.
+    if TYPES[source] > (32 if to == "f16" else 16):
+        raise f.refusal()
+    return b.op(Scalar(f"cvt.rn.{to}.f32"), b.op(Convert(x.dtype, f32), x))
+
+
+def _widest(b: Builder, given: Operand, source: str) -> Value:
+    """An integer operand by value, in 32 or 64 bits."""
+    if TYPES[source] >= 32:
+        return b.read(given, TYPE[source])
+    signed = source[0] == "s"
+    narrow = TYPE.get(source)
+    if narrow is not None:
+        return b.extend(b.read(given, narrow), s32 if signed else u32)
+    return byte(b, b.extend(b.read(given, TYPE["u16"]), u32), signed)
+
+
+def byte(b: Builder, x: Value, signed: bool) -> Value:
+    """The low byte of a u32 as a number, u32 or s32."""
+    if not signed:
+        return b.binary("and", x, 255)
+    high = b.cast(b.binary("shl", x, 24), s32)
+    return b.binary("shr", high, 24)
+
+
+def _integer(b: Builder, f: Form, x: Value, source: str, to: str) -> Value:
+    if f.flag("sat"):
+        return _clamped(b, x, to)
+    if TYPES[to] == 8:
+        return byte(b, b.extend(x, u32), to[0] == "s")
+    return b.extend(x, TYPE[to])
+
+
+def _clamped(b: Builder, x: Value, to: str) -> Value:
+    """An integer within the range of a type, which must be within that of its own or unsigned."""
+    signed, bits = to[0] == "s", TYPES[to]
+    least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    own = x.dtype.bits - (x.dtype.kind == "signed")
+    if x.dtype.kind == "signed" and least > -(1 << own):
+        x = b.op(Binary("max", x.dtype), x, Const(x.dtype, least))
+    if most < (1 << own) - 1:
+        x = b.op(Binary("min", x.dtype), x, Const(x.dtype, most))
+    return b.extend(x, TYPE.get(to, s32 if signed else u32))
+
+
+@form("cvta")
+def convert_address(b: Builder, f: Form) -> None:
+    """``cvta[.to].global``: a global address is its own generic one."""
+    f.flag("to")
+    space = f.one_of("global", "param")
+    if not space or f.type() != "u64":
+        raise f.refusal("generic addresses of memory other than global are not supported")
+    target, source = f.operands(2)
+    b.assign(target, b.read(source, TYPE["u64"]))

@@ -1,0 +1,85 @@
+"""The forms of instructions that can be run: opcode → what makes operations of it.
+
+A form that is not wholly understood is refused with its line: every modifier must have been taken by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from warploom.core.errors import PtxError
+from warploom.ptx.syntax import TYPES, Instruction, Operand
+
+if TYPE_CHECKING:
+    from warploom.ptx.builder import Builder
+
+
+class Form:
+    """One instruction while it is being understood: what its modifiers say is taken piece by piece."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        self.instruction = instruction
+        self.opcode = instruction.opcode
+        self._left = list(instruction.modifiers)
+
+    def refusal(self, why: str = "this form is not supported") -> PtxError:
+        """The error to raise for this instruction."""
+        i = self.instruction
+        return PtxError(f"{i.where}: {i.form} {', '.join(map(str, i.operands))}: {why}")
+
+    def flag(self, name: str) -> bool:
+        """Whether a modifier is there."""
+        if name in self._left:
+            self._left.remove(name)
+            return True
+        return False
+
+    def one_of(self, *names: str, default: str = "") -> str:
+        """The first of these modifiers that is there, else ``default``."""
+        return next((name for name in names if self.flag(name)), default)
+
+    def drop(self, *prefixes: str) -> None:
+        """Leave out modifiers that change speed alone: cache hints and their like."""
+        self._left = [m for m in self._left if not m.startswith(prefixes)]
+
+    def types(self) -> list[str]:
+        """The type modifiers, in order."""
+        found = [m for m in self._left if m in TYPES]
+        self._left = [m for m in self._left if m not in TYPES]
+        return found
+
+    def type(self) -> str:
+        """The only type modifier."""
+        found = self.types()
+        if len(found) != 1:
+            raise self.refusal("it must name one type")
+        return found[0]
+
+    def operands(self, *counts: int) -> tuple[Operand, ...]:
+        """The operands, which must be as many."""
+        given = self.instruction.operands
+        if len(given) not in counts:
+            raise self.refusal(f"it has {len(given)} operands")
+        return given
+
+    def done(self) -> None:
+        """Refuse the form if a modifier is left that nobody asked for."""
+        if self._left:
+            raise self.refusal(f".{self._left[0]} is not supported")
+
+
+Handler = Callable[["Builder", Form], None]
+HANDLERS: dict[str, Handler] = {}
+"""Opcode → handler."""
+
+
+def form(*opcodes: str) -> Callable[[Handler], Handler]:
+    """Register the handler of some opcodes."""
+
+    def register(handler: Handler) -> Handler:
+        for opcode in opcodes:
+            HANDLERS[opcode] = handler
+        return handler
+
+    return register

@@ -1,0 +1,275 @@
+"""Loads, stores, atomics, fences, ``ldmatrix`` and ``cp.async``.
+
+Source: PTX ISA, "Data Movement and Conversion Instructions", "Parallel Synchronization and Communication Instructions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from warploom.core.dtypes import s16, s32, u8, u16, u32, u64
+from warploom.ir.statements import Operand as Value
+from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
+from warploom.isa.conversion import Combine, Half
+from warploom.isa.effects import Order, Scope, Space
+from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store
+from warploom.ptx.builder import TYPE, Builder, unsigned
+from warploom.ptx.conversion_forms import byte
+from warploom.ptx.forms import Form, form
+from warploom.ptx.syntax import TYPES, Address, Integer, Operand, Register, Symbol, Vector
+
+_CACHE = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
+_EVICTION = ("no_allocate", "evict_first", "evict_last")
+
+
+def _space(f: Form) -> Space:
+    """Shared or global; an address without a space is global, as no other generic address can be made."""
+    found = f.one_of("shared", "shared::cta", "global", "param", "const", "local", "shared::cluster")
+    if found in ("const", "local", "shared::cluster"):
+        raise f.refusal(f"{found} memory is not supported")
+    return "shared" if found.startswith("shared") else "global"
+
+
+def _cache(f: Form) -> str:
+    """The cache hint that Programs know; others are left out, as they change speed alone."""
+    hint = f.one_of(*_CACHE)
+    eviction = f.one_of(*(f"L1::{name}" for name in _EVICTION)).removeprefix("L1::")
+    f.drop("L1::", "L2::")
+    return f"{hint}.{eviction}" if hint == "nc" and eviction == "no_allocate" else hint or eviction
+
+
+def _order(f: Form, space: Space) -> tuple[Order, Scope]:
+    """``volatile`` has the order of a relaxed access of the system's scope."""
+    if f.flag("volatile"):
+        order, scope = "relaxed", "sys"
+    else:
+        order = f.one_of("weak", "relaxed", "acquire", "release", default="weak")
+        scope = _scope(f)
+    if order != "weak" and space == "shared":
+        raise f.refusal("strong accesses to shared memory are not supported: use an atomic, or a barrier")
+    return cast("Order", order), scope
+
+
+def _scope(f: Form) -> Scope:
+    scope = f.one_of("cta", "gpu", "sys", "cluster", default="gpu")
+    if scope == "cluster":
+        raise f.refusal("the scope of a cluster is not supported here")
+    return cast("Scope", scope)
+
+
+def _items(operand: Operand) -> tuple[Operand, ...]:
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+@form("ld", "ldu")
+def load(b: Builder, f: Form) -> None:
+    """``ld``: vectors of any elements as words of at least 32 bits, single bytes and halves extended."""
+    if f.flag("param"):
+        _parameter(b, f)
+        return
+    space = _space(f)
+    order, scope = _order(f, space)
+    hinted = any(m == "L2::cache_hint" for m in f.instruction.modifiers)
+    cache = _cache(f) if order == "weak" else _cache(f) and ""
+    kind, count = f.type(), _count(f)
+    target, address = f.operands(3 if hinted else 2)[:2]
+    targets = _items(target)
+    if len(targets) != count:
+        raise f.refusal("as many registers as elements are needed")
+    base, offset, within = b.address(address, space)
+    if TYPES[kind] >= 32:
+        dtype = TYPE[kind] if kind in ("f32", "f64") else b.home(targets[0], unsigned(TYPE[kind]))
+        b.set_all(targets, Load(space, dtype, count, offset, cache, order, scope), (base,), within)
+        return
+    size = TYPES[kind] // 8 * count
+    word, words = (u8 if size == 1 else u16 if size == 2 else u32), max(1, size // 4)
+    loaded = [b.fresh(u32) for _ in range(words)]
+    b.emit(Load(space, word, words, offset, cache, order, scope), (base,), loaded, within)
+    for i, register in enumerate(targets):
+        b.assign(register, _element(b, loaded, i, kind))
+
+
+def _count(f: Form) -> int:
+    return int(f.one_of("v2", "v4", "v8", default="v1")[1:])
+
+
+def _element(b: Builder, words: Sequence[Value], index: int, kind: str) -> Value:
+    """One byte or half of loaded words, extended by its type."""
+    per_word = 32 // TYPES[kind]
+    word, place = words[index // per_word], index % per_word
+    if TYPES[kind] == 8:
+        return byte(b, b.binary("shr", word, 8 * place) if place else word, kind[0] == "s")
+    half = b.once(Half(u32, place), word)
+    return b.extend(b.cast(half, s16), s32) if kind[0] == "s" else half
+
+
+def _parameter(b: Builder, f: Form) -> None:
+    """``ld.param``: an argument."""
+    kind, count = f.type(), _count(f)
+    target, address = f.operands(2)
+    place = address.base if isinstance(address, Address) and isinstance(address.base, Symbol) else None
+    if place is None or place.name not in b.parameters or count != 1 or address.offset:  # type: ignore[union-attr]
+        raise f.refusal("only whole arguments are supported")
+    value = b.parameters[place.name]
+    if TYPES[kind] == 8:
+        b.assign(target, byte(b, b.cast(value, u32), kind[0] == "s"))
+    else:
+        dtype = TYPE[kind] if kind[0] == "s" else b.home(target, unsigned(TYPE[kind]))
+        b.assign(target, b.cast(value, dtype))
+
+
+@form("st")
+def store(b: Builder, f: Form) -> None:
+    """``st``."""
+    space = _space(f)
+    order, scope = _order(f, space)
+    hinted = any(m == "L2::cache_hint" for m in f.instruction.modifiers)
+    cache = _cache(f) if order == "weak" else _cache(f) and ""
+    kind, count = f.type(), _count(f)
+    address, source = f.operands(3 if hinted else 2)[:2]
+    values = _items(source)
+    if len(values) != count:
+        raise f.refusal("as many registers as elements are needed")
+    base, offset, within = b.address(address, space)
+    if TYPES[kind] >= 32:
+        dtype = TYPE[kind] if kind in ("f32", "f64") else b.home(values[0], unsigned(TYPE[kind]))
+        words = [b.read(x, dtype) for x in values]
+    else:
+        size = TYPES[kind] // 8 * count
+        dtype = u8 if size == 1 else u16 if size == 2 else u32
+        words = _words(b, values, kind)
+    b.emit(Store(space, dtype, len(words), offset, cache, order, scope), (base, *words), within=within)
+
+
+def _words(b: Builder, values: tuple[Operand, ...], kind: str) -> list[Value]:
+    """Bytes or halves joined to words."""
+    halves = [b.read(x, u16) for x in values]
+    if TYPES[kind] == 8:
+        if len(halves) == 1:
+            return [b.extend(halves[0], u32)]
+        bytes_ = [b.binary("and", x, 255) for x in halves]
+        halves = [b.binary("or", bytes_[i], b.binary("shl", bytes_[i + 1], 8)) for i in range(0, len(bytes_), 2)]
+    if len(halves) == 1:
+        return [b.extend(halves[0], u32)]
+    return [b.op(Combine(u32), *halves[i : i + 2]) for i in range(0, len(halves), 2)]
+
+
+_ATOMIC_OPS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
+_ATOMIC_TYPES = {"b32": u32, "u32": u32, "s32": s32, "b64": u64, "u64": u64, "s64": TYPE["s64"], "f32": TYPE["f32"],
+                 "f64": TYPE["f64"]}  # fmt: skip
+
+
+@form("atom", "red")
+def atomic(b: Builder, f: Form) -> None:
+    """``atom`` and, without the old value, ``red``."""
+    space = _space(f)
+    order = f.one_of("relaxed", "acquire", "release", "acq_rel", default="relaxed")
+    scope = _scope(f)
+    f.drop("L2::", "L1::")
+    op, kind = f.one_of(*_ATOMIC_OPS), f.type()
+    if not op or kind not in _ATOMIC_TYPES:
+        raise f.refusal()
+    operands = f.operands(*((4,) if op == "cas" else (3,)) if f.opcode == "atom" else (2,))
+    target = operands[0] if f.opcode == "atom" else Register("")
+    address, *values = operands[1:] if f.opcode == "atom" else operands
+    dtype = _ATOMIC_TYPES[kind]
+    base, offset, within = b.address(address, space)
+    instruction = Atomic(space, op, dtype, offset, cast("Order", order), scope)
+    b.set_all((target,), instruction, (base, *(b.read(x, dtype) for x in values)), within)
+
+
+@form("membar")
+def memory_barrier(b: Builder, f: Form) -> None:
+    """``membar``: a fence by its old name."""
+    scope = f.one_of("cta", "gl", "sys")
+    if not scope:
+        raise f.refusal()
+    b.emit(MemoryFence(cast("Scope", "gpu" if scope == "gl" else scope)))
+
+
+@form("fence")
+def fence(b: Builder, f: Form) -> None:
+    """``fence.acq_rel`` and the stronger ``fence.sc``."""
+    f.one_of("acq_rel", "sc")
+    f.operands(0)
+    scope = f.one_of("cta", "gpu", "sys")
+    if not scope:
+        raise f.refusal()
+    b.emit(MemoryFence(cast("Scope", scope)))
+
+
+def _matrix(f: Form) -> tuple[int, bool]:
+    """Count and transposition of ``ldmatrix`` and ``stmatrix``."""
+    for needed in ("sync", "aligned", "m8n8"):
+        if not f.flag(needed):
+            raise f.refusal()
+    count = f.one_of("x1", "x2", "x4")
+    transposed = f.flag("trans")
+    if not count or _space(f) != "shared" or f.type() != "b16":
+        raise f.refusal()
+    return int(count[1:]), transposed
+
+
+@form("ldmatrix")
+def load_matrix(b: Builder, f: Form) -> None:
+    """``ldmatrix``."""
+    count, transposed = _matrix(f)
+    target, address = f.operands(2)
+    base, offset, within = b.address(address, "shared")
+    b.set_all(_items(target), LdMatrix(count, transposed, offset), (base,), within)
+
+
+@form("stmatrix")
+def store_matrix(b: Builder, f: Form) -> None:
+    """``stmatrix``."""
+    count, transposed = _matrix(f)
+    address, source = f.operands(2)
+    base, offset, within = b.address(address, "shared")
+    words = (b.read(x, u32) for x in _items(source))
+    b.emit(StMatrix(count, transposed, offset), (base, *words), within=within)
+
+
+@form("prefetch", "prefetchu", "discard", "applypriority")
+def no_operation(b: Builder, f: Form) -> None:
+    """Hints to caches."""
+    f.drop("")
+
+
+@form("cp")
+def copy(b: Builder, f: Form) -> None:
+    """``cp.async`` and its groups."""
+    if not f.flag("async"):
+        raise f.refusal()
+    if f.flag("commit_group"):
+        b.emit(CommitCopies())
+    elif f.flag("wait_group"):
+        (pending,) = f.operands(1)
+        if not isinstance(pending, Integer):
+            raise f.refusal()
+        b.emit(WaitCopies(pending.value))
+    elif f.flag("wait_all"):
+        b.emit(CommitCopies())
+        b.emit(WaitCopies(0))
+    else:
+        _copy(b, f)
+
+
+def _copy(b: Builder, f: Form) -> None:
+    cache = f.one_of("ca", "cg")
+    if not cache or not (f.flag("shared") or f.flag("shared::cta")) or not f.flag("global"):
+        raise f.refusal()
+    prefetch = f.one_of("L2::64B", "L2::128B", "L2::256B").removeprefix("L2::").removesuffix("B")
+    hinted = f.flag("L2::cache_hint")
+    operands = f.operands(3 + hinted, 4 + hinted)
+    shared, source, size, *more = operands[: len(operands) - hinted]
+    if not isinstance(size, Integer):
+        raise f.refusal()
+    valid = more[0] if more and more[0] != size else None
+    (to, to_offset, within), (source_base, from_offset, _) = b.address(shared, "shared"), b.address(source, "global")
+    words = () if valid is None else (b.read(valid, u32),)
+    instruction = CpAsync(
+        cast("Literal[4, 8, 16]", size.value), cast("Literal['ca', 'cg']", cache), valid is not None,
+        int(prefetch or 0), to_offset, from_offset,
+    )  # fmt: skip
+    b.emit(instruction, (to, source_base, *words), within=within)

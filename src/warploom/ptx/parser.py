@@ -1,0 +1,431 @@
+"""PTX text → :class:`warploom.ptx.syntax.Module`.
+
+Names that a block in braces declares are made unique, so that a function has one flat list of instructions and labels.
+
+Source: PTX ISA, "Syntax", "Directives", "Instruction Statements".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from warploom.core.errors import PtxError
+from warploom.ptx.lines import Lines
+from warploom.ptx.syntax import (
+    TYPES,
+    Address,
+    Both,
+    Float,
+    Function,
+    Guard,
+    Instruction,
+    Integer,
+    Label,
+    Module,
+    Not,
+    Operand,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+)
+from warploom.ptx.tokens import Token, number, tokens
+
+_SPACES = ("global", "const", "shared", "local", "param", "tex")
+_END = Token("end", "", 0)
+
+
+def parse(text: str, name: str = "kernel.ptx") -> Module:
+    """The module that ``text`` is; messages call it ``name``. Raises PtxError with the line where it is no PTX."""
+    return _Parser(text, name).module()
+
+
+@dataclass
+class _Scope:
+    """Names of one block, as its code calls them → as the function does; where its code starts."""
+
+    start: int
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class _Parser:
+    def __init__(self, text: str, name: str) -> None:
+        self.name = name
+        self.tokens = tokens(text, name)
+        self.at = 0
+        self.lines = Lines(name)
+        self.result = Module(name)
+        self.scopes: list[_Scope] = []
+        self.unique = 0
+
+    # Tokens
+
+    @property
+    def next(self) -> Token:
+        return self.tokens[self.at] if self.at < len(self.tokens) else _END
+
+    def take(self) -> Token:
+        token = self.next
+        self.at += 1
+        return token
+
+    def accept(self, text: str) -> bool:
+        if self.next.text == text and self.next.kind != "string":
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> Token:
+        if self.next.text != text:
+            self.fail(f"expected {text!r}")
+        return self.take()
+
+    def fail(self, what: str) -> NoReturn:
+        line = self.next.line or (self.tokens[-1].line if self.tokens else 1)
+        here = "the end" if self.next is _END else repr(self.next.text)
+        raise PtxError(f"{self.name}:{line}: {what}, not {here}")
+
+    def word(self) -> str:
+        if self.next.kind != "word":
+            self.fail("expected a name")
+        return self.take().text
+
+    def integer(self) -> int:
+        sign = -1 if self.accept("-") else 1
+        if self.next.kind != "number":
+            self.fail("expected an integer")
+        value = number(self.take().text)
+        if not isinstance(value, Integer):
+            self.fail("expected an integer")
+        return sign * value.value
+
+    # Modules
+
+    def module(self) -> Module:
+        while self.next is not _END:
+            self._item()
+        for function in self.result.functions.values():
+            function.where = self.lines.resolved(function.where)
+            function.body = [
+                replace(i, where=self.lines.resolved(i.where)) if isinstance(i, Instruction) else i
+                for i in function.body
+            ]  # fmt: skip
+        if not self.result.target:
+            raise PtxError(f"{self.name} is no PTX: it has no .target")
+        return self.result
+
+    def _item(self) -> None:
+        word = self.next.text
+        if word == ".version":
+            self.at += 2
+        elif word == ".target":
+            self.take()
+            self.result.target = self.word()
+            while self.accept(","):
+                self.word()
+        elif word == ".address_size":
+            self.take()
+            if self.integer() != 64:
+                self.fail("addresses must have 64 bits")
+        elif word == ".file":
+            self.take()
+            self._file()
+        elif word == ".section":
+            self.take()
+            self.word()
+            self._skip_braces()
+        elif word in (".visible", ".extern", ".weak", ".common", ";"):
+            self.take()
+        elif word in (".entry", ".func"):
+            self._function(word == ".entry")
+        elif word.removeprefix(".") in _SPACES:
+            variable = self._variable()
+            self.result.variables[variable.name] = variable
+        elif word in (".pragma", ".alias"):
+            while not self.accept(";"):
+                self.take()
+        else:
+            self.fail("expected a directive of a module")
+
+    def _file(self) -> None:
+        index = self.integer()
+        self.lines.files[index] = self.take().text.strip('"')
+        while self.accept(","):
+            self.integer()
+
+    def _skip_braces(self) -> None:
+        self.expect("{")
+        depth = 1
+        while depth:
+            if self.next is _END:
+                self.fail("expected '}'")
+            text = self.take().text
+            depth += (text == "{") - (text == "}")
+
+    def _variable(self) -> Variable:
+        """``.shared .align 16 .b8 name[64]``, with or without its semicolon."""
+        space = self.word().removeprefix(".")
+        kind, align, pointer, count = "", 0, "", 1
+        while self.next.text.startswith("."):
+            word = self.word().removeprefix(".")
+            if word == "align":
+                align = self.integer()
+            elif word in ("v2", "v4"):
+                count = int(word[1])
+            elif word in TYPES:
+                kind = word
+            elif kind and word in _SPACES:
+                pointer = word
+            elif word == "ptr":
+                pointer = "generic"
+            elif word not in ("unified", "managed", *_SPACES):
+                self.fail(f"unknown attribute .{word} of a variable")
+        if not kind:
+            self.fail("expected a type")
+        name = self.word()
+        while self.accept("["):
+            count *= 0 if self.next.text == "]" else self.integer()
+            self.expect("]")
+        size = max(1, TYPES[kind] // 8)
+        initial = self._initial(size) if self.accept("=") else b""
+        self.accept(";")
+        return Variable(name, space, kind, count * size, align or size, initial, pointer)
+
+    def _initial(self, size: int) -> bytes:
+        """``= 5``, ``= {1, 2}``: the bytes of an initial value."""
+        if self.accept("{"):
+            parts = b""
+            while not self.accept("}"):
+                parts += self._initial(size)
+                self.accept(",")
+            return parts
+        value = self._operand()
+        if isinstance(value, Float):
+            return value.bits.to_bytes(size, "little")
+        if not isinstance(value, Integer):
+            self.fail("an initial value must be a number")
+        return (value.value % (1 << 8 * size)).to_bytes(size, "little")
+
+    # Functions
+
+    def _variables(self) -> tuple[Variable, ...]:
+        found: list[Variable] = []
+        if self.accept("("):
+            while not self.accept(")"):
+                found.append(self._variable())
+                self.accept(",")
+        return tuple(found)
+
+    def _function(self, entry: bool) -> None:
+        where = self.lines.here(self.take().line)
+        results = () if entry else self._variables()
+        function = Function(self.word(), entry, self._variables(), results, where)
+        while self.next.text.startswith("."):
+            word = self.word().removeprefix(".")
+            values: list[int] = []
+            while self.next.kind == "number":
+                values.append(self.integer())
+                self.accept(",")
+            if self.next.kind == "string":
+                self.take()
+            function.directives[word] = tuple(values)
+        if self.next.text == "{":
+            self.lines.start()
+            self._braces(function)
+            declared = self.result.functions.get(function.name)
+            if declared is None or not declared.body:
+                self.result.functions[function.name] = function
+        else:
+            self.result.functions.setdefault(function.name, function)
+
+    def _braces(self, function: Function) -> None:
+        self.expect("{")
+        self.scopes.append(_Scope(len(function.body)))
+        while not self.accept("}"):
+            if self.next is _END:
+                self.fail("expected '}'")
+            self._statement(function)
+        scope = self.scopes.pop()
+        if scope.labels:
+            for i in range(scope.start, len(function.body)):
+                item = function.body[i]
+                if isinstance(item, Instruction):
+                    function.body[i] = replace(item, operands=tuple(_relabelled(x, scope) for x in item.operands))
+
+    def _statement(self, function: Function) -> None:
+        token = self.next
+        if token.text == "{":
+            self._braces(function)
+        elif token.text == ".loc":
+            self._location()
+        elif token.kind == "assembly":
+            self.lines.assembly("begin" in self.take().text)
+        elif token.text == ".reg":
+            self._registers(function)
+        elif token.text == ".pragma":
+            while not self.accept(";"):
+                self.take()
+        elif token.text in (".shared", ".local", ".param"):
+            variable = self._variable()
+            function.variables.append(replace(variable, name=self._declare(variable.name)))
+        elif token.text == ";":
+            self.take()
+        elif token.kind == "word" and self.tokens[self.at + 1].text == ":":
+            self._label(function)
+        else:
+            self._instruction(function)
+
+    def _declare(self, name: str) -> str:
+        """A name of its own for what a block declares."""
+        if len(self.scopes) > 1:
+            self.unique += 1
+            self.scopes[-1].names[name] = f"{name}@{self.unique}"
+            return self.scopes[-1].names[name]
+        return name
+
+    def _named(self, name: str) -> str:
+        return next((s.names[name] for s in reversed(self.scopes) if name in s.names), name)
+
+    def _registers(self, function: Function) -> None:
+        self.take()
+        kind = self.word().removeprefix(".")
+        if kind not in TYPES:
+            self.fail(f"registers of type {kind} are not supported; expected a scalar type")
+        while not self.accept(";"):
+            name = self.word()
+            if self.accept("<"):
+                count = self.integer()
+                self.expect(">")
+                for i in range(count):
+                    function.registers[self._declare(f"{name}{i}")] = kind
+            else:
+                function.registers[self._declare(name)] = kind
+            self.accept(",")
+
+    def _label(self, function: Function) -> None:
+        name = self.word()
+        self.expect(":")
+        if self.next.text == ".branchtargets":
+            self.take()
+            targets = [self.word()]
+            while self.accept(","):
+                targets.append(self.word())
+            self.expect(";")
+            function.targets[name] = tuple(targets)
+            return
+        if self.next.text in (".callprototype", ".calltargets"):
+            self.fail("indirect calls are not supported")
+        if len(self.scopes) > 1:
+            self.unique += 1
+            self.scopes[-1].labels[name] = name = f"{name}@{self.unique}"
+        function.body.append(Label(name))
+
+    def _location(self) -> None:
+        """``.loc file line column [, function_name label[+offset], inlined_at file line column]``."""
+        line = self.take().line
+        place = (self.integer(), self.integer(), self.integer())
+        inlined: tuple[int, int, int] | None = None
+        while self.next.text == "," and self.next.line == line:
+            self.take()
+            word = self.word()
+            if word == "function_name":
+                self.word()
+                if self.accept("+"):
+                    self.integer()
+            elif word == "inlined_at":
+                inlined = (self.integer(), self.integer(), self.integer())
+        self.lines.set(place, inlined)
+
+    # Instructions
+
+    def _instruction(self, function: Function) -> None:
+        where = self.lines.here(self.next.line)
+        guard = None
+        if self.accept("@"):
+            negated = self.accept("!")
+            guard = Guard(Register(self._named(self.word())), negated)
+        opcode, *modifiers = self.word().replace("::", "\0").split(".")
+        operands: list[Operand] = []
+        while not self.accept(";"):
+            operands.append(self._operand())
+            if self.next.text == "|":
+                self.take()
+                first, second = operands.pop(), self._operand()
+                if not isinstance(first, Register) or not isinstance(second, Register):
+                    self.fail("expected two registers")
+                operands.append(Both(first, second))
+            if self.next.text != ";":
+                self.expect(",")
+        written = tuple(m.replace("\0", "::") for m in modifiers)
+        function.body.append(Instruction(opcode, written, tuple(operands), guard, where))
+
+    def _operand(self) -> Operand:
+        token = self.next
+        if token.text in ("{", "("):
+            return self._vector()
+        if self.accept("["):
+            return self._address()
+        if self.accept("!"):
+            return Not(Register(self._named(self.word())))
+        if token.text in ("-", "+") or token.kind == "number":
+            return self._constant()
+        name = self.word()
+        if name == "_":
+            return Register("")
+        if name.startswith("%"):
+            return Register(self._named(name))
+        name = self._named(name)
+        offset = self._displacement()
+        return Symbol(name, offset)
+
+    def _vector(self) -> Vector:
+        close = "}" if self.take().text == "{" else ")"
+        items: list[Operand] = []
+        while not self.accept(close):
+            items.append(self._operand())
+            if self.next.text != close:
+                self.expect(",")
+        return Vector(tuple(items))
+
+    def _constant(self) -> Integer | Float:
+        negative = False
+        while self.next.text in ("-", "+"):
+            negative ^= self.take().text == "-"
+        value = number(self.take().text)
+        if not negative:
+            return value
+        if isinstance(value, Integer):
+            return Integer(-value.value)
+        return Float(value.bits ^ 1 << value.width - 1, value.width)
+
+    def _displacement(self) -> int:
+        offset = 0
+        while self.next.text in ("+", "-"):
+            sign = -1 if self.take().text == "-" else 1
+            offset += sign * self.integer()
+        return offset
+
+    def _address(self) -> Address:
+        base = self._operand()
+        if isinstance(base, Symbol):
+            offset, base = base.offset, Symbol(base.name)
+        else:
+            offset = self._displacement()
+        if not isinstance(base, Register | Symbol | Integer):
+            self.fail("expected the base of an address")
+        coordinates = None
+        if self.accept(","):
+            found = self._operand()
+            coordinates = found if isinstance(found, Vector) else None
+            if coordinates is None:
+                self.fail("expected coordinates in braces")
+        self.expect("]")
+        return Address(base, offset, coordinates)
+
+
+def _relabelled(operand: Operand, scope: _Scope) -> Operand:
+    if isinstance(operand, Symbol) and operand.name in scope.labels:
+        return Symbol(scope.labels[operand.name])
+    return operand

@@ -1,0 +1,146 @@
+"""A PTX kernel as a Program: parameters, shared memory, and its blocks as a Flow.
+
+A Program is one kernel for one launch configuration: the threads of a CTA, the cluster and the bytes of dynamic shared
+memory come from outside, as do the kinds of the arguments, which PTX does not tell (a ``.u64`` may be a pointer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from warploom.core.dtypes import DType, u16, u32, u64
+from warploom.core.errors import PtxError
+from warploom.ir.program import Parameter, Program
+from warploom.ir.statements import Flow, SharedRegion, Value
+from warploom.ptx import conversion_forms, memory_forms, scalar_forms, warp_forms
+from warploom.ptx.blocks import Block, basic_blocks
+from warploom.ptx.builder import TYPE, Builder
+from warploom.ptx.specials import Specials
+from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, Symbol, Variable, Vector
+from warploom.ptx.usage import usage
+
+FAMILIES = (scalar_forms, conversion_forms, memory_forms, warp_forms)
+"""The modules whose import registers the forms that can be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What is passed for a parameter: a pointer to elements of ``dtype``, or a scalar of that type, and its name."""
+
+    kind: Literal["pointer", "scalar"]
+    dtype: DType
+    name: str = ""
+
+
+def entry_of(module: Module, name: str | None = None) -> Function:
+    """The kernel of that name, or the only one. Raises PtxError with the names that there are."""
+    entries = {f.name: f for f in module.entries}
+    if name is None and len(entries) == 1:
+        return next(iter(entries.values()))
+    if name not in entries:
+        listed = ", ".join(entries) or "none"
+        wanted = "name one" if name is None else f"{name} is none of them"
+        raise PtxError(f"{module.name} has the kernels {listed}: {wanted}")
+    return entries[name]
+
+
+def to_program(
+    module: Module, function: Function, *, block: tuple[int, int, int], arguments: Sequence[Argument] | None = None,
+    shared_bytes: int = 0, cluster: tuple[int, int, int] = (1, 1, 1),
+) -> Program:  # fmt: skip
+    """The Program of a kernel for CTAs of ``block`` threads and ``shared_bytes`` of dynamic shared memory.
+
+    ``arguments`` tell in the order of the parameters what is passed; without them those of 64 bits are pointers. Raises
+    PtxError, with the lines, for what cannot be run.
+    """
+    threads = block[0] * block[1] * block[2]
+    if threads % 32:
+        raise PtxError(f"{function.name} with CTAs of {threads} threads: a multiple of 32 is supported alone")
+    _check_threads(function, block)
+    blocks = basic_blocks(function)
+    regions, total = _shared(module, function, blocks, shared_bytes)
+    parameters = _parameters(function, arguments)
+    named = {v.name: p.value for v, p in zip(function.parameters, parameters, strict=True)}
+    specials = Specials(block, cluster, shared_bytes, total)
+    builder = Builder(function, usage(function, blocks), specials, {r.name: r for r in regions}, named)
+    flow = Flow(tuple(builder.block(b) for b in blocks), function.where)
+    return Program(
+        name=function.name, parameters=tuple(parameters), threads=threads, body=(flow,), shared=tuple(regions),
+        shared_bytes=total, requires=_required(module), cluster=cluster, where=function.where,
+    )  # fmt: skip
+
+
+def _required(module: Module) -> str:
+    """The least architecture: that of the file, or the first that Programs know."""
+    number = module.target.removeprefix("sm_").rstrip("af")
+    return module.target if number.isdigit() and int(number) >= 80 else "sm_80"
+
+
+def _check_threads(function: Function, block: tuple[int, int, int]) -> None:
+    """``.reqntid`` and ``.maxntid``: for how many threads a kernel was compiled."""
+    threads = block[0] * block[1] * block[2]
+    for name, values in function.directives.items():
+        given = (*values, 1, 1, 1)[:3]
+        if name == "reqntid" and given != block:
+            raise PtxError(f"{function.name} was compiled for CTAs of {given} threads, not of {block}")
+        if name == "maxntid" and given[0] * given[1] * given[2] < threads:
+            raise PtxError(f"{function.name} was compiled for CTAs of at most {given} threads, not of {block}")
+
+
+def _symbols(operands: Iterable[Operand]) -> Iterable[str]:
+    for x in operands:
+        if isinstance(x, Symbol):
+            yield x.name
+        elif isinstance(x, Address) and isinstance(x.base, Symbol):
+            yield x.base.name
+        elif isinstance(x, Vector):
+            yield from _symbols(x.items)
+
+
+def _shared(module: Module, function: Function, blocks: list[Block], dynamic: int) -> tuple[list[SharedRegion], int]:
+    """The regions of the shared variables that a kernel names, those of fixed size first, and the bytes of all."""
+    used = {name for b in blocks for i in b.body for name in _symbols(i.operands)}
+    known = {v.name: v for v in (*module.variables.values(), *function.variables) if v.space == "shared"}
+    regions: list[SharedRegion] = []
+    end = 0
+    for v in (v for v in known.values() if v.name in used and v.bytes):
+        end = -(-end // v.align) * v.align
+        regions.append(SharedRegion(v.name, end, v.bytes))
+        end += v.bytes
+    dynamic_ones = [v for v in known.values() if v.name in used and not v.bytes]
+    if dynamic_ones:
+        align = max(v.align for v in dynamic_ones)
+        end = -(-end // align) * align
+        regions += [SharedRegion(v.name, end, dynamic) for v in dynamic_ones]
+    return regions, end + dynamic
+
+
+def _parameters(function: Function, arguments: Sequence[Argument] | None) -> list[Parameter]:
+    declared = function.parameters
+    if arguments is None:
+        arguments = [
+            Argument("pointer", u32) if TYPES[v.type] == 64 else Argument("scalar", TYPE.get(v.type, u32))
+            for v in declared
+        ]
+    if len(arguments) != len(declared):
+        named = ", ".join(v.name for v in declared)
+        raise PtxError(f"{function.name} takes {len(declared)} arguments ({named}), not {len(arguments)}")
+    return [_parameter(v, i, x) for i, (v, x) in enumerate(zip(declared, arguments, strict=True))]
+
+
+def _parameter(variable: Variable, index: int, given: Argument) -> Parameter:
+    """A kernel's parameter; its declared type is that of its bits."""
+    name = given.name or variable.name
+    if variable.type == "b8" and variable.bytes > 8:
+        raise PtxError(f"the parameter {variable.name} is a structure of {variable.bytes} bytes: not supported yet")
+    bits = TYPES[variable.type]
+    if given.kind == "pointer":
+        if bits != 64:
+            raise PtxError(f"an array is passed for the parameter {name}, which has {bits} bits")
+        return Parameter(name, "pointer", given.dtype, Value(index, u64, name))
+    dtype = given.dtype
+    if max(dtype.bits, 16) != max(bits, 16) and not (bits == 8 and dtype in (u16, u32)):
+        raise PtxError(f"a {dtype} is passed for the parameter {name}, which has {bits} bits")
+    return Parameter(name, "scalar", dtype, Value(index, dtype, name))

@@ -1,0 +1,333 @@
+"""Arithmetic, comparisons, moves and bits: what every thread does for itself.
+
+Source: PTX ISA, "Integer Arithmetic", "Floating-Point", "Comparison and Selection", "Logic and Shift" and "Data
+Movement and Conversion" instructions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import DType, f32, pred, u32, u64
+from warploom.ir.statements import Const
+from warploom.ir.statements import Operand as Value
+from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
+from warploom.isa.conversion import Combine, Half
+from warploom.isa.scalar import SCALARS, Scalar
+from warploom.ptx.builder import TYPE, Builder, unsigned
+from warploom.ptx.forms import Form, form
+from warploom.ptx.syntax import TYPES, Both, Integer, Operand, Vector
+
+if TYPE_CHECKING:
+    from warploom.isa.base import Instruction
+
+
+def _bits(kind: str) -> DType:
+    """The unsigned type for what does not depend on the sign."""
+    return unsigned(TYPE[kind]) if TYPE[kind].is_integer else TYPE[kind]
+
+
+def _scalar(b: Builder, f: Form, name: str, operands: tuple[Operand, ...], immediate: int | None = None) -> None:
+    """An instruction of :mod:`warploom.isa.scalar` on PTX operands, the first of which it writes."""
+    if name not in SCALARS:
+        raise f.refusal()
+    instruction = Scalar(name, immediate)
+    target, *rest = operands
+    b.set(target, instruction, *(b.read(x, t) for x, t in zip(rest, instruction.operand_types, strict=True)))
+
+
+def _plain(b: Builder, f: Form, instruction: Instruction, operands: tuple[Operand, ...]) -> None:
+    target, *rest = operands
+    b.set(target, instruction, *(b.read(x, t) for x, t in zip(rest, instruction.operand_types, strict=True)))
+
+
+@form("add", "sub", "mul", "div", "rem", "min", "max")
+def arithmetic(b: Builder, f: Form) -> None:
+    """Two operands of one type."""
+    kind, op = f.type(), f.opcode
+    if op == "mul" and kind[0] in "us" and not kind.endswith("x2"):
+        _multiply(b, f, kind)
+        return
+    operands = f.operands(3)
+    if kind in ("f16", "bf16", "f16x2", "bf16x2"):
+        rounding = f.one_of("rn")
+        name = f"{op}{'.NaN' if f.flag('NaN') else ''}"
+        if op in ("add", "sub", "mul") and (rounding or kind.startswith("f16")):
+            name = f"{op}{'.rn' if kind.startswith('f16') else ''}"
+        _scalar(b, f, f"{name}.{kind}", operands)
+        return
+    if kind in ("f32", "f64"):
+        ftz, how = f.flag("ftz"), f.one_of("rn", "full", "approx", "NaN")
+        name = ".".join(x for x in (op, how if how != "NaN" else "", "ftz" if ftz else "", how if how == "NaN" else "",
+                                    kind) if x)  # fmt: skip
+        if op in ("add", "sub", "mul") and not how:
+            name = name.replace(op, f"{op}.rn", 1)
+        if name in SCALARS:
+            _scalar(b, f, name, operands)
+            return
+        if ftz or how not in ("", "rn"):
+            raise f.refusal()
+    dtype = TYPE[kind] if op not in ("add", "sub") else _bits(kind)
+    _plain(b, f, Binary(op, dtype), operands)
+
+
+def _multiply(b: Builder, f: Form, kind: str) -> None:
+    how, operands = f.one_of("lo", "hi", "wide"), f.operands(3)
+    if how == "lo":
+        _plain(b, f, Binary("mul", _bits(kind)), operands)
+    elif how == "hi":
+        _scalar(b, f, f"mul.hi.{kind}", operands)
+    elif how == "wide":
+        b.assign(operands[0], _wide(b, f, kind, operands[1], operands[2]))
+    else:
+        raise f.refusal()
+
+
+def _wide(b: Builder, f: Form, kind: str, x: Operand, y: Operand) -> Value:
+    """The product of twice the width."""
+    if kind in ("u32", "s32"):
+        instruction = MultiplyWide(TYPE[kind])
+        return b.op(instruction, b.read(x, TYPE[kind]), b.read(y, TYPE[kind]))
+    if kind in ("u16", "s16"):
+        wide = TYPE[f"{kind[0]}32"]
+        return b.binary("mul", *(b.extend(b.read(v, TYPE[kind]), wide) for v in (x, y)))
+    raise f.refusal()
+
+
+@form("mad")
+def multiply_add(b: Builder, f: Form) -> None:
+    """``mad.{lo,hi,wide}``: a product and a sum; of floats, an ``fma``."""
+    kind, how = f.type(), f.one_of("lo", "hi", "wide")
+    target, x, y, z = f.operands(4)
+    if kind in ("f32", "f64"):
+        if f.one_of("rn") != "rn":
+            raise f.refusal()
+        ftz = f.flag("ftz")
+        _fma(b, f, kind, ftz)
+        return
+    if how == "wide":
+        product = _wide(b, f, kind, x, y)
+    elif how == "lo":
+        product = b.op(Binary("mul", _bits(kind)), b.read(x, _bits(kind)), b.read(y, _bits(kind)))
+    elif how == "hi":
+        product = b.op(Scalar(f"mul.hi.{kind}"), b.read(x, TYPE[kind]), b.read(y, TYPE[kind]))
+    else:
+        raise f.refusal()
+    dtype = unsigned(product.dtype)
+    b.set(target, Binary("add", dtype), b.cast(product, dtype), b.read(z, dtype))
+
+
+@form("fma")
+def fused_multiply_add(b: Builder, f: Form) -> None:
+    """``fma.rn``."""
+    kind = f.type()
+    if f.one_of("rn") != "rn":
+        raise f.refusal("only rounding to nearest is supported")
+    _fma(b, f, kind, f.flag("ftz"))
+
+
+def _fma(b: Builder, f: Form, kind: str, ftz: bool) -> None:
+    operands = f.operands(4)
+    if kind in ("f32", "f64") and not ftz:
+        _plain(b, f, Fma(TYPE[kind]), operands)
+    else:
+        _scalar(b, f, f"fma.rn{'.ftz' if ftz else ''}.{kind}", operands)
+
+
+@form("neg", "abs", "not", "popc", "clz", "brev", "cnot")
+def unary(b: Builder, f: Form) -> None:
+    """One operand."""
+    kind, op, ftz = f.type(), f.opcode, f.flag("ftz")
+    operands = f.operands(2)
+    name = f"{op}{'.ftz' if ftz else ''}.{kind}"
+    if name in SCALARS:
+        _scalar(b, f, name, operands)
+    elif ftz or (op in ("popc", "clz", "brev") and kind != "b32") or op == "cnot":
+        raise f.refusal()
+    else:
+        dtype = _bits(kind) if op != "abs" else TYPE[kind]
+        _plain(b, f, Unary(op, dtype), operands)
+
+
+@form("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh")
+def transcendental(b: Builder, f: Form) -> None:
+    """Approximations, and exact roots and reciprocals."""
+    kind, ftz, how = f.type(), f.flag("ftz"), f.one_of("approx", "rn")
+    name = f"{f.opcode}.{how}{'.ftz' if ftz else ''}.{kind}"
+    if name == "tanh.approx.f32":
+        _plain(b, f, Unary("tanh", f32), f.operands(2))
+    else:
+        _scalar(b, f, name, f.operands(2))
+
+
+@form("and", "or", "xor")
+def logic(b: Builder, f: Form) -> None:
+    """Bitwise logic of bits or predicates."""
+    _plain(b, f, Binary(f.opcode, _bits(f.type())), f.operands(3))
+
+
+@form("lop3")
+def logic3(b: Builder, f: Form) -> None:
+    """``lop3.b32`` with its table."""
+    *operands, table = f.operands(5)
+    if not isinstance(table, Integer) or f.type() != "b32":
+        raise f.refusal()
+    _scalar(b, f, "lop3.b32", tuple(operands), table.value)
+
+
+@form("shl", "shr")
+def shift(b: Builder, f: Form) -> None:
+    """Shifts; a count beyond the width gives 0, or the sign."""
+    kind = f.type()
+    target, value, by = f.operands(3)
+    bits = TYPES[kind]
+    if isinstance(by, Integer) and 0 <= by.value < bits:
+        dtype = TYPE[kind] if f.opcode == "shr" else _bits(kind)
+        b.set(target, Binary(f.opcode, dtype), b.read(value, dtype), Const(u32, by.value))
+        return
+    name = f"shl.b{bits}" if f.opcode == "shl" else f"shr.{kind.replace('b', 'u')}"
+    _scalar(b, f, name, (target, value, by))
+
+
+@form("shf", "bfe", "bfi", "bfind", "prmt", "sad", "copysign")
+def bits(b: Builder, f: Form) -> None:
+    """Fields of bits, funnel shifts, permutations of bytes."""
+    how = [f.one_of("l", "r"), f.one_of("wrap", "clamp")] if f.opcode == "shf" else []
+    kind = f.type()
+    _scalar(b, f, ".".join((f.opcode, *how, kind)), f.operands(*range(2, 6)))
+
+
+@form("setp")
+def compare(b: Builder, f: Form) -> None:
+    """``setp``: ordered and unordered comparisons, combined with a predicate if there is one."""
+    kind, ftz = f.type(), f.flag("ftz")
+    op = f.one_of(*_UNSIGNED, *_ORDERED, *_UNORDERED, "num", "nan")
+    combine = f.one_of("and", "or", "xor")
+    target, x, y, *more = f.operands(*((4,) if combine else (3,)))
+    holds = compared(b, f, op, kind, ftz, x, y)
+    both = target if isinstance(target, Both) else None
+    if both is not None:
+        unless = b.op(Unary("not", pred), holds)
+        b.assign(both.second, _combined(b, combine, unless, more))
+    b.assign(both.first if both is not None else target, _combined(b, combine, holds, more))
+
+
+_ORDERED = ("lt", "le", "gt", "ge", "eq", "ne")
+_UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
+_UNORDERED = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}
+
+
+def _combined(b: Builder, combine: str, holds: Value, more: list[Operand]) -> Value:
+    return b.op(Binary(combine, pred), holds, b.read(more[0], pred)) if combine else holds
+
+
+def compared(b: Builder, f: Form, op: str, kind: str, ftz: bool, x: Operand, y: Operand) -> Value:
+    """The predicate of a comparison. Of floats, ``ne`` is false where one is a NaN; ``neu`` and its like are true."""
+    if kind in ("f16", "bf16"):
+        a, c = (b.op(Scalar(f"cvt.f32.{kind}"), b.read(v, TYPE[kind])) for v in (x, y))
+    elif kind in ("f32", "f64"):
+        a, c = (b.read(v, TYPE[kind]) for v in (x, y))
+    else:
+        dtype = TYPE[kind] if op not in ("eq", "ne") else _bits(kind)
+        if op in _UNSIGNED:
+            dtype = _bits(kind)
+        if op not in _ORDERED and op not in _UNSIGNED:
+            raise f.refusal()
+        return b.op(Binary(_UNSIGNED.get(op, op), dtype), b.read(x, dtype), b.read(y, dtype))
+    if ftz:
+        a, c = (b.op(Scalar("add.rn.ftz.f32"), v, Const(f32, -0.0)) for v in (a, c))
+    return _compared_floats(b, f, op, a, c)
+
+
+def _compared_floats(b: Builder, f: Form, op: str, a: Value, c: Value) -> Value:
+    dtype = a.dtype
+
+    def ordered(which: str) -> Value:
+        if which == "ne":
+            return b.op(Binary("or", pred), ordered("lt"), ordered("gt"))
+        return b.op(Binary(which, dtype), a, c)
+
+    if op in _ORDERED:
+        return ordered(op)
+    if op == "neu":
+        return b.op(Binary("ne", dtype), a, c)
+    if op in _UNORDERED:
+        return b.op(Unary("not", pred), ordered(_UNORDERED[op]))
+    if op not in ("num", "nan"):
+        raise f.refusal()
+    number = b.op(Binary("and", pred), b.op(Binary("eq", dtype), a, a), b.op(Binary("eq", dtype), c, c))
+    return number if op == "num" else b.op(Unary("not", pred), number)
+
+
+@form("set")
+def set_flag(b: Builder, f: Form) -> None:
+    """``set``: a comparison as all ones or as 1.0."""
+    ftz, op = f.flag("ftz"), f.one_of(*_UNSIGNED, *_ORDERED, *_UNORDERED, "num", "nan")
+    types = f.types()
+    target, x, y = f.operands(3)
+    if len(types) != 2 or types[0] not in ("u32", "s32", "f32"):
+        raise f.refusal()
+    holds = compared(b, f, op, types[1], ftz, x, y)
+    dtype = TYPE[types[0]]
+    yes = Const(f32, 1.0) if dtype is f32 else Const(u32, 0xFFFFFFFF)
+    zero = Const(f32, 0.0) if dtype is f32 else Const(u32, 0)
+    b.set(target, Select(yes.dtype), holds, yes, zero)
+
+
+@form("selp")
+def select(b: Builder, f: Form) -> None:
+    """``selp``, in whichever type its result is at home."""
+    target, x, y, holds = f.operands(4)
+    dtype = b.home(target, _bits(f.type()))
+    b.set(target, Select(dtype), b.read(holds, pred), b.read(x, dtype), b.read(y, dtype))
+
+
+@form("slct")
+def select_by_sign(b: Builder, f: Form) -> None:
+    """``slct``: the first where the last is at least 0."""
+    types = f.types()
+    if f.flag("ftz") or len(types) != 2 or types[1] not in ("s32", "f32"):
+        raise f.refusal()
+    target, x, y, sign = f.operands(4)
+    dtype, by = b.home(target, _bits(types[0])), TYPE[types[1]]
+    holds = b.op(Binary("ge", by), b.read(sign, by), Const(by, 0.0 if by is f32 else 0))
+    b.set(target, Select(dtype), holds, b.read(x, dtype), b.read(y, dtype))
+
+
+@form("mov")
+def move(b: Builder, f: Form) -> None:
+    """``mov``: registers, constants, addresses, special registers; vectors pack and unpack."""
+    kind = f.type()
+    target, source = f.operands(2)
+    if isinstance(source, Vector):
+        b.assign(target, _packed(b, f, kind, source))
+    elif isinstance(target, Vector):
+        _unpack(b, f, kind, target, source)
+    elif kind == "pred":
+        b.assign(target, b.read(source, pred))
+    else:
+        b.assign(target, b.read(source, b.home(target, _bits(kind))))
+
+
+def _packed(b: Builder, f: Form, kind: str, source: Vector) -> Value:
+    bits, count = TYPES[kind], len(source.items)
+    if bits == 64 and count == 4:  # two halves of two quarters
+        halves = [_packed(b, f, "b32", Vector(source.items[i : i + 2])) for i in (0, 2)]
+        return b.op(Combine(u64), *halves)
+    if count != 2 or bits not in (32, 64):
+        raise f.refusal()
+    instruction = Combine(u32 if bits == 32 else u64)
+    return b.op(instruction, *(b.read(x, t) for x, t in zip(source.items, instruction.operand_types, strict=True)))
+
+
+def _unpack(b: Builder, f: Form, kind: str, target: Vector, source: Operand) -> None:
+    bits, count = TYPES[kind], len(target.items)
+    whole = b.read(source, _bits(kind))
+    if bits == 64 and count == 4:
+        parts = [b.op(Half(u32, q), b.op(Half(u64, h), whole)) for h in (0, 1) for q in (0, 1)]
+    elif count == 2 and bits in (32, 64):
+        parts = [b.op(Half(u32 if bits == 32 else u64, which), whole) for which in (0, 1)]
+    else:
+        raise f.refusal()
+    for register, part in zip(target.items, parts, strict=True):
+        b.assign(register, part)

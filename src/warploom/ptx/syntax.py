@@ -1,0 +1,178 @@
+"""What PTX text is made of, typed: modules, functions, instructions, operands.
+
+Source: PTX ISA, "Syntax", "State Spaces, Types, and Variables", "Instruction Operands".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from warploom.ir.statements import SourceLine
+
+TYPES = {
+    "pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64, "b128": 128, "u8": 8, "u16": 16, "u32": 32, "u64": 64,
+    "s8": 8, "s16": 16, "s32": 32, "s64": 64, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "tf32": 32,
+    "f32": 32, "f64": 64, "e4m3": 8, "e5m2": 8, "e4m3x2": 16, "e5m2x2": 16, "u16x2": 32, "s16x2": 32, "f32x2": 64,
+}  # fmt: skip
+"""PTX's types and their bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A virtual or special register: ``%r12``, ``%tid.x``; ``_`` is the sink, whose name is empty."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name or "_"
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """An integer constant."""
+
+    value: int
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Float:
+    """A floating-point constant by its bits: ``0f3F800000`` (32), ``0d…`` and decimals (64)."""
+
+    bits: int
+    width: Literal[32, 64]
+
+    def __str__(self) -> str:
+        return f"0{'f' if self.width == 32 else 'd'}{self.bits:0{self.width // 4}X}"
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A variable, function or label by name, and a displacement in bytes."""
+
+    name: str
+    offset: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}+{self.offset}" if self.offset else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Several operands in braces or parentheses."""
+
+    items: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return "{" + ", ".join(map(str, self.items)) + "}"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """``[base + offset]``; ``coordinates`` of a tensor copy, ``[map, {x, y}]``."""
+
+    base: Register | Symbol | Integer
+    offset: int = 0
+    coordinates: Vector | None = None
+
+    def __str__(self) -> str:
+        return f"[{self.base}{f'+{self.offset}' if self.offset else ''}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """A predicate operand negated: ``!%p1``."""
+
+    register: Register
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Two destinations at once: ``%p1|%p2``."""
+
+    first: Register
+    second: Register
+
+
+Operand: TypeAlias = Register | Integer | Float | Symbol | Vector | Address | Not | Both
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """``@%p`` or ``@!%p`` before an instruction."""
+
+    register: Register
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction: ``ld.global.v4.b32`` has the opcode ``ld`` and the modifiers ``global``, ``v4``, ``b32``."""
+
+    opcode: str
+    modifiers: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    guard: Guard | None
+    where: SourceLine
+
+    @property
+    def form(self) -> str:
+        """The opcode with its modifiers, as written."""
+        return ".".join((self.opcode, *self.modifiers))
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A place to branch to."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of a state space: ``bytes`` in all (0: an array whose size the launch gives), and how it begins.
+
+    ``pointer`` is the state space that a parameter points to as its declaration says, '' if it does not.
+    """
+
+    name: str
+    space: str
+    type: str
+    bytes: int
+    align: int
+    initial: bytes = b""
+    pointer: str = ""
+
+
+@dataclass(slots=True)
+class Function:
+    """An ``.entry`` or a ``.func``: ``registers`` are name → type; ``targets`` lists of labels for ``brx.idx``."""
+
+    name: str
+    entry: bool
+    parameters: tuple[Variable, ...]
+    results: tuple[Variable, ...]
+    where: SourceLine
+    body: list[Instruction | Label] = field(default_factory=list[Instruction | Label])
+    registers: dict[str, str] = field(default_factory=dict[str, str])
+    variables: list[Variable] = field(default_factory=list[Variable])
+    targets: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+
+@dataclass(slots=True)
+class Module:
+    """A PTX file: its target (``sm_90a``), variables and functions by name."""
+
+    name: str
+    target: str = ""
+    variables: dict[str, Variable] = field(default_factory=dict[str, Variable])
+    functions: dict[str, Function] = field(default_factory=dict[str, Function])
+
+    @property
+    def entries(self) -> list[Function]:
+        """Its kernels."""
+        return [f for f in self.functions.values() if f.entry]

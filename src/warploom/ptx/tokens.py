@@ -1,0 +1,68 @@
+"""PTX text as tokens with their lines, and constants as values.
+
+Source: PTX ISA, "Source Format", "Identifiers", "Constants".
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+from warploom.core.errors import PtxError
+from warploom.ptx.syntax import Float, Integer
+
+_TOKEN = re.compile(
+    r"""(?P<assembly>//[ ](?:begin|end)[ ]inline[ ]asm)
+      | (?P<space>[ \t\r]+|//[^\n]*)
+      | (?P<line>\n)
+      | (?P<comment>/\*.*?\*/)
+      | (?P<string>"(?:[^"\\]|\\.)*")
+      | (?P<number>0[fFdD][0-9a-fA-F]+|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)
+      | (?P<word>[.%$A-Za-z_][\w$%]*(?:(?:\.|::)[\w$]+)*)
+      | (?P<mark>::|[-+*/!@|,;:<>=(){}\[\]&~^?])""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """``kind`` is ``string``, ``number``, ``word``, ``mark`` or ``assembly``; ``line`` counts from 1.
+
+    ``assembly`` are the comments before and after what compilers take over from inline assembly.
+    """
+
+    kind: str
+    text: str
+    line: int
+
+
+def tokens(text: str, name: str) -> list[Token]:
+    """All tokens of a PTX text. Raises PtxError where it is none."""
+    found: list[Token] = []
+    at, line = 0, 1
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            if text[at] == "\0":
+                break
+            raise PtxError(f"{name}:{line}: {text[at]!r} is no PTX")
+        kind, value = match.lastgroup or "", match.group()
+        if kind not in ("space", "line", "comment"):
+            found.append(Token(kind, value, line))
+        line += value.count("\n")
+        at = match.end()
+    return found
+
+
+def number(text: str) -> Integer | Float:
+    """The constant that a number token writes."""
+    lower = text.lower()
+    if lower.startswith(("0f", "0d")) and not lower.startswith("0x"):
+        return Float(int(lower[2:], 16), 32 if lower[1] == "f" else 64)
+    if not lower.startswith("0x") and any(c in lower for c in ".e"):
+        return Float(int(struct.unpack("<Q", struct.pack("<d", float(lower)))[0]), 64)
+    digits = lower.rstrip("u")
+    if digits.startswith("0") and digits.isdigit() and len(digits) > 1:
+        return Integer(int(digits, 8))
+    return Integer(int(digits, 0))

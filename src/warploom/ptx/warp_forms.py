@@ -1,0 +1,125 @@
+"""Barriers, shuffles, votes, and the matrix products of a warp.
+
+Source: PTX ISA, "Parallel Synchronization and Communication Instructions", "Warp Level Matrix Instructions".
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from warploom.core.dtypes import DTYPES, pred, u32
+from warploom.core.errors import VerifyError
+from warploom.ir.statements import Const
+from warploom.isa.matrix import MmaSync
+from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
+from warploom.isa.sync import BarArrive, BarSync
+from warploom.isa.warp import Shuffle, SyncWarp, Vote
+from warploom.ptx.builder import Builder
+from warploom.ptx.forms import Form, form
+from warploom.ptx.syntax import Both, Operand, Vector
+
+
+def _threads(b: Builder, f: Form, count: tuple[Operand, ...]) -> int | None:
+    if not count:
+        return None
+    threads = b.read(count[0], u32)
+    if not isinstance(threads, Const):
+        raise f.refusal("the count of a barrier's threads must be a constant")
+    return int(threads.value)
+
+
+@form("bar", "barrier")
+def barrier(b: Builder, f: Form) -> None:
+    """``bar.sync``, ``bar.arrive``, ``bar.warp.sync``; ``barrier`` by the same names, if aligned."""
+    if f.flag("warp"):
+        (mask,) = f.operands(1)
+        if not f.flag("sync"):
+            raise f.refusal()
+        b.emit(SyncWarp(), (b.read(mask, u32),))
+        return
+    f.flag("cta")
+    how = f.one_of("sync", "arrive")
+    if not how or (f.opcode == "barrier" and not f.flag("aligned")):
+        raise f.refusal()
+    number, *count = f.operands(1, 2)
+    threads = _threads(b, f, tuple(count))
+    if how == "sync":
+        b.emit(BarSync(threads), (b.read(number, u32),))
+    elif threads is None:
+        raise f.refusal()
+    else:
+        b.emit(BarArrive(threads), (b.read(number, u32),))
+
+
+@form("shfl")
+def shuffle(b: Builder, f: Form) -> None:
+    """``shfl.sync``."""
+    mode = f.one_of("bfly", "idx", "up", "down")
+    if not f.flag("sync") or f.type() != "b32" or not mode:
+        raise f.refusal()
+    target, value, lane, limit, mask = f.operands(5)
+    clamp = b.read(limit, u32)
+    if not isinstance(clamp, Const):
+        raise f.refusal("the clamp of a shuffle must be a constant")
+    if isinstance(target, Both):
+        if target.second.name in b.usage.read:
+            raise f.refusal("the predicate of a shuffle is not supported")
+        target = target.first
+    dtype = b.home(target, u32)
+    name = cast("Literal['xor', 'idx', 'up', 'down']", "xor" if mode == "bfly" else mode)
+    b.set(target, Shuffle(name, dtype, int(clamp.value)), b.read(value, dtype), b.read(lane, u32), b.read(mask, u32))
+
+
+@form("vote")
+def vote(b: Builder, f: Form) -> None:
+    """``vote.sync``."""
+    mode = f.one_of("any", "all", "ballot")
+    if not f.flag("sync") or not mode or f.type() != ("b32" if mode == "ballot" else "pred"):
+        raise f.refusal()
+    target, holds, mask = f.operands(3)
+    instruction = Vote(cast("Literal['any', 'all', 'ballot']", mode))
+    b.set(target, instruction, b.read(holds, pred), b.read(mask, u32))
+
+
+@form("mma")
+def matrix_product(b: Builder, f: Form) -> None:
+    """``mma.sync``."""
+    for needed in ("sync", "aligned", "row", "col"):
+        if not f.flag(needed):
+            raise f.refusal()
+    shape = f.one_of(*_SHAPES)
+    types = f.types()
+    if not shape or len(types) != 4 or types[0] != types[3]:
+        raise f.refusal()
+    d, a, c = (DTYPES.get(types[i]) for i in (0, 1, 2))
+    operands = f.operands(4)
+    if d is None or a is None or c is None or not all(isinstance(x, Vector) for x in operands):
+        raise f.refusal()
+    try:
+        instruction = MmaDouble(shape) if a.name == "f64" else (
+            MmaInteger(shape, a, c) if a.is_integer else MmaSync(shape, a, d))  # fmt: skip
+    except VerifyError as error:
+        raise f.refusal(str(error)) from None
+    if types != [x.name for x in (*(slot.dtype for slot in (instruction.slots[2], *instruction.slots)),)]:
+        raise f.refusal()
+    target, *sources = (x.items for x in operands if isinstance(x, Vector))
+    given = [x for items in sources for x in items]
+    if len(given) != len(instruction.operand_types) or len(target) != len(instruction.result_types):
+        raise f.refusal("its registers are not as many as its shape has")
+    values = [b.read(x, t) for x, t in zip(given, instruction.operand_types, strict=True)]
+    b.set_all(target, instruction, values)
+
+
+_SHAPES = ("m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32", "m8n8k4", "m8n8k16")
+
+
+@form("movmatrix")
+def transpose(b: Builder, f: Form) -> None:
+    """``movmatrix``."""
+    for needed in ("sync", "aligned", "m8n8", "trans"):
+        if not f.flag(needed):
+            raise f.refusal()
+    if f.type() != "b16":
+        raise f.refusal()
+    target, source = f.operands(2)
+    b.set(target, MoveMatrix(), b.read(source, u32))

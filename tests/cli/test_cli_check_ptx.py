@@ -1,0 +1,77 @@
+"""``warploom check`` on PTX, with a launch as JSON."""
+
+import json
+
+import numpy as np
+import pytest
+from tests.ptx.text import kernel
+
+SWAP = """mov.u32 %r0, %tid.x; shl.b32 %r1, %r0, 2; mov.u32 %r2, tile; add.u32 %r3, %r2, %r1;
+mul.wide.u32 %d20, %r0, 4; add.s64 %d21, %d0, %d20; add.s64 %d22, %d1, %d20;
+ld.global.f32 %f1, [%d21];
+st.shared.f32 [%r3], %f1;
+BARRIER
+xor.b32 %r4, %r1, 128; add.u32 %r5, %r2, %r4; ld.shared.f32 %f2, [%r5]; st.global.f32 [%d22], %f2;"""
+
+
+@pytest.fixture
+def swap(tmp_path):
+    def write(barrier="bar.sync 0;", **changes):
+        file, launch = tmp_path / "swap.ptx", tmp_path / "launch.json"
+        body = SWAP.replace("BARRIER", barrier)
+        file.write_text(kernel(body, ["u64", "u64"], ".shared .align 4 .b8 tile[256];"))
+        x = np.arange(64, dtype=np.float32)
+        np.save(tmp_path / "x.npy", x)
+        np.save(tmp_path / "y.npy", np.roll(x, 32))
+        arguments = [
+            {"file": "x.npy"},
+            {"dtype": "f32", "shape": [64], "fill": "nan", "name": "out", "expect": "y.npy"},
+        ]
+        launch.write_text(json.dumps({"grid": 1, "block": [64], "arguments": arguments, **changes}))
+        return str(file), "--launch", str(launch)
+
+    return write
+
+
+def test_a_right_kernel(invoke, swap):
+    result = invoke("check", *swap())
+    assert result.exit_code == 0, result.output
+    assert "out is right" in result.stdout
+
+
+def test_a_missing_barrier_is_a_race_with_its_line_shown(invoke, swap):
+    result = invoke("check", *swap(""))
+    assert result.exit_code == 1
+    assert "race" in result.stdout
+    assert "st.shared.f32 [%r3], %f1;" in result.stdout
+    result = invoke("check", *swap(""), "--json")
+    (finding,) = json.loads(result.stdout)["kernels"][0]["findings"]
+    assert finding["where"].startswith("swap.ptx:")
+
+
+def test_a_wrong_result_is_told(invoke, swap, tmp_path):
+    arguments = swap()
+    np.save(tmp_path / "y.npy", np.zeros(64, np.float32))
+    result = invoke("check", *arguments)
+    assert result.exit_code == 1
+    assert "out is WRONG" in result.stdout
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"shared": 5}, "unknown keys ['shared']"), ({"arguments": [1]}, "takes 2 arguments"),
+    ({"arguments": ["x", 1]}, "argument 0"), ({"arguments": [{"file": "z.npy"}, 1]}, "z.npy"),
+    ({"arguments": [{"dtype": "f12", "shape": [1]}, 1]}, "f12"), ({"kernel": "other"}, "other"),
+])  # fmt: skip
+def test_a_launch_that_does_not_fit(invoke, swap, changes, says):
+    result = invoke("check", *swap(**changes))
+    assert result.exit_code != 0
+    assert says in result.output
+
+
+def test_ptx_needs_a_launch_and_python_none(invoke, swap, tmp_path):
+    file, _, launch = swap()
+    assert "--launch" in invoke("check", file).output
+    other = tmp_path / "kernels.py"
+    other.write_text("")
+    assert "--launch" in invoke("check", str(other), "--launch", launch).output
+    assert "there is no file" in invoke("check", str(tmp_path / "none.ptx"), "--launch", launch).output

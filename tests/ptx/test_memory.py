@@ -1,0 +1,195 @@
+"""Loads, stores and copies of PTX: vectors, bytes, variables in shared memory, atomics, and what is found there."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.ptx.text import check, kernel, kinds
+
+TID = "mov.u32 %r0, %tid.x;"
+
+
+@pytest.mark.parametrize(("kind", "count", "dtype"), [
+    ("u8", 1, np.uint8), ("s8", 1, np.int8), ("u16", 1, np.uint16), ("s16", 1, np.int16), ("b32", 1, np.uint32),
+    ("b16", 2, np.uint16), ("b16", 4, np.uint16), ("u8", 2, np.uint8), ("s8", 4, np.int8), ("f32", 4, np.float32),
+    ("f64", 2, np.float64), ("b64", 2, np.uint64),
+])  # fmt: skip
+def test_elements_of_every_width_as_vectors(kind, count, dtype):
+    """Each thread moves a vector; sub-word integers are widened and stored as 32 bits as well."""
+    size = np.dtype(dtype).itemsize
+    registers = [{1: "%h", 2: "%h", 4: "%r", 8: "%d"}[size] + str(10 + i) for i in range(count)]
+    if kind == "f32":
+        registers = [f"%f{i}" for i in range(count)]
+    elif kind == "f64":
+        registers = [f"%e{i}" for i in range(count)]
+    vector = f".v{count}" if count > 1 else ""
+    listed = "{" + ", ".join(registers) + "}" if count > 1 else registers[0]
+    signed = kind.replace("b", "u")
+    body = f"""{TID} mul.wide.u32 %d20, %r0, {size * count}; add.s64 %d21, %d0, %d20; add.s64 %d22, %d1, %d20;
+    ld.global{vector}.{kind} {listed}, [%d21]; st.global{vector}.{kind} [%d22], {listed};"""
+    if size < 4:
+        for i, register in enumerate(registers):
+            body += f"cvt.{'s32.s16' if signed[0] == 's' else 'u32.u16'} %r3, {register};"
+            body += f"mad.wide.u32 %d23, %r0, {4 * count}, %d2; st.global.u32 [%d23+{4 * i}], %r3;"
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, 32 * size * count, np.uint8).view(dtype)
+    y, wide = np.zeros_like(x), np.zeros(32 * count, np.int32)
+    assert check(kernel(body, ["u64"] * 3), [x, y, wide]).findings == ()
+    assert y.tobytes() == x.tobytes()
+    if size < 4:
+        assert wide.tolist() == x.astype(np.int32).tolist()
+
+
+def test_static_and_dynamic_shared_variables_lie_apart():
+    body = f"""{TID} shl.b32 %r1, %r0, 2; mov.u32 %r2, one; mov.u32 %r3, all; add.u32 %r4, %r2, %r1;
+    add.u32 %r5, %r3, %r1; st.shared.u32 [%r4], %r0; st.shared.u32 [%r5+128], 7; bar.sync 0;
+    xor.b32 %r6, %r1, 4; add.u32 %r7, %r2, %r6; ld.shared.u32 %r8, [%r7]; ld.shared.u32 %r9, [all+128];
+    add.u32 %r10, %r8, %r9; mul.wide.u32 %d1, %r0, 4; add.s64 %d2, %d0, %d1; st.global.u32 [%d2], %r10;"""
+    before = ".shared .align 4 .b8 one[128]; .extern .shared .align 16 .b8 all[];"
+    out = np.zeros(32, np.uint32)
+    found = check(kernel(body, before=before), [out], shared_bytes=256)
+    assert out.tolist() == [(n ^ 1) + 7 for n in range(32)]
+    assert found.findings == ()
+    assert [(r.name, r.offset, r.bytes) for r in found.program.shared] == [("one", 0, 128), ("all", 128, 256)]
+
+
+def test_a_missing_barrier_is_a_race_with_both_lines():
+    body = f"""{TID} shl.b32 %r1, %r0, 2; mov.u32 %r2, tile; add.u32 %r3, %r2, %r1;
+    .loc 1 7 1
+    st.shared.u32 [%r3], %r0;
+    xor.b32 %r4, %r1, 128; add.u32 %r5, %r2, %r4;
+    .loc 1 9 1
+    ld.shared.u32 %r6, [%r5];
+    mul.wide.u32 %d1, %r0, 4; add.s64 %d2, %d0, %d1; st.global.u32 [%d2], %r6;"""
+    text = kernel(body, before='.file 1 "my_kernel.py"\n.shared .align 4 .b8 tile[256];')
+    (finding,) = check(text, [np.zeros(64, np.uint32)], 64).findings
+    assert finding.kind == "race"
+    assert (finding.where.file, finding.where.line) == ("my_kernel.py", 9)
+    assert finding.other is not None
+    assert finding.other.line == 7
+    lines = text.splitlines()
+    assert "ld.shared" in lines[finding.where.ptx - 1]
+    assert "st.shared" in lines[finding.other.ptx - 1]
+    assert check(text.replace("xor.b32 %r4", "bar.sync 0; xor.b32 %r4"), [np.zeros(64, np.uint32)], 64).findings == ()
+
+
+def test_without_lines_of_a_source_those_of_the_ptx_are_told():
+    text = kernel("ld.global.u32 %r1, [%d0+4096]; st.global.u32 [%d0], %r1;")
+    (finding,) = check(text, [np.zeros(32, np.uint32)], file="mine.ptx").findings
+    assert finding.kind == "bounds"
+    assert finding.where.file == "mine.ptx"
+    assert "4096" in text.splitlines()[finding.where.line - 1]
+
+
+def test_an_address_named_by_its_variable_stays_in_it():
+    body = "st.shared.u32 [one+16], 1;"
+    before = ".shared .align 4 .b8 one[16]; .shared .align 4 .b8 two[16];"
+    (finding,) = check(kernel(body + "st.shared.u32 [two], 2;", before=before), [np.zeros(1, np.uint32)]).findings[:1]
+    assert finding.kind == "bounds"
+    assert "one" in finding.message
+
+
+ATOMICS = {
+    "add.u32": (5, 32 * 3), "min.s32": (-4, -7), "max.u32": (5, 31), "and.b32": (0xFF, 0), "or.b32": (0, 31),
+    "exch.b32": (9, None), "inc.u32": (0, 32 % 4), "add.f32": (0.5, 0.5 + 32 * 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("opcode", ["atom", "red"])
+@pytest.mark.parametrize("op", ["add.u32", "max.u32", "or.b32", "add.f32"])
+def test_atomics_of_all_lanes(opcode, op):
+    value = {"add.u32": "3", "max.u32": "%r0", "or.b32": "%r0", "add.f32": "0f40400000"}[op]
+    target = ("%f1, " if op.endswith("f32") else "%r1, ") if opcode == "atom" else ""
+    memory = np.array([0.5], np.float32) if op.endswith("f32") else np.array([1], np.uint32)
+    body = f"{TID} {opcode}.relaxed.gpu.global.{op} {target}[%d0], {value};"
+    assert check(kernel(body), [memory], 32, 3).findings == ()
+    wanted = {"add.u32": 1 + 96 * 3, "max.u32": 31, "or.b32": 31, "add.f32": 0.5 + 96 * 3}[op]
+    assert memory[0] == wanted
+
+
+COPY = """{tid} mul.wide.u32 %d20, %r0, 16; add.s64 %d21, %d0, %d20; shl.b32 %r1, %r0, 4; mov.u32 %r2, tile;
+    add.u32 %r3, %r2, %r1; cp.async.cg.shared.global [%r3], [%d21], 16, {size}; cp.async.commit_group;
+    {wait} bar.sync 0; xor.b32 %r4, %r1, 512; add.u32 %r5, %r2, %r4; ld.shared.v4.f32 {{%f1, %f2, %f3, %f4}}, [%r5];
+    add.s64 %d22, %d1, %d20; st.global.v4.f32 [%d22], {{%f1, %f2, %f3, %f4}};"""
+
+
+@pytest.mark.parametrize("wait", ["cp.async.wait_group 0;", "cp.async.wait_all;", "cp.async.wait_group 1;", ""])
+def test_copies_are_waited_for(wait):
+    x, y = np.arange(256, dtype=np.float32), np.zeros(256, np.float32)
+    body = COPY.format(tid=TID, size=16, wait=wait)
+    text = kernel(body, ["u64", "u64"], ".shared .align 16 .b8 tile[1024];")
+    found = kinds(check(text, [x, y], 64).findings)
+    if wait in ("cp.async.wait_group 0;", "cp.async.wait_all;"):
+        assert found == set()
+        assert np.array_equal(y.reshape(2, 128), x.reshape(2, 128)[::-1])
+    else:
+        assert {"in_flight", "leak"} <= found
+
+
+def test_a_copy_fills_with_zeros_what_it_does_not_read():
+    x, y = np.arange(1, 257, dtype=np.float32), np.zeros(256, np.float32)
+    body = "mov.u32 %r9, %tid.x; and.b32 %r9, %r9, 1; shl.b32 %r9, %r9, 4;" + COPY.format(
+        tid=TID, size="%r9", wait="cp.async.wait_all;"
+    )
+    text = kernel(body, ["u64", "u64"], ".shared .align 16 .b8 tile[1024];")
+    assert check(text, [x, y], 64).findings == ()
+    keep = np.where(np.arange(256) // 4 % 2 == 1, x, 0).reshape(2, 128)[::-1]
+    assert np.array_equal(y.reshape(2, 128), keep)
+
+
+def test_predicated_loads_leave_the_others_alone():
+    body = f"""{TID} setp.lt.u32 %p1, %r0, 20; mul.wide.u32 %d20, %r0, 4; add.s64 %d21, %d0, %d20;
+    add.s64 %d22, %d1, %d20; mov.u32 %r1, 5; @%p1 ld.global.u32 %r1, [%d21]; @!%p1 add.u32 %r1, %r1, 1;
+    st.global.u32 [%d22], %r1;"""
+    x, y = np.arange(100, 120, dtype=np.uint32), np.zeros(32, np.uint32)
+    assert check(kernel(body, ["u64", "u64"]), [x, y]).findings == ()
+    assert y.tolist() == [*range(100, 120), *[6] * 12]
+
+
+def test_a_register_that_only_a_predicate_sets_is_poison_elsewhere():
+    body = f"""{TID} setp.lt.u32 %p1, %r0, 20; mul.wide.u32 %d20, %r0, 4; add.s64 %d22, %d0, %d20;
+    @%p1 mov.u32 %r1, 5; st.global.u32 [%d22], %r1;"""
+    (finding,) = check(kernel(body), [np.zeros(32, np.uint32)]).findings
+    assert finding.kind == "uninitialised"
+    assert finding.count == 12
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_ldmatrix_and_mma_multiply(kind):
+    """A 16×16 times 16×8 product of one warp, from a row-major A and a column-major B in shared memory."""
+    half = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}[kind]
+    body = f"""{TID} mul.wide.u32 %d20, %r0, 16; add.s64 %d21, %d0, %d20; shl.b32 %r1, %r0, 4; mov.u32 %r2, a;
+    add.u32 %r3, %r2, %r1; cp.async.cg.shared.global [%r3], [%d21], 16;
+    setp.lt.u32 %p1, %r0, 16; add.s64 %d22, %d1, %d20; mov.u32 %r4, b; add.u32 %r5, %r4, %r1;
+    @%p1 cp.async.cg.shared.global [%r5], [%d22], 16;
+    cp.async.wait_all; bar.warp.sync -1;
+    and.b32 %r6, %r0, 15; shl.b32 %r6, %r6, 5; shr.u32 %r7, %r0, 4; shl.b32 %r7, %r7, 4; add.u32 %r6, %r6, %r7;
+    add.u32 %r6, %r6, %r2;
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%r10, %r11, %r12, %r13}}, [%r6];
+    and.b32 %r8, %r0, 7; shl.b32 %r8, %r8, 5; shr.u32 %r9, %r0, 3; and.b32 %r9, %r9, 1; shl.b32 %r9, %r9, 4;
+    add.u32 %r8, %r8, %r9; add.u32 %r8, %r8, %r4;
+    ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r14, %r15}}, [%r8];
+    mov.f32 %f0, 0f00000000;
+    mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{%f1, %f2, %f3, %f4}}, {{%r10, %r11, %r12, %r13}},
+        {{%r14, %r15}}, {{%f0, %f0, %f0, %f0}};
+    shr.u32 %r20, %r0, 2; and.b32 %r21, %r0, 3; shl.b32 %r22, %r20, 3; shl.b32 %r23, %r21, 1;
+    add.u32 %r24, %r22, %r23; mul.wide.u32 %d23, %r24, 4; add.s64 %d24, %d2, %d23;
+    st.global.v2.f32 [%d24], {{%f1, %f2}}; st.global.v2.f32 [%d24+256], {{%f3, %f4}};"""
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-4, 5, shape).astype(half) for shape in ((16, 16), (8, 16)))
+    d = np.full((16, 8), np.nan, np.float32)
+    text = kernel(body, ["u64"] * 3, ".shared .align 16 .b8 a[512]; .shared .align 16 .b8 b[256];")
+    assert check(text, [a, b, d]).findings == ()
+    assert np.array_equal(d, a.astype(np.float32) @ b.astype(np.float32).T)
+
+
+def test_threads_have_their_places_in_three_dimensions():
+    body = """mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; mov.u32 %r3, %tid.z; mov.u32 %r4, %ntid.x; mov.u32 %r5, %ntid.y;
+    mad.lo.u32 %r6, %r3, %r5, %r2; mad.lo.u32 %r6, %r6, %r4, %r1; mad.lo.u32 %r7, %r3, 100, %r1;
+    mad.lo.u32 %r7, %r2, 10, %r7; mul.wide.u32 %d1, %r6, 4; add.s64 %d2, %d0, %d1; st.global.u32 [%d2], %r7;"""
+    out = np.zeros((4, 2, 8), np.uint32)
+    assert check(kernel(body), [out], (8, 2, 4)).findings == ()
+    z, y, x = np.indices(out.shape)
+    assert np.array_equal(out, 100 * z + 10 * y + x)

@@ -1,0 +1,1 @@
+"""Tests on Triton's kernels; without Triton they are skipped."""

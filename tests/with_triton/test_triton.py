@@ -1,0 +1,160 @@
+"""Triton's kernels, compiled without a GPU: results, findings at the lines of the Python source, mutants of PTX."""
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+import warploom
+from tests.ptx.text import kinds
+from tests.with_triton import kernels
+from tests.with_triton.cases import CASES, Case
+from warploom.core.errors import EmulationError, ProblemError
+from warploom.cuda.printer import print_cuda
+from warploom.ops import triton as bridge
+
+pytest_plugins = ["warploom.pytest_plugin"]
+TARGETS = ["sm_80"]
+
+
+def run(case: Case, **options: Any) -> Any:
+    return warploom.check_triton(case.kernel, case.grid, case.arguments, **case.meta, **options)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_are_right_and_free_of_findings(name: str, target: str) -> None:
+    case = CASES[name](np.random.default_rng(1))
+    found = run(case, target=target)
+    assert found.findings == ()
+    assert case.error() <= 1
+
+
+def test_an_adversarial_order_changes_nothing() -> None:
+    case = CASES["attention"](np.random.default_rng(1))
+    assert run(case, seed=3).findings == ()
+    assert case.error() <= 1
+
+
+def line_of(text: str) -> int:
+    """The line of the kernels' file that has this text."""
+    with open(kernels.__file__, encoding="utf-8") as file:
+        return next(n for n, line in enumerate(file, 1) if text in line)
+
+
+def test_an_access_out_of_bounds_names_the_line_of_the_kernel() -> None:
+    case = CASES["add"](np.random.default_rng(0))
+    case.arguments[3] = 3072
+    findings = run(case).findings
+    assert kinds(findings) == {"bounds"}
+    assert {f.where.line for f in findings} == {line_of("tl.store(out + at, tl.load(x")}
+    assert {f.where.file for f in findings} == {kernels.__file__}
+    assert all("x" in f.message or "y" in f.message or "out" in f.message for f in findings)
+
+
+def test_a_store_by_several_programs_is_a_race() -> None:
+    case = CASES["add"](np.random.default_rng(0))
+    case.grid = (3,)
+    case.meta["BLOCK"] = 1024
+    case.arguments[2] = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (3000,), (0,))
+    assert "race" in kinds(run(case).findings) or "bounds" in kinds(run(case).findings)
+
+
+def test_two_programs_that_add_without_the_lock_race() -> None:
+    """The same kernel with the lock's word of another group: nobody waits for anybody."""
+    case = CASES["locks"](np.random.default_rng(0))
+    x, sums, held, columns = case.arguments
+    found = warploom.check_triton(kernels.row_sums_without_locks, 12, [x, sums, held, columns], **case.meta)
+    assert kinds(found.findings) == {"race"}
+    assert {f.where.line for f in found.findings} == {line_of("tl.store(rest, tl.load(rest")}
+
+
+def test_arguments_by_name_and_a_grid_that_is_called() -> None:
+    case = CASES["add"](np.random.default_rng(0))
+    named: dict[str, Any] = dict(zip(("x", "y", "out", "n"), case.arguments, strict=True))
+    warploom.check_triton(
+        case.kernel, lambda meta: (meta["n"] // meta["BLOCK"] + 1,), named, BLOCK=512
+    ).raise_if_found()
+    assert case.error() <= 1
+
+
+def test_the_fixture_raises_what_is_found(check_triton: Any) -> None:
+    case = CASES["add"](np.random.default_rng(0))
+    assert check_triton(case.kernel, case.grid, case.arguments, **case.meta).findings == ()
+    with pytest.raises(EmulationError, match=r"kernels\.py:\d+ \(PTX line"):
+        check_triton(case.kernel, case.grid, [*case.arguments[:3], 3001], **case.meta)
+
+
+def test_tensors_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.arange(100, dtype=torch.bfloat16)
+    out = torch.zeros(100, dtype=torch.bfloat16)
+    warploom.check_triton(kernels.add, 1, [x, x, out, 100], BLOCK=128).raise_if_found()
+    assert torch.equal(out, x + x)
+
+
+@pytest.mark.parametrize(("arguments", "options", "message"), [
+    ([1], {}, "missing arguments"), ({"z": 1}, {}, "unknown arguments"), ([1, 2, 3, 4, 5, 6], {}, "takes 5"),
+    ([np.zeros(4, np.float32)] * 3 + [4], {"target": "turing"}, "sm_80"),
+    ([np.zeros(4, np.float32), "text", np.zeros(4, np.float32), 4], {}, "y"),
+])  # fmt: skip
+def test_arguments_that_do_not_fit(arguments: Any, options: Any, message: str) -> None:
+    with pytest.raises((ProblemError, TypeError), match=message):
+        warploom.check_triton(kernels.add, 1, arguments, BLOCK=128, **options)
+
+
+def test_what_is_no_kernel() -> None:
+    with pytest.raises(ProblemError, match=r"@triton\.jit"):
+        warploom.check_triton(np.add, 1, [])
+
+
+def test_the_first_configuration_of_an_autotuned_kernel() -> None:
+    import triton
+
+    tuned = triton.autotune([triton.Config({"BLOCK": 256}, num_warps=2), triton.Config({"BLOCK": 512})], ["n"])
+    case = CASES["add"](np.random.default_rng(0))
+    found = warploom.check_triton(tuned(kernels.add), case.grid, case.arguments)
+    assert case.error() <= 1
+    assert found.program.threads == 64
+
+
+def test_the_program_prints_as_cuda_with_the_lines_of_the_kernel() -> None:
+    pytest.importorskip("cuda.core")
+    from warploom.cuda.compile import compile_source
+
+    found = run(CASES["matmul"](np.random.default_rng(0)))
+    text = print_cuda(found.program)
+    assert "a_tile = tl.load(a_at" in text
+    assert compile_source(text, found.program.name, arch="sm_80", cache=False).cubin
+
+
+SYNCHRONISATION = re.compile(r"^\s*(bar\.sync|cp\.async\.wait_group|cp\.async\.commit_group|bar\.warp\.sync)")
+
+
+@pytest.mark.parametrize("name", ["softmax", "matmul", pytest.param("attention", marks=pytest.mark.mutation)])
+def test_deleting_synchronisation_from_the_ptx_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every barrier, wait and commit in turn. What is not found was not needed: no adversarial order shows it."""
+    case = CASES[name](np.random.default_rng(1))
+    texts: list[str] = []
+    checked = bridge.check_ptx
+    monkeypatch.setattr(bridge, "check_ptx", lambda text, *args, **kw: texts.append(text) or checked(text, *args, **kw))
+    run(case)
+    lines = texts[0].splitlines()
+    found: list[str] = []
+    places = [i for i, line in enumerate(lines) if SYNCHRONISATION.match(line)]
+    for i in places:
+        mutant = "\n".join([*lines[:i], "", *lines[i + 1 :]])
+        monkeypatch.setattr(bridge, "check_ptx", lambda _, *args, m=mutant, **kw: checked(m, *args, **kw))
+        if run(case).findings:
+            found.append(lines[i].split()[0])
+            continue
+        assert run(case, seed=3).findings == ()
+        assert case.error() <= 1
+    assert {"bar.sync", "cp.async.wait_group"} <= set(found)
+    assert len(found) > len(places) // 2
