@@ -25,17 +25,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from attention_cells import TOKENS, WIDTH, checked, fresh, sdpa
+from warploom.kernels.attention.hopper_config import HopperConfig
+from warploom.tune.gpu import gpu_for_tuning
+from warploom.winners.classes import attention_class
+from warploom.winners.store import find_winner
 
 import warploom
 from warploom.bench.environment import environment
 from warploom.bench.timing import Candidate, EventClock, input_sets, measure, paired_spread
 from warploom.core.dtypes import bf16
 from warploom.kernels.attention.choice import parse_config
-from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AttentionProblem
-from warploom.tune.gpu import gpu_for_tuning
-from warploom.winners.classes import attention_class
-from warploom.winners.store import find_winner
 
 CELLS = ((64, False, 4096), (64, True, 1024), (128, False, 512), (128, False, 16384), (128, True, 4096))
 DEVIATION, GROWTH, SINK = 8.0, 40.0, 80.0

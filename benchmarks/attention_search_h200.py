@@ -23,16 +23,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from warploom.kernels.attention.config import AttentionConfig
+from warploom.tune.built import Built
+
 from warploom.bench.environment import environment
 from warploom.bench.timing import Candidate, measure
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
-from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.tune.attention import AttentionFamily
 from warploom.tune.build import build_all
-from warploom.tune.built import Built
 
 TOKENS, HEADS, HEAD_DIM = 16384, 16, 128
 SPACE: dict[str, tuple[Any, ...]] = {

@@ -140,10 +140,10 @@ def _mma_config(head_dim: int) -> Any:
 
 def _product(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
     import torch
+    from warploom.kernels.gemm.reference import UNIT_ROUNDOFF, accumulation_bound
 
     import warploom
     from warploom.core.dtypes import f32
-    from warploom.kernels.gemm.reference import UNIT_ROUNDOFF, accumulation_bound
     from warploom.lang.functions import gelu
 
     torch.manual_seed(0)

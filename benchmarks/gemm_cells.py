@@ -13,6 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from warploom.kernels.gemm.choice import expected_seconds, fitting
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.hopper_choice import warp_candidates
+from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 
 import warploom
 from warploom.bench.gemm import TorchBlock, blocks_error, torch_blocks
@@ -23,10 +27,6 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
 from warploom.cuda.device import cuda_core
-from warploom.kernels.gemm.choice import expected_seconds, fitting
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.hopper_choice import warp_candidates
-from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 from warploom.ops.backends import compiled, gpu_target
 from warploom.ops.matmul_plan import MatmulPlan
 

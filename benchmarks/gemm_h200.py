@@ -50,14 +50,14 @@ from gemm_cells import (
     ours,
     tried,
 )
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
+from warploom.kernels.gemm.problem import AnyGemmConfig
 
 import warploom
 from warploom.bench.environment import environment
 from warploom.bench.host_cost import microseconds
 from warploom.bench.timing import Measured
 from warploom.core.errors import WarploomError
-from warploom.kernels.gemm.hopper_config import HopperGemmConfig
-from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import plan_matmul
 from warploom.ops.matmul_plan import MatmulPlan

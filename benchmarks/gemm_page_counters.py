@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from warploom.bench.tables import markdown_table
 from warploom.kernels.gemm.config import GemmConfig
 from warploom.kernels.gemm.ladder import LADDER
+
+from warploom.bench.tables import markdown_table
 
 Row = Mapping[str, Any]
 

@@ -26,6 +26,10 @@ import mma_rate
 import numpy as np
 import torch
 from mma_rate import Feeds
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.hopper_config import HopperGemmConfig
+from warploom.kernels.gemm.ladder import BEST
+from warploom.kernels.gemm.problem import AnyGemmConfig
 
 from warploom.bench.environment import environment
 from warploom.bench.gemm import GemmOnGpu, Square
@@ -36,10 +40,6 @@ from warploom.core.dtypes import DType, f16, f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import target
 from warploom.cuda.device import cuda_core
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.hopper_config import HopperGemmConfig
-from warploom.kernels.gemm.ladder import BEST
-from warploom.kernels.gemm.problem import AnyGemmConfig
 from warploom.kernels.ladder import Rung
 from warploom.ops.backends import GpuCall, compiled, gpu_target
 from warploom.ops.matmul import plan_matmul

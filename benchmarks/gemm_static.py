@@ -17,11 +17,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from ladder_static import figures_of, write
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.ladder import BEST, LADDER, summed_in
 
 from warploom.core.dtypes import f16, f32
 from warploom.inspect.subjects import gemm_program
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import BEST, LADDER, summed_in
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "benchmarks" / "results" / "static" / "gemm.json"

@@ -23,6 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from warploom.kernels.gemm.choice import expected_seconds, fitting
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.ladder import BEST32
+from warploom.kernels.gemm.problem import contiguous_problem
+from warploom.ops.matmul_launch import Launches
 
 from warploom.bench.environment import environment
 from warploom.bench.gemm import torch_error
@@ -31,13 +36,8 @@ from warploom.bench.timing import Candidate, EventClock, measure
 from warploom.core.dtypes import f16, f32
 from warploom.core.errors import WarploomError
 from warploom.cuda.device import cuda_core
-from warploom.kernels.gemm.choice import expected_seconds, fitting
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import BEST32
-from warploom.kernels.gemm.problem import contiguous_problem
 from warploom.ops.backends import built, gpu_target
 from warploom.ops.matmul import plan_matmul
-from warploom.ops.matmul_launch import Launches
 from warploom.ops.matmul_plan import MatmulPlan
 
 WAVE_DEPTH = 4096

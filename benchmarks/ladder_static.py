@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from warploom.kernels.attention.hopper_config import HopperConfig
+
 from warploom.bench.attention import has_room
 from warploom.core.dtypes import DTYPES, DType, bf16
 from warploom.cuda.compile import available_cores
@@ -27,7 +29,6 @@ from warploom.cuda.device import nvrtc_version
 from warploom.inspect import SassReport, inspect_program
 from warploom.inspect.subjects import attention_program
 from warploom.ir.program import Program
-from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.attention.problem import AnyConfig
 

@@ -20,6 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gemm_page_counters import RAGGED, UNALIGNED, WHOLE, reason
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.ladder import LADDER
 
 from warploom.bench.counters import Profile, compare_wavefronts
 from warploom.bench.environment import environment
@@ -29,8 +31,6 @@ from warploom.bench.ncu import ncu_version
 from warploom.bench.profile_gemm import GemmLaunch, profile_gemm
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import LADDER
 
 SMALL = {WHOLE: (256, 256, 256), RAGGED: (328, 320, 192), UNALIGNED: (328, 264, 200)}
 """m, n and k of the products that both count."""

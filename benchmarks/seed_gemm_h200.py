@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.gemm.ladder import LADDER
 
 from warploom.bench.environment import environment
 from warploom.bench.gemm import LOADS, PlannedCall, blocks_error, drawn, torch_blocks
@@ -41,8 +43,6 @@ from warploom.cuda.cubin import resources
 from warploom.cuda.device import cuda_core
 from warploom.cuda.launch import load, scalar
 from warploom.cuda.store import CompiledKernel
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import LADDER
 from warploom.ops.matmul import plan_matmul
 
 HERE = Path(__file__).resolve().parent

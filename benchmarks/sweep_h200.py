@@ -20,6 +20,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from warploom.kernels.attention.hopper_config import HopperConfig
+from warploom.tune.gpu import gpu_for_tuning
+from warploom.winners.classes import attention_class
+from warploom.winners.store import SHIPPED, Winner, find_winner, gpu_file_name, package_version
+
 from warploom.bench.environment import environment
 from warploom.bench.monitor import GpuMonitor
 from warploom.bench.peers import flash_attention_4, sdpa
@@ -28,13 +33,9 @@ from warploom.bench.timing import Candidate, Measured, measure, paired_ratio
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
 from warploom.cuda.device import cuda_core
-from warploom.kernels.attention.hopper_config import HopperConfig
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.tune.attention import AttentionFamily, AttentionWorkload
 from warploom.tune.build import build_all
-from warploom.tune.gpu import gpu_for_tuning
-from warploom.winners.classes import attention_class
-from warploom.winners.store import SHIPPED, Winner, find_winner, gpu_file_name, package_version
 
 TOKENS, WIDTH = 16384, 2048
 GOAL = target("sm_90a")

@@ -24,20 +24,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from warploom.bench.environment import environment
-from warploom.core.dtypes import bf16, f16, f32
-from warploom.core.targets import target
-from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.gemm.problem import GemmProblem, contiguous_problem
-from warploom.tune.attention import AttentionFamily
-from warploom.tune.build import build_all
 from warploom.tune.family import Family
 from warploom.tune.gemm import GemmFamily
 from warploom.tune.gpu import gpu_for_tuning
 from warploom.tune.space import distinct
-from warploom.tune.tuner import HUNG, Effort, GpuLostError, Outcome, Tuner
 from warploom.winners.classes import gemm_class
 from warploom.winners.store import WinnerStore, gpu_file_name, package_version
+
+from warploom.bench.environment import environment
+from warploom.core.dtypes import bf16, f16, f32
+from warploom.core.targets import target
+from warploom.kernels.attention.problem import AttentionProblem
+from warploom.tune.attention import AttentionFamily
+from warploom.tune.build import build_all
+from warploom.tune.tuner import HUNG, Effort, GpuLostError, Outcome, Tuner
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)

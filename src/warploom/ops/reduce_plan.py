@@ -62,7 +62,7 @@ class ReducePlan:
 
     @cached_property
     def calls(self) -> tuple[KernelCall, KernelCall]:
-        """The kernel of the product and the reductions of its tiles, and the one that merges them, of a block of rows."""
+        """The kernel of the product and its tiles' reductions, and the one that merges them, of a block of rows."""
         return self._block(self.block_rows)
 
     def _block(self, rows: int) -> tuple[KernelCall, KernelCall]:

@@ -297,7 +297,7 @@ class StaleSoftmax:
         """The next block's scores into P; returns what brings O to the new maxima once no product writes it.
 
         ``cuts``: whether ``mask`` has scores to mask, which would pass for grown ones; None if it never has.
-        ``recompute`` forms the scores once more, by each warp for itself; ``release`` gives back what they are formed from.
+        ``recompute`` forms the scores once more, by each warp for itself; ``release`` gives back their operands.
         """
         k, softmax, exact = self._k, self._softmax, self._exact
         exact.set(0)

@@ -96,7 +96,7 @@ class MatmulOperation:
         return choose(problem, target)
 
     def space(self, problem: MatmulProblem, target: Target) -> Iterator[Production]:
-        """The tiles that the cost model expects most of; all that :mod:`warploom.kernels.matmul.choice` has among them."""
+        """The tiles that the cost model expects most of, all of :mod:`warploom.kernels.matmul.choice` among them."""
 
         def best(configs: Iterator[Production], most: int) -> Iterator[Production]:
             fitting = [c for c in dict.fromkeys(configs) if not misfits(problem, c, target)]

@@ -63,10 +63,12 @@ def _wgmma_rungs() -> tuple[Rung[AttentionConfig], ...]:
     for key, name, changes, flags in _WGMMA_STEPS:
         config = replace(config, **flags)
         rungs.append(Rung(key, name, changes, config))
-    rungs += [
-        Rung("h8", "wgmma: stale max", "the maxima so far serve until P shows that one grew; no hold", ForwardSm90()),
-        Rung("h9", "wgmma: sum column", "the row sums are one more column of P·V", ForwardSm90(sum_column=True)),
-    ]
+    stale, column = (
+        "the maxima so far serve until P shows that one grew; no hold",
+        "the row sums are one more column of P·V",
+    )
+    rungs.append(Rung("h8", "wgmma: stale max", stale, ForwardSm90()))
+    rungs.append(Rung("h9", "wgmma: sum column", column, ForwardSm90(sum_column=True)))
     return tuple(rungs)
 
 

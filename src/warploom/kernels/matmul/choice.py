@@ -1,4 +1,4 @@
-"""Which configuration runs a product when nobody has tuned for it: of an architecture's candidates the least by a model."""
+"""Which configuration runs a product that nobody tuned for: the least by a model of an architecture's candidates."""
 
 from __future__ import annotations
 

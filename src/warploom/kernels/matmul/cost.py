@@ -157,7 +157,7 @@ def _part_bytes(problem: MatmulProblem, splits: int) -> int:
     return 4 * splits * problem.batch * problem.m * problem.n
 
 
-# -- wgmma on an H100 or H200: the power limit, not the tensor cores, decides the clock, which stands for what they sustain
+# -- wgmma on an H100 or H200: the power limit decides the clock, which stands for what the tensor cores sustain
 SMS = 132
 WGMMA_CLOCK = 1.28e9
 WGMMA_FLOPS_PER_CYCLE = 4096

@@ -25,7 +25,7 @@ class OperandFeatures:
 
     ``k_contiguous``: K is the axis with stride 1 (A row-major, B column-major). ``chunk``: elements that one copy may
     take, from the alignment of its lines: 8, 4 or 2 by ``cp.async``, 1 through registers. ``ragged_outer``,
-    ``ragged_k``: M (N) or K is no multiple of the tile. ``partial``: a line ends within a chunk. ``batched``: each batch
+    ``ragged_k``: M (N) or K is no multiple of the tile. ``partial``: a line ends in a chunk. ``batched``: each batch
     has its own (the TMA's concern).
     """
 

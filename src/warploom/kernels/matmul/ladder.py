@@ -35,7 +35,7 @@ def _rungs() -> tuple[Rung[MatmulConfig], ...]:
         rungs.append(Rung[MatmulConfig](key, name, changes, config))
     strided = MatmulSm80(tile_n=128, tile_k=64, stages=3, accumulate=f16)
     rungs += [
-        Rung[MatmulConfig]("06", "06_Strided", "addresses as base + signed strides, two B operands per ldmatrix", strided),
+        Rung[MatmulConfig]("06", "06_Strided", "addresses as base + strides, two B operands per ldmatrix", strided),
         Rung[MatmulConfig]("07", "07_WideTile",
              "a tile of 128×256 by eight warps: fewer bytes from the L2 for each product", MatmulSm80(accumulate=f16)),
     ]  # fmt: skip
@@ -67,10 +67,12 @@ HOPPER_LADDER = Ladder[MatmulConfig](
              replace(_FIRST, tile_m=64, consumers=1, stages=5)),
         Rung[MatmulConfig]("h2", "wgmma: two consumers", "two consumers of 64 rows each share the tile of B", _FIRST),
         Rung[MatmulConfig]("h3", "wgmma: grouped", "tiles walk in groups that share the L2", _GROUPED),
-        Rung[MatmulConfig]("h4", "wgmma: persistent", "one CTA per SM: the next tile's loads run during this one's epilogue",
+        Rung[MatmulConfig]("h4", "wgmma: persistent", "one CTA per SM: the next tile loads during this one's epilogue",
              replace(_GROUPED, persistent=True)),
-        Rung[MatmulConfig]("h5", "wgmma: in flight", "a k-tile's products are waited for while the next one's run", MatmulSm90()),
-        Rung[MatmulConfig]("h6", "wgmma: ping-pong", "a tile of its own for each consumer: one multiplies while the other stores",
+        Rung[MatmulConfig](
+            "h5", "wgmma: in flight", "a k-tile's products are waited for while the next one's run", MatmulSm90()
+        ),
+        Rung[MatmulConfig]("h6", "wgmma: ping-pong", "each consumer has its own tile: one multiplies while one stores",
              MatmulSm90(pingpong=True, tile_n=128, stages=6)),
     ),
 )  # fmt: skip

@@ -155,7 +155,7 @@ class RungGemm(Configuration):
             (not self.pipelined or (self.stages >= 2 and self.ldmatrix),
              "pipelined needs stages >= 2 and ldmatrix: the next tile's fragments load early"),
             (not self.pipelined or self.k_steps % 2 == 0,
-             f"tile_k {self.tile_k} makes {self.k_steps} k-steps: the two fragment buffers alternate, so pipelined needs "
+             f"tile_k {self.tile_k} makes {self.k_steps} k-steps: two fragment buffers alternate: pipelined needs "
              "an even number (tile_k a multiple of 32)"),
             (not self.lead or (self.pipelined and self.lead < step),
              f"lead {self.lead} needs pipelined, and to be less than the {step} mma of a k-step"),

@@ -39,7 +39,8 @@ def gemm(
 ) -> None:  # fmt: skip
     """C = A·B: one CTA per tile of C; ``k_tiles`` = ⌈depth / tile_k⌉, strides and extents in elements.
 
-    The grid is (tiles along N, tiles along M); with block_stride they are numbered along x. A 16-bit C goes to ``out``, an f32 one to ``out_f32``.
+    The grid is (tiles along N, tiles along M); with block_stride they are numbered along x. A 16-bit C
+    goes to ``out``, an f32 one to ``out_f32``.
     """
     c, f = config, features
     work = RungProduct(k, c, f)

@@ -98,7 +98,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Tiling:
-    """A problem in the tiles of a configuration: along M, N and K, in ``parts`` of K, for each of ``batch`` matrices."""
+    """A problem in the tiles of a configuration: along M, N and K, in ``parts`` of K, for ``batch`` matrices."""
 
     rows: int
     cols: int

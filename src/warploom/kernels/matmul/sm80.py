@@ -1,4 +1,4 @@
-"""The matrix product on sm_80 and newer: the configuration of its kernels, what they take, and what it makes of a problem."""
+"""The matrix product on sm_80 and newer: the configuration of its kernels, and their calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SEED_WORDS = {
 
 @dataclass(frozen=True)
 class MatmulSm80(Configuration):
-    """A kernel of :mod:`.sm80_kernel` or :mod:`.stream_kernel`: warps that own ``warp_m`` × ``warp_n`` of a tile each."""
+    """A kernel of :mod:`.sm80_kernel` or :mod:`.stream_kernel`: each warp owns ``warp_m`` × ``warp_n`` of a tile."""
 
     word: ClassVar[str] = "matmul_sm80"
     always: ClassVar[tuple[str, ...]] = (

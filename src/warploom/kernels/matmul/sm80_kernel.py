@@ -1,5 +1,5 @@
 # pyright: reportInvalidTypeForm=false
-"""The matrix product for ``cp.async`` and ``mma.sync`` (sm_80 and newer): every warp copies, and owns a part of the tile."""
+"""The matrix product for ``cp.async`` and ``mma.sync`` (sm_80 and newer): all warps copy, each owns a part."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class MatmulSm90(Configuration):
             (not self.pingpong or self.consumers == 2, "pingpong is between two consumers"),
             (self.tile_n % COLUMN_STEP == 0 and self.tile_n <= 256,
              f"tile_n {self.tile_n} is no multiple of {COLUMN_STEP} from {COLUMN_STEP} to 256"),
-            (self.tile_m <= 256 and self.tile_m % step == 0, f"tile_m {self.tile_m} is no multiple of {step} up to 256"),
+            (self.tile_m <= 256 and self.tile_m % step == 0, f"tile_m {self.tile_m}: no multiple of {step} up to 256"),
             (accumulators <= most,
              f"{accumulators} accumulators a thread are more than the {most} that leave room to work"),
             (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),

@@ -1,5 +1,5 @@
 # pyright: reportInvalidTypeForm=false
-"""The matrix product for ``wgmma`` and the TMA (sm_90a): persistent, one thread that loads, consumers of 64 rows or more.
+"""The matrix product for ``wgmma`` and the TMA (sm_90a): persistent, one thread loads, consumers have 64 rows or more.
 
 The ring of k-tiles runs on over the ends of tiles: the next tile's first k-tiles arrive while this one is stored.
 """
@@ -81,7 +81,7 @@ def multiply(k: Kernel, work: Product, output: Output, c_map: TensorMapHandle) -
 
 @dataclass(frozen=True)
 class Extents:
-    """The launch's numbers: C is ``m`` × ``n``; K has ``k_tiles``, ``tiles_per_split`` of them in a part of a split K."""
+    """The launch's numbers: C is ``m`` × ``n``; K has ``k_tiles``, ``tiles_per_split`` in a part of a split K."""
 
     m: Traced
     n: Traced
