@@ -43,32 +43,32 @@ ACCESSES = ("ldmatrix", "ld.shared", "st.shared", "cp.async")
 Row = Mapping[str, Any]
 
 WHY = {
-    "00a": "The WMMA API: a warp loads 16×16 matrices from shared memory, multiplies them and stores the sums, and "
-    "which lane holds what stays hidden. ptxas makes LDSM.x4 of its loads, so the rows of 128 and 256 bytes that they "
-    "read collide as those of 01b do. An epilogue that asks for a sum's row or column has to wait until the "
+    "00a": "The WMMA API: a warp loads 16×16 matrices from shared memory, multiplies them and stores the sums, and the "
+    "API does not say which lane holds what. ptxas compiles its loads to LDSM.x4, so the rows of 128 and 256 bytes "
+    "that they read collide as those of 01b do. An epilogue that needs a sum's row or column has to wait until the "
     "sums are in memory again.",
-    "00b": "16 bytes behind each row, of C's tile too: eight rows begin in eight groups of banks. It is the most that "
-    "can be done beneath the API, which takes rows at one distance and no swizzle, and takes an eighth of A's shared "
-    "memory more.",
-    "01a": "Every element of a fragment is loaded by itself, at the row and column that the fragment's map gives: 8 "
-    "loads of 2 bytes for an A operand, 4 for B. Rows of the tiles are whole bank cycles apart, so they collide.",
+    "00b": "16 bytes of padding behind each row, of C's tile too: eight rows begin in eight groups of banks. The API "
+    "allows no more, because it takes rows at one distance and no swizzle. A's tile takes an eighth more shared "
+    "memory.",
+    "01a": "The kernel loads every element of a fragment by itself, at the row and column that the fragment's map "
+    "gives: 8 loads of 2 bytes for an A operand, 4 for B. Rows are whole cycles of the banks apart, so they collide.",
     "01b": "One ldmatrix for each operand. The instructions fall, the time does not: the eight rows of 16 bytes that "
-    "it reads at once still lie in the same four banks.",
+    "it reads at once still share four banks.",
     "02": "The 16-byte chunk's number is XORed with bits of the row, by a Swizzle<B,M,S> that follows from the tile's "
-    "row width. The eight rows fall into eight groups of banks, in the epilogue's tile as well. A thread's copies lie "
-    "whole periods of it apart, so one swizzled address and immediates serve them all.",
+    "row width. The eight rows fall into eight groups of banks, in the epilogue's tile as well. A thread's copies are "
+    "whole periods of the swizzle apart, so one swizzled address and immediates serve them all.",
     "03": "Three shared tiles: the copies of the next two run during the products of this one.",
-    "04": "The fragments of the next k-step load during the products of this one, across the border of two tiles; the "
-    "copies start in the middle of a tile, and one barrier a tile is left of two.",
-    "05": "Tiles of C are walked in groups of eight rows, so that CTAs that run at the same time share their part of B "
-    "in the L2.",
+    "04": "The fragments of the next k-step load during the products of this one, across the border of two tiles. The "
+    "copies start in the middle of a tile, and one barrier per tile is enough instead of two.",
+    "05": "Tiles of C run in groups of eight rows, so that CTAs that run at the same time share their part of B in the "
+    "L2.",
     "06": "Beyond the seed: the XOR on aligned offsets is a sum of signed strides, formed once before the loop, and "
     "one ldmatrix loads two B operands.",
-    "07": "Beyond the seed: eight warps share a tile of 128×256, so that each byte that comes from the L2 is "
-    "multiplied more often. Where power is the limit, bytes that do not move are products that run.",
-    "best16": "128×64 for each warp and 256×256 for the CTA: f16 accumulators leave the registers for it.",
+    "07": "Beyond the seed: eight warps share a tile of 128×256, so that each byte from the L2 is used more often. "
+    "At the power limit, bytes that do not move are products that run.",
+    "best16": "128×64 for each warp and 256×256 for the CTA: f16 accumulators leave enough registers.",
     "best32": "f32 accumulators take twice the registers, so 64×64 is the most for a warp that keeps two sets of "
-    "fragments. Groups of sixteen rows of tiles make what runs at the same time nearly square, which is least to read.",
+    "fragments. Groups of sixteen rows of tiles make the area of concurrent tiles nearly square, which reads least.",
 }
 
 

@@ -42,7 +42,7 @@ WHY = {
     "0": "Scores, probabilities and row statistics go through shared memory: the baseline of the in-register reduction "
     "paper, with an unswizzled tile and its bank conflicts.",
     "1": "The accumulator of Q·Kᵀ is the A operand of P·V without moving a value between lanes. O is multiplied by "
-    "1/l, as the seed's kernel 1 is compiled. What is left is ldmatrix on a row-major tile: eight rows in the same "
+    "1/l, as the seed's kernel 1 is compiled. The bottleneck is ldmatrix on a row-major tile: eight rows in the same "
     "four banks, so eight wavefronts instead of one.",
     "2": "XOR of the 16-byte column with the row spreads eight rows over all banks. The price is address arithmetic: "
     "every fragment gets its own address register.",
@@ -68,11 +68,11 @@ WHY = {
     "h2": "Q·Kᵀ of the next block is under way while the softmax of this one runs.",
     "h3": "Named barriers make one warpgroup's softmax fall into the other's products.",
     "h4": "Q is read once by ldmatrix and stays; the wgmma no longer reads Q from shared memory.",
-    "h5": "As in the two-stage rung.",
+    "h5": "As in the two-stage rung `best`.",
     "h6": "CTAs stay and take tile after tile; the first loads of a tile do not wait for the last stores of another.",
     "h7": "The wait for P·V stands behind the exponentials that do not need it.",
-    "h8": "No FMNMX and no shuffle for a block whose predecessors' maxima serve; mma.sync forms its scores again where "
-    "they do not. The loop holds that rare path too, so its counts are more than an iteration executes.",
+    "h8": "No FMNMX and no shuffle for a block whose predecessors' maxima serve; else mma.sync recomputes its scores. "
+    "The loop holds that rare path too, so its counts are more than an iteration executes.",
     "h9": "No FADD for the row sums: P·V is eight columns wider. LOP3 collects the exponents' top bits instead.",
 }
 

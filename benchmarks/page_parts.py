@@ -58,21 +58,23 @@ def spread(figures: Row) -> str:
     return f"{figures['median']:.0f} ({figures['low']:.0f}–{figures['high']:.0f})"
 
 
+_NAME = re.compile(r"@([A-Z0-9]+)@")
 _CONDITION = re.compile(r"<!-- if (\w+) -->\n(.*?)<!-- end if -->\n", re.DOTALL)
 
 
 def filled(template: Path, figures: Mapping[str, str], measured: Collection[str] = ()) -> str:
-    """The template with every ``@NAME@`` replaced. Raises KeyError for a name that the template lacks.
+    """The template with every ``@NAME@`` replaced. Raises KeyError for a name that the template or ``figures`` lacks.
 
     What stands between ``<!-- if NAME -->`` and ``<!-- end if -->`` stays where NAME is among ``measured``.
     """
     text = template.read_text(encoding="utf-8")
     text = _CONDITION.sub(lambda found: found[2] if found[1] in measured else "", text)
-    for name, value in figures.items():
+    for name in figures:
         if f"@{name}@" not in text:
             raise KeyError(f"{template.name} has no @{name}@")
-        text = text.replace(f"@{name}@", value.rstrip("\n"))
-    return text
+    if missing := set(_NAME.findall(text)) - set(figures):
+        raise KeyError(f"{template.name} has no figures for {', '.join(sorted(missing))}")
+    return _NAME.sub(lambda found: figures[found[1]].rstrip("\n"), text)
 
 
 def write_or_check(

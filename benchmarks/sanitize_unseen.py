@@ -32,7 +32,7 @@ EXAMPLE = ROOT / "examples" / "wgmma_pipeline.py"
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SECONDS = 45
 WAIT = "            k.wgmma_wait(0, c)\n"
-GIVE_BACK = "            free.arrive(ring.stage, when=k.lane == 0)\n"
+GIVE_BACK = "            empty.arrive(ring.stage, when=k.lane == 0)\n"
 VARIANTS = {
     "as it is": [],
     "stage given back before the product has read it": [(WAIT + GIVE_BACK, GIVE_BACK + WAIT)],

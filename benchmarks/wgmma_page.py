@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "evidence" / "from-mma-to-wgmma.md"
 LENGTHS = (512, 1024, 4096, 16384)
-PEERS = {"torch_cudnn": "cuDNN", "flash_attention_4": "FlashAttention-4", "torch_flash": "torch's flash"}
+BASELINES = {"torch_cudnn": "cuDNN", "flash_attention_4": "FlashAttention-4", "torch_flash": "torch's flash"}
 Row = Mapping[str, Any]
 
 
@@ -86,7 +86,7 @@ def reasons(found: Row) -> str:
     """Why the others need no catching."""
     used = {label for row in found["configs"].values() for label in row["equivalent"]}
     listed = "\n".join(f"- *{label}*: {found['reasons'][label]}." for label in found["reasons"] if label in used)
-    return f"No mutant survives without a reason. Equivalent are:\n\n{listed}"
+    return f"No mutant survives without a reason. These are equivalent:\n\n{listed}"
 
 
 def unseen(found: Row) -> str:
@@ -103,7 +103,7 @@ def unseen(found: Row) -> str:
     table = markdown_table(["the pipeline", "emulator", *tools, "right on the GPU"], body)
     totals = ", ".join(f"{tool} {_total(of)}" for tool, of in tools.items())
     return (
-        f"{table}\nCounted are reports that name the kernel; there was one run under each tool. All reports:\n{totals}."
+        f"{table}\nThe table counts reports that name the kernel, in one run under each tool. All reports:\n{totals}."
     )
 
 
@@ -114,17 +114,25 @@ def _total(of_tool: Row) -> str:
 
 def cells(found: Row) -> str:
     """Every cell: TFLOP/s, ratios with their spread, TFLOP per joule."""
-    peers = [p for p in PEERS if any(p in c["ratio"] for c in found["cells"])]
+    baselines = [p for p in BASELINES if any(p in c["ratio"] for c in found["cells"])]
     body: list[list[str]] = []
     for c in sorted(found["cells"], key=lambda c: (c["head_dim"], c["causal"], c["seq"])):
-        ratios = [_ratio(c["ratio"].get(peer)) for peer in peers]
+        ratios = [_ratio(c["ratio"].get(name)) for name in baselines]
         energy = [c.get("power", {}).get(name) for name in ("warploom", "torch_cudnn")]
         joules = " / ".join("–" if e is None else f"{e['tflop_per_joule']:.2f}" for e in energy)
         ours = c.get("power", {}).get("warploom")
         load = "–" if ours is None else f"{ours['watts']:.0f} W, {ours['sm_mhz']} MHz"
         mask = "causal" if c["causal"] else "full"
         body.append([str(c["head_dim"]), mask, str(c["seq"]), spread(c["tflops"]["warploom"]), *ratios, load, joules])
-    header = ["head_dim", "mask", "seq", "TFLOP/s", *(f"× {PEERS[p]}" for p in peers), "load", "TFLOP/J, cuDNN's"]
+    header = [
+        "head_dim",
+        "mask",
+        "seq",
+        "TFLOP/s",
+        *(f"× {BASELINES[p]}" for p in baselines),
+        "load",
+        "TFLOP/J, cuDNN's",
+    ]
     return markdown_table(header, body)
 
 
@@ -137,7 +145,7 @@ def _ratio(ratio: Row | float | None) -> str:
 
 
 def data(found: Row) -> str:
-    """Every cell and kind of data: the winner, the same that looks for maxima, cuDNN."""
+    """Every cell and kind of data: what calls run, the same with a fresh maximum in every block, cuDNN."""
     if not found:
         return "*Not measured yet.*"
     body = [
@@ -146,12 +154,12 @@ def data(found: Row) -> str:
          *(_ratio(r[over]) for over in ("over_plain", "over_cudnn"))]
         for r in found["rows"]
     ]  # fmt: skip
-    header = ["head_dim, mask, seq", "scores", "carried", "looked for", "cuDNN", "× looked for", "× cuDNN"]
+    header = ["head_dim, mask, seq", "scores", "stale max", "fresh max", "cuDNN", "× fresh max", "× cuDNN"]
     suits = next(iter({r["data"]: None for r in found["rows"]}))
     gains, least = ([r["over_plain"]["median"] for r in found["rows"] if (r["data"] == suits) == yes] for yes in (1, 0))
     worth = f"worth {min(gains) - 1:.0%} to {max(gains) - 1:.0%}"
     told = (
-        f"On independent scores of deviation 1 both flags together are {worth}; where maxima grow they cost up to\n"
+        f"On independent scores of deviation 1 both flags together are {worth}; if maxima grow they cost up to\n"
         f"{1 - min(least):.0%}."
     )
     return f"{markdown_table(header, body)}\n{told}"
@@ -160,15 +168,15 @@ def data(found: Row) -> str:
 def sweep(found: Row) -> str:
     """The best of each swept cell beside the best with two consumers, where both were among the last."""
     body: list[list[str]] = []
-    peers = [p for p in PEERS if any(p in row["ratio"] for run in found["runs"] for row in run["rows"])]
+    baselines = [p for p in BASELINES if any(p in row["ratio"] for run in found["runs"] for row in run["rows"])]
     for row_set in _by_cell(found):
         best = row_set[0]
         two = next((r for r in row_set if "2 consumers" in r["config"]), best)
         for row in [best] if two is best else [best, two]:
-            ratios = [f"{row['ratio'][peer]:.2f}" if peer in row["ratio"] else "–" for peer in peers]
+            ratios = [f"{row['ratio'][name]:.2f}" if name in row["ratio"] else "–" for name in baselines]
             joules = f"{row['power']['tflop_per_joule']:.2f}" if row["power"] else "–"
             body.append([row["cell"].replace(":", " "), f"`{row['config']}`", spread(row["tflops"]), *ratios, joules])
-    header = ["head_dim, mask, seq", "configuration", "TFLOP/s", *(f"× {PEERS[p]}" for p in peers), "TFLOP/J"]
+    header = ["head_dim, mask, seq", "configuration", "TFLOP/s", *(f"× {BASELINES[p]}" for p in baselines), "TFLOP/J"]
     return markdown_table(header, body)
 
 
@@ -177,7 +185,7 @@ def _by_cell(found: Row) -> list[list[Row]]:
     cells: dict[str, list[Row]] = {}
     for run in found["runs"]:
         for row in run["rows"]:
-            if row["config"] not in PEERS:
+            if row["config"] not in BASELINES:
                 cells.setdefault(row["cell"], []).append(row)
     order = sorted(cells, key=lambda name: (int(name.split(":")[0]), name.split(":")[1], int(name.split(":")[2])))
     return [sorted(cells[name], key=lambda row: -row["tflops"]["median"]) for name in order]

@@ -1,9 +1,9 @@
-"""A·Bᵀ on Hopper with clusters of two CTAs: both need the same tile of B, each loads half of it for both.
+"""A·Bᵀ on Hopper with clusters of two CTAs: both need the same tile of B, and each loads half of it for both.
 
     warploom check examples/multicast_gemm.py
 
 One warp loads, four multiply. A stage of the ring is full when the CTA's own tile of A and both halves of B have
-arrived; it is free when the consumers of *both* CTAs have read it, because the next half of B overwrites it in both.
+arrived. It is empty when the consumers of *both* CTAs have read it, because the next half of B overwrites it in both.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -32,10 +32,10 @@ def multicast_gemm(
     a_tile = k.shared(bf16, (TILE_M, TILE_K), swizzle="auto", stages=stages)
     b_tile = k.shared(bf16, (TILE_N, TILE_K), swizzle="auto", stages=stages)
     full = k.mbarriers(stages)
-    free = k.mbarriers(stages)
+    empty = k.mbarriers(stages)
     with k.when(k.thread == 0):
         full.init(1)
-        free.init(4 * CLUSTER)  # an arrival of each consumer warp of each CTA
+        empty.init(4 * CLUSTER)  # an arrival of each consumer warp of each CTA
         k.mbarrier_fence()
     k.cluster_sync()  # from here on every CTA's mbarriers may be arrived at
     row, col = k.cta_x * TILE_M, k.cta_y * TILE_N
@@ -51,7 +51,7 @@ def multicast_gemm(
                 k.wgmma(product, a, b, accumulate=True if depth else step != 0)
             k.wgmma_commit()
             k.wgmma_wait(0, product)
-            free.arrive_cluster(ring.stage)
+            empty.arrive_cluster(ring.stage)
             ring.advance()
         product.store_global(out + (row * columns + col), columns)
     with k.warps(4, 5):
@@ -59,7 +59,7 @@ def multicast_gemm(
         mine = k.cluster_rank * HALF_N  # this CTA's half of B's tile
         leader = k.elect()
         with k.loop(steps) as step:
-            free.wait(ring.phase, ring.stage)
+            empty.wait(ring.phase, ring.stage)
             full.expect(a_tile.layout.bytes + b_tile.layout.bytes, ring.stage, when=leader)
             a, b = a_tile.stage(ring.stage), b_tile.stage(ring.stage)
             k.tma_load(a, a_map, (step * TILE_K, row), full, ring.stage, when=leader)

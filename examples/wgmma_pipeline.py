@@ -1,8 +1,8 @@
-"""A·Bᵀ on Hopper as one CTA: a warp loads by TMA, a warpgroup multiplies by wgmma, the result leaves by TMA.
+"""A·Bᵀ on Hopper as one CTA: a warp loads by TMA, a warpgroup multiplies by wgmma, and the TMA stores the result.
 
     warploom check examples/wgmma_pipeline.py
 
-The smallest kernel in which every asynchronous unit has to be told when. Six of its lines only synchronise.
+The smallest kernel that synchronises every asynchronous unit. Six of its lines only synchronise.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -25,10 +25,10 @@ def product(k: Kernel, a_map: TensorMap, b_map: TensorMap, c_map: TensorMap, ste
     a_tile = k.shared(bf16, (TILE, TILE), name="a_tile", swizzle="auto", stages=stages)
     b_tile = k.shared(bf16, (TILE, TILE), name="b_tile", swizzle="auto", stages=stages)
     c_tile = k.shared(bf16, (TILE, TILE), name="c_tile", swizzle="auto")
-    full, free = k.mbarriers(stages, "full"), k.mbarriers(stages, "free")
+    full, empty = k.mbarriers(stages, "full"), k.mbarriers(stages, "empty")
     with k.when(k.thread == 0):
         full.init(1)
-        free.init(4)  # one arrival of each warp that multiplies
+        empty.init(4)  # one arrival of each warp that multiplies
         k.mbarrier_fence()
     k.syncthreads()
     with k.warps(0, 4):
@@ -43,7 +43,7 @@ def product(k: Kernel, a_map: TensorMap, b_map: TensorMap, c_map: TensorMap, ste
                 k.wgmma(c, a, b, accumulate=True if depth else step != 0)
             k.wgmma_commit()
             k.wgmma_wait(0, c)
-            free.arrive(ring.stage, when=k.lane == 0)
+            empty.arrive(ring.stage, when=k.lane == 0)
             ring.advance()
         for pair, value in enumerate(c.packed(bf16).registers):
             row, col = c.layout.coordinates(k.lane, 2 * pair, k.warp)
@@ -56,7 +56,7 @@ def product(k: Kernel, a_map: TensorMap, b_map: TensorMap, c_map: TensorMap, ste
     with k.warps(4, 5):
         ring, leader = k.ring(stages, "load", phase=1), k.elect()
         with k.loop(steps) as step:
-            free.wait(ring.phase, ring.stage)
+            empty.wait(ring.phase, ring.stage)
             full.expect(a_tile.layout.bytes + b_tile.layout.bytes, ring.stage, when=leader)
             for tile, tensor_map in ((a_tile, a_map), (b_tile, b_map)):
                 k.tma_load(tile.stage(ring.stage), tensor_map, (step * TILE, 0), full, ring.stage, when=leader)

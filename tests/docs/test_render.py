@@ -59,7 +59,3 @@ def test_a_missing_file_is_said_and_unknown_columns_are_refused(render: ModuleTy
     assert "Not measured yet" in render.table("h200/no-such-file.json gpu")
     with pytest.raises(KeyError, match="names no columns"):
         render.table("h200/attention.json pie-chart")
-
-
-def test_the_pages_are_up_to_date(render: ModuleType) -> None:
-    assert render.main(["--check"]) == 0, "run python benchmarks/render.py"
