@@ -219,7 +219,7 @@ def test_values_are_no_accumulator() -> None:
     @kernel(threads=32)
     def wrong(k: Kernel) -> None:
         s = MmaSync(k, f16).accumulator(16, 8, "s")
-        OnlineSoftmax(k, s.map(lambda x: x + 0.0), s, 1.0)
+        OnlineSoftmax(k, s.map(lambda x: x + 0.0), s, 1.0, f16)
 
     with pytest.raises(TraceError, match="only an accumulator"):
         wrong.trace()

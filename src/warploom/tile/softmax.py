@@ -83,11 +83,14 @@ class Exponents:
         """What l and O are multiplied by when a row's maximum changes: as its shifts differ, rounded as they are."""
         return k.exp2(self.shift(k, after) - self.shift(k, before))
 
-    def inverse(self, k: Kernel, m: Traced, total: Traced) -> Traced:
-        """What O is multiplied by in the end: 1 / l, 0 for a row without a score, NaN for one with a score of +inf."""
-        far = self._is_far(m)
-        some = k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total))
-        return k.select(far, k.value(math.nan, f32), some)
+    def judged(self, k: Kernel, m: Traced, total: Traced) -> Traced:
+        """A row's sum, or a part of it: NaN for a row with a score of +inf."""
+        return k.select(self._is_far(m), k.value(math.nan, f32), total)
+
+    @staticmethod
+    def inverse(k: Kernel, total: Traced) -> Traced:
+        """What O is multiplied by in the end: 1 / l, and 0 for a row without a score."""
+        return k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total))
 
     def log_sum(self, k: Kernel, m: Traced, total: Traced) -> Traced:
         """The natural log-sum-exp of a row's scores."""
@@ -131,7 +134,7 @@ class OnlineSoftmax:
         count = len(self._rows)
         self._m = k.registers(f32, count, None, "row_max")
         self._l = k.registers(f32, count, None, "row_sum")
-        self._last_m = k.registers(f32, count, None, "last_max")
+        self._last_m = k.registers(f32, count, None, "last_max") if lse or column else []
         self._last_l = [] if column else k.registers(f32, count, None, "last_sum")
 
     @property
@@ -214,8 +217,10 @@ class OnlineSoftmax:
     # -- the end of a tile
     def keep(self) -> None:
         """The rows end here: :meth:`finish` takes what they have now, even after the next tile's first block."""
-        for kept, x in (*zip(self._last_l, self._l, strict=False), *zip(self._last_m, self._m, strict=True)):
-            kept.set(x)
+        for kept, m, total in zip(self._last_l, self._m, self._l, strict=False):
+            kept.set(self._exponents.judged(self._k, m.get(), total.get()))
+        for kept, m in zip(self._last_m, self._m, strict=False):
+            kept.set(m)
 
     def finish(self) -> list[Traced]:
         """O / l of the rows that were kept; with ``lse`` each row's log-sum-exp (natural)."""
@@ -224,15 +229,14 @@ class OnlineSoftmax:
         logs: list[Traced] = []
         for row, elements in enumerate(self._out_rows):
             if self._column:
-                total = self._o.registers[elements[-1]]
+                total = self._exponents.judged(k, self._last_m[row].get(), self._o.registers[elements[-1]])
             else:
                 total = self._last_l[row].get()
                 for mask in self._plan.lane_masks:
                     total = total + k.shfl_xor(total, mask)
-            top = self._last_m[row].get()
-            inverse.append(self._exponents.inverse(k, top, total))
+            inverse.append(self._exponents.inverse(k, total))
             if self._lse:
-                logs.append(self._exponents.log_sum(k, top, total))
+                logs.append(self._exponents.log_sum(k, self._last_m[row].get(), total))
         self.scale_output(inverse)
         return logs
 

@@ -96,7 +96,7 @@ class RungSoftmax:
             total = self._sum[row].get()
             for mask in self._plan.lane_masks:
                 total = total + k.shfl_xor(total, mask)
-            inverse = self._exponents.inverse(k, self._max[row].get(), total)
+            inverse = self._exponents.inverse(k, self._exponents.judged(k, self._max[row].get(), total))
             for element in elements:
                 self._output.scale(element, inverse)
 
@@ -161,8 +161,8 @@ class SharedSoftmax(RungSoftmax):
         """Divide O by the row sums, which go through shared memory as well."""
         k = self._k
         with k.when(k.lane < self._rows):
-            inverse = self._exponents.inverse(k, self._own_max.get(), self._own_sum.get())
-            self._per_row.store(inverse, 0, self._first_row + k.lane)
+            total = self._exponents.judged(k, self._own_max.get(), self._own_sum.get())
+            self._per_row.store(self._exponents.inverse(k, total), 0, self._first_row + k.lane)
         k.syncthreads()
         for group, elements in enumerate(self._output_rows):
             inverse = self._row_value(group)
