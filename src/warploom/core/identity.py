@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Hashable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
 from opcode import opmap
+from pickle import PicklingError
 from typing import Any, cast
 
 import numpy as np
@@ -42,6 +44,20 @@ def function_key(function: Any) -> Hashable:
     except (TypeError, ValueError):  # an unhashable value, an empty cell
         return function
     return key
+
+
+def importable(what: str, function: Any) -> Any:
+    """The function, if pickle finds it by its name. Raises PicklingError that says why not."""
+    if isinstance(function, types.FunctionType):
+        found: Any = sys.modules.get(function.__module__)
+        for name in function.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is not function:
+            raise PicklingError(
+                f"{what} {function.__qualname__} cannot be pickled: pickle finds functions by name in their module, where "
+                "lambdas and functions inside others have none. Define it with def at the top of a module"
+            )
+    return function
 
 
 def _function_parts(function: types.FunctionType, outer: tuple[types.FunctionType, ...]) -> Hashable:

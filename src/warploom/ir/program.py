@@ -33,6 +33,8 @@ class Parameter:
 class Program:
     """A traced kernel: everything that the CUDA room and the emulator need, and nothing of the GPU it may run on.
 
+    Programs are equal where their texts are, so that a copy, and one from another process, equals its original.
+
     ``threads`` per CTA (a multiple of 32), ``min_ctas`` the residency asked of ptxas, ``shared_bytes`` of dynamic
     shared memory, ``opt_level`` ptxas's (0 … 3), ``requires`` the least architecture ("sm_80", "sm_90a"), ``cluster``
     the CTAs along x, y and z that run together on neighbouring SMs (their grid is a multiple of it).
@@ -70,6 +72,9 @@ class Program:
     def digest(self) -> str:
         """A hash of :attr:`text` that is stable across processes and machines."""
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Program) and self.digest == other.digest)
 
     def __hash__(self) -> int:
         return hash(self.digest)  # of the whole tree it would take long, and caches ask often

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType, f16, f32, pred
 from warploom.core.errors import ProblemError
+from warploom.core.identity import function_key, importable
 
 if TYPE_CHECKING:
     from warploom.lang.values import Traced
@@ -51,6 +52,15 @@ class Epilogue:
     function: EpilogueFunction | None = field(default=None, compare=False)
     key: Hashable = None
 
+    def __copy__(self) -> Epilogue:
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Epilogue:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _epilogue, (self.scaled, self.bias, self.extras, importable("the epilogue", self.function))
+
     @property
     def plain(self) -> bool:
         """Whether sums are stored as they are."""
@@ -73,6 +83,11 @@ class Epilogue:
                 "numbers of a condition"
             )
         return as_f32(result, x)
+
+
+def _epilogue(scaled: bool, bias: bool, extras: int, function: EpilogueFunction | None) -> Epilogue:
+    """An epilogue in another process: its function, and what that sees there."""
+    return Epilogue(scaled, bias, extras, function, function_key(function))
 
 
 @dataclass(frozen=True)
