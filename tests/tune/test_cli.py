@@ -1,103 +1,119 @@
 """``warploom tune``: what it prints, keeps and refuses."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
-from tests.tune.fakes import FakeFamily, SimulatedClock, fake_gpu
+from tests.tune.fakes import GPU, FakeConfig, FakeOperation, FakeProblem, fake_gpu
 from tests.tune.test_tuner import full_disk
-from tests.winners.samples import GPU, winner
 from warploom.cli.main import app
-from warploom.tune import attention, gpu
-from warploom.tune.tuner import Tuner
-from warploom.winners import store
-from warploom.winners.store import WinnerStore
+from warploom.core.dtypes import bf16
+from warploom.kernels.matmul.problem import contiguous_problem
+from warploom.ops import tuned
+from warploom.tune import attention, matmul
+from warploom.tune.tuner import Effort, Tuner
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("WARPLOOM_CACHE", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
-    return tmp_path
+BEST = str(FakeConfig(128, 8, 2, hint=True))
 
 
 @pytest.fixture
 def simulated(monkeypatch):
-    """The whole command with a simulated GPU: only the family's problems are numbers here."""
-    family = FakeFamily(SimulatedClock())
+    """The whole command with a simulated GPU: all that the search sees of a problem is its number of rows.
 
-    def of_length(method):
-        return lambda problem, *rest: method(problem.q_len, *rest)
+    Holds the problems that the command asked for.
+    """
+    operation, asked = FakeOperation(), []
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(attention, "AttentionOperation", lambda: operation)
+    monkeypatch.setattr(matmul, "MatmulOperation", lambda: operation)
+    monkeypatch.setattr("warploom.tune.tuner.gpu_for_tuning", lambda index: fake_gpu(operation.clock))
 
-    for name in ("problem_class", "default", "spaces", "misfits", "kernel_key", "workload"):
-        monkeypatch.setattr(family, name, of_length(getattr(family, name)), raising=True)
-    monkeypatch.setattr(attention, "AttentionFamily", lambda: family)
-    monkeypatch.setattr(gpu, "gpu_for_tuning", lambda index: fake_gpu(family.clock))
-    monkeypatch.setattr("warploom.tune.tuner.Tuner", lambda *a, **o: Tuner(*a, **o, build=family.build))
-    return family
+    class Simulated(Tuner):
+        def tune_all(self, problems, *, again=False):
+            asked.extend(problems)
+            return super().tune_all([FakeProblem(getattr(p, "q_len", 0) or p.m) for p in problems], again=again)
+
+    monkeypatch.setattr(
+        "warploom.tune.tuner.Tuner", lambda *a, **o: Simulated(*a, **o, build=operation.build, effort=Effort(rounds=1))
+    )
+    return asked
 
 
 def run(*words):
-    return CliRunner().invoke(app, ["tune", *words])
+    return CliRunner().invoke(app, ["tune", *words], env={"COLUMNS": "200"})
 
 
-def test_tuning_prints_and_keeps_winners(folder, simulated):
-    result = run("attention", "--seq", "4096,64", "--json")
+def flat(result):
+    return " ".join(result.output.split())
+
+
+def test_tuning_prints_and_keeps_configurations(simulated):
+    result = run("attention", "--seq", "4096,64", "--json", "--causal", "--heads", "8", "--kv-heads", "2")
     assert result.exit_code == 0, result.output
+    assert [(p.q_len, p.heads, p.kv_heads, p.window) for p in simulated] == [
+        (4096, 8, 2, (None, 0)), (64, 8, 2, (None, 0)),
+    ]  # fmt: skip
     outcomes = json.loads(result.stdout)
-    assert [o["problem"]["sizes"]["n"] for o in outcomes] == [12, 6]
-    assert all(o["winner"]["gpu"] == GPU and not o["known"] for o in outcomes)
-    assert len(WinnerStore(folder / "tuned").winners()) == 2
+    assert [o["size_class"] for o in outcomes] == ["fake n=2^12", "fake n=2^6"]
+    assert all(o["found"]["gpu"] == GPU and not o["known"] for o in outcomes)
+    assert len(tuned.kept()) == 2
     again = run("attention", "--seq", "4096")
     assert again.exit_code == 0
     assert "known" in again.output
-    assert "tile=128 warps=8 stages=2 hint=1" in " ".join(again.output.split())
+    assert BEST in flat(again)
+
+
+def test_a_product_is_the_one_that_the_words_name(simulated):
+    result = run("gemm", "4096", "512", "64", "--b", "nk", "--dtype", "bf16")
+    assert result.exit_code == 0, result.output
+    assert simulated == [contiguous_problem(4096, 512, 64, bf16, b_rows=False)]
+    assert BEST in flat(result)
 
 
 def test_what_the_budget_does_not_reach_is_an_exit_code(simulated, monkeypatch):
-    monkeypatch.setattr(Tuner, "_is_over", lambda self: True)
+    monkeypatch.setattr(Tuner, "is_over", lambda self: True)
     result = run("attention", "--seq", "4096", "--budget", "1")
     assert result.exit_code == 1
     assert "the budget was spent" in result.output
 
 
-def test_a_full_disk_is_told_after_the_winners(folder, simulated, monkeypatch):
-    monkeypatch.setattr(store, "_remove_unfinished_line", full_disk)
+def test_a_full_disk_is_told_after_the_configurations(simulated, monkeypatch):
+    monkeypatch.setattr(tuned, "keep", full_disk)
     result = run("attention", "--seq", "4096")
     assert result.exit_code == 2
-    assert "tile=128 warps=8" in " ".join(result.output.split())
+    assert flat(result).index(BEST) < flat(result).index("are not kept")
     assert "No space left on device" in result.output
-    assert "are not kept" in result.output
 
 
-def test_show_lists_own_stale_and_shipped_winners(folder, monkeypatch):
-    assert "no winners are known" in run("show").output
-    kept = WinnerStore(folder / "tuned")
-    kept.add(winner(config="mine"))
-    kept.add(winner(config="stale", version="0.0.1"))
-    (folder / "shipped").mkdir()
-    content = {"gpu": "NVIDIA Shipped", "winners": [winner(gpu="NVIDIA Shipped", config="theirs").json()]}
-    (folder / "shipped" / "nvidia-shipped.json").write_text(json.dumps(content))
-    store.shipped_winners.cache_clear()
+def test_show_lists_what_calls_use_and_then_the_rest():
+    assert "nothing has been tuned" in run("show").output
+    made = tuned.Tuned(GPU, "one", "mine", 1e-3, 9e-4, 2e-3, 1.1, 30, "2026-01-01", tuned.current_sources())
+    tuned.keep(made)
+    tuned.keep(replace(made, size_class="two", config="stale", sources="of another day"))
+    tuned.keep(replace(made, gpu="NVIDIA Other", config="theirs"))
     text = run("show").output
-    assert text.index("found on this machine") < text.index("mine") < text.index("come with the package")
-    assert text.index("theirs") < text.index("not used by") < text.index("stale")
-    listed = json.loads(run("show", "--json", "--gpu", "NVIDIA Shipped").stdout)
-    assert [(one["from"], one["config"]) for one in listed] == [("package", "theirs")]
+    assert text.index("theirs") < text.index("mine") < text.index("no call uses") < text.index("stale")
+    listed = json.loads(run("show", "--json", "--gpu", GPU).stdout)
+    assert [(one["config"], one["used"]) for one in listed] == [("mine", True), ("stale", False)]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--seq", "long"), "lengths with commas"),
-        (("--heads", "6", "--kv-heads", "4"), "no multiple of --kv-heads 4"),
-        (("--dtype", "int4"), "int4"),
+        (("attention", "--seq", "long"), "lengths with commas"),
+        (("attention", "--heads", "6", "--kv-heads", "4"), "no multiple of --kv-heads 4"),
+        (("attention", "--dtype", "int4"), "int4"),
+        (("gemm", "16", "16"), "Missing argument"),
+        (("gemm", "16", "16", "0"), "1"),
+        (("gemm", "16", "16", "16", "--b", "tn"), "kn or nk"),
+        (("gemm", "16", "16", "16", "--dtype", "int4"), "int4"),
+        (("gemm", "16", "16", "16", "--dtype", "bf16", "--accumulate", "f16"), "f32 (or f16 for f16)"),
     ],
 )
 def test_wrong_words_are_explained(words, message):
-    result = run("attention", *words)
+    result = run(*words)
     assert result.exit_code == 2
     assert message in result.output
 

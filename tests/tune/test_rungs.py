@@ -7,53 +7,53 @@ from typing import Any
 
 import pytest
 
-from tests.tune.fakes import SimulatedClock, fake_gpu
+from tests.tune.fakes import SimulatedClock, compiled, config_of, fake_gpu
 from warploom.bench.gemm import Square, settled
 from warploom.core.dtypes import f16, f32
 from warploom.core.errors import ConfigError
 from warploom.core.targets import target
-from warploom.cuda.cubin import Resources
-from warploom.cuda.store import CompiledKernel
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import FULL_LADDER, LADDER
-from warploom.tune.built import Built
+from warploom.kernels.matmul.ladder import FULL_LADDER, LADDER
+from warploom.kernels.matmul.problem import contiguous_problem
+from warploom.tune.build import Built
+from warploom.tune.matmul import misfits
 from warploom.tune.rungs import FREE, Effort, RungSearch, distinct_ideas, family, idea
 
-GOAL = target("sm_90a")
+SM90 = target("sm_90a")
 RUNGS = {rung.key: rung for rung in settled(FULL_LADDER.rungs, f16, {})}
-GENERAL = {key: rung for key, rung in RUNGS.items() if isinstance(rung.config, GemmConfig)}
+F32 = {rung.key: rung for rung in settled(FULL_LADDER.rungs, f32, {})}
+GENERAL = {key: rung for key, rung in RUNGS.items() if rung.config.requires == "sm_80"}
 SEEDS_WINNER = {"tile_m": 256, "tile_n": 128, "tile_k": 64, "warp_m": 64, "warp_n": 64, "stages": 3}
 
 
 @pytest.mark.parametrize("key", GENERAL)
 def test_a_family_is_the_rungs_idea_with_other_tiles(key: str) -> None:
     config = GENERAL[key].config
-    found = family(config, GOAL)
+    found = family(config, SM90)
     assert found[0] == config
     assert len(found) == len(set(found)) > 10
     for one in found:
-        assert isinstance(one, GemmConfig)
-        assert one.check(GOAL) == []
+        assert one.check(SM90) == []
         assert idea(one) == idea(config)
-        changed = {f.name for f in fields(GemmConfig) if getattr(one, f.name) != getattr(config, f.name)}
+        changed = {f.name for f in fields(config) if getattr(one, f.name) != getattr(config, f.name)}
         assert changed <= set(FREE)
-    assert {one.stages for one in found} == {1} or config.stages > 1
-    assert all(bool(one.block_stride) == bool(config.block_stride) for one in found)
+    (stages,) = {getattr(one, "stages", 1) > 1 for one in found}
+    (grouped,) = {bool(getattr(one, "block_stride", 0)) for one in found}
+    assert (stages, grouped) == (getattr(config, "stages", 1) > 1, bool(getattr(config, "block_stride", 0)))
 
 
 @pytest.mark.parametrize("key", ["03", "04", "05"])
 def test_what_wins_the_seeds_search_is_in_ours(key: str) -> None:
-    found = family(RUNGS[key].config, GOAL)
+    found = family(RUNGS[key].config, SM90)
     assert any(all(getattr(c, name) == value for name, value in SEEDS_WINNER.items()) for c in found)
 
 
 def test_rungs_that_differ_by_their_tile_alone_are_one_search() -> None:
     kept, notes = distinct_ideas(list(RUNGS.values()))
-    assert [r.key for r in kept] == ["00a", "00b", "01a", "01b", "02", "03", "04", "05", "06", "08"]
+    assert [r.key for r in kept] == ["00a", "00b", "01a", "01b", "02", "03", "04", "05", "06"]
     assert [note.split()[1] for note in notes] == ["07", "best16"]
     (alone,), none = distinct_ideas([RUNGS["07"]])
     assert (alone.key, none) == ("07", [])
-    assert family(RUNGS["08"].config, GOAL) == [RUNGS["08"].config]
+    assert family(F32["h5"].config, SM90) == [F32["h5"].config]
     assert len(distinct_ideas(settled(LADDER.rungs, f32, {}))[0]) == 9
 
 
@@ -62,23 +62,20 @@ class Fakes:
     """Builds that say what the test wants of them, and a GPU whose times are a formula."""
 
     clock: SimulatedClock = field(default_factory=SimulatedClock)
-    compiled: list[GemmConfig] = field(default_factory=list)
-    ran: list[tuple[int, GemmConfig]] = field(default_factory=list)
+    compiled: list[Any] = field(default_factory=list)
+    ran: list[tuple[int, Any]] = field(default_factory=list)
     wrong: Any = lambda config: False
     spilled: Any = lambda config: 0
     broken: Any = lambda config: False
     refused: Any = lambda config: False
     code: Any = str
 
-    def build(self, family: Any, problem: Any, configs: Any, arch: str, progress: Any) -> list[Built | str]:
+    def build(self, sources: Any, arch: str, progress: Any) -> list[Built | str]:
+        configs = [config_of(source) for source in sources]
         self.compiled += configs
         progress(len(configs), len(configs))
-        return ["does not compile: a test" if self.broken(c) else self._built(c, arch) for c in configs]
-
-    def _built(self, config: Any, arch: str) -> Built:
-        needs = Resources(64, 0, 0, 1, (), self.spilled(config), 0)
-        kernel = CompiledKernel("fake", arch, self.code(config).encode(), "", needs, False, 0.0)
-        return Built(kernel, config.threads, 1024, ())
+        return ["does not compile: a test" if self.broken(c) else
+                compiled(self.code(c), spills=self.spilled(c), threads=c.threads) for c in configs]  # fmt: skip
 
     def workload(self, problem: Any, device: int, data: str) -> Any:
         assert data == "uniform"
@@ -86,7 +83,7 @@ class Fakes:
 
     def seconds(self, n: int, config: Any) -> float:
         """256×128 is best at 4096 and 256×256 beyond; the more stages the better; -O1 is slow."""
-        if not isinstance(config, GemmConfig):
+        if config.requires != "sm_80":
             return 1e-3
         best = 256 * 128 if n <= 4096 else 256 * 256
         far = abs(config.tile_m * config.tile_n - best) / 2**18 + (config.tile_m < config.tile_n) * 0.01
@@ -99,14 +96,14 @@ class FakeWorkload:
     n: int
     sets: int = 2
 
-    def prepare(self, config: Any, built: Built) -> Any:
+    def prepare(self, config: Any) -> Any:
         def run(index: int) -> None:
             self.of.ran.append((self.n, config))
             self.of.clock.spend(self.of.seconds(self.n, config))
 
         return run
 
-    def fault(self, config: Any, built: Built) -> str | None:
+    def fault(self, config: Any) -> str | None:
         if self.of.refused(config):
             raise ConfigError("needs more of something\nthan there is")
         return "computes wrong results" if self.of.wrong(config) else None
@@ -114,13 +111,13 @@ class FakeWorkload:
 
 def search(fakes: Fakes, keys: list[str], sizes: list[int], effort: Effort | None = None) -> Any:
     made = RungSearch(fake_gpu(fakes.clock), "uniform", effort or Effort(), build=fakes.build, workload=fakes.workload)
-    return made.run([RUNGS[key] for key in keys], sizes)
+    return made.run([RUNGS.get(key, F32[key]) for key in keys], sizes)
 
 
 def test_each_size_has_its_own_winner_within_the_rungs_idea() -> None:
     fakes = Fakes()
-    found = search(fakes, ["03", "06", "07", "08"], [16384, 4096])
-    assert [r.key for r in found.rungs] == ["03", "06", "08"]
+    found = search(fakes, ["03", "06", "07"], [16384, 4096])
+    assert [r.key for r in found.rungs] == ["03", "06"]
     for key in ("03", "06"):
         small, large = (found.at_size(RUNGS[key], Square(n)).config for n in (4096, 16384))
         assert (small.tile_m, small.tile_n) == (256, 128)
@@ -131,14 +128,15 @@ def test_each_size_has_its_own_winner_within_the_rungs_idea() -> None:
         rates = list(told["4096"]["finalists"].values())
         assert rates == sorted(rates, reverse=True)
         assert str(RUNGS[key].config) in told["16384"]["finalists"], "the rung's own tile is always in the final"
-    assert found.at_size(RUNGS["08"], Square(4096)).config == RUNGS["08"].config
     assert found.at_size(RUNGS["03"], Square(512)) is RUNGS["03"], "no such size was searched"
 
 
 def test_kernels_are_compiled_once_and_only_the_fastest_of_each_tile_see_the_next_size() -> None:
     fakes = Fakes()
     search(fakes, ["03"], [4096, 8192], Effort(kept=1))
-    assert len(fakes.compiled) == len(set(fakes.compiled)) == len(family(RUNGS["03"].config, GOAL))
+    problem = contiguous_problem(4096, 4096, 4096, f16, f16)
+    fitting = [c for c in family(RUNGS["03"].config, SM90) if not misfits(problem, c, SM90)]
+    assert len(fakes.compiled) == len(set(fakes.compiled)) == len(fitting)
     assert len({config for n, config in fakes.ran if n == 4096}) == len(fakes.compiled)
     later = {config for n, config in fakes.ran if n == 8192} - {RUNGS["03"].config}
     tiles = [(c.tile_m, c.tile_n, c.warp_m, c.warp_n) for c in later]
@@ -171,3 +169,10 @@ def test_a_rung_of_which_nothing_runs_has_no_winner() -> None:
     found = search(Fakes(broken=lambda c: getattr(c, "wmma", False)), ["00a", "02"], [4096])
     assert found.json("00a") == {}
     assert found.json("02")
+
+
+def test_a_rung_of_wgmma_stays_as_it_is() -> None:
+    fakes = Fakes()
+    found = search(fakes, ["h5"], [4096])
+    assert found.at_size(F32["h5"], Square(4096)).config == F32["h5"].config
+    assert fakes.compiled == [F32["h5"].config]
