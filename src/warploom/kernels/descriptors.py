@@ -5,7 +5,7 @@ from __future__ import annotations
 from warploom.core.dtypes import u32
 from warploom.kernels.mapped import PANEL_BYTES
 from warploom.lang import Kernel, SharedTile, Traced
-from warploom.lang.values import Number
+from warploom.lang.values import Number, TileAddress
 from warploom.layout.wgmma import MatrixDescriptor
 
 GROUP_BYTES = 8 * PANEL_BYTES
@@ -25,4 +25,4 @@ class WgmmaOperand:
     def at(self, stage: Number, offset: int) -> Traced:
         """The descriptor of the operand ``offset`` bytes (a multiple of 16) into a stage."""
         low = self._base + self._k.value(stage, u32) * (self._tile.stage_bytes >> 4) + (offset >> 4)
-        return self._k.descriptor_of(low, self._shape)
+        return TileAddress(self._k.descriptor_of(low, self._shape), self._tile.extent)
