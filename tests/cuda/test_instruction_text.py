@@ -10,6 +10,7 @@ import pytest
 
 from warploom import isa
 from warploom.core.dtypes import DTYPES, DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u16, u32, u64
+from warploom.cuda.names import entry_name
 from warploom.cuda.printer import print_cuda
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Const, Op, Operand, Register, Value
@@ -51,7 +52,9 @@ ALU: list[Instruction] = [
     *(Binary(op, pred) for op in ("and", "or", "xor", "eq", "ne")),
     *(Unary(op, f32) for op in ("neg", "abs", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
     *(Unary(op, t) for op in ("neg", "not", "abs") for t in (s32, s64)),
-    *(Unary(op, u32) for op in ("not", "popc", "clz", "brev")),
+    Unary("not", u32),
+    *(Unary(op, t) for op in ("popc", "clz", "brev") for t in _INTEGERS),
+    *(Binary(op, u16) for op in (*_ARITHMETIC, *_BITS)),
     *(Unary(op, f64) for op in ("neg", "abs")),
     Unary("not", pred),
     *(Fma(t) for t in _FLOATS),
@@ -90,9 +93,9 @@ MEMORY: list[Instruction] = [
     *(Store("shared", t, n, 16) for t, n in ((u8, 1), (bf16, 1), (u32, 2), (f32, 4), (s32, 1), (s64, 1))),
     *(Store("global", u32, 4, cache=hint) for hint in _STORES),
     *(Store("global", u32, order=order, scope=scope) for order in ("relaxed", "release") for scope in ("gpu", "sys")),
-    *(Atomic("global", op, u32, 4) for op in ("add", "min", "max", "and", "or", "xor", "exch", "cas")),
-    *(Atomic("shared", op, s32) for op in ("min", "max", "exch", "cas", "add")),
-    *(Atomic("global", "add", t) for t in (f32, u64, f64)),
+    *(Atomic("global", op, t, 8) for op in ("add", "exch", "cas") for t in (*_INTEGERS, *_FLOATS)),
+    *(Atomic("shared", op, t, 8) for op in ("add", "exch", "cas") for t in (*_INTEGERS, *_FLOATS)),
+    *(Atomic("global", op, t) for op in ("min", "max", "and", "or", "xor") for t in _INTEGERS),
     *(Atomic("global", "add", u32, order=order) for order in ("acquire", "release", "acq_rel")),
     *(MemoryFence(scope) for scope in ("cta", "gpu", "sys")),
     *(LdMatrix(n, transposed, 32) for n in (1, 2, 4) for transposed in (False, True)),
@@ -250,3 +253,11 @@ def test_every_instruction_of_the_isa_is_tried() -> None:
     assert known - tried == set()
     hints = {i.cache for i in MEMORY if isinstance(i, (Load, Store))}
     assert hints == set(CACHE_HINTS)
+
+
+@pytest.mark.parametrize("name", ["double", "round", "norm", "main", "abs", "threadIdx", "exp2f", "reverse"])
+def test_a_kernel_may_have_any_name(name: str) -> None:
+    program = Program(name, (), 32, ())
+    options = core.ProgramOptions(arch="sm_80")
+    cubin = core.Program(print_cuda(program), "c++", options).compile("cubin")
+    assert entry_name(name).encode() in cubin.code

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from warploom.core.dtypes import DType, bf16, f32, f64, pred, s32, s64, u16, u32, u64
 from warploom.cuda.expressions import constant
 from warploom.cuda.names import identifier
-from warploom.cuda.printer import COLUMNS, launch_registers, print_cuda, source_map
+from warploom.cuda.printer import COLUMNS, print_cuda, source_map
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import (
     Const,
@@ -69,8 +69,8 @@ class Writer:
         return taken
 
 
-def _n(value: int) -> Const:
-    return Const(u32, value)
+def _n(value: int, dtype: DType = u32) -> Const:
+    return Const(dtype, value)
 
 
 def dots() -> Program:
@@ -246,6 +246,10 @@ def _u(op: str) -> Binary:
     return Binary(op, u32)
 
 
+def _s(op: str) -> Binary:
+    return Binary(op, s32)
+
+
 @pytest.mark.parametrize(
     ("build", "text"),
     [
@@ -260,15 +264,28 @@ def _u(op: str) -> Binary:
         (lambda w, x, y: w.do(_u("add"), x, _n(2**32 - 64)), "x - 64u"),
         (lambda w, x, y: w.do(_u("min"), w.do(_u("add"), x, y), y), "min(x + y, y)"),
         (lambda w, x, y: w.do(Unary("not", u32), w.do(_u("or"), x, y)), "~(x | y)"),
-        (lambda w, x, y: w.do(Unary("neg", s32), w.do(Convert(u32, s32), x)), "-(int)x"),
+        (lambda w, x, y: w.do(Unary("neg", s32), w.do(Convert(u32, s32), x)), "(int)-(unsigned)(int)x"),
         (lambda w, x, y: w.do(Select(u32), w.do(_u("lt"), w.do(_u("add"), x, y), y), x, y), "x + y < y ? x : y"),
         (lambda w, x, y: w.do(MultiplyWide(u32), w.do(_u("add"), x, y), _n(4)), "(unsigned long long)(x + y) * 4u"),
-        (lambda w, x, y: w.do(Unary("neg", s32), Const(s32, -3)), "-(-3)"),
+        (lambda w, x, y: w.do(Unary("neg", s32), Const(s32, -3)), "(int)-(unsigned)(-3)"),
         (lambda w, x, y: w.do(Move(u32), w.do(_u("add"), x, y)), "x + y"),
     ],
 )  # fmt: skip
 def test_expressions_have_the_parentheses_they_need(build: object, text: str) -> None:
     assert _expression(build, x=u32, y=u32) == text
+
+
+def test_signed_arithmetic_is_computed_as_unsigned() -> None:
+    w = Writer()
+    x, y = w.value(s32, "x"), w.value(s32, "y")
+    w.do(_s("add"), x, _n(-64, s32), name="near")
+    w.do(_s("add"), w.do(_s("sub"), x, y), y, name="sum")
+    w.do(_s("mul"), x, w.do(_s("shl"), y, _n(3)), name="product")
+    parameters = tuple(Parameter(v.name, "scalar", s32, v) for v in (x, y))
+    text = print_cuda(Program("k", parameters, 32, w.block()), comments=False)
+    assert "near = (int)((unsigned)x - 64);" in text
+    assert "sum = (int)((unsigned)((unsigned)x - y) + y);" in text
+    assert "product = (int)((unsigned)x * (int)((unsigned)y << 3));" in text
 
 
 def test_a_register_written_in_between_keeps_a_value_apart() -> None:
@@ -326,9 +343,9 @@ def test_names_are_valid_and_unique() -> None:
 
 
 def test_registers_known_at_launch() -> None:
-    assert launch_registers(Program("k", (), 384, ())) == 168
-    assert launch_registers(Program("k", (), 128, ())) == 255
-    assert launch_registers(Program("k", (), 128, (), min_ctas=4)) == 128
+    assert Program("k", (), 384, ()).launch_registers == 168
+    assert Program("k", (), 128, ()).launch_registers == 255
+    assert Program("k", (), 128, (), min_ctas=4).launch_registers == 128
 
 
 def test_warps_between_roles() -> None:

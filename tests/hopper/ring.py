@@ -28,7 +28,7 @@ def ring_matmul(
     k.syncthreads()
     with k.warps(0, 4, registers=40):
         ring = k.ring(stages, "load", phase=1)
-        with k.loop(steps) as step:
+        with k.when(k.warp == 0), k.loop(steps) as step:  # other warps could fall behind by a phase
             free.wait(ring.phase, ring.stage)
             full.expect(a_tile.layout.bytes + b_tile.layout.bytes, ring.stage, when=leader)
             for tile, tensor_map in ((a_tile, a_map), (b_tile, b_map)):

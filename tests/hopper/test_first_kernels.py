@@ -31,7 +31,8 @@ def ring(k: Kernel, a_map: TensorMap, out: Global[f32], *, mistake: str) -> None
     with k.warps(0, 4, registers=40):
         load = k.ring(2, "load", phase=0 if mistake == "phase" else 1)
         one = k.elect() if mistake == "one of each warp" else k.thread == 0
-        with k.loop(STEPS) as step:
+        loaders = 4 if mistake == "one of each warp" else 1
+        with k.when(k.warp < loaders), k.loop(STEPS) as step:
             free.wait(load.phase, load.stage)
             full.expect(tile.layout.bytes, load.stage, when=one)
             to = tile if mistake == "no stage" else tile.stage(load.stage)
@@ -98,7 +99,7 @@ def test_without_mistakes_they_are_right(name: str, seed: int | None) -> None:
 
 
 RING = {
-    "no barrier": ("mbarrier", r"uses free\[0\], and nothing orders its initialisation"),
+    "no barrier": ("mbarrier", r"uses full\[0\], and nothing orders its initialisation"),
     "phase": ("deadlock", "free[0] is in phase 0 (parity 0), 4 of 4 arrivals and 0 bytes missing (nothing has arrived"),
     "one of each warp": ("mbarrier", "arrives at full[0] in a phase that has all its 1 arrivals"),
     "no stage": ("refused", "tile has 2 stages: choose one with tile.stage(ring.stage) (test_first_kernels.py:"),

@@ -193,6 +193,12 @@ def test_tf32_ties_and_overflow():
     assert [hex(w) for w in word[0].tolist()] == ["0x3f802000", "0x3f804000", "0xbf802000", "0x7f800000"]
 
 
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0xFFFFFFFF, 0xFF800FFF])
+def test_tf32_of_nan_is_nan(bits):
+    (word,) = Unary("tf32", f32).meaning(np.array([[bits]], np.uint32).view(np.float32))
+    assert np.isnan(word.view(np.float32)[0, 0])
+
+
 @pytest.mark.parametrize("half", [f16, bf16], ids=repr)
 @CASES
 @given(low=SINGLES, high=SINGLES)

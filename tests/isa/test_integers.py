@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.core.dtypes import DType, f32, f64, pred, s32, s64, u32, u64
-from warploom.isa.alu import Binary, MultiplyWide, Select, Unary
+from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, u16, u32, u64
+from warploom.core.errors import VerifyError
+from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
+from warploom.isa.async_copy import CpAsync, WaitCopies
 from warploom.isa.conversion import Bitcast, Convert, Move, Permute
+from warploom.isa.memory import Atomic, Load, Store
+from warploom.isa.sync import SetMaxRegisters
+from warploom.isa.warp import Shuffle
+from warploom.isa.wgmma import WgmmaWait
 
 INTEGERS = [u32, s32, u64, s64]
 CASES = settings(deadline=None, max_examples=60)
@@ -106,13 +112,36 @@ def test_shifts_saturate_at_the_width(dtype, data):
     assert right == a >> min(count, dtype.bits)  # Python's shift keeps the sign, as the signed instruction does
 
 
+@pytest.mark.parametrize("dtype", INTEGERS, ids=repr)
 @CASES
-@given(edges(u32))
-def test_bit_counts(a):
-    assert run(Unary("popc", u32), array(u32, a)) == a.bit_count()
-    assert run(Unary("clz", u32), array(u32, a)) == 32 - a.bit_length()
-    assert run(Unary("brev", u32), array(u32, a)) == int(f"{a:032b}"[::-1], 2)
-    assert run(Unary("not", u32), array(u32, a)) == a ^ 0xFFFFFFFF
+@given(data=st.data())
+def test_bit_counts(dtype, data):
+    a, width = data.draw(edges(dtype)), dtype.bits
+    bits = a & ((1 << width) - 1)
+    assert run(Unary("popc", dtype), array(dtype, a)) == bits.bit_count()
+    assert run(Unary("clz", dtype), array(dtype, a)) == width - bits.bit_length()
+    assert run(Unary("brev", dtype), array(dtype, a)) == int(f"{bits:0{width}b}"[::-1], 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Binary("add", pred), lambda: Binary("rem", f32), lambda: Binary("shl", f64), lambda: Binary("lt", pred),
+        lambda: Binary("and", f32), lambda: Unary("ex2", u32), lambda: Unary("sqrt", f64), lambda: Unary("popc", f32),
+        lambda: Unary("not", f32), lambda: Unary("abs", u32), lambda: Fma(u32), lambda: MultiplyWide(u64),
+        lambda: Convert(f32, bf16), lambda: Bitcast(f16, u16), lambda: Atomic("shared", "and", f32),
+        lambda: Atomic("global", "min", f32), lambda: Atomic("global", "add", u16), lambda: Shuffle("xor", u16),
+        lambda: Atomic("global", "nand", u32), lambda: Atomic("global", "add", u32, order="weak"),
+        lambda: Permute(0x8000),
+        lambda: CpAsync(8, "cg"), lambda: CpAsync(2, "ca"), lambda: WaitCopies(-1), lambda: WaitCopies(-1, "bulk"),
+        lambda: WgmmaWait(-1, 0), lambda: SetMaxRegisters(30, "inc"), lambda: Load("global", u32, cache="wb"),
+        lambda: Store("global", u32, cache="nc"), lambda: Load("shared", u32, cache="ca"),
+        lambda: Load("global", u32, order="release"), lambda: Store("global", u32, order="acquire"),
+    ],
+)  # fmt: skip
+def test_operands_that_an_instruction_does_not_take_are_refused(make):
+    with pytest.raises(VerifyError):
+        make()
 
 
 def test_leading_zeros_around_every_power_of_two():

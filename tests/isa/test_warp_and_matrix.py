@@ -49,6 +49,13 @@ def test_shuffles_keep_the_own_value_at_the_warps_edge(mode, delta):
     assert got[0, 0 if mode == "up" else 31] == (0 if mode == "up" else 31)
 
 
+@pytest.mark.parametrize("mode", ["up", "down", "xor", "idx"])
+def test_shuffles_read_five_bits_of_the_distance(mode):
+    values = np.arange(32, dtype=np.uint32)[None]
+    near, far = (Shuffle(mode, u32).meaning(values, np.full((1, 32), n, np.uint32), FULL)[0] for n in (1, 33))
+    assert (near == far).all()
+
+
 @CASES
 @given(st.integers(0, 2**32 - 1), st.integers(1, 2**32 - 1))
 def test_votes_count_members_only(holds, mask):
@@ -143,6 +150,19 @@ def test_atomics(old, value, other):
     compare = np.array([old if other % 2 else other], np.uint32)
     swapped = int(Atomic("global", "cas", u32).combine(before, compare, operand)[0])
     assert swapped == (value if int(compare[0]) == old else old)
+
+
+@pytest.mark.parametrize(("old", "compare", "swaps"), [(0.0, -0.0, False), (np.nan, np.nan, True), (1.0, 1.0, True)])
+def test_cas_compares_bits(old, compare, swaps):
+    before, expected, value = (np.array([x], np.float32) for x in (old, compare, 7.0))
+    after = Atomic("global", "cas", f32).combine(before, expected, value)
+    assert (after[0] == 7.0) == swaps
+
+
+def test_sums_in_global_memory_flush_subnormals():
+    tiny = np.array([1e-40], np.float32)
+    assert Atomic("global", "add", f32).combine(tiny, tiny)[0] == 0
+    assert Atomic("shared", "add", f32).combine(tiny, tiny)[0] == tiny[0] + tiny[0]
 
 
 # -- mma.sync: the owner formulas of the PTX ISA, with g = lane / 4 and t = lane % 4

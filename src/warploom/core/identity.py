@@ -54,7 +54,7 @@ def importable(what: str, function: Any) -> Any:
             found = getattr(found, name, None)
         if found is not function:
             raise PicklingError(
-                f"{what} {function.__qualname__} cannot be pickled: pickle finds functions by name in their module, where "
+                f"{what} {function.__qualname__} cannot be pickled: pickle finds them by name in their module, where "
                 "lambdas and functions inside others have none. Define it with def at the top of a module"
             )
     return function

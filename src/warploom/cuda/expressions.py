@@ -84,6 +84,8 @@ def _binary(instruction: Binary) -> tuple[int, tuple[int, int]]:
     own = _INFIX.get(instruction.op)
     if own is None:  # min, max: calls
         return PRIMARY, (ANY, ANY)
+    if instruction.wraps_signed:
+        return PREFIX, (PREFIX, PRODUCT if own == SUM else PREFIX)
     if own >= SUM:
         return own, (own, own + 1)
     if own in (EQUALITY, RELATION):

@@ -22,6 +22,17 @@ _RESERVED_WORDS = """
 """
 RESERVED = frozenset(_RESERVED_WORDS.split())
 
+# Functions that NVRTC declares by itself: no kernel can have their names.
+_FUNCTIONS = """
+    acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc erfcinv erfcx erfinv exp exp10
+    exp2 expm1 fdim floor fma fmod frexp hypot ilogb j0 j1 jn ldexp lgamma llrint llround log log10 log1p log2 logb
+    lrint lround modf nan nearbyint nextafter norm norm3d norm4d normcdf normcdfinv pow powi rcbrt remainder remquo
+    rhypot rint rnorm rnorm3d rnorm4d round rsqrt scalbln scalbn signbit sin sincos sincospi sinh sinpi sqrt tan
+    tanh tgamma trunc y0 y1 yn isfinite isinf isnan labs assert clock free main malloc memcpy memset printf std dim3
+    size_t
+"""
+FUNCTIONS = frozenset(name + end for name in _FUNCTIONS.split() for end in ("", "f"))
+
 
 def identifier(name: str) -> str:
     """``name`` as a C++ identifier: letters outside ASCII are spelled out (``α`` → ``alpha``), the rest is ``_``."""
@@ -34,6 +45,12 @@ def identifier(name: str) -> str:
     if not text or text[0].isdigit():
         text = f"v{text}"
     return f"{text}_" if text in RESERVED else text
+
+
+def entry_name(kernel: str) -> str:
+    """The name of a kernel's function in CUDA C++: the kernel's own wherever that is possible."""
+    name = identifier(kernel)
+    return f"{name}_" if name in FUNCTIONS else name
 
 
 class Names:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from warploom.core.dtypes import pred
 from warploom.cuda.expressions import ANY, SUM, Text, constant, expression
 from warploom.cuda.inlining import inlined_values
-from warploom.cuda.names import RESERVED, Names
+from warploom.cuda.names import RESERVED, Names, entry_name
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import (
     NOWHERE,
@@ -36,7 +36,6 @@ from warploom.ir.statements import (
     results_of,
     walk,
 )
-from warploom.isa.sync import SetMaxRegisters
 from warploom.isa.warp import Special
 
 COLUMNS = 110
@@ -56,12 +55,6 @@ def source_map(program: Program, *, comments: bool = True) -> dict[int, SourceLi
     return {number: where for number, (_, where) in enumerate(lines, 1) if where != NOWHERE}
 
 
-def launch_registers(program: Program) -> int:
-    """Registers per thread that ptxas can plan with: the SM's 65536 over the resident threads, in steps of 8."""
-    fitting = 65536 // (program.threads * program.min_ctas) // 8 * 8
-    return min(255, fitting, program.max_registers or 255)
-
-
 class _Printer:
     def __init__(self, program: Program, comments: bool) -> None:
         self._program = program
@@ -76,7 +69,7 @@ class _Printer:
         """Forgets what was printed and named."""
         self._out: list[tuple[str, SourceLine]] = []
         self._where = NOWHERE
-        self._names = Names(RESERVED | {self._program.name})
+        self._names = Names(RESERVED | {entry_name(self._program.name)})
         self._parameter_names = {p: self._names.fresh(p.name) for p in self._program.parameters}
         for p, name in self._parameter_names.items():
             if p.kind != "tensor_map":
@@ -133,9 +126,9 @@ class _Printer:
         cluster = "__cluster_dims__({}, {}, {}) ".format(*program.cluster) if program.cluster_ctas > 1 else ""
         self._add(0, f'extern "C" __global__ void {cluster}__launch_bounds__({program.threads}, {program.min_ctas})')
         if not program.parameters:
-            self._add(0, f"{program.name}() {{")
+            self._add(0, f"{entry_name(program.name)}() {{")
             return
-        self._add(0, f"{program.name}(")
+        self._add(0, f"{entry_name(program.name)}(")
         for p in program.parameters:
             comma = "" if p is program.parameters[-1] else ","
             note = f"  // {p.dtype.name}*" if p.kind == "pointer" and self._comments else ""
@@ -250,10 +243,9 @@ class _Printer:
             if role.first <= covered:
                 covered = max(covered, role.last)
             self._comment(role.where, depth + 1)
-            launched = launch_registers(self._program)
-            if role.registers is not None and role.registers != launched:
-                instruction = SetMaxRegisters(role.registers, "inc" if role.registers > launched else "dec")
-                self._add(depth + 1, instruction.cuda((), ()), role.where)
+            change = self._program.register_change(role)
+            if change is not None:
+                self._add(depth + 1, change.cuda((), ()), role.where)
             self._declare(depth + 1, (r for r in _registers(role.body) if r in self._role_registers))
             self._block(role.body, depth + 1)
         self._add(depth, "}", roles.where)

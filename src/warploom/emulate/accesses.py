@@ -87,14 +87,17 @@ class AccessSteps:
 
     def _shared_load(self, op: Op, access: Access) -> Step:
         run, (key,) = self.run, self.run.keys(op)
-        name = access_class(op.instruction.mnemonic)
+        name, strong = access_class(op.instruction.mnemonic), access.order != "weak"
 
         def step(frame: Frame) -> None:
             run.observe(frame, key, op, "an address")
             place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, access.lanes, op)
             if run.checks:
                 self._count_shared(frame, place, access.bytes, name, op)
-            words, shadow, origin = run.shared.load(frame, place, access.bytes, access.words, op, access.collective)
+                self._strong_shared(frame, access, place)
+            words, shadow, origin = run.shared.load(
+                frame, place, access.bytes, access.words, op, access.collective, strong=strong
+            )
             if place.active is not None:
                 words = np.where(place.active[:, :, None], words, words.dtype.type(0))
             self._put(frame, op, words, shadow, origin)
@@ -103,7 +106,7 @@ class AccessSteps:
 
     def _shared_store(self, op: Op, access: Access) -> Step:
         run, (key, *rest) = self.run, self.run.keys(op)
-        name, values = access_class(op.instruction.mnemonic), tuple(rest)
+        name, values, strong = access_class(op.instruction.mnemonic), tuple(rest), access.order != "weak"
 
         def step(frame: Frame) -> None:
             run.observe(frame, key, op, "an address")
@@ -112,7 +115,8 @@ class AccessSteps:
                 self._count_shared(frame, place, access.bytes, name, op)
             data = self._values(frame, op, values)
             shadow, origin = self._value_shadow(frame, op, values) if frame.shadows else (None, None)
-            run.shared.store(frame, place, data, shadow, origin, op, access.collective)
+            run.shared.store(frame, place, data, shadow, origin, op, access.collective, strong=strong)
+            self._strong_shared(frame, access, place)
 
         return step
 
@@ -127,7 +131,8 @@ class AccessSteps:
             place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, 32, op)
             if run.checks:
                 self._count_shared(frame, place, access.bytes, name, op)
-            run.shared.begin_atomic(frame, place, access.bytes, op)
+                self._strong_shared(frame, access, place)
+            run.shared.begin_strong(frame, place, access.bytes, op, what="atomic")
             view = run.shared.data.view(instruction.dtype.numpy)
             old = _apply(instruction, view, place.index, [frame.full(frame.env[k]) for k in rest], place.active)
             run.put(frame, op.results[0], frame.shaped(old), None, None)
@@ -142,8 +147,13 @@ class AccessSteps:
 
     def _strong(self, frame: Frame, access: Access, address: Array) -> None:
         if access.order != "weak" and self.run.across:
-            active = np.ones(address.shape, np.bool_) if frame.active is None else frame.active
-            self.run.ordering.strong_access(frame, access, address, active)
+            self.run.ordering.strong_access(frame, access, address)
+
+    def _strong_shared(self, frame: Frame, access: Access, place: Place) -> None:
+        if access.order != "weak" and self.run.across and self.run.checks:
+            # Below all addresses of global memory; no two CTAs of the grid have the same.
+            start = self.run.shared.stride * (self.run.report.first // self.run.report.warps_per_cta)
+            self.run.ordering.strong_access(frame, access, -1 - start - place.index * access.bytes)
 
     def _global_load(self, op: Op, access: Access) -> Step:
         run, (key,) = self.run, self.run.keys(op)
@@ -158,7 +168,7 @@ class AccessSteps:
                 run.counter.global_access(name, address.view(np.int64), access.bytes, frame.active)
                 self._strong(frame, access, address)
                 run.memory.track(frame, targets, access.bytes, op, "read", strong=strong,
-                                 cta_only=access.scope == "cta")  # fmt: skip
+                                 cta_only=access.scope == "cta", read_only=access.read_only)  # fmt: skip
             words = run.memory.load(frame, targets, (frame.n, 32), word, access.words)
             self._put(frame, op, words, None, None)
 

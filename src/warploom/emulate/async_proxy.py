@@ -54,13 +54,12 @@ class AsyncProxy:
 
     def check(self, starter: Starter, cells: Array, what: str, op: Op) -> None:
         """Conflicts of an access ("read" or "write") with those before it."""
-        rows, lane = starter
-        reach = np.min([self.clocks.reach(row, lane) for row in rows], axis=0)
-        row, shared = rows[0], self.shared
+        row, shared = starter[0][0], self.shared
+        reach = self.clocks.reach(*starter)
         record, local = shared.writer[cells], shared.writer_warp[cells].astype(np.int64)
-        flying = shared.in_flight[cells] > 0
+        flying = shared.in_flight[cells] != 0
         if flying.any():
-            self._in_flight(row, lane, cells[flying], what, op)
+            self._in_flight(row, starter[1], cells[flying], what, op)
         written = record != NEVER
         if what == "read":
             unset = ~written & ~flying
@@ -68,23 +67,17 @@ class AsyncProxy:
                 where = self._byte(cells[unset][0])
                 message = f"{op.instruction.mnemonic} reads byte {where} of shared memory, which nobody has written"
                 message += ": write it, or wait for its data, before"
-                self.report.add("uninitialised", op.where, message, row, lane or 0, count=int(unset.sum()),
+                self.report.add("uninitialised", op.where, message, row, starter[1] or 0, count=int(unset.sum()),
                                 address=where)  # fmt: skip
         whose = self._whose(row, cells)
-        wrote = f"wrote{whose}"
-        self._check_records(starter, reach, cells[written], local[written], record[written], what, op, wrote)
-        self._check_proxy(starter, reach, cells[written], local[written], record[written], what, op)
-        if what == "write":
-            for agent, readers in (
-                *enumerate(shared.readers, self._owner(cells) % self.clocks.domain),
-                *self._engine_readers(),
-            ):
-                read = readers[cells]
-                suspicious = (read >> LANE_BITS) > reach[agent]
-                if suspicious.any():
-                    number = np.full(int(suspicious.sum()), agent)
-                    mine = cells[suspicious], number, read[suspicious]
-                    self._check_records(starter, reach, *mine, what, op, f"read{whose}")
+        mine = cells[written], local[written], record[written]
+        self._check_records(starter, reach, *mine, what, op, f"wrote{whose}")
+        self._check_proxy(starter, reach, *mine, what, op)
+        for past, agent, table in shared.others(self._owner(cells) % self.clocks.domain, writes=what == "write"):
+            theirs = cells, np.full(cells.shape, agent), table[cells]
+            self._check_records(starter, reach, *theirs, what, op, f"{past}{whose}")
+            if past == "wrote":
+                self._check_proxy(starter, reach, *theirs, what, op)
 
     def _owner(self, cells: Array) -> int:
         """The first warp of the CTA that owns the cells."""
@@ -96,53 +89,42 @@ class AsyncProxy:
         own = first == row - row % self.clocks.warps_per_cta
         return "" if own else f" in the shared memory of {self.report.cta(first)}"
 
-    def _engine_readers(self) -> list[tuple[int, Array]]:
-        return [(self.clocks.domain + e, r) for e, r in self.shared.engine_readers.items()]
-
-    def _known_singly(self, row: int, lane: int | None, agents: Array, lanes: Array, stamps: Array) -> Array:
-        """Accesses of single lanes that this row has been told of, or that the starting lane made itself."""
-        table = self.clocks.single.get(row, {})
-        kinds, which = np.unique(np.stack([agents, lanes, stamps], axis=1), axis=0, return_inverse=True)
-        known = np.zeros(kinds.shape[0], np.bool_)
-        for i, (agent, other, stamp) in enumerate(kinds.tolist()):
-            own = lane is not None and other == lane and agent == self.report.first + row
-            known[i] = own or stamp <= table.get((agent, other), 0)
-        return known[which.reshape(-1)]
-
     def _check_records(
         self, starter: Starter, reach: Array, cells: Array, local: Array, record: Array, what: str, op: Op, past: str
     ) -> None:
         rows, lane = starter
+        open_ones = np.nonzero(record >> LANE_BITS > reach[local])[0]
+        if not open_ones.size:
+            return
+        cells, local, record = cells[open_ones], local[open_ones], record[open_ones]
         stamps, lanes = record >> LANE_BITS, record & 63
-        wrong = np.nonzero(stamps > reach[local])[0]
-        if wrong.size:
-            agents = self.shared.agents(np.full(wrong.shape, rows[0]), local[wrong])
-            fine = np.ones(wrong.shape, np.bool_)
-            for row in rows:
-                fine &= self._known_singly(row, lane, agents, lanes[wrong], stamps[wrong])
-            wrong, agents = wrong[~fine], agents[~fine]
-            if wrong.size:
-                every = np.full(wrong.shape, rows[0])
-                where = (cells[wrong] * self.shared.granule) % self.shared.stride
-                self.report.races(op, what, every, np.full(wrong.shape, lane or 0), agents, stamps[wrong], where, past)
+        agents = self.shared.agents(np.full(local.shape, rows[0]), local)
+        fine = np.ones(local.shape, np.bool_)
+        for row in rows:
+            me = np.full(local.shape, row), np.full(local.shape, lane or 0)
+            fine &= self.clocks.ordered(*me, lane is None, agents, lanes, stamps)
+        if not fine.all():
+            wrong = ~fine
+            who = np.full(int(wrong.sum()), rows[0]), np.full(int(wrong.sum()), lane or 0)
+            where = (cells[wrong] * self.shared.granule) % self.shared.stride
+            self.report.races(op, what, *who, agents[wrong], stamps[wrong], where, past)
 
     def _check_proxy(
         self, starter: Starter, reach: Array, cells: Array, local: Array, record: Array, what: str, op: Op
     ) -> None:
         """Data that the generic proxy wrote must be fenced before the async proxy touches it."""
-        rows, lane = starter
-        warps, stamps = self.clocks.domain, record >> LANE_BITS
+        (rows, lane), warps = starter, self.clocks.domain
         generic = local < warps
-        fenced = reach[warps : 2 * warps][np.where(generic, local, 0)]
-        wrong = np.nonzero(generic & (stamps > fenced))[0]
-        if not wrong.size:
+        generic &= record >> LANE_BITS > reach[warps : 2 * warps][np.where(generic, local, 0)]
+        if not generic.any():
             return
-        fine = np.ones(wrong.shape, np.bool_)
+        cells, stamps, lanes = cells[generic], record[generic] >> LANE_BITS, record[generic] & 63
+        agents = self.shared.agents(np.full(cells.shape, rows[0]), local[generic])
+        fine = np.ones(cells.shape, np.bool_)
         for row in rows:
-            fine &= self._known_singly(row, None, -1 - local[wrong], record[wrong] & 63, stamps[wrong])
-        wrong = wrong[~fine]
-        for stamp in np.unique(stamps[wrong]):
-            these = wrong[stamps[wrong] == stamp]
+            fine &= self.clocks.fenced(row, lane, agents, lanes, stamps, globally=False)
+        for stamp in np.unique(stamps[~fine]):
+            these = np.nonzero(~fine & (stamps == stamp))[0]
             where = self._byte(cells[these[0]])
             message = (
                 f"{op.instruction.mnemonic} {what}s byte {where} of shared memory through the async proxy, which "
@@ -159,7 +141,8 @@ class AsyncProxy:
         numbers = self.shared.in_flight[cells]
         lanes = np.full(cells.shape, lane or 0)
         where = (cells * self.shared.granule) % self.shared.stride
-        self.shared.report_in_flight(op, what, np.full(cells.shape, row), lanes, numbers, where)
+        rows = np.full(cells.shape, row)
+        self.shared.report.in_flight(op, what, rows, lanes, numbers, where, self.shared.copies)
 
     # -- recording -----------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.frames import Frame
+from warploom.emulate.known import Known
 from warploom.emulate.report import Reporter
 from warploom.ir.statements import Op
 
@@ -76,10 +77,9 @@ class _Phase:
     expected: int
     op: Op
     everyone: bool
-    arrived: list[int] = field(default_factory=list[int])
+    arrived: dict[int, int] = field(default_factory=dict[int, int])  # row → stamp
     waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
-    clock: Array | None = None
-    singles: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    known: Known | None = None
 
 
 class Barriers:
@@ -91,6 +91,7 @@ class Barriers:
         self.threads = threads
         self.open: dict[tuple[int, int], _Phase] = {}
         self.gone: Counter[int] = Counter()  # CTA → warps that have ended
+        self.past: dict[tuple[int, int], _Phase] = {}  # the last use of each that is over
 
     def exited(self, rows: Array) -> None:
         """These warps have ended: barriers of the whole CTA do not count them any more (CUDA, compute capability 7)."""
@@ -105,6 +106,9 @@ class Barriers:
         whole = frame.whole_ctas and waits and threads in (None, self.threads) and not self.open
         if whole and number.size == 1 and 0 <= int(number.flat[0]) < NAMED_BARRIERS:
             self.clocks.sync_ctas(frame.flat)
+            if self.past:  # whoever comes later knows of all that was
+                ctas = set((frame.flat // self.clocks.warps_per_cta).tolist())
+                self.past = {key: phase for key, phase in self.past.items() if key[0] not in ctas}
             return None
         expected = self.threads if threads is None else threads
         if expected % 32 or not 0 < expected <= self.threads:
@@ -132,16 +136,32 @@ class Barriers:
         if row in phase.arrived:
             message = f"a warp arrives again at barrier {number} before it has completed: wait first"
             self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
-        phase.arrived.append(row)
+        self._follows(key, row, op)
+        phase.arrived[row] = self.clocks.now
         self.clocks.absorb(np.array([row]))
-        snapshot = self.clocks.snapshot(row)
-        phase.clock = snapshot if phase.clock is None else np.maximum(phase.clock, snapshot)
-        for single, stamp in self.clocks.singles(np.array([row])).items():
-            phase.singles[single] = max(stamp, phase.singles.get(single, 0))
+        known = self.clocks.release(row, None)
+        if phase.known is None:
+            phase.known = known
+        else:
+            phase.known.join(known)
         if wait is not None:
             wait.rows.add(row)
             phase.waits.append((wait, row))
         self._complete_if_all_came(key)
+
+    def _follows(self, key: tuple[int, int], row: int, op: Op) -> None:
+        """An arrival that may come before the barrier's last use is over counts for that one in another order."""
+        earlier = self.past.get(key)
+        if earlier is None:
+            return
+        passed, column = self.clocks.passed(row), self.clocks.columns.passed
+        if all(passed[column(other)] >= stamp for other, stamp in earlier.arrived.items()):
+            return
+        message = (
+            f"{op.instruction.mnemonic} at barrier {key[1]} is not ordered after its last use: in another order it "
+            "counts for that one. Take another barrier, or let all meet before it is used again"
+        )
+        self.report.add("barrier", op.where, message, row, 0, other=earlier.op.where)
 
     def _complete_if_all_came(self, key: tuple[int, int]) -> None:
         phase = self.open[key]
@@ -149,9 +169,10 @@ class Barriers:
         if 32 * (len(phase.arrived) + ended) < phase.expected:
             return
         del self.open[key]
-        assert phase.clock is not None
+        assert phase.known is not None
+        self.past[key] = phase
         if phase.waits:
-            self.clocks.meet(np.array([row for _, row in phase.waits]), phase.clock, phase.singles)
+            self.clocks.meet(np.array([row for _, row in phase.waits]), phase.known)
         for wait, row in phase.waits:
             wait.rows.discard(row)
 

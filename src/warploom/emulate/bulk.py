@@ -18,12 +18,12 @@ from warploom.emulate.engines import Engines
 from warploom.emulate.frames import Frame
 from warploom.emulate.global_async import AsyncGlobal, Box
 from warploom.emulate.global_memory import GlobalMemory
-from warploom.emulate.mbarriers import Mbarrier, Mbarriers
+from warploom.emulate.mbarrier_state import Mbarrier
+from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.tensor_maps import CHUNK, TensorMapArgument
 from warploom.ir.statements import Op
-from warploom.isa.effects import BulkTensorCopy
 
 Array = NDArray[Any]
 _ALIGNMENT = 128  # of a box in shared memory
@@ -44,6 +44,7 @@ class _Load:
     barrier: Mbarrier
     number: int
     box: Box | None
+    passed: Array | None  # how far others had come when it was started
 
 
 @dataclass(eq=False)
@@ -148,12 +149,12 @@ class BulkCopies:
             self.report.add("bounds", op.where, message, row, lane, address=where)
             return None
         if self.proxy.checks:
-            self._check_tile(source, int(chunks.max()) + CHUNK - address, row, lane, op)
+            self._check_tile(source, where, int(chunks.max()) + CHUNK - address, row, lane, op)
         return chunks
 
-    def _check_tile(self, source: TensorMapArgument, extent: int, row: int, lane: int, op: Op) -> None:
+    def _check_tile(self, source: TensorMapArgument, place: int, extent: int, row: int, lane: int, op: Op) -> None:
         """The tensor map and the tile must lay the same elements out alike."""
-        tile = next(e.tile for e in op.instruction.effects() if isinstance(e, BulkTensorCopy))
+        tile = op.tile(0)
         if tile is None:
             return
         spec, name = source.spec, op.instruction.mnemonic
@@ -172,8 +173,9 @@ class BulkCopies:
             message += "copy whole rows, or panels (panel_cols) as wide as the box"
         if message:
             self.report.add("layout", op.where, message, row, lane)
-        if tile.room is not None and extent > tile.room:
-            message = f"{name} moves a box of {spec.box_bytes} bytes to where the tile {tile.name!r} has {tile.room}: "
+        if extent > tile.room(place) > 0:  # outside of the tile altogether is told already
+            message = f"{name} moves a box of {spec.box_bytes} bytes to where the tile {tile.name!r} has "
+            message += f"{tile.room(place)}: "
             message += "make the box smaller, or the tile larger"
             self.report.add("bounds", op.where, message, row, lane)
 
@@ -181,10 +183,10 @@ class BulkCopies:
         self, row: int, lane: int, op: Op, source: TensorMapArgument, at: tuple[int, ...], chunks: Array | None,
         barrier: int, cta: int,
     ) -> None:  # fmt: skip
-        bar = self.barriers.find(barrier, row, lane, op, cta)
+        bar = self.barriers.find(barrier, row, [lane], op, cta)
         if bar is None:
             return
-        if not bar.fenced:
+        if not (bar.fenced and self.proxy.clocks.knows(row, [lane], bar.row, bar.lane, bar.fenced)):
             message = (
                 f"{op.instruction.mnemonic} completes on {self.barriers.name(barrier)}, whose initialisation the async "
                 "proxy may not see: fence (fence.mbarrier_init) after mbarrier.init in the thread that runs it"
@@ -192,21 +194,14 @@ class BulkCopies:
             self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=barrier)
         if chunks is None:
             return
-        cells, number, box = self.proxy.chunk_cells(chunks, cta), 0, None
+        cells, number, box, passed = self.proxy.chunk_cells(chunks, cta), 0, None, None
         if self.proxy.checks:
-            self._check_barriers(row, lane, cta, chunks, op)
+            self.barriers.check_follows(bar, row, [lane], op)
             self.proxy.check(([row], lane), cells, "write", op)
             number = self.proxy.begin_write(row, cells, op)
             box = self.globally.begin(source, at, "read", row, lane, op)
-        self.loads.append(_Load(op, row, lane, cta, source, at, chunks, cells, bar, number, box))
-
-    def _check_barriers(self, row: int, lane: int, receiver: int, chunks: Array, op: Op) -> None:
-        low, high = int(chunks.min()) - SHARED_BASE, int(chunks.max()) + CHUNK - SHARED_BASE
-        for cta, address in self.barriers.all:
-            if cta == receiver and low <= address < high:
-                message = f"{op.instruction.mnemonic} overwrites the mbarrier {self.barriers.name(address)}: "
-                message += "correct the address"
-                self.report.add("race", op.where, message, row, lane, address=address)
+            passed = self.proxy.clocks.passed(row)
+        self.loads.append(_Load(op, row, lane, cta, source, at, chunks, cells, bar, number, box, passed))
 
     def _start_store(
         self, row: int, lane: int, op: Op, target: TensorMapArgument, at: tuple[int, ...], chunks: Array
@@ -233,15 +228,17 @@ class BulkCopies:
         index = (load.chunks - SHARED_BASE + load.cta * shared.stride) // CHUNK
         shared.data.reshape(-1, CHUNK)[index] = source.load(load.at)
         engine = self.engines.mbarrier(load.cta, load.barrier.address)
-        stamp, singles = 0, dict[tuple[int, int], int]()
+        clocks = self.proxy.clocks
+        known = clocks.of_engine(engine, clocks.now)
         if self.proxy.checks:
             if shared.shadow is not None:
                 shared.shadow.reshape(-1, CHUNK)[index] = 0
             stamp = self.proxy.end_write(engine, load.cells, load.number, load.op)
+            known = clocks.of_engine(engine, stamp, load.passed)
             if load.box is not None:
                 slot = self.report.first // self.warps + load.cta
-                singles = self.globally.end_read(load.box, slot * shared.stride + load.barrier.address)
-        self.barriers.complete_bytes(load.barrier, source.spec.box_bytes, engine, stamp, singles, load.op)
+                known.singles = self.globally.end_read(load.box, slot * shared.stride + load.barrier.address)
+        self.barriers.complete_bytes(load.barrier, source.spec.box_bytes, known, engine, load.op)
         return True
 
     def commit(self, frame: Frame) -> None:
@@ -276,9 +273,7 @@ class BulkCopies:
             self.writing.append(store)
         row, lane = done[0].row, done[0].lane
         clocks = self.proxy.clocks
-        clock = np.zeros(clocks.known.shape[1], np.int64)
-        clock[clocks.warps + self.engines.bulk_stores(row)] = max(s.stamp for s in done)
-        clocks.acquire(row, [lane], clock, {})
+        clocks.acquire(row, [lane], clocks.of_engine(self.engines.bulk_stores(row), max(s.stamp for s in done)))
 
     def _write(self, store: _Store) -> None:
         shared, target = self.proxy.shared, store.target

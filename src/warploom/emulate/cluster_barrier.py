@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.barriers import Wait
-from warploom.emulate.clocks import Clocks, Singles
+from warploom.emulate.clocks import Clocks
 from warploom.emulate.frames import Frame
+from warploom.emulate.known import Known
 from warploom.emulate.report import Reporter
 from warploom.ir.statements import Op
 
@@ -25,8 +26,7 @@ class _Cluster:
     """The barrier of one cluster. ``done`` counts completed phases."""
 
     done: int = 0
-    clock: Array | None = None
-    singles: Singles = field(default_factory=dict[tuple[int, int], int])
+    known: Known | None = None
     waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
 
 
@@ -55,10 +55,11 @@ class ClusterBarriers:
                 self.report.add("barrier", op.where, message, row, 0, other=self.last[row].where)
                 continue
             cluster = self.clusters[row // self.domain]
-            clock, singles = self.clocks.release(row, None)
-            cluster.clock = clock if cluster.clock is None else np.maximum(cluster.clock, clock)
-            for key, stamp in singles.items():
-                cluster.singles[key] = max(stamp, cluster.singles.get(key, 0))
+            known = self.clocks.release(row, None)
+            if cluster.known is None:
+                cluster.known = known
+            else:
+                cluster.known.join(known)
             self.arrived[row] += 1
             self.last[row] = op
         for number in np.unique(frame.flat // self.domain).tolist():
@@ -102,8 +103,8 @@ class ClusterBarriers:
 
     def _learn(self, row: int, cluster: _Cluster) -> None:
         # The clock may hold later arrivals than the phase waited for: those wait for this warp, so that there are none.
-        assert cluster.clock is not None
-        self.clocks.meet(np.array([row]), cluster.clock, cluster.singles)
+        assert cluster.known is not None
+        self.clocks.meet(np.array([row]), cluster.known)
 
     def describe(self, row: int) -> str:
         """Who is missing at the barrier of a warp's cluster; '' where nobody waits."""

@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 from warploom.emulate.barriers import Wait
 from warploom.emulate.context import Block, Context, Running, Step
 from warploom.emulate.frames import Frame
-from warploom.ir.statements import Loop, Op, Operand, Register, Roles, SourceLine, Statement, Value, When, walk
+from warploom.ir.program import Program
+from warploom.ir.statements import Loop, Op, Operand, Register, Role, Roles, SourceLine, Statement, Value, When, walk
 from warploom.isa.base import Instruction
 
 Array = NDArray[Any]
+
+
+_MOST_ROUNDS = 2**31  # of a loop that is not meant to count around
 
 
 def written_registers(body: tuple[Statement, ...]) -> tuple[Value, ...]:
@@ -31,10 +35,10 @@ class Control:
     """
 
     def __init__(
-        self, context: Context, build: Callable[[tuple[Statement, ...]], Block],
+        self, context: Context, program: Program, build: Callable[[tuple[Statement, ...]], Block],
         run: Callable[[Block, Frame], Running], spawn: Callable[[Running, Wait], None],
     ) -> None:  # fmt: skip
-        self.context, self.build, self.run, self.spawn = context, build, run, spawn
+        self.context, self.program, self.build, self.run, self.spawn = context, program, build, run, spawn
         self.progress: Callable[[float], None] | None = None
         self._loops = 0
 
@@ -59,10 +63,13 @@ class Control:
             inner, last = frame, None
             self._loops += 1
             first = index.flat[0] if index.size else 0
+            stays = self._ends(frame, statement, *bounds)
             while True:
                 goes_on = index < stop
-                if frame.mask is not None:
-                    goes_on = goes_on & frame.mask
+                if stays is not None:
+                    goes_on = goes_on & stays
+                if stop.size > 1 or index.size > 1 or step.size > 1:
+                    stays = goes_on  # who has left stays out, also when the index wraps around
                 if not goes_on.any():
                     break
                 if goes_on.all() or (frame.mask is not None and bool((goes_on == frame.mask).all())):
@@ -83,6 +90,27 @@ class Control:
                 inner.merge_into_parent(registers)
 
         return running
+
+    def _ends(self, frame: Frame, loop: Loop, start: Array, stop: Array, step: Array) -> Array | None:
+        """The lanes that may enter (None: all); one whose index would pass the end of its type is a finding."""
+        exact = np.int64 if stop.dtype.itemsize < 8 else np.float64
+        begin, end, by = (x.astype(exact) for x in (start, stop, step))
+        rounds = np.where(by > 0, -((begin - end) // np.maximum(by, 1)), _MOST_ROUNDS)
+        endless = (start < stop) & ((begin + rounds * by > np.iinfo(stop.dtype).max) | (rounds >= _MOST_ROUNDS))
+        if not endless.any():
+            return frame.mask
+        acting = frame.full(endless) & (True if frame.active is None else frame.active)
+        if acting.any() and self.context.checks:
+            row, lane = (int(x[0]) for x in np.nonzero(acting))
+            first, beyond = (int(frame.full(x)[row, lane]) for x in (start, stop))
+            message = (
+                f"a loop from {first} to {beyond} does not end: its bound has wrapped around below 0, its step is 0, "
+                "or its index wraps around; guard it with k.when"
+            )
+            report, count = self.context.report, int(acting.sum())
+            report.add("overflow", loop.where, message, int(frame.flat[row]), lane, count=count)
+        may = ~endless
+        return may if frame.mask is None else may & frame.mask
 
     @staticmethod
     def _set_index(value: Value, index: Array, frame: Frame, inner: Frame) -> None:
@@ -133,7 +161,7 @@ class Control:
 
     def roles(self, statement: Roles) -> Step:
         """Warp roles: each branch runs as a task of its own; the warps meet again (in order, not in time) after all."""
-        branches = [(b, self.build(b.body), written_registers(b.body)) for b in statement.branches]
+        branches = [(b, self.build(self._with_budget(b)), written_registers(b.body)) for b in statement.branches]
 
         def running(frame: Frame) -> Running:
             warps = frame.local.reshape(frame.shape)[:, :, None]
@@ -155,6 +183,10 @@ class Control:
                 child.merge_into_parent(registers)
 
         return running
+
+    def _with_budget(self, role: Role) -> tuple[Statement, ...]:
+        change = self.program.register_change(role)
+        return role.body if change is None else (Op(change, (), (), role.where), *role.body)
 
 
 def _then(body: Running, done: Wait, number: int) -> Running:

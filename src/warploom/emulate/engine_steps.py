@@ -9,16 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.acting import lanes_of
+from warploom.emulate.barriers import Wait
 from warploom.emulate.bulk import BulkCopies
 from warploom.emulate.cluster_barrier import ClusterBarriers
 from warploom.emulate.context import Context, Step
 from warploom.emulate.frames import Frame
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.products import WatchedRegisters
+from warploom.emulate.registers import RegisterPools
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.warpgroups import Warpgroups
 from warploom.ir.program import Program
-from warploom.ir.statements import Op, SharedRegion, Value
+from warploom.ir.statements import Op, Tile, Value
 from warploom.isa import effects as fx
 from warploom.isa.cluster import WINDOW_BITS
 from warploom.isa.wgmma import Wgmma, WgmmaWait
@@ -35,6 +37,7 @@ class EngineState:
     bulk: BulkCopies
     warpgroups: Warpgroups
     clusters: ClusterBarriers
+    registers: RegisterPools
 
 
 class EngineSteps:
@@ -66,7 +69,7 @@ class EngineSteps:
         if isinstance(effect, fx.ProxyFence):
             return self._proxy_fence(op, effect)
         if isinstance(effect, fx.RegisterBudget):
-            return lambda frame: self.state.warpgroups.meet(frame, op)
+            return self._budget(op, effect)
         if isinstance(effect, fx.WarpgroupFence):
             return lambda frame: self.state.warpgroups.fence(frame)
         if isinstance(effect, fx.AsyncMatrix):
@@ -97,7 +100,7 @@ class EngineSteps:
                 self._report_outside(frame, op, tile, frame.full(place), frame.full(acting))
         return address
 
-    def _report_outside(self, frame: Frame, op: Op, tile: SharedRegion, place: Array, acting: Array) -> None:
+    def _report_outside(self, frame: Frame, op: Op, tile: Tile, place: Array, acting: Array) -> None:
         if frame.active is not None:
             acting = acting & frame.active
         if not acting.any():
@@ -114,7 +117,7 @@ class EngineSteps:
         keys: tuple[Value, ...],
     ) -> Step:  # fmt: skip
         if isinstance(effect, fx.MbarrierFence):
-            return lambda frame: self.state.mbarriers.fence(frame)
+            return lambda frame: self.state.mbarriers.fence(frame, op)
         if isinstance(effect, fx.MbarrierInit):
 
             def initialise(frame: Frame) -> None:
@@ -176,11 +179,18 @@ class EngineSteps:
             clocks.stamp(op)
             for _, row, lanes in lanes_of(frame, None):
                 if fence.space != "global":
-                    clocks.proxy_fence(row, lanes)
-                if fence.space != "shared" and clocks.global_fences:
-                    clocks.global_fence(row, lanes)
+                    clocks.proxy_fence(row, lanes, globally=False)
+                if fence.space != "shared" and clocks.columns.global_fences:
+                    clocks.proxy_fence(row, lanes, globally=True)
             if fence.space != "global":
-                self.state.mbarriers.fence(frame)
+                self.state.mbarriers.fence(frame, op)
+
+        return step
+
+    def _budget(self, op: Op, budget: fx.RegisterBudget) -> Step:
+        def step(frame: Frame) -> Wait | None:
+            self.state.warpgroups.meet(frame, op)
+            return self.state.registers.change(frame, budget, op)
 
         return step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from warploom.emulate.global_memory import GlobalMemory
 from warploom.emulate.lane_steps import LaneSteps
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.traffic import TrafficCounter
+from warploom.emulate.undefined import undefined
+from warploom.emulate.wide import WideAddresses
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Flow, Loop, Op, Register, Roles, Statement, Value, When
+from warploom.ir.statements import Flow, Loop, Op, Register, Roles, Statement, Value, When
 from warploom.isa import effects as fx
-from warploom.isa.alu import Binary
 from warploom.isa.matrix import MmaSync
 from warploom.isa.warp import Shuffle
 
@@ -43,11 +45,13 @@ class Executor(Context):
     ) -> None:  # fmt: skip
         super().__init__(memory, counter, checks, across)
         self.engines = EngineSteps(self, program)
-        self.control = Control(self, self.block, self.run, spawn)
+        self.control = Control(self, program, self.block, self.run, spawn)
         self.seeded = seeded
         self.counts: list[tuple[Op, list[int]]] = []
         self._accesses = AccessSteps(self)
         self._lanes = LaneSteps(self)
+        large = checks and WideAddresses.needed(list(memory.buffers.values()))
+        self._wide = WideAddresses(self, program) if large else None
         self._matrices: dict[tuple[int, ...], tuple[tuple[Array, ...], Array]] = {}
 
     def forget(self) -> None:
@@ -94,8 +98,8 @@ class Executor(Context):
     # -- instructions --------------------------------------------------------------------------------------------
 
     def _op(self, op: Op) -> Step:
-        watch = self.engines.watch(op) if self.checks else None
-        parts: list[Step] = [] if watch is None else [watch]
+        checks = (self.engines.watch(op), undefined(self, op), self._wide_check(op)) if self.checks else ()
+        parts: list[Step] = [check for check in checks if check is not None]
         handled = False
         for effect in op.instruction.effects():
             if isinstance(effect, fx.WarpSync):
@@ -124,6 +128,18 @@ class Executor(Context):
             return blocked
 
         return several
+
+    def _wide_check(self, op: Op) -> Step | None:
+        """The check that addresses of global memory have not wrapped; None where they cannot."""
+        wide = self._wide
+        if wide is None:
+            return None
+        for effect in op.instruction.effects():
+            if isinstance(effect, fx.Access) and effect.space == "global":
+                return partial(wide.check, op=op, operand=effect.address)
+            if isinstance(effect, fx.AsyncCopy):
+                return partial(wide.check, op=op, operand=effect.source)
+        return None
 
     def _effect(self, op: Op, effect: fx.Effect) -> Step:
         keys = self.keys(op)
@@ -180,41 +196,7 @@ class Executor(Context):
             return self._lanes.shuffle(op, instruction, keys)
         if not instruction.lanewise:
             return self._lanes.collective(op, keys)
-        compute = self._lanewise(op, keys)
-        check = self._defined(op, keys) if self.checks else None
-        if check is None:
-            return compute
-
-        def checked(frame: Frame) -> None:
-            check(frame)
-            compute(frame)
-
-        return checked
-
-    def _defined(self, op: Op, keys: tuple[Value, ...]) -> Callable[[Frame], None] | None:
-        """What C++ and PTX leave open: integer division by 0, shifts beyond the width. Constants were traced."""
-        binary = op.instruction
-        if not isinstance(binary, Binary) or not binary.dtype.is_integer or isinstance(op.operands[1], Const):
-            return None
-        if binary.op not in ("div", "rem", "shl", "shr"):
-            return None
-        key, divides, bits = keys[1], binary.op in ("div", "rem"), binary.dtype.bits
-
-        def check(frame: Frame) -> None:
-            by = frame.env[key]
-            bad = by == 0 if divides else by >= bits
-            if not bad.any() or key in frame.shadows:
-                return
-            acting = frame.full(bad) & (True if frame.active is None else frame.active)
-            if not acting.any():
-                return
-            row, lane = (int(x[0]) for x in np.nonzero(acting))
-            what = "divides by 0" if divides else f"shifts by {int(frame.full(by)[row, lane])} of its {bits} bits"
-            text = f"{binary.mnemonic} {what}: the result on a GPU is undefined; guard the operation with k.when, or "
-            text += "give those lanes another operand by k.select"
-            self.report.add("undefined", op.where, text, int(frame.flat[row]), lane, count=int(acting.sum()))
-
-        return check
+        return self._lanewise(op, keys)
 
     def _lanewise(self, op: Op, keys: tuple[Value, ...]) -> Step:
         meaning, results = op.instruction.meaning, op.results

@@ -24,6 +24,7 @@ Kind = Literal[
     "cluster",
     "layout",
     "undefined",
+    "overflow",
 ]
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.clocks import ASYNC_AGENT, Singles
+from warploom.emulate.columns import ASYNC_AGENT
 from warploom.emulate.global_memory import Event, GlobalMemory, Mode, Record
+from warploom.emulate.known import Singles
 from warploom.emulate.tensor_maps import TensorMapArgument
 from warploom.ir.statements import Op
 
@@ -68,7 +69,7 @@ class AsyncGlobal:
         cells, report = mine.cells[generic], self.memory.report
         agents, lanes, stamps = record.write_agent[cells], record.write_lane[cells], record.write_stamp[cells]
         row, lane = int(mine.rows[0]), int(mine.lanes[0])
-        fine = self.memory.clocks.fenced_globally(row, lane, agents, lanes, stamps)
+        fine = self.memory.clocks.fenced(row, lane, agents, lanes, stamps, globally=True)
         for stamp in np.unique(stamps[~fine]).tolist():
             these = np.nonzero(~fine & (stamps == stamp))[0]
             where = self.memory.byte(mine.buffer, cells[these[0]])
@@ -101,3 +102,5 @@ class AsyncGlobal:
         record.write_stamp[cells] = self.memory.clocks.stamp(mine.op)
         record.write_agent[cells], record.write_lane[cells] = mine.agents[still], mine.lanes[still]
         record.generic[cells] = False
+        record.reads.forget(cells)
+        record.updates.forget(cells)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from warploom.emulate.buffers import ADDRESS_BITS, GlobalBuffer, Region
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.frames import Frame
+from warploom.emulate.last_access import Accesses, LastAccesses
 from warploom.emulate.report import Reporter
 from warploom.ir.statements import Op
 from warploom.layout.fragments import WARP_SIZE
@@ -19,6 +20,8 @@ Array = NDArray[Any]
 
 
 Mode = Literal["read", "write", "atomic"]
+STRONG, CTA_ONLY = 1, 2
+"""Kinds of reads and updates: not weak; with a scope that ends at the CTA."""
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class Event:
 
 
 class Record:
-    """Who wrote, read and updated each cell of a region. The last access of each kind is at hand, older ones listed."""
+    """Who wrote, read and updated each cell of a region: the last write, and all reads and updates since."""
 
     def __init__(self, region: Region, granule: int) -> None:
         self.region = region
@@ -49,11 +52,10 @@ class Record:
         self.write_stamp = np.zeros(count, np.int64)
         self.write_agent = np.zeros(count, np.int64)
         self.write_lane = np.zeros(count, np.int8)
-        self.touched = np.zeros((2, count), np.bool_)  # by reads, by atomics
         self.generic = np.zeros(count, np.bool_)  # last written by an ordinary instruction
         self.flying = np.zeros(count, np.int64)  # the stamp of the bulk store that is writing there, or 0
-        self.reads: list[Event] = []
-        self.atomics: list[Event] = []
+        self.reads = LastAccesses(self.write_stamp)
+        self.updates = LastAccesses(self.write_stamp)
 
 
 @dataclass(slots=True)
@@ -65,15 +67,11 @@ class Target:
     offsets: Array
 
 
-def _matches(first: Array, second: Array) -> tuple[Array, Array]:
-    """All pairs of positions at which two lists hold the same cell."""
-    order = np.argsort(second, kind="stable")
-    ordered = second[order]
-    low, high = np.searchsorted(ordered, first, "left"), np.searchsorted(ordered, first, "right")
-    counts = high - low
-    mine = np.repeat(np.arange(first.size), counts)
-    starts = np.repeat(low - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
-    return mine, order[starts + np.arange(mine.size)]
+def _harmless(mine: Event, past: str, kind: int) -> bool:
+    """Whether an access may be unordered with an earlier one of this kind."""
+    if mine.mode != "atomic":
+        return False
+    return bool(kind & STRONG) if past == "read" else not (kind & CTA_ONLY or mine.cta_only)
 
 
 class GlobalMemory:
@@ -225,7 +223,7 @@ class GlobalMemory:
 
     def track(
         self, frame: Frame, targets: list[Target], size: int, op: Op, mode: Mode, *,
-        strong: bool = False, cta_only: bool = False, data: Array | None = None,
+        strong: bool = False, cta_only: bool = False, read_only: bool = False, data: Array | None = None,
     ) -> None:  # fmt: skip
         """Check an access of ``size`` bytes per lane against the unordered ones before it, and record it."""
         if not self.checks:
@@ -243,6 +241,8 @@ class GlobalMemory:
             access = self.event(op, mode, buffer, cells, rows, lanes)
             access.strong, access.cta_only = strong, cta_only
             self.check(record, access)
+            if read_only:
+                self._check_unwritten(record, access)
             self.note(record, access)
             if mode == "write" and not strong and data is not None:
                 self._check_clash(record, access, data.reshape(-1, data.shape[2])[positions], per_lane)
@@ -262,12 +262,9 @@ class GlobalMemory:
             fine = self.clocks.ordered(mine.rows, mine.lanes, False, agents, lanes, write_stamp, visible=True)
             self.conflicts(mine, np.arange(cells.size), ~fine, agents, write_stamp, "wrote")
         if mode in ("write", "atomic"):
-            if record.touched[0][cells].any():
-                self._against(record.reads, mine, "read", weak_only=mode == "atomic")
-            if record.touched[1][cells].any():
-                self._against(record.atomics, mine, "updated", atomic=mode == "atomic")
-        elif not mine.strong and record.touched[1][cells].any():
-            self._against(record.atomics, mine, "updated")
+            self._against(record.reads, mine, "read")
+        if mode != "read" or not mine.strong:
+            self._against(record.updates, mine, "updated")
 
     @staticmethod
     def note(record: Record, mine: Event) -> None:
@@ -276,12 +273,26 @@ class GlobalMemory:
         if mine.mode == "write":
             record.write_stamp[cells], record.write_agent[cells] = mine.stamp, mine.agents
             record.write_lane[cells], record.generic[cells] = mine.lanes, True
-        elif mine.mode == "read":
-            record.touched[0][cells] = True
-            record.reads.append(mine)
-        else:
-            record.touched[1][cells] = True
-            record.atomics.append(mine)
+            record.reads.forget(cells)
+            record.updates.forget(cells)
+            return
+        kind = np.full(cells.shape, mine.strong * STRONG + mine.cta_only * CTA_ONLY, np.int8)
+        accesses = Accesses(cells, mine.agents, mine.lanes, np.full(cells.shape, mine.stamp), kind)
+        (record.reads if mine.mode == "read" else record.updates).note(accesses)
+
+    def _check_unwritten(self, record: Record, mine: Event) -> None:
+        """A cache for what the kernel does not write is read."""
+        written = (record.write_stamp[mine.cells] > 0) | record.updates.touched(mine.cells)
+        if not written.any():
+            return
+        i = int(np.argmax(written))
+        where, stamp = self.byte(mine.buffer, mine.cells[i]), int(record.write_stamp[mine.cells[i]])
+        message = (
+            f"{mine.op.instruction.mnemonic} reads byte {where} of {mine.buffer.name}, which this kernel writes, "
+            "through a cache that does not see it: load it without nc"
+        )
+        self.report.add("race", mine.op.where, message, int(mine.rows[i]), int(mine.lanes[i]),
+                        other=self.report.line_of(stamp), count=int(written.sum()), address=where)  # fmt: skip
 
     def _in_flight(self, record: Record, mine: Event) -> None:
         """An access to what a bulk store is still writing."""
@@ -302,24 +313,20 @@ class GlobalMemory:
         assert buffer.region is not None
         return int(cell) * self.granule + buffer.region.real - buffer.real
 
-    def _against(
-        self, events: list[Event], mine: Event, past: str, *, weak_only: bool = False, atomic: bool = False
-    ) -> None:
-        for event in events:
-            if weak_only and event.strong:
-                continue
-            if atomic and not (event.cta_only or mine.cta_only):
-                continue
-            me, theirs = _matches(mine.cells, event.cells)
-            if me.size == 0:
-                continue
-            agents, lanes = event.agents[theirs], event.lanes[theirs]
-            stamps = np.full(agents.size, event.stamp)
-            fine = self.clocks.ordered(mine.rows[me], mine.lanes[me], False, agents, lanes, stamps, visible=True)
-            if atomic:  # atomics do not race with each other, unless their scope leaves the other CTA out
-                same = agents // self.clocks.warps_per_cta == mine.agents[me] // self.clocks.warps_per_cta
-                fine |= same
-            self.conflicts(mine, me, ~fine, agents, stamps, past)
+    def _against(self, earlier: LastAccesses, mine: Event, past: str) -> None:
+        """Compare with reads or updates. Atomics conflict with none that is strong, unless a scope leaves a CTA out."""
+        found = earlier.of(mine.cells, lambda kind: _harmless(mine, past, kind))
+        if found is None:
+            return
+        me, theirs = found
+        fine = self.clocks.ordered(
+            mine.rows[me], mine.lanes[me], False, theirs.agents, theirs.lanes, theirs.stamps, visible=True
+        )
+        if mine.mode == "atomic":
+            fine |= np.array([_harmless(mine, past, kind) for kind in range(STRONG + CTA_ONLY + 1)])[theirs.kinds]
+            if past == "updated":
+                fine |= theirs.agents // self.clocks.warps_per_cta == mine.agents[me] // self.clocks.warps_per_cta
+        self.conflicts(mine, me, ~fine, theirs.agents, theirs.stamps, past)
 
     def conflicts(self, mine: Event, me: Array, wrong: Array, agents: Array, stamps: Array, past: str) -> None:
         """The conflicts that are ``wrong`` of the cells at ``me`` with accesses of others, at those cells."""

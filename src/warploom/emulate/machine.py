@@ -19,6 +19,7 @@ from warploom.emulate.buffers import GlobalBuffer
 from warploom.emulate.bulk import BulkCopies
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.cluster_barrier import ClusterBarriers
+from warploom.emulate.columns import Columns
 from warploom.emulate.context import Running
 from warploom.emulate.copies import CopyQueue
 from warploom.emulate.engine_steps import EngineState
@@ -31,13 +32,16 @@ from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.ordering import Ordering
 from warploom.emulate.places import Places
 from warploom.emulate.products import WARPS
+from warploom.emulate.registers import RegisterPools
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SharedMemory
+from warploom.emulate.shared_reports import SharedReports
 from warploom.emulate.traffic import Traffic, TrafficCounter
 from warploom.emulate.warpgroups import Warpgroups, has_wgmma
 from warploom.ir.program import Program
-from warploom.ir.statements import Op
-from warploom.isa.effects import Access, Fence, MbarrierWait
+from warploom.ir.statements import Const, Op
+from warploom.isa.effects import Access, Fence, MbarrierWait, RegisterBudget, WarpSync
+from warploom.isa.warp import FULL_MASK
 
 Array = NDArray[Any]
 
@@ -163,6 +167,7 @@ class _Launch:
         buffers, values, self.maps = bind(program, arguments)
         self.buffers: list[GlobalBuffer] = buffers
         self.shared_granule, global_granule = granules(program)
+        self.parts = any(_meets_in_part(op) for op in program.ops())
         self.across = checks and any(_orders(op) for op in program.ops())
         self.memory = GlobalMemory(buffers, written_parameters(program), global_granule, checks)
         self.counter = TrafficCounter()
@@ -203,10 +208,12 @@ class _Launch:
         rows, start = ctas * self.warps, first * self.warps
         engines = Engines(self.places, self.uses_engines, self.mbarriers)
         fences = self.checks and fences_globally(self.program)
-        clocks = Clocks(rows, self.places, start, self.across, self.history, engines.ranks, fences)
+        columns = Columns(self.places, start, self.across, engines.ranks, fences)
+        clocks = Clocks(rows, columns, self.history)
         report = self.report = Reporter(self.findings, engines, start, clocks)
         self.memory.clocks, self.memory.report = clocks, report
-        shared = SharedMemory(ctas, self.program.shared_bytes, self.shared_granule, clocks, report, self.checks)
+        size, granule = self.program.shared_bytes, self.shared_granule
+        shared = SharedMemory(ctas, size, granule, clocks, SharedReports(report), self.checks, self.parts)
         copies = CopyQueue(rows, shared, self.memory, report)
         barriers = self.barriers = Barriers(clocks, report, self.program.threads)
         ordering = Ordering(clocks, self.published)
@@ -235,11 +242,12 @@ class _Launch:
     def _engines(
         self, rows: int, engines: Engines, shared: SharedMemory, clocks: Clocks, report: Reporter
     ) -> EngineState:
-        mbarriers = Mbarriers(clocks, report, self.program)
+        mbarriers = Mbarriers(clocks, report, self.program, shared)
         proxy = AsyncProxy(shared, clocks, report, self.counter, self.checks)
         bulk = BulkCopies(proxy, self.memory, mbarriers, engines, report, self.maps)
         warpgroups = Warpgroups(rows, proxy, engines, report, self.executor.engines.watched)
-        return EngineState(mbarriers, bulk, warpgroups, ClusterBarriers(rows, clocks, report))
+        clusters, registers = ClusterBarriers(rows, clocks, report), RegisterPools(self.program, rows, report)
+        return EngineState(mbarriers, bulk, warpgroups, clusters, registers)
 
     def _divide(self, everyone: Array) -> list[Array]:
         if self.level == "cohort":
@@ -301,7 +309,7 @@ class _Launch:
                 continue
             row = min(wait.rows)
             parts = (named, self.engines.mbarriers.describe(row), self.engines.clusters.describe(row))
-            parts = (*parts, self.engines.warpgroups.describe(row))
+            parts = (*parts, self.engines.warpgroups.describe(row), self.engines.registers.describe(row))
             state = "; ".join(p for p in parts if p) or "nothing will complete"
             message = f"{wait.op.instruction.mnemonic} waits for ever ({state}): {_cure(wait.op)}"
             for row in sorted(wait.rows):
@@ -316,7 +324,18 @@ def _cure(op: Op) -> str:
             "every arrival and every byte it counts must come, as often as it is waited for; who waits for free stages "
             "of a ring begins with phase=1"
         )
+    if any(isinstance(e, RegisterBudget) for e in op.instruction.effects()):
+        return "other warpgroups must give registers back first, and enough of them"
     return "every thread it counts must arrive, in every branch and as often"
+
+
+def _meets_in_part(op: Op) -> bool:
+    """Whether an instruction lets part of a warp meet."""
+    for effect in op.instruction.effects():
+        if isinstance(effect, WarpSync) and effect.orders_memory and effect.mask is not None:
+            mask = op.operands[effect.mask]
+            return not (isinstance(mask, Const) and int(mask.value) % 2**32 == FULL_MASK)
+    return False
 
 
 def _orders(op: Op) -> bool:

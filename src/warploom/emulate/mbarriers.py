@@ -5,7 +5,6 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,12 @@ from numpy.typing import NDArray
 
 from warploom.emulate.acting import Lanes, by_both, lanes_of, split
 from warploom.emulate.barriers import Wait
-from warploom.emulate.clocks import Clocks, Singles
+from warploom.emulate.clocks import Clocks
 from warploom.emulate.frames import Frame
+from warploom.emulate.known import Known
+from warploom.emulate.mbarrier_state import Mbarrier, Remote, Waiter
 from warploom.emulate.report import Reporter
-from warploom.emulate.shared_memory import SHARED_BASE
+from warploom.emulate.shared_memory import SHARED_BASE, SharedMemory
 from warploom.ir.program import Program
 from warploom.ir.statements import Op
 from warploom.isa.cluster import WINDOW_BITS
@@ -26,89 +27,12 @@ Array = NDArray[Any]
 BYTES = 8
 
 
-@dataclass(eq=False)
-class Far:
-    """What other CTAs released at the scope of the cluster, for waits at that scope; ``done``: in completed phases."""
-
-    clock: Array | None = None
-    singles: Singles = field(default_factory=dict[tuple[int, int], int])
-    done: tuple[Array, Singles] | None = None
-
-    def learn(self, clock: Array, singles: Singles) -> None:
-        """One more arrival."""
-        self.clock = clock.copy() if self.clock is None else np.maximum(self.clock, clock)
-        self.singles = _newest(self.singles, singles)
-
-    def complete(self) -> None:
-        """The phase completes."""
-        if self.clock is not None:
-            self.done = self.clock, self.singles
-
-
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """An arrival from another CTA: who, when, and at what."""
-
-    bar: Mbarrier
-    row: int
-    lanes: Lanes
-    stamp: int
-    op: Op
-
-
-def _newest(first: Singles, second: Singles) -> Singles:
-    return {key: max(first.get(key, 0), second.get(key, 0)) for key in first.keys() | second.keys()}
-
-
-@dataclass(eq=False)
-class Mbarrier:
-    """One mbarrier. ``phase`` counts completed phases, ``observed`` those that somebody has waited for."""
-
-    cta: int
-    address: int
-    count: int
-    op: Op
-    row: int
-    lane: int
-    stamp: int
-    pending: int
-    fenced: bool = False
-    tx: int = 0
-    phase: int = 0
-    observed: int = 0
-    clock: Array | None = None
-    singles: Singles = field(default_factory=dict[tuple[int, int], int])
-    done_clock: Array | None = None
-    done_singles: Singles = field(default_factory=dict[tuple[int, int], int])
-    far: Far = field(default_factory=lambda: Far())
-    waiters: list[_Waiter] = field(default_factory=list["_Waiter"])
-    arrival: Op | None = None
-    copy: Op | None = None
-    copied_phase: int = -1
-
-    @property
-    def idle(self) -> bool:
-        """Nothing has happened in the current phase."""
-        return self.pending == self.count and self.tx == 0
-
-
-@dataclass(eq=False)
-class _Waiter:
-    """Lanes of a warp that wait for the phase of a parity to complete."""
-
-    wait: Wait
-    left: list[_Waiter]  # the waiters of the same warp's execution that are not done
-    row: int
-    lanes: Lanes
-    parity: int
-    far: bool
-
-
 class Mbarriers:
     """All mbarriers of a batch, by (CTA of the batch, byte in shared memory)."""
 
-    def __init__(self, clocks: Clocks, reporter: Reporter, program: Program) -> None:
+    def __init__(self, clocks: Clocks, reporter: Reporter, program: Program, shared: SharedMemory) -> None:
         self.clocks = clocks
+        self.shared = shared
         self.report = reporter
         self.program = program
         self.all: dict[tuple[int, int], Mbarrier] = {}
@@ -128,7 +52,7 @@ class Mbarriers:
         for (owner, address), bar in self.all.items():
             first = owner * self.clocks.warps_per_cta
             if first // self.clocks.domain == row // self.clocks.domain and (bar.waiters or not bar.idle):
-                whose = f" of {self.report.cta(first)}" if self.clocks.clustered else ""
+                whose = f" of {self.report.cta(first)}" if self.clocks.columns.clustered else ""
                 state = f"{self.name(address)}{whose} is in phase {bar.phase} (parity {bar.phase & 1}), "
                 state += f"{bar.pending} of {bar.count} arrivals and {max(0, bar.tx)} bytes missing"
                 if bar.tx < 0:
@@ -160,6 +84,8 @@ class Mbarriers:
                 if earlier is not None and not (earlier.idle and earlier.phase == 0):
                     message = f"the mbarrier {self.name(where)} is initialised again while in use: initialise it once"
                     self.report.add("mbarrier", op.where, message, row, lane, other=earlier.op.where, address=where)
+                if self.shared.checks:
+                    self.shared.claim(*key, BYTES, row, lane, op)
                 self.all[key] = Mbarrier(*key, count, op, row, lane, self.clocks.stamp(op), count)
 
     def _fits(self, where: int, row: int, lane: int, op: Op) -> bool:
@@ -170,18 +96,20 @@ class Mbarriers:
         self.report.add(kind, op.where, message, row, lane, address=where)
         return False
 
-    def fence(self, frame: Frame) -> None:
+    def fence(self, frame: Frame, op: Op) -> None:
         """The active lanes make the mbarriers they initialised visible to the async proxy."""
+        stamp = self.clocks.stamp(op)
         for _, row, lanes in lanes_of(frame, None):
             for bar in self.all.values():
-                if bar.row == row and (lanes is None or bar.lane in lanes):
-                    bar.fenced = True
+                if bar.row == row and not bar.fenced and (lanes is None or bar.lane in lanes):
+                    bar.fenced = stamp
 
-    def find(self, where: int, row: int, lane: int, op: Op, cta: int | None = None) -> Mbarrier | None:
-        """The mbarrier that a lane uses; a finding (and None) unless its initialisation is known to the lane.
+    def find(self, where: int, row: int, lanes: Lanes, op: Op, cta: int | None = None) -> Mbarrier | None:
+        """The mbarrier that some lanes use; a finding (and None) unless its initialisation is known to each.
 
-        ``cta`` is the batch's number of the CTA it is in, if that is another than the lane's.
+        ``cta`` is the batch's number of the CTA it is in, if that is another than the lanes'.
         """
+        lane = 0 if lanes is None else lanes[0]
         if not self._fits(where, row, lane, op):
             return None
         own = row // self.clocks.warps_per_cta
@@ -194,15 +122,10 @@ class Mbarriers:
             message += f"initialise it, fence, and meet at {meeting} before its first use"
             self.report.add("mbarrier", op.where, message, row, lane, address=where)
             return None
-        if bar.row == row and bar.lane == lane:
-            return bar
-        known = int(self.clocks.reach(row, lane)[bar.row % self.clocks.domain])
-        if bar.stamp > known:
-            agent = (self.report.first + bar.row, bar.lane)
-            if bar.stamp > self.clocks.single.get(row, {}).get(agent, 0):
-                message = f"{op.instruction.mnemonic} uses {self.name(where)}{whose}, and nothing orders its "
-                message += f"initialisation before: put {meeting} between them"
-                self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=where)
+        if not self.clocks.knows(row, lanes, bar.row, bar.lane, bar.stamp):
+            message = f"{op.instruction.mnemonic} uses {self.name(where)}{whose}, and nothing orders its "
+            message += f"initialisation before: put {meeting} between them"
+            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=where)
         return bar
 
     # -- arrivals ------------------------------------------------------------------------------------------------
@@ -215,9 +138,11 @@ class Mbarriers:
             for place, group in split(places[i], lanes):
                 lane = 0 if group is None else group[0]
                 cta, where = self._window(place, row, lane, op) if effect.remote else (None, place)
-                bar = self.find(where - SHARED_BASE, row, lane, op, cta)
+                bar = self.find(where - SHARED_BASE, row, group, op, cta)
                 if bar is None:
                     continue
+                self.check_follows(bar, row, group, op)
+                bar.events.arrivals[row] = self.clocks.now
                 self._release(bar, row, group, effect.scope, op)
                 bar.arrival = op
                 for number in range(32) if group is None else group:
@@ -237,18 +162,13 @@ class Mbarriers:
 
     def _release(self, bar: Mbarrier, row: int, group: Lanes, scope: ClusterScope, op: Op) -> None:
         """What an arrival makes known; across CTAs, writes become visible at the scope of the cluster alone."""
-        clock, singles = self.clocks.release(row, group)
+        known = self.clocks.release(row, group)
         if bar.cta != row // self.clocks.warps_per_cta:
             self.remote.append(Remote(bar, row, group, self.clocks.now, op))
             if scope == "cluster":
-                bar.far.learn(clock, singles)
-            clock, singles = self.clocks.near_only(clock, singles)
-        self._learn(bar, clock, singles)
-
-    def _learn(self, bar: Mbarrier, clock: Array, singles: dict[tuple[int, int], int]) -> None:
-        bar.clock = clock if bar.clock is None else np.maximum(bar.clock, clock)
-        for key, stamp in singles.items():
-            bar.singles[key] = max(stamp, bar.singles.get(key, 0))
+                bar.far.learn(known)
+            known = self.clocks.near_only(known)
+        bar.told.learn(known)
 
     def _arrive(self, bar: Mbarrier, expected: int, row: int, lane: int, op: Op) -> None:
         if bar.pending == 0:
@@ -262,12 +182,10 @@ class Mbarriers:
         bar.pending -= 1
         self._complete(bar, op, row, lane)
 
-    def complete_bytes(self, bar: Mbarrier, size: int, engine: int, stamp: int, singles: Singles, op: Op) -> None:
-        """A copy of ``size`` bytes has landed at ``stamp``; ``singles`` is what else that makes known."""
-        width = self.clocks.known.shape[1]
-        clock = np.zeros(width, np.int64)
-        clock[self.clocks.warps + engine] = stamp
-        self._learn(bar, clock, singles)
+    def complete_bytes(self, bar: Mbarrier, size: int, known: Known, engine: int, op: Op) -> None:
+        """A copy of ``size`` bytes has landed by an engine, which makes this ``known``."""
+        bar.told.learn(known)
+        bar.events.copies[engine] = self.clocks.now
         bar.tx -= size
         bar.copy, bar.copied_phase = op, bar.phase
         self._complete(bar, op, bar.row, bar.lane)
@@ -283,43 +201,77 @@ class Mbarriers:
             )
             self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
             bar.observed = bar.phase
+        self._check_waits(bar, op, row, lane)
         bar.phase += 1
         bar.pending = bar.count
-        assert bar.clock is not None
-        bar.done_clock = bar.clock  # later releases add to it: a later phase implies the earlier ones
-        bar.done_singles = dict(bar.singles)
+        bar.told.complete()
         bar.far.complete()
+        bar.events.complete()
         ready = [w for w in bar.waiters if w.parity != bar.phase & 1]
         bar.waiters = [w for w in bar.waiters if w.parity == bar.phase & 1]
         for waiter in ready:
-            self._acquire(bar, waiter.row, waiter.lanes, waiter.far)
+            self._acquire(bar, waiter.row, waiter.lanes, waiter.far, waiter.wait.op)
             waiter.left.remove(waiter)
             if not waiter.left:
                 waiter.wait.rows.discard(waiter.row)
 
     # -- waits ---------------------------------------------------------------------------------------------------
 
-    def _acquire(self, bar: Mbarrier, row: int, lanes: Lanes, far: bool) -> None:
+    def _acquire(self, bar: Mbarrier, row: int, lanes: Lanes, far: bool, op: Op) -> None:
         bar.observed = bar.phase
-        if bar.done_clock is not None:
-            self.clocks.acquire(row, lanes, bar.done_clock, bar.done_singles)
-        if far and bar.far.done is not None:
-            self.clocks.acquire(row, lanes, *bar.far.done)
+        bar.events.waits[row] = self.clocks.stamp(op)
+        for told in (bar.told, bar.far) if far else (bar.told,):
+            if told.done is not None:
+                self.clocks.acquire(row, lanes, told.done)
+
+    # -- phases in every order -------------------------------------------------------------------------------------
+
+    def check_follows(self, bar: Mbarrier, row: int, lanes: Lanes, op: Op) -> None:
+        """What arrives, or starts a copy, before the last phase is over counts for that one in another order."""
+        events = bar.events
+        if not events.past_arrivals and not events.past_copies:
+            return
+        passed, columns = self.clocks.passed(row), self.clocks.columns
+        copies = all(passed[columns.warps + engine] >= stamp for engine, stamp in events.past_copies.items())
+        if copies and all(passed[columns.passed(other)] >= stamp for other, stamp in events.past_arrivals.items()):
+            return
+        message = (
+            f"{op.instruction.mnemonic} for phase {bar.phase} of {self.name(bar.address)} is not ordered after the end "
+            f"of phase {bar.phase - 1}: in another order it counts for that one. Wait for the phase before, or for "
+            "what follows it"
+        )
+        lane = 0 if lanes is None else lanes[0]
+        self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+
+    def _check_waits(self, bar: Mbarrier, op: Op, row: int, lane: int) -> None:
+        """Who waits for a phase must have seen its end before the next one ends, whose parity is the other."""
+        if not bar.events.waits or bar.told.now is None:
+            return
+        passed, column = bar.told.now.clock, self.clocks.columns.passed
+        for waiter, stamp in bar.events.waits.items():
+            if passed[column(waiter)] >= stamp:
+                continue
+            warp = waiter % self.clocks.warps_per_cta
+            message = (
+                f"phase {bar.phase} of {self.name(bar.address)} may end before warp {warp} has seen the end of phase "
+                f"{bar.phase - 1}, which it would then wait for again: let who arrives know that all have waited"
+            )
+            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
 
     def wait(self, frame: Frame, address: Array, parity: Array, far: bool, op: Op) -> Wait | None:
         """``try_wait.parity`` in a loop: what the frame has to wait for, or None."""
         places, parities = frame.full(address).astype(np.int64), frame.full(parity).astype(np.int64)
         wait = Wait(op, set())
         for i, row, lanes in lanes_of(frame, None):
-            left: list[_Waiter] = []
+            left: list[Waiter] = []
             for (place, odd), group in by_both(places[i], parities[i], lanes):
-                bar = self.find(place - SHARED_BASE, row, 0 if group is None else group[0], op)
+                bar = self.find(place - SHARED_BASE, row, group, op)
                 if bar is None:
                     continue
                 if bar.phase & 1 != odd & 1:
-                    self._acquire(bar, row, group, far)
+                    self._acquire(bar, row, group, far, op)
                     continue
-                waiter = _Waiter(wait, left, row, group, odd & 1, far)
+                waiter = Waiter(wait, left, row, group, odd & 1, far)
                 left.append(waiter)
                 bar.waiters.append(waiter)
             if left:
@@ -333,7 +285,7 @@ class Mbarriers:
             bar = remote.bar
             lanes = [None] if remote.lanes is None else remote.lanes
             rows = np.arange(bar.cta * warps, (bar.cta + 1) * warps)
-            if all(self.clocks.reached(rows, remote.row, lane, remote.stamp) for lane in lanes):
+            if all(self.clocks.anybody_knows(rows, remote.row, lane, remote.stamp) for lane in lanes):
                 continue
             message = (
                 f"{remote.op.instruction.mnemonic} may reach {self.name(bar.address)} of {self.report.cta(bar.row)} "

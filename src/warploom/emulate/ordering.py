@@ -1,97 +1,141 @@
-"""Order through global memory: fences, acquire and release, and the atomics that carry them (PTX memory model)."""
+"""Order through memory: fences, acquire and release, and the atomics that carry them (PTX memory model)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.emulate.acting import lanes_of
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.frames import Frame
+from warploom.emulate.known import Known, Snapshot
 from warploom.isa.effects import Access, Scope
 
 Array = NDArray[Any]
-Singles = dict[tuple[int, int], int]
 
 
-@dataclass(slots=True)
-class _Release:
-    """What a thread has made ready for others: a clock, stamps of single lanes, and how far it reaches."""
+class Sequence:
+    """A release sequence: what a lane told at some moment, on top of what was told at the same address before.
 
-    clock: Array
-    singles: Singles
-    scope: Scope
-    cta: int
+    Nothing is joined before somebody asks.
+    """
+
+    __slots__ = ("_before", "_cta", "_known", "_lane", "_narrow", "_snapshot", "_told", "by_one")
+
+    def __init__(self, before: Sequence | None, snapshot: Snapshot, lane: int, cta: int | None) -> None:
+        self._before, self._snapshot, self._lane = before, snapshot, lane
+        self._cta = cta  # the only CTA that hears of it (scope "cta"); None: all do
+        self._narrow = cta is not None or (before is not None and before._narrow)
+        self._told: set[tuple[int, int]] = before._told if before is not None else set()  # of the whole sequence
+        self._told.add((id(snapshot), lane))
+        self._known: dict[int | None, Known] = {}
+        me = snapshot.agent, lane
+        self.by_one = me if before is None or before.by_one == me else None  # the only thread that has told anything
+
+    @classmethod
+    def after(cls, before: Sequence | None, snapshot: Snapshot, lane: int, cta: int | None) -> Sequence:
+        """The sequence with what a lane tells; the same one where that is told already."""
+        if before is not None and (id(snapshot), lane) in before._told:
+            return before
+        return cls(before, snapshot, lane, cta)
+
+    @property
+    def chain(self) -> int:
+        """What all parts of one sequence have in common."""
+        return id(self._told)
+
+    def heard_by(self, cta: int) -> Known:
+        """What a thread of a CTA learns of it; not to be changed."""
+        told: list[Sequence] = []
+        link: Sequence | None = self
+        while link is not None and link._memory(cta) is None:
+            told.append(link)
+            link = link._before
+        earlier = None if link is None else link._memory(cta)
+        known = Known(np.zeros_like(self._snapshot.known.clock)) if earlier is None else earlier.copy()
+        for one in reversed(told):
+            if one._cta is None or one._cta == cta:
+                known.join(one._snapshot.of_lane(one._lane))
+        self._known[cta if self._narrow else None] = known
+        return known
+
+    def _memory(self, cta: int) -> Known | None:
+        return self._known.get(cta if self._narrow else None)
 
 
-def _joined(first: _Release | None, second: _Release | None) -> _Release | None:
-    if first is None or second is None:
-        return first or second
-    singles = dict(first.singles)
-    for key, stamp in second.singles.items():
-        singles[key] = max(stamp, singles.get(key, 0))
-    scope: Scope = "cta" if "cta" in (first.scope, second.scope) else "gpu"
-    return _Release(np.maximum(first.clock, second.clock), singles, scope, second.cta)
+class _Heard:
+    """A sequence that a thread of a CTA has read from."""
+
+    __slots__ = ("_cta", "_sequence")
+
+    def __init__(self, sequence: Sequence, cta: int) -> None:
+        self._sequence, self._cta = sequence, cta
+
+    @property
+    def chain(self) -> int:
+        """The sequence that it is a part of."""
+        return self._sequence.chain
+
+    def known(self) -> Known:
+        """What it tells."""
+        return self._sequence.heard_by(self._cta)
 
 
 class Ordering:
-    """Which clocks travel through which addresses. ``published`` outlives the batch; the rest belongs to its warps."""
+    """What travels through which addresses. ``published`` outlives the batch; the rest belongs to its warps."""
 
-    def __init__(self, clocks: Clocks, published: dict[int, _Release]) -> None:
+    def __init__(self, clocks: Clocks, published: dict[int, Sequence]) -> None:
         self.clocks = clocks
         self.published = published
-        self.fenced: dict[tuple[int, int], _Release] = {}
-        self.seen: dict[tuple[int, int], _Release] = {}
+        self._fenced: dict[int, dict[int, tuple[Snapshot, Scope]]] = {}  # row → lane → what its fence made ready
+        self._seen: dict[int, dict[tuple[int, int], Sequence]] = {}  # row → lane, chain → read since its last fence
 
-    def _release_of(self, row: int, lane: int, whole: bool, scope: Scope) -> _Release:
-        clocks = self.clocks
-        agent = clocks.first + row
-        clock = clocks.snapshot(row) if whole else clocks.lane_snapshot(row, lane)
-        singles = clocks.singles(np.array([row]))
-        if not whole:
-            singles.update(clocks.itself(row, lane))
-        return _Release(clock, singles, scope, agent // clocks.warps_per_cta)
-
-    def _acquire(self, row: int, lane: int, release: _Release) -> None:
-        cta = (self.clocks.first + row) // self.clocks.warps_per_cta
-        if release.scope == "cta" and release.cta != cta:
-            return
-        self.clocks.join_lane(row, lane, release.clock)
-        self.clocks.learn_singles(np.array([row]), release.singles)
+    def _cta(self, row: int) -> int:
+        return (self.clocks.first + row) // self.clocks.warps_per_cta
 
     def fence(self, frame: Frame, scope: Scope) -> None:
         """Each active thread: what it did is ready to be published, what it saw published is now known."""
-        active = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
-        for i, lane in np.argwhere(active).tolist():
-            row = int(frame.flat[i])
-            seen = self.seen.pop((row, lane), None)
-            if seen is not None:
-                self._acquire(row, lane, seen)
-            self.fenced[(row, lane)] = self._release_of(row, lane, False, scope)
+        for _, row, lanes in lanes_of(frame, None):
+            acting = range(32) if lanes is None else lanes
+            seen = self._seen.get(row, {})
+            for lane, chain in [key for key in seen if key[0] in acting]:
+                self.clocks.acquire_later(row, lane, _Heard(seen.pop((lane, chain)), self._cta(row)))
+            self._fenced.setdefault(row, {}).update(dict.fromkeys(acting, (self.clocks.snapshot(row), scope)))
 
-    def strong_access(self, frame: Frame, access: Access, addresses: Array, active: Array) -> None:
-        """A relaxed, acquire or release access of each active thread to its address (warps, lanes)."""
+    def strong_access(self, frame: Frame, access: Access, addresses: Array) -> None:
+        """A relaxed, acquire or release access of each active thread to its address, (warps, lanes), in their order."""
+        releases = access.order in ("release", "acq_rel")
+        if not (releases or self.published or self._fenced):
+            return
+        acquires = access.order in ("acquire", "acq_rel")
         reads, writes = access.mode != "store", access.mode != "load"
-        for i, lane in np.argwhere(active).tolist():
-            row, address = int(frame.flat[i]), int(addresses[i, lane])
-            before = self.published.get(address)
-            if reads and before is not None:
-                if access.order in ("acquire", "acq_rel"):
-                    self._acquire(row, lane, before)
+        published = self.published
+        for i, row, lanes in lanes_of(frame, None):
+            cta, fenced = self._cta(row), self._fenced.get(row, {})
+            snapshot = self.clocks.snapshot(row) if releases and writes else None
+            for lane, address in self._places(addresses[i], lanes):
+                before = published.get(address) if reads else None
+                if before is not None and before.by_one != (self.clocks.first + row, lane):
+                    if acquires:
+                        self.clocks.acquire_later(row, lane, _Heard(before, cta))
+                    else:
+                        self._seen.setdefault(row, {})[lane, before.chain] = before
+                if not writes:
+                    continue
+                # A read-modify-write continues the release sequence that it reads from; a store ends it.
+                after = before
+                if lane in fenced:
+                    after = Sequence.after(after, fenced[lane][0], lane, cta if fenced[lane][1] == "cta" else None)
+                if snapshot is not None:
+                    after = Sequence.after(after, snapshot, lane, cta if access.scope == "cta" else None)
+                if after is not None:
+                    published[address] = after
                 else:
-                    seen = _joined(self.seen.get((row, lane)), before)
-                    assert seen is not None
-                    self.seen[(row, lane)] = seen
-            if not writes:
-                continue
-            mine = self.fenced.get((row, lane))
-            if access.order in ("release", "acq_rel"):
-                mine = _joined(mine, self._release_of(row, lane, False, access.scope))
-            # A read-modify-write continues the release sequence that it reads from; a store ends it.
-            after = _joined(before, mine) if reads else mine
-            if after is None:
-                self.published.pop(address, None)
-            else:
-                self.published[address] = after
+                    published.pop(address, None)
+
+    @staticmethod
+    def _places(addresses: Array, lanes: list[int] | None) -> list[tuple[int, int]]:
+        listed = addresses.tolist()
+        return list(enumerate(listed)) if lanes is None else [(lane, listed[lane]) for lane in lanes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,10 @@ from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.barriers import Wait
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.ir.program import Program
-from warploom.ir.statements import Op, Value
+from warploom.ir.statements import Op, Tile, Value
 from warploom.isa.conversion import half_to_f32
-from warploom.isa.wgmma import Wgmma
+from warploom.isa.wgmma import K, M, Wgmma
+from warploom.layout.wgmma import MatrixDescriptor, decode
 
 Array = NDArray[Any]
 WARPS = 4
@@ -101,6 +102,49 @@ class SharedOperands:
             local = addresses(descriptor) - SHARED_BASE
             found = self._indices[key] = local >> 1, np.unique(local // self.proxy.shared.granule)
         return found
+
+    def misplaced(
+        self, instruction: Wgmma, which: str, descriptor: int | None, tile: Tile
+    ) -> tuple[Literal["bounds", "layout"], str] | None:
+        """How an operand's descriptor contradicts the tile that it was made for; None if it does not."""
+        if descriptor is None:
+            return None
+        index = self.indices(instruction, which, descriptor)[0]
+        first, end = 2 * int(index.min()), 2 * int(index.max()) + 2
+        if first < tile.offset or end > tile.offset + tile.bytes:
+            last = tile.offset + tile.bytes - 1
+            return "bounds", (
+                f"operand {which.upper()} takes bytes {first} to {end - 1} of shared memory, outside the tile "
+                f"{tile.name} (bytes {tile.offset} to {last}): correct the descriptor's start, stride or leading offset"
+            )
+        shape = decode(descriptor)[1]
+        if tile.swizzle_bytes != shape.row_bytes:
+            has = "no swizzle" if tile.swizzle_bytes == 0 else f"swizzled rows of {tile.swizzle_bytes} bytes"
+            has = "a swizzle that wgmma does not have" if tile.swizzle_bytes is None else has
+            return "layout", (
+                f"the tile {tile.name} has {has}, the descriptor of operand {which.upper()} says {shape.row_bytes}: "
+                "make it with k.wgmma_operand, or give both one swizzle"
+            )
+        return self._wrong_steps(instruction, which, shape, tile)
+
+    @staticmethod
+    def _wrong_steps(
+        instruction: Wgmma, which: str, shape: MatrixDescriptor, tile: Tile
+    ) -> tuple[Literal["layout"], str] | None:
+        """Distances between groups of rows, and between panels, that are not the tile's."""
+        transposed = instruction.transposed_b if which == "b" else instruction.transposed_a
+        extent = instruction.n if which == "b" else M
+        lines, along = (K, extent) if transposed else (extent, K)
+        for what, says, is_, needed in (
+            ("stride", shape.stride, 8 * tile.row_bytes, shape.row_bytes and lines > 8),
+            ("leading", shape.leading, tile.panel_bytes, shape.row_bytes and ELEMENT_BYTES * along > shape.row_bytes),
+        ):
+            if needed and says != is_:
+                return "layout", (
+                    f"the {what} offset of operand {which.upper()} is {says} bytes, in the tile {tile.name} it is "
+                    f"{is_}: make the descriptor with k.wgmma_operand"
+                )
+        return None
 
     def shared_matrix(self, product: Product, which: str) -> tuple[Array, Array | None]:
         """What operand A or B holds now, f32, and which elements are poison (None: none)."""

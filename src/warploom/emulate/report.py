@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.clocks import ASYNC_AGENT, Clocks
+from warploom.emulate.clocks import Clocks
+from warploom.emulate.columns import ASYNC_AGENT
 from warploom.emulate.engines import Engines
 from warploom.emulate.findings import Finding, Findings, Kind
 from warploom.emulate.frames import Frame

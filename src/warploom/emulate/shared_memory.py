@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.clocks import Clocks
+from warploom.emulate.findings import Kind
 from warploom.emulate.frames import Frame, Origin
-from warploom.emulate.report import Reporter
+from warploom.emulate.shared_reports import MBARRIER, SharedReports
 from warploom.ir.statements import Op
-from warploom.isa.effects import BulkTensorCopy
 
 Array = NDArray[Any]
 
@@ -22,12 +22,8 @@ SHARED_BASE = 1024
 # A record is stamp · 64 + lane; MANY stands for several lanes or a collective access.
 LANE_BITS = 6
 MANY = 32
-NEVER = np.int32(0x7FFFFFFF)  # the writer's record of cells that hold no data: never written, or still in flight
-
-
-def _how_to_wait(started: Op) -> str:
-    bulk = any(isinstance(e, BulkTensorCopy) for e in started.instruction.effects())
-    return "wait for the phase of its mbarrier (by its parity)" if bulk else "commit and wait for its group"
+NEVER = np.int32(0x7FFFFFFF)  # the writer's record of cells that hold no data: never written, in flight, an mbarrier's
+ALL_LANES = np.uint32(0xFFFFFFFF)
 
 
 @dataclass(slots=True)
@@ -40,16 +36,20 @@ class Place:
 
 
 class SharedMemory:
-    """``bytes_per_cta`` for each of ``ctas`` CTAs; cells of ``granule`` bytes, the smallest access of the program."""
+    """``size`` bytes for each of ``ctas`` CTAs; cells of ``granule`` bytes, the smallest access of the program.
 
-    def __init__(self, ctas: int, size: int, granule: int, clocks: Clocks, reporter: Reporter, checks: bool) -> None:
+    ``parts``: whether part of a warp may meet, so that it matters which lanes have read a cell.
+    """
+
+    def __init__(
+        self, ctas: int, size: int, granule: int, clocks: Clocks, report: SharedReports, checks: bool, parts: bool
+    ) -> None:
         self.size = size
         self.stride = -(-max(size, 16) // 16) * 16
         self.granule = granule
         self.clocks = clocks
-        self.report = reporter
+        self.report = report
         self.checks = checks
-        self.atomic: Array | None = None  # cells last written by an atomic
         self.data = np.zeros(ctas * self.stride, np.uint8)
         self.shadow: Array | None = None  # allocated when poison is first stored
         self.origins: dict[int, Origin] = {}  # stamp of a store → where its poison came from
@@ -59,6 +59,9 @@ class SharedMemory:
             self.writer = np.full(cells, NEVER, np.int32)
             self.writer_warp = np.zeros(cells, np.uint16)  # warps of the domain, then its engines
             self.readers = np.zeros((clocks.warps_per_cta, cells), np.int32)
+            # The same of strong accesses, such as atomics, which do not conflict with each other.
+            self.strong: dict[str, Array] = {}
+            self.lanes = np.zeros(self.readers.shape, np.uint32) if parts else None  # whom MANY stands for in readers
             self.engine_readers: dict[int, Array] = {}  # engine → last read of each cell
             self.in_flight = np.zeros(cells, np.int32)  # 1 + index into copies
             self.copies: list[tuple[Op, int]] = []
@@ -95,39 +98,28 @@ class SharedMemory:
         return (0, self.size) if tile is None else (tile.offset, min(self.size, tile.offset + tile.bytes))
 
     def _refuse(self, frame: Frame, local: Array, bad: Array, active: Array | None, size: int, op: Op) -> Array:
+        """Report the lanes whose addresses are wrong. Returns those that may go on."""
         wide = np.broadcast_to(bad, (*frame.shape, bad.shape[2])).reshape(frame.n, -1)
         everywhere = np.broadcast_to(local, (*frame.shape, bad.shape[2])).reshape(frame.n, -1)
-        acting = np.ones_like(wide) if active is None else np.broadcast_to(active, (*frame.shape, bad.shape[2]))
-        acting = acting.reshape(frame.n, -1)
+        acting = np.ones_like(wide)
+        if active is not None:
+            acting = np.broadcast_to(active, (*frame.shape, bad.shape[2])).reshape(frame.n, -1)
         first, end = self._extent(op)
         outside = (everywhere < first) | (everywhere > end - size)
-        name = op.instruction.mnemonic
-        for kind, which in (("bounds", wide & acting & outside), ("misaligned", wide & acting & ~outside)):
-            if not which.any():
-                continue
-            row, lane = (int(x[0]) for x in np.nonzero(which))
-            where = int(everywhere[row, lane])
-            if kind == "bounds":
-                text = f"{name} of {size} bytes at byte {where} is outside the {self.size} bytes of shared memory"
-                cure = ": correct the address, or ask for more shared memory"
-                tile = op.tile(0)
-                if tile is not None:
-                    text = f"{name} of {size} bytes at byte {where} of shared memory is outside the tile "
-                    text += f"{tile.name} (bytes {first} to {end - 1})"
-                    cure = ": correct the row, column or stage"
-                text += cure
-            else:
-                text = (
-                    f"{name} at byte {where} of shared memory is not aligned to its {size} bytes: correct the address"
-                )
-            self.report.add(kind, op.where, text, int(frame.flat[row]), lane, count=int(which.sum()), address=where)  # type: ignore[arg-type]
+        kinds: tuple[tuple[Kind, Array], ...] = (("bounds", outside), ("misaligned", ~outside))
+        for kind, part in kinds:
+            which = wide & acting & part
+            if which.any():
+                row, lane = (int(x[0]) for x in np.nonzero(which))
+                who = int(frame.flat[row]), lane, int(which.sum())
+                self.report.refused(kind, op, who, int(everywhere[row, lane]), size, (first, end), self.size)
         return (acting & ~wide).reshape(*frame.shape, -1)
 
     # -- loads ---------------------------------------------------------------------------------------------------
 
-    def load(self, frame: Frame, place: Place, size: int, words: int, op: Op, collective: bool) -> tuple[
-        Array, Array | None, Origin | None
-    ]:  # fmt: skip
+    def load(
+        self, frame: Frame, place: Place, size: int, words: int, op: Op, collective: bool, *, strong: bool = False
+    ) -> tuple[Array, Array | None, Origin | None]:
         """The words read (warps, lanes, words), their shadow if any is poison, and where the poison comes from."""
         word = np.dtype(f"u{size // words}")
         data = self.data.view(word).reshape(-1, words).take(place.index, axis=0)
@@ -159,16 +151,28 @@ class SharedMemory:
                 flying = self.in_flight.reshape(-1, cells).take(place.index, axis=0)[empty].all()
                 why = "are still being copied" if flying else "nobody has written"
                 origin = (op.where, f"bytes of shared memory that {why}, read by {op.instruction.mnemonic}")
-        self._record_read(frame, place, cells, stamp, collective)
+        if not strong:
+            self._compare(frame, place, self._tables("wrote"), limit, cells, op, "read", collective)
+        self._record(self._strong("read") if strong else self.readers, frame, place, cells, stamp, collective)
         return data, shadow, origin
 
-    def _record_read(self, frame: Frame, place: Place, cells: int, stamp: int, collective: bool) -> None:
-        table = self.readers.reshape(-1, cells)
+    def _strong(self, past: str) -> Array:
+        """Strong reads, or strong writes, of each warp."""
+        if past not in self.strong:
+            self.strong[past] = np.zeros_like(self.readers)
+        return self.strong[past]
+
+    def _record(self, records: Array, frame: Frame, place: Place, cells: int, stamp: int, collective: bool) -> None:
+        """Note an access in the table of its kind (warps, cells)."""
+        table = records.reshape(-1, cells)
         where = place.index + (frame.local * (self.cells // cells))[:, None]
+        masks = self.lanes.reshape(-1, cells) if self.lanes is not None and records is self.readers else None
         if collective:
             if place.active is not None:
                 where = where[place.active]
             table[where] = stamp << LANE_BITS | MANY
+            if masks is not None:
+                masks[where] = ALL_LANES
             return
         lane = np.broadcast_to(np.arange(where.shape[1], dtype=np.int32), where.shape)
         own = self.clocks.in_cta(frame.flat)[np.arange(frame.n), frame.local]
@@ -176,16 +180,23 @@ class SharedMemory:
         if place.active is not None:
             where, lane, epoch = where[place.active], lane[place.active], epoch[place.active]
         old = table[where]
-        others = (old > epoch[..., None]) & ((old & 63) != lane[..., None])
+        since = old > epoch[..., None]
+        others = since & ((old & 63) != lane[..., None])
         code = np.where(others, MANY, lane[..., None]).astype(np.int32) | np.int32(stamp << LANE_BITS)
         table[where] = code
-        shared = table[where] != code  # several lanes of the warp read the cell in this access
+        shared = table[where] != code  # several lanes of the warp come to the cell in this access
         if shared.any():
             table[where] = np.where(shared.any(axis=-1, keepdims=True), stamp << LANE_BITS | MANY, table[where])
+        if masks is not None:
+            masks[where] = np.where(since, masks[where], np.uint32(0))
+            np.bitwise_or.at(masks, where, np.uint32(1) << lane[..., None].astype(np.uint32))
 
     # -- stores --------------------------------------------------------------------------------------------------
 
-    def check_write(self, frame: Frame, place: Place, size: int, op: Op, collective: bool, what: str = "write") -> None:
+    def check_write(
+        self, frame: Frame, place: Place, size: int, op: Op, collective: bool, *, what: str = "write",
+        strong: bool = False,
+    ) -> None:  # fmt: skip
         """Compare a write (or the start of a copy) with every unordered access before it."""
         cells = size // self.granule
         limit = ((self.clocks.limit[frame.flat] << LANE_BITS) | 63)[:, None, None]
@@ -194,23 +205,40 @@ class SharedMemory:
             suspicious &= place.active[:, :, None]
         if suspicious.any():
             self._examine_write(frame, place, suspicious, cells, op, what, collective)
-        for agent, readers in (*enumerate(self.readers), *((-1 - e, r) for e, r in self.engine_readers.items())):
-            read = readers.reshape(-1, cells).take(place.index, axis=0) > limit
+        tables: list[tuple[int, Array, str]] = [(agent, table, "read") for agent, table in enumerate(self.readers)]
+        tables += [(-1 - engine, table, "read") for engine, table in self.engine_readers.items()]
+        if not strong:
+            tables += self._tables("read") + self._tables("wrote")
+        self._compare(frame, place, tables, limit, cells, op, what, collective)
+
+    def _tables(self, past: str) -> list[tuple[int, Array, str]]:
+        """The strong accesses of a kind, warp by warp."""
+        return [(agent, table, past) for agent, table in enumerate(self.strong.get(past, ()))]
+
+    def _compare(
+        self, frame: Frame, place: Place, tables: list[tuple[int, Array, str]], limit: Array, cells: int, op: Op,
+        what: str, collective: bool,
+    ) -> None:  # fmt: skip
+        """Report accesses of these tables (agent within the CTA or engine, its accesses, their kind) not ordered."""
+        for agent, records, past in tables:
+            found = records.reshape(-1, cells).take(place.index, axis=0) > limit
             if place.active is not None:
-                read &= place.active[:, :, None]
-            if read.any():
-                self._examine_reads(frame, place, read, agent, readers, cells, op, collective)
+                found &= place.active[:, :, None]
+            if found.any():
+                self._examine(frame, place, found, (agent, records, past), cells, op, what, collective)
 
     def store(
         self, frame: Frame, place: Place, data: Array, shadow: Array | None, origin: Origin | None, op: Op,
-        collective: bool, *, check: bool = True,
+        collective: bool, *, strong: bool = False,
     ) -> None:  # fmt: skip
         """Write ``data`` (warps, lanes, words) now."""
         index, words = place.index, data.shape[2]
         size = words * data.dtype.itemsize
         lane = np.broadcast_to(np.arange(index.shape[1], dtype=np.int32), index.shape)
         rows = np.broadcast_to(frame.flat[:, None], index.shape)
-        if self.checks and check:
+        if strong:
+            self.begin_strong(frame, place, size, op, what="write")
+        elif self.checks:
             self.check_write(frame, place, size, op, collective)
         if place.active is not None:
             index, lane, rows, data = (x[place.active] for x in (index, lane, rows, data))
@@ -226,7 +254,8 @@ class SharedMemory:
             self.shadow.view(data.dtype).reshape(-1, words)[index] = 0 if shadow is None else shadow
             if shadow is not None and origin is not None:
                 self.origins[stamp] = origin
-        self._record_write(index, rows, lane, data, view, size, stamp, op, collective)
+        if not strong:
+            self._record_write(index, rows, lane, data, view, size, stamp, op, collective)
 
     def _record_write(
         self, index: Array, rows: Array, lane: Array, data: Array, view: Array, size: int, stamp: int, op: Op,
@@ -239,45 +268,27 @@ class SharedMemory:
         table[index] = code
         warps[index] = local
         self.in_flight.reshape(-1, cells)[index] = 0
-        if self.atomic is not None:
-            self.atomic.reshape(-1, cells)[index] = False
         clash = (table[index] != code) | (warps[index] != local)
         if clash.any():
             bad = clash.any(axis=-1)
             different = (view[index] != data).any(axis=-1) | (warps[index] != local).any(axis=-1)
             bad &= different
             if bad.any():
-                self._report_clash(op, rows[bad], lane[bad], index[bad] * size, stamp)
+                self.report.clash(op, rows[bad], lane[bad], index[bad] * size % self.stride)
             table[index[clash.any(axis=-1)]] = stamp << LANE_BITS | MANY
         if collective:
             table[index] = stamp << LANE_BITS | MANY
 
-    def _report_clash(self, op: Op, rows: Array, lanes: Array, addresses: Array, stamp: int) -> None:
-        message = (
-            f"several threads write byte {int(addresses[0] % self.stride)} of shared memory in one execution of "
-            f"{op.instruction.mnemonic}, and nothing says whose value stays: give each thread its own address"
-        )
-        self.report.add("race", op.where, message, int(rows[0]), int(lanes[0]), other=op.where, count=rows.size,
-                        address=int(addresses[0] % self.stride))  # fmt: skip
-
-    def begin_atomic(self, frame: Frame, place: Place, size: int, op: Op) -> None:
-        """Check and record an atomic update: it conflicts with plain accesses only."""
+    def begin_strong(self, frame: Frame, place: Place, size: int, op: Op, *, what: str) -> None:
+        """Check and record a strong write, such as an atomic update: it conflicts with ordinary accesses only."""
         if not self.checks:
             return
         cells = size // self.granule
-        if self.atomic is None:
-            self.atomic = np.zeros(self.cells, np.bool_)
-        self.check_write(frame, place, size, op, collective=False, what="atomic")
-        stamp = self.clocks.stamp(op)
-        shape = place.index.shape
-        lane = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-        local = np.broadcast_to((frame.flat % self.clocks.domain)[:, None].astype(np.uint16), shape)
-        index = place.index
-        if place.active is not None:
-            index, lane, local = index[place.active], lane[place.active], local[place.active]
-        self.writer.reshape(-1, cells)[index] = (lane | np.int32(stamp << LANE_BITS))[..., None]
-        self.writer_warp.reshape(-1, cells)[index] = local[..., None]
-        self.atomic.reshape(-1, cells)[index] = True
+        self.check_write(frame, place, size, op, False, what=what, strong=True)
+        self._record(self._strong("wrote"), frame, place, cells, self.clocks.stamp(op), False)
+        index = place.index if place.active is None else place.index[place.active]
+        writer, flying = self.writer.reshape(-1, cells), self.in_flight.reshape(-1, cells)
+        writer[index] = np.where((writer[index] == NEVER) & (flying[index] == 0), 0, writer[index])  # no longer empty
 
     # -- copies in flight ----------------------------------------------------------------------------------------
 
@@ -300,6 +311,34 @@ class SharedMemory:
         stamp = self.clocks.stamp(op)
         self._record_write(index, rows, lane, data, view, words * data.dtype.itemsize, stamp, op, collective=False)
 
+    def claim(self, cta: int, start: int, size: int, row: int, lane: int, op: Op) -> None:
+        """A lane makes an mbarrier of some bytes of its CTA: nobody else may touch them now, or from here on."""
+        first = (cta * self.stride + start) // self.granule
+        cells = np.arange(first, first + max(1, size // self.granule))
+        own = row % self.clocks.domain // self.clocks.warps_per_cta * self.clocks.warps_per_cta
+        for past, agent, table in (("wrote", None, self.writer), *self.others(own)):
+            record = table[cells]
+            local = self.writer_warp[cells] if agent is None else np.full(cells.shape, agent)
+            rows, lanes = np.full(cells.shape, row), np.full(cells.shape, lane)
+            agents, stamps = self.agents(rows, local), record >> LANE_BITS
+            wrong = (record > 0) & (record != NEVER)
+            wrong &= ~self.clocks.ordered(rows, lanes, False, agents, record & 63, stamps)
+            if wrong.any():
+                where, them = (cells[wrong] * self.granule) % self.stride, (agents[wrong], stamps[wrong])
+                self.report.races(op, "write", rows[wrong], lanes[wrong], *them, where, past)
+        self.writer[cells], self.in_flight[cells] = NEVER, MBARRIER
+
+    def others(self, first: int, *, writes: bool = True) -> list[tuple[str, int, Array]]:
+        """Accesses besides the last ordinary write: kind, agent within the domain, and its table.
+
+        ``first`` is the CTA's first warp in the domain; with ``writes=False`` only what a read conflicts with.
+        """
+        kinds = [("wrote", self.strong.get("wrote", ()))]
+        kinds += [("read", self.readers), ("read", self.strong.get("read", ()))] if writes else []
+        tables = [(past, first + warp, table) for past, tables in kinds for warp, table in enumerate(tables)]
+        engines = self.engine_readers if writes else {}
+        return tables + [("read", self.clocks.domain + engine, table) for engine, table in engines.items()]
+
     def agents(self, rows: Array, local: Array) -> Array:
         """Agents as clocks number them, from the writers' numbers within a domain: warps, then engines."""
         warps = self.clocks.domain
@@ -316,16 +355,13 @@ class SharedMemory:
         cell = place.index[row, lane] * cells + part
         record, copy = self.writer[cell], self.in_flight[cell]
         rows, bytes_at = frame.flat[row], (cell * self.granule) % self.stride
-        flying = copy > 0
+        flying = copy != 0
         if flying.any():
-            self.report_in_flight(op, what, rows[flying], lane[flying], copy[flying], bytes_at[flying])
+            self.report.in_flight(op, what, rows[flying], lane[flying], copy[flying], bytes_at[flying], self.copies)
         written = record != NEVER
-        relevant = written
-        if what == "atomic" and self.atomic is not None:
-            relevant = written & ~self.atomic[cell]
-        if relevant.any():
-            mine = [x[relevant] for x in (rows, lane, cell, bytes_at)]
-            stamps, lanes = record[relevant] >> LANE_BITS, record[relevant] & 63
+        if written.any():
+            mine = [x[written] for x in (rows, lane, cell, bytes_at)]
+            stamps, lanes = record[written] >> LANE_BITS, record[written] & 63
             agents = self.agents(mine[0], self.writer_warp[mine[2]])
             fine = self.clocks.ordered(mine[0], mine[1], collective, agents, lanes, stamps)
             if not fine.all():
@@ -335,46 +371,38 @@ class SharedMemory:
         empty = ~written
         unset = empty & ~flying
         if what == "atomic" and unset.any():
-            i = int(np.argmax(unset))
-            message = (
-                f"{op.instruction.mnemonic} updates byte {int(bytes_at[i])} of shared memory, never written: "
-                "initialise it, and order that before"
-            )
-            self.report.add("uninitialised", op.where, message, int(rows[i]), int(lane[i]), count=int(unset.sum()),
-                            address=int(bytes_at[i]))  # fmt: skip
+            self.report.unset(op, rows[unset], lane[unset], bytes_at[unset])
         if what != "read" or not empty.any():
             return None
         never = np.zeros(suspicious.shape, np.bool_)
         never[row[empty], lane[empty], part[empty]] = True
         return never
 
-    def report_in_flight(self, op: Op, what: str, rows: Array, lanes: Array, copies: Array, addresses: Array) -> None:
-        """One finding for each copy (by its number) that is still writing at these addresses."""
-        for number in np.unique(copies):
-            these = copies == number
-            i = int(np.argmax(these))
-            started = self.copies[int(number) - 1][0]
-            verb = "reads" if what == "read" else "overwrites"
-            message = (
-                f"{op.instruction.mnemonic} {verb} byte {int(addresses[i])} of shared memory while "
-                f"{started.instruction.mnemonic} is still copying there: {_how_to_wait(started)} first"
-            )
-            self.report.add("in_flight", op.where, message, int(rows[i]), int(lanes[i]), other=started.where,
-                            count=int(these.sum()), address=int(addresses[i]))  # fmt: skip
-
-    def _examine_reads(
-        self, frame: Frame, place: Place, read: Array, agent: int, readers: Array, cells: int, op: Op, collective: bool
-    ) -> None:
-        row, lane, part = np.nonzero(read)
+    def _examine(
+        self, frame: Frame, place: Place, found: Array, table: tuple[int, Array, str], cells: int, op: Op, what: str,
+        collective: bool,
+    ) -> None:  # fmt: skip
+        """Report conflicts with the accesses in one of the tables."""
+        agent, records, past = table
+        row, lane, part = np.nonzero(found)
         cell = place.index[row, lane] * cells + part
-        record, rows = readers[cell], frame.flat[row]
+        record, rows = records[cell], frame.flat[row]
         stamps, lanes = record >> LANE_BITS, record & 63
         if agent < 0:
             agents = np.full(rows.shape, agent)
         else:
             agents = self.report.first + rows - rows % self.clocks.warps_per_cta + agent
         fine = self.clocks.ordered(rows, lane, collective, agents, lanes, stamps)
+        if self.lanes is not None and agent >= 0 and records.base is self.readers:
+            self._ask_each(fine, (rows, lane, agents, stamps), self.lanes[agent, cell], lanes == MANY, collective)
         if not fine.all():
             wrong = ~fine
-            self.report.races(op, "write", rows[wrong], lane[wrong], agents[wrong], stamps[wrong],
-                              (cell[wrong] * self.granule) % self.stride, "read")  # fmt: skip
+            self.report.races(op, what, rows[wrong], lane[wrong], agents[wrong], stamps[wrong],
+                              (cell[wrong] * self.granule) % self.stride, past)  # fmt: skip
+
+    def _ask_each(self, fine: Array, accesses: tuple[Array, ...], masks: Array, many: Array, collective: bool) -> None:
+        """Reads of several lanes are ordered where each lane's is, though not all of their warp have met."""
+        for i in np.nonzero(~fine & many)[0]:
+            lanes = np.array([lane for lane in range(32) if int(masks[i]) >> lane & 1])
+            row, lane, agent, stamp = (np.full(lanes.shape, x[i]) for x in accesses)
+            fine[i] = self.clocks.ordered(row, lane, collective, agent, lanes, stamp).all()

@@ -15,6 +15,7 @@ from warploom.emulate.buffers import GlobalBuffer
 from warploom.layout.tensor_map import TensorMapSpec
 
 Array = NDArray[Any]
+_ALIGNMENT = 16  # bytes (CUDA driver API, cuTensorMapEncodeTiled)
 CHUNK = 16
 """Bytes that stay together under every swizzle."""
 
@@ -37,6 +38,11 @@ class TensorMapArgument:
             raise ProblemError(
                 f"argument {buffer.name} has elements of {self.array.dtype.itemsize} bytes ({self.array.dtype}); "
                 f"its tensor map's are {spec.dtype.name}"
+            )
+        if buffer.skew % _ALIGNMENT:
+            raise ProblemError(
+                f"argument {buffer.name}: a tensor map's array starts at a multiple of {_ALIGNMENT} bytes, this one "
+                f"{buffer.skew % _ALIGNMENT} bytes behind: pass one that does, and move the box"
             )
         last = sum((n - 1) * s for n, s in zip(spec.shape, (spec.dtype.bytes, *spec.strides), strict=True))
         if last + spec.dtype.bytes > buffer.data.size:

@@ -148,6 +148,12 @@ class Warpgroups:
         parts = [self.operands.indices(instruction, "b", b)]
         if a is not None:
             parts.append(self.operands.indices(instruction, "a", a))
+        if self.proxy.checks:
+            for position, which, descriptor in ((0, "a", a), (instruction.a_count, "b", b)):
+                tile = op.tile(position)
+                message = self.operands.misplaced(instruction, which, descriptor, tile) if tile is not None else None
+                if message is not None:
+                    self.report.add(message[0], op.where, f"{op.instruction.mnemonic}: {message[1]}", row, 0)
         for name, (index, _) in zip(("wgmma.b", "wgmma.a"), parts, strict=False):
             self.proxy.counter.engine(name, index.size * ELEMENT_BYTES)
         outside = any(index.min() < 0 or 2 * int(index.max()) + 2 > self.proxy.shared.size for index, _ in parts)
@@ -266,9 +272,7 @@ class Warpgroups:
         for row, number in needs.items():
             if number > self.completed[row]:
                 self.completed[row] = number
-                engine = clocks.warps + self.engines.warpgroup(row)
-                stamp = self._group(row).products[number - 1].stamp
-                clocks.known[row, engine] = max(clocks.known[row, engine], stamp)
+                clocks.engine_done(row, self.engines.warpgroup(row), self._group(row).products[number - 1].stamp)
         clocks.refresh(frame.flat)
         for found in accumulators.values():
             found.write(op)

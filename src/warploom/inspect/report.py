@@ -243,20 +243,21 @@ def inspect_program(
     that is unknown or older than the program needs, UnsupportedDeviceError where NVRTC or nvdisasm is missing.
     """
     from warploom.cuda.compile import compile_source
+    from warploom.cuda.names import entry_name
     from warploom.cuda.printer import print_cuda, source_map
 
     if target(program.requires).compute_capability > target(arch).compute_capability:
         raise ConfigError(f"{program.name} needs {program.requires}; it cannot be compiled for {arch}")
     kernel = compile_source(
         print_cuda(program),
-        program.name,
+        entry_name(program.name),
         arch=arch,
         opt_level=program.opt_level if opt_level is None else opt_level,
         max_registers=program.max_registers,
         line_info=with_source,
     )
     text = disassemble(kernel.cubin, line_info=with_source, encoding=True)
-    listing = choose(parse_sass(text), program.name)
+    listing = choose(parse_sass(text), entry_name(program.name))
     lines = source_map(program) if with_source else {}
     return _report(listing, kernel.resources, kernel.arch, program, lines)
 

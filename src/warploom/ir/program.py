@@ -12,8 +12,11 @@ from functools import cached_property
 from typing import Literal
 
 from warploom.core.dtypes import DType
-from warploom.ir.statements import NOWHERE, Op, SharedRegion, SourceLine, Statement, Value, walk
+from warploom.ir.statements import NOWHERE, Op, Role, SharedRegion, SourceLine, Statement, Value, walk
 from warploom.ir.text import program_text
+from warploom.isa.sync import SetMaxRegisters
+
+REGISTERS_PER_SM = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,19 @@ class Program:
     def cluster_ctas(self) -> int:
         """CTAs of a cluster."""
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+    @property
+    def launch_registers(self) -> int:
+        """Registers per thread that ptxas plans with where budgets change: an SM's over its threads, in steps of 8."""
+        fitting = REGISTERS_PER_SM // max(1, self.threads * self.min_ctas) // 8 * 8
+        return min(255, fitting, self.max_registers or 255)
+
+    def register_change(self, role: Role) -> SetMaxRegisters | None:
+        """What a role begins with to have its budget; None where it keeps the registers of the launch."""
+        launched = self.launch_registers
+        if role.registers is None or role.registers == launched:
+            return None
+        return SetMaxRegisters(role.registers, "inc" if role.registers > launched else "dec")
 
     @cached_property
     def text(self) -> str:

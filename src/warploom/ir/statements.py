@@ -66,20 +66,41 @@ class SharedRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class Tile(SharedRegion):
+    """What is known of a shared tile beside where it lies: how its author laid it out, all in bytes.
+
+    ``row_bytes`` from one row to the next (0: it has but one), ``swizzle_bytes`` the width that is swizzled (None: in
+    no way that the hardware knows), ``panel_bytes`` from one panel to the next (0: it has but one). Of several stages,
+    ``stage_bytes`` from one to the next and ``stage_size`` the bytes that one takes (0: it is one stage, or all).
+    """
+
+    row_bytes: int = 0
+    swizzle_bytes: int | None = 0
+    panel_bytes: int = 0
+    stage_bytes: int = 0
+    stage_size: int = 0
+
+    def room(self, place: int) -> int:
+        """The bytes from a place in shared memory to the end of its stage, or of the tile."""
+        inside = place - self.offset
+        return self.stage_size - inside % self.stage_bytes if self.stage_bytes else self.bytes - inside
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One instruction. A result may be a :class:`Register`, which it overwrites.
 
-    ``within`` tells of each operand that is a shared address from which tile the author formed it: where the access
-    must stay. It is empty where that is known of none. It changes nothing in what is printed.
+    ``within`` tells of each operand that is a shared address, or a descriptor of one, from which tile the author formed
+    it: where the access must stay. It is empty where that is known of none. It changes nothing in what is printed.
     """
 
     instruction: Instruction
     operands: tuple[Operand, ...]
     results: tuple[Value, ...]
     where: SourceLine = NOWHERE
-    within: tuple[SharedRegion | None, ...] = ()
+    within: tuple[Tile | None, ...] = ()
 
-    def tile(self, operand: int) -> SharedRegion | None:
+    def tile(self, operand: int) -> Tile | None:
         """The tile from which the operand at this position was formed, if that is known."""
         return self.within[operand] if self.within else None
 

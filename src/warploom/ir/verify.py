@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from warploom.core.dtypes import DType, bf16
 from warploom.core.errors import VerifyError
@@ -24,7 +23,6 @@ from warploom.ir.statements import (
     Op,
     Operand,
     Register,
-    Role,
     Roles,
     Statement,
     Value,
@@ -34,6 +32,7 @@ from warploom.ir.statements import (
     results_of,
     walk,
 )
+from warploom.ir.verify_roles import register_rules, role_rules
 from warploom.ir.verify_sync import SYNCHRONISATION
 from warploom.isa.base import Instruction
 from warploom.isa.cluster import MapShared
@@ -64,7 +63,6 @@ _EFFECT_NEEDS: dict[type[Effect], str] = {
 _INSTRUCTION_NEEDS: dict[type[Instruction], str] = {StMatrix: "sm_90", Elect: "sm_90", MapShared: "sm_90"}
 _QUEUE_NEEDS = {"bulk": "sm_90", "wgmma": "sm_90a"}
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)(a?)")
-_REGISTERS_PER_SM = 65536
 
 
 def verify(program: Program, target: Target | None = None) -> None:
@@ -343,43 +341,7 @@ def _architecture(program: Program, target: Target | None) -> Iterator[str]:
             )
 
 
-# Roles
-
-
-def _roles(program: Program, _: Target | None) -> Iterator[str]:
-    top = {id(s) for s in program.body}
-    for s in program.statements():
-        if isinstance(s, Roles):
-            if id(s) not in top:
-                yield f"{at(s.where)}warp roles stand at the top of a kernel, not inside a loop, condition or role"
-            for role in s.branches:
-                yield from _role(role, program)
-            ordered = sorted(s.branches, key=lambda role: role.first)
-            for one, other in pairwise(ordered):
-                if other.first < one.last:
-                    yield (
-                        f"{at(other.where)}warps {other.first}..{other.last} overlap the role of warps "
-                        f"{one.first}..{one.last}"
-                    )
-            budget = sum((r.last - r.first) * 32 * r.registers for r in s.branches if r.registers)
-            if budget > _REGISTERS_PER_SM:
-                yield f"{at(s.where)}the roles ask for {budget} registers, an SM has {_REGISTERS_PER_SM}"
-
-
-def _role(role: Role, program: Program) -> Iterator[str]:
-    who = f"{at(role.where)}the role of warps {role.first}..{role.last}"
-    if not 0 <= role.first < role.last <= program.warps:
-        yield f"{who} is not a range of the CTA's {program.warps} warps"
-    if role.registers is None:
-        return
-    if role.first % 4 or role.last % 4:
-        yield f"{who} has a register budget, which only whole warpgroups (multiples of 4 warps) can have"
-    if role.registers % 8 or not 24 <= role.registers <= 256:
-        yield f"{who} asks for {role.registers} registers: setmaxnreg takes a multiple of 8, from 24 to 256"
-    if _ARCHITECTURE.fullmatch(program.requires) and _generation(program.requires) < _generation("sm_90a"):
-        yield f"{who} has a register budget: setmaxnreg needs sm_90a, the kernel requires only {program.requires}"
-
-
 _RULES: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (
-    _types, _in_place, _definitions, _flows, _launch, _shared, _architecture, _roles, *SYNCHRONISATION,
+    _types, _in_place, _definitions, _flows, _launch, _shared, _architecture, role_rules, register_rules,
+    *SYNCHRONISATION,
 )  # fmt: skip

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, pred, s64, u32, u64
-from warploom.isa.base import Array, Lanewise, inline_ptx
+from warploom.core.dtypes import DType, f32, pred, s16, s32, s64, u16, u32, u64
+from warploom.isa.base import FLOATS, INTEGERS, REGISTERS, Array, Lanewise, inline_ptx, takes
 from warploom.isa.rounding import fma_double, fma_single
 
+_NAN = np.uint32(0x7FFFFFFF)  # what conversions and approximations of the hardware make of any NaN
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%", "shl": "<<", "shr": ">>"}
 _INFIX = _ARITHMETIC | {"and": "&", "or": "|", "xor": "^"} | COMPARISONS
+
+
+_UNSIGNED = {s32: u32, s64: u64}
 
 
 def _shift(kind: str, value: Array, count: Array) -> Array:
@@ -77,18 +81,34 @@ BINARY_MEANINGS: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
+_BINARY_TYPES: dict[str, Sequence[DType]] = {
+    **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "lt", "le", "gt", "ge"), (*INTEGERS, *FLOATS)),
+    **dict.fromkeys(("rem", "shl", "shr"), INTEGERS),
+    **dict.fromkeys(("and", "or", "xor"), (pred, *INTEGERS)),
+    **dict.fromkeys(("eq", "ne"), REGISTERS),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Binary(Lanewise):
     """``add sub mul div rem and or xor min max shl shr`` and the comparisons ``lt le gt ge eq ne`` of one type.
 
-    Integers wrap. A shift by the width or more gives 0 (or the sign). A division of integers by zero is unspecified in
-    PTX; here it gives all ones, as 32-bit divisions do on the hardware. ``min`` and ``max`` of floats return the
-    operand that is not NaN and take -0 for less than +0. ``shl``/``shr`` take a u32 count. Floats round to nearest
-    even.
+    Integers wrap, signed ones too: C++, which leaves that open, gets them as unsigned. A shift by the width or more
+    gives 0 (or the sign). A division of integers by zero is unspecified in PTX; here it gives all ones, as 32-bit
+    divisions do on the hardware. ``min`` and ``max`` of floats return the operand that is not NaN and take -0 for less
+    than +0. ``shl``/``shr`` take a u32 count. Floats round to nearest even.
     """
 
     op: str
     dtype: DType
+
+    def __post_init__(self) -> None:
+        takes(self.op, self.dtype, _BINARY_TYPES[self.op])
+
+    @property
+    def wraps_signed(self) -> bool:
+        """Whether its text computes in the unsigned type, so that it wraps."""
+        return self.dtype in _UNSIGNED and self.op in ("add", "sub", "mul", "shl")
 
     @property
     def mnemonic(self) -> str:
@@ -111,6 +131,12 @@ class Binary(Lanewise):
         if self.op in ("min", "max"):
             suffix = {f32.name: "f", "f64": ""}.get(self.dtype.name)
             return f"f{self.op}{suffix}({a}, {b})" if suffix is not None else f"{self.op}({a}, {b})"
+        if self.wraps_signed:
+            cast = f"({self.dtype.cuda})"
+            inner = a.removeprefix(cast) if a.startswith(f"{cast}(") else a  # of a sum of sums only the outer cast
+            return f"{cast}(({_UNSIGNED[self.dtype].cuda}){inner} {_INFIX[self.op]} {b})"
+        if self.dtype is u16 and self.op == "mul":
+            return f"(unsigned){a} * {b}"  # as int it could overflow
         return f"{a} {_INFIX[self.op]} {b}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
@@ -124,7 +150,16 @@ def flush_subnormal(x: Array) -> Array:
     return np.where(np.abs(x) < np.float32(1.1754943508222875e-38), np.copysign(np.float32(0), x), x)
 
 
+def _bits(x: Array) -> Array:
+    """The same bits, unsigned."""
+    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
+
+
 def _bit_reverse(x: Array) -> Array:
+    x = _bits(x)
+    if x.dtype.itemsize == 8:
+        low, high = (_bit_reverse((x >> np.uint64(n)).astype(np.uint32)).astype(np.uint64) for n in (0, 32))
+        return (low << np.uint64(32)) | high
     for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF), (16, 0x0000FFFF)):
         low = np.uint32(mask)
         x = ((x >> np.uint32(shift)) & low) | ((x & low) << np.uint32(shift))
@@ -132,13 +167,17 @@ def _bit_reverse(x: Array) -> Array:
 
 
 def _leading_zeros(x: Array) -> Array:
+    x = _bits(x)
+    if x.dtype.itemsize == 8:
+        low, high = (_leading_zeros((x >> np.uint64(n)).astype(np.uint32)) for n in (0, 32))
+        return np.where(high == 32, low + np.uint32(32), high)
     return np.where(x == 0, 32, 31 - np.floor(np.log2(np.maximum(x, 1).astype(np.float64)))).astype(np.uint32)
 
 
 def _round_tf32(x: Array) -> Array:
     bits = np.ascontiguousarray(x).view(np.uint32)
     rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    return np.where(np.isfinite(x), rounded, bits & np.uint32(0xFFFFE000))
+    return np.where(np.isfinite(x), rounded, np.where(np.isnan(x), _NAN, bits))
 
 
 _UNARY: dict[str, Callable[[Array], Array]] = {
@@ -151,7 +190,7 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "rsqrt": lambda a: np.float32(1) / np.sqrt(flush_subnormal(a)),
     "sqrt": lambda a: np.sqrt(a),
     "tanh": lambda a: np.tanh(a),
-    "popc": lambda a: np.bitwise_count(a).astype(np.uint32),
+    "popc": lambda a: np.bitwise_count(_bits(a)).astype(np.uint32),
     "clz": _leading_zeros,
     "brev": _bit_reverse,
     "tf32": _round_tf32,
@@ -165,26 +204,30 @@ _UNARY_PTX = {
     "tanh": "tanh.approx.f32",
     "tf32": "cvt.rna.tf32.f32",
 }
-_UNARY_CALL = {
-    "popc": "__popc({})",
-    "clz": "__clz({})",
-    "brev": "__brev({})",
-    "neg": "-{}",
-    "not": "~{}",
+_COUNTING = ("popc", "clz", "brev")
+_UNARY_TYPES: dict[str, Sequence[DType]] = {
+    **dict.fromkeys(("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32"), (f32,)),
+    **dict.fromkeys(_COUNTING, (u32, s32, u64, s64)),
+    "neg": (*INTEGERS, *FLOATS),
+    "abs": (s16, s32, s64, *FLOATS),
+    "not": (pred, *INTEGERS),
 }
-_ABS_CALL = {"f32": "fabsf({})", "f64": "fabs({})", "s32": "abs({})", "s64": "llabs({})"}
 
 
 @dataclass(frozen=True, slots=True)
 class Unary(Lanewise):
     """``neg not abs popc clz brev sqrt``, the approximations ``ex2 lg2 rcp rsqrt tanh`` and rounding to ``tf32``.
 
+    ``popc`` and ``clz`` give a u32, ``brev`` an unsigned integer of the operand's width; bits are bits, signed or not.
     ``ex2 lg2 rcp rsqrt`` are the ``.approx.ftz.f32`` forms: the hardware's error is at most 2 ulp (PTX ISA); the
     emulator rounds the exact value, so results may differ in the last bits.
     """
 
     op: str
     dtype: DType
+
+    def __post_init__(self) -> None:
+        takes(self.op, self.dtype, _UNARY_TYPES[self.op])
 
     @property
     def mnemonic(self) -> str:
@@ -198,27 +241,35 @@ class Unary(Lanewise):
 
     @property
     def result_types(self) -> tuple[DType, ...]:
-        """``dtype``; u32 for counts, reversed bits, and a tf32 value (its bits in a 32-bit register)."""
-        return (u32 if self.op in ("popc", "clz", "brev", "tf32") else self.dtype,)
+        """``dtype``; u32 for counts and a tf32 value (its bits in a 32-bit register), unsigned for reversed bits."""
+        if self.op == "brev":
+            return (_UNSIGNED.get(self.dtype, self.dtype),)
+        return (u32 if self.op in ("popc", "clz", "tf32") else self.dtype,)
 
     @property
     def has_expression(self) -> bool:
         """True for what C++ or a plain intrinsic computes; approximations and ``sqrt.rn`` are inline PTX."""
-        return self.op not in _UNARY_PTX
+        integer_abs = self.op == "abs" and self.dtype.is_integer  # C++'s leaves the least integer open
+        return self.op not in _UNARY_PTX and not integer_abs
 
     def expression(self, operands: Sequence[str]) -> str:
-        """``-x``, ``~x`` (``!x`` of a predicate), ``fabsf(x)``, ``__popc(x)``, ``__clz(x)``, ``__brev(x)``."""
-        if self.dtype is pred and self.op == "not":
-            return f"!{operands[0]}"
-        call = _ABS_CALL[self.dtype.name] if self.op == "abs" else _UNARY_CALL[self.op]
-        return call.format(operands[0])
+        """``-x`` (of the unsigned type), ``~x`` (``!x`` of a predicate), ``fabsf(x)``, ``__popc(x)``, ``__clzll(x)``"""
+        (x,) = operands
+        if self.op == "not":
+            return f"!{x}" if self.dtype is pred else f"~{x}"
+        if self.op == "neg":
+            unsigned = _UNSIGNED.get(self.dtype)
+            return f"-{x}" if unsigned is None else f"({self.dtype.cuda})-({unsigned.cuda}){x}"
+        if self.op == "abs":
+            return f"{'fabsf' if self.dtype is f32 else 'fabs'}({x})"
+        return f"__{self.op}{'ll' if self.dtype.bits == 64 else ''}({x})"
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """An assignment, or inline PTX where :attr:`has_expression` is false."""
         if self.has_expression:
             return f"{results[0]} = {self.expression(operands)};"
         out = (f"={self.result_types[0].constraint}", results[0])
-        return inline_ptx(f"{_UNARY_PTX[self.op]} %0, %1;", [out], [("f", operands[0])], volatile=False)
+        return inline_ptx(f"{self.mnemonic} %0, %1;", [out], [(self.dtype.constraint, operands[0])], volatile=False)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """NumPy's value; the ``.ftz`` forms take subnormal inputs and results as zero."""
@@ -231,6 +282,9 @@ class Fma(Lanewise):
     """``fma.rn``: a·b + c of f32 or f64, rounded once."""
 
     dtype: DType = f32
+
+    def __post_init__(self) -> None:
+        takes("fma", self.dtype, FLOATS)
 
     @property
     def mnemonic(self) -> str:
@@ -263,6 +317,9 @@ class MultiplyWide(Lanewise):
 
     dtype: DType
 
+    def __post_init__(self) -> None:
+        takes("mul.wide", self.dtype, (u32, s32))
+
     @property
     def mnemonic(self) -> str:
         """``mul.wide.u32`` or ``mul.wide.s32`` (PTX ISA, "mul")."""
@@ -294,6 +351,9 @@ class Select(Lanewise):
     """``selp``: the second operand where the predicate holds, else the third."""
 
     dtype: DType
+
+    def __post_init__(self) -> None:
+        takes("selp", self.dtype, REGISTERS)
 
     @property
     def mnemonic(self) -> str:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warploom.core.dtypes import DType, pred, s32, u32, u64
-from warploom.isa.base import Instruction, address, inline_ptx
-from warploom.isa.effects import AsyncCopy, BulkTensorCopy, CommitGroup, Effect, TileShape, WaitGroup
+from warploom.core.errors import VerifyError
+from warploom.isa.base import Instruction, address, inline_ptx, waits_for_groups
+from warploom.isa.effects import AsyncCopy, BulkTensorCopy, CommitGroup, Effect, WaitGroup
 from warploom.isa.sync import guarded
 
 Queue = Literal["cp.async", "bulk"]
@@ -32,6 +33,13 @@ class CpAsync(Instruction):
     prefetch: int = 0
     shared_offset: int = 0
     global_offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bytes not in (4, 8, 16) or (self.cache == "cg" and self.bytes != 16):
+            raise VerifyError(f"cp.async.{self.cache} copies {'16' if self.cache == 'cg' else '4, 8 or 16'} bytes a "
+                              f"thread, not {self.bytes}")  # fmt: skip
+        if self.prefetch not in (0, 64, 128, 256):
+            raise VerifyError(f"cp.async prefetches 64, 128 or 256 bytes into the L2, not {self.prefetch}")
 
     @property
     def mnemonic(self) -> str:
@@ -86,6 +94,9 @@ class WaitCopies(Instruction):
     queue: Queue = "cp.async"
     reads_only: bool = False
 
+    def __post_init__(self) -> None:
+        waits_for_groups(self.pending)
+
     @property
     def mnemonic(self) -> str:
         """``cp.async.wait_group``; for bulk stores ``cp.async.bulk.wait_group``, with ``.read`` for the sources."""
@@ -113,7 +124,7 @@ class TensorCopy(Instruction):
     ``multicast``, the mask of the cluster's CTAs that receive it (bit r: rank r), at the same place of each, on the
     mbarrier at the same place of each; of a store: shared address, tensor map, predicate, coordinates. The threads
     whose predicate holds issue it (one should). ``eviction`` of a load is its L2 priority: what is read once goes
-    first, what other CTAs read again goes last. ``tile`` is what the emulator compares the tensor map with.
+    first, what other CTAs read again goes last.
     """
 
     direction: Literal["load", "store"]
@@ -122,7 +133,6 @@ class TensorCopy(Instruction):
     barrier_offset: int = 0
     eviction: Literal["", "first", "last"] = ""
     multicast: bool = False
-    tile: TileShape | None = None
 
     @property
     def mnemonic(self) -> str:
@@ -158,7 +168,6 @@ class TensorCopy(Instruction):
                 self.barrier_offset,
                 first - 1,
                 mask,
-                self.tile,
             ),
         )
 

@@ -14,10 +14,28 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.core.dtypes import DType
+from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
+from warploom.core.errors import VerifyError
 from warploom.isa.effects import Effect
 
 Array = NDArray[Any]
+
+INTEGERS = (u16, s16, u32, s32, u64, s64)
+FLOATS = (f32, f64)
+REGISTERS = (pred, *INTEGERS, *FLOATS)
+"""The types that a register of a thread can have."""
+
+
+def takes(what: str, dtype: DType, allowed: Sequence[DType]) -> None:
+    """Raises VerifyError unless ``dtype`` is among the types that an instruction takes."""
+    if dtype not in allowed:
+        raise VerifyError(f"{what} takes {', '.join(t.name for t in allowed)}, not {dtype}: convert the operand first")
+
+
+def waits_for_groups(pending: int) -> None:
+    """Raises VerifyError unless a wait may leave so many of the newest groups pending."""
+    if isinstance(pending, bool) or pending < 0:
+        raise VerifyError(f"a wait leaves 0 or more of the newest groups pending, not {pending}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from typing import ClassVar
 import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u16, u32, u64
+from warploom.core.errors import VerifyError
 from warploom.isa.alu import BINARY_MEANINGS
-from warploom.isa.base import Array, Lanewise, braces, inline_ptx
+from warploom.isa.base import REGISTERS, Array, Lanewise, braces, inline_ptx, takes
 from warploom.isa.rounding import single_to_odd, sum_to_odd
 
 _BITCAST = {
@@ -34,6 +35,10 @@ class _Cast(Lanewise):
 
     source: DType
     dtype: DType
+
+    def __post_init__(self) -> None:
+        for dtype in (self.source, self.dtype):
+            takes("a conversion", dtype, REGISTERS)
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -254,6 +259,10 @@ class Permute(Lanewise):
 
     selector: int
     moves_bits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.selector <= 0x7777 or self.selector & 0x8888:
+            raise VerifyError(f"prmt picks four of the bytes 0 to 7, one a hex digit, not {self.selector:#x}")
 
     @property
     def mnemonic(self) -> str:

@@ -34,7 +34,8 @@ class Access(Effect):
 
     The first ``lanes`` lanes give addresses. ``collective`` means that the data belongs to other lanes than those that
     give the addresses (``ldmatrix``), so that the access conflicts with every unordered access of the warp itself.
-    ``words`` is the count of parts the instruction's meaning sees, each ``bytes // words`` wide.
+    ``words`` is the count of parts the instruction's meaning sees, each ``bytes // words`` wide. ``read_only``: through
+    a cache that does not see what the kernel writes (``.nc``).
     """
 
     space: Space
@@ -47,6 +48,7 @@ class Access(Effect):
     words: int = 1
     order: Order = "weak"
     scope: Scope = "gpu"
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,20 +191,6 @@ class ClusterBarrier(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class TileShape:
-    """The shared tile that a box is for, as its author laid it out: what the tensor map of the launch must agree with.
-
-    ``row_bytes`` from one row to the next (0: it has but one), ``swizzle_bytes`` the width that is swizzled (None: in
-    no way that the TMA knows), ``room`` the bytes from the box's place to the tile's end (None: not known).
-    """
-
-    name: str
-    row_bytes: int
-    swizzle_bytes: int | None
-    room: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class BulkTensorCopy(Effect):
     """A TMA box between global and shared memory, through the async proxy.
 
@@ -221,7 +209,6 @@ class BulkTensorCopy(Effect):
     barrier_offset: int = 0
     guard: int | None = None
     multicast: int | None = None
-    tile: TileShape | None = None
 
 
 @dataclass(frozen=True, slots=True)

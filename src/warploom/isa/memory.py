@@ -12,9 +12,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, u32, u64
+from warploom.core.dtypes import DType, f32, f64, s32, s64, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Array, Instruction, address, as_words, braces, inline_ptx
+from warploom.isa.alu import flush_subnormal
+from warploom.isa.base import Array, Instruction, address, as_words, braces, inline_ptx, takes
 from warploom.isa.effects import Access, Effect, Fence, Order, Scope, Space, WarpSync
 
 CACHE_HINTS = {
@@ -49,6 +50,27 @@ def _check_vector(dtype: DType, count: int) -> None:
         raise VerifyError(f"elements of {dtype} load and store one at a time; access pairs of them as u32")
 
 
+_LOAD_CACHE = ("", "ca", "cg", "cs", "lu", "cv", "nc", "no_allocate", "evict_first", "evict_last", "nc.no_allocate")
+_STORE_CACHE = ("", "wb", "cg", "cs", "wt", "no_allocate", "evict_first", "evict_last")
+_EVICTION = ("", "no_allocate", "evict_first", "evict_last")
+
+
+def _check_qualifiers(access: _VectorAccess) -> None:
+    """What ptxas would refuse, or take for something else."""
+    loads = access.action == "load"
+    name, known = ("a load", _LOAD_CACHE) if loads else ("a store", _STORE_CACHE)
+    if access.cache not in known:
+        raise VerifyError(f"{name} has no cache hint {access.cache!r}; it takes {', '.join(known[1:])}")
+    if access.order not in (orders := ("weak", "relaxed", "acquire" if loads else "release")):
+        raise VerifyError(f"{name} is {', '.join(orders)}, not {access.order}")
+    if access.volatile and (access.cache or access.order != "weak"):
+        raise VerifyError("a volatile access takes no cache hint and no order")
+    if access.order != "weak" and access.cache not in _EVICTION:
+        raise VerifyError(f"an access with an order takes no cache hint {access.cache!r}: it goes past the L1")
+    if access.space == "shared" and access.cache:
+        raise VerifyError(f"shared memory has no caches: leave out the hint {access.cache!r}")
+
+
 MOST_BYTES = 16
 """What one thread moves in one access."""
 
@@ -74,8 +96,7 @@ class _VectorAccess(Instruction):
 
     def __post_init__(self) -> None:
         _check_vector(self.dtype, self.count)
-        if self.volatile and (self.cache or self.order != "weak"):
-            raise VerifyError("a volatile access takes no cache hint and no order")
+        _check_qualifiers(self)
 
     @property
     def mnemonic(self) -> str:
@@ -86,8 +107,13 @@ class _VectorAccess(Instruction):
         return f"{opcode}.{self.space}{CACHE_HINTS[self.cache]}{vector}.{kind}"
 
     def effects(self) -> tuple[Effect, ...]:
-        size, words = self.count * self.dtype.bytes, self.count
-        return (Access(self.space, self.action, 0, size, self.offset, words=words, order=self.order, scope=self.scope),)
+        size = self.count * self.dtype.bytes
+        return (
+            Access(
+                self.space, self.action, 0, size, self.offset, words=self.count, order=self.order, scope=self.scope,
+                read_only=self.cache.startswith("nc"),
+            ),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +174,20 @@ class Store(_VectorAccess):
         return (as_words(operands, word),)
 
 
+_ATOMIC_TYPES: dict[str, Sequence[DType]] = {
+    "add": (u32, s32, u64, s64, f32, f64),
+    **dict.fromkeys(("min", "max"), (u32, s32, u64, s64)),
+    **dict.fromkeys(("and", "or", "xor"), (u32, s32, u64, s64)),
+    **dict.fromkeys(("exch", "cas"), (u32, s32, u64, s64, f32, f64)),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Atomic(Instruction):
     """``atom.{op}``: returns the old value. Operands address, value (``cas``: address, compare, value).
 
-    The order in which lanes and warps apply is not defined; the emulator applies lanes in ascending order.
+    ``cas`` compares bits. Sums of f32 in global memory flush subnormals to zero (PTX ISA, ``atom``). The order in which
+    lanes and warps apply is not defined; the emulator applies lanes in ascending order.
     """
 
     space: Space
@@ -162,11 +197,19 @@ class Atomic(Instruction):
     order: Order = "relaxed"
     scope: Scope = "gpu"
 
+    def __post_init__(self) -> None:
+        if self.op not in _ATOMIC_TYPES:
+            raise VerifyError(f"there is no atomic {self.op!r}; there are {', '.join(_ATOMIC_TYPES)}")
+        takes(f"atomic {self.op}", self.dtype, _ATOMIC_TYPES[self.op])
+        if self.order == "weak":
+            raise VerifyError("an atomic is relaxed, acquire, release or acq_rel, not weak")
+
     @property
     def mnemonic(self) -> str:
         """Order, scope, space, operation, type: ``atom.relaxed.gpu.global.add.f32`` (PTX ISA, "atom")."""
         bits_only = self.op in ("exch", "cas", "and", "or", "xor")
         kind = f"b{self.dtype.bits}" if bits_only else self.dtype.name
+        kind = "u64" if self.op == "add" and self.dtype is s64 else kind  # the same bits
         return f"atom.{self.order}.{self.scope}.{self.space}.{self.op}.{kind}"
 
     @property
@@ -194,7 +237,10 @@ class Atomic(Instruction):
     def combine(self, old: Array, *values: Array) -> Array:
         """The new memory value from the old one, elementwise."""
         if self.op == "cas":
-            return np.where(old == values[0], values[1], old)
+            bits = f"u{self.dtype.bytes}"
+            return np.where(old.view(bits) == values[0].view(bits), values[1], old)
+        if self.op == "add" and self.dtype is f32 and self.space == "global":
+            return flush_subnormal(flush_subnormal(old) + flush_subnormal(values[0]))
         table = {"add": np.add, "min": np.minimum, "max": np.maximum}
         table |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
         return values[0] if self.op == "exch" else table[self.op](old, values[0])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warploom.core.dtypes import DType, pred, u32
+from warploom.core.errors import VerifyError
 from warploom.isa.base import Instruction, address, inline_ptx
 from warploom.isa.effects import (
     Barrier,
@@ -235,6 +236,10 @@ class SetMaxRegisters(Instruction):
 
     registers: int
     direction: Literal["inc", "dec"]
+
+    def __post_init__(self) -> None:
+        if self.registers % 8 or not 24 <= self.registers <= 256:
+            raise VerifyError(f"setmaxnreg takes a multiple of 8, from 24 to 256, not {self.registers}")
 
     @property
     def mnemonic(self) -> str:

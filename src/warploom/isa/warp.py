@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, pred, u32, u64
-from warploom.isa.base import Array, Instruction, Lanewise, inline_ptx
+from warploom.core.dtypes import DType, f32, f64, pred, s32, s64, u32, u64
+from warploom.isa.base import Array, Instruction, Lanewise, inline_ptx, takes
 from warploom.isa.effects import Effect, ReadSpecial, WarpSync
 
 FULL_MASK = 0xFFFFFFFF
@@ -105,6 +105,7 @@ class Shuffle(Instruction):
     moves_bits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        takes("shfl", self.dtype, (u32, s32, u64, s64, f32, f64))
         if self.clamp == self._whole_warp:  # one name for one instruction
             object.__setattr__(self, "clamp", None)
 

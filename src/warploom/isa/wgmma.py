@@ -14,7 +14,7 @@ import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f16, f32, pred, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Array, Instruction, braces, inline_ptx
+from warploom.isa.base import Array, Instruction, braces, inline_ptx, waits_for_groups
 from warploom.isa.effects import AsyncMatrix, CommitGroup, Effect, WaitGroup, WarpgroupFence, WarpSync
 from warploom.isa.matrix import FragmentSlot
 from warploom.layout.catalogue import wgmma_accumulator, wgmma_operand
@@ -176,6 +176,9 @@ class WgmmaWait(Instruction):
 
     pending: int
     count: int
+
+    def __post_init__(self) -> None:
+        waits_for_groups(self.pending)
 
     @property
     def mnemonic(self) -> str:

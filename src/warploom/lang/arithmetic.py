@@ -97,19 +97,19 @@ class Arithmetic(Builder):
         return self.unary("tanh", x)
 
     def absolute(self, x: Number) -> Traced:
-        """The absolute value of an f32."""
+        """The absolute value of a float or a signed integer."""
         return self.unary("abs", x)
 
     def popc(self, x: Traced) -> Traced:
-        """Count of set bits of a u32."""
+        """Count of set bits (u32) of an integer of 32 or 64 bits."""
         return self.unary("popc", x)
 
     def clz(self, x: Traced) -> Traced:
-        """Count of leading zero bits of a u32."""
+        """Count of leading zero bits (u32) of an integer of 32 or 64 bits."""
         return self.unary("clz", x)
 
     def brev(self, x: Traced) -> Traced:
-        """The bits of a u32 in reverse order."""
+        """The bits of an integer of 32 or 64 bits in reverse order, unsigned."""
         return self.unary("brev", x)
 
     def prmt(self, a: Traced, b: Traced, selector: int) -> Traced:

@@ -18,7 +18,20 @@ from typing import Any
 
 from warploom.core.dtypes import DType, f32, pred, s32, u32
 from warploom.core.errors import TraceError, shown
-from warploom.ir.statements import Const, Loop, Op, Operand, Register, Role, Roles, SourceLine, Statement, Value, When
+from warploom.ir.statements import (
+    Const,
+    Loop,
+    Op,
+    Operand,
+    Register,
+    Role,
+    Roles,
+    SourceLine,
+    Statement,
+    Tile,
+    Value,
+    When,
+)
 from warploom.isa.alu import COMPARISONS, Binary, Unary
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import Move
@@ -131,9 +144,7 @@ class Builder:
                 if key in known:
                     return known[key]
         values = tuple(self.new_value(t) for t in instruction.result_types)
-        tiles = tuple(x.within if isinstance(x, TileAddress) else None for x in operands)
-        within = tiles if any(tiles) and not instruction.pure else ()
-        op = Op(instruction, tuple(x.ir for x in operands), values, self.here(), within)
+        op = Op(instruction, tuple(x.ir for x in operands), values, self.here(), _tiles(instruction, operands))
         self.append(op)
         results = tuple(Traced(self, v, op, tuple(operands)) for v in values)
         if key is not None:
@@ -143,7 +154,8 @@ class Builder:
     def emit_into(self, instruction: Instruction, operands: Sequence[Traced], targets: Sequence[Mutable]) -> None:
         """Emit an instruction that overwrites mutable registers (accumulators in place)."""
         results = tuple(t.register for t in targets)
-        self.append(Op(instruction, tuple(x.ir for x in operands), results, self.here()))
+        within = _tiles(instruction, operands)
+        self.append(Op(instruction, tuple(x.ir for x in operands), results, self.here(), within))
 
     def _key(self, instruction: Instruction, operands: Sequence[Traced]) -> _Key | None:
         if not (self._share and instruction.pure and all(not t.is_float for t in instruction.result_types)):
@@ -281,3 +293,9 @@ class Builder:
         if len(self._blocks) != 1:
             raise TraceError("a block is still open at the end of the kernel")
         return tuple(self._blocks[0])
+
+
+def _tiles(instruction: Instruction, operands: Sequence[Traced]) -> tuple[Tile | None, ...]:
+    """The tiles that operands of an instruction that does more than compute were formed from."""
+    tiles = tuple(x.within if isinstance(x, TileAddress) else None for x in operands)
+    return tiles if any(tiles) and not instruction.pure else ()

@@ -9,7 +9,7 @@ from typing import Literal
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import LayoutError, TraceError
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
-from warploom.isa.effects import ClusterScope, TileShape
+from warploom.isa.effects import ClusterScope
 from warploom.isa.sync import (
     AsyncProxyFence,
     MbarrierArrival,
@@ -24,9 +24,8 @@ from warploom.lang.fold import split_sum
 from warploom.lang.fragments import Fragment
 from warploom.lang.memory import SharedTile
 from warploom.lang.naming import name_at
-from warploom.lang.values import Mutable, Number, Traced
+from warploom.lang.values import Mutable, Number, TileAddress, Traced
 from warploom.layout.catalogue import wgmma_accumulator
-from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
 from warploom.layout.wgmma import MatrixDescriptor
 
 
@@ -175,8 +174,7 @@ class HopperWords(ClusterWords):
         shared, shared_offset = split_sum(tile.at(offset))
         barrier, barrier_offset = split_sum(barriers.address(index))
         several = multicast is not None
-        shape = _tile_shape(tile, offset)
-        copy = TensorCopy("load", len(coordinates), shared_offset, barrier_offset, eviction, several, shape)
+        copy = TensorCopy("load", len(coordinates), shared_offset, barrier_offset, eviction, several)
         operands = [shared, tensor_map.address, barrier, self.operand(when, pred)]
         operands += [self._coordinate(c) for c in coordinates]
         self.emit(copy, [*operands, self._mask(multicast)] if multicast is not None else operands)
@@ -209,7 +207,7 @@ class HopperWords(ClusterWords):
         self._one_stage(tile)
         shared, shared_offset = split_sum(tile.at(offset))
         places = [self._coordinate(c) for c in coordinates]
-        copy = TensorCopy("store", len(coordinates), shared_offset, tile=_tile_shape(tile, offset))
+        copy = TensorCopy("store", len(coordinates), shared_offset)
         self.emit(copy, (shared, tensor_map.address, self.operand(when, pred), *places))
 
     def _coordinate(self, x: Number) -> Traced:
@@ -228,7 +226,8 @@ class HopperWords(ClusterWords):
     # -- wgmma
     def descriptor(self, address: Traced, shape: MatrixDescriptor) -> Traced:
         """The 64-bit matrix descriptor of an operand that starts at a shared address."""
-        return self.descriptor_of(shape.low_word(address), shape)
+        found = self.descriptor_of(shape.low_word(address), shape)
+        return TileAddress(found, address.within) if isinstance(address, TileAddress) else found
 
     def wgmma_operand(self, tile: SharedTile, row: int = 0, col: int = 0, *, transposed: bool = False) -> Traced:
         """The descriptor of the operand of ``wgmma`` that starts at element (row, col) of a swizzled tile.
@@ -293,10 +292,3 @@ class HopperWords(ClusterWords):
             raise TraceError(f"wgmma accumulators are f32 ({self.here()})")
         operands = [Traced(self, r.register) for r in registers]
         self.emit_into(WgmmaWait(pending, len(registers)), operands, registers)
-
-
-def _tile_shape(tile: SharedTile, offset: Number) -> TileShape:
-    layout = tile.layout
-    widths = {Swizzle.for_row_bytes(n): n for n in (32, 64, 128)} | {NO_SWIZZLE: 0}
-    room = layout.bytes - offset if isinstance(offset, int) else None
-    return TileShape(tile.name, layout.row_bytes if layout.rows > 1 else 0, widths.get(layout.swizzle), room)

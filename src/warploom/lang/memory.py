@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 
 from warploom.core.dtypes import DType, u32, u64
 from warploom.core.errors import TraceError, shown
-from warploom.ir.statements import SharedRegion
+from warploom.ir.statements import SharedRegion, Tile
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
 from warploom.isa.effects import Order, Scope, Space
 from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
@@ -113,11 +113,14 @@ class SharedTile:
         return start + self.offset
 
     @property
-    def extent(self) -> SharedRegion:
-        """The bytes an access may reach: those of the stage, or of all stages where it is not known which."""
-        one = self.chosen and self.shift is None
-        size = self.layout.bytes if one else self.layout.bytes + (self.stages - 1) * self.stage_bytes
-        return SharedRegion(self.name, self.offset, size)
+    def extent(self) -> Tile:
+        """What an access may reach: the stage, or all stages where it is not known which; and how it is laid out."""
+        one, layout = self.chosen and self.shift is None, self.layout
+        size = layout.bytes if one else layout.bytes + (self.stages - 1) * self.stage_bytes
+        rows, panels = layout.row_bytes if layout.rows > 1 else 0, layout.panels
+        panel = panels[1].byte_offset if len(panels) > 1 else 0
+        stage = (self.stage_bytes, layout.bytes) if self.chosen and not one else (0, 0)
+        return Tile(self.name, self.offset, size, rows, _SWIZZLED_BYTES.get(layout.swizzle), panel, *stage)
 
     def address(self, row: Number, col: Number = 0) -> Traced:
         """The shared address of element (row, col), swizzled as the tile is."""
@@ -164,6 +167,9 @@ class SharedTile:
     def _elements(self, kind: DType, count: int) -> int:
         """How many of the tile's elements ``count`` of ``kind`` cover."""
         return max(1, count * kind.bytes // self.layout.element_bytes)
+
+
+_SWIZZLED_BYTES = {Swizzle.for_row_bytes(n): n for n in (32, 64, 128)} | {NO_SWIZZLE: 0}
 
 
 def _is(value: object, kind: type | UnionType) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import TraceError
-from warploom.ir.statements import Const, Op, Operand, Register, SharedRegion, Value
+from warploom.ir.statements import Const, Op, Operand, Register, Tile, Value
 
 if TYPE_CHECKING:
     from warploom.lang.builder import Builder
@@ -191,11 +191,11 @@ class Traced:
 
 
 class TileAddress(Traced):
-    """A shared address formed from a tile. It stays one when something is added to it, as a pointer in C does."""
+    """A shared address formed from a tile, or a descriptor of one. It stays one when something is added to it."""
 
     __slots__ = ("within",)
 
-    def __init__(self, address: Traced, within: SharedRegion) -> None:
+    def __init__(self, address: Traced, within: Tile) -> None:
         super().__init__(address.builder, address.ir, address.definition, address.sources)
         self.within = within
 

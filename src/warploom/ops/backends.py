@@ -62,6 +62,7 @@ def compiled(program: Program, arch: str) -> CompiledKernel:
     Raises VerifyError for an architecture that the Program does not run on, ConfigError for an unknown one.
     """
     from warploom.cuda.compile import compile_source
+    from warploom.cuda.names import entry_name
     from warploom.cuda.printer import print_cuda
     from warploom.ir.verify import verify_target
 
@@ -69,7 +70,7 @@ def compiled(program: Program, arch: str) -> CompiledKernel:
     # Without comments, so that a moved line of Python source is no other kernel.
     source = print_cuda(program, comments=False)
     return compile_source(
-        source, program.name, arch=arch, opt_level=program.opt_level, max_registers=program.max_registers
+        source, entry_name(program.name), arch=arch, opt_level=program.opt_level, max_registers=program.max_registers
     )
 
 

@@ -15,7 +15,7 @@ from warploom.core.dtypes import DType, f32, u32
 from warploom.core.errors import TraceError
 from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.fragments import TileAddresses, TileReader
-from warploom.lang.values import Number
+from warploom.lang.values import Number, TileAddress
 from warploom.layout.catalogue import mma_fragment, wgmma_operand
 from warploom.layout.fragments import FragmentLayout
 from warploom.layout.linear import LinearMap
@@ -155,7 +155,7 @@ class _Operand:
     """Descriptors of a shared tile: one address, then additions of constants in units of 16 bytes."""
 
     def __init__(self, k: Kernel, tile: SharedTile, transposed: bool, first: Number = 0) -> None:
-        self._k, self._layout, self._transposed = k, tile.layout, transposed
+        self._k, self._layout, self._extent, self._transposed = k, tile.layout, tile.extent, transposed
         self._shape = tile.layout.matrix_descriptor(transposed=transposed)
         self._low: Traced = self._shape.low_word(tile.at(tile.layout.matrix_start(first, transposed=transposed)))
 
@@ -163,7 +163,7 @@ class _Operand:
         """The descriptor of the operand from an outer position and a depth on."""
         row, col = (depth, outer) if self._transposed else (outer, depth)
         offset = self._layout.matrix_offset(row, col, transposed=self._transposed)
-        return self._k.descriptor_of(self._low + (offset >> 4), self._shape)
+        return TileAddress(self._k.descriptor_of(self._low + (offset >> 4), self._shape), self._extent)
 
 
 class MmaSync:

@@ -1,0 +1,104 @@
+"""One mbarrier: its phase, who has come by, and what that has made known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from warploom.emulate.acting import Lanes
+from warploom.emulate.barriers import Wait
+from warploom.emulate.known import Known
+from warploom.ir.statements import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """An arrival from another CTA: who, when, and at what."""
+
+    bar: Mbarrier
+    row: int
+    lanes: Lanes
+    stamp: int
+    op: Op
+
+
+@dataclass(eq=False)
+class Told:
+    """What arrivals and copies have made known at an mbarrier: since its first phase, and in completed phases."""
+
+    now: Known | None = None
+    done: Known | None = None
+
+    def learn(self, known: Known) -> None:
+        """One more of them."""
+        if self.now is None:
+            self.now = known.copy()
+        else:
+            self.now.join(known)
+
+    def complete(self) -> None:
+        """The phase completes. Later ones add to what is known: a later phase implies the earlier ones."""
+        self.done = None if self.now is None else self.now.copy()
+
+
+@dataclass(eq=False)
+class PhaseEvents:
+    """When whose control came by an mbarrier: rows (of copies engines) and stamps.
+
+    ``arrivals`` and ``copies`` count for the current phase, ``waits`` saw the end of the last one, for which
+    ``past_arrivals`` and ``past_copies`` counted.
+    """
+
+    arrivals: dict[int, int] = field(default_factory=dict[int, int])
+    copies: dict[int, int] = field(default_factory=dict[int, int])
+    waits: dict[int, int] = field(default_factory=dict[int, int])
+    past_arrivals: dict[int, int] = field(default_factory=dict[int, int])
+    past_copies: dict[int, int] = field(default_factory=dict[int, int])
+
+    def complete(self) -> None:
+        """The phase is over; those who wait for it do so from now on."""
+        self.past_arrivals, self.past_copies = self.arrivals, self.copies
+        self.arrivals, self.copies, self.waits = {}, {}, {}
+
+
+@dataclass(eq=False)
+class Mbarrier:
+    """One mbarrier. ``phase`` counts completed phases, ``observed`` those that somebody has waited for."""
+
+    cta: int
+    address: int
+    count: int
+    op: Op
+    row: int
+    lane: int
+    stamp: int
+    pending: int
+    fenced: int = 0  # when its initialisation was made visible to the async proxy
+    tx: int = 0
+    phase: int = 0
+    observed: int = 0
+    told: Told = field(default_factory=lambda: Told())
+    far: Told = field(
+        default_factory=lambda: Told()
+    )  # by other CTAs at the scope of the cluster, for waits at that scope
+    events: PhaseEvents = field(default_factory=lambda: PhaseEvents())
+    waiters: list[Waiter] = field(default_factory=list["Waiter"])
+    arrival: Op | None = None
+    copy: Op | None = None
+    copied_phase: int = -1
+
+    @property
+    def idle(self) -> bool:
+        """Nothing has happened in the current phase."""
+        return self.pending == self.count and self.tx == 0
+
+
+@dataclass(eq=False)
+class Waiter:
+    """Lanes of a warp that wait for the phase of a parity to complete."""
+
+    wait: Wait
+    left: list[Waiter]  # the waiters of the same warp's execution that are not done
+    row: int
+    lanes: Lanes
+    parity: int
+    far: bool

@@ -1,0 +1,84 @@
+"""Addresses that have wrapped around in 32 bits on their way into a large array, where they land at another element.
+
+An address is worked out once more, without an end to its integers, from the values that it is a sum of products of.
+Only for launches with an array of 4 GiB or more: in smaller ones an index that wraps was out of bounds in any case.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.emulate.buffers import GlobalBuffer
+from warploom.emulate.context import Context
+from warploom.emulate.frames import Frame
+from warploom.ir.program import Program
+from warploom.ir.statements import Const, Op, Operand, Register, Value
+from warploom.isa.alu import Binary, MultiplyWide, Select
+from warploom.isa.conversion import Convert, Move
+
+Array = NDArray[Any]
+LARGE = 1 << 32
+"""Bytes from which on an array cannot be addressed in 32 bits."""
+
+
+class WideAddresses:
+    """What each address of a program is made of."""
+
+    def __init__(self, context: Context, program: Program) -> None:
+        self.context = context
+        self.made: dict[Value, Op] = {}
+        for op in program.ops():
+            for result in op.results:
+                if not isinstance(result, Register):
+                    self.made[result] = op
+
+    @staticmethod
+    def needed(buffers: list[GlobalBuffer]) -> bool:
+        """Whether there is an array that is large enough."""
+        return any(b.data.size >= LARGE for b in buffers)
+
+    def check(self, frame: Frame, op: Op, operand: int) -> None:
+        """Compare an address with what it would be if no integer had an end."""
+        address = op.operands[operand]
+        actual = frame.full(frame.env[self.context.key(address)]).astype(np.float64)
+        wrapped = actual != frame.full(self._exact(frame, address))  # exact: addresses are far below 2^53
+        if frame.active is not None:
+            wrapped = wrapped & frame.active
+        if not wrapped.any():
+            return
+        row, lane = (int(x[0]) for x in np.nonzero(wrapped))
+        message = (
+            f"the address of {op.instruction.mnemonic} has wrapped around: an index does not fit its type, and another "
+            "element is meant. Compute it in 64 bits (k.mul_wide, or k.convert before the product), or add it to the "
+            "pointer in parts"
+        )
+        self.context.report.add("overflow", op.where, message, int(frame.flat[row]), lane, count=int(wrapped.sum()))
+
+    def _exact(self, frame: Frame, x: Operand) -> Array:
+        if isinstance(x, Const):
+            return np.array([[[float(x.value)]]])
+        op = self.made.get(x)
+        if op is not None:
+            if isinstance(op.instruction, Move) or _widens(op):
+                return self._exact(frame, op.operands[0])
+            if isinstance(op.instruction, Select):
+                chosen = frame.env[self.context.key(op.operands[0])]
+                return np.where(chosen, *(self._exact(frame, o) for o in op.operands[1:]))
+            if isinstance(op.instruction, MultiplyWide) or (
+                isinstance(op.instruction, Binary)
+                and op.instruction.dtype.is_integer
+                and op.instruction.op in ("add", "sub", "mul", "shl")
+            ):
+                a, b = (self._exact(frame, o) for o in op.operands)
+                what = op.instruction.op if isinstance(op.instruction, Binary) else "mul"
+                return {"add": a + b, "sub": a - b, "mul": a * b, "shl": a * 2.0 ** np.minimum(b, 64)}[what]
+        return frame.env[self.context.key(x)].astype(np.float64)
+
+
+def _widens(op: Op) -> bool:
+    """Whether an integer becomes one of a larger type, as it is."""
+    cast = op.instruction
+    return isinstance(cast, Convert) and cast.source.is_integer and cast.dtype.bits >= cast.source.bits

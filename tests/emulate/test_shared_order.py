@@ -1,0 +1,104 @@
+# pyright: reportInvalidTypeForm=false, reportArgumentType=false
+"""Order within a CTA that is not a whole barrier: strong accesses to shared memory, lanes that meet in part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.emulate.findings import kinds, numbers
+from warploom.emulate import emulate
+from warploom.isa.memory import Atomic, Order, Store
+from warploom.lang import Global, Kernel, kernel
+from warploom.lang import u32 as U32  # noqa: N812
+
+
+@kernel(threads=128)
+def last_warp(k: Kernel, out: Global[U32], *, order: Order, sync: bool = True) -> None:
+    """The warp that counts last in shared memory adds what all of them wrote there."""
+    tile, count = k.shared(U32, 128), k.shared(U32, 4)
+    with k.when(k.thread == 0):
+        count.store([k.value(0, U32)], 0, 0)
+    k.syncthreads()
+    tile.store([k.thread], 0, k.thread)
+    if sync:
+        k.syncwarp()
+    last = k.register(U32, 0)
+    with k.when(k.lane == 0):
+        (before,) = k.emit(Atomic("shared", "add", U32, order=order, scope="cta"), (count.address(0), k.value(1, U32)))
+        last.set(k.select(before == 3, k.value(1, U32), 0))
+    k.syncwarp()
+    with k.when(k.shfl_idx(last, 0) == 1):
+        total = k.register(U32, 0)
+        for warp in range(4):
+            total += tile.load(0, k.lane + 32 * warp)[0]
+        out.store([total], k.lane)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_an_atomic_of_shared_memory_orders_what_it_releases(seed: int | None) -> None:
+    out = numbers(32)
+    assert emulate(last_warp.trace(order="acq_rel"), 1, [out], seed=seed).findings == ()
+    assert (out == 4 * np.arange(32) + 32 * 6).all()
+    for kernel_args in ({"order": "relaxed"}, {"order": "release"}, {"order": "acq_rel", "sync": False}):
+        run = emulate(last_warp.trace(**kernel_args), 1, [numbers(32)], seed=seed)
+        assert kinds(run) == {"race"}, kernel_args
+
+
+@kernel(threads=64)
+def counted(k: Kernel, out: Global[U32], *, barrier: bool, strong: bool) -> None:
+    """Both warps count, then one reads the sum."""
+    count = k.shared(U32, 4)
+    with k.when(k.thread == 0):
+        count.store([k.value(0, U32)], 0, 0)
+    k.syncthreads()
+    if strong:
+        k.emit(Atomic("shared", "add", U32, order="relaxed", scope="cta"), (count.address(0), k.value(1, U32)))
+    else:
+        k.emit(Store("shared", U32, order="relaxed"), (count.address(0), k.value(1, U32)))
+    if barrier:
+        k.syncthreads()
+    else:
+        k.syncwarp()
+    with k.when(k.warp == 0):
+        out.store(count.load(0, 0), k.lane)
+
+
+@pytest.mark.parametrize("strong", [False, True])
+def test_a_plain_read_comes_after_the_updates_of_every_warp(strong: bool) -> None:
+    out: np.ndarray[Any, Any] = numbers(32)
+    assert emulate(counted.trace(barrier=True, strong=strong), 1, [out]).findings == ()
+    assert (out == (64 if strong else 1)).all()
+    (race,) = emulate(counted.trace(barrier=False, strong=strong), 1, [numbers(32)]).findings
+    assert race.kind == "race"
+    assert "warp 1" in race.message
+
+
+@kernel(threads=64, requires="sm_90")
+def halves(k: Kernel, out: Global[U32], *, meet: bool, same: bool = True) -> None:
+    """The lanes of half a warp read one cell, meet, and their leader lets the other warp write it."""
+    tile, full = k.shared(U32, 4), k.mbarriers(1, "full")
+    with k.when(k.thread == 0):
+        tile.store([k.value(7, U32)], 0, 0)
+        full.init(1)
+        k.mbarrier_fence()
+    k.syncthreads()
+    with k.when(k.warp == 0, uniform=True):
+        half = k.select(k.lane < 16, k.value(0xFFFF, U32), 0xFFFF0000)
+        with k.when(k.lane < (16 if same else 17)):
+            out.store(tile.load(0, 0), k.lane)
+        if meet:
+            k.syncwarp(half)
+        full.arrive(when=k.lane == 0)
+    with k.when(k.warp == 1, uniform=True):
+        full.wait(0)
+        with k.when(k.lane == 0):
+            tile.store([k.value(8, U32)], 0, 0)
+
+
+def test_lanes_that_met_have_read_before_their_leader_tells() -> None:
+    assert emulate(halves.trace(meet=True), 1, [numbers(32)]).findings == ()
+    assert kinds(emulate(halves.trace(meet=False), 1, [numbers(32)])) == {"race"}
+    assert kinds(emulate(halves.trace(meet=True, same=False), 1, [numbers(32)])) == {"race"}
