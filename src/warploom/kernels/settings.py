@@ -68,6 +68,14 @@ class Configuration:
         refuse(f"{self} is not valid", self.check(target))
 
 
+def unsuitable(config: Any, problem: Any, target: Target | None) -> list[str]:
+    """Why a configuration does not take a problem on a target, if given; empty if it does.
+
+    A problem's constraints divide by flags: they are asked of a valid configuration alone.
+    """
+    return config.check() or [*config.check(target), *config.misfits(problem)]
+
+
 def violated(constraints: Sequence[tuple[bool, str]]) -> list[str]:
     """What is wrong, of (whether it holds, what is wrong if not)."""
     return [problem for holds, problem in constraints if not holds]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from warploom.interop.arrays import ArrayView
 from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
-from warploom.kernels.settings import refuse
+from warploom.kernels.settings import refuse, unsuitable
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import Inputs, strides_of
 from warploom.ops.options import configuration
@@ -84,5 +84,5 @@ def configured(inputs: Inputs, config: Any) -> tuple[AttentionConfig | None, Pla
 def read_config(config: Any, problem: AttentionProblem, target: Target | None = None) -> AttentionConfig:
     """A configuration, or its notation. Raises ConfigError for one that does not fit the problem (and the target)."""
     found = configuration(config, parse_config)
-    refuse(f"{found} does not fit", list(dict.fromkeys(found.check(target) + found.misfits(problem))))
+    refuse(f"{found} does not fit", unsuitable(found, problem, target))
     return found

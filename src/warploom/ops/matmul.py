@@ -18,7 +18,7 @@ from warploom.interop.tracing import is_tracing
 from warploom.kernels.matmul.choice import choose, parse_config
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig
-from warploom.kernels.settings import refuse
+from warploom.kernels.settings import refuse, unsuitable
 from warploom.ops.matmul_arrays import READ_ONLY, Inputs, matmul_config, read_inputs, refuse_overlap
 from warploom.ops.matmul_plan import MatmulPlan
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
@@ -161,7 +161,7 @@ def _plan(inputs: Inputs, config: MatmulConfig | None) -> MatmulPlan:
         chosen, reason = tuned(problem, target, place.gpu, parse_config) or choose(problem, target)
     else:
         chosen, reason = config, "asked for by the caller"
-        refuse(f"{config} does not fit", list(dict.fromkeys(config.check(target) + config.misfits(problem))))
+        refuse(f"{config} does not fit", unsuitable(config, problem, target))
     return MatmulPlan(problem, chosen, reason, target.name, str(place), place.multiprocessors)
 
 

@@ -27,7 +27,7 @@ from warploom.kernels.matmul.choice import choose_for_rows
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul_reduce.problem import ReduceProblem
 from warploom.kernels.matmul_reduce.states import OPS, ReduceOp
-from warploom.kernels.settings import refuse
+from warploom.kernels.settings import refuse, unsuitable
 from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
 from warploom.ops.places import EMULATOR, Place
@@ -214,7 +214,7 @@ def _plan(inputs: Inputs, op: ReduceOp, config: MatmulConfig | None, target: Arr
         chosen, reason = choose_for_rows(inputs.problem, goal)
     else:
         chosen, reason = config, "asked for by the caller"
-        refuse(f"{config} does not fit", list(dict.fromkeys(config.check(goal) + problem.misfits(config))))
+        refuse(f"{config} does not fit", unsuitable(config, inputs.problem, goal) or problem.misfits(config))
     return ReducePlan(problem, chosen, reason, goal.name, str(place), place.multiprocessors)
 
 

@@ -47,7 +47,7 @@ class AttentionOperation:
 
     def misfits(self, problem: AttentionProblem, config: AttentionConfig, target: Target) -> list[str]:
         """The violated constraints of the configuration and its kernel."""
-        return config.check(target) + config.misfits(problem)
+        return config.check(target) or config.misfits(problem)
 
     def source(self, problem: AttentionProblem, config: AttentionConfig) -> KernelSource:
         """The kernel of a configuration."""

@@ -68,7 +68,7 @@ def tiles_sm90(problem: MatmulProblem) -> Iterator[MatmulSm90]:
 
 def misfits(problem: MatmulProblem, config: MatmulConfig, target: Target) -> list[str]:
     """The violated constraints of a configuration, and fragments that no register file holds."""
-    found = list(dict.fromkeys(config.check(target) + config.misfits(problem)))
+    found = config.check(target) or config.misfits(problem)
     if not found and spare_registers(config, target) < _WORK_REGISTERS:
         found.append("its fragments alone take more registers than a thread has")
     return found

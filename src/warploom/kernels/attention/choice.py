@@ -104,7 +104,7 @@ def choose(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, 
     fitting: list[AttentionConfig] = []
     reasons: list[str] = []
     for config in candidates(problem, target):
-        problems = config.check(target) + config.misfits(problem)
+        problems = config.check(target) or config.misfits(problem)
         if problems:
             reasons.append(problems[0])
         else:

@@ -107,7 +107,7 @@ def fitting(problem: MatmulProblem, configs: Sequence[Config], target: Target) -
     found: list[Config] = []
     reasons: list[str] = []
     for config in configs:
-        problems = config.check(target) + config.misfits(problem)
+        problems = config.check(target) or config.misfits(problem)
         if problems:
             reasons.append(problems[0])
         else:

@@ -31,8 +31,8 @@ class ReduceProblem:
         return STATES[: len(Reduction(self.op).types)]
 
     def misfits(self, config: MatmulConfig) -> list[str]:
-        """The constraints of a configuration's kernel that the problem violates; empty if it takes it."""
-        return config.misfits(self.product) or violated([
+        """What the reduction asks beyond the product, of a configuration that takes that; empty if nothing is wrong."""
+        return violated([
             (not config.cut, "split_k and stream_k cut sums that the reduction needs whole"),
             (config.reducing != "", "a rung of the ladder has no kernel that reduces rows"),
         ])  # fmt: skip
