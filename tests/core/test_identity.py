@@ -18,7 +18,7 @@ import warploom.lang.functions as words
 from warploom.core.dtypes import bf16, f16
 from warploom.core.identity import UnstableError, function_key, stable_text
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.kernels.gemm.features import Epilogue, GemmFeatures
+from warploom.kernels.matmul.features import Epilogue, MatmulFeatures
 from warploom.lang.functions import relu
 
 
@@ -138,9 +138,9 @@ def test_texts_of_features_tell_them_apart():
         AttentionFeatures(scale=0.5),
         AttentionFeatures(scale=np.float64(0.5)),  # type: ignore[arg-type]
         AttentionFeatures(softcap=0.5),
-        GemmFeatures(out_dtype=f16),
-        GemmFeatures(out_dtype=bf16),
-        GemmFeatures(epilogue=Epilogue(key=function_key(relu))),
+        MatmulFeatures(out_dtype=f16),
+        MatmulFeatures(out_dtype=bf16),
+        MatmulFeatures(epilogue=Epilogue(key=function_key(relu))),
         ("1,2",), ("1", "2"), (1, 2), ((1,), 2), (b"1",), (frozenset({1, 2}),),
     ]  # fmt: skip
     assert len({stable_text(x) for x in values}) == len(values)
@@ -151,12 +151,12 @@ def test_texts_are_the_same_in_another_process():
     script = textwrap.dedent("""
         import math
         from warploom.core.identity import function_key, stable_text
-        from warploom.kernels.gemm.features import Epilogue, GemmFeatures
+        from warploom.kernels.matmul.features import Epilogue, MatmulFeatures
         from warploom.lang.functions import silu
         def helper(x):
             return x * 2.0
         key = function_key(lambda x, gate: silu(x) * helper(gate) + math.pi if x in {1, 2, "a", "b"} else x)
-        print(stable_text((GemmFeatures(epilogue=Epilogue(key=key)),)))
+        print(stable_text((MatmulFeatures(epilogue=Epilogue(key=key)),)))
     """)
     texts = {
         subprocess.run(

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 import warploom
+from warploom.core.dtypes import f16
 from warploom.core.errors import ProblemError
-from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.lang.functions import relu
 
 torch = pytest.importorskip("torch")
@@ -37,7 +38,7 @@ def test_compiles_without_graph_breaks(backend):
 @pytest.mark.parametrize("out_dtype", ["f32", torch.float32, None])
 def test_every_option_reaches_the_kernel(out_dtype):
     a, b, bias = tensors((3, 16, 32), (32, 24), (24,))
-    config = GemmConfig.parse("BM=32,BN=32,BK=32,WM=16,WN=16,STAGES=2,accumulate=f16,ldmatrix,swizzle")
+    config = MatmulSm80(32, 32, 32, 16, 16, stages=2, accumulate=f16)
     options = {"out_dtype": out_dtype, "accumulate": "f16", "alpha": 0.5, "config": config}
     found = compiled(lambda a, b, bias: warploom.matmul(a, b, bias=bias, **options))(a, b, bias)
     expected = warploom.matmul(a, b, bias=bias, **options)

@@ -7,7 +7,7 @@ import pytest
 
 import warploom
 from warploom.core.errors import EmulationWarning, ProblemError
-from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.ops import attention as ops
 
 torch = pytest.importorskip("torch")
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Error detected in GeneratedBackward"),  # autograd tells that it saw the error
 ]
 
-SMALL = AttentionConfig(tile_m=64, tile_n=32, num_warps=4, head_dim=64, swizzle=True)
+SMALL = ForwardSm80(tile_m=64, tile_n=32, num_warps=4, head_dim=64)
 
 
 def tensors(q_len=32, kv_len=32, heads=2, kv_heads=2, head_dim=64, *, layout="bshd", seed=0):

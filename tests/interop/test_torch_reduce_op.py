@@ -7,12 +7,12 @@ import pytest
 
 import warploom
 from warploom.core.errors import ProblemError
-from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.matmul.sm80 import MatmulSm80
 
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-SMALL = GemmConfig.parse("BM=32,BN=32,BK=32,WM=16,WN=16,STAGES=2,ldmatrix,swizzle")
+SMALL = MatmulSm80(32, 32, 32, 16, 16, stages=2)
 
 
 def tensors(*shapes, dtype=torch.float16):

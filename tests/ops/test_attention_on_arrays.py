@@ -14,7 +14,7 @@ import warploom
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError, EmulationWarning, ProblemError
 from warploom.core.targets import target
-from warploom.kernels.attention.config import AttentionConfig
+from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.reference import UNIT_ROUNDOFF
 from warploom.ops import backends
 
@@ -143,7 +143,7 @@ def test_inputs_are_left_alone():
 
 def test_a_config_of_the_callers_is_used():
     q, k, v = make(head_dim=64)
-    config = AttentionConfig(head_dim=64, dtype=f16, swizzle=True)
+    config = RungSm80(head_dim=64, dtype=f16, swizzle=True)
     assert warploom.plan(q, k, v, config=config).config == config
     assert excess(warploom.attention(q, k, v, config=config), q, k, v) <= 1.0
 
@@ -231,7 +231,7 @@ def test_an_unknown_layout_is_refused():
 
 
 def test_a_config_that_does_not_fit_says_every_reason():
-    config = AttentionConfig(head_dim=128, dtype=bf16, tile_m=512, tile_n=128, num_warps=8)
+    config = RungSm80(head_dim=128, dtype=bf16, tile_m=512, tile_n=128, num_warps=8)
     with pytest.raises(ConfigError) as caught:
         warploom.attention(*make(), config=config)
     for says in ("head_dim is 64", "the arrays are f16", "shared memory"):
@@ -253,13 +253,12 @@ def test_a_plan_says_what_would_run_and_why_and_runs_nothing(monkeypatch):
     q, k, v = make(1, 256, 256, 2, 128, "bf16")
     plan = warploom.plan(q, k, v)
     assert plan.config.check() == []
-    assert plan.grid == plan.problem.grid(plan.config)
     assert plan.reason
     assert "emulator" in plan.device
     assert str(plan.config) in str(plan)
     assert plan.program.threads == plan.config.threads
     assert plan.program.name in plan.cuda
-    assert set(plan.scalars) >= {p.name for p in plan.program.parameters if p.kind == "scalar"}
+    assert set(plan.call.scalars) >= {p.name for p in plan.program.parameters if p.kind == "scalar"}
 
 
 def test_programs_are_traced_once():

@@ -69,9 +69,7 @@ def assert_close(out, q, k, v, scale, seen=None):
 
 @pytest.mark.filterwarnings("ignore:no GPU")
 @pytest.mark.parametrize("scale", [-0.5, 0.0])
-@pytest.mark.parametrize(
-    "config", [None, "wgmma (FP16, 64, 128, 64, 2 consumers, 2 stages): overlap+flat+lazy_rescale"]
-)
+@pytest.mark.parametrize("config", [None, "attention_sm90(tile_n=64, head_dim=64, dtype=f16)"])
 def test_scales_that_are_not_positive_turn_the_order_of_scores(scale, config):
     """With the scale folded into the exponential the largest score would be the smallest."""
     q, k, v = arrays(3, 100)

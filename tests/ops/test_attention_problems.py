@@ -1,4 +1,4 @@
-"""Random problems for every rung on the emulator: shapes, lengths, masks, options, types, layouts and strides."""
+"""Random problems on the emulator: shapes, lengths, masks, options, types, layouts and strides."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 import warploom
 from warploom.core.dtypes import bf16, f16
-from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.ladder import FULL_LADDER
-from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.attention.ladder_config import RungSm80
+from warploom.kernels.attention.problem import AttentionConfig
+from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.attention.sm90 import ForwardSm90
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 NUMPY = {f16: np.dtype(np.float16), bf16: np.dtype(ml_dtypes.bfloat16)}
@@ -73,13 +75,13 @@ PROBLEMS = st.builds(
 )
 
 
-def small(config: AnyConfig, problem: Problem) -> AnyConfig:
-    """The rung at the problem's head_dim and type, with the smallest tiles that keep its rows per warp."""
+def small(config: AttentionConfig, problem: Problem) -> AttentionConfig:
+    """The configuration at the problem's head_dim and type, with the smallest tiles that keep its rows per warp."""
     config = replace(config, head_dim=problem.head_dim, dtype=problem.dtype)
-    if isinstance(config, AttentionConfig):
+    if isinstance(config, RungSm80 | ForwardSm80):
         return replace(config, tile_m=2 * config.warp_rows, num_warps=2, tile_n=32)
     config = replace(config, tile_n=64)
-    # Row sums as a column need whole panels, and with carried maxima bf16: elsewhere the rung does without.
+    # Row sums as a column need whole panels of bf16: elsewhere the kernel does without.
     return replace(config, sum_column=False) if config.check() else config
 
 
@@ -106,7 +108,7 @@ def reference(problem: Problem, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     return p @ v, p @ np.abs(v), lse
 
 
-def check(config: AnyConfig, problem: Problem, *, with_lse: bool) -> None:
+def check(config: AttentionConfig, problem: Problem, *, with_lse: bool) -> None:
     """One call with all checks on (a finding raises), every element against float64."""
     heads = problem.kv_heads * problem.group
     q = problem.array(1, problem.q_len, heads)
@@ -126,11 +128,21 @@ def check(config: AnyConfig, problem: Problem, *, with_lse: bool) -> None:
         assert np.abs(lse[finite] - lse64[finite]).max(initial=0.0) < 1e-4
 
 
-@pytest.mark.parametrize("rung", FULL_LADDER.rungs, ids=lambda rung: rung.key)
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+COLUMNS = ForwardSm90(sum_column=True, skip_masked=True)
+
+
+@pytest.mark.parametrize("config", [ForwardSm80(), ForwardSm90(), COLUMNS], ids=["sm80", "sm90", "sum column"])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(PROBLEMS, st.booleans())
-def test_random_problems(rung, problem, with_lse):
-    if getattr(rung.config, "softmax_in_shared", False):  # the baseline is for whole tiles without any of this
-        problem = replace(problem, q_len=64, kv_len=64, causal=False, window=None, softcap=None)
-        with_lse = False
-    check(rung.config, problem, with_lse=with_lse)
+def test_random_problems(config, problem, with_lse):
+    check(config, problem, with_lse=with_lse)
+
+
+@pytest.mark.parametrize("key", ["1", "7", "16", "h1", "h7"])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(PROBLEMS)
+def test_random_problems_for_rungs(key, problem):
+    config = FULL_LADDER.rung(key).config
+    if isinstance(config, RungSm80):
+        problem = replace(problem, softcap=None)
+    check(config, problem, with_lse=False)

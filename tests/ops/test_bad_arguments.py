@@ -15,8 +15,8 @@ import pytest
 import warploom
 from warploom.core.dtypes import f32
 from warploom.core.errors import ConfigError, ProblemError, TraceError
-from warploom.kernels.attention.config import AttentionConfig
-from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.lang.functions import relu
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
@@ -39,17 +39,21 @@ Q = random(1, 16, 2, 64, dtype=ml_dtypes.bfloat16)
         ("BM=x", "BM is an integer, not 'x'"),
         ("", "'' is no configuration; write BM=128"),
         ("opt_level=9", "opt_level is ptxas's, 0 to 3, not 9"),
-        ("min_ctas=0", "min_ctas is at least 1"),
         ("dtype=f13", "dtype: 'f13' is not a type"),
-        ("wgmma,BM=0", "tile_m is at least 1"),
-        ("wgmma,cluster=0", "cluster is at least 1"),
-        ("wgmma,opt_level=9", "opt_level is ptxas's"),
-        (5, "config is one of GemmConfig, HopperGemmConfig, their notation as text, or None; not 5"),
-        ([1], r"config is one of .* not \[1\]"),
-        (GemmConfig(tile_m="64"), "tile_m is a Python int, not '64'"),
-        (GemmConfig(dtype="f16"), "dtype is a type of warploom.core.dtypes"),
-        (GemmConfig(swizzle=1), "swizzle is True or False, not 1"),
-        (GemmConfig(tile_m=[64]), "tile_m is a Python int"),
+        ("matmul_sm80(min_ctas=0)", "min_ctas is at least 1"),
+        ("matmul_sm80(BM=7)", "divides tile_m 7$"),
+        ("matmul_sm80(BM=0)", "tile_m is at least 1, not 0$"),
+        ("matmul_sm80", "is no configuration; write matmul_sm80.tile_m=128"),
+        ("matmul_sm90(BM=0)", "tile_m is at least 1"),
+        ("matmul_sm90(consumers=0)", "consumers is at least 1"),
+        ("matmul_sm90(cluster=2)", "no flag of matmul_sm90"),
+        ("matmul_sm70(BM=64)", "is no configuration; write matmul_sm90, matmul_sm80"),
+        (5, "config is a configuration of the operation, its notation as text, or None; not 5"),
+        ([1], r"config is .* not \[1\]"),
+        (MatmulSm80(tile_m="64"), "tile_m is a Python int, not '64'"),
+        (MatmulSm80(dtype="f16"), "dtype is a type of warploom.core.dtypes"),
+        (MatmulSm80(stream_k=1), "stream_k is True or False, not 1"),
+        (MatmulSm80(tile_m=[64]), "tile_m is a Python int"),
     ],
 )
 def test_configurations_of_products_that_cannot_be(config, says):
@@ -64,13 +68,14 @@ def test_configurations_of_products_that_cannot_be(config, says):
         ("(BF16, 64, 0, 64, 0)", "tile_m is at least 1, not 0; num_warps is at least 1"),
         ("(BF16, 64, 64, 64, 4): opt_level=9", "opt_level is ptxas's"),
         ("(F13, 64, 64, 64, 4)", "'F13' is not a type"),
-        ("wgmma (BF16, 64, 0, 0, 0 consumers, 0 stages):", "consumers is at least 1"),
-        ("wgmma (F13, 64, 128, 128, 2 consumers, 2 stages): overlap", "'F13' is not a type"),
-        (5, "config is one of AttentionConfig, HopperConfig"),
-        ([1], "config is one of"),
-        (AttentionConfig(dtype=f32, head_dim=64), "dtype f32 is not f16 or bf16"),
-        (AttentionConfig(dtype="bf16", head_dim=64), "dtype is a type of"),
-        (AttentionConfig(tile_m=[64]), "tile_m is a Python int"),
+        ("attention_sm90(consumers=0)", "consumers is at least 1"),
+        ("attention_sm90(dtype=f13)", "'f13' is not a type"),
+        ("wgmma (BF16, 64, 128, 128)", "is no configuration; write attention_sm90, attention_sm80"),
+        (5, "config is a configuration of the operation"),
+        ([1], "config is a configuration of the operation"),
+        (ForwardSm80(dtype=f32, head_dim=64), "dtype f32 is not f16 or bf16"),
+        (ForwardSm80(dtype="bf16", head_dim=64), "dtype is a type of"),
+        (ForwardSm80(tile_m=[64]), "tile_m is a Python int"),
     ],
 )
 def test_configurations_of_attention_that_cannot_be(config, says):
@@ -186,7 +191,7 @@ def test_configurations_are_read_where_there_is_nothing_to_compute():
             with pytest.raises(ConfigError, match=says):
                 warploom.attention(q, k, k, config=config)
     for call in (warploom.matmul, warploom.matmul_reduce):
-        for config, says in (("nonsense", "is no flag"), ("BM=7", "divides tile_m 7")):
+        for config, says in (("nonsense", "is no flag"), ("matmul_sm80(BM=7)", "divides tile_m 7")):
             with pytest.raises(ConfigError, match=says):
                 call(A[:0], B, config=config)
 

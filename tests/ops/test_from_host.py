@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import count
 from typing import Any
 
 import ml_dtypes
@@ -11,54 +9,9 @@ import numpy as np
 import pytest
 
 import warploom
-from warploom.core.targets import target
-from warploom.emulate import emulate
 from warploom.lang.functions import silu
-from warploom.ops import attention_plan, backends, matmul, places
-from warploom.ops.recipes import Recipe
 
-
-class Copy:
-    """What DeviceCopy is, in the host's memory; ``copy=False`` leaves it poisoned."""
-
-    addresses = count(4096, 4096)
-    memory: dict[int, np.ndarray[Any, Any]] = {}  # noqa: RUF012
-
-    def __init__(self, host: np.ndarray[Any, Any], device: int, *, copy: bool = True) -> None:
-        self.host, self.pointer = host, next(self.addresses)
-        self.memory[self.pointer] = host.copy() if copy else np.full_like(host, np.nan)
-
-    def download(self) -> None:
-        self.host[...] = self.memory[self.pointer]
-
-
-class EmulatedCall:
-    """A GpuCall whose launches are emulated."""
-
-    device = 0
-    run_from_host = backends.GpuCall.run_from_host
-
-    def __init__(self, recipe: Recipe, grid: Any, scalars: Mapping[str, int], device: int, mapped: Any = ()) -> None:
-        assert not mapped
-        self.program, self.grid = recipe.program, grid
-        self.scalars = [scalars[p.name] for p in self.program.parameters if p.kind == "scalar"]
-
-    def launch_again(self, pointers: tuple[int, ...], kind: str) -> None:
-        arrays = [Copy.memory[p] for p in pointers]
-        found = emulate(self.program, self.grid, [*arrays, *self.scalars])
-        assert found.findings == ()
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU of sm_80 with two multiprocessors."""
-    monkeypatch.setattr("warploom.cuda.buffers.DeviceCopy", Copy)
-    monkeypatch.setattr(places, "gpu_present", lambda: True)
-    monkeypatch.setattr(places, "gpu_target", lambda _: target("sm_80"))
-    monkeypatch.setattr(places, "multiprocessors", lambda _: 2)
-    for room in (matmul, attention_plan):
-        monkeypatch.setattr(room, "tuned", lambda *_: None)
-    monkeypatch.setattr(backends.GpuCall, "prepare", EmulatedCall)
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 def random(*shape: int) -> np.ndarray[Any, Any]:
@@ -69,9 +22,11 @@ def near(found: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> bool:
     return bool((np.abs(found.astype(np.float64) - exact) <= 2**-7 * (np.abs(exact) + 1)).all())
 
 
-@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("batch", [(), (3,)])
-@pytest.mark.parametrize("config", [None, "BM=32,BN=32,BK=32,WM=16,WN=16,STAGES=2,accumulate=f32,dtype=bf16,split_k=2"])
+@pytest.mark.parametrize("config", [
+    None, "matmul_sm80(BM=32, BN=32, BK=32, WM=16, WN=16, STAGES=2, split_k=2)",
+     "matmul_sm80(BM=32, BN=32, BK=32, WM=16, WN=16, STAGES=2, stream_k=1)",
+])  # fmt: skip
 def test_what_is_combined_with_the_sums(batch: tuple[int, ...], config: str | None) -> None:
     a, b, bias = random(*batch, 40, 72), random(72, 48), random(48)
     gate, residual = random(*batch, 40, 48), random(*batch, 40, 48)
@@ -86,7 +41,6 @@ def test_what_is_combined_with_the_sums(batch: tuple[int, ...], config: str | No
     assert near(found, exact)
 
 
-@pytest.mark.usefixtures("gpu")
 def test_attention_with_its_log_sum_exp() -> None:
     q, k, v = (random(1, 70, 2, 64) for _ in range(3))
     out, lse = warploom.attention(q, k, v, return_lse=True)
@@ -95,3 +49,14 @@ def test_attention_with_its_log_sum_exp() -> None:
     weights = np.exp(scores - exact[..., None])
     assert near(out, np.einsum("bhqk,bkhd->bqhd", weights, v.astype(np.float64)))
     assert np.abs(lse - exact).max() <= 1e-4
+
+
+def test_a_loss_and_a_reduction() -> None:
+    x, w = random(33, 40), random(50, 40)
+    logits = x.astype(np.float64) @ w.astype(np.float64).T
+    target = np.arange(33) % 50
+    loss = warploom.linear_cross_entropy(x, w, target)
+    assert np.abs(loss - (np.logaddexp.reduce(logits, 1) - logits[np.arange(33), target])).max() <= 1e-4
+    values, index = warploom.matmul_reduce(x, w.T, return_index=True)
+    assert np.abs(values - logits.max(1)).max() <= 1e-4
+    assert (index == logits.argmax(1)).all()

@@ -13,7 +13,7 @@ import pytest
 import warploom
 from warploom.bench.gemm import torch_error
 from warploom.core.dtypes import dtype_of
-from warploom.kernels.gemm.ladder import LADDER
+from warploom.kernels.matmul.ladder import LADDER
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")

@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 
 import warploom
-import warploom.ops.matmul as ops
+from tests.ops.emulated_gpu import EmulatedGpu
 from warploom.core.errors import ProblemError
-from warploom.core.targets import target
 from warploom.interop.arrays import describe
 from warploom.interop.overlap import overlaps_itself, share_memory
-from warploom.kernels.gemm.hopper_config import HopperGemmConfig
-from warploom.kernels.gemm.ladder import BEST32
-from warploom.ops import matmul_launch, places
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.matmul.sm90 import MatmulSm90
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
-SMALL = replace(BEST32, tile_m=32, tile_n=32, tile_k=32, warp_m=16, warp_n=16, stages=3)
-BULK = HopperGemmConfig(tile_m=64, tile_n=64, stages=2, consumers=1, persistent=True)
+SMALL = MatmulSm80(32, 32, 32, 16, 16, stages=3)
+BULK = MatmulSm90(tile_m=64, tile_n=64, stages=2, consumers=1)
 
 
 def random(*shape: int) -> np.ndarray[Any, Any]:
@@ -113,34 +111,21 @@ def test_an_out_whose_elements_lie_on_each_other_is_refused():
         warploom.matmul(random(8, 8), random(8, 8), out=out)
 
 
-def test_repeated_calls_look_at_their_own_arrays(monkeypatch):
+def test_repeated_calls_look_at_their_own_arrays(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch):
     """The prepared call of a GPU knows shapes; addresses are each call's own."""
-    launched: list[tuple[int, ...]] = []
-
-    class Call:
-        def launch_again(self, pointers, _kind):
-            launched.append(pointers)
-
-    class Calls:
-        prepare = staticmethod(lambda *_, **__: Call())
-
-    monkeypatch.setattr(matmul_launch, "GpuCall", Calls)
-    monkeypatch.setattr(ops, "_prepared", {})
-    monkeypatch.setattr(places, "gpu_target", lambda _: target("sm_80"))
-    monkeypatch.setattr(places, "multiprocessors", lambda _: 4)
-    monkeypatch.setattr(ops, "tuned", lambda *_: None)
-    monkeypatch.setattr(ops, "describe", lambda x: describe(x)._replace(device=("cuda", 0)))
+    gpu.hold(monkeypatch)
     buffer, w = random(64, 128), random(64, 64)
     left, right = buffer[:, :64], buffer[:, 64:]
-    for _ in range(3):
-        ops.matmul(left, w, out=right)
-    assert len(launched) == 3
-    assert len(ops._prepared) == 1
+    gpu.keep(buffer)
+    for _ in range(2):
+        right[:] = 0
+        warploom.matmul(left, w, out=right)
+        assert np.abs(right - left.astype(np.float64) @ w.astype(np.float64)).max() < 0.05
     for overlapping in (left, buffer[:, 32:96]):
         with pytest.raises(ProblemError, match="out shares memory with a"):
-            ops.matmul(left, w, out=overlapping)
+            warploom.matmul(left, w, out=overlapping)
     read_only = np.lib.stride_tricks.as_strided(random(64, 128), (64, 64), (256, 2), writeable=False)
     with pytest.raises(ProblemError, match="read-only"):
-        ops.matmul(left, w, out=read_only)
-    ops.matmul(left, w, out=right)
-    assert len(launched) == 4
+        warploom.matmul(left, w, out=read_only)
+    warploom.matmul(left, w, out=right)
+    assert len(gpu.prepared) == 1

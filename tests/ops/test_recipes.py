@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,17 @@ from warploom.cuda import compile as compile_room
 from warploom.cuda import store as store_module
 from warploom.cuda.compile import forget_compiled
 from warploom.cuda.store import KernelStore
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.hopper_config import HopperGemmConfig
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom.kernels.source import KernelSource
 from warploom.ops import backends, recipes
 from warploom.ops.backends import built
-from warploom.ops.recipes import Recipe, Signature
+from warploom.ops.recipes import Signature, origin
 
 pytest.importorskip("cuda.core")
 
 ARCH = "sm_90a"
-SMALL = GemmConfig(32, 32, 32, 16, 16, dtype=bf16, ldmatrix=True, swizzle=True, stages=2, pipelined=True)
+SMALL = MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=bf16)
 
 
 def new_process() -> None:
@@ -54,7 +56,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 def product(**options):
     a, b = np.zeros((32, 64), bf16.numpy), np.zeros((64, 32), bf16.numpy)
-    return warploom.plan_matmul(a, b, config=SMALL, **options).recipe
+    return warploom.plan_matmul(a, b, config=SMALL, **options).calls[0].source
 
 
 def refuse_to_trace(monkeypatch) -> None:
@@ -64,19 +66,19 @@ def refuse_to_trace(monkeypatch) -> None:
     def loaded():
         pytest.fail("NVRTC is not needed")
 
-    monkeypatch.setattr(Recipe, "program", property(traced))
+    monkeypatch.setattr(KernelSource, "program", property(traced))
     monkeypatch.setattr(compile_room, "nvrtc_version", loaded)
 
 
 def pointers(folder: Path) -> list[Path]:
-    """The entries that lead from a recipe to a kernel."""
+    """The entries that lead from a source to a kernel."""
     return list(folder.glob("*.traced"))
 
 
 def test_a_later_process_neither_traces_nor_needs_a_compiler(monkeypatch):
-    recipe = product()
-    kernel, signature = built(recipe, ARCH)
-    assert signature == Signature.of(recipe.program)
+    source = product()
+    kernel, signature = built(source, ARCH)
+    assert signature == Signature.of(source.program)
     new_process()
     refuse_to_trace(monkeypatch)
     again, same = built(product(), ARCH)
@@ -84,26 +86,25 @@ def test_a_later_process_neither_traces_nor_needs_a_compiler(monkeypatch):
     assert again.from_cache
 
 
-def test_every_operation_gives_recipes_that_determine_their_kernels():
+def test_every_operation_gives_sources_that_determine_their_kernels():
     q = np.zeros((1, 64, 2, 64), bf16.numpy)
     a, b = np.zeros((32, 64), bf16.numpy), np.zeros((64, 32), bf16.numpy)
-    split = warploom.plan_matmul(a, b, config=GemmConfig(32, 32, 32, 16, 16, dtype=bf16, split_k=2))
-    reduced = warploom.plan_matmul_reduce(a, b, "logsumexp", config=SMALL)
-    hopper = "wgmma (BF16, 64, 128, 64, 2 consumers, 2 stages): overlap"
-    listed = [
-        warploom.plan(q, q, q).recipe,
-        warploom.plan(q, q, q, causal=True).recipe,
-        warploom.plan(q, q, q, scale=1 / np.sqrt(64)).recipe,
-        warploom.plan(q, q, q, config=hopper).recipe,
-        warploom.plan(q, q, q, config=hopper, layout="bhsd").recipe,
-        warploom.plan_matmul(a, b, config=HopperGemmConfig(dtype=bf16)).recipe,
-        warploom.plan_matmul_reduce(a, b, "max", config=HopperGemmConfig(dtype=bf16)).recipe,
-        split.recipe,
-        split.finish_recipe,
-        reduced.recipe,
-        reduced.merge_recipe,
+    hopper = "attention_sm90(head_dim=64, tile_n=64)"
+    plans = [
+        warploom.plan_matmul(a, b, config=MatmulSm90(dtype=bf16)),
+        warploom.plan_matmul(a, b, config=replace(SMALL, split_k=2)),
+        warploom.plan_matmul_reduce(a, b, "max", config=MatmulSm90(dtype=bf16)),
+        warploom.plan_matmul_reduce(a, b, "logsumexp", config=SMALL),
     ]
-    origins = [None if recipe is None else recipe.origin() for recipe in listed]
+    listed = [
+        warploom.plan(q, q, q).call,
+        warploom.plan(q, q, q, causal=True).call,
+        warploom.plan(q, q, q, scale=1 / np.sqrt(64)).call,
+        warploom.plan(q, q, q, config=hopper).call,
+        warploom.plan(q, q, q, config=hopper, layout="bhsd").call,
+        *(call for plan in plans for call in plan.calls),
+    ]
+    origins = [origin(call.source) for call in listed]
     assert None not in origins
     assert len(set(origins)) == len(listed)
 
@@ -256,6 +257,14 @@ def test_an_epilogue_is_kept_by_what_it_computes(monkeypatch, cache):
     assert built(product(epilogue=scaled(3.0)), ARCH)[0].from_cache
 
 
+_BEGIN = """
+import time
+from warploom.kernels.source import KernelSource
+from warploom.ops.recipes import origin
+source = KernelSource.of("a:b", "name", x=1)
+"""
+
+
 @pytest.fixture
 def copied_package(tmp_path):
     """A copy of the package's sources that may be edited, and a way to run code on it."""
@@ -264,9 +273,8 @@ def copied_package(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(script: str) -> str:
-        begin = "import time\nfrom warploom.ops.recipes import Recipe\nrecipe = Recipe(len, ('x',))\n"
         done = subprocess.run(
-            [sys.executable, "-c", begin + textwrap.dedent(script)], env=environment, capture_output=True, text=True,
+            [sys.executable, "-c", _BEGIN + textwrap.dedent(script)], env=environment, capture_output=True, text=True,
             check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -278,27 +286,27 @@ def copied_package(tmp_path):
 
 def test_an_edited_source_is_never_met_by_an_old_entry(copied_package):
     package, run = copied_package
-    before = run("print(recipe.origin())")
-    assert run("print(recipe.origin())") == before
-    source = package / "kernels" / "attention" / "softmax.py"
+    before = run("print(origin(source))")
+    assert run("print(origin(source))") == before
+    source = package / "kernels" / "attention" / "sm90.py"
     text, at = source.read_text(), source.stat()
     source.write_text(text.replace("e", "f", 1))
     os.utime(source, ns=(at.st_atime_ns, at.st_mtime_ns))  # same size, same time: only the contents differ
     time.sleep(0.02)
-    assert run("print(recipe.origin())") != before
+    assert run("print(origin(source))") != before
     source.write_text(text)
     time.sleep(0.02)
-    assert run("print(recipe.origin())") == before
+    assert run("print(origin(source))") == before
 
 
 def test_a_process_whose_sources_were_edited_keeps_nothing(copied_package):
     package, run = copied_package
     told = run(f"""
-        assert recipe.origin() is not None
+        assert origin(source) is not None
         time.sleep(0.02)
         path = {str(package / "lang" / "fold.py")!r}
         open(path, "a").write("# edited\\n")
-        print(recipe.origin())
+        print(origin(source))
     """)
     assert told.strip() == "None"
 
@@ -313,12 +321,12 @@ def test_two_processes_at_once(cache):
     script = textwrap.dedent("""
         import numpy as np, warploom
         from warploom.core.dtypes import bf16
-        from warploom.kernels.gemm.config import GemmConfig
+        from warploom.kernels.matmul.sm80 import MatmulSm80
         from warploom.ops.backends import built
         a, b = np.zeros((32, 64), bf16.numpy), np.zeros((64, 32), bf16.numpy)
-        config = GemmConfig(32, 32, 32, 16, 16, dtype=bf16, ldmatrix=True, swizzle=True, stages=2, pipelined=True)
-        recipe = warploom.plan_matmul(a, b, config=config).recipe
-        print(built(recipe, "sm_90a")[0].resources.registers)
+        config = MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=bf16)
+        source = warploom.plan_matmul(a, b, config=config).calls[0].source
+        print(built(source, "sm_90a")[0].resources.registers)
     """)
     running = [
         subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError, ProblemError
-from warploom.kernels.gemm.config import GemmConfig
+from warploom.kernels.matmul.ladder_config import RungGemm
+from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops.reduce import linear_cross_entropy, matmul_reduce, plan_matmul_reduce
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
-SMALL = {
-    t: GemmConfig(32, 32, 32, 16, 16, dtype=t, ldmatrix=True, swizzle=True, stages=2, pipelined=True)
-    for t in (bf16, f16)
-}
+SMALL = {t: MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=t) for t in (bf16, f16)}
 
 
 def inputs(m, n, k, dtype=bf16, seed=0):
@@ -180,7 +180,7 @@ def test_no_product_is_written():
     plan = plan_matmul_reduce(*inputs(256, 4096, 16), "logsumexp")
     assert str(plan) == f"logsumexp: {plan.config}\n  on {plan.device} ({plan.target}), grid {plan.grid}: {plan.reason}"
     assert plan.program.name in plan.cuda
-    assert plan.merge.name in plan.cuda
+    assert plan.calls[1].source.name in plan.cuda
     assert plan.workspace_bytes <= 256 * 4096 * 4 // 16
     assert {p.name for p in plan.program.parameters} >= {"a", "b", "first", "second"}
 
@@ -200,6 +200,6 @@ def test_what_it_does_not_take():
             call()
     assert matmul_reduce(a[:0], b).shape == (0,)
     with pytest.raises(ConfigError, match="split_k"):
-        matmul_reduce(*inputs(32, 32, 128), config=GemmConfig(32, 32, 32, 16, 16, dtype=bf16, split_k=2))
-    with pytest.raises(ConfigError, match="whose row"):
-        matmul_reduce(*inputs(32, 32, 128), config=GemmConfig(32, 32, 32, 16, 16, dtype=bf16, wmma=True))
+        matmul_reduce(*inputs(32, 32, 128), config=replace(SMALL[bf16], split_k=2))
+    with pytest.raises(ConfigError, match="no kernel that reduces rows"):
+        matmul_reduce(*inputs(32, 32, 128), config=RungGemm(32, 32, 32, 16, 16, dtype=bf16))

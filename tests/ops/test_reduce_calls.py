@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import warploom.ops.reduce as ops
-import warploom.ops.reduce_steps as steps
 from tests.kernels.mutate import deletions
+from tests.ops.emulated_gpu import EmulatedGpu
 from warploom.core.dtypes import bf16, f32
 from warploom.core.errors import WarploomError
-from warploom.core.targets import target
 from warploom.emulate import emulate
-from warploom.interop.arrays import describe
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.ops import places
-from warploom.ops.recipes import Signature
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.ops import reduce_plan
 
-SMALL = GemmConfig(32, 32, 32, 16, 16, dtype=bf16, ldmatrix=True, swizzle=True, stages=2, pipelined=True)
+SMALL = MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=bf16)
 
 
 def inputs(m, n, k, seed):
@@ -28,55 +23,13 @@ def inputs(m, n, k, seed):
 
 
 @pytest.fixture
-def pretended_gpu(monkeypatch):
-    """Arrays of NumPy that claim to be on a GPU, whose launches the emulator carries out; yields the calls prepared."""
-    memory: dict[int, np.ndarray[Any, Any]] = {}
-    prepared: list[str] = []
-
-    class Call:
-        def __init__(self, program, grid, scalars):
-            self.program, self.grid, self.scalars = program, grid, scalars
-            self.arrays = Signature.of(program).arrays
-
-        def launch_again(self, pointers, _kind):
-            left = iter(pointers)
-            arguments = [
-                at(next(left), p.dtype.numpy) if p.kind == "pointer" else self.scalars[p.name]
-                for p in self.program.parameters
-            ]
-            assert emulate(self.program, self.grid, arguments).findings == ()
-
-    def at(pointer, dtype):
-        """The array that starts there, or what of a workspace lies behind it."""
-        if pointer in memory and memory[pointer].dtype != np.uint8:
-            return memory[pointer]
-        start = max(x for x in memory if x <= pointer)
-        assert memory[start].dtype == np.uint8, "no array begins here"
-        return memory[start][pointer - start :].view(dtype)
-
-    def prepare(recipe, grid, scalars, _device, _mapped):
-        prepared.append(recipe.program.name)
-        return Call(recipe.program, grid, dict(scalars))
-
-    def empty(_kind, shape, dtype, _device):
-        made = np.empty(shape, dtype.numpy)
-        memory[describe(made).pointer] = made
-        return made
-
-    def on_gpu(array):
-        view = describe(array)
-        memory[view.pointer] = array
-        return view._replace(device=("cuda", 0))
-
-    for name, stand_in in (("_prepared", prepare), ("empty", empty), ("describe", on_gpu), ("_ready", {}),
-                           ("gpu_target", lambda _: target("sm_80")), ("multiprocessors", lambda _: 4)):  # fmt: skip
-        for module in (ops, steps, places):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, stand_in)
-    return prepared
+def prepared(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arrays of NumPy claim to be on a GPU; the names of the kernels prepared for it."""
+    gpu.hold(monkeypatch)
+    return gpu.prepared
 
 
-def test_repeated_calls_prepare_nothing_and_read_their_own_arrays(pretended_gpu):
+def test_repeated_calls_prepare_nothing_and_read_their_own_arrays(prepared):
     for trial in range(3):
         a, b = inputs(40, 70, 48, trial)
         bias = inputs(1, 70, 1, trial)[1][0]
@@ -84,10 +37,10 @@ def test_repeated_calls_prepare_nothing_and_read_their_own_arrays(pretended_gpu)
         product = a.astype(np.float64) @ b.astype(np.float64) + bias.astype(np.float64)
         assert np.abs(values - product.max(1)).max() < 1e-4
         assert (index == product.argmax(1)).all()
-        assert len(pretended_gpu) == 2
+        assert len(prepared) == 2
 
 
-def test_repeated_losses_too(pretended_gpu):
+def test_repeated_losses_too(prepared):
     for trial in range(2):
         x, w = inputs(33, 50, 32, trial)
         w = np.ascontiguousarray(w.T)
@@ -95,18 +48,18 @@ def test_repeated_losses_too(pretended_gpu):
         logits = x.astype(np.float64) @ w.astype(np.float64).T
         expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(33), chosen]
         assert np.abs(ops.linear_cross_entropy(x, w, chosen) - expected).max() < 1e-4
-        assert len(pretended_gpu) == 3
+        assert len(prepared) == 3
 
 
-def test_another_scale_or_shape_is_another_call(pretended_gpu):
+def test_another_scale_or_shape_is_another_call(prepared):
     a, b = inputs(32, 64, 32, 0)
     ops.matmul_reduce(a, b)
     ops.matmul_reduce(a, b, scale=2.0)
     ops.matmul_reduce(a[:16], b)
-    assert len(pretended_gpu) == 6
+    assert len(prepared) == 6
 
 
-def test_one_array_twice_is_not_confused_with_two(pretended_gpu):
+def test_one_array_twice_is_not_confused_with_two(prepared):
     square = inputs(32, 32, 32, 0)[0]
     other = inputs(32, 32, 32, 1)[0]
     ops.matmul_reduce(square, square)
@@ -117,20 +70,20 @@ def test_one_array_twice_is_not_confused_with_two(pretended_gpu):
 @pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 @pytest.mark.parametrize("op", ["max", "sum", "logsumexp"])
 def test_rows_in_blocks_give_the_same_bits(monkeypatch, op):
-    monkeypatch.setattr(steps, "LEAST_ROWS", 16)
+    monkeypatch.setattr(reduce_plan, "LEAST_ROWS", 16)
     a, b = inputs(70, 90, 24, 0)
     bias = inputs(1, 90, 1, 1)[1][0]
     expected = ops.matmul_reduce(a, b, op, bias=bias, config=SMALL)
-    monkeypatch.setattr(steps, "WORKSPACE_BYTES", 1 << 9)
+    monkeypatch.setattr(reduce_plan, "WORKSPACE_BYTES", 1 << 9)
     plan = ops.plan_matmul_reduce(a, b, op, bias=bias, config=SMALL)
     assert plan.block_rows < 70
     assert plan.workspace_bytes <= 1 << 9
     assert (ops.matmul_reduce(a, b, op, bias=bias, config=SMALL) == expected).all()
 
 
-def test_blocks_of_rows_on_a_gpu_read_their_own_rows(pretended_gpu, monkeypatch):
-    monkeypatch.setattr(steps, "LEAST_ROWS", 16)
-    monkeypatch.setattr(steps, "WORKSPACE_BYTES", 1 << 8)
+def test_blocks_of_rows_on_a_gpu_read_their_own_rows(prepared, monkeypatch):
+    monkeypatch.setattr(reduce_plan, "LEAST_ROWS", 16)
+    monkeypatch.setattr(reduce_plan, "WORKSPACE_BYTES", 1 << 8)
     for trial in range(2):
         a, b = inputs(40, 70, 48, trial)
         values, index = ops.matmul_reduce(a, b, return_index=True)
@@ -150,8 +103,8 @@ def test_each_barrier_and_wait_is_needed(op):
 
     def run(program):
         parts = [np.full((plan.tiles, 40), np.nan, f32.numpy) for _ in range(2)]
-        given = {"a": a, "b": b, "first": parts[0], "second": parts[1]} | plan.problem.scalars(plan.config)
-        done = emulate(program, plan.problem.grid(plan.config), {p.name: given[p.name] for p in program.parameters})
+        given = {"a": a, "b": b, "first": parts[0], "second": parts[1]} | dict(plan.calls[0].scalars)
+        done = emulate(program, plan.grid, {p.name: given[p.name] for p in program.parameters})
         return parts, done.findings
 
     expected, findings = run(plan.program)

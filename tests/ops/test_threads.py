@@ -10,8 +10,8 @@ import pytest
 
 import warploom
 from tests.processes import holds_in_forked_child
-from warploom.kernels.attention import forward
-from warploom.ops import attention_kernels
+from warploom.kernels.attention.sm80_kernel import attention_sm80
+from warploom.kernels.source import traced
 
 pytestmark = [
     pytest.mark.filterwarnings("error"),
@@ -61,7 +61,7 @@ def test_every_thread_gets_its_own_result():
         lambda: warploom.plan(x, x, x, causal=True).program.digest,
         lambda: warploom.plan_matmul(a, b, accumulate="f16").cuda,
     ]
-    attention_kernels.trace.cache_clear()
+    traced.cache_clear()
     found = together(calls * 2)
     for call, first, second in zip(calls, found[: len(calls)], found[len(calls) :], strict=True):
         expected = call()
@@ -71,18 +71,18 @@ def test_every_thread_gets_its_own_result():
 
 
 def test_equal_first_calls_trace_one_kernel(monkeypatch):
-    traced = []
-    trace = forward.attention_forward.trace
+    asked = []
+    trace = attention_sm80.trace
 
     def counted(**options):
-        traced.append(options)
+        asked.append(options)
         return trace(**options)
 
-    monkeypatch.setattr(forward.attention_forward, "trace", counted)
-    attention_kernels.trace.cache_clear()
+    monkeypatch.setattr(attention_sm80, "trace", counted)
+    traced.cache_clear()
     x = half(1, 24, 1, 64)
     programs = together([lambda: warploom.plan(x, x, x).program] * 8)
-    assert len(traced) == 1
+    assert len(asked) == 1
     assert len({id(program) for program in programs}) == 1
 
 

@@ -1,0 +1,26 @@
+"""What several tests of calls share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu
+from warploom.core.targets import target
+from warploom.ops import attention, backends, matmul, places, reduce, steps, tuned
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedGpu:
+    """The only GPU of this machine, without tuned configurations and prepared calls."""
+    made = EmulatedGpu()
+    monkeypatch.setattr(DeviceCopy, "gpu", made, raising=False)
+    monkeypatch.setattr("warploom.cuda.buffers.DeviceCopy", DeviceCopy)
+    monkeypatch.setattr(places, "gpu_present", lambda: True)
+    monkeypatch.setattr(places, "gpu_target", lambda _: target("sm_80"))
+    monkeypatch.setattr(places, "multiprocessors", lambda _: 2)
+    monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
+    monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
+    monkeypatch.setattr(steps, "zero_words", made.zero)
+    for room, known in ((matmul, "_prepared"), (reduce, "_ready"), (attention, "_prepared")):
+        monkeypatch.setattr(room, known, {})
+    return made

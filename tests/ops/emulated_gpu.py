@@ -1,0 +1,111 @@
+"""A GPU played by the emulator: memory by real addresses, and launches on what lies there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warploom.core.dtypes import DType, u32
+from warploom.emulate import emulate
+from warploom.interop.arrays import ArrayView, describe, memory_span
+from warploom.kernels.source import KernelSource
+from warploom.ops import attention, backends, matmul, reduce, reduce_plan, steps
+
+Array = np.ndarray[Any, Any]
+
+
+class EmulatedGpu:
+    """An sm_80 with two multiprocessors. ``prepared``: the names of kernels, each as often as it was loaded."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, tuple[int, Array]] = {}
+        self.prepared: list[str] = []
+
+    def keep(self, array: Array) -> int:
+        """The address of an array, which lies in the GPU's memory from now on."""
+        view = describe(array)
+        start, size = memory_span(view)
+        self.arrays[start] = start + size, array
+        return view.pointer
+
+    def empty(self, _kind: str, shape: Sequence[int], dtype: DType, _device: Any = None) -> Array:
+        """An array of NaN."""
+        words = np.full(-(-int(np.prod(shape)) * dtype.bytes // 4), 0xFFFFFFFF, np.uint32)
+        made = words.view(np.uint8)[: int(np.prod(shape)) * dtype.bytes].view(dtype.numpy).reshape(tuple(shape))
+        self.keep(made)
+        return made
+
+    def empty_like(self, view: ArrayView, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Array:
+        """:meth:`empty` of the shape and type of another, unless they are given."""
+        return self.empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype)
+
+    def at(self, pointer: int, dtype: DType) -> Array:
+        """What lies from an address to the end of the array there."""
+        end, _ = self.arrays[max(start for start in self.arrays if start <= pointer)]
+        count = (end - pointer) // dtype.bytes
+        assert count > 0, "no array lies here"
+        memory = (ctypes.c_ubyte * (count * dtype.bytes)).from_address(pointer)
+        return np.frombuffer(memory, np.uint8).view(dtype.numpy)
+
+    def prepare(
+        self, source: KernelSource, grid: Any, scalars: Mapping[str, int], _device: int, mapped: Any = ()
+    ) -> EmulatedCall:
+        """What ``GpuCall.prepare`` gives."""
+        assert not mapped
+        self.prepared.append(source.name)
+        return EmulatedCall(self, source, grid, scalars)
+
+    def zero(self, pointer: int, words: int, _kind: str, _device: int) -> None:
+        """What ``zero_words`` does."""
+        self.at(pointer, u32)[:words] = 0
+
+    def hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let NumPy's arrays claim to be in this memory."""
+
+        def on_gpu(array: Any) -> ArrayView:
+            self.keep(array)
+            return describe(array)._replace(device=("cuda", 0))
+
+        for room in (matmul, reduce, reduce_plan, attention):
+            monkeypatch.setattr(room, "describe", on_gpu)
+        for room in (attention, reduce, steps):
+            monkeypatch.setattr(room, "empty", self.empty)
+        for room in (attention, matmul):
+            monkeypatch.setattr(room, "empty_like", self.empty_like)
+
+
+class EmulatedCall:
+    """A ``GpuCall`` whose launches are emulated under all checks."""
+
+    device = 0
+    run_from_host = backends.GpuCall.run_from_host
+
+    def __init__(self, gpu: EmulatedGpu, source: KernelSource, grid: Any, scalars: Mapping[str, int]) -> None:
+        self.gpu, self.program, self.grid = gpu, source.program, grid
+        self.arrays = tuple(p.name for p in self.program.parameters if p.kind == "pointer")
+        self.scalars = backends.scalar_arguments(self.program, scalars)
+
+    def launch_again(self, pointers: Sequence[int], _kind: str) -> None:
+        """Run at once."""
+        kinds = [p.dtype for p in self.program.parameters if p.kind == "pointer"]
+        arrays = [self.gpu.at(pointer, kind) for pointer, kind in zip(pointers, kinds, strict=True)]
+        assert emulate(self.program, self.grid, [*arrays, *self.scalars]).findings == ()
+
+
+class DeviceCopy:
+    """What ``cuda.buffers.DeviceCopy`` is, in the memory of an :class:`EmulatedGpu`; ``copy=False`` leaves NaN."""
+
+    gpu: EmulatedGpu
+
+    def __init__(self, host: Array, _device: int, *, copy: bool = True) -> None:
+        self.host = host
+        self.copied = host.copy() if copy else self.gpu.empty_like(describe(host))
+        self.pointer = self.gpu.keep(self.copied)
+
+    def download(self) -> None:
+        """Copy the contents back."""
+        self.host[...] = self.gpu.at(self.pointer, describe(self.host).dtype).reshape(self.host.shape)
