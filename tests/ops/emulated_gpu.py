@@ -49,7 +49,7 @@ class EmulatedGpu:
         count = (end - pointer) // dtype.bytes
         assert count > 0, "no array lies here"
         memory = (ctypes.c_ubyte * (count * dtype.bytes)).from_address(pointer)
-        return np.frombuffer(memory, np.uint8).view(dtype.numpy)
+        return np.frombuffer(memoryview(memory), np.uint8).view(dtype.numpy)
 
     def prepare(
         self, source: KernelSource, grid: Any, scalars: Mapping[str, int], _device: int, mapped: Any = ()
