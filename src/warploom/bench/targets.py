@@ -51,7 +51,10 @@ def load_targets(path: Path, family: str) -> list[Figure]:
 
 
 def missed(figures: Sequence[Figure], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each figure that a row fell short of, with what it reached. Figures of rows that were not run are passed over."""
+    """Each figure that a row fell short of, with what it reached.
+
+    Figures of rows that were not run are passed over, and so are those against a rung before that was not.
+    """
     found: list[str] = []
     for figure in figures:
         for row in rows:
@@ -59,6 +62,8 @@ def missed(figures: Sequence[Figure], rows: Sequence[Mapping[str, Any]]) -> list
                 continue
             for cell in (row["gpu"] or {}).get("cells", ()):
                 if all(cell.get(k) == v for k, v in figure.where.items()):
+                    if figure.peer == BEFORE and "over_rung_before" not in cell:
+                        continue
                     reached = _reached(figure, cell)
                     if reached is None or not reached >= figure.at_least:
                         found.append(f"{figure}, reached {reached}")
@@ -68,4 +73,4 @@ def missed(figures: Sequence[Figure], rows: Sequence[Mapping[str, Any]]) -> list
 def _reached(figure: Figure, cell: Mapping[str, Any]) -> float | None:
     if figure.peer is None:
         return cell["tflops"]["median"]
-    return cell.get("over_rung_before") if figure.peer == BEFORE else cell["ratio"].get(figure.peer)
+    return cell["over_rung_before"] if figure.peer == BEFORE else cell["ratio"].get(figure.peer)
