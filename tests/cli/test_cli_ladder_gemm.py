@@ -16,10 +16,7 @@ from warploom.kernels.matmul.reference import gemm_error, gemm_reference
 SMALL = ("--m", "64", "--n", "64", "--k", "128", "--set", "BM=64", "--set", "BN=64", "--set", "WM=32", "--set", "WN=32")
 
 
-@pytest.fixture(autouse=True)
-def no_compiler(monkeypatch):
-    """What is compiled has tests of its own."""
-    monkeypatch.setattr("warploom.bench.ladder.missing_compiler", lambda: "not compiled")
+pytestmark = pytest.mark.usefixtures("no_compiler")
 
 
 def rows(result):

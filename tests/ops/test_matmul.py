@@ -97,14 +97,13 @@ EPILOGUES: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("n", [64, 33])
-@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("kind", "n"), [("whole", 64), *((kind, 33) for kind in KINDS)])
 @pytest.mark.parametrize("name", EPILOGUES)
-def test_epilogues(name, config, n):
+def test_epilogues(name, kind, n):
     """In the product's kernel, and in the one that adds the parts of a split K; pairs and single columns."""
     traced, exact = EPILOGUES[name]
     a, b, bias = random(35, 200), random(200, n), random(n)
-    c = warploom.matmul(a, b, bias=bias, epilogue=traced, alpha=0.25, out_dtype="f32", config=config)
+    c = warploom.matmul(a, b, bias=bias, epilogue=traced, alpha=0.25, out_dtype="f32", config=KINDS[kind])
     expected = exact(0.25 * (a.astype(np.float64) @ b.astype(np.float64)) + bias.astype(np.float64))
     assert np.abs(c - expected).max() < 3e-5
 
@@ -130,7 +129,7 @@ def test_hyperbolic_tangent_is_approximate():
 
 
 @pytest.mark.parametrize("shapes", [((16, 1000), (1000, 33)), ((3, 16, 768), (3, 768, 32)), ((16, 768), (2, 768, 8))])
-@pytest.mark.parametrize("splits", [2, 5, 8])
+@pytest.mark.parametrize("splits", [2, 5])
 def test_split_k_is_right_and_repeatable(shapes, splits):
     a, b = random(*shapes[0]), random(*shapes[1])
     config = replace(SMALL, split_k=splits)
@@ -161,6 +160,7 @@ def test_long_thin_products_are_split():
 
 @pytest.mark.parametrize("shapes", [((0, 4), (4, 5)), ((3, 4), (4, 0)), ((0, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 0))])
 def test_empty_results(shapes):
+    assert warploom.plan_matmul(random(*shapes[0]), random(*shapes[1])).problem.m >= 0
     c = warploom.matmul(random(*shapes[0]), random(*shapes[1]))
     assert c.size == 0
     assert c.shape[-2:] == (shapes[0][-2], shapes[1][-1])
@@ -232,7 +232,6 @@ def test_equal_lambdas_share_a_kernel():
 REFUSED: dict[str, tuple[Any, str]] = {
     "inner extents": (lambda: warploom.matmul(random(3, 4), random(5, 6)), "pass w.T"),
     "vector": (lambda: warploom.matmul(random(4), random(4, 2)), "add a dimension"),
-    "f32": (lambda: warploom.matmul(random(3, 4, dtype=np.float32), random(4, 5)), "convert"),
     "mixed": (lambda: warploom.matmul(random(3, 4), random(4, 5, dtype=ml_dtypes.bfloat16)), "one type"),
     "batches": (lambda: warploom.matmul(random(2, 3, 4), random(3, 4, 5)), "do not broadcast"),
     "bias": (lambda: warploom.matmul(random(3, 4), random(4, 6), bias=random(3)), "must be (6,)"),
@@ -243,7 +242,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "make them equal",
     ),
     "no value": (lambda: warploom.matmul(random(3, 4), random(4, 6), epilogue=lambda x: None), "one traced value"),
-    "out type": (lambda: warploom.matmul(random(3, 4), random(4, 6), out_dtype="int8"), "f16, bf16 or f32"),
     "accumulate": (
         lambda: warploom.matmul(*(random(4, 4, dtype=ml_dtypes.bfloat16),) * 2, accumulate="f16"), "float16 inputs"
     ),
@@ -366,9 +364,3 @@ def test_odd_addresses_and_factors_beyond_f32_are_refused():
         warploom.matmul(straight, straight, alpha=1e60)
     with pytest.raises(ProblemError, match="finite float32"):
         warploom.matmul_reduce(straight, straight, "max", scale=1e60)
-
-
-@pytest.mark.parametrize("shapes", [((0, 8), (8, 4)), ((4, 4), (4, 0)), ((0, 3, 8), (8, 4))])
-def test_products_of_nothing_can_be_planned(shapes):
-    a, b = (np.ones(shape, np.float16) for shape in shapes)
-    assert warploom.plan_matmul(a, b).problem.m >= 0

@@ -18,7 +18,7 @@ from warploom.ops.attention_arrays import Options, read_inputs
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 TOO_FAR = 2**32
-ODD = (3, -5, 0, TOO_FAR, 2**40 + 1)
+ODD = (-5, 0, 2**40 + 1)
 
 
 def half(*shape: int) -> Any:
