@@ -19,7 +19,7 @@ from warploom.bench.attention import AttentionFamily, settled
 from warploom.bench.ladder import run_ladder
 from warploom.core.dtypes import bf16
 from warploom.kernels.attention.ladder import FULL_LADDER
-from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.ladder import Rung
 
 ABLATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -33,8 +33,6 @@ ABLATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("8", ("opt_level=1",)),
     ("8", ("k_slices=off", "opt_level=1")),
     ("9", ("k_slices=off",)),
-    ("8", ("heads_first=on",)),
-    ("16", ("heads_first=on",)),
 )
 """(rung, flags): what a rung would be without one of its ideas."""
 LENGTHS = (4096, 16384)
@@ -45,7 +43,7 @@ def name(key: str, flags: tuple[str, ...]) -> str:
     return " ".join((key, *flags))
 
 
-def ablated(key: str, flags: tuple[str, ...]) -> Rung[AnyConfig]:
+def ablated(key: str, flags: tuple[str, ...]) -> Rung[AttentionConfig]:
     """The rung with its flags set."""
     rung = settled(FULL_LADDER.rung(key), 128, bf16, dict(flag.split("=", 1) for flag in flags))
     return replace(rung, key=name(key, flags), name=f"{rung.name}, {' '.join(flags)}")

@@ -1,12 +1,13 @@
-"""What attention's speed depends on in the data: winners that carry maxima, and the same without, on four kinds.
+"""What attention's speed depends on in the data: the kernel with stale maxima, and one without, on four kinds.
 
     PYTHONPATH=src python benchmarks/attention_data_h200.py --out OUT
 
-``carry_max`` takes it that the maxima of one block serve the next, and forms a block's scores again where P shows that
+The kernel takes it that the maxima of one block serve the next, and recomputes a block's scores where P shows that
 they do not. So data matters: independent scores of deviation 1 and of 8, a first key that every query attends to, and
 keys that grow from block to block as they are visited, so that every block raises every maximum. Each result is checked
-against float64 on random rows; then the winner, the same without ``carry_max`` and ``sum_column``, and torch's cuDNN
-backend are timed interleaved. Writes OUT/attention-data.json; exits with 1 if a result is wrong.
+against float64 on random rows; then what a call chooses, the ladder's kernel of the same tile, which looks for maxima
+in every block, and torch's cuDNN backend are timed interleaved. Writes OUT/attention-data.json; exits with 1 if a
+result is wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from attention_cells import TOKENS, WIDTH, checked, fresh, sdpa
-from warploom.kernels.attention.hopper_config import HopperConfig
-from warploom.tune.gpu import gpu_for_tuning
-from warploom.winners.classes import attention_class
-from warploom.winners.store import find_winner
 
 import warploom
 from warploom.bench.environment import environment
 from warploom.bench.timing import Candidate, EventClock, input_sets, measure, paired_spread
 from warploom.core.dtypes import bf16
-from warploom.kernels.attention.choice import parse_config
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.ladder_sm90 import RungSm90
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
+from warploom.ops.backends import gpu_target
 
 CELLS = ((64, False, 4096), (64, True, 1024), (128, False, 512), (128, False, 16384), (128, True, 4096))
 DEVIATION, GROWTH, SINK = 8.0, 40.0, 80.0
@@ -68,15 +67,16 @@ KINDS: dict[str, Callable[[Any, Any, Any], Tensors]] = {
 }  # fmt: skip
 
 
-def configs(head_dim: int, causal: bool, seq: int) -> tuple[HopperConfig, HopperConfig]:
-    """The winner of a cell, and the same that looks for maxima in every block."""
+def configs(head_dim: int, causal: bool, seq: int) -> tuple[AttentionConfig, AttentionConfig]:
+    """What a call chooses for a cell, and the same tile with maxima in every block."""
     heads = WIDTH // head_dim
     problem = AttentionProblem(TOKENS // seq, heads, heads, seq, seq, head_dim, bf16, (None, 0 if causal else None))
-    found = find_winner(gpu_for_tuning().name, attention_class(problem))
-    winner = parse_config(found.winner.config) if found else None
-    if not isinstance(winner, HopperConfig):
-        raise SystemExit(f"no wgmma winner for head_dim {head_dim}, {seq} tokens: run sweep_h200.py first")
-    return winner, replace(winner, carry_max=False, sum_column=False)
+    chosen, _ = choose(problem, gpu_target(0))
+    flags: dict[str, Any] = {f.name: getattr(chosen, f.name) for f in fields(chosen)} | {
+        "sum_column": False,
+        "skip_masked": False,
+    }
+    return chosen, RungSm90(**flags)
 
 
 def cell(head_dim: int, causal: bool, seq: int) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def cell(head_dim: int, causal: bool, seq: int) -> list[dict[str, Any]]:
     shape = TOKENS // seq, seq, WIDTH // head_dim, head_dim
     carried, plain = configs(head_dim, causal, seq)
 
-    def ours(config: HopperConfig) -> Callable[[Any, Any, Any], Any]:
+    def ours(config: AttentionConfig) -> Callable[[Any, Any, Any], Any]:
         return lambda q, k, v: warploom.attention(q, k, v, causal=causal, config=config)
 
     runs = {"carried": ours(carried), "plain": ours(plain), "torch_cudnn": sdpa("torch_cudnn", causal)}

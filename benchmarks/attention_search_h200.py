@@ -23,17 +23,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from warploom.kernels.attention.config import AttentionConfig
-from warploom.tune.built import Built
-
 from warploom.bench.environment import environment
 from warploom.bench.timing import Candidate, measure
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
 from warploom.kernels.attention.ladder import FULL_LADDER
+from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.problem import AttentionProblem
-from warploom.tune.attention import AttentionFamily
-from warploom.tune.build import build_all
+from warploom.tune.attention import AttentionOperation
+from warploom.tune.build import Built, build_all
 
 TOKENS, HEADS, HEAD_DIM = 16384, 16, 128
 SPACE: dict[str, tuple[Any, ...]] = {
@@ -49,40 +47,42 @@ def log(*words: Any) -> None:
     print(f"[{time.perf_counter() - START:6.1f}]", *words, flush=True)
 
 
-def candidates() -> Iterator[AttentionConfig]:
-    """Every configuration of rung 6's idea that is a kernel."""
+def candidates() -> Iterator[RungSm80]:
+    """Every configuration of rung 6's idea that is valid."""
     base = FULL_LADDER.rung("6").config
-    assert isinstance(base, AttentionConfig)
+    assert isinstance(base, RungSm80)
     for values in itertools.product(*SPACE.values()):
         config = replace(base, **dict(zip(SPACE, values, strict=True)))
         if not config.check(target(ARCH)):
             yield config
 
 
-def compiled(problem: AttentionProblem) -> tuple[dict[AttentionConfig, Built], Counter[str]]:
+def compiled(problem: AttentionProblem) -> tuple[dict[RungSm80, Built], Counter[str]]:
     """The candidates' kernels, and how many are none and why."""
     configs, dropped = list(candidates()), Counter[str]()
-    found: dict[AttentionConfig, Built] = {}
-    for config, built in zip(configs, build_all(AttentionFamily(), problem, configs, ARCH), strict=True):
-        if isinstance(built, str) or built.occupancy(target(ARCH)).ctas_per_sm == 0:
-            dropped[built if isinstance(built, str) else "no CTA fits an SM"] += 1
+    sources = [AttentionOperation().source(problem, config) for config in configs]
+    found: dict[RungSm80, Built] = {}
+    for config, built in zip(configs, build_all(sources, ARCH), strict=True):
+        reasons = [built] if isinstance(built, str) else built.faults(target(ARCH), sys.maxsize)
+        if isinstance(built, str) or reasons:
+            dropped[reasons[0]] += 1
         else:
             found[config] = built
     return found, dropped
 
 
-def searched(problem: AttentionProblem, kernels: dict[AttentionConfig, Built], dropped: Counter[str]) -> dict[str, Any]:
+def searched(problem: AttentionProblem, kernels: dict[RungSm80, Built], dropped: Counter[str]) -> dict[str, Any]:
     """Times of all, of the finalists with their spread, and which of the two rungs is where."""
-    from warploom.tune.gpu import gpu_for_tuning
+    from warploom.tune.tuner import gpu_for_tuning
 
-    gpu, workload = gpu_for_tuning(), AttentionFamily().workload(problem, 0)
-    ready: dict[str, AttentionConfig] = {}
-    for config, built in kernels.items():
-        if reason := workload.fault(config, built):
+    gpu, workload = gpu_for_tuning(), AttentionOperation().workload(problem, 0)
+    ready: dict[str, RungSm80] = {}
+    for config in kernels:
+        if reason := workload.fault(config):
             dropped[reason] += 1
         else:
             ready[str(config)] = config
-    runs = {name: Candidate(name, workload.prepare(config, kernels[config])) for name, config in ready.items()}
+    runs = {name: Candidate(name, workload.prepare(config)) for name, config in ready.items()}
     glance = measure(list(runs.values()), workload.sets, gpu.clock, rounds=3, warm_up_seconds=0.01)
     ranked = sorted(ready, key=lambda name: glance[name].seconds.median)
     rungs = {key: str(FULL_LADDER.rung(key).config) for key in ("6", "7")}

@@ -130,20 +130,18 @@ def _attention(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
 
 def _mma_config(head_dim: int) -> Any:
     """The default of GPUs without wgmma."""
-    from dataclasses import replace
-
     from warploom.core.dtypes import bf16
-    from warploom.kernels.attention.ladder import BEST
+    from warploom.kernels.attention.sm80 import ForwardSm80
 
-    return replace(BEST, head_dim=head_dim, dtype=bf16)
+    return ForwardSm80(head_dim=head_dim, dtype=bf16)
 
 
 def _product(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
     import torch
-    from warploom.kernels.gemm.reference import UNIT_ROUNDOFF, accumulation_bound
 
     import warploom
     from warploom.core.dtypes import f32
+    from warploom.kernels.matmul.reference import UNIT_ROUNDOFF, accumulation_bound
     from warploom.lang.functions import gelu
 
     torch.manual_seed(0)

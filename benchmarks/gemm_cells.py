@@ -6,17 +6,11 @@ What ``gemm_h200.py`` measures with; needs torch with CUDA.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from warploom.kernels.gemm.choice import expected_seconds, fitting
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.hopper_choice import warp_candidates
-from warploom.kernels.gemm.problem import AnyGemmConfig, GemmProblem
 
 import warploom
 from warploom.bench.gemm import TorchBlock, blocks_error, torch_blocks
@@ -27,8 +21,12 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
 from warploom.cuda.device import cuda_core
-from warploom.ops.backends import compiled, gpu_target
+from warploom.kernels.matmul.choice import candidates_sm80, candidates_sm90, fitting
+from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.ops.backends import gpu_target
 from warploom.ops.matmul_plan import MatmulPlan
+from warploom.tune.build import build_all
 
 ROTATE_BYTES = 160e6
 """Of the operands of one rotation: three times what the L2 holds."""
@@ -92,7 +90,7 @@ class Operands:
         return [(x, w.T if weight_rows else w.T.contiguous()) for x, w in zip(self._x, self._w, strict=True)]
 
 
-def ours(sets: Sequence[tuple[Any, Any]], config: AnyGemmConfig | None, out: Any) -> Callable[[int], Any]:
+def ours(sets: Sequence[tuple[Any, Any]], config: MatmulConfig | None, out: Any) -> Callable[[int], Any]:
     """Calls of ``matmul`` with a configuration, None for what it chooses by itself."""
     return lambda i: warploom.matmul(*sets[i % len(sets)], config=config, out=out)
 
@@ -157,36 +155,27 @@ class Bench:
 
 # -- which configurations
 def is_general(config: str) -> bool:
-    """Whether a configuration's notation is one that multiplies by ``mma.sync``, however its tiles arrive."""
-    return config != CUBLAS and not config.startswith("wgmma")
+    """Whether a configuration's notation is one of ``mma.sync``."""
+    return config.startswith(MatmulSm80.word)
 
 
-def is_portable(config: str) -> bool:
-    """Whether it is one of the generator that every GPU from sm_80 on runs."""
-    return config.startswith("BM=")
-
-
-def general_choice(problem: GemmProblem, goal: Target) -> GemmConfig:
+def general_choice(problem: MatmulProblem, target: Target) -> MatmulSm80:
     """The ``mma.sync`` configuration that the cost model takes: what a GPU without ``wgmma`` would run."""
-    found = [c for c in fitting(problem, goal)[0] if isinstance(c, GemmConfig)]
-    return min(found, key=lambda c: expected_seconds(problem, c, goal))
+    found, _ = fitting(problem, candidates_sm80(problem), target)
+    return min(found, key=lambda c: c.seconds(problem, target))
 
 
-def tried(problem: GemmProblem, chosen: AnyGemmConfig, goal: Target, general: int, bulk: int) -> list[AnyGemmConfig]:
-    """What ``matmul`` chooses, then the best of each kind by the cost model.
+def tried(problem: MatmulProblem, chosen: MatmulConfig, target: Target, general: int, bulk: int) -> list[MatmulConfig]:
+    """What ``matmul`` chooses, then the best by the cost model: ``general`` of ``mma.sync``, ``bulk`` of ``wgmma``.
 
-    ``general`` many of ``mma.sync``, portable ones and ones fed by the TMA each, which no call chooses as ``wgmma``
-    runs wherever they do; ``bulk`` many of ``wgmma``. Of one tile at most two: with its best split of K (or none), and
-    the next.
+    Of one tile at most two: with its best split of K (or none), and the next.
     """
-    fed = [c for c in warp_candidates(problem) if not c.check(goal) + problem.misfits(c)]
-    every = dict.fromkeys((*fitting(problem, goal)[0], *fed))
-    ranked = sorted(every, key=lambda c: expected_seconds(problem, c, goal))
-    found: list[AnyGemmConfig] = [chosen]
-    kinds = ((is_portable, general), (_is_fed, general), (lambda name: not is_general(name), bulk))
-    for of_kind, most in kinds:
-        kept: list[AnyGemmConfig] = []
-        for c in (c for c in ranked if of_kind(str(c))):
+    found: list[MatmulConfig] = [chosen]
+    for candidates, most in ((candidates_sm80, general), (candidates_sm90, bulk)):
+        kept: list[Any] = []
+        of_kind: Any = candidates(problem)
+        fit, _ = fitting(problem, of_kind, target)
+        for c in sorted(fit, key=lambda c: c.seconds(problem, target)):
             same = sum(replace(c, split_k=1) == replace(t, split_k=1) for t in kept)
             if same < 2 and len(kept) < most:
                 kept.append(c)
@@ -194,31 +183,21 @@ def tried(problem: GemmProblem, chosen: AnyGemmConfig, goal: Target, general: in
     return list(dict.fromkeys(found))
 
 
-def _is_fed(config: str) -> bool:
-    """Whether it multiplies by ``mma.sync`` what the TMA brings."""
-    return is_general(config) and not is_portable(config)
-
-
 def finalists(seconds: dict[str, float], chosen: str, general: str) -> list[str]:
     """Who is timed in earnest: cuBLAS, what is chosen with ``wgmma`` and without, and the fastest at a glance.
 
-    Of portable ``mma.sync`` the fastest other one and of the ones fed by the TMA the fastest; of ``wgmma`` one that
-    seems faster than what is chosen.
+    Of ``mma.sync`` the fastest other one, of ``wgmma`` one that seems faster than what is chosen.
     """
     ordered = sorted((name for name in seconds if name != CUBLAS), key=lambda name: seconds[name])
     others = [name for name in ordered if name not in (chosen, general)]
-    named = [CUBLAS, chosen, general]
-    named += [name for name in others if is_portable(name)][:1]
-    named += [name for name in others if _is_fed(name)][:1]
     limit = seconds.get(chosen, math.inf)
+    named = [CUBLAS, chosen, general, *[name for name in others if is_general(name)][:1]]
     named += [name for name in others if not is_general(name) and seconds[name] < limit][:1]
     return [name for name in dict.fromkeys(named) if name in seconds]
 
 
 def compile_all(plans: Iterable[MatmulPlan]) -> int:
-    """Trace (one thread: Python) and compile (all cores) the kernels of plans; how many there are."""
-    recipes = dict.fromkeys(r for plan in plans for r in (plan.recipe, plan.finish_recipe) if r is not None)
-    arch = gpu_target(0).name
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(lambda program: compiled(program, arch), [recipe.program for recipe in recipes]))
-    return len(recipes)
+    """Compile the kernels of plans on all cores; how many there are."""
+    sources = list(dict.fromkeys(call.source for plan in plans for call in plan.calls))
+    build_all(sources, gpu_target(0).name)
+    return len(sources)

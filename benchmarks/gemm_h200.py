@@ -6,10 +6,9 @@ writes ``gemm.json`` to DIR ($OUT by default); needs torch with CUDA. Inputs rot
 CUDA graph, and every element of what a graph wrote over NaN is held against float64 before the graph is timed.
 
 - ``shapes``: y = x·Wᵀ for the products of ``gemm_shapes.csv``, W stored as (n, k) and as (k, n): cuBLAS, what
-  ``matmul`` chooses, what the cost model would choose without ``wgmma``, and the fastest others of both generators at a
+  ``matmul`` chooses, what the cost model would choose without ``wgmma``, and the fastest others of both kernels at a
   glance. Interleaved, with a rest of twice a sample before each, as in the ladder; median, 10th and 90th percentile.
-- ``large``: some large products, with W as (n, k), each kernel also alone and without a rest, with its watts; among
-  them ``wgmma`` in clusters of two CTAs beside clusters of one.
+- ``large``: some large products, with W as (n, k), each kernel also alone and without a rest, with its watts.
 - ``host``: microseconds of host time of a repeated call.
 
 Exit code 1 if a kernel was wrong, or something is below what ``targets.json`` says under "products", for what
@@ -46,18 +45,16 @@ from gemm_cells import (
     finalists,
     general_choice,
     is_general,
-    is_portable,
     ours,
     tried,
 )
-from warploom.kernels.gemm.hopper_config import HopperGemmConfig
-from warploom.kernels.gemm.problem import AnyGemmConfig
 
 import warploom
 from warploom.bench.environment import environment
 from warploom.bench.host_cost import microseconds
 from warploom.bench.timing import Measured
 from warploom.core.errors import WarploomError
+from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import plan_matmul
 from warploom.ops.matmul_plan import MatmulPlan
@@ -66,13 +63,8 @@ HERE = Path(__file__).resolve().parent
 START = time.perf_counter()
 LAYOUTS = {"n×k": True, "k×n": False}
 LARGE = ("llama3-8b.gate_up.m8192", "llama3-70b.down.m8192")
-CLUSTERED = HopperGemmConfig(block_stride=8, in_flight=True, persistent=True)
-"""What is timed with clusters of one CTA and of two: the largest tile."""
-KEYS = ("chosen", "mma.sync", "best portable", "best mma.sync", "best")
-"""What ``matmul`` runs; what the cost model would take without ``wgmma``; the fastest of those that were timed.
-
-"portable" is what every GPU from sm_80 on runs; an ``mma.sync`` kernel may also have its tiles from the TMA.
-"""
+KEYS = ("chosen", "mma.sync", "best mma.sync", "best")
+"""What ``matmul`` runs; what the cost model would take without ``wgmma``; the fastest of those that were timed."""
 HELD = {"chosen": "chosen", "mma.sync": "best mma.sync"}
 """Words of ``targets.json`` → whose ratio to cuBLAS must reach them, over the products of each layout."""
 Row = dict[str, Any]
@@ -89,7 +81,7 @@ def layers(only: Sequence[str] = ()) -> list[Layer]:
     return [layer for layer in found if not only or any(word in layer.name for word in only)]
 
 
-def planned(layer: Layer, weight_rows: bool, config: AnyGemmConfig | None = None) -> MatmulPlan:
+def planned(layer: Layer, weight_rows: bool, config: MatmulConfig | None = None) -> MatmulPlan:
     """What runs such a product on GPU 0: with a configuration, or as ``matmul`` chooses."""
     x = torch.empty(layer.m, layer.k, device="cuda", dtype=torch.float16)
     w = torch.empty((layer.n, layer.k) if weight_rows else (layer.k, layer.n), device="cuda", dtype=torch.float16)
@@ -99,13 +91,13 @@ def planned(layer: Layer, weight_rows: bool, config: AnyGemmConfig | None = None
 # -- the sixty products
 def shapes(bench: Bench, only: Sequence[str], general: int, bulk: int) -> Iterator[Row]:
     """A row for each product and layout of the weights."""
-    goal, every = gpu_target(0), layers(only)
-    configs: dict[tuple[str, str], list[AnyGemmConfig]] = {}
+    target, every = gpu_target(0), layers(only)
+    configs: dict[tuple[str, str], list[MatmulConfig]] = {}
     plans: list[MatmulPlan] = []
     for layer in every:
         for layout, weight_rows in LAYOUTS.items():
             first = planned(layer, weight_rows)
-            found = configs[layer.name, layout] = tried(first.problem, first.config, goal, general, bulk)
+            found = configs[layer.name, layout] = tried(first.problem, first.config, target, general, bulk)
             plans += [replace(first, config=config) for config in found]
     log("shapes: compiled", compile_all(plans))
     for layer in every:
@@ -120,7 +112,7 @@ def shapes(bench: Bench, only: Sequence[str], general: int, bulk: int) -> Iterat
         torch.cuda.empty_cache()  # the next product's extents are others
 
 
-def cell(bench: Bench, layer: Layer, operands: Operands, weight_rows: bool, configs: Sequence[AnyGemmConfig]) -> Row:
+def cell(bench: Bench, layer: Layer, operands: Operands, weight_rows: bool, configs: Sequence[MatmulConfig]) -> Row:
     """One product and layout; the first of ``configs`` is what ``matmul`` chooses."""
     sets, out = operands.sets(weight_rows), operands.out
     chosen = str(configs[0])
@@ -138,7 +130,6 @@ def cell(bench: Bench, layer: Layer, operands: Operands, weight_rows: bool, conf
     ranked = sorted((name for name in row["rates"] if name != CUBLAS), key=lambda name: -row["rates"][name])
     names = {
         "chosen": chosen, "mma.sync": general,
-        "best portable": next((name for name in ranked if is_portable(name)), ""),
         "best mma.sync": next((name for name in ranked if is_general(name)), ""), "best": next(iter(ranked), ""),
     }  # fmt: skip
     row |= {CUBLAS: row["rates"].get(CUBLAS, math.nan)} | {key: row["rates"].get(names[key], 0.0) for key in KEYS}
@@ -174,7 +165,6 @@ def large(bench: Bench, only: Sequence[str], rows: Sequence[Row]) -> Iterator[tu
         sets, problem = operands.sets(True), planned(layer, True).problem
         general = fastest.get(layer.name) or str(general_choice(problem, gpu_target(0)))
         configs: dict[str, Any] = {"chosen": None, "mma.sync": general}
-        configs |= {f"wgmma, cluster={n}": replace(CLUSTERED, cluster=n) for n in (1, 2)}
         kernels: dict[str, Callable[[int], Any]] = {CUBLAS: cublas(sets, operands.out)}
         kernels |= {name: ours(sets, config, operands.out) for name, config in configs.items()}
         graphs, errors, wrong = bench.ready(kernels, layer, operands)
@@ -234,7 +224,7 @@ def main() -> int:
     parser.add_argument("--parts", default="host,shapes,large")
     parser.add_argument("--only", default="", help="products whose names contain one of these words, with commas")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    parser.add_argument("--general", type=int, default=4, help="mma.sync configurations of each kind looked at")
+    parser.add_argument("--general", type=int, default=4, help="mma.sync configurations looked at")
     parser.add_argument("--bulk", type=int, default=2, help="and wgmma configurations")
     options = parser.parse_args()
     parts, only = options.parts.split(","), [word for word in options.only.split(",") if word]

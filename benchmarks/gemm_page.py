@@ -26,14 +26,13 @@ from gemm_page_waves import layer_summary, layer_table, uneven, wave_table
 from gemm_static import EVIDENCE
 from page_parts import distance, filled, group_table, loop_changes, registers, spread, write_or_check
 from render import provenance
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import BEST32, FULL_LADDER, HOPPER_LADDER, LADDER
 
 from warploom.bench.gemm import ACCUMULATORS, GemmFamily, settled
 from warploom.bench.ladder import config_json
 from warploom.bench.tables import markdown_table
 from warploom.core.dtypes import DType
 from warploom.kernels.ladder import Rung
+from warploom.kernels.matmul.ladder import BEST32, FULL_LADDER, HOPPER_LADDER, LADDER
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -87,7 +86,7 @@ class Evidence:
         self.kernels_of_seed: Any = _read(TIMED / "seed-gemm.json")
         self.products: Any = _read(TIMED / "gemm.json")
         self.seed: Any = _read(HERE / "seeds" / "gemm.json")
-        self.rungs: list[Rung[Any]] = [r for r in LADDER.rungs if isinstance(r.config, GemmConfig)]
+        self.rungs: list[Rung[Any]] = list(LADDER.rungs)
 
     def kind(self, key: str) -> str | None:
         """An accumulator that a rung was timed with, f16 first; None where it was not."""

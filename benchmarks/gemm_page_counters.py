@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import LADDER
-
 from warploom.bench.tables import markdown_table
+from warploom.kernels.matmul.ladder import LADDER
 
 Row = Mapping[str, Any]
 
@@ -46,14 +44,12 @@ def reason(rung: str, product: str, kind: str) -> str | None:
 
 def _is_opaque(rung: str) -> bool:
     """Whether a rung goes through the WMMA API."""
-    config = LADDER.rung(rung).config
-    return isinstance(config, GemmConfig) and config.wmma
+    return getattr(LADDER.rung(rung).config, "wmma", False)
 
 
 def _hinted(rung: str) -> bool:
     """Whether ptxas gives a rung's copies a prefetch hint at -O3."""
-    config = LADDER.rung(rung).config
-    return isinstance(config, GemmConfig) and config.pipelined
+    return getattr(LADDER.rung(rung).config, "pipelined", True)  # from 06 on every kernel is
 
 
 def counters(evidence: Any) -> str:

@@ -105,23 +105,19 @@ def _alone(evidence: Any) -> str:
     rate, of32 = evidence.power["rate"], evidence.power["f32"]
     cycles = {name: rate[f"f32 64x64 mma{name}"]["cycles_per_mma"] for name in _FEEDS}
     alone, fragments = (_at_full_clock(rate[f"f32 64x64 mma{name}"]) for name in _FEEDS[:2])
-    fed = {name: row for name, row in of32.items() if name.startswith(_TMA)}
-    copied = {name: row for name, row in of32.items() if name not in fed}
     return (
         "**Alone**, with its operands in registers, an `mma.sync` keeps a tensor core busy for "
         f"{cycles[_FEEDS[0]]:.2f} cycles, and with the `ldmatrix` of 64×64 warp tiles for {cycles[_FEEDS[1]]:.2f}: "
         f"{alone:.0f} and {fragments:.0f} TFLOP/s at {FULL_CLOCK} MHz, if nothing else took time. Barriers as often as "
         f"the best product with `cp.async` has them make it {cycles[_FEEDS[2]]:.2f}, as many copies "
         f"{cycles[_FEEDS[3]]:.2f}, both {cycles[_FEEDS[4]]:.2f}; that product itself takes "
-        f"{_best(copied)['cycles_per_mma']:.2f}. So it is neither fragments nor tensor cores: copies that threads "
-        "issue and barriers of the whole CTA take the time. With tiles that the TMA brings, and mbarriers, a product "
-        f"takes {_best(fed)['cycles_per_mma']:.2f}. cuBLAS's take {of32['cublas']['cycles_per_mma']:.2f} for as much, "
-        "by `wgmma`, which reads B from shared memory once for 64 rows and keeps no fragments of it."
+        f"{_best(of32)['cycles_per_mma']:.2f}. So it is neither fragments nor tensor cores: copies that threads "
+        "issue and barriers of the whole CTA take the time. cuBLAS's take "
+        f"{of32['cublas']['cycles_per_mma']:.2f} for as much, by `wgmma`, which reads B from shared memory once "
+        "for 64 rows and keeps no fragments of it."
     )
 
 
-_TMA = "TMA, "
-"""How the names of kernels begin whose tiles the TMA brings."""
 _FEEDS = (" alone", " and ldmatrix", ", ldmatrix and barriers", ", ldmatrix and copies",
           ", ldmatrix, copies and barriers")  # fmt: skip
 """Of the kernels of ``gemm_power_h200.FEEDS``, behind "mma"."""
@@ -145,7 +141,7 @@ def _rested(evidence: Any) -> str:
 
 def _by_mma(row: Row) -> bool:
     """Whether a rung's kernel multiplies by ``mma.sync``."""
-    return "consumers" not in row["config"] or bool(row["config"].get("mma_sync"))
+    return "consumers" not in row["config"]
 
 
 def _median(cell: Row) -> float:

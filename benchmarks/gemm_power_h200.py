@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/gemm_power_h200.py [--parts rate,f32,f16] [--size 8192] [--out DIR]
 
 writes ``gemm-power.json`` to DIR ($OUT by default). ``rate`` is ``mma.sync`` alone, and with what feeds it in such
-warp tiles: ``ldmatrix``, copies, barriers; ``f32`` and ``f16`` are configurations of the generator beside cuBLAS, on
+warp tiles: ``ldmatrix``, copies, barriers; ``f32`` and ``f16`` are configurations beside cuBLAS, on
 random inputs. Each kernel runs alone and without a pause for about a second, so that it meets the power limit by
 itself: the clock and the energy tell whether it is bound by power, and cycles per instruction whether by anything else.
 Needs torch with CUDA.
@@ -17,7 +17,6 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,6 @@ import mma_rate
 import numpy as np
 import torch
 from mma_rate import Feeds
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.hopper_config import HopperGemmConfig
-from warploom.kernels.gemm.ladder import BEST
-from warploom.kernels.gemm.problem import AnyGemmConfig
 
 from warploom.bench.environment import environment
 from warploom.bench.gemm import GemmOnGpu, Square
@@ -41,8 +36,12 @@ from warploom.core.errors import WarploomError
 from warploom.core.targets import target
 from warploom.cuda.device import cuda_core
 from warploom.kernels.ladder import Rung
-from warploom.ops.backends import GpuCall, compiled, gpu_target
+from warploom.kernels.matmul.ladder import BEST
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.source import KernelSource
+from warploom.ops.backends import GpuCall, gpu_target
 from warploom.ops.matmul import plan_matmul
+from warploom.tune.build import build_all
 
 HMMA_FLOPS = 2 * 16 * 8 * 16
 TENSOR_CORES_PER_SM = 4
@@ -116,12 +115,12 @@ def _rate(bench: Bench, name: str, source: Any, feeds: Feeds, tile: tuple[DType,
     return row
 
 
-def _tiled(base: GemmConfig, m: int, n: int, k: int, warp_m: int, warp_n: int, stages: int, **flags: Any) -> GemmConfig:
+def _tiled(base: MatmulSm80, m: int, n: int, k: int, warp_m: int, warp_n: int, stages: int, **flags: Any) -> MatmulSm80:
     return replace(base, tile_m=m, tile_n=n, tile_k=k, warp_m=warp_m, warp_n=warp_n, stages=stages, **flags)
 
 
-def configurations(accumulate: DType) -> dict[str, AnyGemmConfig]:
-    """Tiles, stages and orders of CTAs around the best; then tiles of ``mma.sync`` that the TMA brings."""
+def configurations(accumulate: DType) -> dict[str, MatmulSm80]:
+    """Tiles, stages and orders of CTAs around the best."""
     best = BEST[accumulate]
     tiles = {
         "128x128x64 64x64 s3": (128, 128, 64, 64, 64, 3),
@@ -136,33 +135,20 @@ def configurations(accumulate: DType) -> dict[str, AnyGemmConfig]:
             "128x256x32 64x128 s4": (128, 256, 32, 64, 128, 4),
             "256x256x32 128x64 s4": (256, 256, 32, 128, 64, 4),
         }
-    found: dict[str, AnyGemmConfig] = {name: _tiled(best, *tile) for name, tile in tiles.items()}
+    found: dict[str, MatmulSm80] = {name: _tiled(best, *tile) for name, tile in tiles.items()}
     found |= {f"best, BLOCK_STRIDE={n}": replace(best, block_stride=n) for n in (0, 8)}
-    found |= {
-        "best, static strides": replace(best, static_strides=True),
-        "best, recomputed addresses": replace(best, strided=False),
-        "best, one B operand per ldmatrix": replace(best, wide_b=False),
-    }
-    if accumulate is f32:
-        found |= {
-            "192x256x32 96x64 s4, lead 8": _tiled(best, 192, 256, 32, 96, 64, 4, lead=8),
-            "128x256x32 64x64 s4, lead 8": _tiled(best, 128, 256, 32, 64, 64, 4, lead=8),
-        }
-    fed = HopperGemmConfig(block_stride=8, persistent=True, mma_sync=True, accumulate=accumulate)
-    found |= {"TMA, 128x256x64 s4": fed, "TMA, 256x128x64 s4": replace(fed, tile_m=256, tile_n=128)}
-    goal = target("sm_90a")
-    return {name: c for name, c in found.items() if not c.check(goal)}
+    sm90 = target("sm_90a")
+    return {name: c for name, c in found.items() if not c.check(sm90)}
 
 
-def compile_all(configs: dict[str, AnyGemmConfig], size: int) -> None:
-    """Trace in this thread, compile on all cores: at the size measured and at the one checked."""
-    arch = gpu_target(0).name
-    programs = []
+def compile_all(configs: dict[str, MatmulSm80], size: int) -> None:
+    """Compile on all cores: at the size measured and at the one checked."""
+    sources: dict[KernelSource, None] = {}
     for extent in (size, CHECKED):
         a = torch.empty(extent, extent, device="cuda", dtype=torch.float16)
-        programs += [plan_matmul(a, a, accumulate=c.accumulate, config=c).program for c in configs.values()]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(lambda p: compiled(p, arch), programs))
+        for config in configs.values():
+            sources[plan_matmul(a, a, accumulate=config.accumulate, config=config).calls[0].source] = None
+    build_all(list(sources), gpu_target(0).name)
 
 
 def products(bench: Bench, accumulate: DType, size: int) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -17,11 +17,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from ladder_static import figures_of, write
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import BEST, LADDER, summed_in
 
 from warploom.core.dtypes import f16, f32
 from warploom.inspect.subjects import gemm_program
+from warploom.kernels.matmul.ladder import BEST, LADDER, summed_in
+from warploom.kernels.matmul.problem import MatmulConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "benchmarks" / "results" / "static" / "gemm.json"
@@ -32,7 +32,7 @@ class Subject:
     """One compilation: a rung's configuration for a target."""
 
     key: str
-    config: GemmConfig
+    config: MatmulConfig
     arch: str
 
     @property
@@ -42,14 +42,13 @@ class Subject:
 
     def figures(self) -> dict[str, Any]:
         """Compile and count."""
-        return figures_of(gemm_program(self.config), self.arch, self.config.opt_level)
+        program = gemm_program(self.config)
+        return figures_of(program, self.arch, program.opt_level)
 
 
 def subjects() -> Iterator[Subject]:
     """Every ``mma.sync`` rung with both accumulators (the best with their own) for both targets."""
     for rung in LADDER.rungs:
-        if not isinstance(rung.config, GemmConfig):
-            continue
         for accumulate in (rung.config.accumulate,) if rung.config in BEST.values() else (f16, f32):
             for arch in ("sm_80", "sm_90a"):
                 yield Subject(rung.key, summed_in(rung.config, accumulate), arch)

@@ -17,17 +17,11 @@ import json
 import math
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from warploom.kernels.gemm.choice import expected_seconds, fitting
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import BEST32
-from warploom.kernels.gemm.problem import contiguous_problem
-from warploom.ops.matmul_launch import Launches
 
 from warploom.bench.environment import environment
 from warploom.bench.gemm import torch_error
@@ -36,9 +30,14 @@ from warploom.bench.timing import Candidate, EventClock, measure
 from warploom.core.dtypes import f16, f32
 from warploom.core.errors import WarploomError
 from warploom.cuda.device import cuda_core
-from warploom.ops.backends import built, gpu_target
+from warploom.kernels.matmul.choice import BEST32, candidates_sm80, fitting
+from warploom.kernels.matmul.problem import contiguous_problem
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.source import KernelSource
+from warploom.ops.backends import gpu_target
 from warploom.ops.matmul import plan_matmul
 from warploom.ops.matmul_plan import MatmulPlan
+from warploom.tune.build import build_all
 
 WAVE_DEPTH = 4096
 WAVE_TILES = ((12, 11), (13, 11), (18, 11), (12, 22), (23, 12), (36, 11), (37, 11), (24, 22), (25, 22))
@@ -74,20 +73,16 @@ class Product:
             return x, torch.randn(self.k, self.n, device="cuda", dtype=torch.float16)
         return x, torch.randn(self.n, self.k, device="cuda", dtype=torch.float16).T
 
-    def configurations(self, each: int) -> dict[str, list[GemmConfig]]:
+    def configurations(self, each: int) -> dict[str, list[MatmulSm80]]:
         """By schedule, the best by the cost model first."""
-        goal = gpu_target(0)
+        target = gpu_target(0)
         problem = contiguous_problem(self.m, self.n, self.k, f16, f32, b_rows=self.rows)
-        general = [c for c in fitting(problem, goal)[0] if isinstance(c, GemmConfig)]
-        general.sort(key=lambda c: expected_seconds(problem, c, goal))
-        found: dict[str, list[GemmConfig]] = {}
-        for schedule in SCHEDULES:
-            of = [c for c in general if _schedule(c) == schedule]
-            found[schedule] = of[:each]
-        return found
+        found, _ = fitting(problem, candidates_sm80(problem), target)
+        found.sort(key=lambda c: c.seconds(problem, target))
+        return {schedule: [c for c in found if _schedule(c) == schedule][:each] for schedule in SCHEDULES}
 
 
-def _schedule(config: GemmConfig) -> str:
+def _schedule(config: MatmulSm80) -> str:
     return "stream_k" if config.stream_k else "split_k" if config.split_k > 1 else "whole"
 
 
@@ -105,13 +100,14 @@ class Running:
     """A plan's launches on inputs that rotate, with a workspace of its own."""
 
     def __init__(self, made: MatmulPlan, inputs: list[tuple[Any, Any]], out: Any) -> None:
-        self._launches = Launches.prepare(made, 0)
-        self._memory = torch.empty(self._launches.words, device="cuda")
+        steps = made.steps()
+        self._prepared = steps.prepare(("a", "b", "out"), 0)
+        self._memory = torch.empty(steps.words, device="cuda")
         self._inputs, self._out = inputs, out
         self._addresses = [(a.data_ptr(), b.data_ptr()) for a, b in inputs]
 
     def __call__(self, index: int) -> None:
-        self._launches.queue(self._addresses[index], self._out.data_ptr(), (), self._memory.data_ptr(), "torch")
+        self._prepared.queue((*self._addresses[index], self._out.data_ptr()), "torch", self._memory.data_ptr())
 
     def faults(self) -> str | None:
         """What is wrong with the results on poisoned memory, if anything."""
@@ -186,8 +182,8 @@ class Bench:
 
 
 def compile_all(wanted: list[Product], each: int) -> None:
-    """Trace in this thread, compile on all cores."""
-    recipes: dict[Any, Any] = {}
+    """Compile on all cores."""
+    sources: dict[KernelSource, None] = {}
     for product in wanted:
         a = torch.empty(product.m, product.k, device="cuda", dtype=torch.float16)
         b = torch.empty((product.k, product.n) if product.rows else (product.n, product.k), device="cuda",
@@ -195,14 +191,10 @@ def compile_all(wanted: list[Product], each: int) -> None:
         for configs in product.configurations(each).values():
             for config in configs:
                 made = plan_matmul(a, b if product.rows else b.T, config=config)
-                for recipe in (made.recipe, made.finish_recipe):
-                    if recipe is not None:
-                        recipes[recipe.arguments] = recipe
-                        _ = recipe.program
+                sources |= dict.fromkeys(call.source for call in made.calls)
     arch = gpu_target(0).name
-    log("compiling", len(recipes))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(lambda r: built(r, arch), recipes.values()))
+    log("compiling", len(sources))
+    build_all(list(sources), arch)
     log("compiled")
 
 

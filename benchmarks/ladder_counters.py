@@ -253,8 +253,6 @@ SHOWS = {
     "8 opt_level=1": "ptxas at -O1",
     "8 k_slices=off opt_level=1": "fragments row by column, ptxas at -O1",
     "9 k_slices=off": "fragments row by column, K row-major",
-    "8 heads_first=on": "grid (head, query block, batch)",
-    "16 heads_first=on": "grid (head, query block, batch)",
 }
 
 

@@ -107,7 +107,6 @@ COUNTED = {
     "median distance in the loop is 10 in rung 9, 16 in rung 10",
     "wait, % of stalls 9 → 10": "rung 10 fills fixed latencies with 45 more copies",
     "FMA pipe, % 9 → 10": "the same direction: one step of 64 is peeled, and part of its copies stay on this pipe",
-    "L2 hit rate, % (grid: head, query block, batch) 16 heads_first=on": "an H200's L2 has 50 MB",
 }
 """Why a counter is another than the seeds', by figure and rungs."""
 

@@ -20,8 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from warploom.kernels.attention.hopper_config import HopperConfig
-
 from warploom.bench.attention import has_room
 from warploom.core.dtypes import DTYPES, DType, bf16
 from warploom.cuda.compile import available_cores
@@ -30,7 +28,7 @@ from warploom.inspect import SassReport, inspect_program
 from warploom.inspect.subjects import attention_program
 from warploom.ir.program import Program
 from warploom.kernels.attention.ladder import FULL_LADDER
-from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.attention.problem import AttentionConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "static"
@@ -44,7 +42,7 @@ class Subject:
     """One compilation: its name in the evidence, what, for which target, at which level."""
 
     name: str
-    config: AnyConfig
+    config: AttentionConfig
     arch: str
     opt_level: int
 
@@ -58,7 +56,7 @@ def subjects(dtype: DType = bf16) -> Iterator[Subject]:
         return Subject(f"{key} {what} sm_80 -O3", dataclasses.replace(rungs[key], **flags), "sm_80", 3)
 
     for key, config in rungs.items():
-        hopper = isinstance(config, HopperConfig)
+        hopper = config.requires == "sm_90a"
         for arch in ("sm_90a",) if hopper else ("sm_80", "sm_90a"):
             for level in (3,) if hopper or arch != "sm_80" else (3, 1):
                 yield Subject(f"{key} {arch} -O{level}", config, arch, level)

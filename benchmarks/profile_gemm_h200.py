@@ -20,8 +20,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gemm_page_counters import RAGGED, UNALIGNED, WHOLE, reason
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import LADDER
 
 from warploom.bench.counters import Profile, compare_wavefronts
 from warploom.bench.environment import environment
@@ -31,10 +29,11 @@ from warploom.bench.ncu import ncu_version
 from warploom.bench.profile_gemm import GemmLaunch, profile_gemm
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
+from warploom.kernels.matmul.ladder import LADDER
 
 SMALL = {WHOLE: (256, 256, 256), RAGGED: (328, 320, 192), UNALIGNED: (328, 264, 200)}
 """m, n and k of the products that both count."""
-RUNGS = [rung.key for rung in LADDER.rungs if isinstance(rung.config, GemmConfig)]
+RUNGS = [rung.key for rung in LADDER.rungs]
 UNHINTED = ("04", "05", "06")
 """Rungs with rows of 128 bytes: at -O1 ptxas gives their copies no prefetch hint, and both sides must agree."""
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from warploom.kernels.gemm.ladder import LADDER as GEMM_LADDER
-from warploom.kernels.gemm.reference import gemm_error, gemm_reference
 
 import warploom
 from warploom.bench.environment import environment
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.matmul.ladder import LADDER as GEMM_LADDER
+from warploom.kernels.matmul.reference import gemm_error, gemm_reference
 from warploom.kernels.reduce.ladder import LADDER as REDUCE_LADDER
 from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance
 from warploom.kernels.reduce.tile import matmul_row_max

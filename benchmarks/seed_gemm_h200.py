@@ -29,8 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.ladder import LADDER
 
 from warploom.bench.environment import environment
 from warploom.bench.gemm import LOADS, PlannedCall, blocks_error, drawn, torch_blocks
@@ -43,6 +41,8 @@ from warploom.cuda.cubin import resources
 from warploom.cuda.device import cuda_core
 from warploom.cuda.launch import load, scalar
 from warploom.cuda.store import CompiledKernel
+from warploom.kernels.matmul.ladder import LADDER
+from warploom.kernels.matmul.ladder_config import RungGemm
 from warploom.ops.matmul import plan_matmul
 
 HERE = Path(__file__).resolve().parent
@@ -93,7 +93,7 @@ class Variant:
         rows, cols = -(-size // self.numbers[0]), -(-size // self.numbers[1])
         return (rows * cols, 1, 1) if self.grouped else (cols, rows, 1)
 
-    def like(self, config: GemmConfig) -> GemmConfig:
+    def like(self, config: RungGemm) -> RungGemm:
         """Our configuration with this tile."""
         names = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages")
         tile = dict(zip(names, self.numbers, strict=True))
@@ -169,7 +169,7 @@ class Matrices:
 
         return Candidate(f"seed {variant.rung} {variant}", run)
 
-    def ours(self, name: str, config: GemmConfig) -> Candidate:
+    def ours(self, name: str, config: RungGemm) -> Candidate:
         """One of our kernels."""
         made = plan_matmul(*self.inputs[0], accumulate=f16, config=config, out=self.out)
         call = PlannedCall(made, 0, self.torch)
@@ -207,13 +207,13 @@ def bursts(candidates: dict[str, Candidate], clock: EventClock) -> dict[str, tup
     return {name: tuple(samples) for name, samples in found.items()}
 
 
-def tuned_configs(path: Path, size: int) -> dict[str, GemmConfig]:
+def tuned_configs(path: Path, size: int) -> dict[str, RungGemm]:
     """The tile that a search has found for each rung at a size; none without the file."""
-    found: dict[str, GemmConfig] = {}
+    found: dict[str, RungGemm] = {}
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else ():
         searched = row.get("search", {}).get(str(size))
         if row["rung"] in FILES and searched:
-            found[row["rung"]] = GemmConfig.parse(next(iter(searched["finalists"])))
+            found[row["rung"]] = RungGemm.parse(next(iter(searched["finalists"])))
     return found
 
 
@@ -231,12 +231,12 @@ def chosen(matrices: Matrices, kernels: Kernels, clock: EventClock) -> dict[str,
     return found
 
 
-def entrants(best: dict[str, Variant], tuned: dict[str, GemmConfig]) -> dict[str, GemmConfig]:
+def entrants(best: dict[str, Variant], tuned: dict[str, RungGemm]) -> dict[str, RungGemm]:
     """Our configurations, by ``"03 tuned"``: a rung's own, at the seed's tile, and what our search has found."""
-    found: dict[str, GemmConfig] = {}
+    found: dict[str, RungGemm] = {}
     for rung, variant in best.items():
         own = LADDER.rung(rung).config
-        assert isinstance(own, GemmConfig)
+        assert isinstance(own, RungGemm)
         found |= {f"{rung} own": own, f"{rung} its tile": variant.like(own)}
         if rung in tuned:
             found[f"{rung} tuned"] = tuned[rung]

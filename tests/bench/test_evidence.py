@@ -14,7 +14,7 @@ from warploom.bench.targets import BEFORE, Figure, load_targets, missed
 from warploom.core.errors import ProblemError
 from warploom.cuda.device import Gpu
 from warploom.kernels.attention.ladder import FULL_LADDER
-from warploom.kernels.gemm.ladder import FULL_LADDER as GEMM_LADDER
+from warploom.kernels.matmul.ladder import FULL_LADDER as GEMM_LADDER
 
 
 def row(rung="best", median=400.0, ratio=1.2, seq=4096):

@@ -12,7 +12,7 @@ from warploom.bench.gemm import GemmFamily
 from warploom.bench.ladder import wavefronts_json
 from warploom.emulate import emulate
 from warploom.kernels.attention.ladder import FULL_LADDER
-from warploom.kernels.gemm.ladder import LADDER
+from warploom.kernels.matmul.ladder import LADDER
 
 ROOT = Path(__file__).resolve().parents[2]
 GEMM = json.loads((ROOT / "benchmarks/results/h200/profile-gemm.json").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.project import load
 
-from warploom.kernels.gemm.ladder import LADDER
+from warploom.kernels.matmul.ladder import LADDER
 
 TUNER = """
 inline std::vector<TuneConfig> GetMMAMultistageVariants() {

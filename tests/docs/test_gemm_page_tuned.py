@@ -8,7 +8,7 @@ from typing import Any
 from tests.project import load
 from warploom.bench.gemm import GemmFamily
 from warploom.bench.ladder import config_json
-from warploom.kernels.gemm.ladder import FULL_LADDER, LADDER
+from warploom.kernels.matmul.ladder import FULL_LADDER, LADDER
 
 
 def spread(median: float) -> dict[str, float]:
@@ -31,7 +31,7 @@ def test_loads_and_data_stand_side_by_side_with_the_tile_that_won() -> None:
     ]
     search = {"4096": {"timed": 60, "dropped": {"spills 300 bytes": 20}, "finalists": {}}}
     first = cell(4096, "uniform", "sustained", 400.0)
-    by_tma = {"rung": "08", "config": config_json(FULL_LADDER.rung("08").config), "gpu": {"cells": [first]}}
+    by_tma = {"rung": "h5", "config": config_json(FULL_LADDER.rung("h5").config), "gpu": {"cells": [first]}}
     tuned = {"rows": [{"rung": "03", "config": own, "gpu": {"cells": cells}, "search": search}, by_tma]}
     evidence = SimpleNamespace(tuned=tuned)
     text = module.tuned_tables(evidence)
@@ -40,7 +40,7 @@ def test_loads_and_data_stand_side_by_side_with_the_tile_that_won() -> None:
         "| 03 | 256×128×32 64×64 s3 | 400 (398–403) · 50% | 401 (399–404) · 50% | 402 (400–405) · 50% "
         "| 403 (401–406) · 50% |" in text
     )
-    assert "| 08 | its own | 400 (398–403) · 50% | – | – | – |" in text
+    assert "| h5 | its own | 400 (398–403) · 50% | – | – | – |" in text
     assert "| 00 cuBLAS |  | 800 (798–803) | 802 (800–805) |" in text
     assert "03 60 of 80." in module.search_summary(evidence)
 

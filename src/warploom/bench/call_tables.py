@@ -105,21 +105,7 @@ def large_products(result: Result) -> str:
             ])  # fmt: skip
     header = ["product", "kernel", "rested TFLOP/s", "× cuBLAS", "MHz",
               "sustained TFLOP/s", "× cuBLAS", "W", "MHz", "TFLOP/J"]  # fmt: skip
-    return f"{markdown_table(header, body)}\n{_clusters(result['large'])}\n" if body else "*Not measured yet.*\n"
-
-
-def _clusters(large: Mapping[str, Any]) -> str:
-    """What clusters of two CTAs change, rested and sustained."""
-    alone, pair = "wgmma, cluster=1", "wgmma, cluster=2"
-    both = [kernels for kernels in large.values() if all(kernels.get(n, {}).get("sustained") for n in (alone, pair))]
-    if not both:
-        return ""
-    rested = [kernels[pair]["rested"]["median"] / kernels[alone]["rested"]["median"] for kernels in both]
-    sustained = [kernels[pair]["sustained"]["tflops"] / kernels[alone]["sustained"]["tflops"] for kernels in both]
-    return (
-        f"Clusters of two reach {min(rested):.2f}× to {max(rested):.2f}× the speed of the same tile alone when rested, "
-        f"and {min(sustained):.2f}× to {max(sustained):.2f}× under sustained load."
-    )
+    return markdown_table(header, body) if body else "*Not measured yet.*\n"
 
 
 def reductions(result: Result) -> str:
