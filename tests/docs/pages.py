@@ -2,10 +2,12 @@
 
 Python blocks of a page share one namespace and one folder; what a block prints is compared with the ``text`` block that
 follows it at once. In ``console`` blocks the commands after ``$`` that start with ``warploom`` or ``python FILE.py``
-are run there and compared with the lines below them; ``...`` stands for anything. Comments before a block direct it:
+are run there and compared with the lines below them, an ``error:`` included; ``...`` stands for anything. Comments
+before a block direct it:
 
 ``<!-- save: NAME.py -->``: the block is also a file of that name, and is run as one.
 ``<!-- file: NEW.py from OLD.py without: X -->``: OLD.py without the text X, or the line that is just X.
+``<!-- in: FILE -->``: the block, which does not run, is a part of that file but for indentation and blank lines.
 ``<!-- needs: gpu -->``: runs only on a GPU, under ``-m gpu``; another word is a module that must be there.
 """
 
@@ -22,6 +24,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +45,7 @@ def _is_installed(module: str) -> bool:
 PAGES = (ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts))
 
 _FENCE = re.compile(r"^```(\w*|\{[\w-]+\}.*)\s*$")
-_DIRECTIVE = re.compile(r"^<!-- (save|file|needs): (.*?) -->$")
+_DIRECTIVE = re.compile(r"^<!-- (save|file|in|needs): (.*?) -->$")
 _FILE = re.compile(r"(\S+) from (\S+) without: (.*)")
 _CHECKER = doctest.OutputChecker()
 _PACKAGES = os.pathsep.join(
@@ -103,6 +106,11 @@ def matches(expected: str, got: str) -> bool:
     return _CHECKER.check_output(expected, got, _LOOSE)
 
 
+def _dedented(lines: list[str]) -> list[str]:
+    """The lines that are not blank, without the indentation that they share."""
+    return textwrap.dedent("\n".join(line for line in lines if line.strip())).splitlines()
+
+
 class PageError(AssertionError):
     """A block does not do what the page says."""
 
@@ -120,7 +128,10 @@ class Reader:
         with self._inside():
             for block in blocks:
                 self._files(block)
-                if not self._possible(block):
+                excerpts = [value for name, value in block.directives if name == "in"]
+                for file in excerpts:
+                    self._excerpt_of(block, file)
+                if excerpts or not self._possible(block):
                     continue
                 if block.language == "python":
                     self._python(block)
@@ -142,6 +153,12 @@ class Reader:
             for name in set(sys.modules) - modules:
                 if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(self.folder)):
                     del sys.modules[name]
+
+    def _excerpt_of(self, block: Block, file: str) -> None:
+        shown = _dedented(block.text.splitlines())
+        lines = [line for line in (ROOT / file).read_text(encoding="utf-8").splitlines() if line.strip()]
+        if not any(shown == _dedented(lines[i : i + len(shown)]) for i in range(len(lines))):
+            raise PageError(f"{self._at(block)}: {file} has no such part")
 
     def _possible(self, block: Block) -> bool:
         return all(self.gpu if need == "gpu" else _is_installed(need) for need in block.needs)
@@ -166,7 +183,7 @@ class Reader:
         file.write_text(block.text, encoding="utf-8")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(block.text, str(file), "exec"), self.namespace)
+            exec(compile(block.text, str(file), "exec", dont_inherit=True), self.namespace)
         self.ran += 1
         self._compare(block, block.expected, printed.getvalue())
 
@@ -189,10 +206,11 @@ class Reader:
                 timeout=300,
                 check=False,
             )
-            if done.returncode not in (0, 1):
+            failed = done.returncode not in (0, 1)
+            if failed and "error:" not in expected:
                 raise PageError(f"{self._at(block)}: {command} ended with {done.returncode}:\n{done.stderr}")
             self.ran += 1
-            self._compare(block, expected, done.stdout)
+            self._compare(block, expected, done.stdout + done.stderr if failed else done.stdout)
 
     def _compare(self, block: Block, expected: str | None, got: str) -> None:
         if expected and not matches(expected, got):

@@ -64,12 +64,6 @@ def test_paths_named_in_the_pages_exist() -> None:
             assert (ROOT / path).exists(), f"{page.name} names {path}, which is not there"
 
 
-def test_the_first_kernel_is_the_example() -> None:
-    page = (ROOT / "docs" / "tutorials" / "first-kernel.md").read_text(encoding="utf-8")
-    (saved,) = [b for b in blocks_of(page) if ("save", "rowmax.py") in b.directives]
-    assert saved.text == (ROOT / "examples" / "rowmax.py").read_text(encoding="utf-8")
-
-
 def test_the_drawn_fragment_is_what_the_command_draws(tmp_path: Path) -> None:
     drawn = tmp_path / "drawn.svg"
     write_svg(draw_elements(mma_fragment("m16n8k16", "C")), str(drawn))
@@ -104,6 +98,14 @@ def test_files_made_from_others_lose_the_text_or_the_whole_line(tmp_path: Path) 
     Reader(tmp_path / "page.md", tmp_path, gpu=False).run(blocks_of(page))
     assert (tmp_path / "b.py").read_text() == "x = 1\n"
     assert (tmp_path / "c.py").read_text() == "x\ny = 2  # why\n"
+
+
+def test_a_part_of_a_file_is_in_it(tmp_path: Path) -> None:
+    page = f"<!-- in: examples/rowmax.py -->\n{FENCE}python\nk.commit_group({{}})\n{FENCE}\n"
+    reader = Reader(tmp_path / "page.md", tmp_path, gpu=False)
+    assert reader.run(blocks_of(page.format(""))) == 0
+    with pytest.raises(PageError, match=r"rowmax\.py has no such part"):
+        reader.run(blocks_of(page.format("1")))
 
 
 def test_blocks_wait_for_what_they_need(tmp_path: Path) -> None:
