@@ -65,19 +65,6 @@ def test_large_products_stand_beside_cublas_rested_and_alone():
     assert "Not measured" in large_products({"shapes": []})
 
 
-def test_clusters_of_two_are_told_beside_one():
-    def row(rested, alone):
-        power = {"tflops": alone, "watts": 700.0, "sm_mhz": 1400, "tflop_per_joule": alone / 700}
-        return {"rested": {"median": rested, "low": rested, "high": rested, "sm_mhz": 1980}, "sustained": power}
-
-    def product(rested, alone):
-        of_one = {"cublas": row(700, 600), "wgmma, cluster=1": row(800, 600)}
-        return of_one | {"wgmma, cluster=2": row(rested, alone)}
-
-    text = large_products({"large": {"a": product(760, 630), "b": product(808, 600)}})
-    assert "reach 0.95× to 1.01× the speed of the same tile alone when rested, and 1.00× to 1.05× under" in text
-
-
 @pytest.mark.parametrize(("compiled", "expected"), [(3.0, "2.00× torch"), (1.5, "1.50× torch.compile")])
 def test_reductions_are_held_against_the_faster_of_pytorchs_ways(compiled, expected):
     row = {

@@ -103,7 +103,7 @@ def test_a_rung_is_held_against_the_one_before():
     (text,) = missed([figure], [entry])
     assert "the rung before" in text
     del entry["gpu"]["cells"][0]["over_rung_before"]
-    assert missed([figure], [entry]), "a ladder that lacks the rung before proves nothing"
+    assert missed([figure], [entry]) == [], "without the rung before there is nothing to hold"
 
 
 def test_targets_of_another_family_do_not_matter(tmp_path):

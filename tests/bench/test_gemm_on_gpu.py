@@ -6,19 +6,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.tune.test_attention_family import CpuTorch
+from tests.tune.workloads import CpuTorch
 
 from warploom.bench import gemm as bench
 from warploom.core.dtypes import bf16, f16, f32
-from warploom.emulate import emulate
-from warploom.kernels.gemm.config import GemmConfig
+from warploom.interop.arrays import describe
 from warploom.kernels.ladder import Rung
-from warploom.ops import matmul_launch
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.ops import steps
+from warploom.ops.backends import run_on_emulator
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 SIZE = 64
-CONFIG = GemmConfig(tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, ldmatrix=True, swizzle=True)
+CONFIG = MatmulSm80(tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, stages=2)
 CONFIGS = {
     "f16": replace(CONFIG, accumulate=f16),
     "bf16": replace(CONFIG, dtype=bf16),
@@ -30,40 +32,34 @@ CONFIGS = {
 class Emulated:
     """A GpuCall that reads and writes at the addresses it is given."""
 
-    def __init__(self, program, grid, scalars):
-        self.program, self.grid, self.scalars = program, grid, scalars
-
     device = 0
 
-    @classmethod
-    def prepare(cls, recipe, grid, scalars, device, *, mapped=()):
-        assert mapped == ()  # mma.sync
-        return cls(recipe.program, grid, scalars)
+    def __init__(self, call, workspace):
+        self.call, self.workspace = call, workspace
 
     def launch_again(self, pointers, kind):
         assert kind == "torch"
-        names = [p.name for p in self.program.parameters if p.kind == "pointer"]
-        values = dict(self.scalars) | {
-            n: memory(n, at, "arrived" in names) for n, at in zip(names, pointers, strict=True)
-        }
-        assert not emulate(self.program, self.grid, {p.name: values[p.name] for p in self.program.parameters}).findings
+        views = [describe(self._memory(*one)) for one in zip(self.call.arrays, pointers, strict=True)]
+        run_on_emulator(self.call.source.program, self.call.grid, views, self.call.scalars, 0, self.call.maps)
 
-
-def memory(name, at, streamed):
-    if name == "arrived":
-        return np.ctypeslib.as_array(ctypes.c_uint32.from_address(at)).reshape(1)
-    if name in ("out_f32", "parts"):  # two parts of the result; of stream-K two for each of two CTAs
-        return np.ctypeslib.as_array((ctypes.c_float * ((4 if streamed else 2) * SIZE * SIZE)).from_address(at))
-    return np.ctypeslib.as_array((ctypes.c_uint16 * (SIZE * SIZE)).from_address(at))
+    def _memory(self, name, at):
+        words = self.workspace.get(name)
+        kind, count = (ctypes.c_uint16, SIZE * SIZE) if words is None else (ctypes.c_uint32, words)
+        return np.ctypeslib.as_array((kind * count).from_address(at))
 
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    stand_in = CpuTorch(torch)
+    stand_in, workspace = CpuTorch(torch), {}
     stand_in.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=7)
+
+    def prepared(call, device):
+        workspace.update(call.workspace)
+        return Emulated(call, dict(workspace))
+
     monkeypatch.setattr(bench, "torch_module", lambda: stand_in)
-    monkeypatch.setattr(matmul_launch, "GpuCall", Emulated)
-    monkeypatch.setattr(matmul_launch, "zero_words", lambda at, words, *_: ctypes.memset(at, 0, 4 * words))
+    monkeypatch.setattr(steps, "GpuCall", SimpleNamespace(of=prepared))
+    monkeypatch.setattr(steps, "zero_words", lambda at, words, *_: ctypes.memset(at, 0, 4 * words))
 
 
 @pytest.fixture
