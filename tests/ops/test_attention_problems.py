@@ -38,7 +38,7 @@ class Problem:
     head_dim: int
     dtype: Any
     causal: bool
-    window: tuple[int | None, int | None] | None
+    window: Any
     softcap: float | None
     scale: float | None
     layout: str
@@ -90,7 +90,7 @@ def reference(problem: Problem, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     if problem.layout == "bshd":
         q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     q, k, v = q.astype(np.float64), *(np.repeat(x.astype(np.float64), problem.group, 1) for x in (k, v))
-    scores = q @ k.swapaxes(2, 3) * (problem.scale or 1 / math.sqrt(problem.head_dim))
+    scores = q @ k.swapaxes(2, 3) * (1 / math.sqrt(problem.head_dim) if problem.scale is None else problem.scale)
     if problem.softcap is not None:
         scores = problem.softcap * np.tanh(scores / problem.softcap)
     left, right = problem.window or (None, None)
@@ -136,6 +136,20 @@ COLUMNS = ForwardSm90(sum_column=True, skip_masked=True)
 @given(PROBLEMS, st.booleans())
 def test_random_problems(config, problem, with_lse):
     check(config, problem, with_lse=with_lse)
+
+
+EXTREMES: list[dict[str, Any]] = [
+    *({"softcap": cap} for cap in (0.5, 20.0, 1e4, 1e8)),
+    *({"scale": scale} for scale in (-0.5, 0.0)),  # folded into the exponential they turn the order of scores
+    *({"window": sides, "q_len": 100, "kv_len": 40} for sides in ((2**31 - 1, None), (2**40, 0), [2**31 - 101, 5])),
+]
+
+
+@pytest.mark.parametrize("config", [ForwardSm80(), ForwardSm90()], ids=["sm80", "sm90"])
+@pytest.mark.parametrize("options", EXTREMES, ids=str)
+def test_options_at_their_ends(options, config):
+    plain = Problem(64, 64, 1, 1, 1, 64, f16, False, None, None, None, "bshd", 1)
+    check(config, replace(plain, **options), with_lse=True)
 
 
 @pytest.mark.parametrize("key", ["1", "7", "16", "h1", "h7"])
