@@ -12,22 +12,24 @@ import pytest
 
 import warploom
 from warploom.bench.checking import check_kernel, kernels_of
-from warploom.lang import KernelFunction
+from warploom.ops.backends import gpu_target
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FILES = ("rowmax.py", "reductions.py", "fused_softmax.py", "warp_gemm.py")
-KERNELS: list[KernelFunction] = [one for name in FILES for one in kernels_of(str(EXAMPLES / name))]
+OF_TILES = ("attention_steps.py", "matmul_tiles.py")
+KERNELS = [one for name in FILES for one in kernels_of(str(EXAMPLES / name))]
+TILE_KERNELS = [one for name in OF_TILES for one in kernels_of(str(EXAMPLES / name))]
 emulated = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 
-@pytest.mark.parametrize("function", KERNELS, ids=lambda f: f.name)
+@pytest.mark.parametrize("function", [*KERNELS, *TILE_KERNELS], ids=lambda f: f.name)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_kernels_are_right_and_without_findings(function, seed):
     checked = check_kernel(function, seed)
     assert checked.ok
     assert checked.emulation.findings == ()
     assert all(not w.conflicts for w in checked.emulation.traffic.shared.values())
-    if function.name not in ("matmul_rowmax", "product"):
+    if function in KERNELS and function.name not in ("matmul_rowmax", "product"):
         assert checked.emulation.traffic.shared == {}, "nothing leaves the registers"
 
 
@@ -42,12 +44,14 @@ def test_every_line_that_orders_the_gemm_is_needed(line, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("function", KERNELS, ids=lambda f: f.name)
+@pytest.mark.parametrize("function", [*KERNELS, *TILE_KERNELS], ids=lambda f: f.name)
 def test_kernels_are_right_on_a_gpu(function):
+    if function.requires == "sm_90a" and gpu_target(0).name != "sm_90a":
+        pytest.skip("needs sm_90a")
     assert function.example_launch is not None
     example = function.example_launch(np.random.default_rng(5))
     names = [p.name for p in function.trace().parameters]
-    arrays = dict(zip(names, example.arguments, strict=True))
+    arrays = {name: x[0] if isinstance(x, tuple) else x for name, x in zip(names, example.arguments, strict=True)}
     for name in example.expect:
         if arrays[name].dtype == np.float32:
             arrays[name].fill(np.nan)
