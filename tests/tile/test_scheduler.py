@@ -19,30 +19,20 @@ from warploom.kernels.attention.reference import attention_error, attention_refe
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.lang import Global, Kernel, kernel, u32
 from warploom.ops.backends import emulator_arguments
-from warploom.tile.scheduler import (
-    GroupedTiles,
-    Persistent,
-    RowTiles,
-    Single,
-    Work,
-    estimated_seconds,
-    order,
-    planes_together,
-)
+from warploom.tile.order import Work, divisors, estimated_seconds, order, planes_together, row_tiles
+from warploom.tile.scheduler import Divisor, GroupedTiles, Persistent, RowTiles, Single
 
 
 @kernel(threads=32)
 def visits(
-    k: Kernel, tiles: Global[u32], turns: Global[u32], rows: u32, cols: u32, together: u32, *, tile: str, items: str
-) -> None:
+    k: Kernel, tiles: Global[u32], turns: Global[u32], rows: Divisor, planes: u32, group: Divisor, together: Divisor,
+    last: Divisor, *, tile: str, items: str,
+) -> None:  # fmt: skip
     """tiles[item] = (row, column) packed of the item; turns[item] = the turn of its CTA."""
-    of_cta = Single(k) if items == "single" else Persistent(k, rows * cols, alternating=items == "alternating")
-    if tile == "grouped":
-        which: Any = GroupedTiles(k, rows, cols, 3)
-    elif tile == "row by row":
-        which = GroupedTiles(k, rows, cols, 0)
-    else:
-        which = RowTiles(k, rows, cols, together if tile == "together" else None)
+    which: Any = RowTiles(rows, planes, group, together, last, grouped=tile == "together")
+    of_cta = Single(k) if items == "single" else Persistent(k, which.count, alternating=items == "alternating")
+    if tile in ("grouped", "row by row"):
+        which = GroupedTiles(k, rows.value, planes, 3 if tile == "grouped" else 0)
     with k.loop(of_cta.count) as turn:
         item = of_cta.item(turn)
         row, col = which.tile(item)
@@ -53,9 +43,11 @@ def visits(
 
 def visited(rows: int, cols: int, ctas: int, **options: Any) -> tuple[Any, Any]:
     """(row, column) of every item, and its turn; each was stored."""
-    together = options.pop("together", 1)
+    numbers = row_tiles(rows, cols, options.pop("together", 1))
     tiles, turns = (np.full(rows * cols, 999_999, np.uint32) for _ in range(2))
-    assert clean(visits.trace(**options), ctas, [tiles, turns, rows, cols, together])
+    program = visits.trace(**options)
+    scalars = [numbers[x.name] for x in program.parameters if x.kind == "scalar"]
+    assert clean(program, ctas, [tiles, turns, *scalars])
     assert 999_999 not in turns
     return np.divmod(tiles, 1000), turns
 
@@ -100,7 +92,7 @@ def test_attention_is_right_in_any_grouping(size: int, persistent: bool) -> None
     case = Case(config, 128, 128, (None, 0), heads=5, ctas=3)
     q, k, v = case.inputs(size)
     out = np.full_like(q, np.nan)
-    call = replace(case.call, scalars={**case.call.scalars, "together": size})
+    call = replace(case.call, scalars={**case.call.scalars, **row_tiles(2 if config.consumers == 1 else 1, 5, size)})
     arguments = emulator_arguments(case.program, [describe(x) for x in (q, k, v, out)], call.scalars, call.maps)
     assert emulate(case.program, call.grid, arguments).findings == ()
     q, k, v, out = (np.swapaxes(x[0], 0, 1) for x in (q, k, v, out))
@@ -117,7 +109,7 @@ def chosen(problem: AttentionProblem) -> int:
     """The planes that the production kernel puts together on an H200."""
     d = problem.head_dim
     lying = ((problem.q_len * problem.heads * d, d, problem.heads * d),) * 4
-    return ForwardSm90().call(problem, Operands(lying, "bshd"), 132).scalars["together"]
+    return ForwardSm90().call(problem, Operands(lying, "bshd"), 132).scalars["together_value"]
 
 
 def test_short_sequences_keep_their_keys_near_and_long_ones_stay_balanced() -> None:
@@ -144,3 +136,23 @@ def test_the_chosen_size_is_never_estimated_slower_than_one_group() -> None:
             blocks = tuple(range(1, length // 128 + 1))
             work = Work(planes, blocks, 1.68e-6, 65536.0, 65536.0, True, 132)
             assert estimated_seconds(work, planes_together(work)) <= estimated_seconds(work, planes)
+
+
+@kernel(threads=32)
+def divided(k: Kernel, numbers: Global[u32], quotients: Global[u32], rests: Global[u32], by: Divisor) -> None:
+    """quotient and remainder of each number."""
+    place = k.cta_x * 32 + k.lane
+    quotient, rest = by.divide(numbers.load(place)[0])
+    quotients.store(quotient, place)
+    rests.store(rest, place)
+
+
+@pytest.mark.parametrize("by", [1, 2, 3, 7, 16, 641, 65535, 65536, 65537, 2**30 - 1, 2**30, 2**31 - 1])
+def test_divisors_divide_exactly(by: int) -> None:
+    near = [x for n in (1, 2, 3, 1000, (2**31 - 1) // by) for x in (n * by - 1, n * by, n * by + 1)]
+    drawn = np.random.default_rng(by).integers(0, 2**31, 49)
+    numbers = np.array([*near, *drawn], np.int64).clip(0, 2**31 - 1).astype(np.uint32)
+    quotients, rests = np.zeros_like(numbers), np.zeros_like(numbers)
+    assert clean(divided.trace(), 2, [numbers, quotients, rests, *divisors(by=by).values()])
+    assert (quotients == numbers // by).all()
+    assert (rests == numbers % by).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, get_type_hints
 
 from warploom.core.dtypes import DType, u64
 from warploom.core.errors import LayoutError, TraceError, VerifyError, shown
@@ -47,6 +47,18 @@ class PointerType:
 
 class TensorMap(TensorMapHandle):
     """Annotation of a TMA descriptor parameter."""
+
+
+class Scalars:
+    """Base of annotations that stand for several scalar parameters: those of :attr:`fields`, named ``parameter_field``.
+
+    The value that the kernel gets is made of ``k`` and the fields' values in order.
+    """
+
+    fields: ClassVar[Mapping[str, DType]] = {}
+
+    def __init__(self, k: Kernel, *values: Traced) -> None:
+        raise NotImplementedError
 
 
 class Kernel(HopperWords, MatrixWords):
@@ -153,9 +165,13 @@ class KernelFunction:
                 parameters.append(Parameter(p.name, "pointer", kind.dtype, value))
                 arguments.append(GlobalPointer(k, Traced(k, value), kind.dtype))
             elif isinstance(kind, DType):
-                value = k.new_value(kind, p.name)
-                parameters.append(Parameter(p.name, "scalar", kind, value))
-                arguments.append(Traced(k, value))
+                parameters.append(Parameter(p.name, "scalar", kind, k.new_value(kind, p.name)))
+                arguments.append(Traced(k, parameters[-1].value))
+            elif isinstance(kind, type) and issubclass(kind, Scalars):
+                names = {f"{p.name}_{field}": dtype for field, dtype in kind.fields.items()}
+                several = [Parameter(name, "scalar", dtype, k.new_value(dtype, name)) for name, dtype in names.items()]
+                parameters += several
+                arguments.append(kind(k, *[Traced(k, one.value) for one in several]))
             elif kind is TensorMap:
                 value = k.new_value(u64, p.name)
                 parameters.append(Parameter(p.name, "tensor_map", u64, value))

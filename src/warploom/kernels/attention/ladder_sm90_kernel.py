@@ -10,6 +10,7 @@ from warploom.kernels.attention.sm90_kernel import Consumer, TensorMaps, Tile, r
 from warploom.lang import Global, Kernel, TensorMap, kernel
 from warploom.lang.values import Number
 from warploom.tile.product import zero
+from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.softmax import Action, nothing
 
 
@@ -23,9 +24,12 @@ def attention_wgmma(
     lse: Global[f32],
     q_len: u32,
     kv_len: u32,
-    heads: u32,
+    heads: Divisor,
+    rows: Divisor,
     planes: u32,
-    together: u32,
+    group: Divisor,
+    together: Divisor,
+    last: Divisor,
     *,
     config: RungSm90,
     features: AttentionFeatures = PLAIN,
@@ -33,7 +37,8 @@ def attention_wgmma(
 ) -> None:
     """As :func:`~warploom.kernels.attention.sm90_kernel.attention_sm90`."""
     maps = TensorMaps(q_map, k_map, v_map, o_map, heads_inside)
-    run(k, config, features, maps, (q_len, kv_len), (heads, planes, together), lse, RungConsumer)
+    tiles = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)
+    run(k, config, features, maps, (q_len, kv_len), tiles, heads, lse, RungConsumer)
 
 
 class RungConsumer(Consumer):

@@ -10,8 +10,8 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
+from warploom.tile.order import FLOPS_PER_SECOND, Work, divisors, planes_together, row_tiles
 from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols
-from warploom.tile.scheduler import FLOPS_PER_SECOND, Work, planes_together
 
 BARRIER_BYTES = 256
 """Shared memory behind the tiles that is set aside for the mbarriers."""
@@ -125,8 +125,8 @@ class ForwardSm90(Configuration):
         )  # fmt: skip
         tiles = self._tiles(problem)
         scalars = {
-            "q_len": problem.q_len, "kv_len": problem.kv_len, "heads": problem.heads, "planes": problem.planes,
-            "together": self._together(problem, multiprocessors),
+            "q_len": problem.q_len, "kv_len": problem.kv_len, **divisors(heads=problem.heads),
+            **row_tiles(tiles // problem.planes, problem.planes, self._together(problem, multiprocessors)),
         }  # fmt: skip
         box = panel_cols(self.head_dim)
         rows_of = ROWS, self.tile_n, self.tile_n, ROWS

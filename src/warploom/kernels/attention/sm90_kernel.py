@@ -22,7 +22,7 @@ from warploom.tile.mask import Mask, Visible
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma, load_left, zero
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
-from warploom.tile.scheduler import Persistent, RowTiles, Single
+from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single
 from warploom.tile.softmax import Action, OnlineSoftmax, StaleSoftmax, nothing, put_ones
 
 
@@ -36,9 +36,12 @@ def attention_sm90(
     lse: Global[f32],
     q_len: u32,
     kv_len: u32,
-    heads: u32,
+    heads: Divisor,
+    rows: Divisor,
     planes: u32,
-    together: u32,
+    group: Divisor,
+    together: Divisor,
+    last: Divisor,
     *,
     config: ForwardSm90,
     features: AttentionFeatures = PLAIN,
@@ -47,11 +50,12 @@ def attention_sm90(
     """O = softmax(scale · Q·Kᵀ)·V; tensor maps of rank 4, boxes of 64 columns × tile rows.
 
     ``heads_inside``: the arrays are (batch, sequence, heads, head_dim), else (batch, heads, sequence, head_dim).
-    ``planes`` = heads · batches, of which ``together`` form a group where tiles differ in work (:class:`RowTiles`). A
-    CTA of the grid takes every so-manieth tile. ``lse`` is (batch, heads, q_len).
+    ``planes`` = heads · batches; ``rows`` to ``last`` say in which order tiles come, which differ in work under a mask
+    (:class:`RowTiles`). A CTA of the grid takes every so-manieth tile. ``lse`` is (batch, heads, q_len).
     """
     maps = TensorMaps(q_map, k_map, v_map, o_map, heads_inside)
-    run(k, config, features, maps, (q_len, kv_len), (heads, planes, together), lse, Consumer)
+    tiles = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)
+    run(k, config, features, maps, (q_len, kv_len), tiles, heads, lse, Consumer)
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,12 @@ def run(
     features: AttentionFeatures,
     maps: TensorMaps,
     lengths: tuple[Traced, Traced],
-    counts: tuple[Traced, Traced, Traced],
+    rows: RowTiles,
+    heads: Divisor,
     lse: GlobalPointer,
     consume: type[Consumer],
 ) -> None:
-    """The kernel with consumers of a kind; ``counts``: heads, planes, and planes together."""
+    """The kernel with consumers of a kind."""
     c, d, warps = config, config.head_dim, 4 * config.consumers
     q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, d, name="Q", stages=c.q_stages * c.consumers)
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
@@ -96,11 +101,7 @@ def run(
         put_ones(k, v_tile, v_tile.layout.cols - c.spare_cols, c.dtype)
     ready(k, queries, keys, values, output)
 
-    uneven = features.window[1] is not None  # later rows see more keys
-    heads, planes, together = counts
-    blocks = (lengths[0] + (c.tile_m - 1)) // c.tile_m
-    order = Persistent(k, blocks * planes, alternating=uneven) if c.persistent else Single(k)
-    rows = RowTiles(k, blocks, planes, together if uneven else None)
+    order = Persistent(k, rows.count, alternating=rows.grouped) if c.persistent else Single(k)
     tiles = Tiles(k, c, features, rows, order, heads, lengths)
 
     with producer(k, c.consumers):
@@ -127,8 +128,9 @@ def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes
             for part in parts:
                 queries.at(turn, part).put(tiles.at(turn).q_place(part))
     with k.loop(tiles.order.count) as turn:
+        tile = tiles.at(turn)
         for part in parts:
-            output.at(turn, part).send(boxes, tiles.at(turn).q_place(part))
+            output.at(turn, part).send(boxes, tile.q_place(part))
             with k.when(turn + stages < tiles.order.count):
                 queries.at(turn + stages, part).put(tiles.at(turn + stages).q_place(part))
 
@@ -169,14 +171,15 @@ class Tiles:
     features: AttentionFeatures
     rows: RowTiles
     order: Persistent | Single
-    heads: Traced
+    heads: Divisor
     lengths: tuple[Traced, Traced]
 
     def at(self, turn: Number, own_row: Traced | None = None) -> Tile:
         """The tile of a turn; ``own_row``: as the consumer sees it whose 64 rows begin there in the tile."""
         c, f = self.config, self.features
         block, plane = self.rows.tile(self.order.item(turn))
-        row, head, batch = block * c.tile_m, plane % self.heads, plane // self.heads
+        batch, head = self.heads.divide(plane)
+        row = block * c.tile_m
         kv_head = head // f.group if f.group > 1 else head
         visible = Visible(f.window, f.ragged_kv)
         mask = Mask(self.k, visible, (c.tile_m, c.tile_n), row, self.lengths)
@@ -337,5 +340,5 @@ class Consumer:
         store_rows(k, out.tile, self._o, self._warp * 16, cols=self._config.head_dim)
         out.written()
         if logs:
-            plane = self._lse + k.mul_wide(tile.batch * self._tiles.heads + tile.head, q_len)
+            plane = self._lse + k.mul_wide(tile.batch * self._tiles.heads.value + tile.head, q_len)
             store_row_values(k, plane, logs, self._s, tile.row + self._row, q_len, warp=self._warp)
