@@ -60,11 +60,13 @@ def test_the_fastest_wins_with_its_small_flags():
     assert tuned.find(GPU, SHORT.size_class) is None
 
 
-def test_other_problems_have_other_configurations_and_take_over_small_flags():
+def test_other_problems_have_other_configurations_and_begin_with_what_won_before():
     operation = FakeOperation()
-    long, short = tuner(operation).tune_all([LONG, SHORT])
-    assert config(long) == BEST_LONG
-    assert config(short) == FakeConfig(32, 4, 2, hint=True)
+    search = tuner(operation)
+    assert config(search.tune(LONG)) == BEST_LONG
+    operation.ran.clear()
+    assert config(search.tune(SHORT)) == FakeConfig(32, 4, 2, hint=True)
+    assert BEST_LONG in operation.ran, "its hint is in no configuration of the space"
     assert len(operation.compiled) == len(set(operation.compiled)), "each kernel is compiled once"
 
 

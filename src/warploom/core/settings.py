@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """The folder of compiled kernels and tuned winners: ``$WARPLOOM_CACHE``, or the platform's user cache.
+    """The folder of compiled kernels and tuned configurations: ``$WARPLOOM_CACHE``, or the platform's user cache.
 
     Where neither leads anywhere, because the user has no home, a place where nothing can be kept: who tries warns.
     """

@@ -49,7 +49,7 @@ def gpu_target(device: int) -> Target:
 
 
 def gpu_name(device: int) -> str:
-    """The name of GPU ``device`` as its driver gives it: what tuned winners are kept by."""
+    """The name of GPU ``device`` as its driver gives it: what tuned configurations are kept by."""
     from warploom.cuda.device import gpus
 
     return gpus()[device].name

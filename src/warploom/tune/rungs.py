@@ -173,7 +173,7 @@ class RungSearch:
     def _at(
         self, n: int, left: dict[str, list[MatmulConfig]], own: dict[str, MatmulConfig], report: Report
     ) -> tuple[dict[str, Won], dict[str, list[MatmulConfig]]]:
-        """The winners at one size, and what goes on to the next."""
+        """What won at one size, and what goes on to the next."""
         first = next(iter(own.values()))
         problem = contiguous_problem(n, n, n, first.dtype, first.accumulate)
         dropped = {key: Counter[str]() for key in left}
