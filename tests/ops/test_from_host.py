@@ -28,8 +28,8 @@ def near(found: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> bool:
      "matmul_sm80(BM=32, BN=32, BK=32, WM=16, WN=16, STAGES=2, stream_k=1)",
 ])  # fmt: skip
 def test_what_is_combined_with_the_sums(batch: tuple[int, ...], config: str | None) -> None:
-    a, b, bias = random(*batch, 40, 72), random(72, 48), random(48)
-    gate, residual = random(*batch, 40, 48), random(*batch, 40, 48)
+    a, b, bias = random(*batch, 20, 72), random(72, 80), random(80)
+    gate, residual = random(*batch, 20, 80), random(*batch, 20, 80)
     exact = a.astype(np.float64) @ b.astype(np.float64)
     assert near(warploom.matmul(a, b, config=config), exact)
     exact += bias.astype(np.float64)
