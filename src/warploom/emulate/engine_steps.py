@@ -60,6 +60,8 @@ class EngineSteps:
         keys = self.run.keys(op)
         if isinstance(effect, fx.MbarrierInit | fx.MbarrierFence | fx.MbarrierArrive | fx.MbarrierWait):
             return self._mbarrier(op, effect, keys)
+        if isinstance(effect, fx.MbarrierInvalidate):
+            return self._invalidate(op, effect)
         if isinstance(effect, fx.BulkTensorCopy):
             return self._copy(op, effect, keys)
         if isinstance(effect, fx.ClusterBarrier):
@@ -139,9 +141,21 @@ class EngineSteps:
         def wait(frame: Frame) -> Any:
             address = self._address(frame, op, effect.address, effect.offset)
             self.run.observe(frame, keys[effect.parity], op, "the parity")
-            return self.state.mbarriers.wait(frame, address, frame.env[keys[effect.parity]], far, op)
+            parity = frame.env[keys[effect.parity]]
+            if effect.blocks:
+                return self.state.mbarriers.wait(frame, address, parity, far, op)
+            done = self.state.mbarriers.test(frame, address, parity, far, op)
+            self.run.put(frame, op.results[0], frame.shaped(done), None, None)
+            return None
 
         return wait
+
+    def _invalidate(self, op: Op, effect: fx.MbarrierInvalidate) -> Step:
+        def step(frame: Frame) -> None:
+            address = self._address(frame, op, effect.address, effect.offset)
+            self.state.mbarriers.invalidate(frame, address, op)
+
+        return step
 
     def _guard(self, frame: Frame, op: Op, position: int | None, keys: tuple[Value, ...]) -> Array | None:
         if position is None:

@@ -168,8 +168,16 @@ class MbarrierArrive(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class MbarrierInvalidate(Effect):
+    """The mbarrier at ``operand[address] + offset`` is none any more."""
+
+    address: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class MbarrierWait(Effect):
-    """Blocks until the phase with the parity in operand ``parity`` has completed.
+    """Blocks until the phase with the parity in operand ``parity`` has completed; without ``blocks``, tells whether.
 
     With ``scope`` ``"cluster"`` it acquires what arrivals of other CTAs released at that scope.
     """
@@ -178,6 +186,7 @@ class MbarrierWait(Effect):
     offset: int
     parity: int
     scope: ClusterScope = "cta"
+    blocks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
