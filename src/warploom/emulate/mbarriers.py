@@ -304,8 +304,8 @@ class Mbarriers:
                 used = (*bar.events.arrivals.items(), *bar.events.waits.items())
                 if bar.waiters or bar.tx or any(passed[column(other)] < stamp for other, stamp in used):
                     message = (
-                        f"{op.instruction.mnemonic} ends {self.name(bar.address)} while others may still wait for it, or "
-                        "bytes are on their way to it: let all that use it meet before"
+                        f"{op.instruction.mnemonic} ends {self.name(bar.address)} while others may still wait for it, "
+                        "or bytes are on their way to it: let all that use it meet before"
                     )
                     self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
                 del self.all[(bar.cta, bar.address)]

@@ -11,7 +11,7 @@ import numpy as np
 from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.ir import statements as ir
-from warploom.ir.statements import NOWHERE, Const, Op, SharedRegion, Statement, Value, When
+from warploom.ir.statements import NOWHERE, Const, Op, Statement, Tile, Value, When
 from warploom.isa.alu import Binary, Select, Unary
 from warploom.isa.base import Instruction as Isa
 from warploom.isa.conversion import Bitcast, Convert, Move
@@ -42,7 +42,7 @@ class Builder:
     """
 
     def __init__(
-        self, function: Function, usage: Usage, specials: Specials, shared: dict[str, SharedRegion],
+        self, function: Function, usage: Usage, specials: Specials, shared: dict[str, Tile],
         parameters: dict[str, Value],
     ) -> None:  # fmt: skip
         self.function, self.usage, self.specials = function, usage, specials
@@ -122,7 +122,7 @@ class Builder:
 
     def emit(
         self, instruction: Isa, operands: Sequence[ir.Operand] = (), results: Sequence[Value] = (),
-        within: SharedRegion | None = None,
+        within: Tile | None = None,
     ) -> None:  # fmt: skip
         """Append an operation, whose first operand is an address in the variable ``within``."""
         tiles = (within, *(None,) * (len(operands) - 1)) if within is not None else ()
@@ -244,7 +244,7 @@ class Builder:
             raise self.refusal("the address of a parameter is supported for tensor maps alone")
         return found
 
-    def address(self, address: Operand, space: str) -> tuple[ir.Operand, int, SharedRegion | None]:
+    def address(self, address: Operand, space: str) -> tuple[ir.Operand, int, Tile | None]:
         """(base, displacement, the variable if it is named) of an address in shared (u32) or global memory (u64)."""
         if not isinstance(address, Address):
             raise self.refusal(f"{address} is no address")
@@ -271,7 +271,7 @@ class Builder:
 
     def set_all(
         self, targets: Sequence[Operand], instruction: Isa, operands: Sequence[ir.Operand],
-        within: SharedRegion | None = None,
+        within: Tile | None = None,
     ) -> None:  # fmt: skip
         """The same for several results."""
         results: list[Value] = []

@@ -176,13 +176,13 @@ def _load(b: Builder, f: Form, rank: int) -> None:
         raise f.refusal()
     multicast, hinted = f.flag("multicast::cluster"), f.flag("L2::cache_hint")
     shared, source, barrier, *more = f.operands(3 + multicast + hinted)
-    (base, offset, within), (bar, bar_offset, _) = b.address(shared, "shared"), b.address(barrier, "shared")
+    (base, offset, _), (bar, bar_offset, _) = b.address(shared, "shared"), b.address(barrier, "shared")
     tensor_map, at = _place(b, f, source, rank)
     policy = b.read(more[-1], u64) if hinted else None
     eviction = _EVICTIONS.get(int(policy.value), "") if isinstance(policy, Const) else ""
     copy = TensorCopy("load", rank, offset, bar_offset, cast("Literal['', 'first', 'last']", eviction), multicast)
     masks = (b.read(more[0], u32),) if multicast else ()
-    b.emit(copy, (base, tensor_map, bar, _YES, *at, *masks), within=within)
+    b.emit(copy, (base, tensor_map, bar, _YES, *at, *masks))
 
 
 def _store(b: Builder, f: Form, rank: int) -> None:
@@ -190,9 +190,9 @@ def _store(b: Builder, f: Form, rank: int) -> None:
         raise f.refusal()
     hinted = f.flag("L2::cache_hint")
     target, shared = f.operands(2 + hinted)[:2]
-    base, offset, within = b.address(shared, "shared")
+    base, offset, _ = b.address(shared, "shared")
     tensor_map, at = _place(b, f, target, rank)
-    b.emit(TensorCopy("store", rank, offset), (base, tensor_map, _YES, *at), within=within)
+    b.emit(TensorCopy("store", rank, offset), (base, tensor_map, _YES, *at))
 
 
 def bulk_group(b: Builder, f: Form) -> None:

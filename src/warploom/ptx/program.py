@@ -13,7 +13,7 @@ from typing import Literal
 from warploom.core.dtypes import DType, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.ir.program import Parameter, Program
-from warploom.ir.statements import Flow, SharedRegion, Value
+from warploom.ir.statements import Flow, Tile, Value
 from warploom.ptx import conversion_forms, hopper_forms, memory_forms, scalar_forms, warp_forms
 from warploom.ptx.blocks import Block, basic_blocks
 from warploom.ptx.builder import TYPE, Builder
@@ -101,21 +101,21 @@ def _symbols(operands: Iterable[Operand]) -> Iterable[str]:
             yield from _symbols(x.items)
 
 
-def _shared(module: Module, function: Function, blocks: list[Block], dynamic: int) -> tuple[list[SharedRegion], int]:
+def _shared(module: Module, function: Function, blocks: list[Block], dynamic: int) -> tuple[list[Tile], int]:
     """The regions of the shared variables that a kernel names, those of fixed size first, and the bytes of all."""
     used = {name for b in blocks for i in b.body for name in _symbols(i.operands)}
     known = {v.name: v for v in (*module.variables.values(), *function.variables) if v.space == "shared"}
-    regions: list[SharedRegion] = []
+    regions: list[Tile] = []
     end = 0
     for v in (v for v in known.values() if v.name in used and v.bytes):
         end = -(-end // v.align) * v.align
-        regions.append(SharedRegion(v.name, end, v.bytes))
+        regions.append(Tile(v.name, end, v.bytes))
         end += v.bytes
     dynamic_ones = [v for v in known.values() if v.name in used and not v.bytes]
     if dynamic_ones:
         align = max(v.align for v in dynamic_ones)
         end = -(-end // align) * align
-        regions += [SharedRegion(v.name, end, dynamic) for v in dynamic_ones]
+        regions += [Tile(v.name, end, dynamic) for v in dynamic_ones]
     return regions, end + dynamic
 
 
