@@ -64,6 +64,8 @@ class EngineSteps:
             return self._invalidate(op, effect)
         if isinstance(effect, fx.BulkTensorCopy):
             return self._copy(op, effect, keys)
+        if isinstance(effect, fx.BulkStore):
+            return self._store_bytes(op, effect, keys)
         if isinstance(effect, fx.ClusterBarrier):
             if effect.waits:
                 return lambda frame: self.state.clusters.wait(frame, op)
@@ -184,6 +186,18 @@ class EngineSteps:
                 None if copy.multicast is None else frame.env[keys[copy.multicast]],
                 np.ones((1, 1, 1), np.bool_) if guard is None else guard,
             )
+
+        return step
+
+    def _store_bytes(self, op: Op, store: fx.BulkStore, keys: tuple[Value, ...]) -> Step:
+        def step(frame: Frame) -> None:
+            for key in keys:
+                self.run.observe(frame, key, op, "an operand")
+            guard = self._guard(frame, op, store.guard, keys)
+            shared = self._address(frame, op, store.shared, store.shared_offset, guard)
+            target = frame.env[keys[store.target]] + np.uint64(store.target_offset % 2**64)
+            everyone = np.ones((1, 1, 1), np.bool_)
+            self.state.bulk.issue_bytes(frame, op, store, shared, target, everyone if guard is None else guard)
 
         return step
 

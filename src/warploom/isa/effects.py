@@ -221,6 +221,32 @@ class BulkTensorCopy(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class BulkStore(Effect):
+    """``bytes`` consecutive bytes from shared to global memory, through the async proxy; part of the bulk group.
+
+    ``shared`` and ``target`` are the operands of the addresses; ``guard`` selects the thread that issues it. ``adds``:
+    f32 elements are added to what is there, each by one atomic operation, in no order.
+    """
+
+    shared: int
+    target: int
+    bytes: int
+    shared_offset: int
+    target_offset: int
+    guard: int
+    adds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalWait(Effect):
+    """Blocks until the u32 at ``operand[address] + offset`` is at least operand ``least``; acquires at scope gpu."""
+
+    address: int
+    offset: int
+    least: int
+
+
+@dataclass(frozen=True, slots=True)
 class WarpgroupFence(Effect):
     """``wgmma.fence``: orders register accesses of the warpgroup before its next ``wgmma``."""
 
