@@ -16,13 +16,23 @@ from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Const, Op, Operand, Register, Value
 from warploom.ir.verify import least_architecture, verify
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
-from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
 from warploom.isa.conversion import Bitcast, Combine, Convert, Half, Move, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
-from warploom.isa.memory import CACHE_HINTS, Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store
+from warploom.isa.memory import (
+    CACHE_HINTS,
+    Atomic,
+    LdMatrix,
+    Load,
+    MemoryFence,
+    ReduceAdd,
+    StMatrix,
+    Store,
+    WaitAtLeast,
+)
 from warploom.isa.scalar import SCALARS, Scalar
 from warploom.isa.sync import (
     AsyncProxyFence,
@@ -31,6 +41,8 @@ from warploom.isa.sync import (
     MbarrierArrival,
     MbarrierInitFence,
     MbarrierInitialise,
+    MbarrierInvalidate,
+    MbarrierTestWait,
     MbarrierTryWait,
     SetMaxRegisters,
 )
@@ -98,6 +110,8 @@ MEMORY: list[Instruction] = [
     *(Atomic("global", op, t) for op in ("min", "max", "and", "or", "xor") for t in _INTEGERS),
     *(Atomic("global", "add", u32, order=order) for order in ("acquire", "release", "acq_rel")),
     *(MemoryFence(scope) for scope in ("cta", "gpu", "sys")),
+    *(ReduceAdd(n, 16) for n in (1, 2, 4)),
+    *(WaitAtLeast(offset) for offset in (0, 8)),
     *(LdMatrix(n, transposed, 32) for n in (1, 2, 4) for transposed in (False, True)),
     *(StMatrix(n, transposed, 32) for n in (1, 2, 4) for transposed in (False, True)),
 ]
@@ -111,6 +125,7 @@ ASYNC: list[Instruction] = [
     *(TensorCopy(direction, rank, 128, 8) for direction in ("load", "store") for rank in (1, 2, 3, 4, 5)),
     *(TensorCopy("load", rank, 128, 8, eviction, True) for rank in (1, 2, 5) for eviction in ("", "first", "last")),
     *(TensorCopy("load", 4, 128, 8, eviction) for eviction in ("first", "last")),
+    *(BulkStoreBytes(4096, adds, 64, 128) for adds in (False, True)),
 ]
 SYNC: list[Instruction] = [
     BarSync(),
@@ -124,6 +139,10 @@ SYNC: list[Instruction] = [
     MbarrierArrival(None, 8, False, "cluster"),
     MbarrierTryWait(8),
     MbarrierTryWait(8, "cluster"),
+    MbarrierTestWait(8),
+    MbarrierTestWait(0, "cluster"),
+    MbarrierInvalidate(8),
+    BarSync(64, aligned=False),
     ClusterArrive(),
     ClusterWait(),
     MapShared(),

@@ -13,12 +13,12 @@ import pytest
 from warploom import isa
 from warploom.core.dtypes import bf16, f16, f32, f64, pred, s32, tf32, u16, u32, u64
 from warploom.isa.alu import Binary, Fma, Select, Unary
-from warploom.isa.async_copy import CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction, inline_ptx
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
 from warploom.isa.conversion import Bitcast, Convert, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.isa.matrix import MmaSync
-from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store
+from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, ReduceAdd, StMatrix, Store, WaitAtLeast
 from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, MbarrierTryWait
 from warploom.isa.warp import Elect, Shuffle, SyncWarp, Vote
 
@@ -58,6 +58,9 @@ INSTRUCTIONS: list[Instruction] = [
     TensorCopy("load", 2),
     TensorCopy("load", 3, 128, 8, "last", True),
     TensorCopy("store", 3),
+    *(BulkStoreBytes(4096, adds, 32, 64) for adds in (False, True)),
+    *(ReduceAdd(n, 16) for n in (1, 2, 4)),
+    WaitAtLeast(4),
     Elect(),
 ]
 

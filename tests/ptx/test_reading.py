@@ -83,7 +83,7 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
     ("atom.global.add.noftz.f16 %h1, [%d0], %h2;", "atom.global.add.noftz.f16"),
     ("cvta.shared.u64 %d1, %d2;", "generic addresses"),
     ("mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%r1}, {%r2}, {%r3}, {%r4};", "mma.sync.aligned.m16n8k64"),
-    ("barrier.sync 0;", "barrier.sync"),
+    ("barrier.arrive 0, 32;", "barrier.arrive"),
     ("activemask.b32 %r1;", "activemask.b32"),
     ("mov.u32 %r1, %smid;", "%smid"),
     ("call (%r1), f, (%r2);", "call"),

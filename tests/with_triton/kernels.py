@@ -136,3 +136,27 @@ def row_sums_without_locks(x, sums, locks, columns, GROUPS: tl.constexpr, BLOCK:
     inside = column < columns
     rest = sums + row % GROUPS * columns + column
     tl.store(rest, tl.load(rest, inside) + tl.load(x + row * columns + column, inside, other=0.0), inside)
+
+
+@triton.jit
+def matmul_by_descriptors(a, b, c, k, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr):
+    """A (m, k) times the transpose of B (n, k), by way of the TMA."""
+    row, column = tl.program_id(0) * TILE_M, tl.program_id(1) * TILE_N
+    total = tl.zeros((TILE_M, TILE_N), tl.float32)
+    for step in range(0, k, TILE_K):
+        total = tl.dot(a.load([row, step]), b.load([column, step]).T, total)
+    c.store([row, column], total.to(tl.float16))
+
+
+@triton.jit
+def matmul_with_own_descriptors(a, b, c, m, n, k, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+                                SPECIALISED: tl.constexpr):  # fmt: skip
+    """The same with tensor maps that the kernel makes itself."""
+    a_map = tl.make_tensor_descriptor(a, [m, k], [k, 1], [TILE_M, TILE_K])
+    b_map = tl.make_tensor_descriptor(b, [n, k], [k, 1], [TILE_N, TILE_K])
+    c_map = tl.make_tensor_descriptor(c, [m, n], [n, 1], [TILE_M, TILE_N])
+    row, column = tl.program_id(0) * TILE_M, tl.program_id(1) * TILE_N
+    total = tl.zeros((TILE_M, TILE_N), tl.float32)
+    for step in tl.range(0, k, TILE_K, warp_specialize=SPECIALISED):
+        total = tl.dot(a_map.load([row, step]), b_map.load([column, step]).T, total)
+    c_map.store([row, column], total.to(tl.float16))

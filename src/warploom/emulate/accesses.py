@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.context import Context, Step
+from warploom.core.dtypes import u32
+from warploom.emulate.barriers import Wait
+from warploom.emulate.context import Context, Running, Step
 from warploom.emulate.frames import Frame, Origin, shadow_dtype
 from warploom.emulate.global_memory import Target
 from warploom.emulate.matrix_accesses import MatrixSteps
 from warploom.emulate.shared_memory import Place
 from warploom.emulate.traffic import access_class
 from warploom.ir.statements import Op
-from warploom.isa.effects import Access, AsyncCopy, MatrixAccess
-from warploom.isa.memory import Atomic
+from warploom.isa.effects import Access, AsyncCopy, GlobalWait, MatrixAccess
+from warploom.isa.memory import Atomic, ReduceAdd
 
 Array = NDArray[Any]
 
@@ -26,6 +30,18 @@ def _typed(shadow: Array, dtype: np.dtype[Any]) -> Array:
 
 def _unsigned(array: Array) -> Array:
     return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
+
+
+@dataclass(eq=False)
+class Polled(Wait):
+    """A wait that ends when ``reached`` says so."""
+
+    reached: Callable[[], bool] = lambda: True
+
+    @property
+    def ready(self) -> bool:
+        """Whether it does now."""
+        return self.reached()
 
 
 class AccessSteps:
@@ -198,7 +214,7 @@ class AccessSteps:
     def _global_atomic(self, op: Op, access: Access) -> Step:
         run, (key, *rest) = self.run, self.run.keys(op)
         name, instruction = access_class(op.instruction.mnemonic), op.instruction
-        assert isinstance(instruction, Atomic)
+        assert isinstance(instruction, Atomic | ReduceAdd)
 
         def step(frame: Frame) -> None:
             for k in (key, *rest):
@@ -218,8 +234,43 @@ class AccessSteps:
                 rows, first = run.memory.words(target.buffer, instruction.dtype.numpy, 1)
                 where = slice(None) if target.positions is None else target.positions
                 picked = [v.reshape(-1)[where] for v in values]
-                old[where] = _apply(instruction, rows[:, 0], (target.offsets - first) // access.bytes, picked, None)
-            run.put(frame, op.results[0], frame.shaped(old.reshape(frame.n, 32)), None, None)
+                index = (target.offsets - first) // rows.itemsize
+                if isinstance(instruction, ReduceAdd):
+                    for i, value in enumerate(picked):
+                        _apply(instruction, rows[:, 0], index + i, [value], None)
+                else:
+                    old[where] = _apply(instruction, rows[:, 0], index, picked, None)
+            if op.results:
+                run.put(frame, op.results[0], frame.shaped(old.reshape(frame.n, 32)), None, None)
+
+        return step
+
+    def wait_step(self, op: Op, wait: GlobalWait) -> Step:
+        """The step of a wait for a counter: it is looked at whenever its warps could go on."""
+        run, (key, least) = self.run, self.run.keys(op)
+        access = Access("global", "load", wait.address, u32.bytes, wait.offset, order="acquire")
+
+        def step(frame: Frame) -> Running:
+            run.observe(frame, key, op, "an address")
+            run.observe(frame, least, op, "the value to wait for")
+            address = self._address(frame, key, wait.offset)
+            targets = run.memory.resolve(frame, address, u32.bytes, op, frame.active, u32.bytes)
+            wanted = frame.full(frame.env[least]).reshape(-1)
+
+            def reached() -> bool:
+                for target in targets:
+                    where = slice(None) if target.positions is None else target.positions
+                    now = run.memory.load(frame, [target], (frame.n, 32), np.dtype("u4"), 1).reshape(-1)
+                    if (now[where] < wanted[where]).any():
+                        return False
+                return True
+
+            waiting = Polled(op, set(frame.flat.tolist()), reached=reached)
+            while not waiting.ready:
+                yield waiting
+            if run.checks:
+                run.memory.track(frame, targets, u32.bytes, op, "read", strong=True)
+                self._strong(frame, access, address)
 
         return step
 
@@ -278,7 +329,9 @@ class AccessSteps:
         return data.view(word).reshape(frame.n, 32, words)
 
 
-def _apply(instruction: Atomic, view: Array, index: Array, values: list[Array], active: Array | None) -> Array:
+def _apply(
+    instruction: Atomic | ReduceAdd, view: Array, index: Array, values: list[Array], active: Array | None
+) -> Array:
     """Apply the lanes of an atomic in ascending order. Returns the old values in the shape of ``index``."""
     flat = np.ascontiguousarray(index).reshape(-1)
     acting = np.arange(flat.size) if active is None else np.nonzero(active.reshape(-1))[0]

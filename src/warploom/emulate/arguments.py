@@ -15,7 +15,7 @@ from warploom.emulate.buffers import ADDRESS_BITS, GlobalBuffer, buffer_of
 from warploom.emulate.tensor_maps import TensorMapArgument
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Op, Value, operands_of, walk
-from warploom.isa.effects import Access, AsyncCopy, BulkTensorCopy, Effect
+from warploom.isa.effects import Access, AsyncCopy, BulkStore, BulkTensorCopy, Effect
 
 Array = NDArray[Any]
 
@@ -145,6 +145,8 @@ def _writes_through(effect: Effect) -> int | None:
         return effect.address
     if isinstance(effect, BulkTensorCopy) and effect.direction == "store":
         return effect.tensor_map
+    if isinstance(effect, BulkStore):
+        return effect.target
     return None
 
 

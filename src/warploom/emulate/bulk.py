@@ -18,12 +18,15 @@ from warploom.emulate.engines import Engines
 from warploom.emulate.frames import Frame
 from warploom.emulate.global_async import AsyncGlobal, Box
 from warploom.emulate.global_memory import GlobalMemory
+from warploom.emulate.known import Known
 from warploom.emulate.mbarrier_state import Mbarrier
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE
+from warploom.emulate.spans import Span
 from warploom.emulate.tensor_maps import CHUNK, TensorMapArgument
 from warploom.ir.statements import Op
+from warploom.isa.effects import BulkStore
 
 Array = NDArray[Any]
 _ALIGNMENT = 128  # of a box in shared memory
@@ -52,7 +55,7 @@ class _Store:
     op: Op
     row: int
     lane: int
-    target: TensorMapArgument
+    target: TensorMapArgument | Span
     at: tuple[int, ...]
     chunks: Array
     cells: Array
@@ -113,6 +116,22 @@ class BulkCopies:
                 self.proxy.counter.engine("tma.store", size, moved)
                 self._start_store(row, lane, op, source, at, chunks)
 
+    def issue_bytes(self, frame: Frame, op: Op, store: BulkStore, shared: Array, target: Array, guard: Array) -> None:
+        """The acting lanes start a copy of consecutive bytes to global memory."""
+        places, goals = frame.full(shared).astype(np.int64), frame.full(target)
+        alone = np.zeros((frame.n, 32), np.bool_)
+        for i, row, lanes in lanes_of(frame, guard):
+            lane = self._only(row, lanes, op)
+            alone[:] = False
+            alone[i, lane] = True
+            found = self.memory.resolve(frame, goals, store.bytes, op, alone, CHUNK)
+            address = int(places[i, lane])
+            chunks = self._inside(address + np.arange(0, store.bytes, CHUNK), store.bytes, CHUNK, row, lane, op)
+            if found and chunks is not None:
+                self.proxy.counter.engine("tma.store", store.bytes, store.bytes)
+                span = Span(found[0].buffer, int(found[0].offsets[0]), store.bytes, store.adds)
+                self._start_store(row, lane, op, span, (), chunks)
+
     def _receivers(self, row: int, lane: int, mask: int, op: Op) -> list[int]:
         """The CTAs (of the batch) that a mask names; a finding for those that the cluster does not have."""
         together = self.engines.places.together
@@ -134,22 +153,26 @@ class BulkCopies:
 
     def _box(self, source: TensorMapArgument, address: int, row: int, lane: int, op: Op) -> Array | None:
         """Addresses of the box's chunks in shared memory; None where it cannot lie there."""
-        chunks = source.chunk_addresses(address)
-        size, where = self.proxy.shared.size, address - SHARED_BASE
-        if address % _ALIGNMENT:
-            message = f"{op.instruction.mnemonic} at byte {where} of shared memory: a box starts at a multiple of "
-            message += f"{_ALIGNMENT} bytes"
+        chunks = self._inside(source.chunk_addresses(address), source.spec.box_bytes, _ALIGNMENT, row, lane, op)
+        if chunks is not None and self.proxy.checks:
+            self._check_tile(source, address - SHARED_BASE, int(chunks.max()) + CHUNK - address, row, lane, op)
+        return chunks
+
+    def _inside(self, chunks: Array, moved: int, alignment: int, row: int, lane: int, op: Op) -> Array | None:
+        """The chunks, if they lie in shared memory, aligned; else None and a finding."""
+        size, where = self.proxy.shared.size, int(chunks[0]) - SHARED_BASE
+        if int(chunks[0]) % alignment:
+            message = f"{op.instruction.mnemonic} at byte {where} of shared memory: it starts at a multiple of "
+            message += f"{alignment} bytes"
             self.report.add("misaligned", op.where, message, row, lane, address=where)
             return None
         if int(chunks.min()) < SHARED_BASE or int(chunks.max()) + CHUNK > SHARED_BASE + size:
             message = (
-                f"{op.instruction.mnemonic} moves a box of {source.spec.box_bytes} bytes at byte {where}, outside the "
-                f"{size} bytes of shared memory: correct the address, or ask for more shared memory"
+                f"{op.instruction.mnemonic} moves {moved} bytes at byte {where}, outside the {size} bytes of shared "
+                "memory: correct the address, or ask for more shared memory"
             )
             self.report.add("bounds", op.where, message, row, lane, address=where)
             return None
-        if self.proxy.checks:
-            self._check_tile(source, where, int(chunks.max()) + CHUNK - address, row, lane, op)
         return chunks
 
     def _check_tile(self, source: TensorMapArgument, place: int, extent: int, row: int, lane: int, op: Op) -> None:
@@ -204,7 +227,7 @@ class BulkCopies:
         self.loads.append(_Load(op, row, lane, cta, source, at, chunks, cells, bar, number, box, passed))
 
     def _start_store(
-        self, row: int, lane: int, op: Op, target: TensorMapArgument, at: tuple[int, ...], chunks: Array
+        self, row: int, lane: int, op: Op, target: TensorMapArgument | Span, at: tuple[int, ...], chunks: Array
     ) -> None:
         cells, before, stamp = self.proxy.chunk_cells(chunks, row // self.warps), np.zeros(0), 0
         box = None
@@ -212,7 +235,7 @@ class BulkCopies:
             self.proxy.check(([row], lane), cells, "read", op)
             before, stamp = self.proxy.state(cells), self.proxy.clocks.stamp(op)
             self.proxy.record_read(self.engines.bulk_stores(row), cells, stamp)
-            box = self.globally.begin(target, at, "write", row, lane, op)
+            box = self.globally.begin(target, at, "atomic" if target.adds else "write", row, lane, op)
         group = self.committed.get((row, lane), 0)
         self.stores.append(_Store(op, row, lane, target, at, chunks, cells, before, stamp, group, box))
 
@@ -261,10 +284,12 @@ class BulkCopies:
                     self._written([s for s in self.writing if s.row == row and s.lane == lane and s.group < done_below])
 
     def _written(self, done: list[_Store]) -> None:
+        clocks = self.proxy.clocks
         for store in done:
             self.writing.remove(store)
             if store.box is not None:
-                self.globally.end_write(store.box)
+                told = Known(np.zeros(clocks.columns.count, np.int64), self.globally.end_write(store.box))
+                clocks.acquire(store.row, [store.lane], told)
 
     def _end(self, done: list[_Store]) -> None:
         for store in done:

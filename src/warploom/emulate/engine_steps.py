@@ -60,8 +60,12 @@ class EngineSteps:
         keys = self.run.keys(op)
         if isinstance(effect, fx.MbarrierInit | fx.MbarrierFence | fx.MbarrierArrive | fx.MbarrierWait):
             return self._mbarrier(op, effect, keys)
+        if isinstance(effect, fx.MbarrierInvalidate):
+            return self._invalidate(op, effect)
         if isinstance(effect, fx.BulkTensorCopy):
             return self._copy(op, effect, keys)
+        if isinstance(effect, fx.BulkStore):
+            return self._store_bytes(op, effect, keys)
         if isinstance(effect, fx.ClusterBarrier):
             if effect.waits:
                 return lambda frame: self.state.clusters.wait(frame, op)
@@ -139,9 +143,21 @@ class EngineSteps:
         def wait(frame: Frame) -> Any:
             address = self._address(frame, op, effect.address, effect.offset)
             self.run.observe(frame, keys[effect.parity], op, "the parity")
-            return self.state.mbarriers.wait(frame, address, frame.env[keys[effect.parity]], far, op)
+            parity = frame.env[keys[effect.parity]]
+            if effect.blocks:
+                return self.state.mbarriers.wait(frame, address, parity, far, op)
+            done = self.state.mbarriers.test(frame, address, parity, far, op)
+            self.run.put(frame, op.results[0], frame.shaped(done), None, None)
+            return None
 
         return wait
+
+    def _invalidate(self, op: Op, effect: fx.MbarrierInvalidate) -> Step:
+        def step(frame: Frame) -> None:
+            address = self._address(frame, op, effect.address, effect.offset)
+            self.state.mbarriers.invalidate(frame, address, op)
+
+        return step
 
     def _guard(self, frame: Frame, op: Op, position: int | None, keys: tuple[Value, ...]) -> Array | None:
         if position is None:
@@ -170,6 +186,18 @@ class EngineSteps:
                 None if copy.multicast is None else frame.env[keys[copy.multicast]],
                 np.ones((1, 1, 1), np.bool_) if guard is None else guard,
             )
+
+        return step
+
+    def _store_bytes(self, op: Op, store: fx.BulkStore, keys: tuple[Value, ...]) -> Step:
+        def step(frame: Frame) -> None:
+            for key in keys:
+                self.run.observe(frame, key, op, "an operand")
+            guard = self._guard(frame, op, store.guard, keys)
+            shared = self._address(frame, op, store.shared, store.shared_offset, guard)
+            target = frame.env[keys[store.target]] + np.uint64(store.target_offset % 2**64)
+            everyone = np.ones((1, 1, 1), np.bool_)
+            self.state.bulk.issue_bytes(frame, op, store, shared, target, everyone if guard is None else guard)
 
         return step
 

@@ -147,6 +147,8 @@ class Executor(Context):
             return self._accesses.step(op, effect)
         if isinstance(effect, fx.AsyncCopy):
             return self._accesses.copy_step(op, effect)
+        if isinstance(effect, fx.GlobalWait):
+            return self._accesses.wait_step(op, effect)
         if isinstance(effect, fx.ReadSpecial):
             return lambda frame: self.put(frame, op.results[0], self._special(frame, effect.register), None, None)
         if isinstance(effect, fx.CommitGroup) and effect.queue == "cp.async":

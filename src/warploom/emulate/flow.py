@@ -33,7 +33,7 @@ from warploom.ir.statements import (
     results_of,
     walk,
 )
-from warploom.isa.effects import Access, WarpSync
+from warploom.isa.effects import Access, MbarrierWait, WarpSync
 
 Array = NDArray[Any]
 Meeting: TypeAlias = Value | Literal["warp"] | None
@@ -58,7 +58,7 @@ class _Group:
     """Lanes at one place. ``frame`` has their registers; without one, those of the flow's own frame are theirs.
 
     ``written`` are the registers that differ from those. ``held`` at a step for lanes that are elsewhere; ``resting``
-    at a loop that looks what other threads do, ``idle`` if its last pass changed nothing.
+    at a loop that looks what other threads do, ``idle`` if its last pass changed nothing; ``now`` is when it ended.
     """
 
     block: int
@@ -73,6 +73,7 @@ class _Group:
     resting: Op | None = None
     idle: bool = False
     before: list[Array] | None = None
+    now: int = -1
 
 
 class FlowSteps:
@@ -315,9 +316,13 @@ class _Run:
         frame = group.frame or self.frame
         now = [frame.env[r] for r in self.steps.blocks[group.block].live]
         before, group.before = group.before, now
-        group.idle = before is not None and all(
-            a is b or np.array_equal(a, b) for a, b in zip(before, now, strict=True)
-        )  # fmt: skip
+        clock, group.now = group.now, self.context.clocks.now
+        if any(isinstance(e, MbarrierWait) for e in looks.instruction.effects()):
+            group.idle = clock == group.now  # it may count its passes: nobody has touched memory meanwhile
+        else:
+            group.idle = before is not None and all(
+                a is b or np.array_equal(a, b) for a, b in zip(before, now, strict=True)
+            )  # fmt: skip
 
     def _end(self, group: _Group) -> None:
         """The lanes of a group have ended."""
@@ -338,7 +343,11 @@ class _Run:
 def _looks(op: Op) -> bool:
     """Whether an instruction may show what other threads have done meanwhile."""
     effects = op.instruction.effects()
-    return any(isinstance(e, Access) and (e.mode == "atomic" or e.order != "weak") for e in effects)
+    return any(
+        (isinstance(e, Access) and (e.mode == "atomic" or e.order != "weak"))
+        or (isinstance(e, MbarrierWait) and not e.blocks)
+        for e in effects
+    )
 
 
 def _live(flow: Flow) -> list[Registers]:

@@ -1,10 +1,12 @@
 """Global memory as the TMA sees it, through the async proxy.
 
 A load reads at any time until it lands, and whoever has waited for its mbarrier's phase knows that it has. A store is
-whole when its thread has waited for its group; that its shared memory has been read says nothing about that. What
-ordinary instructions of the kernel wrote must have been fenced (``fence.proxy.async``) before the TMA touches it.
+whole when its thread has waited for its group; that its shared memory has been read says nothing about that. A
+reduction is atomic, element by element: others may update the same elements meanwhile, but nobody may read or write
+them until its thread has waited for its group and has told them. What ordinary instructions of the kernel wrote must
+have been fenced (``fence.proxy.async``) before the TMA touches it.
 
-Source: PTX ISA, "Async proxy", ``cp.async.bulk.wait_group``, ``fence.proxy``.
+Source: PTX ISA, "Async proxy", ``cp.async.bulk.wait_group``, ``cp.reduce.async.bulk``, ``fence.proxy``.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from warploom.emulate.columns import ASYNC_AGENT
 from warploom.emulate.global_memory import Event, GlobalMemory, Mode, Record
 from warploom.emulate.known import Singles
+from warploom.emulate.spans import Span
 from warploom.emulate.tensor_maps import TensorMapArgument
 from warploom.ir.statements import Op
 
@@ -39,13 +42,13 @@ class AsyncGlobal:
         self.memory = memory
 
     def begin(
-        self, tensor: TensorMapArgument, at: tuple[int, ...], mode: Mode, row: int, lane: int, op: Op
+        self, tensor: TensorMapArgument | Span, at: tuple[int, ...], mode: Mode, row: int, lane: int, op: Op
     ) -> Box | None:
-        """A lane starts a load ("read") or store ("write"); None where the kernel writes nothing of the array.
+        """A lane starts a load ("read"), store ("write") or reduction ("atomic"); None where the kernel writes nothing.
 
         Until a store's group has been waited for, nobody may touch its cells.
         """
-        memory, buffer, size = self.memory, tensor.buffer, tensor.spec.dtype.bytes
+        memory, buffer, size = self.memory, tensor.buffer, tensor.element_bytes
         assert buffer is not None
         record = memory.records.get(buffer.region) if memory.checks and buffer.region is not None else None
         offsets = tensor.element_offsets(at) if record is not None else np.zeros(0, np.int64)
@@ -59,6 +62,11 @@ class AsyncGlobal:
         self._check_proxy(record, access)
         if mode == "write":
             record.flying[cells] = access.stamp
+        if mode == "atomic":  # in the name of somebody whom only a wait for the group makes known
+            access.agents = np.full(cells.shape, _adder(access))
+            access.lanes = np.zeros_like(access.lanes)
+            access.strong = True
+            memory.note(record, access)
         return Box(record, access)
 
     def _check_proxy(self, record: Record, mine: Event) -> None:
@@ -93,9 +101,11 @@ class AsyncGlobal:
         memory.note(record, landed)
         return {(agent, 0): landed.stamp}
 
-    def end_write(self, box: Box) -> None:
-        """The thread of a store has waited for it, or the kernel has ended."""
+    def end_write(self, box: Box) -> Singles:
+        """The thread of a store has waited for it, or the kernel has ended. Returns what that makes known."""
         record, mine = box.record, box.access
+        if mine.mode == "atomic":
+            return {(int(mine.agents[0]), 0): mine.stamp}
         still = record.flying[mine.cells] == mine.stamp
         cells = mine.cells[still]
         record.flying[cells] = 0
@@ -104,3 +114,10 @@ class AsyncGlobal:
         record.generic[cells] = False
         record.reads.forget(cells)
         record.updates.forget(cells)
+        return {}
+
+
+def _adder(access: Event) -> int:
+    """The agent that the reductions of one thread are recorded for."""
+    row, lane = int(access.agents[0]), int(access.lanes[0])
+    return 2 * ASYNC_AGENT - (32 * row + lane)

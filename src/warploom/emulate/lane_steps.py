@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.core.errors import EmulationError
 from warploom.emulate.context import Context, Step
 from warploom.emulate.frames import LANES, Frame, shadow_dtype
 from warploom.ir.statements import Op, Value
@@ -82,6 +83,11 @@ class LaneSteps:
         def step(frame: Frame) -> None:
             if sync.aligned and frame.mask is not None:
                 self._divergent(frame, op, barrier)
+            elif mask_key is None and frame.absent is not None:
+                raise EmulationError(
+                    f"{op.where}: the emulator does not execute {op.instruction.mnemonic} by a part of a warp: "
+                    "run this kernel on a GPU"
+                )
             partial: Array | None = None
             if mask_key is not None:
                 self.run.observe(frame, mask_key, op, "the member mask")

@@ -40,7 +40,7 @@ from warploom.emulate.traffic import Traffic, TrafficCounter
 from warploom.emulate.warpgroups import Warpgroups, has_wgmma
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op
-from warploom.isa.effects import Access, Fence, MbarrierWait, RegisterBudget, WarpSync
+from warploom.isa.effects import Access, Fence, GlobalWait, MbarrierWait, RegisterBudget, WarpSync
 from warploom.isa.warp import FULL_MASK
 
 Array = NDArray[Any]
@@ -326,6 +326,8 @@ def _cure(op: Op) -> str:
         )
     if any(isinstance(e, RegisterBudget) for e in op.instruction.effects()):
         return "other warpgroups must give registers back first, and enough of them"
+    if any(isinstance(e, GlobalWait) for e in op.instruction.effects()):
+        return "who raises the counter must come so far, and must not be behind this CTA in the grid"
     return "every thread it counts must arrive, in every branch and as often"
 
 
@@ -341,6 +343,6 @@ def _meets_in_part(op: Op) -> bool:
 def _orders(op: Op) -> bool:
     """Whether an instruction can order accesses of different CTAs."""
     return any(
-        isinstance(e, Fence) or (isinstance(e, Access) and e.order not in ("weak", "relaxed"))
+        isinstance(e, Fence | GlobalWait) or (isinstance(e, Access) and e.order not in ("weak", "relaxed"))
         for e in op.instruction.effects()
     )

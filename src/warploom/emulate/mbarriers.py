@@ -278,6 +278,41 @@ class Mbarriers:
                 wait.rows.add(row)
         return None if wait.ready else wait
 
+    def test(self, frame: Frame, address: Array, parity: Array, far: bool, op: Op) -> Array:
+        """``test_wait.parity``: whether the phase has completed, (warps, 32)."""
+        places, parities = frame.full(address).astype(np.int64), frame.full(parity).astype(np.int64)
+        done = np.zeros((frame.n, 32), np.bool_)
+        for i, row, lanes in lanes_of(frame, None):
+            for (place, odd), group in by_both(places[i], parities[i], lanes):
+                bar = self.find(place - SHARED_BASE, row, group, op)
+                if bar is not None and bar.phase & 1 != odd & 1:
+                    self._acquire(bar, row, group, far, op)
+                    done[i, slice(None) if group is None else group] = True
+        return done
+
+    def invalidate(self, frame: Frame, address: Array, op: Op) -> None:
+        """``mbarrier.inval`` by the active lanes: all that use it must be known to have done so."""
+        places = frame.full(address).astype(np.int64)
+        for i, row, lanes in lanes_of(frame, None):
+            for place, group in split(places[i], lanes):
+                lane = 0 if group is None else group[0]
+                bar = self.find(place - SHARED_BASE, row, group, op)
+                if bar is None:
+                    continue
+                self._check_left(bar)
+                passed, column = self.clocks.passed(row), self.clocks.columns.passed
+                used = (*bar.events.arrivals.items(), *bar.events.waits.items())
+                if bar.waiters or bar.tx or any(passed[column(other)] < stamp for other, stamp in used):
+                    message = (
+                        f"{op.instruction.mnemonic} ends {self.name(bar.address)} while others may still wait for it, "
+                        "or bytes are on their way to it: let all that use it meet before"
+                    )
+                    self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+                del self.all[(bar.cta, bar.address)]
+                if self.shared.checks:
+                    stamp = self.clocks.stamp(op)
+                    self.shared.disclaim(bar.cta, bar.address, BYTES, row, lane, stamp)
+
     def at_exit(self) -> None:
         """A phase that is left half done, copies that nobody waited for, arrivals at a CTA that may have gone."""
         warps = self.clocks.warps_per_cta
@@ -294,17 +329,21 @@ class Mbarriers:
             )
             self.report.add("cluster", remote.op.where, message, remote.row, lanes[0] or 0, address=bar.address)
         for bar in self.all.values():
-            if bar.tx == 0 and bar.pending != bar.count:
-                line = bar.arrival or bar.op
-                message = (
-                    f"the kernel ends in the middle of a phase of {self.name(bar.address)}: {bar.count - bar.pending} "
-                    f"of {bar.count} arrivals; initialise it for as many as there are, and let all arrive"
-                )
-                self.report.add("mbarrier", line.where, message, bar.row, bar.lane, other=bar.op.where,
-                                address=bar.address)  # fmt: skip
-            if bar.copy is not None and bar.copied_phase >= bar.observed:
-                message = (
-                    f"the kernel ends and nobody has waited for the phase of {self.name(bar.address)} in which "
-                    f"{bar.copy.instruction.mnemonic} lands: wait for every copy that is started"
-                )
-                self.report.add("leak", bar.copy.where, message, bar.row, bar.lane, address=bar.address)
+            self._check_left(bar)
+
+    def _check_left(self, bar: Mbarrier) -> None:
+        """An mbarrier that ends: a phase in the middle, a copy that nobody has waited for."""
+        if bar.tx == 0 and bar.pending != bar.count:
+            line = bar.arrival or bar.op
+            message = (
+                f"the kernel ends in the middle of a phase of {self.name(bar.address)}: {bar.count - bar.pending} "
+                f"of {bar.count} arrivals; initialise it for as many as there are, and let all arrive"
+            )
+            self.report.add("mbarrier", line.where, message, bar.row, bar.lane, other=bar.op.where,
+                            address=bar.address)  # fmt: skip
+        if bar.copy is not None and bar.copied_phase >= bar.observed:
+            message = (
+                f"the kernel ends and nobody has waited for the phase of {self.name(bar.address)} in which "
+                f"{bar.copy.instruction.mnemonic} lands: wait for every copy that is started"
+            )
+            self.report.add("leak", bar.copy.where, message, bar.row, bar.lane, address=bar.address)

@@ -64,7 +64,9 @@ class Reporter:
             other = self.line_of(int(stamp))
             mine, agent = self.first + int(rows[i]), int(agents[i])
             verb = "writes" if what == "write" else ("updates" if what == "atomic" else "reads")
-            if agent <= ASYNC_AGENT:
+            if agent <= 2 * ASYNC_AGENT:
+                whom, cure = "the TMA", "wait for its group until it is done (k.wait_bulk(0)), then meet at a barrier"
+            elif agent <= ASYNC_AGENT:
                 whom, cure = "the TMA", "wait for the phase of its mbarrier"
             elif agent < 0:
                 whom, cure = self.engines.name(-1 - agent)

@@ -328,6 +328,13 @@ class SharedMemory:
                 self.report.races(op, "write", rows[wrong], lanes[wrong], *them, where, past)
         self.writer[cells], self.in_flight[cells] = NEVER, MBARRIER
 
+    def disclaim(self, cta: int, start: int, size: int, row: int, lane: int, stamp: int) -> None:
+        """A lane ends an mbarrier: its bytes are ordinary memory to whoever knows of that."""
+        first = (cta * self.stride + start) // self.granule
+        cells = np.arange(first, first + max(1, size // self.granule))
+        self.writer[cells], self.in_flight[cells] = np.int32(stamp << LANE_BITS | lane), 0
+        self.writer_warp[cells] = row % self.clocks.domain
+
     def others(self, first: int, *, writes: bool = True) -> list[tuple[str, int, Array]]:
         """Accesses besides the last ordinary write: kind, agent within the domain, and its table.
 

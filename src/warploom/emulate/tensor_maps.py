@@ -54,6 +54,14 @@ class TensorMapArgument:
 
     # -- global memory -------------------------------------------------------------------------------------------
 
+    adds = False
+    """A box replaces what is there."""
+
+    @property
+    def element_bytes(self) -> int:
+        """Of what one access reaches."""
+        return self.spec.dtype.bytes
+
     @cached_property
     def tensor(self) -> Array:
         """The tensor, outermost dimension first, as unsigned integers, over the argument's memory."""

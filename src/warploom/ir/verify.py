@@ -39,6 +39,7 @@ from warploom.isa.cluster import MapShared
 from warploom.isa.conversion import PairArithmetic
 from warploom.isa.effects import (
     AsyncMatrix,
+    BulkStore,
     BulkTensorCopy,
     ClusterBarrier,
     CommitGroup,
@@ -52,12 +53,12 @@ from warploom.isa.effects import (
     WarpgroupFence,
 )
 from warploom.isa.matrix_exact import MmaDouble
-from warploom.isa.memory import StMatrix
+from warploom.isa.memory import ReduceAdd, StMatrix
 from warploom.isa.scalar import SM_90_SCALARS, Scalar
 from warploom.isa.warp import Elect, Special
 
 _EFFECT_NEEDS: dict[type[Effect], str] = {
-    BulkTensorCopy: "sm_90", MbarrierWait: "sm_90", MbarrierFence: "sm_90", ProxyFence: "sm_90",
+    BulkTensorCopy: "sm_90", BulkStore: "sm_90", MbarrierWait: "sm_90", MbarrierFence: "sm_90", ProxyFence: "sm_90",
     ClusterBarrier: "sm_90", RegisterBudget: "sm_90a", AsyncMatrix: "sm_90a", WarpgroupFence: "sm_90a",
 }  # fmt: skip
 _INSTRUCTION_NEEDS: dict[type[Instruction], str] = {StMatrix: "sm_90", Elect: "sm_90", MapShared: "sm_90"}
@@ -95,6 +96,8 @@ def least_architecture(instruction: Instruction) -> str:
     if isinstance(instruction, PairArithmetic) and instruction.half is bf16 and instruction.op in ("add", "mul"):
         needs.append("sm_90")
     if isinstance(instruction, Scalar) and instruction.form in SM_90_SCALARS:
+        needs.append("sm_90")
+    if isinstance(instruction, ReduceAdd) and instruction.count > 1:
         needs.append("sm_90")
     if isinstance(instruction, MmaDouble) and instruction.shape != "m8n8k4":
         needs.append("sm_90")

@@ -14,7 +14,7 @@ from warploom.core.targets import Target
 from warploom.ir.messages import at, label
 from warploom.ir.program import Program
 from warploom.ir.statements import Loop, Op, Roles, SourceLine, Statement, Value, When, walk
-from warploom.isa.effects import BulkTensorCopy, CommitGroup, WaitGroup, WarpgroupFence
+from warploom.isa.effects import BulkStore, BulkTensorCopy, CommitGroup, Effect, WaitGroup, WarpgroupFence
 from warploom.isa.wgmma import Wgmma
 
 Flying = dict[Value, Op]
@@ -234,6 +234,11 @@ def _whole_warpgroups(program: Program) -> Iterator[str]:
                 )
 
 
+def _stores(effect: Effect) -> bool:
+    """Whether it is a bulk copy from shared to global memory."""
+    return isinstance(effect, BulkStore) or (isinstance(effect, BulkTensorCopy) and effect.direction == "store")
+
+
 def bulk_store_rules(program: Program, _: Target | None) -> Iterator[str]:
     """A bulk store must be committed and waited for by the threads that start it."""
     roles = [role.body for s in program.body if isinstance(s, Roles) for role in s.branches]
@@ -244,7 +249,7 @@ def bulk_store_rules(program: Program, _: Target | None) -> Iterator[str]:
         committed = any(isinstance(e, CommitGroup) and e.queue == "bulk" for _, e in effects)
         waited = any(isinstance(e, WaitGroup) and e.queue == "bulk" for _, e in effects)
         for op in (s for s in walk(body) if isinstance(s, Op)):
-            if not any(isinstance(e, BulkTensorCopy) and e.direction == "store" for e in op.instruction.effects()):
+            if not any(_stores(e) for e in op.instruction.effects()):
                 continue
             if not committed:
                 yield f"{at(op.where)}this bulk store is never committed to a group: k.commit_bulk() after it"

@@ -1,7 +1,7 @@
-"""Asynchronous copies: ``cp.async`` (sm_80) and bulk tensor copies (sm_90, the TMA).
+"""Asynchronous copies: ``cp.async`` (sm_80), bulk copies and reductions, and bulk tensor copies (sm_90, the TMA).
 
 Sources: PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy" (``cp.async``, commit and wait groups,
-``cp.async.bulk.tensor``).
+``cp.async.bulk``, ``cp.reduce.async.bulk``, ``cp.async.bulk.tensor``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 from warploom.core.dtypes import DType, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.base import Instruction, address, inline_ptx, waits_for_groups
-from warploom.isa.effects import AsyncCopy, BulkTensorCopy, CommitGroup, Effect, WaitGroup
+from warploom.isa.effects import AsyncCopy, BulkStore, BulkTensorCopy, CommitGroup, Effect, WaitGroup
 from warploom.isa.sync import guarded
 
 Queue = Literal["cp.async", "bulk"]
@@ -189,3 +189,42 @@ class TensorCopy(Instruction):
         else:
             text = f"cp.async.bulk.tensor.{self.rank}d.global.shared::cta.bulk_group [%1, {{{listed}}}], {shared};"
         return guarded(text, len(ins), ins, guard)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkStoreBytes(Instruction):
+    """``cp[.reduce].async.bulk.global.shared::cta.bulk_group``: consecutive bytes of shared memory to global memory.
+
+    Operands: shared address, global address, predicate of the threads that issue it (one should). ``bytes`` and both
+    addresses are multiples of 16. ``adds``: f32 elements are added to what is there.
+    """
+
+    bytes: int
+    adds: bool = False
+    shared_offset: int = 0
+    global_offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bytes % 16 or self.bytes <= 0:
+            raise VerifyError(f"a bulk copy moves a positive multiple of 16 bytes, not {self.bytes}")
+
+    @property
+    def mnemonic(self) -> str:
+        """``cp.async.bulk.…``, or ``cp.reduce.async.bulk.….add.f32``."""
+        reduce, add = (".reduce", ".add.f32") if self.adds else ("", "")
+        return f"cp{reduce}.async.bulk.global.shared::cta.bulk_group{add}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """Shared address (u32), global address (u64), predicate."""
+        return (u32, u64, pred)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """One copy through the async proxy; its source is free, and its result there, when its group says so."""
+        return (BulkStore(0, 1, self.bytes, self.shared_offset, self.global_offset, 2, self.adds),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX under the predicate."""
+        places = f"{address(1, self.global_offset)}, {address(0, self.shared_offset)}"
+        ins = list(zip("rl", operands[:2], strict=True))
+        return guarded(f"{self.mnemonic} {places}, {self.bytes};", 2, ins, operands[2])

@@ -168,8 +168,16 @@ class MbarrierArrive(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class MbarrierInvalidate(Effect):
+    """The mbarrier at ``operand[address] + offset`` is none any more."""
+
+    address: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class MbarrierWait(Effect):
-    """Blocks until the phase with the parity in operand ``parity`` has completed.
+    """Blocks until the phase with the parity in operand ``parity`` has completed; without ``blocks``, tells whether.
 
     With ``scope`` ``"cluster"`` it acquires what arrivals of other CTAs released at that scope.
     """
@@ -178,6 +186,7 @@ class MbarrierWait(Effect):
     offset: int
     parity: int
     scope: ClusterScope = "cta"
+    blocks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +218,32 @@ class BulkTensorCopy(Effect):
     barrier_offset: int = 0
     guard: int | None = None
     multicast: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BulkStore(Effect):
+    """``bytes`` consecutive bytes from shared to global memory, through the async proxy; part of the bulk group.
+
+    ``shared`` and ``target`` are the operands of the addresses; ``guard`` selects the thread that issues it. ``adds``:
+    f32 elements are added to what is there, each by one atomic operation, in no order.
+    """
+
+    shared: int
+    target: int
+    bytes: int
+    shared_offset: int
+    target_offset: int
+    guard: int
+    adds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalWait(Effect):
+    """Blocks until the u32 at ``operand[address] + offset`` is at least operand ``least``; acquires at scope gpu."""
+
+    address: int
+    offset: int
+    least: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from warploom.core.dtypes import DType, f32, f64, s32, s64, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.alu import flush_subnormal
 from warploom.isa.base import Array, Instruction, address, as_words, braces, inline_ptx, takes
-from warploom.isa.effects import Access, Effect, Fence, Order, Scope, Space, WarpSync
+from warploom.isa.effects import Access, Effect, Fence, GlobalWait, Order, Scope, Space, WarpSync
 
 CACHE_HINTS = {
     "": "", "ca": ".ca", "cg": ".cg", "cs": ".cs", "lu": ".lu", "cv": ".cv", "nc": ".nc", "wb": ".wb", "wt": ".wt",
@@ -244,6 +244,78 @@ class Atomic(Instruction):
         table = {"add": np.add, "min": np.minimum, "max": np.maximum}
         table |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
         return values[0] if self.op == "exch" else table[self.op](old, values[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceAdd(Instruction):
+    """``red.global.add.f32``: adds ``count`` consecutive f32 to memory; nothing comes back. Vectors need sm_90.
+
+    Operands address, then the values. Each element is one atomic operation.
+    """
+
+    count: int = 1
+    offset: int = 0
+    dtype: ClassVar[DType] = f32
+
+    def __post_init__(self) -> None:
+        _check_vector(f32, self.count)
+
+    @property
+    def mnemonic(self) -> str:
+        """With its vector: ``red.relaxed.gpu.global.add.v4.f32`` (PTX ISA, "red")."""
+        return f"red.relaxed.gpu.global.add{f'.v{self.count}' if self.count > 1 else ''}.f32"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The address (u64), then ``count`` values."""
+        return (u64, *(f32,) * self.count)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """One atomic access per lane; atomics of one address do not race with each other."""
+        return (Access("global", "atomic", 0, 4 * self.count, self.offset, words=self.count, order="relaxed"),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory."""
+        source = braces(1, self.count) if self.count > 1 else "%1"
+        ins = [("l", operands[0]), *(("f", x) for x in operands[1:])]
+        return inline_ptx(f"{self.mnemonic} {address(0, self.offset)}, {source};", (), ins, memory=True)
+
+    def combine(self, old: Array, *values: Array) -> Array:
+        """The new memory value from the old one, elementwise."""
+        return old + values[0]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitAtLeast(Instruction):
+    """A loop on ``ld.acquire.gpu``: blocks until a counter in global memory has reached a value.
+
+    Operands: address, the least value (u32). Whoever raises the counter must run without waiting for this thread.
+    """
+
+    offset: int = 0
+
+    @property
+    def mnemonic(self) -> str:
+        """The load that is repeated (PTX ISA, "ld")."""
+        return "ld.acquire.gpu.global.u32"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The counter's address, and the value to wait for."""
+        return (u64, u32)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Blocks each executing thread; what came before the release that it sees is known then."""
+        return (GlobalWait(0, self.offset, 1),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """A loop in inline PTX."""
+        body = (
+            "{ .reg .pred done; .reg .u32 seen; waiting: "
+            f"{self.mnemonic} seen, {address(0, self.offset)}; setp.ge.u32 done, seen, %1; "
+            "@done bra reached; bra waiting; reached: }"
+        )
+        return inline_ptx(body, (), [("l", operands[0]), ("r", operands[1])], memory=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,18 +25,23 @@ from warploom.isa.effects import (
     RegisterBudget,
     WarpSync,
 )
+from warploom.isa.effects import MbarrierInvalidate as Invalidation
 
 
 @dataclass(frozen=True, slots=True)
 class BarSync(Instruction):
-    """``bar.sync id[, threads]``: waits for the barrier. Operand: its number (0 is ``__syncthreads``'s)."""
+    """``bar.sync id[, threads]``: waits for the barrier. Operand: its number (0 is ``__syncthreads``'s).
+
+    ``aligned``: all threads of a warp execute it together; without it (``barrier.sync``) each comes when it comes.
+    """
 
     threads: int | None = None
+    aligned: bool = True
 
     @property
     def mnemonic(self) -> str:
-        """``bar.sync`` (PTX ISA, "bar / barrier")."""
-        return "bar.sync"
+        """``bar.sync`` or ``barrier.sync`` (PTX ISA, "bar / barrier")."""
+        return "bar.sync" if self.aligned else "barrier.sync"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -45,14 +50,14 @@ class BarSync(Instruction):
 
     def effects(self) -> tuple[Effect, ...]:
         """The warp arrives and waits for ``threads`` threads, the whole CTA without a count."""
-        return (WarpSync(aligned=True), Barrier(0, self.threads, waits=True))
+        return (WarpSync(aligned=self.aligned), Barrier(0, self.threads, waits=True))
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """``__syncthreads()`` for barrier 0 of the whole CTA, else inline PTX."""
-        if self.threads is None and operands[0] == "0u":
+        if self.threads is None and operands[0] == "0u" and self.aligned:
             return "__syncthreads();"
         count = "" if self.threads is None else f", {self.threads}"
-        return inline_ptx(f"bar.sync %0{count};", (), [("r", operands[0])], memory=True)
+        return inline_ptx(f"{self.mnemonic} %0{count};", (), [("r", operands[0])], memory=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +213,71 @@ class MbarrierTryWait(Instruction):
             "@done bra arrived; bra waiting; arrived: }"
         )
         return inline_ptx(body, (), [("r", operands[0]), ("r", operands[1])], memory=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MbarrierTestWait(Instruction):
+    """``mbarrier.test_wait.parity``: whether the phase of that parity completed, without waiting for it.
+
+    Operands and ``scope`` are those of :class:`MbarrierTryWait`.
+    """
+
+    offset: int = 0
+    scope: ClusterScope = "cta"
+
+    @property
+    def mnemonic(self) -> str:
+        """The scope's qualifier where it is the cluster's (PTX ISA, "mbarrier.test_wait")."""
+        return f"mbarrier.test_wait.parity{'.acquire.cluster' if self.scope == 'cluster' else ''}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """Address, parity."""
+        return (u32, u32)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """Whether it completed."""
+        return (pred,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """A look at the phase; it acquires where that has completed."""
+        return (MbarrierWait(0, self.offset, 1, self.scope, blocks=False),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX; the predicate by way of a register."""
+        body = (
+            f"{{ .reg .pred done; {self.mnemonic}.shared::cta.b64 done, {address(1, self.offset)}, %2; "
+            "selp.u32 %0, 1, 0, done; }"
+        )
+        text = inline_ptx(body, [("=r", "completed")], [("r", x) for x in operands], memory=True)
+        return f"{{ unsigned completed; {text} {results[0]} = completed != 0; }}"
+
+
+@dataclass(frozen=True, slots=True)
+class MbarrierInvalidate(Instruction):
+    """``mbarrier.inval``: the 8 bytes are ordinary memory again. Operand: address."""
+
+    offset: int = 0
+
+    @property
+    def mnemonic(self) -> str:
+        """As in PTX (PTX ISA, "mbarrier.inval")."""
+        return "mbarrier.inval"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The address."""
+        return (u32,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """The end of an mbarrier."""
+        return (Invalidation(0, self.offset),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX."""
+        template = f"mbarrier.inval.shared::cta.b64 {address(0, self.offset)};"
+        return inline_ptx(template, (), [("r", operands[0])], memory=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import LayoutError, TraceError
-from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.effects import ClusterScope
 from warploom.isa.sync import (
     AsyncProxyFence,
@@ -22,7 +22,7 @@ from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 from warploom.lang.cluster import ClusterWords
 from warploom.lang.fold import split_sum
 from warploom.lang.fragments import Fragment
-from warploom.lang.memory import SharedTile
+from warploom.lang.memory import GlobalPointer, SharedTile
 from warploom.lang.naming import name_at
 from warploom.lang.values import Mutable, Number, TileAddress, Traced
 from warploom.layout.catalogue import wgmma_accumulator
@@ -209,6 +209,20 @@ class HopperWords(ClusterWords):
         places = [self._coordinate(c) for c in coordinates]
         copy = TensorCopy("store", len(coordinates), shared_offset)
         self.emit(copy, (shared, tensor_map.address, self.operand(when, pred), *places))
+
+    def bulk_store(self, pointer: GlobalPointer, tile: SharedTile, *, adds: bool = False, when: Number = True) -> None:
+        """Copy a tile's bytes to consecutive ones of global memory; belongs to the thread's bulk group.
+
+        ``adds``: a tile of f32 is added to what is there, element by element. One thread issues it; the pointer is a
+        multiple of 16 bytes.
+        """
+        self._one_stage(tile)
+        if adds and tile.dtype is not f32:
+            raise TraceError(f"bulk_store adds f32, and {tile.name} holds {tile.dtype} ({self.here()})")
+        shared, shared_offset = split_sum(tile.at(0))
+        target, target_offset = split_sum(pointer.address)
+        copy = BulkStoreBytes(tile.layout.bytes, adds, shared_offset, target_offset)
+        self.emit(copy, (shared, target, self.operand(when, pred)))
 
     def _coordinate(self, x: Number) -> Traced:
         if isinstance(x, Mutable):

@@ -8,12 +8,22 @@ from numbers import Integral
 from types import UnionType
 from typing import Any, Literal, NoReturn
 
-from warploom.core.dtypes import DType, u32, u64
+from warploom.core.dtypes import DType, f32, u32, u64
 from warploom.core.errors import TraceError, shown
 from warploom.ir.statements import SharedRegion, Tile
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
 from warploom.isa.effects import Order, Scope, Space
-from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
+from warploom.isa.memory import (
+    Atomic,
+    LdMatrix,
+    Load,
+    MemoryFence,
+    ReduceAdd,
+    StMatrix,
+    Store,
+    WaitAtLeast,
+    register_type,
+)
 from warploom.isa.warp import Special
 from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.fold import least, split_sum
@@ -300,6 +310,23 @@ class MemoryWords(Arithmetic):
         base, offset = split_sum((pointer + index).address)
         operands = (base, *(self.operand(v, pointer.dtype) for v in (compare, value)))
         return self.emit(Atomic("global", "cas", pointer.dtype, offset), operands)[0]
+
+    def reduce_add(self, pointer: GlobalPointer, values: Number | Sequence[Number], index: Number = 0) -> None:
+        """``red.global.add`` of an f32, or of 2 or 4 consecutive ones (sm_90): nothing comes back."""
+        listed = list(values) if isinstance(values, Sequence) else [values]
+        base, offset = split_sum((pointer + index).address)
+        if pointer.dtype is not f32 or len(listed) not in (1, 2, 4):
+            raise TraceError(f"reduce_add adds 1, 2 or 4 f32, not {len(listed)} of {pointer.dtype} ({self.here()})")
+        self.emit(ReduceAdd(len(listed), offset), (base, *(self.operand(v, f32) for v in listed)))
+
+    def wait_at_least(self, pointer: GlobalPointer, value: Number, index: Number = 0) -> None:
+        """Block until a u32 counter in global memory is at least ``value``; acquires what its last arrival released.
+
+        Who raises it must not wait for this CTA, nor be behind it in the grid: CTAs start in the order of their
+        numbers, and one that has not started cannot be waited for.
+        """
+        base, offset = split_sum((pointer + index).address)
+        self.emit(WaitAtLeast(offset), (base, self.operand(value, u32)))
 
     def fence(self, scope: Scope = "gpu") -> None:
         """``fence.acq_rel``: orders this thread's accesses for the CTA, the GPU or the system."""

@@ -111,6 +111,10 @@ def _arguments(
     values: list[Any] = []
     kinds: list[Argument] = []
     for parameter, name, x in zip(parameters, known, arguments, strict=True):
+        if isinstance(x, tuple):  # an array and what its tensor map says
+            values.append((as_numpy(describe(x[0])), *x[1:]))
+            kinds.append(Argument("tensor_map", u64, name))
+            continue
         if hasattr(x, "__array_interface__") and getattr(x, "shape", ()) == ():
             x = x.item()
         if isinstance(x, int | float | np.number):

@@ -14,6 +14,7 @@ import numpy as np
 from warploom.core.arguments import grid_of
 from warploom.core.errors import ProblemError, UnsupportedDeviceError, shown
 from warploom.interop.arrays import as_numpy, describe
+from warploom.layout.tensor_map import TensorMapSpec
 from warploom.ops.ptx import CheckedPtx, check_ptx
 
 _ALWAYS = "TRITON_ALWAYS_COMPILE"
@@ -33,9 +34,9 @@ def check_triton(
 
     ``kernel`` is a ``@triton.jit`` function; of an autotuned one the first configuration counts, unless ``meta`` says
     otherwise. ``grid`` is what stands in brackets at a launch, ``arguments`` and ``meta`` what stands in parentheses:
-    arrays of NumPy or of torch on the CPU, which are changed in place, numbers, and constants and options such as
-    ``BLOCK=64, num_warps=4`` by name. ``target`` is an architecture, ``sm_80`` or ``sm_90``. With ``seed`` the warps
-    run in an adversarial order.
+    arrays of NumPy or of torch on the CPU, which are changed in place, Triton's ``TensorDescriptor`` of such arrays
+    (for sm_90), numbers, and constants and options such as ``BLOCK=64, num_warps=4`` by name. ``target`` is an
+    architecture, ``sm_80`` or ``sm_90``. With ``seed`` the warps run in an adversarial order.
 
     Findings name the lines of the kernel's Python source. Raises UnsupportedDeviceError without Triton, ProblemError
     for arguments that do not fit, PtxError for an instruction that cannot be run, and what Triton raises.
@@ -44,16 +45,16 @@ def check_triton(
     given = _by_name(function, arguments, meta)
     compiled = _compile(function, given, meta, target)
     signature = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
-    values = [_unwrapped(name, kind, given) for name, kind in signature.items()]
+    metadata = compiled.metadata
+    boxes = iter(getattr(metadata, "tensordesc_meta", None) or ())
+    passed = [x for name, kind in signature.items() for x in _passed(name, kind, given.get(name), boxes)]
     where = grid({**given, **meta}) if callable(grid) else grid
     text: str = compiled.asm["ptx"]
-    metadata = compiled.metadata
-    values += [_scratch(metadata, "global_scratch_size", grid_of(where)), 0]
-    names = [*signature, "global scratch memory", "profiling scratch memory"]
-    declared = _parameters(text, metadata.name)
+    passed += [("global scratch memory", _scratch(metadata, "global_scratch_size", grid_of(where)))]
+    passed = [*passed, ("profiling scratch memory", 0)][: _parameters(text, metadata.name)]
     return check_ptx(
-        text, where, _threads(text, metadata), values[:declared], kernel=metadata.name, shared_bytes=metadata.shared,
-        names=names[:declared], file=f"{metadata.name}.ptx", seed=seed,
+        text, where, _threads(text, metadata), [x for _, x in passed], kernel=metadata.name,
+        shared_bytes=metadata.shared, names=[name for name, _ in passed], file=f"{metadata.name}.ptx", seed=seed,
     )  # fmt: skip
 
 
@@ -112,6 +113,13 @@ class _Target:
         return 0
 
 
+class _Element(str):
+    """The name of an array's type, with the size that tensor descriptors ask for."""
+
+    itemsize: int
+    is_floating_point = True
+
+
 class _Pointer:
     """An array as Triton sees it: the type of its elements, and how well it is aligned on a GPU."""
 
@@ -120,7 +128,8 @@ class _Pointer:
         while isinstance(root.base, np.ndarray):
             root = root.base
         first = int(array.__array_interface__["data"][0]) - int(root.__array_interface__["data"][0])
-        self.array, self.dtype, self.place = array, array.dtype.name, _ALIGNMENT + first % _ALIGNMENT
+        self.array, self.dtype, self.place = array, _Element(array.dtype.name), _ALIGNMENT + first % _ALIGNMENT
+        self.dtype.itemsize = array.dtype.itemsize
 
     def data_ptr(self) -> int:
         """An address with the array's alignment."""
@@ -138,7 +147,11 @@ def _compile(function: Any, given: dict[str, Any], meta: Mapping[str, Any], targ
     if number is None:
         raise ProblemError(f"a target is an architecture such as sm_80 or sm_90, not {shown(target)}")
     for name, x in given.items():
-        if not isinstance(x, int | float | str | type(None)) and hasattr(x, "shape") and x.shape != ():
+        if hasattr(x, "block_shape"):
+            descriptor: Any = importlib.import_module("triton.tools.tensor_descriptor")
+            base = _Pointer(as_numpy(describe(x.base)))
+            given[name] = descriptor.TensorDescriptor(base, list(x.shape), list(x.strides), list(x.block_shape))
+        elif not isinstance(x, int | float | str | type(None)) and hasattr(x, "shape") and x.shape != ():
             given[name] = _Pointer(as_numpy(describe(x)))
     with _in_place_of_gpu(triton.runtime.driver, _Target(compiler.GPUTarget("cuda", int(number[1]), 32))):
         return function.warmup(grid=(1,), **given, **meta)
@@ -166,9 +179,24 @@ def _in_place_of_gpu(driver: Any, stand_in: _Target) -> Iterator[None]:
 # -- what is run -----------------------------------------------------------------------------------------------------
 
 
-def _unwrapped(name: str, kind: Any, given: Mapping[str, Any]) -> Any:
-    """An argument as PTX takes it."""
-    x = given.get(name)
+def _passed(name: str, kind: Any, x: Any, boxes: Iterator[Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    """An argument as PTX takes it: with a tensor map go its shape and strides. ``boxes`` say how Triton tiled it."""
+    if not hasattr(x, "block_shape"):
+        return [(name, _unwrapped(name, kind, x))]
+    box = next(boxes, None)
+    if box is None:
+        raise ProblemError(f"argument {name} is a tensor descriptor, which kernels take from sm_90 on: set target")
+    array, size = x.base.array, x.base.array.dtype.itemsize
+    spec = TensorMapSpec(
+        describe(array).dtype, tuple(x.shape)[::-1], tuple(s * size for s in x.strides[:-1])[::-1],
+        tuple(box["block_size"])[::-1], (0, 32, 64, 128)[box["swizzle"]],
+    )  # fmt: skip
+    sizes = [(f"{name}.shape[{i}]", n) for i, n in enumerate(x.shape)]
+    return [(name, (array, spec)), *sizes, *((f"{name}.strides[{i}]", n) for i, n in enumerate(x.strides))]
+
+
+def _unwrapped(name: str, kind: Any, x: Any) -> Any:
+    """An array or a number as PTX takes it."""
     if isinstance(x, _Pointer):
         return x.array
     if isinstance(kind, str) and kind.startswith("*") and x is None:

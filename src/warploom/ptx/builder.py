@@ -11,13 +11,14 @@ import numpy as np
 from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.ir import statements as ir
-from warploom.ir.statements import NOWHERE, Const, Op, SharedRegion, Statement, Value, When
-from warploom.isa.alu import Binary, Unary
+from warploom.ir.statements import NOWHERE, Const, Op, Statement, Tile, Value, When
+from warploom.isa.alu import Binary, Select, Unary
 from warploom.isa.base import Instruction as Isa
 from warploom.isa.conversion import Bitcast, Convert, Move
 from warploom.isa.warp import Special
 from warploom.ptx.blocks import Block
 from warploom.ptx.forms import HANDLERS, Form
+from warploom.ptx.groups import completed_registers
 from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import Address, Float, Function, Guard, Instruction, Integer, Not, Operand, Symbol
 from warploom.ptx.syntax import Register as PtxRegister
@@ -31,6 +32,9 @@ TYPE = {
 """The register type of a PTX type; bits and 16-bit floats are unsigned integers."""
 
 
+_PARAMETER_BYTES = 4096
+
+
 class Builder:
     """Makes the statements of one function's blocks.
 
@@ -38,12 +42,15 @@ class Builder:
     """
 
     def __init__(
-        self, function: Function, usage: Usage, specials: Specials, shared: dict[str, SharedRegion],
+        self, function: Function, usage: Usage, specials: Specials, shared: dict[str, Tile],
         parameters: dict[str, Value],
     ) -> None:  # fmt: skip
         self.function, self.usage, self.specials = function, usage, specials
         self.shared, self.parameters = shared, parameters
         self.numbers = count(len(parameters))
+        self.blocks, self.number = list[Block](), 0
+        self.completed: dict[int, tuple[str, ...]] = {}
+        self.tensor_maps: frozenset[str] = frozenset()
         self.where = NOWHERE
         self._registers: dict[str, ir.Register] = {}
         self._values: dict[str, ir.Operand] = {}  # of the current block
@@ -51,6 +58,24 @@ class Builder:
         self._known: dict[tuple[Isa, ir.Operand | None], Value] = {}  # casts and special registers of the block
 
     # -- blocks ------------------------------------------------------------------------------------------------------
+
+    def flow(self, blocks: list[Block]) -> tuple[tuple[Statement, ...], ...]:
+        """The statements of all blocks."""
+        self.blocks, self.completed = blocks, completed_registers(blocks)
+        found: list[tuple[Statement, ...]] = []
+        for self.number, block in enumerate(blocks):
+            found.append(self.block(block))
+        return tuple(found)
+
+    def loops_until(self, holds: Operand) -> bool:
+        """Whether the current block is a loop around its only instruction until a predicate holds."""
+        block = self.blocks[self.number] if self.blocks else Block()
+        if len(block.body) != 1 or block.guard is None or block.guard.register != holds:
+            return False
+        again = block.targets[0 if block.guard.negated else 1]
+        while again != self.number and not self.blocks[again].body and len(self.blocks[again].targets) == 1:
+            again = self.blocks[again].targets[0]
+        return again == self.number
 
     def block(self, block: Block) -> tuple[Statement, ...]:
         """The statements of a block, its branch last."""
@@ -97,7 +122,7 @@ class Builder:
 
     def emit(
         self, instruction: Isa, operands: Sequence[ir.Operand] = (), results: Sequence[Value] = (),
-        within: SharedRegion | None = None,
+        within: Tile | None = None,
     ) -> None:  # fmt: skip
         """Append an operation, whose first operand is an address in the variable ``within``."""
         tiles = (within, *(None,) * (len(operands) - 1)) if within is not None else ()
@@ -153,10 +178,11 @@ class Builder:
         if name in self.usage.home:
             if name in self.usage.local:
                 raise self.refusal(f"{name} is read before it is written")
-            return self._register(name)
+            return self.register(name)
         return self.specials.read(self, name)
 
-    def _register(self, name: str) -> ir.Register:
+    def register(self, name: str) -> ir.Register:
+        """The register that stays the same from block to block."""
         if name not in self._registers:
             label = name.lstrip("%").replace("@", "_")
             self._registers[name] = ir.Register(next(self.numbers), self.usage.home[name], label)
@@ -197,10 +223,28 @@ class Builder:
             offset = region.offset + symbol.offset
             return self.binary("add", base, offset) if offset else base
         if symbol.name in self.parameters:
-            return self.parameters[symbol.name]
+            return Const(u64, self.parameter_address(symbol.name) + symbol.offset)
         raise self.refusal(f"the address of {symbol.name} is not supported")
 
-    def address(self, address: Operand, space: str) -> tuple[ir.Operand, int, SharedRegion | None]:
+    def parameter_address(self, name: str) -> int:
+        """Where a parameter is in its own state space: a number that stands for it until it becomes generic."""
+        return _PARAMETER_BYTES * (1 + list(self.parameters).index(name))
+
+    def generic(self, x: ir.Operand) -> ir.Operand:
+        """``cvta.param``: the generic address of a tensor map that is a parameter."""
+        found: ir.Operand | None = None
+        for name, value in self.parameters.items():
+            if value.name not in self.tensor_maps:
+                continue
+            place = Const(u64, self.parameter_address(name))
+            if x == place:
+                return value
+            found = value if found is None else self.op(Select(u64), self.op(Binary("eq", u64), x, place), value, found)
+        if found is None or isinstance(x, Const):
+            raise self.refusal("the address of a parameter is supported for tensor maps alone")
+        return found
+
+    def address(self, address: Operand, space: str) -> tuple[ir.Operand, int, Tile | None]:
         """(base, displacement, the variable if it is named) of an address in shared (u32) or global memory (u64)."""
         if not isinstance(address, Address):
             raise self.refusal(f"{address} is no address")
@@ -227,7 +271,7 @@ class Builder:
 
     def set_all(
         self, targets: Sequence[Operand], instruction: Isa, operands: Sequence[ir.Operand],
-        within: SharedRegion | None = None,
+        within: Tile | None = None,
     ) -> None:  # fmt: skip
         """The same for several results."""
         results: list[Value] = []
@@ -276,7 +320,7 @@ class Builder:
 
     def _target(self, name: str) -> Value:
         if name not in self.usage.local:
-            return self._register(name)
+            return self.register(name)
         label = name.lstrip("%").replace("@", "_")
         value = self._values[name] = self.fresh(self.usage.home[name], label)
         return value

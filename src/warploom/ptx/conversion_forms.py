@@ -147,4 +147,5 @@ def convert_address(b: Builder, f: Form) -> None:
     if not space or f.type() != "u64":
         raise f.refusal("generic addresses of memory other than global are not supported")
     target, source = f.operands(2)
-    b.assign(target, b.read(source, TYPE["u64"]))
+    address = b.read(source, TYPE["u64"])
+    b.assign(target, b.generic(address) if space == "param" else address)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from warploom.ptx.builder import Builder
 
 
+_SHOWN = 100  # of the operands in a message
+
+
 class Form:
     """One instruction while it is being understood: what its modifiers say is taken piece by piece."""
 
@@ -26,7 +29,10 @@ class Form:
     def refusal(self, why: str = "this form is not supported") -> PtxError:
         """The error to raise for this instruction."""
         i = self.instruction
-        return PtxError(f"{i.where}: {i.form} {', '.join(map(str, i.operands))}: {why}")
+        operands = ", ".join(map(str, i.operands))
+        if len(operands) > _SHOWN:
+            operands = operands[:_SHOWN] + " …"
+        return PtxError(f"{i.where}: {i.form} {operands}: {why}")
 
     def flag(self, name: str) -> bool:
         """Whether a modifier is there."""

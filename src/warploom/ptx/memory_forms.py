@@ -17,6 +17,7 @@ from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, S
 from warploom.ptx.builder import TYPE, Builder, unsigned
 from warploom.ptx.conversion_forms import byte
 from warploom.ptx.forms import Form, form
+from warploom.ptx.hopper_forms import bulk_group, proxy_fence, tensor_copy
 from warploom.ptx.syntax import TYPES, Address, Integer, Operand, Register, Symbol, Vector
 
 _CACHE = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
@@ -190,7 +191,10 @@ def memory_barrier(b: Builder, f: Form) -> None:
 
 @form("fence")
 def fence(b: Builder, f: Form) -> None:
-    """``fence.acq_rel`` and the stronger ``fence.sc``."""
+    """``fence.acq_rel`` and the stronger ``fence.sc``; fences of proxies."""
+    if {"proxy", "mbarrier_init"} & set(f.instruction.modifiers):
+        proxy_fence(b, f)
+        return
     f.one_of("acq_rel", "sc")
     f.operands(0)
     scope = f.one_of("cta", "gpu", "sys")
@@ -238,10 +242,12 @@ def no_operation(b: Builder, f: Form) -> None:
 
 @form("cp")
 def copy(b: Builder, f: Form) -> None:
-    """``cp.async`` and its groups."""
+    """``cp.async`` and its groups; bulk copies of tensors."""
     if not f.flag("async"):
         raise f.refusal()
-    if f.flag("commit_group"):
+    if f.flag("bulk"):
+        (tensor_copy if f.flag("tensor") else bulk_group)(b, f)
+    elif f.flag("commit_group"):
         b.emit(CommitCopies())
     elif f.flag("wait_group"):
         (pending,) = f.operands(1)

@@ -58,6 +58,7 @@ class _Parser:
         self.lines = Lines(name)
         self.result = Module(name)
         self.scopes: list[_Scope] = []
+        self.registers: dict[str, str] = {}
         self.unique = 0
 
     # Tokens
@@ -222,6 +223,7 @@ class _Parser:
         where = self.lines.here(self.take().line)
         results = () if entry else self._variables()
         function = Function(self.word(), entry, self._variables(), results, where)
+        self.registers = function.registers
         while self.next.text.startswith("."):
             word = self.word().removeprefix(".")
             values: list[int] = []
@@ -374,9 +376,9 @@ class _Parser:
         name = self.word()
         if name == "_":
             return Register("")
-        if name.startswith("%"):
-            return Register(self._named(name))
         name = self._named(name)
+        if name.startswith("%") or name in self.registers:  # inline assembly declares registers without the sign
+            return Register(name)
         offset = self._displacement()
         return Symbol(name, offset)
 

@@ -13,23 +13,24 @@ from typing import Literal
 from warploom.core.dtypes import DType, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.ir.program import Parameter, Program
-from warploom.ir.statements import Flow, SharedRegion, Value
-from warploom.ptx import conversion_forms, memory_forms, scalar_forms, warp_forms
+from warploom.ir.statements import Flow, Tile, Value
+from warploom.ptx import conversion_forms, hopper_forms, memory_forms, scalar_forms, warp_forms
 from warploom.ptx.blocks import Block, basic_blocks
 from warploom.ptx.builder import TYPE, Builder
 from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, Symbol, Variable, Vector
 from warploom.ptx.usage import usage
 
-FAMILIES = (scalar_forms, conversion_forms, memory_forms, warp_forms)
+FAMILIES = (scalar_forms, conversion_forms, memory_forms, warp_forms, hopper_forms)
 """The modules whose import registers the forms that can be run."""
+_TENSOR_MAP_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What is passed for a parameter: a pointer to elements of ``dtype``, or a scalar of that type, and its name."""
+    """What is passed for a parameter: a pointer to elements of ``dtype``, a scalar of it, a tensor map; its name."""
 
-    kind: Literal["pointer", "scalar"]
+    kind: Literal["pointer", "scalar", "tensor_map"]
     dtype: DType
     name: str = ""
 
@@ -65,7 +66,8 @@ def to_program(
     named = {v.name: p.value for v, p in zip(function.parameters, parameters, strict=True)}
     specials = Specials(block, cluster, shared_bytes, total)
     builder = Builder(function, usage(function, blocks), specials, {r.name: r for r in regions}, named)
-    flow = Flow(tuple(builder.block(b) for b in blocks), function.where)
+    builder.tensor_maps = frozenset(p.name for p in parameters if p.kind == "tensor_map")
+    flow = Flow(builder.flow(blocks), function.where)
     return Program(
         name=function.name, parameters=tuple(parameters), threads=threads, body=(flow,), shared=tuple(regions),
         shared_bytes=total, requires=_required(module), cluster=cluster, where=function.where,
@@ -99,21 +101,21 @@ def _symbols(operands: Iterable[Operand]) -> Iterable[str]:
             yield from _symbols(x.items)
 
 
-def _shared(module: Module, function: Function, blocks: list[Block], dynamic: int) -> tuple[list[SharedRegion], int]:
+def _shared(module: Module, function: Function, blocks: list[Block], dynamic: int) -> tuple[list[Tile], int]:
     """The regions of the shared variables that a kernel names, those of fixed size first, and the bytes of all."""
     used = {name for b in blocks for i in b.body for name in _symbols(i.operands)}
     known = {v.name: v for v in (*module.variables.values(), *function.variables) if v.space == "shared"}
-    regions: list[SharedRegion] = []
+    regions: list[Tile] = []
     end = 0
     for v in (v for v in known.values() if v.name in used and v.bytes):
         end = -(-end // v.align) * v.align
-        regions.append(SharedRegion(v.name, end, v.bytes))
+        regions.append(Tile(v.name, end, v.bytes))
         end += v.bytes
     dynamic_ones = [v for v in known.values() if v.name in used and not v.bytes]
     if dynamic_ones:
         align = max(v.align for v in dynamic_ones)
         end = -(-end // align) * align
-        regions += [SharedRegion(v.name, end, dynamic) for v in dynamic_ones]
+        regions += [Tile(v.name, end, dynamic) for v in dynamic_ones]
     return regions, end + dynamic
 
 
@@ -121,9 +123,11 @@ def _parameters(function: Function, arguments: Sequence[Argument] | None) -> lis
     declared = function.parameters
     if arguments is None:
         arguments = [
-            Argument("pointer", u32) if TYPES[v.type] == 64 else Argument("scalar", TYPE.get(v.type, u32))
+            Argument("tensor_map", u64) if v.bytes == _TENSOR_MAP_BYTES
+            else Argument("pointer", u32) if TYPES[v.type] == 64
+            else Argument("scalar", TYPE.get(v.type, u32))
             for v in declared
-        ]
+        ]  # fmt: skip
     if len(arguments) != len(declared):
         named = ", ".join(v.name for v in declared)
         raise PtxError(f"{function.name} takes {len(declared)} arguments ({named}), not {len(arguments)}")
@@ -133,8 +137,13 @@ def _parameters(function: Function, arguments: Sequence[Argument] | None) -> lis
 def _parameter(variable: Variable, index: int, given: Argument) -> Parameter:
     """A kernel's parameter; its declared type is that of its bits."""
     name = given.name or variable.name
-    if variable.type == "b8" and variable.bytes > 8:
-        raise PtxError(f"the parameter {variable.name} is a structure of {variable.bytes} bytes: not supported yet")
+    if variable.bytes > 8:
+        if given.kind != "tensor_map" or variable.bytes != _TENSOR_MAP_BYTES:
+            raise PtxError(
+                f"the parameter {name} is a structure of {variable.bytes} bytes: of structures, tensor maps are "
+                "supported alone, as (array, TensorMapSpec) pairs"
+            )
+        return Parameter(name, "tensor_map", u64, Value(index, u64, name))
     bits = TYPES[variable.type]
     if given.kind == "pointer":
         if bits != 64:

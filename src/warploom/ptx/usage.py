@@ -122,6 +122,9 @@ def _homes(function: Function, blocks: list[Block]) -> dict[str, DType]:
         if i.opcode in _COPIES and "f32" not in i.modifiers and "f64" not in i.modifiers:
             names = [n for x in i.operands[: 3 if i.opcode == "selp" else 2] for n in registers(x) if n in votes]
             copies += [(names[0], other) for other in names[1:]] if names else []
+    for i in (i for block in blocks for i in block.body):  # the accumulators of wgmma stay where they are
+        for name in (n for x in i.operands[:1] for n in registers(x)) if i.opcode == "wgmma" else ():
+            votes[name]["f32"] += 1 << 20
     for _ in range(4):  # a copy has the type of what it copies, or of what becomes of it
         for one, other in copies:
             for a, b in ((one, other), (other, one)):

@@ -16,6 +16,7 @@ from warploom.isa.sync import BarArrive, BarSync
 from warploom.isa.warp import Shuffle, SyncWarp, Vote
 from warploom.ptx.builder import Builder
 from warploom.ptx.forms import Form, form
+from warploom.ptx.hopper_forms import cluster_barrier
 from warploom.ptx.syntax import Both, Operand, Vector
 
 
@@ -37,15 +38,19 @@ def barrier(b: Builder, f: Form) -> None:
             raise f.refusal()
         b.emit(SyncWarp(), (b.read(mask, u32),))
         return
+    if f.flag("cluster"):
+        cluster_barrier(b, f)
+        return
     f.flag("cta")
     how = f.one_of("sync", "arrive")
-    if not how or (f.opcode == "barrier" and not f.flag("aligned")):
+    aligned = f.flag("aligned") or f.opcode == "bar"
+    if not how:
         raise f.refusal()
     number, *count = f.operands(1, 2)
     threads = _threads(b, f, tuple(count))
     if how == "sync":
-        b.emit(BarSync(threads), (b.read(number, u32),))
-    elif threads is None:
+        b.emit(BarSync(threads, aligned), (b.read(number, u32),))
+    elif threads is None or not aligned:
         raise f.refusal()
     else:
         b.emit(BarArrive(threads), (b.read(number, u32),))

@@ -1,0 +1,298 @@
+"""sm_90: mbarriers, the TMA, ``wgmma``, proxy fences, clusters, elections, register budgets.
+
+Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier", "Asynchronous copy", "Asynchronous
+Warpgroup Level Matrix Instructions", "Miscellaneous Instructions".
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from warploom.core.dtypes import DTYPES, pred, s32, u32, u64
+from warploom.core.errors import VerifyError
+from warploom.ir.statements import Const
+from warploom.ir.statements import Operand as Value
+from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
+from warploom.isa.sync import (
+    AsyncProxyFence,
+    MbarrierArrival,
+    MbarrierInitFence,
+    MbarrierInitialise,
+    MbarrierInvalidate,
+    MbarrierTestWait,
+    MbarrierTryWait,
+    SetMaxRegisters,
+)
+from warploom.isa.warp import Elect
+from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
+from warploom.ptx.builder import Builder, constant
+from warploom.ptx.forms import Form, form
+from warploom.ptx.syntax import Address, Both, Integer, Operand, Vector
+from warploom.ptx.syntax import Register as PtxRegister
+
+_YES = Const(pred, True)
+_EVICTIONS = {0x12F0000000000000: "first", 0x14F0000000000000: "last"}
+"""What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns."""
+
+
+def _count(b: Builder, f: Form, operand: Operand, what: str) -> int:
+    value = b.read(operand, u32)
+    if not isinstance(value, Const):
+        raise f.refusal(f"{what} must be a constant")
+    return int(value.value)
+
+
+# mbarriers
+
+
+@form("mbarrier")
+def mbarrier(b: Builder, f: Form) -> None:
+    """``mbarrier.{init, inval, arrive[.expect_tx], try_wait.parity, test_wait.parity}``."""
+    for name, handler in (("init", _init), ("inval", _invalidate), ("arrive", _arrive), ("try_wait", _wait),
+                          ("test_wait", _wait)):  # fmt: skip
+        if f.flag(name):
+            if f.type() != "b64":
+                raise f.refusal()
+            handler(b, f)
+            return
+    raise f.refusal()
+
+
+def _own(f: Form) -> None:
+    if not (f.flag("shared::cta") or f.flag("shared")):
+        raise f.refusal("an mbarrier must be addressed in shared memory")
+
+
+def _init(b: Builder, f: Form) -> None:
+    _own(f)
+    address, count = f.operands(2)
+    base, offset, within = b.address(address, "shared")
+    b.emit(MbarrierInitialise(_count(b, f, count, "the count of arrivals"), offset), (base,), within=within)
+
+
+def _invalidate(b: Builder, f: Form) -> None:
+    _own(f)
+    (address,) = f.operands(1)
+    base, offset, within = b.address(address, "shared")
+    b.emit(MbarrierInvalidate(offset), (base,), within=within)
+
+
+def _scope(f: Form, order: str) -> Literal["cta", "cluster"]:
+    f.flag(order)
+    return cast("Literal['cta', 'cluster']", f.one_of("cta", "cluster", default="cta"))
+
+
+def _arrive(b: Builder, f: Form) -> None:
+    expects, scope = f.flag("expect_tx"), _scope(f, "release")
+    remote = f.flag("shared::cluster")
+    if not remote:
+        _own(f)
+    given = f.operands(1, 2, 3)
+    if not isinstance(given[0], Address):
+        if isinstance(given[0], PtxRegister) and given[0].name in b.usage.read:
+            raise f.refusal("the state that an arrival returns is not supported: wait by parity")
+        given = given[1:]
+    address, *more = given
+    if expects and not more:
+        raise f.refusal()
+    if more and not expects and _count(b, f, more[0], "the count of arrivals") != 1:
+        raise f.refusal("several arrivals at once are not supported")
+    size = _count(b, f, more[0], "the count of bytes") if expects else None
+    base, offset, within = b.address(address, "shared")
+    b.emit(MbarrierArrival(size, offset, remote, scope), (base, _YES), within=within)
+
+
+def _wait(b: Builder, f: Form) -> None:
+    if not f.flag("parity"):
+        raise f.refusal("waits by state are not supported: wait by parity")
+    scope = _scope(f, "acquire")
+    _own(f)
+    target, address, parity = f.operands(3, 4)[:3]
+    base, offset, within = b.address(address, "shared")
+    operands = (base, b.read(parity, u32))
+    if b.loops_until(target):
+        b.emit(MbarrierTryWait(offset, scope), operands, within=within)
+        b.assign(target, _YES)
+    else:
+        b.set_all((target,), MbarrierTestWait(offset, scope), operands, within)
+
+
+@form("elect")
+def elect(b: Builder, f: Form) -> None:
+    """``elect.sync``: the emulator elects lane 0."""
+    if not f.flag("sync"):
+        raise f.refusal()
+    target, mask = f.operands(2)
+    if b.read(mask, u32) != constant(-1, u32) or not isinstance(target, Both):
+        raise f.refusal("an election is for the whole warp")
+    b.set(target.second, Elect())
+    if target.first.name in b.usage.read:
+        raise f.refusal("the elected lane's number is not supported: use the predicate")
+
+
+@form("setmaxnreg")
+def registers(b: Builder, f: Form) -> None:
+    """``setmaxnreg``."""
+    way = f.one_of("inc", "dec")
+    (count,) = f.operands(1)
+    if not way or not f.flag("sync") or not f.flag("aligned") or f.type() != "u32":
+        raise f.refusal()
+    b.emit(SetMaxRegisters(_count(b, f, count, "the count of registers"), cast("Literal['inc', 'dec']", way)))
+
+
+@form("griddepcontrol", "nanosleep")
+def nothing(b: Builder, f: Form) -> None:
+    """What says something of other grids, or of time."""
+    f.one_of("launch_dependents", "wait", "u32")
+
+
+# The TMA
+
+
+def tensor_copy(b: Builder, f: Form) -> None:
+    """``cp.async.bulk.tensor`` between shared and global memory."""
+    rank = f.one_of("1d", "2d", "3d", "4d", "5d")
+    f.flag("tile")
+    shared, written = f.one_of("shared::cluster", "shared::cta"), f.instruction.modifiers
+    if not rank or not shared or not f.flag("global"):
+        raise f.refusal()
+    (_load if written.index(shared) < written.index("global") else _store)(b, f, int(rank[0]))
+
+
+def _place(b: Builder, f: Form, operand: Operand, rank: int) -> tuple[Value, tuple[Value, ...]]:
+    """The tensor map and the coordinates of a box."""
+    at = operand.coordinates if isinstance(operand, Address) else None
+    if at is None or not isinstance(operand, Address) or len(at.items) != rank:
+        raise f.refusal()
+    tensor_map = b.read(operand.base, u64)
+    if operand.offset:
+        tensor_map = b.binary("add", tensor_map, operand.offset)
+    return tensor_map, tuple(b.read(x, s32) for x in at.items)
+
+
+def _load(b: Builder, f: Form, rank: int) -> None:
+    if not f.flag("mbarrier::complete_tx::bytes"):
+        raise f.refusal()
+    multicast, hinted = f.flag("multicast::cluster"), f.flag("L2::cache_hint")
+    shared, source, barrier, *more = f.operands(3 + multicast + hinted)
+    (base, offset, _), (bar, bar_offset, _) = b.address(shared, "shared"), b.address(barrier, "shared")
+    tensor_map, at = _place(b, f, source, rank)
+    policy = b.read(more[-1], u64) if hinted else None
+    eviction = _EVICTIONS.get(int(policy.value), "") if isinstance(policy, Const) else ""
+    copy = TensorCopy("load", rank, offset, bar_offset, cast("Literal['', 'first', 'last']", eviction), multicast)
+    masks = (b.read(more[0], u32),) if multicast else ()
+    b.emit(copy, (base, tensor_map, bar, _YES, *at, *masks))
+
+
+def _store(b: Builder, f: Form, rank: int) -> None:
+    if not f.flag("bulk_group"):
+        raise f.refusal()
+    hinted = f.flag("L2::cache_hint")
+    target, shared = f.operands(2 + hinted)[:2]
+    base, offset, _ = b.address(shared, "shared")
+    tensor_map, at = _place(b, f, target, rank)
+    b.emit(TensorCopy("store", rank, offset), (base, tensor_map, _YES, *at))
+
+
+def bulk_group(b: Builder, f: Form) -> None:
+    """``cp.async.bulk.{commit_group, wait_group[.read]}``."""
+    if f.flag("commit_group"):
+        b.emit(CommitCopies("bulk"))
+    elif f.flag("wait_group"):
+        (pending,) = f.operands(1)
+        if not isinstance(pending, Integer):
+            raise f.refusal()
+        b.emit(WaitCopies(pending.value, "bulk", f.flag("read")))
+    else:
+        raise f.refusal()
+
+
+def proxy_fence(b: Builder, f: Form) -> None:
+    """``fence.proxy.async`` and ``fence.mbarrier_init``."""
+    if f.flag("mbarrier_init"):
+        if not (f.flag("release") and f.flag("cluster")):
+            raise f.refusal()
+        b.emit(MbarrierInitFence())
+        return
+    if not (f.flag("proxy") and f.flag("async")):
+        raise f.refusal()
+    space = f.one_of("shared::cta", "global")
+    spaces = {"shared::cta": "shared", "global": "global", "": "all"}
+    b.emit(AsyncProxyFence(cast("Literal['shared', 'global', 'all']", spaces[space])))
+
+
+# wgmma
+
+
+@form("wgmma")
+def warpgroup(b: Builder, f: Form) -> None:
+    """``wgmma.{fence, commit_group, wait_group, mma_async}``."""
+    kind = f.one_of("fence", "commit_group", "wait_group", "mma_async")
+    if not (f.flag("sync") and f.flag("aligned")):
+        raise f.refusal()
+    if kind == "fence":
+        b.emit(WgmmaFence())
+    elif kind == "commit_group":
+        b.emit(WgmmaCommit())
+    elif kind == "wait_group":
+        (pending,) = f.operands(1)
+        if not isinstance(pending, Integer):
+            raise f.refusal()
+        done = [b.register(name) for name in b.completed.get(id(f.instruction), ())]
+        b.emit(WgmmaWait(pending.value, len(done)), done, done)
+    elif kind == "mma_async":
+        _product(b, f)
+    else:
+        raise f.refusal()
+
+
+def _product(b: Builder, f: Form) -> None:
+    shape = f.one_of(*(f"m64n{n}k16" for n in range(8, 257, 8)))
+    types = f.types()
+    if not shape or len(types) != 3 or types[0] != "f32" or types[1] != types[2]:
+        raise f.refusal()
+    d, a, descriptor, adds, *immediates = f.operands(7, 8)
+    values = [x.value if isinstance(x, Integer) else None for x in immediates]
+    from_registers = isinstance(a, Vector)
+    flags = values[2:]
+    if not isinstance(d, Vector) or values[:2] != [1, 1] or len(flags) != (1 if from_registers else 2):
+        raise f.refusal("factors other than 1 are not supported")
+    transposed_a = not from_registers and bool(flags[0])
+    source: Literal["shared", "registers"] = "registers" if from_registers else "shared"
+    try:
+        instruction = Wgmma(int(shape[4:-3]), DTYPES[types[1]], source, bool(flags[-1]), transposed_a)
+    except (VerifyError, KeyError) as error:
+        raise f.refusal(str(error)) from None
+    accumulators = [b.register(x.name) for x in d.items if isinstance(x, PtxRegister)]
+    first = [b.read(x, u32) for x in a.items] if isinstance(a, Vector) else [b.read(a, u64)]
+    operands: list[Value] = [*first, b.read(descriptor, u64), b.read(adds, pred), *accumulators]
+    if [x.dtype for x in operands] != list(instruction.operand_types):
+        raise f.refusal("its registers are not as many as its shape has")
+    b.emit(instruction, operands, accumulators)
+
+
+# Clusters
+
+
+@form("mapa")
+def map_shared(b: Builder, f: Form) -> None:
+    """``mapa.shared::cluster.u32``."""
+    if not f.flag("shared::cluster") or f.type() != "u32":
+        raise f.refusal()
+    target, address, rank = f.operands(3)
+    b.set(target, MapShared(), b.read(address, u32), b.read(rank, u32))
+
+
+def cluster_barrier(b: Builder, f: Form) -> None:
+    """``barrier.cluster.{arrive, wait}``, which release and acquire unless they say otherwise."""
+    if f.flag("arrive"):
+        f.flag("release")
+        b.emit(ClusterArrive())
+    elif f.flag("wait"):
+        f.flag("acquire")
+        b.emit(ClusterWait())
+    else:
+        raise f.refusal()
+    if not f.flag("aligned"):
+        raise f.refusal("barrier.cluster must be aligned")
