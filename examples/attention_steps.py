@@ -210,7 +210,7 @@ def persistent(
 
     row_blocks = (q_len + (TILE - 1)) // TILE
     order = Persistent(k, row_blocks * heads, alternating=True)
-    tiles = RowTiles(k, row_blocks, heads, together=heads)
+    tiles = RowTiles.of(k, row_blocks, heads, together=heads)
 
     def tile_of(turn: Traced) -> tuple[Traced, Traced, Mask]:
         block, head = tiles.tile(order.item(turn))

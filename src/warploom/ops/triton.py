@@ -14,7 +14,6 @@ import numpy as np
 from warploom.core.arguments import grid_of
 from warploom.core.errors import ProblemError, UnsupportedDeviceError, shown
 from warploom.interop.arrays import as_numpy, describe
-from warploom.layout.tensor_map import TensorMapSpec
 from warploom.ops.ptx import CheckedPtx, check_ptx
 
 _ALWAYS = "TRITON_ALWAYS_COMPILE"
@@ -181,6 +180,8 @@ def _in_place_of_gpu(driver: Any, stand_in: _Target) -> Iterator[None]:
 
 def _passed(name: str, kind: Any, x: Any, boxes: Iterator[Mapping[str, Any]]) -> list[tuple[str, Any]]:
     """An argument as PTX takes it: with a tensor map go its shape and strides. ``boxes`` say how Triton tiled it."""
+    from warploom.layout.tensor_map import TensorMapSpec
+
     if not hasattr(x, "block_shape"):
         return [(name, _unwrapped(name, kind, x))]
     box = next(boxes, None)

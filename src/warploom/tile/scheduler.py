@@ -63,6 +63,11 @@ class Divisor(Scalars):
     def __init__(self, k: Kernel, value: Traced, inverse: Traced) -> None:
         self.k, self.value, self.inverse = k, value, inverse
 
+    @classmethod
+    def of(cls, k: Kernel, value: Traced) -> Divisor:
+        """A number that only the kernel knows: one division, wherever this is traced."""
+        return cls(k, value, k.value((1 << 32) - 1, u32) // value)
+
     def divide(self, number: Traced) -> tuple[Traced, Traced]:
         """(quotient, remainder) of a number below 2^31."""
         k, value = self.k, self.value
@@ -80,7 +85,9 @@ class Divisor(Scalars):
 
 @dataclass(frozen=True)
 class RowTiles:
-    """Tiles of row blocks × planes (one head of one batch) by number; the host's part is :func:`.order.row_tiles`.
+    """Tiles of row blocks × planes (one head of one batch) by number.
+
+    The host gives what it is made of (:func:`.order.row_tiles`); :meth:`of` takes what only the kernel knows.
 
     ``grouped``: where work grows with the row block, ``together`` planes form a group of ``group`` tiles, which come
     from the longest to the shortest (:func:`.order.planes_together`); the last group has ``last`` planes. Else plane by
@@ -93,6 +100,15 @@ class RowTiles:
     together: Divisor
     last: Divisor
     grouped: bool = True
+
+    @classmethod
+    def of(cls, k: Kernel, rows: Traced, planes: Traced, together: Traced | None = None) -> RowTiles:
+        """By numbers that only the kernel knows: divisions where this is traced, none for each tile."""
+        size = planes if together is None else together
+        rest = planes % size
+        last = k.select(rest == 0, size, rest)
+        divisors = (Divisor.of(k, n) for n in (size * rows, size, last))
+        return cls(Divisor.of(k, rows), planes, *divisors, grouped=together is not None)
 
     @property
     def count(self) -> Traced:
