@@ -1,8 +1,7 @@
 """A ring of stages in shared memory between those who fill it and those who read it, ordered by mbarriers.
 
-One thread or the warps of a role ``put`` a tile into the next stage (or store to it and say ``written``), others
-``wait`` for it and ``release`` it. Which barrier, which phase, how many bytes: that is what a pipeline knows and nobody
-else.
+One thread puts a tile into the next stage (``put``), or warps store to it (``written``); others ``wait`` for it and
+``release`` it. The pipeline alone knows which barrier, which phase and how many bytes.
 """
 
 from __future__ import annotations
@@ -156,18 +155,18 @@ class Pipeline:
 
     # -- positions
     def producer(self) -> Cursor:
-        """From the first stage on, for whoever fills it."""
+        """A cursor for whoever fills the stages, from the first on."""
         return Cursor(self, self.k.ring(self.stages, f"{self.tiles[0].name}_put", phase=1))
 
     def consumer(self, *, packed: bool = False, name: str = "get") -> Cursor:
-        """From the first stage on, for whoever reads it; ``packed`` in one register."""
+        """A cursor for whoever reads the stages, from the first on; ``packed``: stage and phase in one register."""
         name = f"{self.tiles[0].name}_{name}"
         if packed:
             return Cursor(self, PackedPosition(self.k, self.stages, name, 0))
         return Cursor(self, self.k.ring(self.stages, name))
 
     def at(self, turn: Number, part: Number = 0, *, filling: bool = False) -> Cursor:
-        """The stage of use number ``turn`` of a part; ``filling``: for whoever fills it. Takes no registers."""
+        """The stage that a part uses as number ``turn``; ``filling``: for whoever fills it. Takes no registers."""
         n = self.stages // self._parts
         if n & (n - 1):
             raise TraceError(f"a stage is named by its turn where stages are a power of two, not {n} ({self.k.here()})")

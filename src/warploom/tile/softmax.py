@@ -8,9 +8,9 @@ and O / l at the end. Two changes keep the result exact and save work. *Lazy res
 it by 2^8 (P and O share whatever factor is left). *Stale max*: a block's P is formed by the maxima of the blocks
 before, without looking for its own; P itself shows where one grew too far, and there the scores are recomputed.
 
-A row that sees no key, or only scores of -inf, gives zeros; its log-sum-exp is -inf. What is out of the way costs the
-loop over the blocks nothing: maxima start at a number instead of -inf, so that rows without a score need no case of
-their own; and rows with a score that is infinite or too large (:data:`FAR`) are told at the end, by their maxima.
+A row that sees no key, or only scores of -inf, gives zeros; its log-sum-exp is -inf. Such rows cost the loop over the
+blocks nothing: maxima start at a number instead of -inf. Rows with a score that is infinite or too large (:data:`FAR`)
+are recognised at the end, by their maxima.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ class StaleSoftmax:
     def __init__(self, k: Kernel, softmax: OnlineSoftmax) -> None:
         self._k, self._softmax = k, softmax
         self._wary = k.register(u32, 0, "wary")
-        """Blocks for which maxima are looked for, come what may."""
+        """How many further blocks compute their maxima in any case."""
         self._exact = k.register(u32, None, "exact")
         self._factors = k.registers(f32, softmax.rows, None, "factor")
 

@@ -51,7 +51,7 @@ def attention_sm90(
 
     ``heads_inside``: the arrays are (batch, sequence, heads, head_dim), else (batch, heads, sequence, head_dim).
     ``planes`` = heads · batches; ``rows`` to ``last`` say in which order tiles come, which differ in work under a mask
-    (:class:`RowTiles`). A CTA of the grid takes every so-manieth tile. ``lse`` is (batch, heads, q_len).
+    (:class:`RowTiles`). The CTAs of the grid share the tiles in turns. ``lse`` is (batch, heads, q_len).
     """
     maps = TensorMaps(q_map, k_map, v_map, o_map, heads_inside)
     tiles = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)

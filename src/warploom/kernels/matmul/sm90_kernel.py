@@ -44,8 +44,8 @@ def matmul_sm90(
     """C = epilogue(A·B); tensor maps of rank 2, batched ones 3, of A and B as they are stored.
 
     A 16-bit C whose lines are aligned leaves through ``c_map``; others through ``out`` (16-bit) or ``out_f32``, whose
-    strides and extents count elements. ``tiles`` are those of all parts of a split K and of all batches, of which each
-    CTA of the grid takes every so-manieth. Parameters that a configuration does not use are left out.
+    strides and extents count elements. ``tiles`` are those of all parts of a split K and of all batches, which the CTAs
+    of the grid share in turns. Parameters that a configuration does not use are left out.
     """
     output = Output(
         k, features, config.dtype, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
