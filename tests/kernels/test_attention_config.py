@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -178,6 +179,14 @@ def test_every_problem_has_a_configuration_that_can_be_traced(head_dim: int, arc
         assert config.check(target(arch)) + config.misfits(problem) == []
         assert reason
     verify(Case(config, 64, 64).program, target(arch))
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 128, 192, 256])
+@pytest.mark.parametrize("length", [512, 1024, 8192, 16384, 65536])
+def test_sm90_multiplies_by_wgmma(head_dim: int, length: int) -> None:
+    for right, cap, lse in product((None, 0), (None, 20.0), (False, True)):
+        problem = replace(PROBLEM, q_len=length, kv_len=length, head_dim=head_dim, window=(None, right), softcap=cap)
+        assert isinstance(choose(replace(problem, lse=lse), target("sm_90a"))[0], ForwardSm90), problem
 
 
 def test_a_problem_for_no_kernel_says_why() -> None:

@@ -92,7 +92,7 @@ def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     seen = problem.q_len if left is None or right is None else min(problem.q_len, left + right + 1)
     tuned = next(replace(base, **flags) for most, flags in rows if seen <= most)
     if tuned.consumers == 3 and problem.softcap is not None:
-        tuned = replace(base, stages=3)
+        tuned = replace(base, stages=3 if widths[0] == 64 else 2)
     return (tuned,)
 
 
