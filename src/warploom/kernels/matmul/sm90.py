@@ -16,8 +16,8 @@ from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, threads_of
 
-BARRIER_BYTES = 256
-"""Shared memory behind the tiles that is set aside for the mbarriers."""
+BARRIER_BYTES = 1024
+"""Shared memory behind the stages for the mbarriers, to where swizzled panels of C may begin."""
 COLUMN_STEP = 32
 """What tile_n is a multiple of."""
 ALIGNED = 8
