@@ -1,8 +1,8 @@
-"""Every ``wgmma`` configuration that ships as a winner, on ragged, causal and grouped problems, against float64."""
+"""Every ``wgmma`` configuration that calls choose, on ragged, causal and grouped problems, against float64."""
 
 from __future__ import annotations
 
-import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,44 +11,55 @@ pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
 import warploom  # noqa: E402 (after the skip)
-from warploom.kernels.attention.hopper_config import HopperConfig  # noqa: E402
+from warploom.core.dtypes import bf16  # noqa: E402
+from warploom.core.targets import target  # noqa: E402
+from warploom.kernels.attention.choice import choose  # noqa: E402
+from warploom.kernels.attention.problem import AttentionProblem  # noqa: E402
+from warploom.kernels.attention.sm90 import ForwardSm90  # noqa: E402
 from warploom.ops.backends import gpu_present, gpu_target  # noqa: E402
-from warploom.winners.store import SHIPPED  # noqa: E402
 
 if gpu_present() and not gpu_target(0).has_wgmma:
     pytest.skip("needs wgmma", allow_module_level=True)
 
 
-def winners() -> list[str]:
-    """The distinct configurations, by their notation."""
-    records = json.loads((SHIPPED / "nvidia-h200.json").read_text(encoding="utf-8"))["winners"]
-    return sorted({r["config"] for r in records if r["problem"]["family"] == "attention" and "wgmma" in r["config"]})
+def chosen() -> list[ForwardSm90]:
+    """The distinct configurations of problems of any length, with and without a mask, a soft cap and sums."""
+    found: dict[ForwardSm90, None] = {}
+    for head_dim, length, right, cap, lse in product(
+        (64, 80, 128, 192, 256), (256, 1024, 2048, 8192, 16384), (None, 0), (None, 20.0), (False, True)
+    ):
+        problem = AttentionProblem(1, 8, 8, length, length, head_dim, bf16, (None, right), softcap=cap, lse=lse)
+        config, _ = choose(problem, target("sm_90a"))
+        assert isinstance(config, ForwardSm90)
+        found[config] = None
+    return list(found)
 
 
-@pytest.mark.parametrize("config", winners())
+CHOSEN = pytest.mark.parametrize("config", chosen(), ids=str)
+
+
+@CHOSEN
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("q_len", "kv_len", "heads", "kv_heads"), [(1000, 1000, 6, 3), (130, 900, 40, 40), (512, 77, 2, 1)]
 )
-def test_a_winner_is_right(config: str, causal: bool, q_len: int, kv_len: int, heads: int, kv_heads: int) -> None:
-    head_dim = HopperConfig.parse(config).head_dim
+def test_it_is_right(config: ForwardSm90, causal: bool, q_len: int, kv_len: int, heads: int, kv_heads: int) -> None:
     generator = torch.Generator("cuda").manual_seed(q_len)
 
     def some(length: int, count: int) -> Any:
-        shape = (3, length, count, head_dim)
+        shape = (3, length, count, config.head_dim)
         return torch.randn(shape, device="cuda", generator=generator).bfloat16()
 
     q, k, v = some(q_len, heads), some(kv_len, kv_heads), some(kv_len, kv_heads)
     assert error_over_bound(config, q, k, v, causal) <= 1.0
 
 
-@pytest.mark.parametrize("config", winners())
+@CHOSEN
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_winner_is_right_where_maxima_grow(config: str, causal: bool) -> None:
+def test_it_is_right_where_maxima_grow(config: ForwardSm90, causal: bool) -> None:
     """In all rows and every block as keys are visited, in single rows, and by so much that P would overflow."""
-    head_dim = HopperConfig.parse(config).head_dim
     generator = torch.Generator("cuda").manual_seed(11)
-    shape = 2, 1500, 5, head_dim
+    shape = 2, 1500, 5, config.head_dim
     q, k, v = (torch.randn(shape, device="cuda", generator=generator) for _ in range(3))
     growing = k * torch.linspace(60.0, 1.0, 1500, device="cuda")[None, :, None, None]
     single = k.clone()
@@ -57,13 +68,13 @@ def test_a_winner_is_right_where_maxima_grow(config: str, causal: bool) -> None:
         assert error_over_bound(config, q.bfloat16(), keys.bfloat16(), v.bfloat16(), causal) <= 1.0
 
 
-@pytest.mark.parametrize("config", winners())
+@CHOSEN
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_winner_loses_nothing_that_is_no_number(config: str, bad: float) -> None:
+def test_it_loses_nothing_that_is_no_number(config: ForwardSm90, bad: float) -> None:
     """A NaN among the keys makes every row NaN; an infinity those whose score it makes +inf, others ignore that key."""
-    head_dim = HopperConfig.parse(config).head_dim
     generator = torch.Generator("cuda").manual_seed(12)
-    q, k, v = (torch.randn((1, 1100, 2, head_dim), device="cuda", generator=generator).bfloat16() for _ in range(3))
+    shape = 1, 1100, 2, config.head_dim
+    q, k, v = (torch.randn(shape, device="cuda", generator=generator).bfloat16() for _ in range(3))
     for position in (3, 600, 1090):
         keys = k.clone()
         keys[0, position, 1, 7] = bad
@@ -74,7 +85,7 @@ def test_a_winner_loses_nothing_that_is_no_number(config: str, bad: float) -> No
         assert bool((out[0, :, 1].isnan().any(-1) == expected).all())
 
 
-def error_over_bound(config: str, q: Any, k: Any, v: Any, causal: bool) -> float:
+def error_over_bound(config: ForwardSm90, q: Any, k: Any, v: Any, causal: bool) -> float:
     """The largest error over what bf16 allows, against float64."""
     (q_len, heads, head_dim), (kv_len, kv_heads) = q.shape[1:], k.shape[1:3]
     out = warploom.attention(q, k, v, causal=causal, config=config)
