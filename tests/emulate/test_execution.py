@@ -1,24 +1,14 @@
 # pyright: reportInvalidTypeForm=false, reportArgumentType=false
-"""What runs computes and counts: control flow, roles, atomics, batches, zero fill, traffic; attention in full."""
+"""What runs computes: control flow, roles, atomics, batches, zero fill, strided views."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.kernels.attention_cases import RUNGS, Case
 from warploom.core.errors import ProblemError
-from warploom.emulate import Emulation, emulate
-from warploom.ir.program import Program
-from warploom.ir.statements import Loop, Op, Statement, When
-from warploom.isa.effects import Barrier, CommitGroup, WaitGroup, WarpSync
-from warploom.kernels.attention.config import AttentionConfig
-from warploom.kernels.attention.forward import attention_forward
-from warploom.kernels.attention.problem import AttentionProblem
-from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.emulate import emulate
 from warploom.lang import Global, Kernel, kernel
 from warploom.lang import f32 as F32  # noqa: N812
 from warploom.lang import u32 as U32  # noqa: N812
@@ -182,107 +172,8 @@ def test_strided_views_are_changed_in_place() -> None:
     assert {f.kind for f in emulate(scaled.trace(), 1, [base[:241:8], 9]).findings} == {"bounds"}
 
 
-# -- attention: everything together ------------------------------------------------------------------------------------
-
-SMALL = AttentionConfig()
-TWO_STAGES = AttentionConfig(
-    tile_m=256,
-    tile_n=64,
-    num_warps=8,
-    swizzle=True,
-    eager=True,
-    load_q=2,
-    load_k=2,
-    load_v=2,
-    double_buffer=True,
-    folded_scale=True,
-    cooperative=True,
-    strided=True,
-    k_row_major=True,
-    strided_epilogue=True,
-    stages=2,
-    lazy_rescale=True,
-)
-
-
-def attend(config: AttentionConfig, seq: int, program: Program | None = None, **how: Any) -> tuple[Emulation, float]:
-    """One head of attention; the error relative to its bound."""
-    d = config.head_dim
-    problem = AttentionProblem(batch=1, heads=1, kv_heads=1, q_len=seq, kv_len=seq, head_dim=d, dtype=config.dtype)
-    rng = np.random.default_rng(7)
-    q, k, v = (rng.standard_normal((1, 1, seq, d)).astype(config.dtype.numpy) for _ in range(3))
-    o = np.zeros_like(q)
-    strides = (seq * d, seq * d, d)
-    everything: dict[str, Any] = problem.scalars(config, strides, strides, strides, strides)
-    arrays = {"q": q, "key": k, "value": v, "out": o}
-    everything |= {name: array.view(np.uint16) for name, array in arrays.items()}
-    program = program or attention_forward.trace(config=config)
-    arguments = {p.name: everything[p.name] for p in program.parameters}
-    run = emulate(program, problem.grid(config), arguments, **how)
-    return run, attention_error(o, attention_reference(q, k, v, config.dtype), config.dtype).value
-
-
-def test_wavefronts_equal_the_hardware_counters() -> None:
-    """Nsight Compute's counts for the seeds' kernels 1 and 2: sequence 256, four CTAs of (64, 64, 4 warps)."""
-    run, error = attend(SMALL, 256)
-    assert run.findings == ()
-    assert error <= 1
-    t = run.traffic
-    assert (t["ldmatrix"].actual, t["st.shared"].actual, t["ld.shared"].actual) == (135168, 4096, 512)
-    assert t["cp.async"].actual == 4608
-    assert sum(n for name, n in run.executed.items() if name.startswith("mma")) == 8192
-    swizzled, _ = attend(replace(SMALL, swizzle=True), 256)
-    assert swizzled.findings == ()
-    assert (swizzled.traffic["ldmatrix"].actual, swizzled.traffic["st.shared"].actual) == (16896, 512)
-    assert swizzled.traffic["ldmatrix"].conflicts == 0
-    by_line = sum(w.actual for (_, name), w in run.traffic.lines.items() if name == "ldmatrix")
-    assert by_line == 135168
-
-
-def test_outputs_do_not_depend_on_the_order_of_warps_or_on_checks() -> None:
-    for config in (replace(SMALL, swizzle=True), TWO_STAGES):
-        for how in ({"seed": 5}, {"checks": False}):
-            run, error = attend(config, 256, **how)
-            assert run.findings == ()
-            assert error <= 1
-
-
 def test_progress_grows_to_one() -> None:
     told: list[float] = []
-    emulate(ragged_trips.trace(), 4, [np.zeros(128, np.uint32)], progress=told.append)
-    attend(SMALL, 256, progress=told.append)
+    Case.of_blocks(RUNGS["2"], 3).run(progress=told.append)
+    assert told == sorted(told)
     assert told[-1] == 1.0
-
-
-def _without(body: tuple[Statement, ...], gone: Op) -> tuple[Statement, ...]:
-    kept: list[Statement] = []
-    for s in body:
-        if s is gone:
-            continue
-        if isinstance(s, Loop):
-            s = replace(s, body=_without(s.body, gone))
-        elif isinstance(s, When):
-            s = replace(s, body=_without(s.body, gone), otherwise=_without(s.otherwise, gone))
-        kept.append(s)
-    return tuple(kept)
-
-
-def _mutants(program: Program) -> Iterator[tuple[Op, Program]]:
-    for op in program.ops():
-        effects = op.instruction.effects()
-        if any(isinstance(e, Barrier | WaitGroup | CommitGroup) for e in effects) or any(
-            isinstance(e, WarpSync) and e.orders_memory for e in effects
-        ):
-            yield op, replace(program, body=_without(program.body, op))
-
-
-@pytest.mark.parametrize(("config", "harmless"), [(replace(SMALL, swizzle=True), 1), (TWO_STAGES, 2)])
-def test_every_missing_synchronisation_is_found(config: AttentionConfig, harmless: int) -> None:
-    """Deleting any barrier, wait or commit is objected to, but for those that are proven not to matter.
-
-    In the first kernel the ``__syncwarp`` before the epilogue follows a barrier since which no lane has touched the
-    tile; in the second two commits merge into the next group, which is waited for at the same place.
-    """
-    program = attention_forward.trace(config=config)
-    silent = [op for op, mutant in _mutants(program) if not attend(config, 256, mutant)[0].findings]
-    assert len(silent) <= harmless, [str(op.where) for op in silent]

@@ -3,38 +3,25 @@
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
-import ml_dtypes
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from warploom.emulate import EngineTraffic, Traffic, emulate
-from warploom.interop.arrays import describe
-from warploom.kernels.attention.hopper_config import HopperConfig
+from tests.kernels.attention_cases import Case
+from warploom.emulate import EngineTraffic, emulate
+from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.lang import Global, Kernel, f32, kernel
-from warploom.ops.attention import plan
-from warploom.ops.attention_kernels import mapped
-from warploom.ops.backends import emulator_arguments
 
 HEAD_DIM, TILE_N = 64, 64
-
-
-def traffic(length: int, *, q_in_registers: bool) -> Traffic:
-    """One head of full attention over ``length`` queries and keys."""
-    config = HopperConfig(
-        head_dim=HEAD_DIM, tile_n=TILE_N, flat=False, pingpong=False, hold=False, q_in_registers=q_in_registers
-    )
-    q, k, v = (np.ones((1, length, 1, HEAD_DIM), ml_dtypes.bfloat16) for _ in range(3))
-    out = np.zeros_like(q)
-    made = plan(q, k, v, config=config)
-    views = [describe(x) for x in (q, k, v, out)]
-    arguments = emulator_arguments(made.program, views, made.scalars, mapped(made.config, made.layout, views))
-    return emulate(made.program, made.grid, arguments).traffic
+CONFIG = ForwardSm90(head_dim=HEAD_DIM, tile_n=TILE_N, persistent=False, turns=False)
 
 
 @pytest.mark.parametrize("q_in_registers", [False, True])
 def test_attention_moves_what_its_tiles_say(q_in_registers: bool) -> None:
     length, tile = 256, TILE_N * HEAD_DIM * 2
-    found = traffic(length, q_in_registers=q_in_registers).engines
+    config = replace(CONFIG, q_in_registers=q_in_registers)
+    found = Case(config, length, length).run().emulation.traffic.engines
     tiles, steps = length // 128, length // TILE_N
     loads = tiles * (2 + 2 * steps)  # two boxes of Q, and K and V of each step
     assert found["tma.load"] == EngineTraffic(loads, loads * tile, loads * tile)
@@ -49,7 +36,7 @@ def test_attention_moves_what_its_tiles_say(q_in_registers: bool) -> None:
 
 
 def test_boxes_count_whole_in_shared_memory_and_as_far_as_they_exist_in_global_memory() -> None:
-    found = traffic(200, q_in_registers=True).engines
+    found = Case(CONFIG, 200, 200).run().emulation.traffic.engines
     assert found["tma.store"].shared_bytes == 4 * 64 * HEAD_DIM * 2
     assert found["tma.store"].global_bytes == 200 * HEAD_DIM * 2
     assert found["tma.load"].shared_bytes > found["tma.load"].global_bytes

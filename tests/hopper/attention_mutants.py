@@ -63,11 +63,11 @@ tiles of three heads, in rounds of alternating direction; turns would keep a con
 GROWTH = 20.0
 
 EQUIVALENT = {
-    "without wgmma.fence.sync.aligned in _issue_product": (
-        "the fence before Q·Kᵀ covers P and O too: nothing accesses them between the two products. "
+    "without wgmma.fence.sync.aligned in _step": (
+        "of the second product: the fence before Q·Kᵀ covers P and O too, which nothing accesses in between. "
         "ptxas wants it nevertheless: without it it injects one and reports C7519, which is an error here"
     ),
-    "without wgmma.fence.sync.aligned in _issue_scores": (
+    "without wgmma.fence.sync.aligned in _blocks": (
         "the same without overlap, where P·V comes first and its fence covers the scores"
     ),
     "without mbarrier.try_wait.parity in hold": (

@@ -158,7 +158,7 @@ def test_mutant_is_caught_in_every_order(name: str) -> None:
 def test_a_cta_that_leaves_early_is_named_by_its_rank() -> None:
     (found,) = run(without_barrier(gemm(), 1), None)[0].findings
     assert found.kind == "cluster"
-    assert "mbarrier.arrive.shared::cluster may reach free[" in found.message
+    assert "mbarrier.arrive.shared::cluster may reach empty[" in found.message
     assert "of the CTA of rank" in found.message
     assert found.rank is not None
     assert f"rank {found.rank} of its cluster" in str(found)
@@ -168,7 +168,7 @@ def test_a_cta_that_leaves_early_is_named_by_its_rank() -> None:
 def test_deadlock_names_the_mbarriers_of_every_rank() -> None:
     report = next(f for f in run(deleted(gemm(), give_back), 1)[0].findings if f.kind == "deadlock")
     for rank in (0, 1):
-        assert f"free[0] of the CTA of rank {rank} is in phase 0 (parity 0), 8 of 8 arrivals" in report.message
+        assert f"empty[0] of the CTA of rank {rank} is in phase 0 (parity 0), 8 of 8 arrivals" in report.message
 
 
 def kinds(emulation: Emulation) -> set[str]:

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import warploom
-from tests.hopper.gemm_cases import ALONE, PAIRS, TOGETHER, TURNS, WARPS, matrix
-from warploom.core.dtypes import bf16, f16
+from tests.kernels.matmul_cases import TOGETHER, TURNS, padded, run_calls
+from tests.properties import slow_property
+from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.errors import ConfigError
-from warploom.emulate import emulate
-from warploom.interop.arrays import describe
-from warploom.ops.backends import emulator_arguments
+from warploom.kernels.matmul.ladder_sm90 import RungWgmma
+from warploom.kernels.matmul.problem import MatmulConfig
+from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.ops.reduce import plan_matmul_reduce
 
-KINDS = {"together": TOGETHER, "turns": TURNS, "alone": ALONE, "pairs": PAIRS}
+KINDS = {"together": TOGETHER, "turns": TURNS, "alone": MatmulSm90(64, 96, 2, 1, block_stride=4)}
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 
-def exact(a, b, op, scale=1.0, bias=0.0):
+def matrix(rng: np.random.Generator, rows: int, cols: int, dtype: DType = f16, row_major: bool = True) -> Any:
+    """A random matrix whose lines, rows or columns, are aligned for the TMA."""
+    if not row_major:
+        return matrix(rng, cols, rows, dtype).T
+    return padded(rng.standard_normal((rows, cols)).astype(dtype.numpy), 8)
+
+
+def exact(a: Any, b: Any, op: str, scale: float = 1.0, bias: Any = 0.0) -> tuple[Any, Any]:
     """(the reduction in float64, how far float32 sums of its length may be from it)."""
     a64, b64 = (np.asarray(x).astype(np.float64) for x in (a, b))
     x = scale * (a64 @ b64) + bias
@@ -36,7 +45,7 @@ def exact(a, b, op, scale=1.0, bias=0.0):
     return top + np.log(total), 2 * near + 2.0**-19 * (1 + abs(top))
 
 
-@settings(max_examples=20, deadline=None)
+@slow_property(20)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     op=st.sampled_from(["max", "sum", "logsumexp"]),
@@ -45,11 +54,13 @@ def exact(a, b, op, scale=1.0, bias=0.0):
     dtype=st.sampled_from([f16, bf16]),
     combined=st.booleans(),
 )
-def test_any_size_layout_and_operation(kind, op, size, row_major, dtype, combined) -> None:
+def test_any_size_layout_and_operation(
+    kind: str, op: Any, size: tuple[int, int, int], row_major: tuple[bool, bool], dtype: DType, combined: bool
+) -> None:
     m, n, k = size
     rng = np.random.default_rng(m + 256 * n + 65536 * k)
-    a = matrix(rng, m, k, dtype, row_major=row_major[0])
-    b = matrix(rng, k, n, dtype, row_major=row_major[1])
+    a = matrix(rng, m, k, dtype, row_major[0])
+    b = matrix(rng, k, n, dtype, row_major[1])
     bias = rng.standard_normal(n).astype(dtype.numpy) if combined else None
     scale = -0.25 if combined else 1.0
     got = warploom.matmul_reduce(a, b, op, scale=scale, bias=bias, config=replace(KINDS[kind], dtype=dtype))
@@ -73,36 +84,29 @@ def test_the_column_of_the_maximum_is_the_first(kind: str) -> None:
 def test_rings_that_wrap_over_several_tiles_in_every_order(kind: str, seed: int | None) -> None:
     config = KINDS[kind]
     rng = np.random.default_rng(2)
-    a = matrix(rng, 2 * config.tile_m, 5 * config.tile_k, f16)
-    b = matrix(rng, 5 * config.tile_k, 3 * config.tile_n, f16, row_major=False)
+    a = matrix(rng, 2 * config.tile_m, 5 * config.tile_k)
+    b = matrix(rng, 5 * config.tile_k, 3 * config.tile_n, row_major=False)
     made = plan_matmul_reduce(a, b, "max", config=config)
-    states = np.full((made.tiles, a.shape[0]), np.nan, np.float32)
-    views = {name: describe(x) for name, x in (("a_map", a), ("b_map", b), ("first", states.view(np.int32)))}
-    scalars = made.problem.scalars(config)
-    emulation = emulate(
-        made.program, made.grid, emulator_arguments(made.program, views, scalars, mapped=made.mapped), seed=seed
-    )
-    assert emulation.findings == ()
+    out = np.full(a.shape[0], np.nan, np.float32)
+    for emulation in run_calls(made.calls, {"a": a, "b": b.T, "out": out}, seed):
+        assert emulation.findings == ()
     want, near = exact(a, b, "max")
-    assert (abs(states.max(0) - want) <= near).all()
+    assert (abs(out - want) <= near).all()
 
 
 def test_the_vocabulary_loss() -> None:
     rng = np.random.default_rng(3)
-    x, w = matrix(rng, 70, 72, f16), matrix(rng, 200, 72, f16)
+    x, w = matrix(rng, 70, 72), matrix(rng, 200, 72)
     target = rng.integers(0, 200, 70)
     logits = x.astype(np.float64) @ w.astype(np.float64).T
     want = exact(x, w.T, "logsumexp")[0] - logits[np.arange(70), target]
     np.testing.assert_allclose(warploom.linear_cross_entropy(x, w, target, config=TURNS), want, atol=1e-4)
 
 
-def test_a_split_k_has_no_whole_sums() -> None:
+@pytest.mark.parametrize(
+    ("config", "says"), [(replace(TURNS, split_k=2), "needs whole"), (RungWgmma(), "no kernel that reduces rows")]
+)
+def test_kernels_that_do_not_reduce_rows_are_refused(config: MatmulConfig, says: str) -> None:
     a = np.ones((64, 512), np.float16)
-    with pytest.raises(ConfigError, match="needs whole"):
-        warploom.matmul_reduce(a, a.T, config=replace(TURNS, split_k=2))
-
-
-def test_warps_that_share_rows_are_refused() -> None:
-    a = np.ones((64, 128), np.float16)
-    with pytest.raises(ConfigError, match="warps share the rows"):
-        warploom.matmul_reduce(a, a.T, config=WARPS)
+    with pytest.raises(ConfigError, match=says):
+        warploom.matmul_reduce(a, a.T, config=config)

@@ -1,4 +1,4 @@
-"""Attention kernels on the emulator beside float64: one head or several of one batch, through a configuration's call."""
+"""Attention kernels on the emulator beside float64: one batch, some heads, through a configuration's call."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -112,15 +113,23 @@ class Case:
         stored = [(a if self.a_rows else a.T), (b if self.b_rows else b.T)]
         out = np.full((self.m, self.n), np.nan, self.problem.out_dtype.numpy)
         arrays = {**dict(zip("ab", (padded(x, self._line) for x in stored), strict=True)), "out": out}
-        found: list[Emulation] = []
-        for number, call in enumerate(self.calls):
-            for name, words in call.workspace.items():
-                fresh = np.zeros(words, np.float32) if name == call.zeroed else np.full(words, np.nan, np.float32)
-                arrays[name] = fresh.view(np.uint32)
-            used = program if program is not None and number == 0 else call.source.program
-            views = [describe(arrays[name]) for name in call.arrays]
-            found.append(emulate(used, call.grid, emulator_arguments(used, views, call.scalars, call.maps), seed=seed))
-        return Outcome(tuple(found), gemm_error(out, reference, self.problem.out_dtype, self.config.accumulate), out)
+        found = run_calls(self.calls, arrays, seed, program)
+        return Outcome(found, gemm_error(out, reference, self.problem.out_dtype, self.config.accumulate), out)
+
+
+def run_calls(
+    calls: Sequence[KernelCall], arrays: dict[str, Any], seed: int | None = None, program: Program | None = None
+) -> tuple[Emulation, ...]:
+    """Emulate kernels on arrays by name, ``program`` in place of the first; workspace starts as NaN, or 0 if asked."""
+    found: list[Emulation] = []
+    for number, call in enumerate(calls):
+        for name, words in call.workspace.items():
+            fresh = np.zeros(words, np.float32) if name == call.zeroed else np.full(words, np.nan, np.float32)
+            arrays[name] = fresh.view(np.uint32)
+        used = program if program is not None and number == 0 else call.source.program
+        views = [describe(arrays[name]) for name in call.arrays]
+        found.append(emulate(used, call.grid, emulator_arguments(used, views, call.scalars, call.maps), seed=seed))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

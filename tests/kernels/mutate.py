@@ -38,7 +38,7 @@ def located_ops(body: Body, path: Path = ()) -> Iterator[tuple[Path, Op]]:
         elif isinstance(statement, When):
             yield from located_ops(statement.body, (*at, 0))
             yield from located_ops(statement.otherwise, (*at, 1))
-        else:
+        elif isinstance(statement, Roles):
             for number, role in enumerate(statement.branches):
                 yield from located_ops(role.body, (*at, number))
 
@@ -58,9 +58,11 @@ def rewritten(program: Program, rewrite: Callable[[Path, Op], Op | None]) -> Pro
                 kept.append(replace(s, body=block(s.body, (*at, 0))))
             elif isinstance(s, When):
                 kept.append(replace(s, body=block(s.body, (*at, 0)), otherwise=block(s.otherwise, (*at, 1))))
-            else:
+            elif isinstance(s, Roles):
                 roles: list[Role] = [replace(r, body=block(r.body, (*at, n))) for n, r in enumerate(s.branches)]
                 kept.append(Roles(tuple(roles), s.where))
+            else:
+                kept.append(s)
         return tuple(kept)
 
     return replace(program, body=block(program.body, ()))

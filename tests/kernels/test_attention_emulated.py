@@ -105,7 +105,8 @@ def test_any_order_of_warps_and_no_checks_give_the_same_bits(key: str) -> None:
     case = Case.of_blocks(RUNGS[key], 3)
     arrays = case.inputs(0)
     expected = case.run(arrays=arrays).out.view(np.uint16)
-    for how in ({"seed": 0}, {"seed": 1}, {"checks": False}):
+    ways: list[dict[str, Any]] = [{"seed": 0}, {"seed": 1}, {"checks": False}]
+    for how in ways:
         outcome = case.run(arrays=arrays, **how)
         assert outcome.fine, outcome
         assert np.array_equal(outcome.out.view(np.uint16), expected)

@@ -10,9 +10,10 @@ import pytest
 
 import warploom
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.kernels.attention.config import AttentionConfig
 from warploom.kernels.attention.ladder import FULL_LADDER
-from warploom.kernels.attention.problem import AnyConfig
+from warploom.kernels.attention.ladder_config import RungSm80
+from warploom.kernels.attention.problem import AttentionConfig
+from warploom.kernels.attention.sm80 import ForwardSm80
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning"),
@@ -20,24 +21,24 @@ pytestmark = [
 ]
 UNIT = {f16: 2.0**-11, bf16: 2.0**-8}
 HEAD_DIM, QUERIES = 64, 16
-TILE = 64
+TILE = 32
 WHOLE, RAGGED = (TILE, 3 * TILE), (TILE + 1, 2 * TILE - 5)
 """Counts of keys: whole tiles, and ends within a tile, which the baseline (rung 0) does not take."""
 CASES = [
     *((key, bf16) for key in ("0", "1", "6", "10", "best", "h1", "h6", "h8", "h9")),
-    *((key, f16) for key in ("1", "10", "best", "h6", "h8")),
+    *((key, f16) for key in ("1", "best", "h8")),
 ]
-"""Each way through the softmax, of both generators."""
+"""Each way through the softmax, of every kernel."""
 kernels = pytest.mark.parametrize(("key", "dtype"), CASES, ids=str)
 
 
-def small(key: str, dtype: DType) -> AnyConfig:
+def small(key: str, dtype: DType) -> AttentionConfig:
     """A rung with small tiles, of a type."""
-    config = replace(FULL_LADDER.rung(key).config, head_dim=HEAD_DIM, dtype=dtype)
-    if isinstance(config, AttentionConfig):
-        return replace(config, tile_m=2 * config.warp_rows, num_warps=2, tile_n=TILE)
-    config = replace(config, tile_n=TILE)
-    return replace(config, carry_max=False) if config.check() else config  # f16 sums in a column without carrying
+    config: Any = FULL_LADDER.rung(key).config
+    config = replace(config, head_dim=HEAD_DIM, dtype=dtype, tile_n=TILE)
+    if isinstance(config, RungSm80 | ForwardSm80):
+        return replace(config, tile_m=2 * config.warp_rows, num_warps=2)
+    return replace(config, consumers=1)
 
 
 def lengths(key: str, ragged: bool = True) -> tuple[int, ...]:
@@ -56,12 +57,12 @@ def arrays(dtype: DType, keys: int) -> tuple[Any, Any, Any]:
 
 
 def run(key: str, dtype: DType, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
-    """(O, log-sum-exp) in float64, (queries, head_dim) and (queries,); of the baseline no log-sum-exp."""
+    """(O, log-sum-exp) in float64, (queries, head_dim) and (queries,); of the ladder's mma.sync no log-sum-exp."""
     config = small(key, dtype)
-    with_lse = key != "0"
+    with_lse = not isinstance(config, RungSm80)
     if key == "0":
         q = np.concatenate([q] * (config.tile_m // q.shape[1]), 1)
-    found = warploom.attention(q, k, v, config=config, return_lse=with_lse, **options)
+    found: Any = warploom.attention(q, k, v, config=config, return_lse=with_lse, **options)
     out, lse = found if with_lse else (found, None)
     return out[0, :QUERIES, 0].astype(np.float64), None if lse is None else lse[0, 0].astype(np.float64)
 
@@ -169,28 +170,19 @@ def test_a_scale_that_makes_every_score_too_large(key: str, scale: float) -> Non
         out, lse = run(key, bf16, q, k, v, scale=scale)
         assert np.isnan(out).all()
         most = (q[0, :, 0].astype(np.float64) @ k[0, :, 0].astype(np.float64).T).max(-1) * scale
-        np.testing.assert_allclose(lse, most.astype(np.float32), rtol=1e-5)
+        if lse is not None:
+            np.testing.assert_allclose(lse, most.astype(np.float32), rtol=1e-5)
 
 
 @pytest.mark.parametrize("window", [(None, 0), (40, None)])
 @pytest.mark.parametrize("key", ["1", "best", "h6", "h9"])
 def test_masks_beside_rows_of_minus_infinity(key: str, window: tuple[int | None, int | None]) -> None:
-    q, k, v = arrays(bf16, TILE - 50)  # the first two queries see no key under the causal mask
+    q, k, v = arrays(bf16, QUERIES - 2)  # the first two queries see no key under the causal mask
     k[..., 0] = 1
     q[0, 5, 0, 0] = -np.inf
     nothing = [0, 1, 5] if window[1] == 0 else [5]
     out, lse = run(key, bf16, q, k, v, window=window)
     assert (out[nothing] == 0).all()
-    assert np.isneginf(lse[nothing]).all()
-    assert np.isfinite(np.delete(lse, nothing)).all()
-
-
-@pytest.mark.parametrize("key", ["h1", "h6"])
-def test_f16_sums_in_a_column_are_within_the_bound(key: str) -> None:
-    """P stays out of f16's subnormals, however far the scores are apart."""
-    config = replace(small(key, f16), sum_column=True)
-    for spread in (0.1, 1.0, 6.0):
-        q, k, v = arrays(f16, 3 * TILE)
-        q = (q.astype(np.float32) * spread).astype(np.float16)
-        out = warploom.attention(q, k, v, config=config)[0, :, 0].astype(np.float64)
-        check((out, None), expected(q, k, v), f16)
+    if lse is not None:
+        assert np.isneginf(lse[nothing]).all()
+        assert np.isfinite(np.delete(lse, nothing)).all()

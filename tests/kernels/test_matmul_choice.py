@@ -1,44 +1,75 @@
 """The cost model against what was measured: the configurations it takes are (nearly) the fastest."""
 
+from __future__ import annotations
+
 import csv
 import json
 import math
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
+import warploom
+from tests.project import ROOT
 from warploom.core.dtypes import f16, f32
 from warploom.core.targets import target
-from warploom.kernels.gemm.choice import choose, choose_for_rows, expected_seconds, fitting, parse_config
-from warploom.kernels.gemm.config import GemmConfig
-from warploom.kernels.gemm.hopper_config import HopperGemmConfig
-from warploom.kernels.gemm.problem import contiguous_problem
+from warploom.kernels.matmul.choice import (
+    Production,
+    candidates_sm80,
+    choose,
+    choose_for_rows,
+    fitting,
+    parse_config,
+)
+from warploom.kernels.matmul.problem import MatmulProblem, contiguous_problem
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.matmul.sm90 import MatmulSm90
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-GOAL = target("sm_90a")
+BENCHMARKS = ROOT / "benchmarks"
+SM90 = target("sm_90a")
+ALWAYS_SO = {"ldmatrix", "swizzle", "pipelined", "strided", "wide_b", "in_flight", "persistent"}
+"""What earlier kernels had as flags, and today's do always."""
 
 
-def measured():
+def written(text: str) -> Production | None:
+    """A configuration as it was written when it was measured; None for kernels that are gone."""
+    if "(" in text:
+        config = parse_config(text)
+        return config if isinstance(config, MatmulSm80 | MatmulSm90) else None
+    first, *words = text.split(",")
+    if first == "mma+tma" or "cluster" in text:
+        return None
+    settings: dict[str, str] = {}
+    for word in (*([] if first == "wgmma" else [first]), *words):
+        name, _, value = word.partition("=")
+        if name not in ALWAYS_SO:
+            settings[name.lower() if name == "CONSUMERS" else name] = value or "true"
+    return (MatmulSm90() if first == "wgmma" else MatmulSm80()).with_settings(settings)
+
+
+def measured() -> Iterator[tuple[MatmulProblem, dict[Production, float]]]:
     """(problem, {configuration: TFLOP/s}) of every product measured on the H200."""
     with (BENCHMARKS / "gemm_shapes.csv").open() as file:
         sizes = {r["name"]: (int(r["m"]), int(r["n"]), int(r["k"])) for r in csv.DictReader(file)}
     for row in json.loads((BENCHMARKS / "results" / "h200" / "gemm.json").read_text())["shapes"]:
         problem = contiguous_problem(*sizes[row["name"]], f16, f32, b_rows=row["weights"] == "k×n")
-        yield problem, {parse_config(c): rate for c, rate in row["rates"].items() if c != "cublas"}
+        rates = {written(text): rate for text, rate in row["rates"].items() if text != "cublas"}
+        yield problem, {config: rate for config, rate in rates.items() if config is not None}
 
 
-@pytest.mark.parametrize("kind", [GemmConfig, HopperGemmConfig])
-def test_the_model_takes_what_was_fastest(kind):
-    shares = []
+@pytest.mark.parametrize("kind", [MatmulSm80, MatmulSm90])
+def test_the_model_takes_what_was_fastest(kind: type[Production]) -> None:
+    shares: list[float] = []
     for problem, everything in measured():
         rates = {c: rate for c, rate in everything.items() if isinstance(c, kind)}
         if len(rates) > 1:
-            taken = min(rates, key=lambda c: expected_seconds(problem, c, GOAL))
+            taken = min(rates, key=lambda c: c.seconds(problem, SM90))
             shares.append(rates[taken] / max(rates.values()))
-    if kind is GemmConfig:
-        assert len(shares) >= 120
-    assert math.exp(sum(map(math.log, shares or [1.0])) / max(1, len(shares))) > 0.985
-    assert min(shares, default=1.0) > 0.9
+    assert len(shares) > 10
+    assert math.exp(sum(map(math.log, shares)) / len(shares)) > 0.985
+    assert min(shares) > 0.9
 
 
 @pytest.mark.parametrize(
@@ -54,56 +85,62 @@ def test_the_model_takes_what_was_fastest(kind):
         ((8192, 8192, 8192), "whole"),
     ],
 )
-def test_uneven_counts_of_tiles_are_shared_where_that_was_faster(sizes, schedule):
+def test_uneven_counts_of_tiles_are_shared_where_that_was_faster(sizes: tuple[int, int, int], schedule: str) -> None:
     """As measured on the H200 (benchmarks/gemm_waves_h200.py), of mma.sync alone."""
-    m, n, k = sizes
-    problem = contiguous_problem(m, n, k, f16, b_rows=False)
-    general = [c for c in fitting(problem, GOAL)[0] if isinstance(c, GemmConfig)]
-    taken = min(general, key=lambda c: expected_seconds(problem, c, GOAL))
+    problem = contiguous_problem(*sizes, f16, b_rows=False)
+    general, _ = fitting(problem, candidates_sm80(problem), SM90)
+    taken = min(general, key=lambda c: c.seconds(problem, SM90))
     assert ("stream_k" if taken.stream_k else "split_k" if taken.split_k > 1 else "whole") == schedule
 
 
-def test_large_products_go_to_wgmma_and_few_rows_to_mma_sync():
-    for m, kind in ((16, GemmConfig), (256, HopperGemmConfig), (8192, HopperGemmConfig)):
-        assert isinstance(choose(contiguous_problem(m, 4096, 4096, f16), GOAL)[0], kind)
-    assert isinstance(choose(contiguous_problem(8192, 4096, 4096, f16), target("sm_80"))[0], GemmConfig)
-    assert isinstance(choose(contiguous_problem(4096, 4096, 4096, f16, f16), GOAL)[0], GemmConfig)
+@pytest.mark.parametrize(
+    ("problem", "arch", "kind"),
+    [
+        (contiguous_problem(16, 4096, 4096, f16), "sm_90a", MatmulSm80),
+        (contiguous_problem(256, 4096, 4096, f16), "sm_90a", MatmulSm90),
+        (contiguous_problem(8192, 4096, 4096, f16), "sm_90a", MatmulSm90),
+        (contiguous_problem(8192, 4096, 4096, f16), "sm_80", MatmulSm80),
+        (contiguous_problem(4096, 4096, 4096, f16, f16), "sm_90a", MatmulSm80),
+    ],
+)
+def test_large_products_go_to_wgmma_and_few_rows_to_mma_sync(problem: MatmulProblem, arch: str, kind: type) -> None:
+    assert isinstance(choose(problem, target(arch))[0], kind)
 
 
-def test_reductions_of_rows_take_wgmma_where_rows_fill_its_tiles():
-    for (m, n, k), goal, kind in (
-        ((8192, 131072, 4096), GOAL, HopperGemmConfig),
-        ((16384, 16384, 128), GOAL, HopperGemmConfig),
-        ((64, 1000, 128), GOAL, HopperGemmConfig),
-        ((16, 16384, 128), GOAL, GemmConfig),
-        ((4096, 4096, 4096), target("sm_80"), GemmConfig),
-    ):
-        config, _ = choose_for_rows(contiguous_problem(m, n, k, f16, out_dtype=f32, b_rows=False), goal)
-        assert isinstance(config, kind)
-        assert config.split_k == 1
-    config, why = choose_for_rows(contiguous_problem(4096, 4095, 4096, f16, out_dtype=f32), GOAL)
-    assert isinstance(config, GemmConfig)
-    assert "mma.sync, as B's lines do not start" in why
+@pytest.mark.parametrize(
+    ("sizes", "arch", "kind"),
+    [
+        ((8192, 131072, 4096), "sm_90a", MatmulSm90),
+        ((16384, 16384, 128), "sm_90a", MatmulSm90),
+        ((64, 1000, 128), "sm_90a", MatmulSm90),
+        ((16, 16384, 128), "sm_90a", MatmulSm80),
+        ((4096, 4096, 4096), "sm_80", MatmulSm80),
+    ],
+)
+def test_reductions_of_rows_take_wgmma_where_rows_fill_its_tiles(
+    sizes: tuple[int, int, int], arch: str, kind: type
+) -> None:
+    config, _ = choose_for_rows(contiguous_problem(*sizes, f16, out_dtype=f32, b_rows=False), target(arch))
+    assert isinstance(config, kind)
+    assert not config.cut
 
 
-def test_the_plan_says_why_the_tma_was_not_used():
-    config, why = choose(contiguous_problem(4096, 4095, 4096, f16), GOAL)
-    assert isinstance(config, GemmConfig)
+@pytest.mark.parametrize("choice", [choose, choose_for_rows])
+def test_the_plan_says_why_the_tma_was_not_used(choice: Callable[..., Any]) -> None:
+    config, why = choice(contiguous_problem(4096, 4095, 4096, f16), SM90)
+    assert isinstance(config, MatmulSm80)
     assert "mma.sync, as B's lines do not start at multiples of 16 bytes, which the TMA needs" in why
-    config, why = choose(contiguous_problem(4096, 4096, 4096, f16), GOAL)
-    assert "TMA" not in why
+    assert "TMA" not in choice(contiguous_problem(4096, 4096, 4096, f16), SM90)[1]
 
 
 @pytest.mark.parametrize(("b_rows", "batch"), [(True, 1), (False, 1), (True, 3)])
 @pytest.mark.parametrize("sizes", [(1, 4096, 4096), (100, 100, 100), (33, 1001, 77), (8192, 8192, 8192), (64, 1, 64)])
-def test_a_contiguous_problem_is_the_one_that_arrays_make(sizes, b_rows, batch):
-    import numpy as np
-
-    from warploom.ops.matmul import plan_matmul
-
+def test_a_contiguous_problem_is_the_one_that_arrays_make(
+    sizes: tuple[int, int, int], b_rows: bool, batch: int
+) -> None:
     m, n, k = sizes
     lead = (batch,) if batch > 1 else ()
     a = np.empty((*lead, m, k), np.float16)
     b = np.empty((*lead, k, n) if b_rows else (*lead, n, k), np.float16)
-    made = plan_matmul(a, b if b_rows else np.swapaxes(b, -1, -2))
+    made = warploom.plan_matmul(a, b if b_rows else np.swapaxes(b, -1, -2))
     assert made.problem == contiguous_problem(m, n, k, f16, b_rows=b_rows, batch=batch)

@@ -1,4 +1,4 @@
-"""Every rung and every tile that a call or the tuner takes on the emulator: right, without findings, without conflicts."""
+"""Every rung and every tile that a call or the tuner takes, emulated: right, without findings or conflicts."""
 
 from __future__ import annotations
 
@@ -132,11 +132,11 @@ def test_every_access_of_the_tuning_space_is_free_of_conflicts(case: Case) -> No
 
 
 def candidates() -> list[MatmulConfig]:
-    """Tiles that calls choose from."""
+    """Tiles that calls choose from, and one for three consumers."""
     problem = contiguous_problem(4096, 4096, 4096, f16, b_rows=False)
     general = (replace(c, stream_k=False, min_ctas=1) for c in candidates_sm80(problem) if c.split_k == 1)
     bulk = (c for c in candidates_sm90(problem) if c.split_k == 1)
-    return list(dict.fromkeys((*general, *bulk)))
+    return list(dict.fromkeys((*general, *bulk, MatmulSm90(192, 192, 4, 3))))
 
 
 @pytest.mark.parametrize("rows", [(True, False), (False, True)], ids=str)

@@ -1,4 +1,4 @@
-"""Every barrier, wait and commit of every kernel is needed, and every stage index matters: the emulator sees each mutant.
+"""Every barrier, wait and commit of every matmul kernel is needed, and every stage index matters.
 
 A mutant counts as caught when the emulator reports a finding or the result leaves its error bound.
 """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from warploom.core.dtypes import f16, f32
-from warploom.kernels.gemm.reference import accumulation_bound, gemm_error, gemm_reference
+from warploom.kernels.matmul.reference import accumulation_bound, gemm_error, gemm_reference
 
 RNG = np.random.default_rng(1)
 A, B = RNG.standard_normal((24, 256)).astype(np.float16), RNG.standard_normal((256, 40)).astype(np.float16)

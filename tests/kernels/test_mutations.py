@@ -23,6 +23,7 @@ from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.lang import Global, Kernel, f32, kernel
 
+
 def _small(config: AttentionConfig) -> AttentionConfig:
     """The same lines with fewer instructions; panels of 64 columns are told apart where there are two."""
     if isinstance(config, ForwardSm80):
