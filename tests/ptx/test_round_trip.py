@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.attention_cases import RUNGS, run, traced
+from tests.kernels.attention_cases import RUNGS, Case
 from tests.ptx.text import kinds
 from warploom.core.dtypes import f32
 from warploom.cuda.printer import print_cuda
@@ -41,23 +41,23 @@ def reread(program: Program, text: str, *, checked: bool = True) -> Program:
 
 @pytest.mark.parametrize(("rung", "seed"), [("2", None), ("2", 5), ("16", None)])
 def test_attention_survives_the_way_through_ptx(rung: str, seed: int | None) -> None:
-    program = traced(RUNGS[rung])
-    again = reread(program, ptx(program))
-    mine, theirs = (run(RUNGS[rung], 3, q_blocks=2, program=p, seed=seed) for p in (program, again))
+    case = Case.of_blocks(RUNGS[rung], 3, 2)
+    again = reread(case.program, ptx(case.program))
+    mine, theirs = (case.run(program=p, seed=seed) for p in (case.program, again))
     assert theirs.fine
-    assert np.array_equal(mine.output.view(np.uint16), theirs.output.view(np.uint16))
+    assert np.array_equal(mine.out.view(np.uint16), theirs.out.view(np.uint16))
     shared = theirs.emulation.traffic.shared
     for name in ("ldmatrix", "cp.async"):
         assert shared[name].actual == mine.emulation.traffic.shared[name].actual
 
 
 def test_twice_through_nvrtc() -> None:
-    program = traced(RUNGS["1"])
-    once = reread(program, ptx(program))
-    twice = reread(program, ptx(once))
-    mine, theirs = (run(RUNGS["1"], 2, program=p) for p in (once, twice))
+    case = Case.of_blocks(RUNGS["1"], 2)
+    once = reread(case.program, ptx(case.program))
+    twice = reread(case.program, ptx(once))
+    mine, theirs = (case.run(program=p) for p in (once, twice))
     assert theirs.fine
-    assert np.array_equal(mine.output.view(np.uint16), theirs.output.view(np.uint16))
+    assert np.array_equal(mine.out.view(np.uint16), theirs.out.view(np.uint16))
 
 
 def swap(sync: bool) -> Program:
@@ -91,14 +91,13 @@ DELETIONS = ("bar.sync", "cp.async.wait_group", "cp.async.commit_group")
 
 def test_deleting_any_synchronisation_of_the_ptx_is_found() -> None:
     """Every barrier, wait and commit of a kernel's PTX in turn."""
-    config = RUNGS["2"]
-    program = traced(config)
-    lines = ptx(program).splitlines()
+    case = Case.of_blocks(RUNGS["2"], 3)
+    lines = ptx(case.program).splitlines()
     places = [i for i, line in enumerate(lines) if line.strip().startswith(DELETIONS)]
     assert len(places) >= 6
     missed: list[str] = []
     for i in places:
-        mutant = reread(program, "\n".join([*lines[:i], "", *lines[i + 1 :]]), checked=False)
-        if not run(config, 3, program=mutant).emulation.findings:
+        mutant = reread(case.program, "\n".join([*lines[:i], "", *lines[i + 1 :]]), checked=False)
+        if not case.run(program=mutant).emulation.findings:
             missed.append(f"{i + 1}: {lines[i].strip()}")
     assert missed == []
