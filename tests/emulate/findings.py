@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from warploom.emulate import Emulation
+from warploom.emulate import Emulation, Finding
 from warploom.ir.program import Program
 from warploom.ir.statements import Op
 
 
+def every(run: Emulation) -> list[Finding]:
+    """All findings, also those that others explain."""
+    return [f for cause in run.findings for f in (cause, *cause.follows)]
+
+
 def kinds(run: Emulation) -> set[str]:
-    return {f.kind for f in run.findings}
+    return {f.kind for f in every(run)}
 
 
 def numbers(count: int) -> np.ndarray[Any, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.emulate.findings import every
 from tests.hopper.mutants import changed, deleted, named
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
@@ -24,7 +25,7 @@ SEEDS = (None, *range(20))
 
 
 def kinds(run: Emulation) -> set[str]:
-    return {f.kind for f in run.findings}
+    return {f.kind for f in every(run)}
 
 
 def tensor_map(array: np.ndarray[Any, Any], swizzle: int = 0) -> TensorMapArgument:
@@ -166,7 +167,7 @@ def test_elected_thread_loads_through_the_swizzle(seed: int | None) -> None:
 def test_two_threads_that_start_one_copy_are_reported() -> None:
     source, out = numbers(ROWS, COLS), np.zeros((ROWS, COLS), np.float32)
     emulation = emulate(who_copies.trace(how="two"), 1, [tensor_map(source, 128), out])
-    assert any("2 threads" in f.message and "elect one" in f.message for f in emulation.findings)
+    assert any("2 threads" in f.message and "elect one" in f.message for f in every(emulation))
 
 
 def test_copy_that_nobody_waits_for_is_a_leak() -> None:
@@ -226,7 +227,7 @@ def initialised_twice(k: Kernel, out: Global[F32]) -> None:
 
 def test_initialising_an_mbarrier_in_use_is_reported() -> None:
     emulation = emulate(initialised_twice.trace(), 1, [np.zeros(64, np.float32)])
-    assert any(f.kind == "mbarrier" and "initialised again" in f.message for f in emulation.findings)
+    assert any(f.kind == "mbarrier" and "an mbarrier already" in f.message for f in every(emulation))
 
 
 @kernel(threads=64, requires="sm_90a")
@@ -265,7 +266,7 @@ def test_the_tile_and_its_tensor_map_must_agree(name: str) -> None:
     swizzle, shape, kind, message = LAYOUTS[name]
     program = into_a_tile.trace(**{"cols": COLS, "rows": ROWS, "swizzled": False, **shape})
     emulation = emulate(program, 1, [tensor_map(numbers(12, 40), swizzle), np.zeros(64, np.float32)])
-    found = [f for f in emulation.findings if f.kind == kind and message in f.message]
+    found = [f for f in every(emulation) if f.kind == kind and message in f.message]
     assert bool(found) == bool(kind)
     assert bool(emulation.findings) == bool(kind)
 
@@ -292,4 +293,4 @@ def bytes_expected(k: Kernel, source: TensorMap, *, count: int) -> None:
 )
 def test_wrong_bytes_say_by_how_much(count: int, message: str) -> None:
     emulation = emulate(bytes_expected.trace(count=count), 1, [tensor_map(numbers(12, 40))])
-    assert any(f.kind == "deadlock" and message in f.message for f in emulation.findings)
+    assert any(f.kind == "deadlock" and message in f.message for f in every(emulation))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.emulate.findings import every
 from tests.hopper.multicast import example
 from tests.hopper.mutants import changed, deleted, every_op, named, position, rewritten, swapped
 from warploom.bench.checking import check_kernel
@@ -151,7 +152,7 @@ def test_mutant_is_caught_in_every_order(name: str) -> None:
     mutate, kinds = MUTANTS[name]
     program = mutate(gemm())
     for seed in ORDERS:
-        found = {f.kind for f in run(program, seed)[0].findings}
+        found = {f.kind for f in every(run(program, seed)[0])}
         assert found & kinds, f"seed {seed}: {sorted(found)}"
 
 
@@ -166,13 +167,13 @@ def test_a_cta_that_leaves_early_is_named_by_its_rank() -> None:
 
 
 def test_deadlock_names_the_mbarriers_of_every_rank() -> None:
-    report = next(f for f in run(deleted(gemm(), give_back), 1)[0].findings if f.kind == "deadlock")
+    report = next(f for f in every(run(deleted(gemm(), give_back), 1)[0]) if f.kind == "deadlock")
     for rank in (0, 1):
         assert f"empty[0] of the CTA of rank {rank} is in phase 0 (parity 0), 8 of 8 arrivals" in report.message
 
 
 def kinds(emulation: Emulation) -> set[str]:
-    return {f.kind for f in emulation.findings}
+    return {f.kind for f in every(emulation)}
 
 
 @kernel(threads=64, requires="sm_90a", cluster=(2, 2, 1))
@@ -276,7 +277,7 @@ def test_writes_become_visible_at_the_scope_of_the_cluster(how: str, expected: s
     emulation = emulate(pass_on.trace(how=how), 4, [out], seed=seed)
     assert kinds(emulation) == expected
     if expected:
-        assert any("of the same cluster" in f.message and "scope='cluster'" in f.message for f in emulation.findings)
+        assert any("of the same cluster" in f.message and "scope='cluster'" in f.message for f in every(emulation))
     else:
         np.testing.assert_array_equal(out[256:].reshape(4, 64), np.roll(np.arange(256.0).reshape(4, 64), -1, axis=0))
 
@@ -335,7 +336,7 @@ def test_threads_that_have_exited_count_as_arrived(seed: int | None) -> None:
 
 def test_deadlock_at_the_clusters_barrier_says_who_is_missing() -> None:
     emulation = emulate(some_leave.trace(missing=True), 2, [np.zeros(64, np.float32)])
-    report = next(f for f in emulation.findings if f.kind == "deadlock" and "barrier.cluster.wait" in f.message)
+    report = next(f for f in every(emulation) if f.kind == "deadlock" and "barrier.cluster.wait" in f.message)
     assert "the cluster's barrier misses warp 0 of the CTA of rank 1, warp 1 of the CTA of rank 1" in report.message
 
 

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.emulate.findings import every
 from warploom.core.errors import WarploomError
 from warploom.emulate import Emulation, emulate
 from warploom.lang import Global, Kernel, TensorMap, bf16, f32, kernel, u32
@@ -124,13 +125,13 @@ def test_a_mistake_is_named(name: str, mistake: str, kind: str, message: str) ->
         assert message in str(error.value)
         return
     for seed in (None, 0):
-        found = run(name, mistake, seed)[0].findings
+        found = every(run(name, mistake, seed)[0])
         assert any(f.kind == kind and message in f.message for f in found), [str(f) for f in found]
         assert all(str(f.where).startswith("test_first_kernels.py:") for f in found)
 
 
 def test_a_ring_that_begins_wrong_is_told_how() -> None:
-    found = [f for f in run("ring", "phase", None)[0].findings if f.kind == "deadlock"]
+    found = [f for f in every(run("ring", "phase", None)[0]) if f.kind == "deadlock"]
     assert all("who waits for free stages of a ring begins with phase=1" in f.message for f in found)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.emulate.findings import every
 from warploom.core.dtypes import f32
 from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.lang import Global, Kernel, TensorMap, kernel
@@ -23,7 +24,7 @@ def tensor_map(array: np.ndarray[Any, Any], box: tuple[int, int] = (COLS, ROWS))
 
 
 def kinds(run: Emulation) -> set[str]:
-    return {f.kind for f in run.findings}
+    return {f.kind for f in every(run)}
 
 
 @kernel(threads=64, requires="sm_90a", cluster=lambda how: 2 if "cluster" in how else 1)
@@ -75,7 +76,7 @@ def test_what_is_written_must_be_fenced_before_the_tma_reads_it(how: str, expect
     if not expected:
         assert (out[: grid * ROWS] == 1).all()
     elif expected == {"proxy"}:
-        report = next(f for f in emulation.findings if f.kind == "proxy")
+        report = next(f for f in every(emulation) if f.kind == "proxy")
         assert "of x" in report.message
         assert "k.fence_async('global')" in report.message
 

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.emulate.findings import every
 from tests.hopper import mutants
 from tests.hopper.mutants import changed, deleted, named, rewritten, swapped, without_flip
 from tests.hopper.ring import TILE_K, TILE_M, TILE_N, ring_matmul
@@ -130,7 +131,7 @@ def test_mutant_is_caught_in_every_order(name: str) -> None:
     mutate, kinds = MUTANTS[name]
     program = mutate(ring())
     for seed in (None, *SEEDS):
-        found = {f.kind for f in run(program, seed)[0].findings}
+        found = {f.kind for f in every(run(program, seed)[0])}
         assert found & kinds, f"seed {seed}: {sorted(found)}"
 
 
@@ -142,7 +143,7 @@ def test_every_wgmma_of_the_last_depth_is_needed() -> None:
 
 def test_deadlock_tells_the_state_of_every_waiter() -> None:
     emulation, _ = run(deleted(ring(), consumer_arrival), 3)
-    report = next(f for f in emulation.findings if f.kind == "deadlock")
+    report = next(f for f in every(emulation) if f.kind == "deadlock")
     assert "free[0]" in report.message
     assert "4 of 4 arrivals" in report.message
     assert "waited for by warp 0 (parity 0)" in report.message

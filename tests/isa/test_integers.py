@@ -133,7 +133,7 @@ def test_bit_counts(dtype, data):
         lambda: Atomic("global", "min", f32), lambda: Atomic("global", "add", u16), lambda: Shuffle("xor", u16),
         lambda: Atomic("global", "nand", u32), lambda: Atomic("global", "add", u32, order="weak"),
         lambda: Permute(0x8000),
-        lambda: CpAsync(8, "cg"), lambda: CpAsync(2, "ca"), lambda: WaitCopies(-1), lambda: WaitCopies(-1, "bulk"),
+        lambda: CpAsync(8, "cg"), lambda: CpAsync(2, "ca"), lambda: WaitCopies(-1), lambda: WaitCopies(-1, "bulk"),  # pyright: ignore[reportArgumentType]
         lambda: WgmmaWait(-1, 0), lambda: SetMaxRegisters(30, "inc"), lambda: Load("global", u32, cache="wb"),
         lambda: Store("global", u32, cache="nc"), lambda: Load("shared", u32, cache="ca"),
         lambda: Load("global", u32, order="release"), lambda: Store("global", u32, order="acquire"),

@@ -33,7 +33,7 @@ def check(text: str, arguments: Any, block: Any = 32, grid: Any = 1, **options: 
 
 def kinds(findings: Sequence[Finding]) -> set[str]:
     """The kinds of findings."""
-    return {finding.kind for finding in findings}
+    return {finding.kind for cause in findings for finding in (cause, *cause.follows)}
 
 
 def lanewise(instruction: str, operands: Sequence[np.ndarray[Any, Any]], result: Any) -> np.ndarray[Any, Any]:

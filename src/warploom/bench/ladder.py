@@ -166,6 +166,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     return dataclasses.asdict(finding) | {
         "where": _line(finding.where),
         "other": _line(finding.other) if finding.other is not None else None,
+        "follows": [finding_json(other) for other in finding.follows],
     }
 
 

@@ -23,12 +23,16 @@ NAMED_BARRIERS = 16
 
 @dataclass(eq=False)
 class Wait:
-    """Why a task cannot go on: the rows that are still held back at ``op``."""
+    """Why a task cannot go on: the rows that are still held back at ``op``.
+
+    ``since``: how many findings there were when it began.
+    """
 
     op: Op
     rows: set[int]
     what: str = ""
     idle: bool = False
+    since: int | None = None
 
     @property
     def ready(self) -> bool:
@@ -105,6 +109,9 @@ class Barriers:
         self.clocks.stamp(op)
         whole = frame.whole_ctas and waits and threads in (None, self.threads) and not self.open
         if whole and number.size == 1 and 0 <= int(number.flat[0]) < NAMED_BARRIERS:
+            if self.past:
+                for row in frame.flat.tolist():
+                    self._follows((row // self.clocks.warps_per_cta, int(number.flat[0])), row, op)
             self.clocks.sync_ctas(frame.flat)
             if self.past:  # whoever comes later knows of all that was
                 ctas = set((frame.flat // self.clocks.warps_per_cta).tolist())

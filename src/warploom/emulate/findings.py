@@ -27,6 +27,9 @@ Kind = Literal[
     "overflow",
 ]
 
+_EFFECTS: frozenset[Kind] = frozenset({"race", "in_flight", "proxy", "uninitialised", "leak", "cluster"})
+"""What a warp that waits for ever may bring about elsewhere; all others are mistakes of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -35,6 +38,7 @@ class Finding:
     ``where`` is the line that ran into it, ``other`` the line it conflicts with. ``cta`` (linear), ``warp`` (within its
     CTA), ``lane`` and ``address`` describe the first lane it was seen in; ``address`` is in bytes: from the start of
     shared memory, or from the start of the array. ``rank`` is the CTA's in its cluster, None without clusters.
+    ``follows`` are findings that probably have the same cause.
     """
 
     kind: Kind
@@ -47,15 +51,28 @@ class Finding:
     lane: int = 0
     address: int | None = None
     rank: int | None = None
+    follows: tuple[Finding, ...] = ()
+
+    @property
+    def lines(self) -> str:
+        """Its line, and the other one."""
+        lines = f"{self.where}" if self.where != NOWHERE else "(no source line)"
+        return lines if self.other in (None, self.where) else f"{lines} and {self.other}"
+
+    @property
+    def consequences(self) -> str:
+        """What probably follows from it, kinds and lines in one sentence; empty if nothing does."""
+        if not self.follows:
+            return ""
+        listed = dict.fromkeys(f"{f.kind} at {f.lines}" for f in self.follows)
+        return f"This probably explains {len(listed)} more: {', '.join(listed)}"
 
     def __str__(self) -> str:
         rank = "" if self.rank is None else f" (rank {self.rank} of its cluster)"
         place = f"CTA {self.cta}{rank}, warp {self.warp}, lane {self.lane}"
-        lines = f"{self.where}" if self.where != NOWHERE else "(no source line)"
-        if self.other is not None and self.other != self.where:
-            lines += f" and {self.other}"
         times = f" ({self.count} times; first in {place})" if self.count > 1 else f" (in {place})"
-        return f"{self.kind} at {lines}: {self.message}{times}"
+        more = f". {self.consequences}" if self.follows else ""
+        return f"{self.kind} at {self.lines}: {self.message}{times}{more}"
 
 
 class Findings:
@@ -63,20 +80,32 @@ class Findings:
 
     def __init__(self, stop: bool = False, enabled: bool = True) -> None:
         self._found: dict[tuple[str, SourceLine, SourceLine | None], Finding] = {}
+        self._began: dict[tuple[str, SourceLine, SourceLine | None], float] = {}
         self._stop = stop
         self.enabled = enabled
 
-    def add(self, finding: Finding) -> None:
-        """Record ``finding``; raises EmulationError at once if asked to stop at the first."""
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, finding: Finding, since: int | None = None) -> None:
+        """Record ``finding``; raises EmulationError at once if asked to stop at the first.
+
+        ``since``: how many there were when it began, if that is not now. It comes before their effects.
+        """
         if not self.enabled:
             return
         key = (finding.kind, finding.where, finding.other)
         earlier = self._found.get(key)
+        self._began.setdefault(key, len(self._found) if since is None else self._before_effects(finding.kind, since))
         self._found[key] = replace(earlier, count=earlier.count + finding.count) if earlier else finding
         if self._stop:
             raise EmulationError(str(finding), (finding,))
 
+    def _before_effects(self, kind: Kind, since: int) -> float:
+        mistakes = (began for (other, _, _), began in self._began.items() if other not in {*_EFFECTS, kind})
+        return max((since - 0.5, *mistakes))
+
     @property
     def all(self) -> tuple[Finding, ...]:
-        """The merged findings, in order of first appearance."""
-        return tuple(self._found.values())
+        """The merged findings, in the order in which they began."""
+        return tuple(self._found[key] for key in sorted(self._found, key=self._began.__getitem__))

@@ -17,6 +17,7 @@ from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.barriers import Barriers, Wait
 from warploom.emulate.buffers import GlobalBuffer
 from warploom.emulate.bulk import BulkCopies
+from warploom.emulate.causes import causes
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.cluster_barrier import ClusterBarriers
 from warploom.emulate.columns import Columns
@@ -54,7 +55,10 @@ _IDLE_PASSES = 1000  # after so many rounds of loops that find nothing new, noth
 
 @dataclass(frozen=True)
 class Emulation:
-    """What a run found and counted. The outputs are in the arrays that were passed."""
+    """What a run found and counted. The outputs are in the arrays that were passed.
+
+    ``findings`` has one for each cause; what probably follows from it is in its ``follows``.
+    """
 
     findings: tuple[Finding, ...]
     traffic: Traffic
@@ -78,7 +82,9 @@ class Emulation:
         for f in self.findings:
             other = str(f.other) if f.other is not None else ""
             place = f"CTA {f.cta}\nwarp {f.warp}\nlane {f.lane}"
-            table.add_row(f.kind, str(f.where), other, str(f.count), place, f.message)
+            table.add_row(
+                f.kind, str(f.where), other, str(f.count), place, "\n".join(filter(None, (f.message, f.consequences)))
+            )
         return table
 
 
@@ -202,7 +208,7 @@ class _Launch:
         for op, count in self.executor.counts:
             name = op.instruction.mnemonic
             executed[name] = executed.get(name, 0) + count[0]
-        return Emulation(self.findings.all, self.counter.traffic, executed, self.program.name)
+        return Emulation(causes(self.findings.all), self.counter.traffic, executed, self.program.name)
 
     def _run_batch(self, first: int, ctas: int) -> None:
         rows, start = ctas * self.warps, first * self.warps
@@ -296,6 +302,8 @@ class _Launch:
                 return
             if wait is not None:
                 task.wait = wait
+                for one in wait.each():
+                    one.since = len(self.findings) if one.since is None else one.since
                 self.idle = before + 1 if wait.idle else 0
                 return
             steps = None if steps is None else steps - 1
@@ -303,6 +311,7 @@ class _Launch:
 
     def report_deadlock(self, waits: list[Wait]) -> None:
         """One finding for each line that is waited at, with the state of every barrier."""
+        self.engines.warpgroups.check_together({row for wait in waits for row in wait.rows})
         named = "; ".join(self.barriers.describe(key) for key in self.barriers.open)
         for wait in waits:
             if wait.what or not wait.rows:
@@ -313,8 +322,7 @@ class _Launch:
             state = "; ".join(p for p in parts if p) or "nothing will complete"
             message = f"{wait.op.instruction.mnemonic} waits for ever ({state}): {_cure(wait.op)}"
             for row in sorted(wait.rows):
-                self.report.add("deadlock", wait.op.where, message, row, 0)
-        self.engines.warpgroups.check_together()
+                self.report.add("deadlock", wait.op.where, message, row, 0, since=wait.since)
 
 
 def _cure(op: Op) -> str:

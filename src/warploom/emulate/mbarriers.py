@@ -81,8 +81,8 @@ class Mbarriers:
                     self.report.add("mbarrier", op.where, message, row, lane, address=where)
                 key = (row // self.clocks.warps_per_cta, where)
                 earlier = self.all.get(key)
-                if earlier is not None and not (earlier.idle and earlier.phase == 0):
-                    message = f"the mbarrier {self.name(where)} is initialised again while in use: initialise it once"
+                if earlier is not None:
+                    message = f"{self.name(where)} is an mbarrier already: initialise it once, by one thread"
                     self.report.add("mbarrier", op.where, message, row, lane, other=earlier.op.where, address=where)
                 if self.shared.checks:
                     self.shared.claim(*key, BYTES, row, lane, op)
@@ -333,11 +333,12 @@ class Mbarriers:
 
     def _check_left(self, bar: Mbarrier) -> None:
         """An mbarrier that ends: a phase in the middle, a copy that nobody has waited for."""
-        if bar.tx == 0 and bar.pending != bar.count:
+        if not bar.idle:
             line = bar.arrival or bar.op
+            missing = f" and {bar.tx} bytes missing" if bar.tx else ""
             message = (
                 f"the kernel ends in the middle of a phase of {self.name(bar.address)}: {bar.count - bar.pending} "
-                f"of {bar.count} arrivals; initialise it for as many as there are, and let all arrive"
+                f"of {bar.count} arrivals{missing}; initialise it for as many as there are, and let all come"
             )
             self.report.add("mbarrier", line.where, message, bar.row, bar.lane, other=bar.op.where,
                             address=bar.address)  # fmt: skip

@@ -61,17 +61,27 @@ class Sequence:
         self._known[cta if self._narrow else None] = known
         return known
 
+    def heard_within(self, cta: int, warps: int) -> Known:
+        """What of it threads of the CTA itself (of so many ``warps``) have told."""
+        known = Known(np.zeros_like(self._snapshot.known.clock))
+        link: Sequence | None = self
+        while link is not None:
+            if link._snapshot.agent // warps == cta:
+                known.join(link._snapshot.of_lane(link._lane))
+            link = link._before
+        return known
+
     def _memory(self, cta: int) -> Known | None:
         return self._known.get(cta if self._narrow else None)
 
 
 class _Heard:
-    """A sequence that a thread of a CTA has read from."""
+    """A sequence that a thread of a CTA has read from; with ``warps`` (of a CTA) at a scope that ends there."""
 
-    __slots__ = ("_cta", "_sequence")
+    __slots__ = ("_cta", "_sequence", "_warps")
 
-    def __init__(self, sequence: Sequence, cta: int) -> None:
-        self._sequence, self._cta = sequence, cta
+    def __init__(self, sequence: Sequence, cta: int, warps: int | None) -> None:
+        self._sequence, self._cta, self._warps = sequence, cta, warps
 
     @property
     def chain(self) -> int:
@@ -80,7 +90,13 @@ class _Heard:
 
     def known(self) -> Known:
         """What it tells."""
+        if self._warps is not None:
+            return self._sequence.heard_within(self._cta, self._warps)
         return self._sequence.heard_by(self._cta)
+
+    def within(self, warps: int) -> _Heard:
+        """The same at a scope that ends at the CTA."""
+        return _Heard(self._sequence, self._cta, warps)
 
 
 class Ordering:
@@ -90,7 +106,7 @@ class Ordering:
         self.clocks = clocks
         self.published = published
         self._fenced: dict[int, dict[int, tuple[Snapshot, Scope]]] = {}  # row → lane → what its fence made ready
-        self._seen: dict[int, dict[tuple[int, int], Sequence]] = {}  # row → lane, chain → read since its last fence
+        self._seen: dict[int, dict[tuple[int, int], _Heard]] = {}  # row → lane, chain → read since its last fence
 
     def _cta(self, row: int) -> int:
         return (self.clocks.first + row) // self.clocks.warps_per_cta
@@ -101,7 +117,9 @@ class Ordering:
             acting = range(32) if lanes is None else lanes
             seen = self._seen.get(row, {})
             for lane, chain in [key for key in seen if key[0] in acting]:
-                self.clocks.acquire_later(row, lane, _Heard(seen.pop((lane, chain)), self._cta(row)))
+                heard = seen.pop((lane, chain))
+                narrow = heard.within(self.clocks.warps_per_cta) if scope == "cta" else heard
+                self.clocks.acquire_later(row, lane, narrow)
             self._fenced.setdefault(row, {}).update(dict.fromkeys(acting, (self.clocks.snapshot(row), scope)))
 
     def strong_access(self, frame: Frame, access: Access, addresses: Array) -> None:
@@ -111,25 +129,28 @@ class Ordering:
             return
         acquires = access.order in ("acquire", "acq_rel")
         reads, writes = access.mode != "store", access.mode != "load"
-        published = self.published
+        published, alone = self.published, access.scope == "cta"
+        warps = self.clocks.warps_per_cta if alone else None
         for i, row, lanes in lanes_of(frame, None):
             cta, fenced = self._cta(row), self._fenced.get(row, {})
             snapshot = self.clocks.snapshot(row) if releases and writes else None
             for lane, address in self._places(addresses[i], lanes):
                 before = published.get(address) if reads else None
                 if before is not None and before.by_one != (self.clocks.first + row, lane):
+                    heard = _Heard(before, cta, warps)
                     if acquires:
-                        self.clocks.acquire_later(row, lane, _Heard(before, cta))
+                        self.clocks.acquire_later(row, lane, heard)
                     else:
-                        self._seen.setdefault(row, {})[lane, before.chain] = before
+                        self._seen.setdefault(row, {})[lane, before.chain] = heard
                 if not writes:
                     continue
                 # A read-modify-write continues the release sequence that it reads from; a store ends it.
                 after = before
                 if lane in fenced:
-                    after = Sequence.after(after, fenced[lane][0], lane, cta if fenced[lane][1] == "cta" else None)
+                    own = alone or fenced[lane][1] == "cta"
+                    after = Sequence.after(after, fenced[lane][0], lane, cta if own else None)
                 if snapshot is not None:
-                    after = Sequence.after(after, snapshot, lane, cta if access.scope == "cta" else None)
+                    after = Sequence.after(after, snapshot, lane, cta if alone else None)
                 if after is not None:
                     published[address] = after
                 else:

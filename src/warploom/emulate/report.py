@@ -30,12 +30,12 @@ class Reporter:
 
     def add(
         self, kind: Kind, where: SourceLine, message: str, row: int, lane: int, *,
-        other: SourceLine | None = None, count: int = 1, address: int | None = None,
+        other: SourceLine | None = None, count: int = 1, address: int | None = None, since: int | None = None,
     ) -> None:  # fmt: skip
-        """Record a finding in warp ``row`` of the batch."""
+        """Record a finding in warp ``row`` of the batch; ``since`` as :meth:`Findings.add` takes it."""
         slot, local = divmod(self.first + row, self.warps_per_cta)
         cta, rank = self.places.linear(slot), self.places.rank(slot)
-        self.findings.add(Finding(kind, message, where, other, count, cta, local, lane, address, rank))
+        self.findings.add(Finding(kind, message, where, other, count, cta, local, lane, address, rank), since)
 
     def cta(self, row: int) -> str:
         """How a message calls the CTA of a row: by its rank, in a cluster."""

@@ -57,9 +57,9 @@ def _report(context: Context, frame: Frame, op: Op, operand: int, bad: Array, wh
 def _rules(op: Op) -> list[_Rule]:
     instruction = op.instruction
     if isinstance(instruction, Binary) and instruction.dtype.is_integer:
-        known = isinstance(op.operands[1], Const)  # its value was judged while tracing
-        if instruction.op in ("shl", "shr") and not known:
-            bits = instruction.dtype.bits
+        bits, by = instruction.dtype.bits, op.operands[1]
+        known = int(by.value) if isinstance(by, Const) else None
+        if instruction.op in ("shl", "shr") and (known is None or known >= bits):
             return [(1, lambda _, by: by >= bits, f"shifts by {{}} of its {bits} bits", _GUARD)]
         if instruction.op in ("div", "rem"):
             rules: list[_Rule] = [] if known else [(1, lambda _, by: by == 0, "divides by {}", _GUARD)]

@@ -8,7 +8,7 @@ Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instru
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from typing import Any
 
 import numpy as np
@@ -332,8 +332,8 @@ class Warpgroups:
                 self.report.add("leak", product.op.where, message, group.first, 0)
         self.check_together()
 
-    def check_together(self) -> None:
-        """All four warps of a warpgroup must have executed what warpgroups execute together."""
+    def check_together(self, waiting: Collection[int] = ()) -> None:
+        """All four warps of a warpgroup must have executed what they execute together; not those rows that wait."""
         for op, counts in self.together.values():
             # The warps that a CTA has beyond a multiple of four make a warpgroup that is never complete.
             missing = -self.warps % WARPS
@@ -343,9 +343,11 @@ class Warpgroups:
                 cta, group = divmod(int(apart[0]), (self.warps + missing) // WARPS)
                 warp = group * WARPS + int(by_group[apart[0]].argmin())
                 row = cta * self.warps + min(warp, self.warps - 1)
+                if row in waiting:
+                    continue
                 message = f"{op.instruction.mnemonic} is for whole warpgroups, four warps from a multiple of four: "
                 message += "here some warps of one do not execute it"
-                self.report.add("divergence", op.where, message, row, 0, count=int(apart.size))
+                self.report.add("divergence", op.where, message, row, 0, count=int(apart.size), since=0)
 
 
 def has_wgmma(program: Program) -> bool:
