@@ -345,7 +345,7 @@ def _looks(op: Op) -> bool:
     effects = op.instruction.effects()
     return any(
         (isinstance(e, Access) and (e.mode == "atomic" or e.order != "weak"))
-        or (isinstance(e, MbarrierWait) and not e.blocks)
+        or (isinstance(e, MbarrierWait) and e.acquires and not e.blocks)
         for e in effects
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Space = Literal["shared", "global"]
+Space = Literal["shared", "global", "local"]
 Scope = Literal["cta", "gpu", "sys"]
 ClusterScope = Literal["cta", "cluster"]
 Order = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
@@ -152,7 +152,7 @@ class MbarrierFence(Effect):
 
 @dataclass(frozen=True, slots=True)
 class MbarrierArrive(Effect):
-    """One arrival per executing thread; ``expected_bytes`` raises the phase's transaction count first.
+    """``count`` arrivals per executing thread; ``expected_bytes`` raises the phase's transaction count first.
 
     ``guard`` is the operand of a predicate that selects the threads that arrive. ``remote``: the address is one of the
     cluster's (``mapa``), in any of its CTAs. ``scope`` is how far the arrival releases what was done before it: with
@@ -165,6 +165,7 @@ class MbarrierArrive(Effect):
     guard: int | None = None
     remote: bool = False
     scope: ClusterScope = "cta"
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,8 @@ class MbarrierInvalidate(Effect):
 class MbarrierWait(Effect):
     """Blocks until the phase with the parity in operand ``parity`` has completed; without ``blocks``, tells whether.
 
-    With ``scope`` ``"cluster"`` it acquires what arrivals of other CTAs released at that scope.
+    With ``scope`` ``"cluster"`` it acquires what arrivals of other CTAs released at that scope; without ``acquires``
+    it is no wait at all, but a look.
     """
 
     address: int
@@ -187,6 +189,7 @@ class MbarrierWait(Effect):
     parity: int
     scope: ClusterScope = "cta"
     blocks: bool = True
+    acquires: bool = True
 
 
 @dataclass(frozen=True, slots=True)

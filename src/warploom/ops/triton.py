@@ -14,7 +14,6 @@ import numpy as np
 from warploom.core.arguments import grid_of
 from warploom.core.errors import ProblemError, UnsupportedDeviceError, shown
 from warploom.interop.arrays import as_numpy, describe
-from warploom.layout.tensor_map import TensorMapSpec
 from warploom.ops.ptx import CheckedPtx, check_ptx
 
 _ALWAYS = "TRITON_ALWAYS_COMPILE"
@@ -186,6 +185,8 @@ def _passed(name: str, kind: Any, x: Any, boxes: Iterator[Mapping[str, Any]]) ->
     box = next(boxes, None)
     if box is None:
         raise ProblemError(f"argument {name} is a tensor descriptor, which kernels take from sm_90 on: set target")
+    from warploom.layout.tensor_map import TensorMapSpec
+
     array, size = x.base.array, x.base.array.dtype.itemsize
     spec = TensorMapSpec(
         describe(array).dtype, tuple(x.shape)[::-1], tuple(s * size for s in x.strides[:-1])[::-1],
