@@ -35,7 +35,8 @@ class Access(Effect):
     The first ``lanes`` lanes give addresses. ``collective`` means that the data belongs to other lanes than those that
     give the addresses (``ldmatrix``), so that the access conflicts with every unordered access of the warp itself.
     ``words`` is the count of parts the instruction's meaning sees, each ``bytes // words`` wide. ``read_only``: through
-    a cache that does not see what the kernel writes (``.nc``).
+    a cache that does not see what the kernel writes (``.nc``). ``volatile``: each time anew, so that a loop may wait by
+    it for what others write; it orders nothing.
     """
 
     space: Space
@@ -49,6 +50,7 @@ class Access(Effect):
     order: Order = "weak"
     scope: Scope = "gpu"
     read_only: bool = False
+    volatile: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class _VectorAccess(Instruction):
         return (
             Access(
                 self.space, self.action, 0, size, self.offset, words=self.count, order=self.order, scope=self.scope,
-                read_only=self.cache.startswith("nc"),
+                read_only=self.cache.startswith("nc"), volatile=self.volatile,
             ),
         )  # fmt: skip
 

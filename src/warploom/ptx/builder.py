@@ -11,7 +11,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
-from warploom.core.errors import PtxError
+from warploom.core.errors import PtxError, VerifyError
 from warploom.ir import statements as ir
 from warploom.ir.statements import NOWHERE, Const, Op, Statement, Tile, Value, When
 from warploom.isa.alu import Binary, Select, Unary
@@ -28,11 +28,24 @@ from warploom.ptx.syntax import Address, Float, Function, Guard, Instruction, In
 from warploom.ptx.syntax import Register as PtxRegister
 from warploom.ptx.usage import Usage
 
-TYPE = {
+
+class UnknownTypeError(KeyError):
+    """A PTX type that no register of a Program has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class _Types(dict[str, DType]):
+    def __missing__(self, name: str) -> DType:
+        raise UnknownTypeError(name)
+
+
+TYPE = _Types({
     "pred": pred, "b16": u16, "u16": u16, "s16": s16, "f16": u16, "bf16": u16, "b32": u32, "u32": u32, "s32": s32,
     "f16x2": u32, "bf16x2": u32, "tf32": u32, "b64": u64, "u64": u64, "s64": s64, "f32": f32, "f64": f64,
     "u16x2": u32, "s16x2": u32, "f32x2": u64,
-}  # fmt: skip
+})  # fmt: skip
 """The register type of a PTX type; bits and 16-bit floats are unsigned integers."""
 
 
@@ -130,7 +143,12 @@ class Builder:
         handler = HANDLERS.get(i.opcode)
         if handler is None:
             raise form.refusal("this instruction is not supported")
-        handler(self, form)
+        try:
+            handler(self, form)
+        except VerifyError as error:  # no instruction of Programs, as its types or counts are
+            raise form.refusal(str(error)) from None
+        except UnknownTypeError as error:
+            raise form.refusal(f"the type .{error} is not supported") from None
         form.done()
 
     # -- operations --------------------------------------------------------------------------------------------------

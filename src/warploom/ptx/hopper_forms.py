@@ -13,7 +13,7 @@ from warploom.core.errors import VerifyError
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Select
-from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
 from warploom.isa.sync import (
     AsyncProxyFence,
@@ -194,6 +194,22 @@ def _store(b: Builder, f: Form, rank: int) -> None:
     base, offset, _ = b.address(shared, "shared")
     tensor_map, at = _place(b, f, target, rank)
     b.emit(TensorCopy("store", rank, offset), (base, tensor_map, _YES, *at))
+
+
+def bulk_copy(b: Builder, f: Form) -> None:
+    """``cp[.reduce].async.bulk`` of consecutive bytes: from shared to global memory."""
+    adds = f.flag("reduce")
+    written = f.instruction.modifiers
+    if not (f.flag("global") and f.flag("shared::cta") and f.flag("bulk_group")):
+        raise f.refusal()
+    if adds and not (f.flag("add") and f.type() == "f32"):
+        raise f.refusal("of reductions, sums of f32 are supported")
+    if written.index("global") > written.index("shared::cta"):
+        raise f.refusal()
+    target, source, size = f.operands(3)
+    (to, to_offset, _), (base, offset, _) = b.address(target, "global"), b.address(source, "shared")
+    copy = BulkStoreBytes(_count(b, f, size, "the count of bytes"), adds, offset, to_offset)
+    b.emit(copy, (base, to, _YES))
 
 
 def bulk_group(b: Builder, f: Form) -> None:

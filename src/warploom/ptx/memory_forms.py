@@ -17,7 +17,7 @@ from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, S
 from warploom.ptx.builder import TYPE, Builder, unsigned
 from warploom.ptx.conversion_forms import byte
 from warploom.ptx.forms import Form, form
-from warploom.ptx.hopper_forms import bulk_group, proxy_fence, tensor_copy
+from warploom.ptx.hopper_forms import bulk_copy, bulk_group, proxy_fence, tensor_copy
 from warploom.ptx.syntax import TYPES, Address, Integer, Operand, Register, Symbol, Vector
 
 _CACHE = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
@@ -40,19 +40,24 @@ def _cache(f: Form) -> str:
     return f"{hint}.{eviction}" if hint == "nc" and eviction == "no_allocate" else hint or eviction
 
 
-def _order(f: Form) -> tuple[Order, Scope]:
-    """``volatile`` has the order of a relaxed access of the system's scope."""
-    if f.flag("volatile"):
-        return "relaxed", "sys"
-    order = f.one_of("weak", "relaxed", "acquire", "release", default="weak")
-    return cast("Order", order), _scope(f)
+def _order(f: Form) -> tuple[Order | Literal["volatile"], Scope]:
+    order = f.one_of("weak", "volatile", "relaxed", "acquire", "release", default="weak")
+    return cast("Order", order), "sys" if order == "volatile" else _scope(f)
 
 
-def _ordered(space: Space, order: Order, scope: Scope, cache: str) -> tuple[str, Order, Scope]:
-    """Cache hint, order and scope as they count in a space: only global memory has caches, local memory no order."""
+def _ordered(
+    space: Space, order: Order | Literal["volatile"], scope: Scope, cache: str
+) -> tuple[str, Order, Scope, bool]:
+    """Cache hint, order, scope and ``volatile`` as they count in a space: caches are global memory's alone.
+
+    ``volatile`` is a relaxed access of the system's scope. In shared memory it counts as an ordinary one, since what it
+    reads is what another thread wrote before only by luck: a barrier must say so.
+    """
     if space == "local":
-        return "", "weak", "gpu"
-    return cache if space == "global" and order == "weak" else "", order, scope
+        return "", "weak", "gpu", False
+    if order == "volatile":
+        return ("", "weak", "gpu", True) if space == "shared" else ("", "relaxed", "sys", False)
+    return cache if space == "global" and order == "weak" else "", order, scope, False
 
 
 def _scope(f: Form) -> Scope:
@@ -268,7 +273,8 @@ def copy(b: Builder, f: Form) -> None:
     if not f.flag("async"):
         raise f.refusal()
     if f.flag("bulk"):
-        (tensor_copy if f.flag("tensor") else bulk_group)(b, f)
+        groups = {"commit_group", "wait_group"} & set(f.instruction.modifiers)
+        (tensor_copy if f.flag("tensor") else bulk_group if groups else bulk_copy)(b, f)
     elif f.flag("commit_group"):
         b.emit(CommitCopies())
     elif f.flag("wait_group"):

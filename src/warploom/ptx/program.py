@@ -54,10 +54,11 @@ def entry_of(module: Module, name: str | None = None) -> Function:
 
 def to_program(
     module: Module, function: Function, *, block: tuple[int, int, int], arguments: Sequence[Argument] | None = None,
-    shared_bytes: int = 0, cluster: tuple[int, int, int] = (1, 1, 1),
+    shared_bytes: int = 0, cluster: tuple[int, int, int] | None = None,
 ) -> Program:  # fmt: skip
     """The Program of a kernel for CTAs of ``block`` threads and ``shared_bytes`` of dynamic shared memory.
 
+    ``cluster`` is that of the launch, None for what the kernel was compiled for.
     ``arguments`` tell in the order of the parameters what is passed; without them those of 64 bits are pointers. Raises
     PtxError, with the lines, for what cannot be run.
     """
@@ -65,6 +66,7 @@ def to_program(
     if threads % 32:
         raise PtxError(f"{function.name} with CTAs of {threads} threads: a multiple of 32 is supported alone")
     _check_threads(function, block)
+    cluster = _cluster(function, cluster)
     function = inlined(module, function)
     blocks = basic_blocks(function)
     used = {name for b in blocks for i in b.body for name in _symbols(i.operands)}
@@ -105,6 +107,18 @@ def _required(module: Module) -> str:
     """The least architecture: that of the file, or the first that Programs know."""
     number = module.target.removeprefix("sm_").rstrip("af")
     return module.target if number.isdigit() and int(number) >= 80 else "sm_80"
+
+
+def _cluster(function: Function, launched: tuple[int, int, int] | None) -> tuple[int, int, int]:
+    """The CTAs of a cluster: ``.reqnctapercluster``, or what the launch says."""
+    compiled = function.directives.get("reqnctapercluster")
+    x, y, z = (*(compiled or launched or ()), 1, 1, 1)[:3]
+    if launched is not None and launched != (x, y, z):
+        raise PtxError(f"{function.name} was compiled for clusters of {(x, y, z)} CTAs, not of {launched}")
+    if compiled is None and launched is None and "explicitcluster" in function.directives:
+        raise PtxError(f"{function.name} is for clusters whose CTAs its launch counts, which is not supported here: "
+                       "compile it for a size (__cluster_dims__)")  # fmt: skip
+    return x, y, z
 
 
 def _check_threads(function: Function, block: tuple[int, int, int]) -> None:

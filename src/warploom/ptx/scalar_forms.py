@@ -71,8 +71,15 @@ def arithmetic(b: Builder, f: Form) -> None:
             return
         if ftz or how not in ("", "rn"):
             raise f.refusal()
+    _not_packed(f, kind)
     dtype = TYPE[kind] if op not in ("add", "sub") else _bits(kind)
     _plain(b, f, Binary(op, dtype), operands)
+
+
+def _not_packed(f: Form, kind: str) -> None:
+    """Refuse pairs in one register where they would be taken for one number."""
+    if kind.endswith("x2"):
+        raise f.refusal(f"pairs of type .{kind} are not supported here")
 
 
 def _saturated(b: Builder, f: Form, plain: Callable[[Builder, Form], None]) -> None:
@@ -152,6 +159,7 @@ def unary(b: Builder, f: Form) -> None:
     elif ftz or (op in ("popc", "clz", "brev") and kind != "b32") or op == "cnot":
         raise f.refusal()
     else:
+        _not_packed(f, kind)
         dtype = _bits(kind) if op != "abs" else TYPE[kind]
         _plain(b, f, Unary(op, dtype), operands)
 
@@ -235,6 +243,7 @@ def compared(b: Builder, f: Form, op: str, kind: str, ftz: bool, x: Operand, y: 
     elif kind in ("f32", "f64"):
         a, c = (b.read(v, TYPE[kind]) for v in (x, y))
     else:
+        _not_packed(f, kind)
         dtype = TYPE[kind] if op not in ("eq", "ne") else _bits(kind)
         if op in _UNSIGNED:
             dtype = _bits(kind)
