@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from warploom.ops.attention import attention, plan
     from warploom.ops.attention_plan import AttentionPlan
+    from warploom.ops.cuda import check_cuda
     from warploom.ops.launch import launch
     from warploom.ops.matmul import matmul, plan_matmul
     from warploom.ops.matmul_plan import MatmulPlan
@@ -38,6 +39,7 @@ _PUBLIC = {
     "linear_cross_entropy": "warploom.ops.reduce",
     "ReducePlan": "warploom.ops.reduce",
     "launch": "warploom.ops.launch",
+    "check_cuda": "warploom.ops.cuda",
     "check_ptx": "warploom.ops.ptx",
     "CheckedPtx": "warploom.ops.ptx",
     "check_triton": "warploom.ops.triton",
@@ -49,6 +51,7 @@ __all__ = [
     "MatmulPlan",
     "ReducePlan",
     "attention",
+    "check_cuda",
     "check_ptx",
     "check_triton",
     "launch",

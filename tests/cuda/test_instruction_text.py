@@ -22,6 +22,7 @@ from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
 from warploom.isa.conversion import Bitcast, Combine, Convert, Half, Move, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
+from warploom.isa.members import ActiveMask, Match, Redux
 from warploom.isa.memory import (
     CACHE_HINTS,
     Atomic,
@@ -34,6 +35,7 @@ from warploom.isa.memory import (
     WaitAtLeast,
 )
 from warploom.isa.scalar import SCALARS, Scalar
+from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric
 from warploom.isa.sync import (
     AsyncProxyFence,
     BarArrive,
@@ -92,6 +94,10 @@ WARP: list[Instruction] = [
     *(Vote(mode) for mode in ("any", "all", "ballot")),
     SyncWarp(),
     Elect(),
+    *(Redux(op, t) for op in ("add", "min", "max") for t in (u32, s32)),
+    *(Redux(op, u32) for op in ("and", "or", "xor")),
+    *(Match(mode, t) for mode in ("any", "all") for t in (u32, u64)),
+    ActiveMask(),
 ]
 _LOADS = ("", "ca", "cg", "cs", "lu", "cv", "nc", "no_allocate", "evict_first", "evict_last", "nc.no_allocate")
 _STORES = ("", "wb", "cg", "cs", "wt", "no_allocate", "evict_first", "evict_last")
@@ -108,6 +114,10 @@ MEMORY: list[Instruction] = [
     *(Atomic("global", op, t, 8) for op in ("add", "exch", "cas") for t in (*_INTEGERS, *_FLOATS)),
     *(Atomic("shared", op, t, 8) for op in ("add", "exch", "cas") for t in (*_INTEGERS, *_FLOATS)),
     *(Atomic("global", op, t) for op in ("min", "max", "and", "or", "xor") for t in _INTEGERS),
+    *(Atomic(space, op, u32) for space in ("shared", "global") for op in ("inc", "dec")),
+    *(Load("local", t, n, 16) for t, n in ((u8, 1), (u32, 4), (f64, 1))),
+    *(Store("local", t, n, 16) for t, n in ((u16, 1), (f32, 2), (u64, 2))),
+    *(kind(space) for kind in (ToGeneric, FromGeneric, IsSpace) for space in ("shared", "local")),
     *(Atomic("global", "add", u32, order=order) for order in ("acquire", "release", "acq_rel")),
     *(MemoryFence(scope) for scope in ("cta", "gpu", "sys")),
     *(ReduceAdd(n, 16) for n in (1, 2, 4)),
@@ -141,6 +151,8 @@ SYNC: list[Instruction] = [
     MbarrierTryWait(8, "cluster"),
     MbarrierTestWait(8),
     MbarrierTestWait(0, "cluster"),
+    MbarrierTestWait(0, relaxed=True),
+    MbarrierArrival(count=3),
     MbarrierInvalidate(8),
     BarSync(64, aligned=False),
     ClusterArrive(),
@@ -227,7 +239,7 @@ def program_of(instructions: list[Instruction], requires: str) -> Program:
                 body.append(Op(Convert(result.dtype, u32), (result,), (kept,)))
             body.append(Op(Store("global", kept.dtype), (values[u64], kept), ()))
     parameters = tuple(Parameter(v.name, "scalar", t, v) for t, v in values.items())
-    return Program("kernel", parameters, 128, tuple(body), shared_bytes=1024, requires=requires)
+    return Program("kernel", parameters, 128, tuple(body), shared_bytes=1024, local_bytes=64, requires=requires)
 
 
 def _cubin(program: Program) -> bytes:

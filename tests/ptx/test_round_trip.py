@@ -25,7 +25,7 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
 def ptx(program: Program, arch: str = "sm_80") -> str:
     from warploom.cuda.ptx import ptx_of
 
-    return ptx_of(print_cuda(program), f"{program.name}.cu", arch, ["--fmad=false"])
+    return ptx_of(print_cuda(program), f"{program.name}.cu", arch, ["--fmad=false"]).text
 
 
 def reread(program: Program, text: str, *, checked: bool = True) -> Program:

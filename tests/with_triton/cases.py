@@ -86,4 +86,22 @@ def attention(rng: np.random.Generator, length: int = 192, heads: int = 2, causa
                 {"TILE_M": 64, "TILE_N": 64, "HEAD": 64, "CAUSAL": causal, "num_stages": 2})  # fmt: skip
 
 
+class Descriptor:
+    """What Triton's TensorDescriptor tells, of a NumPy array."""
+
+    def __init__(self, base: Any, block_shape: list[int]) -> None:
+        self.base, self.block_shape = base, block_shape
+        self.shape, self.strides = list(base.shape), [base.shape[1], 1]
+
+
+def descriptors(rng: np.random.Generator) -> Case:
+    """A matmul by tensor maps, for sm_90."""
+    a, b = (rng.standard_normal((n, 192)).astype(np.float16) for n in (128, 96))
+    c = np.full((128, 96), np.nan, np.float16)
+    given = [Descriptor(x, [64, 64]) for x in (a, b, c)]
+    return Case(kernels.matmul_by_descriptors, (2, 2), [*given, 192],
+                lambda: within(c, a.astype(np.float64) @ b.astype(np.float64).T, 1e-3),
+                {"TILE_M": 64, "TILE_N": 64, "TILE_K": 64, "num_stages": 3})  # fmt: skip
+
+
 CASES = {make.__name__: make for make in (add, softmax, matmul, layer_norm, locks, attention)}

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import warploom
 from tests.ptx.text import kinds
 from tests.with_triton import kernels
-from tests.with_triton.cases import CASES, Case, within
+from tests.with_triton.cases import CASES, Case, descriptors
 from warploom.core.errors import EmulationError, ProblemError
 from warploom.cuda.printer import print_cuda
 from warploom.ops import triton as bridge
@@ -134,27 +134,15 @@ def test_the_program_prints_as_cuda_with_the_lines_of_the_kernel() -> None:
     assert compile_source(text, found.program.name, arch="sm_80", cache=False).cubin
 
 
-class Descriptor:
-    """What Triton's TensorDescriptor tells, of a NumPy array."""
-
-    def __init__(self, base: Any, block_shape: list[int]) -> None:
-        self.base, self.block_shape = base, block_shape
-        self.shape, self.strides = list(base.shape), [base.shape[1], 1]
-
-
 def test_tensor_descriptors_of_the_host() -> None:
     """Triton 3.9 fences no mbarrier's initialisation against the async proxy within a CTA: that is all there is."""
-    rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal((n, 192)).astype(np.float16) for n in (128, 96))
-    c = np.full((128, 96), np.nan, np.float16)
-    given = [Descriptor(x, [64, 64]) for x in (a, b, c)]
-    options: Any = {"TILE_M": 64, "TILE_N": 64, "TILE_K": 64, "num_stages": 3, "target": "sm_90"}
-    found = warploom.check_triton(kernels.matmul_by_descriptors, (2, 2), [*given, 192], **options)
-    assert within(c, a.astype(np.float64) @ b.astype(np.float64).T, 1e-3) <= 1
+    case = descriptors(np.random.default_rng(0))
+    found = run(case, target="sm_90")
+    assert case.error() <= 1
     assert kinds(found.findings) <= {"mbarrier"}
     assert all("whose initialisation the async proxy may not see" in f.message for f in found.findings)
     with pytest.raises(ProblemError, match="set target"):
-        warploom.check_triton(kernels.matmul_by_descriptors, (2, 2), [*given, 192], **{**options, "target": "sm_80"})
+        run(case, target="sm_80")
 
 
 SYNCHRONISATION = re.compile(r"^\s*(bar\.sync|cp\.async\.wait_group|cp\.async\.commit_group|bar\.warp\.sync)")

@@ -60,7 +60,7 @@ def excerpt(source: str, lines: list[int]) -> str:
 
 def _source_lines_of_ptxas_errors(source: str, name: str, arch: str) -> list[int]:
     """Source lines of the PTX that ptxas refuses: compile once more with line information and follow the ``.loc``."""
-    ptx, log = compile_to_ptx(source, f"{name}.cu", arch, ["--fmad=false"])
+    ptx, log, _ = compile_to_ptx(source, f"{name}.cu", arch, ["--fmad=false"])
     lines: list[int] = []
     for error in _PTXAS_ERROR.finditer(log):
         for ptx_line in reversed(ptx.splitlines()[: int(error["line"])]):

@@ -127,6 +127,7 @@ class _Printer:
         self._add(0, f'extern "C" __global__ void {cluster}__launch_bounds__({program.threads}, {program.min_ctas})')
         if not program.parameters:
             self._add(0, f"{entry_name(program.name)}() {{")
+            self._local_memory()
             return
         self._add(0, f"{entry_name(program.name)}(")
         for p in program.parameters:
@@ -134,6 +135,11 @@ class _Printer:
             note = f"  // {p.dtype.name}*" if p.kind == "pointer" and self._comments else ""
             self._add(2, f"{_parameter_type(p)} {self._parameter_names[p]}{comma}{note}")
         self._add(0, ") {")
+        self._local_memory()
+
+    def _local_memory(self) -> None:
+        if self._program.local_bytes:
+            self._add(1, f"__align__(16) unsigned char local_memory[{self._program.local_bytes}];")
 
     def _declare(self, depth: int, registers: Iterable[Register]) -> None:
         by_type: dict[str, list[str]] = {}

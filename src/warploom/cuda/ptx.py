@@ -3,44 +3,69 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from warploom.core.errors import CompileError
 from warploom.core.targets import target
 from warploom.cuda.device import nvrtc_version
 
 
-def compile_to_ptx(source: str, file: str, arch: str, options: Sequence[str] = ()) -> tuple[str, str]:
-    """(PTX, log) of a source that messages and ``.loc`` call ``file``; the PTX is '' where NVRTC refuses it.
+class Ptx(NamedTuple):
+    """What NVRTC made of a source: ``text`` is '' where it refuses it, ``entry`` names the kernel asked for in it."""
 
-    ``arch`` is ``sm_90a`` or its like, ``options`` are further ones of NVRTC's. Lines of the source are in the PTX.
+    text: str
+    log: str
+    entry: str
+
+
+def compile_to_ptx(source: str, file: str, arch: str, options: Sequence[str] = (), kernel: str = "") -> Ptx:
+    """The PTX of a source that messages and ``.loc`` call ``file``.
+
+    ``arch`` is ``sm_90a`` or its like, ``options`` are further ones of NVRTC's, ``kernel`` is the C++ name of one
+    of the kernels, with its template arguments. Lines of the source are in the PTX.
     """
     nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
     status, program = nvrtc.nvrtcCreateProgram(source.encode(), file.encode(), 0, [], [])
     if int(status) != 0:
-        return "", f"NVRTC does not take the source ({status})"
+        return Ptx("", f"NVRTC does not take the source ({status})", "")
     try:
+        if kernel:
+            nvrtc.nvrtcAddNameExpression(program, kernel.encode())
         given = [f"--gpu-architecture={arch}", "-lineinfo", *options]
         nvrtc.nvrtcCompileProgram(program, len(given), [option.encode() for option in given])
         log = _text_of(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        return _text_of(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX), log
+        text = _text_of(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        lowered = nvrtc.nvrtcGetLoweredName(program, kernel.encode())[1] if kernel and text else None
+        text = text.replace(f'"{os.path.abspath(file)}"', f'"{file}"')  # NVRTC puts the working directory before it
+        return Ptx(text, log, lowered.decode() if lowered else "")
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def ptx_of(source: str, file: str, arch: str, options: Sequence[str] = ()) -> str:
-    """The PTX of a CUDA C++ source for an architecture.
+def ptx_of(source: str, file: str, arch: str, options: Sequence[str] = (), kernel: str = "") -> Ptx:
+    """The same for a source that must compile.
 
     Raises CompileError with NVRTC's log, ConfigError for an unknown ``arch``, UnsupportedDeviceError where NVRTC is
     missing.
     """
     nvrtc_version()  # says what to install where the compiler is missing
     virtual = target(arch).name.replace("sm_", "compute_")
-    ptx, log = compile_to_ptx(source, file, virtual, options)
-    if not ptx:
-        raise CompileError(f"{file} does not compile for {arch}:\n{log.strip()}", log=log, source=source)
-    return ptx
+    found = compile_to_ptx(source, file, virtual, options, kernel)
+    if not found.text:
+        raise CompileError(f"{file} does not compile for {arch}:\n{found.log.strip()}", log=found.log, source=source)
+    return found
+
+
+def header_options() -> list[str]:
+    """``-I`` of the headers of CUDA and CCCL (CUB, libcu++) that are installed, from wheels or a toolkit."""
+    try:
+        pathfinder: Any = importlib.import_module("cuda.pathfinder")
+        found = [pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl")]
+    except (ImportError, AttributeError, RuntimeError):
+        return []
+    return [f"-I{folder}" for folder in found if folder]
 
 
 def _text_of(program: Any, size_of: Any, read: Any) -> str:

@@ -54,6 +54,8 @@ class AccessSteps:
         """The step of a synchronous access."""
         if isinstance(access, MatrixAccess):
             return MatrixSteps(self.run).step(op, access)
+        if access.space == "local":
+            return self._local_load(op, access) if access.mode == "load" else self._local_store(op, access)
         if access.space == "shared":
             return {"load": self._shared_load, "store": self._shared_store, "atomic": self._shared_atomic}[access.mode](
                 op, access
@@ -152,6 +154,30 @@ class AccessSteps:
             view = run.shared.data.view(instruction.dtype.numpy)
             old = _apply(instruction, view, place.index, [frame.full(frame.env[k]) for k in rest], place.active)
             run.put(frame, op.results[0], frame.shaped(old), None, None)
+
+        return step
+
+    # -- local ---------------------------------------------------------------------------------------------------
+
+    def _local_load(self, op: Op, access: Access) -> Step:
+        run, (key,) = self.run, self.run.keys(op)
+
+        def step(frame: Frame) -> None:
+            run.observe(frame, key, op, "an address")
+            cells = run.local.locate(frame, frame.env[key], access.offset, access.bytes, op)
+            self._put(frame, op, *run.local.load(cells, access.bytes, access.words, op))
+
+        return step
+
+    def _local_store(self, op: Op, access: Access) -> Step:
+        run, (key, *rest) = self.run, self.run.keys(op)
+        values = tuple(rest)
+
+        def step(frame: Frame) -> None:
+            run.observe(frame, key, op, "an address")
+            cells = run.local.locate(frame, frame.env[key], access.offset, access.bytes, op)
+            shadow, _ = self._value_shadow(frame, op, values) if frame.shadows else (None, None)
+            run.local.store(cells, self._values(frame, op, values), shadow)
 
         return step
 

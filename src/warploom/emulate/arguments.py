@@ -155,7 +155,7 @@ def granules(program: Program) -> tuple[int, int]:
     shared, everywhere = [16], [16]
     for op in program.ops():
         for effect in op.instruction.effects():
-            if isinstance(effect, Access):
+            if isinstance(effect, Access) and effect.space != "local":
                 (shared if effect.space == "shared" else everywhere).append(effect.bytes)
             elif isinstance(effect, AsyncCopy):
                 shared.append(effect.bytes)

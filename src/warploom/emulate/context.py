@@ -12,6 +12,7 @@ from warploom.emulate.clocks import Clocks
 from warploom.emulate.copies import CopyQueue
 from warploom.emulate.frames import Frame, Origin, constant_array
 from warploom.emulate.global_memory import GlobalMemory
+from warploom.emulate.local_memory import LocalMemory
 from warploom.emulate.ordering import Ordering
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SharedMemory
@@ -33,6 +34,7 @@ class Context:
     clocks: Clocks
     report: Reporter
     shared: SharedMemory
+    local: LocalMemory
     copies: CopyQueue
     barriers: Barriers
     ordering: Ordering

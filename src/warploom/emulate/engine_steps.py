@@ -146,7 +146,7 @@ class EngineSteps:
             parity = frame.env[keys[effect.parity]]
             if effect.blocks:
                 return self.state.mbarriers.wait(frame, address, parity, far, op)
-            done = self.state.mbarriers.test(frame, address, parity, far, op)
+            done = self.state.mbarriers.test(frame, address, parity, effect, op)
             self.run.put(frame, op.results[0], frame.shaped(done), None, None)
             return None
 

@@ -21,6 +21,7 @@ from warploom.emulate.flow import FlowSteps
 from warploom.emulate.frames import LANES, Frame, Origin, shadow_dtype
 from warploom.emulate.global_memory import GlobalMemory
 from warploom.emulate.lane_steps import LaneSteps
+from warploom.emulate.local_memory import LOCAL_BASE
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.traffic import TrafficCounter
 from warploom.emulate.undefined import undefined
@@ -176,6 +177,10 @@ class Executor(Context):
     def _special(self, frame: Frame, register: str) -> Array:
         if register == "shared_base":
             return np.full((1, 1, 1), SHARED_BASE, np.uint32)
+        if register == "local_base":
+            return np.full((1, 1, 1), LOCAL_BASE, np.uint32)
+        if register == "activemask":
+            return np.full((1, 1, 1), 0xFFFFFFFF, np.uint32) if frame.active is None else _together(frame)
         if register == "clock64":
             return np.full((1, 1, 1), self.clocks.now, np.uint64)
         if register == "tid.x":
@@ -276,3 +281,10 @@ class Executor(Context):
                 self.put(frame, value, array, mark, origin)
 
         return step
+
+
+def _together(frame: Frame) -> Array:
+    """The lanes that execute a step together, as a mask of each warp, (A, B, 1)."""
+    assert frame.mask is not None
+    bits = frame.mask.astype(np.uint64) << np.arange(32, dtype=np.uint64)
+    return bits.sum(axis=2, keepdims=True).astype(np.uint32)

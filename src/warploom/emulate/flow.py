@@ -344,8 +344,8 @@ def _looks(op: Op) -> bool:
     """Whether an instruction may show what other threads have done meanwhile."""
     effects = op.instruction.effects()
     return any(
-        (isinstance(e, Access) and (e.mode == "atomic" or e.order != "weak"))
-        or (isinstance(e, MbarrierWait) and not e.blocks)
+        (isinstance(e, Access) and (e.mode == "atomic" or e.order != "weak" or e.volatile))
+        or (isinstance(e, MbarrierWait) and e.acquires and not e.blocks)
         for e in effects
     )
 

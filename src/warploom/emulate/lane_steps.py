@@ -31,7 +31,7 @@ class LaneSteps:
             for k in keys:
                 self.run.observe(frame, k, op, "an operand")
             values = [frame.full(frame.env[k]) for k in keys]
-            if frame.active is not None and values and values[0].dtype == np.bool_ and len(values) == 2:
+            if frame.active is not None and len(values) == 2:
                 values[1] = values[1] & _ballot(frame.active)  # inactive lanes have no vote
             for value, array in zip(op.results, op.instruction.meaning(*values), strict=True):
                 self.run.put(frame, value, frame.shaped(np.broadcast_to(array, (frame.n, 32))), None, None)

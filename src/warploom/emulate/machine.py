@@ -29,6 +29,7 @@ from warploom.emulate.execute import Executor
 from warploom.emulate.findings import Finding, Findings
 from warploom.emulate.frames import Frame
 from warploom.emulate.global_memory import GlobalMemory
+from warploom.emulate.local_memory import LocalMemory
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.ordering import Ordering
 from warploom.emulate.places import Places
@@ -226,6 +227,7 @@ class _Launch:
         state = self.engines = self._engines(rows, engines, shared, clocks, report)
         self.executor.enter(clocks, report, shared, copies, barriers, ordering)
         self.executor.engines.state = state
+        self.executor.local = LocalMemory(rows, self.program.local_bytes, report)
         self.executor.forget()
         if self.progress is not None:
             done, share = first / self.ctas, ctas / self.ctas

@@ -21,7 +21,7 @@ from warploom.emulate.shared_memory import SHARED_BASE, SharedMemory
 from warploom.ir.program import Program
 from warploom.ir.statements import Op
 from warploom.isa.cluster import WINDOW_BITS
-from warploom.isa.effects import ClusterScope, MbarrierArrive
+from warploom.isa.effects import ClusterScope, MbarrierArrive, MbarrierWait
 
 Array = NDArray[Any]
 BYTES = 8
@@ -145,7 +145,7 @@ class Mbarriers:
                 bar.events.arrivals[row] = self.clocks.now
                 self._release(bar, row, group, effect.scope, op)
                 bar.arrival = op
-                for number in range(32) if group is None else group:
+                for number in [*(range(32) if group is None else group)] * effect.count:
                     self._arrive(bar, effect.expected_bytes or 0, row, number, op)
 
     def _window(self, place: int, row: int, lane: int, op: Op) -> tuple[int | None, int]:
@@ -278,7 +278,7 @@ class Mbarriers:
                 wait.rows.add(row)
         return None if wait.ready else wait
 
-    def test(self, frame: Frame, address: Array, parity: Array, far: bool, op: Op) -> Array:
+    def test(self, frame: Frame, address: Array, parity: Array, effect: MbarrierWait, op: Op) -> Array:
         """``test_wait.parity``: whether the phase has completed, (warps, 32)."""
         places, parities = frame.full(address).astype(np.int64), frame.full(parity).astype(np.int64)
         done = np.zeros((frame.n, 32), np.bool_)
@@ -286,7 +286,8 @@ class Mbarriers:
             for (place, odd), group in by_both(places[i], parities[i], lanes):
                 bar = self.find(place - SHARED_BASE, row, group, op)
                 if bar is not None and bar.phase & 1 != odd & 1:
-                    self._acquire(bar, row, group, far, op)
+                    if effect.acquires:
+                        self._acquire(bar, row, group, effect.scope == "cluster", op)
                     done[i, slice(None) if group is None else group] = True
         return done
 

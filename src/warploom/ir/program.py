@@ -40,7 +40,8 @@ class Program:
 
     ``threads`` per CTA (a multiple of 32), ``min_ctas`` the residency asked of ptxas, ``shared_bytes`` of dynamic
     shared memory, ``opt_level`` ptxas's (0 … 3), ``requires`` the least architecture ("sm_80", "sm_90a"), ``cluster``
-    the CTAs along x, y and z that run together on neighbouring SMs (their grid is a multiple of it).
+    the CTAs along x, y and z that run together on neighbouring SMs (their grid is a multiple of it), ``local_bytes``
+    of local memory for each thread.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Program:
     max_registers: int | None = None
     requires: str = "sm_80"
     cluster: tuple[int, int, int] = (1, 1, 1)
+    local_bytes: int = 0
     where: SourceLine = field(default=NOWHERE, compare=False)
 
     @property

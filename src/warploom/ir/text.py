@@ -34,6 +34,8 @@ def program_text(program: Program) -> str:
              f"max_registers {program.max_registers}, requires {program.requires}"]  # fmt: skip
     if program.cluster_ctas > 1:
         lines.append(f"  cluster {program.cluster}")
+    if program.local_bytes:
+        lines.append(f"  {program.local_bytes} bytes local")
     lines += [f"  parameter {names(p.value)} {p.kind} {p.dtype.name}" for p in program.parameters]
     lines += [f"  shared {r.name}: {r.bytes} bytes at {r.offset}" for r in program.shared]
     _block(program.body, 1, names, lines)

@@ -90,6 +90,7 @@ def least_architecture(instruction: Instruction) -> str:
             needs.append(_QUEUE_NEEDS.get(effect.queue, "sm_80"))
         if isinstance(effect, MbarrierArrive):
             plain = effect.expected_bytes is None and not effect.remote and effect.scope == "cta"
+            plain &= effect.count == 1
             needs.append("sm_80" if plain else "sm_90")
     if isinstance(instruction, Special) and instruction.register.startswith("cluster"):
         needs.append("sm_90")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Space = Literal["shared", "global"]
+Space = Literal["shared", "global", "local"]
 Scope = Literal["cta", "gpu", "sys"]
 ClusterScope = Literal["cta", "cluster"]
 Order = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
@@ -35,7 +35,8 @@ class Access(Effect):
     The first ``lanes`` lanes give addresses. ``collective`` means that the data belongs to other lanes than those that
     give the addresses (``ldmatrix``), so that the access conflicts with every unordered access of the warp itself.
     ``words`` is the count of parts the instruction's meaning sees, each ``bytes // words`` wide. ``read_only``: through
-    a cache that does not see what the kernel writes (``.nc``).
+    a cache that does not see what the kernel writes (``.nc``). ``volatile``: each time anew, so that a loop may wait by
+    it for what others write; it orders nothing.
     """
 
     space: Space
@@ -49,6 +50,7 @@ class Access(Effect):
     order: Order = "weak"
     scope: Scope = "gpu"
     read_only: bool = False
+    volatile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class MbarrierFence(Effect):
 
 @dataclass(frozen=True, slots=True)
 class MbarrierArrive(Effect):
-    """One arrival per executing thread; ``expected_bytes`` raises the phase's transaction count first.
+    """``count`` arrivals per executing thread; ``expected_bytes`` raises the phase's transaction count first.
 
     ``guard`` is the operand of a predicate that selects the threads that arrive. ``remote``: the address is one of the
     cluster's (``mapa``), in any of its CTAs. ``scope`` is how far the arrival releases what was done before it: with
@@ -165,6 +167,7 @@ class MbarrierArrive(Effect):
     guard: int | None = None
     remote: bool = False
     scope: ClusterScope = "cta"
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,8 @@ class MbarrierInvalidate(Effect):
 class MbarrierWait(Effect):
     """Blocks until the phase with the parity in operand ``parity`` has completed; without ``blocks``, tells whether.
 
-    With ``scope`` ``"cluster"`` it acquires what arrivals of other CTAs released at that scope.
+    With ``scope`` ``"cluster"`` it acquires what arrivals of other CTAs released at that scope; without ``acquires``
+    it is no wait at all, but a look.
     """
 
     address: int
@@ -187,6 +191,7 @@ class MbarrierWait(Effect):
     parity: int
     scope: ClusterScope = "cta"
     blocks: bool = True
+    acquires: bool = True
 
 
 @dataclass(frozen=True, slots=True)

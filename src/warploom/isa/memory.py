@@ -6,7 +6,7 @@ Sources: PTX ISA, "Data Movement and Conversion Instructions" (``ld``, ``st``, c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -32,7 +32,7 @@ def register_type(element: DType) -> DType:
 
 
 def _address_type(space: Space) -> DType:
-    return u32 if space == "shared" else u64
+    return u64 if space == "global" else u32
 
 
 def _constraint(space: Space) -> str:
@@ -67,6 +67,8 @@ def _check_qualifiers(access: _VectorAccess) -> None:
         raise VerifyError("a volatile access takes no cache hint and no order")
     if access.order != "weak" and access.cache not in _EVICTION:
         raise VerifyError(f"an access with an order takes no cache hint {access.cache!r}: it goes past the L1")
+    if access.space == "local" and (access.cache or access.order != "weak" or access.volatile):
+        raise VerifyError("an access to local memory, a thread's own, takes no cache hint and no order")
     if access.space == "shared" and access.cache:
         raise VerifyError(f"shared memory has no caches: leave out the hint {access.cache!r}")
 
@@ -111,21 +113,21 @@ class _VectorAccess(Instruction):
         return (
             Access(
                 self.space, self.action, 0, size, self.offset, words=self.count, order=self.order, scope=self.scope,
-                read_only=self.cache.startswith("nc"),
+                read_only=self.cache.startswith("nc"), volatile=self.volatile,
             ),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Load(_VectorAccess):
-    """``ld.{shared,global}``: ``count`` consecutive elements at an address (1, 2, 4, 8 or 16 bytes in all).
+    """``ld.{shared,global,local}``: ``count`` consecutive elements at an address (1, 2, 4, 8 or 16 bytes in all).
 
     Elements narrower than 32 bits load one at a time, zero-extended. ``order`` acquire/relaxed give ``ld.acquire``.
     """
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
-        """The address: u32 in shared memory, u64 in global memory."""
+        """The address: u64 in global memory, u32 in the others."""
         return (_address_type(self.space),)
 
     @property
@@ -150,13 +152,13 @@ class Load(_VectorAccess):
 
 @dataclass(frozen=True, slots=True)
 class Store(_VectorAccess):
-    """``st.{shared,global}``: operands address, then ``count`` registers of ``dtype`` (sub-word: the low bits)."""
+    """``st.{shared,global,local}``: operands address, then ``count`` registers of ``dtype`` (of which the low bits)."""
 
     action: ClassVar[Literal["load", "store"]] = "store"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
-        """The address (u32 shared, u64 global), then ``count`` registers of :func:`register_type`."""
+        """The address (u64 global, else u32), then ``count`` registers of :func:`register_type`."""
         return (_address_type(self.space), *(register_type(self.dtype),) * self.count)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
@@ -179,15 +181,26 @@ _ATOMIC_TYPES: dict[str, Sequence[DType]] = {
     **dict.fromkeys(("min", "max"), (u32, s32, u64, s64)),
     **dict.fromkeys(("and", "or", "xor"), (u32, s32, u64, s64)),
     **dict.fromkeys(("exch", "cas"), (u32, s32, u64, s64, f32, f64)),
+    **dict.fromkeys(("inc", "dec"), (u32,)),
 }
+
+
+_COMBINED: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "exch": lambda _, new: new,
+    "inc": lambda old, most: np.where(old >= most, np.zeros_like(old), old + np.ones_like(old)),
+    "dec": lambda old, most: np.where((old == 0) | (old > most), most, old - np.ones_like(old)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Atomic(Instruction):
     """``atom.{op}``: returns the old value. Operands address, value (``cas``: address, compare, value).
 
-    ``cas`` compares bits. Sums of f32 in global memory flush subnormals to zero (PTX ISA, ``atom``). The order in which
-    lanes and warps apply is not defined; the emulator applies lanes in ascending order.
+    ``cas`` compares bits; ``inc`` counts up to the value and from 0 again, ``dec`` down to 0 and from the value. Sums
+    of f32 in global memory flush subnormals to zero (PTX ISA, ``atom``). The order in which lanes and warps apply is
+    not defined; the emulator applies lanes in ascending order.
     """
 
     space: Space
@@ -241,9 +254,7 @@ class Atomic(Instruction):
             return np.where(old.view(bits) == values[0].view(bits), values[1], old)
         if self.op == "add" and self.dtype is f32 and self.space == "global":
             return flush_subnormal(flush_subnormal(old) + flush_subnormal(values[0]))
-        table = {"add": np.add, "min": np.minimum, "max": np.maximum}
-        table |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
-        return values[0] if self.op == "exch" else table[self.op](old, values[0])
+        return _COMBINED[self.op](old, values[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,20 @@ def fma_single(a: Array, b: Array, c: Array) -> Array:
     return total.astype(np.float32)
 
 
+def sum_towards(x: Array, y: Array, mode: str) -> Array:
+    """x + y of f64 arrays as f32, rounded down (``rm``), up (``rp``) or to zero (``rz``)."""
+    exact = sum_to_odd(x, y)
+    single = exact.astype(np.float32)
+    back = single.astype(np.float64)
+    if mode == "rz":
+        beyond, limit = np.abs(back) > np.abs(exact), np.float32(0)
+    else:
+        beyond, limit = (back > exact, np.float32(-np.inf)) if mode == "rm" else (back < exact, np.float32(np.inf))
+    found = np.where(beyond & np.isfinite(exact), np.nextafter(single, limit), single)
+    cancelled = (exact == 0) & (np.signbit(x) != np.signbit(y))
+    return np.where(cancelled, np.float32(-0.0 if mode == "rm" else 0.0), found)
+
+
 def fma_double(a: Array, b: Array, c: Array) -> Array:
     """a·b + c of f64 arrays, rounded once unless the product is below 2^-960 and c of its size."""
     x, y = _balanced(a, b)

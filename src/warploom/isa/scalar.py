@@ -19,7 +19,7 @@ from warploom.core.dtypes import DType, bf16, f16, f32, f64, s16, s32, s64, u16,
 from warploom.isa.alu import BINARY_MEANINGS, flush_subnormal
 from warploom.isa.base import Array, Lanewise, inline_ptx
 from warploom.isa.conversion import half_to_f32
-from warploom.isa.rounding import fma_single, single_to_odd, sum_to_odd
+from warploom.isa.rounding import fma_single, single_to_odd, sum_to_odd, sum_towards
 
 One = Callable[[Array], Array]
 Two = Callable[[Array, Array], Array]
@@ -109,6 +109,19 @@ def _saturated(a: Array) -> Array:
     return np.where(np.isnan(a), a.dtype.type(0), np.clip(a, 0, 1))
 
 
+def _towards(mode: str, op: str) -> Meaning:
+    """A sum, difference, product or ``fma`` of f32, rounded in a direction; their products are exact in f64."""
+
+    def rounded(*x: Array) -> Array:
+        a, b, *c = (v.astype(np.float64) for v in x)
+        if op in ("add", "sub"):
+            return sum_towards(a, b if op == "add" else -b, mode)
+        product = a * b
+        return sum_towards(product, c[0] if c else np.copysign(np.zeros_like(product), product), mode)
+
+    return rounded
+
+
 _ROUNDED: dict[str, One] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _APPROXIMATE: dict[str, One] = {
     "ex2": np.exp2, "lg2": np.log2, "sin": np.sin, "cos": np.cos, "sqrt": np.sqrt, "rcp": _reciprocal,
@@ -123,6 +136,9 @@ def _floats() -> None:
     for kind in ("full", "approx"):
         _with_ftz(f"div.{kind}" + "{}.f32", 2, BINARY_MEANINGS["div"])
     _with_ftz("fma.rn{}.f32", 3, fma_single, plain=False)
+    for mode in ("rz", "rm", "rp"):
+        for op in ("add", "sub", "mul", "fma"):
+            _with_ftz(f"{op}.{mode}" + "{}.f32", 3 if op == "fma" else 2, _towards(mode, op))
     for op in ("min", "max"):
         _with_ftz(op + "{}.f32", 2, BINARY_MEANINGS[op], plain=False)
         _with_ftz(op + "{}.NaN.f32", 2, _or_nan(BINARY_MEANINGS[op]))
@@ -256,6 +272,30 @@ def _low_ones(count: Array) -> Array:
     return np.where(count > 63, ~np.uint64(0), ones)
 
 
+def _mask(clamps: bool) -> Two:
+    """``bmsk``: ones from a position on; ``clamps``: numbers of 32 and more count as 32, else modulo 32."""
+
+    def mask(start: Array, count: Array) -> Array:
+        first, length = (np.minimum(x, 32) if clamps else x & np.uint32(31) for x in (start, count))
+        return (_low_ones(length) << first.astype(np.uint64)).astype(np.uint32)
+
+    return mask
+
+
+def _extended(clamps: bool) -> Two:
+    """``szext``: the low bits as a number, by the type; a count of 32 and more as such, or modulo 32."""
+
+    def extended(x: Array, count: Array) -> Array:
+        bits = (np.minimum(count, 32) if clamps else count & np.uint32(31)).astype(np.int64)
+        low = (x.astype(np.int64) & _low_ones(bits).astype(np.int64)).astype(np.int64)
+        if x.dtype.kind == "i":
+            top = np.where(bits > 0, low >> np.maximum(bits - 1, 0) & 1, 0)
+            low = low - (top << bits)
+        return low.astype(np.uint32).view(x.dtype)
+
+    return extended
+
+
 def _insert(field: Array, into: Array, position: Array, length: Array) -> Array:
     """``bfi``."""
     bits = into.dtype.itemsize * 8
@@ -329,6 +369,10 @@ def _integers() -> None:
     for way in ("l", "r"):
         for mode in ("wrap", "clamp"):
             _add(f"shf.{way}.{mode}.b32", (u32, u32, u32), u32, _funnel(way == "l", mode == "wrap"))
+    for mode in ("wrap", "clamp"):
+        _add(f"bmsk.{mode}.b32", (u32, u32), u32, _mask(mode == "clamp"))
+        for dtype in (u32, s32):
+            _add(f"szext.{mode}.{dtype.name}", (dtype, u32), dtype, _extended(mode == "clamp"))
     _add("lop3.b32", (u32, u32, u32), u32, _logic3)
     _add("prmt.b32", (u32, u32, u32), u32, _permute)
     _add("popc.b64", (u64,), u32, np.bitwise_count)

@@ -144,11 +144,17 @@ class MbarrierArrival(Instruction):
     offset: int = 0
     remote: bool = False
     scope: ClusterScope = "cta"
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or (self.count > 1 and self.expected_bytes is not None):
+            raise VerifyError(f"an arrival counts 1 or more, and 1 where it expects bytes, not {self.count}")
 
     @property
     def mnemonic(self) -> str:
         """With bytes, scope and space: ``mbarrier.arrive.expect_tx.4096`` (PTX ISA, "mbarrier.arrive")."""
-        return "mbarrier.arrive" + self._qualifiers("" if self.expected_bytes is None else f".{self.expected_bytes}")
+        name = "mbarrier.arrive" + self._qualifiers("" if self.expected_bytes is None else f".{self.expected_bytes}")
+        return name if self.count == 1 else f"{name}.{self.count}"
 
     def _qualifiers(self, count: str = "") -> str:
         expect = "" if self.expected_bytes is None else f".expect_tx{count}"
@@ -162,12 +168,13 @@ class MbarrierArrival(Instruction):
 
     def effects(self) -> tuple[Effect, ...]:
         """One arrival per thread whose predicate holds, after it raised the bytes to expect."""
-        return (MbarrierArrive(0, self.offset, self.expected_bytes, 1, self.remote, self.scope),)
+        return (MbarrierArrive(0, self.offset, self.expected_bytes, 1, self.remote, self.scope, self.count),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX under the predicate; the state that the arrival returns is dropped."""
         space = "" if self.remote else ".shared::cta"
-        count = "" if self.expected_bytes is None else f", {self.expected_bytes}"
+        count = f", {self.count}" if self.count > 1 else ""
+        count = count if self.expected_bytes is None else f", {self.expected_bytes}"
         arrive = f"mbarrier.arrive{self._qualifiers()}{space}.b64 _, {address(0, self.offset)}{count};"
         return guarded(arrive, 1, [("r", operands[0])], operands[1])
 
@@ -219,16 +226,18 @@ class MbarrierTryWait(Instruction):
 class MbarrierTestWait(Instruction):
     """``mbarrier.test_wait.parity``: whether the phase of that parity completed, without waiting for it.
 
-    Operands and ``scope`` are those of :class:`MbarrierTryWait`.
+    Operands and ``scope`` are those of :class:`MbarrierTryWait`. ``relaxed``: it acquires nothing.
     """
 
     offset: int = 0
     scope: ClusterScope = "cta"
+    relaxed: bool = False
 
     @property
     def mnemonic(self) -> str:
         """The scope's qualifier where it is the cluster's (PTX ISA, "mbarrier.test_wait")."""
-        return f"mbarrier.test_wait.parity{'.acquire.cluster' if self.scope == 'cluster' else ''}"
+        order = ".relaxed.cta" if self.relaxed else ".acquire.cluster" if self.scope == "cluster" else ""
+        return f"mbarrier.test_wait.parity{order}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -242,13 +251,14 @@ class MbarrierTestWait(Instruction):
 
     def effects(self) -> tuple[Effect, ...]:
         """A look at the phase; it acquires where that has completed."""
-        return (MbarrierWait(0, self.offset, 1, self.scope, blocks=False),)
+        return (MbarrierWait(0, self.offset, 1, self.scope, blocks=False, acquires=not self.relaxed),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX; the predicate by way of a register."""
+        scope = ".acquire.cluster" if self.scope == "cluster" else ""
         body = (
-            f"{{ .reg .pred done; {self.mnemonic}.shared::cta.b64 done, {address(1, self.offset)}, %2; "
-            "selp.u32 %0, 1, 0, done; }"
+            f"{{ .reg .pred done; mbarrier.test_wait.parity{scope}.shared::cta.b64 done, "
+            f"{address(1, self.offset)}, %2; selp.u32 %0, 1, 0, done; }}"
         )
         text = inline_ptx(body, [("=r", "completed")], [("r", x) for x in operands], memory=True)
         return f"{{ unsigned completed; {text} {results[0]} = completed != 0; }}"

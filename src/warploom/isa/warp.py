@@ -33,9 +33,11 @@ SPECIAL_REGISTERS: dict[str, tuple[DType, str]] = {
     **{f"cluster_ctaid.{axis}": (u32, f"__clusterRelativeBlockIdx().{axis}") for axis in "xyz"},
     **{f"clusterid.{axis}": (u32, f"__clusterIdx().{axis}") for axis in "xyz"},
     "shared_base": (u32, "(unsigned)__cvta_generic_to_shared(shared_memory)"),
+    "local_base": (u32, "(unsigned)__cvta_generic_to_local(local_memory)"),
     "clock64": (u64, "(unsigned long long)clock64()"),
 }
-"""Name → (type, CUDA C++): what :class:`Special` can read. ``shared_base`` is the address of dynamic shared memory.
+"""Name → (type, CUDA C++): what :class:`Special` can read. ``shared_base`` is the address of dynamic shared memory,
+``local_base`` of a thread's own.
 
 ``clusterid`` is the cluster's place in the grid of clusters, ``cluster_ctaid`` the CTA's in its cluster,
 ``cluster_ctarank`` the same as one number, x fastest.

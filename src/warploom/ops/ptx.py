@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, f64, s32, s64, u8, u32, u64
+from warploom.core.dtypes import DType, dtype_of, f32, f64, s32, s64, u8, u32, u64
 from warploom.core.errors import ProblemError, shown
 from warploom.interop.arrays import as_numpy, describe
 
@@ -60,9 +60,10 @@ def check_ptx(
 
     ``grid`` counts CTAs, ``block`` threads, along x, y and z; ``shared_bytes`` of dynamic shared memory. ``kernel``
     names the entry of a file with several. ``arguments`` follow its parameters, by position or by name: arrays of NumPy
-    or on torch's CPU for pointers, which are changed in place, numbers for scalars. ``names`` call the parameters
-    otherwise than the PTX does, ``file`` says where the text comes from: for messages. With ``seed`` the warps run in
-    an adversarial order.
+    or on torch's CPU for pointers, which are changed in place, numbers for scalars, an (array, TensorMapSpec) pair for
+    a tensor map, for a structure a list of its members (with NumPy's types, unless they are f32 or s32). ``names`` call
+    the parameters otherwise than the PTX does, ``file`` says where the text comes from: for messages. With ``seed`` the
+    warps run in an adversarial order.
 
     Findings are what :func:`warploom.emulate.emulate` finds. Raises PtxError, with its line, for a form that cannot be
     run, ProblemError for arguments that do not fit.
@@ -77,6 +78,7 @@ def check_ptx(
     given, kinds = _arguments(function, arguments, names)
     threads = _threads(block)
     program = to_program(module, function, block=threads, arguments=kinds, shared_bytes=shared_bytes)
+    given += [_initial(module.variables[p.name]) for p in program.parameters[len(given) :]]
     return CheckedPtx(program, emulate(program, grid_of(grid), given, seed=seed))
 
 
@@ -114,17 +116,35 @@ def _arguments(
         if isinstance(x, tuple):  # an array and what its tensor map says
             values.append((as_numpy(describe(x[0])), *x[1:]))
             kinds.append(Argument("tensor_map", u64, name))
-            continue
-        if hasattr(x, "__array_interface__") and getattr(x, "shape", ()) == ():
-            x = x.item()
-        if isinstance(x, int | float | np.number):
-            values.append(x)
-            kinds.append(Argument("scalar", _scalar(parameter, x), name))
+        elif isinstance(x, list):
+            members = [_value(member, None) for member in cast("list[Any]", x)]
+            values += [value for value, _ in members]
+            kinds.append(Argument("scalar", u8, name, tuple(kind for _, kind in members)))
         else:
-            view = describe(x)
-            values.append(as_numpy(view))
-            kinds.append(Argument("pointer", view.dtype if view.dtype.kind != "pred" else u8, name))
+            value, kind = _value(x, parameter)
+            values.append(value)
+            kinds.append(replace(kind, name=name))
     return values, kinds
+
+
+def _value(x: Any, parameter: Variable | None) -> tuple[Any, Argument]:
+    """An array or a number as the emulator takes it; ``parameter`` tells its bits, NumPy does for members."""
+    from warploom.ptx.program import Argument
+
+    if parameter is None and isinstance(x, np.generic):
+        return x.item(), Argument("scalar", dtype_of(x.dtype.name))
+    if hasattr(x, "__array_interface__") and getattr(x, "shape", ()) == ():
+        x = x.item()
+    if isinstance(x, int | float | np.number):
+        dtype = (f32 if isinstance(x, float) else s32) if parameter is None else _scalar(parameter, x)
+        return x, Argument("scalar", dtype)
+    view = describe(x)
+    return as_numpy(view), Argument("pointer", view.dtype if view.dtype.kind != "pred" else u8)
+
+
+def _initial(variable: Variable) -> Any:
+    """A variable in global or constant memory as the launch finds it."""
+    return np.frombuffer(variable.initial.ljust(variable.bytes, b"\0"), np.uint8).copy()
 
 
 def _scalar(parameter: Variable, value: Any) -> DType:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
-from warploom.core.errors import PtxError
+from warploom.core.errors import PtxError, VerifyError
 from warploom.ir import statements as ir
 from warploom.ir.statements import NOWHERE, Const, Op, Statement, Tile, Value, When
 from warploom.isa.alu import Binary, Select, Unary
 from warploom.isa.base import Instruction as Isa
 from warploom.isa.conversion import Bitcast, Convert, Move
+from warploom.isa.effects import Space
+from warploom.isa.spaces import FromGeneric, IsSpace, Window
 from warploom.isa.warp import Special
 from warploom.ptx.blocks import Block
 from warploom.ptx.forms import HANDLERS, Form
@@ -24,33 +28,61 @@ from warploom.ptx.syntax import Address, Float, Function, Guard, Instruction, In
 from warploom.ptx.syntax import Register as PtxRegister
 from warploom.ptx.usage import Usage
 
-TYPE = {
+
+class UnknownTypeError(KeyError):
+    """A PTX type that no register of a Program has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class _Types(dict[str, DType]):
+    def __missing__(self, name: str) -> DType:
+        raise UnknownTypeError(name)
+
+
+TYPE = _Types({
     "pred": pred, "b16": u16, "u16": u16, "s16": s16, "f16": u16, "bf16": u16, "b32": u32, "u32": u32, "s32": s32,
     "f16x2": u32, "bf16x2": u32, "tf32": u32, "b64": u64, "u64": u64, "s64": s64, "f32": f32, "f64": f64,
     "u16x2": u32, "s16x2": u32, "f32x2": u64,
-}  # fmt: skip
+})  # fmt: skip
 """The register type of a PTX type; bits and 16-bit floats are unsigned integers."""
 
 
 _PARAMETER_BYTES = 4096
+Make: TypeAlias = Callable[[Space, int], tuple[Isa, Sequence[ir.Operand]]]
+"""An access for a space and a displacement: the instruction, and its operands after the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the names of a function's variables stand for.
+
+    ``shared``: where a shared variable lies, ``local``: how many bytes into a thread's local memory; ``parameters``:
+    the members of each parameter by their places in it, ``tensor_maps`` those that are one; ``pointers`` to variables
+    in global and constant memory.
+    """
+
+    shared: Mapping[str, Tile]
+    local: Mapping[str, int]
+    parameters: Mapping[str, Mapping[int, Value]]
+    tensor_maps: frozenset[str]
+    pointers: Mapping[str, Value]
 
 
 class Builder:
     """Makes the statements of one function's blocks.
 
-    ``shared`` are the regions of its shared variables, ``parameters`` the values of its parameters, by name.
+    ``windows`` are the spaces besides global memory of which the function makes generic addresses.
     """
 
-    def __init__(
-        self, function: Function, usage: Usage, specials: Specials, shared: dict[str, Tile],
-        parameters: dict[str, Value],
-    ) -> None:  # fmt: skip
-        self.function, self.usage, self.specials = function, usage, specials
-        self.shared, self.parameters = shared, parameters
-        self.numbers = count(len(parameters))
+    def __init__(self, function: Function, usage: Usage, specials: Specials, names: Names) -> None:
+        self.function, self.usage, self.specials, self.names = function, usage, specials, names
+        self.parameters = names.parameters
+        self.numbers = count(sum(map(len, names.parameters.values())) + len(names.pointers))
+        self.windows = _windows(function)
         self.blocks, self.number = list[Block](), 0
         self.completed: dict[int, tuple[str, ...]] = {}
-        self.tensor_maps: frozenset[str] = frozenset()
         self.where = NOWHERE
         self._registers: dict[str, ir.Register] = {}
         self._values: dict[str, ir.Operand] = {}  # of the current block
@@ -111,7 +143,12 @@ class Builder:
         handler = HANDLERS.get(i.opcode)
         if handler is None:
             raise form.refusal("this instruction is not supported")
-        handler(self, form)
+        try:
+            handler(self, form)
+        except VerifyError as error:  # no instruction of Programs, as its types or counts are
+            raise form.refusal(str(error)) from None
+        except UnknownTypeError as error:
+            raise form.refusal(f"the type .{error} is not supported") from None
         form.done()
 
     # -- operations --------------------------------------------------------------------------------------------------
@@ -160,7 +197,7 @@ class Builder:
         if isinstance(operand, Not):
             return self.op(Unary("not", pred), self.read(operand.register, pred))
         if isinstance(operand, Symbol):
-            return self.cast(self.symbol(operand), dtype)
+            return self.extend(self.symbol(operand), dtype)
         if isinstance(operand, PtxRegister):
             known = self.usage.constants.get(operand.name)
             return self.read(known, dtype) if known is not None else self.cast(self.value(operand), dtype)
@@ -216,12 +253,14 @@ class Builder:
         raise self.refusal(f"a register of {x.dtype.bits} bits is read as {dtype}")
 
     def symbol(self, symbol: Symbol) -> ir.Operand:
-        """The address of a variable: of a shared one u32."""
-        region = self.shared.get(symbol.name)
-        if region is not None:
-            base = self.once(Special("shared_base"))
-            offset = region.offset + symbol.offset
+        """The address of a variable: of a shared or local one u32."""
+        found = self._window(symbol.name)
+        if found is not None:
+            base, offset = found[0], found[1] + symbol.offset
             return self.binary("add", base, offset) if offset else base
+        if symbol.name in self.names.pointers:
+            pointer = self.names.pointers[symbol.name]
+            return self.binary("add", pointer, symbol.offset) if symbol.offset else pointer
         if symbol.name in self.parameters:
             return Const(u64, self.parameter_address(symbol.name) + symbol.offset)
         raise self.refusal(f"the address of {symbol.name} is not supported")
@@ -233,9 +272,8 @@ class Builder:
     def generic(self, x: ir.Operand) -> ir.Operand:
         """``cvta.param``: the generic address of a tensor map that is a parameter."""
         found: ir.Operand | None = None
-        for name, value in self.parameters.items():
-            if value.name not in self.tensor_maps:
-                continue
+        for name in sorted(self.names.tensor_maps):
+            value = self.parameters[name][0]
             place = Const(u64, self.parameter_address(name))
             if x == place:
                 return value
@@ -245,16 +283,58 @@ class Builder:
         return found
 
     def address(self, address: Operand, space: str) -> tuple[ir.Operand, int, Tile | None]:
-        """(base, displacement, the variable if it is named) of an address in shared (u32) or global memory (u64)."""
+        """(base, displacement, the variable if it is named) of an address: u64 in global memory, else u32."""
         if not isinstance(address, Address):
             raise self.refusal(f"{address} is no address")
-        dtype, base = u32 if space == "shared" else u64, address.base
+        base = address.base
         if isinstance(base, Symbol):
-            region = self.shared.get(base.name)
-            if region is None or space != "shared":
-                raise self.refusal(f"{base.name} is no variable in {space} memory")
-            return self.once(Special("shared_base")), region.offset + base.offset + address.offset, region
-        return self.read(base, dtype), address.offset, None
+            found = self._window(base.name)
+            if found is not None and space == ("shared" if base.name in self.names.shared else "local"):
+                return found[0], found[1] + base.offset + address.offset, self.names.shared.get(base.name)
+            if found is None and space == "global" and base.name in self.names.pointers:
+                return self.names.pointers[base.name], base.offset + address.offset, None
+            raise self.refusal(f"{base.name} is no variable in {space} memory")
+        return self.read(base, u64 if space == "global" else u32), address.offset, None
+
+    def _window(self, name: str) -> tuple[ir.Operand, int] | None:
+        """Where the space of a shared or local variable begins, and the variable's place in it."""
+        if name in self.names.shared:
+            return self.once(Special("shared_base")), self.names.shared[name].offset
+        if name in self.names.local:
+            return self.once(Special("local_base")), self.names.local[name]
+        return None
+
+    def access(self, address: Operand, space: str, make: Make, results: Sequence[DType]) -> list[ir.Operand]:
+        """An access at an address; at a generic one (``space`` '') that of the space in which each thread's lies.
+
+        ``make`` gives the instruction for a space and a displacement, and its operands after the address.
+        """
+        if space or not self.windows:
+            base, offset, within = self.address(address, space or "global")
+            values = [self.fresh(t) for t in results]
+            instruction, operands = make(cast("Space", space or "global"), offset)
+            self.emit(instruction, (base, *operands), values, within)
+            return list(values)
+        base, offset, _ = self.address(address, "global")
+        if offset:
+            base = self.binary("add", base, offset)
+        found = [ir.Register(next(self.numbers), t, "generic") for t in results]
+        for register in found:
+            self.emit(Move(register.dtype), (constant(0, register.dtype),), (register,))
+        elsewhere: ir.Operand = Const(pred, True)
+        for window in self.windows:
+            inside = self.op(IsSpace(window), base)
+            elsewhere = self.op(Binary("and", pred), elsewhere, self.op(Unary("not", pred), inside))
+            place = self.op(FromGeneric(window), base)
+            self._when(inside, make(window, 0), place, found)
+        self._when(elsewhere, make("global", 0), base, found)
+        return list(found)
+
+    def _when(
+        self, holds: ir.Operand, access: tuple[Isa, Sequence[ir.Operand]], base: ir.Operand, results: Sequence[Value]
+    ) -> None:
+        inner = Op(access[0], (base, *access[1]), tuple(results), self.where)
+        self._out.append(When(holds, (inner,), where=self.where))
 
     def home(self, operand: Operand, default: DType) -> DType:
         """The type in which a register is at home, if it has the width of ``default``; else ``default``."""
@@ -324,6 +404,12 @@ class Builder:
         label = name.lstrip("%").replace("@", "_")
         value = self._values[name] = self.fresh(self.usage.home[name], label)
         return value
+
+
+def _windows(function: Function) -> tuple[Window, ...]:
+    made = {m for i in function.body if isinstance(i, Instruction) and i.opcode == "cvta" and "to" not in i.modifiers
+            for m in i.modifiers}  # fmt: skip
+    return tuple(w for w in ("shared", "local") if w in made or (w == "shared" and "shared::cta" in made))
 
 
 def constant(value: int, dtype: DType) -> Const:

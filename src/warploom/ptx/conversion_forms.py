@@ -5,12 +5,15 @@ Source: PTX ISA, "Data Movement and Conversion Instructions" (``cvt``, ``cvta``)
 
 from __future__ import annotations
 
-from warploom.core.dtypes import bf16, f16, f32, s32, u32
+from typing import cast
+
+from warploom.core.dtypes import bf16, f16, f32, pred, s32, u32, u64
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Binary, Unary
 from warploom.isa.conversion import Convert, PackPair
 from warploom.isa.scalar import SCALARS, Scalar
+from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric, Window
 from warploom.ptx.builder import TYPE, Builder
 from warploom.ptx.forms import Form, form
 from warploom.ptx.syntax import TYPES, Operand
@@ -141,11 +144,31 @@ def _clamped(b: Builder, x: Value, to: str) -> Value:
 
 @form("cvta")
 def convert_address(b: Builder, f: Form) -> None:
-    """``cvta[.to].global``: a global address is its own generic one."""
-    f.flag("to")
-    space = f.one_of("global", "param")
-    if not space or f.type() != "u64":
-        raise f.refusal("generic addresses of memory other than global are not supported")
+    """``cvta[.to]``: a global address is its own generic one."""
+    back = f.flag("to")
+    space = f.one_of("global", "const", "param", "shared", "shared::cta", "local").removesuffix("::cta")
+    if not space or f.type() != "u64" or (back and space == "param"):
+        raise f.refusal("generic addresses of this space are not supported")
     target, source = f.operands(2)
-    address = b.read(source, TYPE["u64"])
+    if space in ("shared", "local"):
+        window = cast("Window", space)
+        generic = b.op(FromGeneric(window), b.read(source, u64)) if back else None
+        b.assign(target, generic if generic is not None else b.op(ToGeneric(window), b.read(source, u32)))
+        return
+    address = b.read(source, u64)
     b.assign(target, b.generic(address) if space == "param" else address)
+
+
+@form("isspacep")
+def is_space(b: Builder, f: Form) -> None:
+    """``isspacep``: what lies in no other space is global."""
+    space = f.one_of("global", "shared", "shared::cta", "local").removesuffix("::cta")
+    target, source = f.operands(2)
+    address = b.read(source, u64)
+    if space in ("shared", "local"):
+        b.set(target, IsSpace(cast("Window", space)), address)
+    elif space:
+        inside = (b.op(IsSpace(window), address) for window in ("shared", "local"))
+        b.set(target, Unary("not", pred), b.op(Binary("or", pred), *inside))
+    else:
+        raise f.refusal()

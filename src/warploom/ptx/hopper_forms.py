@@ -12,7 +12,8 @@ from warploom.core.dtypes import DTYPES, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
-from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.alu import Select
+from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
 from warploom.isa.sync import (
     AsyncProxyFence,
@@ -89,23 +90,23 @@ def _arrive(b: Builder, f: Form) -> None:
     if not remote:
         _own(f)
     given = f.operands(1, 2, 3)
-    if not isinstance(given[0], Address):
-        if isinstance(given[0], PtxRegister) and given[0].name in b.usage.read:
-            raise f.refusal("the state that an arrival returns is not supported: wait by parity")
-        given = given[1:]
-    address, *more = given
+    state = None if isinstance(given[0], Address) else given[0]
+    address, *more = given if state is None else given[1:]
     if expects and not more:
         raise f.refusal()
-    if more and not expects and _count(b, f, more[0], "the count of arrivals") != 1:
-        raise f.refusal("several arrivals at once are not supported")
     size = _count(b, f, more[0], "the count of bytes") if expects else None
+    count = _count(b, f, more[0], "the count of arrivals") if more and not expects else 1
     base, offset, within = b.address(address, "shared")
-    b.emit(MbarrierArrival(size, offset, remote, scope), (base, _YES), within=within)
+    if isinstance(state, PtxRegister) and state.name in b.usage.read:
+        # The state that an arrival returns stands for the phase: here, its parity. It cannot end before this arrival.
+        odd = b.fresh(pred)
+        b.emit(MbarrierTestWait(offset, relaxed=True), (base, constant(0, u32)), (odd,), within)
+        b.assign(state, b.op(Select(u64), odd, constant(1, u64), constant(0, u64)))
+    b.emit(MbarrierArrival(size, offset, remote, scope, count), (base, _YES), within=within)
 
 
 def _wait(b: Builder, f: Form) -> None:
-    if not f.flag("parity"):
-        raise f.refusal("waits by state are not supported: wait by parity")
+    f.flag("parity")  # a state is one too, see above
     scope = _scope(f, "acquire")
     _own(f)
     target, address, parity = f.operands(3, 4)[:3]
@@ -193,6 +194,22 @@ def _store(b: Builder, f: Form, rank: int) -> None:
     base, offset, _ = b.address(shared, "shared")
     tensor_map, at = _place(b, f, target, rank)
     b.emit(TensorCopy("store", rank, offset), (base, tensor_map, _YES, *at))
+
+
+def bulk_copy(b: Builder, f: Form) -> None:
+    """``cp[.reduce].async.bulk`` of consecutive bytes: from shared to global memory."""
+    adds = f.flag("reduce")
+    written = f.instruction.modifiers
+    if not (f.flag("global") and f.flag("shared::cta") and f.flag("bulk_group")):
+        raise f.refusal()
+    if adds and not (f.flag("add") and f.type() == "f32"):
+        raise f.refusal("of reductions, sums of f32 are supported")
+    if written.index("global") > written.index("shared::cta"):
+        raise f.refusal()
+    target, source, size = f.operands(3)
+    (to, to_offset, _), (base, offset, _) = b.address(target, "global"), b.address(source, "shared")
+    copy = BulkStoreBytes(_count(b, f, size, "the count of bytes"), adds, offset, to_offset)
+    b.emit(copy, (base, to, _YES))
 
 
 def bulk_group(b: Builder, f: Form) -> None:

@@ -13,23 +13,23 @@ from warploom.ir.statements import Operand as Value
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
 from warploom.isa.conversion import Combine, Half
 from warploom.isa.effects import Order, Scope, Space
-from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store
+from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
 from warploom.ptx.builder import TYPE, Builder, unsigned
 from warploom.ptx.conversion_forms import byte
 from warploom.ptx.forms import Form, form
-from warploom.ptx.hopper_forms import bulk_group, proxy_fence, tensor_copy
+from warploom.ptx.hopper_forms import bulk_copy, bulk_group, proxy_fence, tensor_copy
 from warploom.ptx.syntax import TYPES, Address, Integer, Operand, Register, Symbol, Vector
 
 _CACHE = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
 _EVICTION = ("no_allocate", "evict_first", "evict_last")
 
 
-def _space(f: Form) -> Space:
-    """Shared or global; an address without a space is global, as no other generic address can be made."""
-    found = f.one_of("shared", "shared::cta", "global", "param", "const", "local", "shared::cluster")
-    if found in ("const", "local", "shared::cluster"):
-        raise f.refusal(f"{found} memory is not supported")
-    return "shared" if found.startswith("shared") else "global"
+def _space(f: Form) -> str:
+    """The space of an access, '' for a generic address. Constant memory is global memory that nobody writes."""
+    found = f.one_of("shared", "shared::cta", "global", "const", "local", "shared::cluster")
+    if found == "shared::cluster":
+        raise f.refusal("accesses to the shared memory of other CTAs are not supported")
+    return {"const": "global", "shared::cta": "shared"}.get(found, found)
 
 
 def _cache(f: Form) -> str:
@@ -40,16 +40,24 @@ def _cache(f: Form) -> str:
     return f"{hint}.{eviction}" if hint == "nc" and eviction == "no_allocate" else hint or eviction
 
 
-def _order(f: Form, space: Space) -> tuple[Order, Scope]:
-    """``volatile`` has the order of a relaxed access of the system's scope."""
-    if f.flag("volatile"):
-        order, scope = "relaxed", "sys"
-    else:
-        order = f.one_of("weak", "relaxed", "acquire", "release", default="weak")
-        scope = _scope(f)
-    if order != "weak" and space == "shared":
-        raise f.refusal("strong accesses to shared memory are not supported: use an atomic, or a barrier")
-    return cast("Order", order), scope
+def _order(f: Form) -> tuple[Order | Literal["volatile"], Scope]:
+    order = f.one_of("weak", "volatile", "relaxed", "acquire", "release", default="weak")
+    return cast("Order", order), "sys" if order == "volatile" else _scope(f)
+
+
+def _ordered(
+    space: Space, order: Order | Literal["volatile"], scope: Scope, cache: str
+) -> tuple[str, Order, Scope, bool]:
+    """Cache hint, order, scope and ``volatile`` as they count in a space: caches are global memory's alone.
+
+    ``volatile`` is a relaxed access of the system's scope. In shared memory it counts as an ordinary one, since what it
+    reads is what another thread wrote before only by luck: a barrier must say so.
+    """
+    if space == "local":
+        return "", "weak", "gpu", False
+    if order == "volatile":
+        return ("", "weak", "gpu", True) if space == "shared" else ("", "relaxed", "sys", False)
+    return cache if space == "global" and order == "weak" else "", order, scope, False
 
 
 def _scope(f: Form) -> Scope:
@@ -69,24 +77,32 @@ def load(b: Builder, f: Form) -> None:
     if f.flag("param"):
         _parameter(b, f)
         return
-    space = _space(f)
-    order, scope = _order(f, space)
+    space, (order, scope) = _space(f), _order(f)
     hinted = any(m == "L2::cache_hint" for m in f.instruction.modifiers)
-    cache = _cache(f) if order == "weak" else _cache(f) and ""
-    kind, count = f.type(), _count(f)
+    cache, kind, count = _cache(f), f.type(), _count(f)
     target, address = f.operands(3 if hinted else 2)[:2]
     targets = _items(target)
     if len(targets) != count:
         raise f.refusal("as many registers as elements are needed")
-    base, offset, within = b.address(address, space)
     if TYPES[kind] >= 32:
-        dtype = TYPE[kind] if kind in ("f32", "f64") else b.home(targets[0], unsigned(TYPE[kind]))
-        b.set_all(targets, Load(space, dtype, count, offset, cache, order, scope), (base,), within)
+        word = TYPE[kind] if kind in ("f32", "f64") else b.home(targets[0], unsigned(TYPE[kind]))
+        words = count
+    else:
+        size = TYPES[kind] // 8 * count
+        word, words = (u8 if size == 1 else u16 if size == 2 else u32), max(1, size // 4)
+
+    def make(where: Space, offset: int) -> tuple[Load, tuple[Value, ...]]:
+        return Load(where, word, words, offset, *_ordered(where, order, scope, cache)), ()
+
+    if TYPES[kind] >= 32 and (space or not b.windows):
+        base, offset, within = b.address(address, space or "global")
+        b.set_all(targets, make(cast("Space", space or "global"), offset)[0], (base,), within)
         return
-    size = TYPES[kind] // 8 * count
-    word, words = (u8 if size == 1 else u16 if size == 2 else u32), max(1, size // 4)
-    loaded = [b.fresh(u32) for _ in range(words)]
-    b.emit(Load(space, word, words, offset, cache, order, scope), (base,), loaded, within)
+    loaded = b.access(address, space, make, [register_type(word)] * words)
+    if TYPES[kind] >= 32:
+        for register, value in zip(targets, loaded, strict=True):
+            b.assign(register, value)
+        return
     for i, register in enumerate(targets):
         b.assign(register, _element(b, loaded, i, kind))
 
@@ -109,30 +125,31 @@ def _parameter(b: Builder, f: Form) -> None:
     """``ld.param``: an argument."""
     kind, count = f.type(), _count(f)
     target, address = f.operands(2)
-    place = address.base if isinstance(address, Address) and isinstance(address.base, Symbol) else None
-    if place is None or place.name not in b.parameters or count != 1 or address.offset:  # type: ignore[union-attr]
-        raise f.refusal("only whole arguments are supported")
-    value = b.parameters[place.name]
-    if TYPES[kind] == 8:
-        b.assign(target, byte(b, b.cast(value, u32), kind[0] == "s"))
-    else:
-        dtype = TYPE[kind] if kind[0] == "s" else b.home(target, unsigned(TYPE[kind]))
-        b.assign(target, b.cast(value, dtype))
+    if not isinstance(address, Address) or not isinstance(address.base, Symbol):
+        raise f.refusal("addresses within parameters must be constants")
+    members = b.parameters.get(address.base.name, {})
+    size = max(1, TYPES[kind] // 8)
+    for i, register in enumerate(_items(target)):
+        value = members.get(address.base.offset + address.offset + i * size)
+        if value is None or len(_items(target)) != count or (value.dtype.bits != TYPES[kind] and TYPES[kind] > 16):
+            raise f.refusal("whole arguments, and whole members of structures, are supported")
+        if TYPES[kind] == 8:
+            b.assign(register, byte(b, b.cast(value, u32), kind[0] == "s"))
+        else:
+            dtype = TYPE[kind] if kind[0] == "s" else b.home(register, unsigned(TYPE[kind]))
+            b.assign(register, b.cast(value, dtype))
 
 
 @form("st")
 def store(b: Builder, f: Form) -> None:
     """``st``."""
-    space = _space(f)
-    order, scope = _order(f, space)
+    space, (order, scope) = _space(f), _order(f)
     hinted = any(m == "L2::cache_hint" for m in f.instruction.modifiers)
-    cache = _cache(f) if order == "weak" else _cache(f) and ""
-    kind, count = f.type(), _count(f)
+    cache, kind, count = _cache(f), f.type(), _count(f)
     address, source = f.operands(3 if hinted else 2)[:2]
     values = _items(source)
     if len(values) != count:
         raise f.refusal("as many registers as elements are needed")
-    base, offset, within = b.address(address, space)
     if TYPES[kind] >= 32:
         dtype = TYPE[kind] if kind in ("f32", "f64") else b.home(values[0], unsigned(TYPE[kind]))
         words = [b.read(x, dtype) for x in values]
@@ -140,7 +157,11 @@ def store(b: Builder, f: Form) -> None:
         size = TYPES[kind] // 8 * count
         dtype = u8 if size == 1 else u16 if size == 2 else u32
         words = _words(b, values, kind)
-    b.emit(Store(space, dtype, len(words), offset, cache, order, scope), (base, *words), within=within)
+
+    def make(where: Space, offset: int) -> tuple[Store, list[Value]]:
+        return Store(where, dtype, len(words), offset, *_ordered(where, order, scope, cache)), words
+
+    b.access(address, space, make, ())
 
 
 def _words(b: Builder, values: tuple[Operand, ...], kind: str) -> list[Value]:
@@ -165,6 +186,8 @@ _ATOMIC_TYPES = {"b32": u32, "u32": u32, "s32": s32, "b64": u64, "u64": u64, "s6
 def atomic(b: Builder, f: Form) -> None:
     """``atom`` and, without the old value, ``red``."""
     space = _space(f)
+    if space == "local":
+        raise f.refusal("local memory has no atomics")
     order = f.one_of("relaxed", "acquire", "release", "acq_rel", default="relaxed")
     scope = _scope(f)
     f.drop("L2::", "L1::")
@@ -175,9 +198,13 @@ def atomic(b: Builder, f: Form) -> None:
     target = operands[0] if f.opcode == "atom" else Register("")
     address, *values = operands[1:] if f.opcode == "atom" else operands
     dtype = _ATOMIC_TYPES[kind]
-    base, offset, within = b.address(address, space)
-    instruction = Atomic(space, op, dtype, offset, cast("Order", order), scope)
-    b.set_all((target,), instruction, (base, *(b.read(x, dtype) for x in values)), within)
+    read = [b.read(x, dtype) for x in values]
+
+    def make(where: Space, offset: int) -> tuple[Atomic, list[Value]]:
+        return Atomic("global" if where == "local" else where, op, dtype, offset, cast("Order", order), scope), read
+
+    (old,) = b.access(address, space, make, [dtype])
+    b.assign(target, old)
 
 
 @form("membar")
@@ -246,7 +273,8 @@ def copy(b: Builder, f: Form) -> None:
     if not f.flag("async"):
         raise f.refusal()
     if f.flag("bulk"):
-        (tensor_copy if f.flag("tensor") else bulk_group)(b, f)
+        groups = {"commit_group", "wait_group"} & set(f.instruction.modifiers)
+        (tensor_copy if f.flag("tensor") else bulk_group if groups else bulk_copy)(b, f)
     elif f.flag("commit_group"):
         b.emit(CommitCopies())
     elif f.flag("wait_group"):

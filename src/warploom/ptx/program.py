@@ -7,16 +7,17 @@ memory come from outside, as do the kinds of the arguments, which PTX does not t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from warploom.core.dtypes import DType, u16, u32, u64
+from warploom.core.dtypes import DType, u8, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Flow, Tile, Value
 from warploom.ptx import conversion_forms, hopper_forms, memory_forms, scalar_forms, warp_forms
-from warploom.ptx.blocks import Block, basic_blocks
-from warploom.ptx.builder import TYPE, Builder
+from warploom.ptx.blocks import basic_blocks
+from warploom.ptx.builder import TYPE, Builder, Names
+from warploom.ptx.inline import inlined
 from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, Symbol, Variable, Vector
 from warploom.ptx.usage import usage
@@ -28,11 +29,15 @@ _TENSOR_MAP_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What is passed for a parameter: a pointer to elements of ``dtype``, a scalar of it, a tensor map; its name."""
+    """What is passed for a parameter: a pointer to elements of ``dtype``, a scalar of it, a tensor map; its name.
+
+    A structure has ``members``, pointers and scalars.
+    """
 
     kind: Literal["pointer", "scalar", "tensor_map"]
     dtype: DType
     name: str = ""
+    members: tuple[Argument, ...] = ()
 
 
 def entry_of(module: Module, name: str | None = None) -> Function:
@@ -49,10 +54,11 @@ def entry_of(module: Module, name: str | None = None) -> Function:
 
 def to_program(
     module: Module, function: Function, *, block: tuple[int, int, int], arguments: Sequence[Argument] | None = None,
-    shared_bytes: int = 0, cluster: tuple[int, int, int] = (1, 1, 1),
+    shared_bytes: int = 0, cluster: tuple[int, int, int] | None = None,
 ) -> Program:  # fmt: skip
     """The Program of a kernel for CTAs of ``block`` threads and ``shared_bytes`` of dynamic shared memory.
 
+    ``cluster`` is that of the launch, None for what the kernel was compiled for.
     ``arguments`` tell in the order of the parameters what is passed; without them those of 64 bits are pointers. Raises
     PtxError, with the lines, for what cannot be run.
     """
@@ -60,24 +66,59 @@ def to_program(
     if threads % 32:
         raise PtxError(f"{function.name} with CTAs of {threads} threads: a multiple of 32 is supported alone")
     _check_threads(function, block)
+    cluster = _cluster(function, cluster)
+    function = inlined(module, function)
     blocks = basic_blocks(function)
-    regions, total = _shared(module, function, blocks, shared_bytes)
-    parameters = _parameters(function, arguments)
-    named = {v.name: p.value for v, p in zip(function.parameters, parameters, strict=True)}
-    specials = Specials(block, cluster, shared_bytes, total)
-    builder = Builder(function, usage(function, blocks), specials, {r.name: r for r in regions}, named)
-    builder.tensor_maps = frozenset(p.name for p in parameters if p.kind == "tensor_map")
+    used = {name for b in blocks for i in b.body for name in _symbols(i.operands)}
+    regions, total = _shared(module, function, used, shared_bytes)
+    parameters, members = _parameters(function, arguments)
+    pointers = [Parameter(v.name, "pointer", u8, Value(len(parameters) + i, u64, v.name))
+                for i, v in enumerate(variables_of(module, used))]  # fmt: skip
+    local, local_bytes = _local(function)
+    maps = frozenset(v.name for v in function.parameters if v.name in members and members[v.name][0].dtype is u64
+                     and v.bytes == _TENSOR_MAP_BYTES)  # fmt: skip
+    names = Names({r.name: r for r in regions}, local, members, maps, {p.name: p.value for p in pointers})
+    builder = Builder(function, usage(function, blocks), Specials(block, cluster, shared_bytes, total), names)
     flow = Flow(builder.flow(blocks), function.where)
     return Program(
-        name=function.name, parameters=tuple(parameters), threads=threads, body=(flow,), shared=tuple(regions),
-        shared_bytes=total, requires=_required(module), cluster=cluster, where=function.where,
+        name=function.name, parameters=(*parameters, *pointers), threads=threads, body=(flow,), shared=tuple(regions),
+        shared_bytes=total, requires=_required(module), cluster=cluster, local_bytes=local_bytes, where=function.where,
     )  # fmt: skip
+
+
+def variables_of(module: Module, used: Iterable[str]) -> list[Variable]:
+    """The variables in global and constant memory among names: a Program's last parameters are pointers to them."""
+    named = set(used)
+    return [v for v in module.variables.values() if v.name in named and v.space in ("global", "const")]
+
+
+def _local(function: Function) -> tuple[dict[str, int], int]:
+    """Where each variable lies in a thread's local memory, and the bytes of all."""
+    places: dict[str, int] = {}
+    end = 0
+    for v in (v for v in function.variables if v.space == "local"):
+        end = -(-end // v.align) * v.align
+        places[v.name] = end
+        end += v.bytes
+    return places, end
 
 
 def _required(module: Module) -> str:
     """The least architecture: that of the file, or the first that Programs know."""
     number = module.target.removeprefix("sm_").rstrip("af")
     return module.target if number.isdigit() and int(number) >= 80 else "sm_80"
+
+
+def _cluster(function: Function, launched: tuple[int, int, int] | None) -> tuple[int, int, int]:
+    """The CTAs of a cluster: ``.reqnctapercluster``, or what the launch says."""
+    compiled = function.directives.get("reqnctapercluster")
+    x, y, z = (*(compiled or launched or ()), 1, 1, 1)[:3]
+    if launched is not None and launched != (x, y, z):
+        raise PtxError(f"{function.name} was compiled for clusters of {(x, y, z)} CTAs, not of {launched}")
+    if compiled is None and launched is None and "explicitcluster" in function.directives:
+        raise PtxError(f"{function.name} is for clusters whose CTAs its launch counts, which is not supported here: "
+                       "compile it for a size (__cluster_dims__)")  # fmt: skip
+    return x, y, z
 
 
 def _check_threads(function: Function, block: tuple[int, int, int]) -> None:
@@ -101,9 +142,8 @@ def _symbols(operands: Iterable[Operand]) -> Iterable[str]:
             yield from _symbols(x.items)
 
 
-def _shared(module: Module, function: Function, blocks: list[Block], dynamic: int) -> tuple[list[Tile], int]:
+def _shared(module: Module, function: Function, used: set[str], dynamic: int) -> tuple[list[Tile], int]:
     """The regions of the shared variables that a kernel names, those of fixed size first, and the bytes of all."""
-    used = {name for b in blocks for i in b.body for name in _symbols(i.operands)}
     known = {v.name: v for v in (*module.variables.values(), *function.variables) if v.space == "shared"}
     regions: list[Tile] = []
     end = 0
@@ -119,7 +159,10 @@ def _shared(module: Module, function: Function, blocks: list[Block], dynamic: in
     return regions, end + dynamic
 
 
-def _parameters(function: Function, arguments: Sequence[Argument] | None) -> list[Parameter]:
+def _parameters(
+    function: Function, arguments: Sequence[Argument] | None
+) -> tuple[list[Parameter], dict[str, dict[int, Value]]]:
+    """A Program's parameters, and of each of the function's the values of its members by their places."""
     declared = function.parameters
     if arguments is None:
         arguments = [
@@ -131,25 +174,50 @@ def _parameters(function: Function, arguments: Sequence[Argument] | None) -> lis
     if len(arguments) != len(declared):
         named = ", ".join(v.name for v in declared)
         raise PtxError(f"{function.name} takes {len(declared)} arguments ({named}), not {len(arguments)}")
-    return [_parameter(v, i, x) for i, (v, x) in enumerate(zip(declared, arguments, strict=True))]
+    found: list[Parameter] = []
+    members: dict[str, dict[int, Value]] = {}
+    for variable, given in zip(declared, arguments, strict=True):
+        parts = _members(variable, given) if given.members else {0: _parameter(variable, given)}
+        places = members[variable.name] = dict[int, Value]()
+        for place, part in parts.items():
+            number = len(found)
+            found.append(replace(part, value=replace(part.value, number=number)))
+            places[place] = found[-1].value
+    return found, members
 
 
-def _parameter(variable: Variable, index: int, given: Argument) -> Parameter:
+def _members(variable: Variable, given: Argument) -> dict[int, Parameter]:
+    """The members of a structure, each at its natural alignment."""
+    name = given.name or variable.name
+    parts: dict[int, Parameter] = {}
+    end = 0
+    for i, member in enumerate(given.members):
+        size = 8 if member.kind == "pointer" else member.dtype.bytes
+        place = -(-end // size) * size
+        value = Value(0, u64 if member.kind == "pointer" else member.dtype, f"{name}.{i}")
+        parts[place] = Parameter(value.name, member.kind, member.dtype, value)
+        end = place + size
+    if end > variable.bytes:
+        raise PtxError(f"the members given for the structure {name} have {end} bytes, it has {variable.bytes}")
+    return parts
+
+
+def _parameter(variable: Variable, given: Argument) -> Parameter:
     """A kernel's parameter; its declared type is that of its bits."""
     name = given.name or variable.name
     if variable.bytes > 8:
         if given.kind != "tensor_map" or variable.bytes != _TENSOR_MAP_BYTES:
             raise PtxError(
-                f"the parameter {name} is a structure of {variable.bytes} bytes: of structures, tensor maps are "
-                "supported alone, as (array, TensorMapSpec) pairs"
+                f"the parameter {name} is a structure of {variable.bytes} bytes: give a list of its members, or for a "
+                "tensor map an (array, TensorMapSpec) pair"
             )
-        return Parameter(name, "tensor_map", u64, Value(index, u64, name))
+        return Parameter(name, "tensor_map", u64, Value(0, u64, name))
     bits = TYPES[variable.type]
     if given.kind == "pointer":
         if bits != 64:
             raise PtxError(f"an array is passed for the parameter {name}, which has {bits} bits")
-        return Parameter(name, "pointer", given.dtype, Value(index, u64, name))
+        return Parameter(name, "pointer", given.dtype, Value(0, u64, name))
     dtype = given.dtype
     if max(dtype.bits, 16) != max(bits, 16) and not (bits == 8 and dtype in (u16, u32)):
         raise PtxError(f"a {dtype} is passed for the parameter {name}, which has {bits} bits")
-    return Parameter(name, "scalar", dtype, Value(index, dtype, name))
+    return Parameter(name, "scalar", dtype, Value(0, dtype, name))

@@ -6,6 +6,7 @@ Movement and Conversion" instructions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import DType, f32, pred, u32, u64
@@ -44,6 +45,9 @@ def _plain(b: Builder, f: Form, instruction: Instruction, operands: tuple[Operan
 @form("add", "sub", "mul", "div", "rem", "min", "max")
 def arithmetic(b: Builder, f: Form) -> None:
     """Two operands of one type."""
+    if f.flag("sat"):
+        _saturated(b, f, arithmetic)
+        return
     kind, op = f.type(), f.opcode
     if op == "mul" and kind[0] in "us" and not kind.endswith("x2"):
         _multiply(b, f, kind)
@@ -57,7 +61,7 @@ def arithmetic(b: Builder, f: Form) -> None:
         _scalar(b, f, f"{name}.{kind}", operands)
         return
     if kind in ("f32", "f64"):
-        ftz, how = f.flag("ftz"), f.one_of("rn", "full", "approx", "NaN")
+        ftz, how = f.flag("ftz"), f.one_of("rn", "rz", "rm", "rp", "full", "approx", "NaN")
         name = ".".join(x for x in (op, how if how != "NaN" else "", "ftz" if ftz else "", how if how == "NaN" else "",
                                     kind) if x)  # fmt: skip
         if op in ("add", "sub", "mul") and not how:
@@ -67,8 +71,24 @@ def arithmetic(b: Builder, f: Form) -> None:
             return
         if ftz or how not in ("", "rn"):
             raise f.refusal()
+    _not_packed(f, kind)
     dtype = TYPE[kind] if op not in ("add", "sub") else _bits(kind)
     _plain(b, f, Binary(op, dtype), operands)
+
+
+def _not_packed(f: Form, kind: str) -> None:
+    """Refuse pairs in one register where they would be taken for one number."""
+    if kind.endswith("x2"):
+        raise f.refusal(f"pairs of type .{kind} are not supported here")
+
+
+def _saturated(b: Builder, f: Form, plain: Callable[[Builder, Form], None]) -> None:
+    """A form of f32 with ``.sat``, as ``plain`` has it without, held within 0 and 1."""
+    if "f32" not in f.instruction.modifiers:
+        raise f.refusal(".sat is supported for f32 alone")
+    plain(b, f)
+    target = f.instruction.operands[0]
+    b.assign(target, b.op(Scalar("cvt.sat.f32.f32"), b.read(target, f32)))
 
 
 def _multiply(b: Builder, f: Form, kind: str) -> None:
@@ -97,14 +117,11 @@ def _wide(b: Builder, f: Form, kind: str, x: Operand, y: Operand) -> Value:
 @form("mad")
 def multiply_add(b: Builder, f: Form) -> None:
     """``mad.{lo,hi,wide}``: a product and a sum; of floats, an ``fma``."""
+    if {"f32", "f64"} & set(f.instruction.modifiers):
+        fused_multiply_add(b, f)
+        return
     kind, how = f.type(), f.one_of("lo", "hi", "wide")
     target, x, y, z = f.operands(4)
-    if kind in ("f32", "f64"):
-        if f.one_of("rn") != "rn":
-            raise f.refusal()
-        ftz = f.flag("ftz")
-        _fma(b, f, kind, ftz)
-        return
     if how == "wide":
         product = _wide(b, f, kind, x, y)
     elif how == "lo":
@@ -119,19 +136,16 @@ def multiply_add(b: Builder, f: Form) -> None:
 
 @form("fma")
 def fused_multiply_add(b: Builder, f: Form) -> None:
-    """``fma.rn``."""
-    kind = f.type()
-    if f.one_of("rn") != "rn":
-        raise f.refusal("only rounding to nearest is supported")
-    _fma(b, f, kind, f.flag("ftz"))
-
-
-def _fma(b: Builder, f: Form, kind: str, ftz: bool) -> None:
+    """``fma``, and ``mad`` of floats."""
+    if f.flag("sat"):
+        _saturated(b, f, fused_multiply_add)
+        return
+    kind, how, ftz = f.type(), f.one_of("rn", "rz", "rm", "rp"), f.flag("ftz")
     operands = f.operands(4)
-    if kind in ("f32", "f64") and not ftz:
+    if kind in ("f32", "f64") and how == "rn" and not ftz:
         _plain(b, f, Fma(TYPE[kind]), operands)
     else:
-        _scalar(b, f, f"fma.rn{'.ftz' if ftz else ''}.{kind}", operands)
+        _scalar(b, f, f"fma.{how}{'.ftz' if ftz else ''}.{kind}", operands)
 
 
 @form("neg", "abs", "not", "popc", "clz", "brev", "cnot")
@@ -145,6 +159,7 @@ def unary(b: Builder, f: Form) -> None:
     elif ftz or (op in ("popc", "clz", "brev") and kind != "b32") or op == "cnot":
         raise f.refusal()
     else:
+        _not_packed(f, kind)
         dtype = _bits(kind) if op != "abs" else TYPE[kind]
         _plain(b, f, Unary(op, dtype), operands)
 
@@ -189,10 +204,10 @@ def shift(b: Builder, f: Form) -> None:
     _scalar(b, f, name, (target, value, by))
 
 
-@form("shf", "bfe", "bfi", "bfind", "prmt", "sad", "copysign")
+@form("shf", "bfe", "bfi", "bfind", "bmsk", "szext", "prmt", "sad", "copysign")
 def bits(b: Builder, f: Form) -> None:
     """Fields of bits, funnel shifts, permutations of bytes."""
-    how = [f.one_of("l", "r"), f.one_of("wrap", "clamp")] if f.opcode == "shf" else []
+    how = [x for x in (f.one_of("l", "r"), f.one_of("wrap", "clamp")) if x]
     kind = f.type()
     _scalar(b, f, ".".join((f.opcode, *how, kind)), f.operands(*range(2, 6)))
 
@@ -228,6 +243,7 @@ def compared(b: Builder, f: Form, op: str, kind: str, ftz: bool, x: Operand, y: 
     elif kind in ("f32", "f64"):
         a, c = (b.read(v, TYPE[kind]) for v in (x, y))
     else:
+        _not_packed(f, kind)
         dtype = TYPE[kind] if op not in ("eq", "ne") else _bits(kind)
         if op in _UNSIGNED:
             dtype = _bits(kind)

@@ -37,11 +37,11 @@ class Specials:
         fixed = self._fixed(register, axis)
         if fixed is not None:
             return Const(u32, fixed)
-        if known in SPECIAL_REGISTERS and known not in ("shared_base", "clock64"):
+        if known in SPECIAL_REGISTERS and known not in ("shared_base", "local_base", "clock64"):
             return b.once(Special(known))
-        if known == "clock64":
+        if known in ("clock64", "globaltimer"):
             return b.op(ReadClock())
-        if known == "clock":
+        if known in ("clock", "globaltimer_lo"):
             return b.op(Convert(u64, u32), b.op(ReadClock()))
         lane = b.binary("and", b.once(Special("tid.x")), 31)
         if known == "laneid":

@@ -49,7 +49,8 @@ def tokens(text: str, name: str) -> list[Token]:
             raise PtxError(f"{name}:{line}: {text[at]!r} is no PTX")
         kind, value = match.lastgroup or "", match.group()
         if kind not in ("space", "line", "comment"):
-            found.append(Token(kind, value, line))
+            directives = re.findall(r"\.[^.]+", value) if kind == "word" and value.startswith(".") else [value]
+            found += [Token(kind, part, line) for part in directives]  # ``.reg.b16`` is two
         line += value.count("\n")
         at = match.end()
     return found

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from warploom.core.dtypes import DTYPES, pred, u32
+from warploom.core.dtypes import DTYPES, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.ir.statements import Const
+from warploom.ir.statements import Operand as Value
+from warploom.isa.alu import Binary
 from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
+from warploom.isa.members import ActiveMask, Match, Redux
 from warploom.isa.sync import BarArrive, BarSync
-from warploom.isa.warp import Shuffle, SyncWarp, Vote
+from warploom.isa.warp import Shuffle, Special, SyncWarp, Vote
 from warploom.ptx.builder import Builder
 from warploom.ptx.forms import Form, form
 from warploom.ptx.hopper_forms import cluster_barrier
-from warploom.ptx.syntax import Both, Operand, Vector
+from warploom.ptx.syntax import Both, Operand, Register, Vector
 
 
 def _threads(b: Builder, f: Form, count: tuple[Operand, ...]) -> int | None:
@@ -68,11 +71,64 @@ def shuffle(b: Builder, f: Form) -> None:
         raise f.refusal("the clamp of a shuffle must be a constant")
     if isinstance(target, Both):
         if target.second.name in b.usage.read:
-            raise f.refusal("the predicate of a shuffle is not supported")
+            b.assign(target.second, _in_range(b, mode, int(clamp.value), b.read(lane, u32)))
         target = target.first
     dtype = b.home(target, u32)
     name = cast("Literal['xor', 'idx', 'up', 'down']", "xor" if mode == "bfly" else mode)
     b.set(target, Shuffle(name, dtype, int(clamp.value)), b.read(value, dtype), b.read(lane, u32), b.read(mask, u32))
+
+
+def _in_range(b: Builder, mode: str, clamp: int, lane: Value) -> Value:
+    """Whether the source lane of a shuffle lies within its group, as :meth:`Shuffle.source_lanes` has it."""
+    segment = clamp >> 8 & 31
+    own, n = b.binary("and", b.once(Special("tid.x")), 31), b.binary("and", lane, 31)
+    first = b.binary("and", own, segment)
+    last = b.binary("or", first, clamp & 31 & ~segment)
+    if mode == "up":
+        return b.op(Binary("ge", s32), b.cast(b.binary("sub", own, n), s32), b.cast(last, s32))
+    source = {"bfly": ("xor", own, n), "down": ("add", own, n)}.get(mode)
+    if source is None:
+        source = ("or", first, b.binary("and", n, 31 & ~segment))
+    return b.op(Binary("le", u32), b.binary(*source), last)
+
+
+@form("redux")
+def reduce(b: Builder, f: Form) -> None:
+    """``redux.sync`` of integers."""
+    op, kind = f.one_of("add", "min", "max", "and", "or", "xor"), f.type()
+    if not f.flag("sync") or not op or kind not in ("u32", "s32", "b32"):
+        raise f.refusal()
+    target, value, mask = f.operands(3)
+    dtype = s32 if kind == "s32" else u32
+    instruction = Redux(cast("Literal['add', 'min', 'max', 'and', 'or', 'xor']", op), dtype)
+    b.set(target, instruction, b.read(value, dtype), b.read(mask, u32))
+
+
+@form("match")
+def match(b: Builder, f: Form) -> None:
+    """``match.{any, all}.sync``."""
+    mode, kind = f.one_of("any", "all"), f.type()
+    if not f.flag("sync") or not mode or kind not in ("b32", "b64"):
+        raise f.refusal()
+    target, value, mask = f.operands(3)
+    dtype = u32 if kind == "b32" else u64
+    both = (
+        target
+        if isinstance(target, Both)
+        else Both(target if isinstance(target, Register) else Register(""), Register(""))
+    )
+    targets = (both.first,) if mode == "any" else (both.first, both.second)
+    instruction = Match(cast("Literal['any', 'all']", mode), dtype)
+    b.set_all(targets, instruction, (b.read(value, dtype), b.read(mask, u32)))
+
+
+@form("activemask")
+def active_mask(b: Builder, f: Form) -> None:
+    """``activemask``."""
+    (target,) = f.operands(1)
+    if f.type() != "b32":
+        raise f.refusal()
+    b.set(target, ActiveMask())
 
 
 @form("vote")

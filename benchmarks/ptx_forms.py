@@ -1,0 +1,99 @@
+"""Write docs/reference/ptx-forms.md: which PTX the emulator runs. ``python benchmarks/ptx_forms.py [--check]``.
+
+Each line of ``ptx-forms.txt`` is put into a kernel and read. A form runs, is refused (its opcode is known, this use of
+it is not), or is unknown; what is refused or unknown raises PtxError with line and form before anything runs.
+``--check`` changes nothing and ends with 1 if the page is out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from page_parts import write_or_check
+
+from warploom.core.errors import PtxError
+from warploom.ptx.forms import HANDLERS
+from warploom.ptx.parser import parse
+from warploom.ptx.program import entry_of, to_program
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reference" / "ptx-forms.md"
+FORMS = Path(__file__).resolve().parent / "ptx-forms.txt"
+_KERNEL = """.version 8.7
+.target sm_90a
+.address_size 64
+.const .align 4 .b8 table[16];
+.func (.param .b32 out) function(.param .b32 in)
+{{ .reg .b32 %x; ld.param.b32 %x, [in]; st.param.b32 [out], %x; ret; }}
+.visible .entry k()
+{{
+    .reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<16>; .reg .f32 %f<8>; .reg .b64 %d<4>; .reg .f64 %e<4>;
+    .reg .b128 %q<4>; .shared .align 8 .b8 bar[8]; .param .b32 argument; .param .b32 result;
+{defined}
+    {form};
+done:
+    ret;
+table_of_labels: .branchtargets done, done;
+}}
+"""
+_DEFINED = "".join(
+    f"    mov.{kind} %{letter}{i}, {value};\n"
+    for letter, kind, count, value in (("h", "b16", 4, "1"), ("r", "b32", 16, "1"), ("f", "f32", 8, "0f3F800000"),
+                                       ("d", "b64", 4, "1"), ("e", "f64", 4, "0d3FF0000000000000"))
+    for i in range(count)
+) + "".join(f"    setp.eq.u32 %p{i}, %r0, %r0;\n" for i in range(4))  # fmt: skip
+
+
+def verdict(form: str) -> tuple[str, str]:
+    """``runs``, ``refused`` or ``unknown``, and the message."""
+    structural = form.split(".")[0].split(" ")[0] in ("bra", "brx", "ret", "exit", "call")
+    try:
+        module = parse(_KERNEL.format(form=form, defined=_DEFINED))
+        to_program(module, entry_of(module), block=(128, 1, 1), shared_bytes=1024)
+    except PtxError as error:
+        known = structural or form.split(".")[0].split(" ")[0] in HANDLERS
+        return ("refused" if known else "unknown"), str(error).rsplit(": ", 1)[-1]
+    return "runs", ""
+
+
+def page() -> str:
+    """The page."""
+    kinds: dict[str, list[tuple[str, str, str]]] = {}
+    for line in FORMS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            kinds[line[2:]] = []
+        elif line:
+            kinds[list(kinds)[-1]].append((line.split(" ")[0], *verdict(line)))
+    parts = [
+        "# PTX that the emulator runs\n\n"
+        "`warploom.check_ptx`, `check_cuda` and `check_triton` read PTX. A form that is *refused* or *unknown* raises\n"
+        "PtxError with the author's line, the PTX line and the form, before anything runs: there is never a verdict\n"
+        "about a kernel of which a part was left out. `python benchmarks/ptx_forms.py` writes this page from\n"
+        "`benchmarks/ptx-forms.txt`, a sample of each kind of form.\n\n"
+        "| kind | run | refused | unknown |\n| --- | --- | --- | --- |\n"
+    ]
+    for kind, rows in kinds.items():
+        counts = (sum(v == which for _, v, _ in rows) for which in ("runs", "refused", "unknown"))
+        parts.append(f"| {kind} | {' | '.join(map(str, counts))} |\n")
+    for kind, rows in kinds.items():
+        parts.append(f"\n## {kind[0].upper()}{kind[1:]}\n\n")
+        running = dict.fromkeys(f"`{form}`" for form, v, _ in rows if v == "runs")
+        parts.append(f"Run: {', '.join(running)}.\n" if running else "Run: none.\n")
+        others = [(form, v, message) for form, v, message in rows if v != "runs"]
+        if others:
+            parts.append("\n| form | | message |\n| --- | --- | --- |\n")
+            parts += [f"| `{form}` | {v} | {message} |\n" for form, v, message in others]
+    return "".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    return write_or_check(PAGE, page, "benchmarks/ptx_forms.py", __doc__ or "", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""What the members of a warp find out together: reductions of integers, equal values, who is here.
+
+Source: PTX ISA, "Parallel Synchronization and Communication Instructions" (``redux.sync``, ``match.sync``,
+``activemask``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from warploom.core.dtypes import DType, pred, s32, u32, u64
+from warploom.core.errors import VerifyError
+from warploom.isa.base import Array, Instruction, inline_ptx, takes
+from warploom.isa.effects import Effect, ReadSpecial, WarpSync
+
+_LANES = np.arange(32, dtype=np.uint32)
+_REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+               "xor": np.bitwise_xor}  # fmt: skip
+
+
+def _members(mask: Array) -> Array:
+    """(warps, lane, member)."""
+    return ((mask[:, :, None] >> _LANES) & 1).astype(np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Redux(Instruction):
+    """``redux.sync``: operands value and member mask; every member gets the reduction over all of them."""
+
+    op: Literal["add", "min", "max", "and", "or", "xor"]
+    dtype: DType
+
+    def __post_init__(self) -> None:
+        if self.op not in _REDUCTIONS:
+            raise VerifyError(f"there is no reduction {self.op!r}; there are {', '.join(_REDUCTIONS)}")
+        takes(f"redux.sync.{self.op}", self.dtype, (u32,) if self.op in ("and", "or", "xor") else (u32, s32))
+
+    @property
+    def mnemonic(self) -> str:
+        """As in PTX (PTX ISA, "redux.sync")."""
+        return f"redux.sync.{self.op}.{'b32' if self.op in ('and', 'or', 'xor') else self.dtype.name}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The value, and the mask of members."""
+        return (self.dtype, u32)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """The reduction."""
+        return (self.dtype,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """The members meet; memory accesses are not ordered by it."""
+        return (WarpSync(mask=1),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX."""
+        return inline_ptx(f"{self.mnemonic} %0, %1, %2;", [("=r", results[0])], [("r", x) for x in operands])
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The reduction over the lanes of each lane's mask."""
+        values, member = operands[0], _members(operands[1])
+        info = np.iinfo(values.dtype)
+        none = {"min": info.max, "max": info.min, "and": info.max}.get(self.op, 0)
+        wide = np.where(member, values[:, None, :], values.dtype.type(none))
+        return (_REDUCTIONS[self.op].reduce(wide, axis=2).astype(values.dtype),)
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Instruction):
+    """``match.{any,all}.sync``: operands value and member mask; the members that have the lane's value.
+
+    ``all`` gives the mask if all members have one value, else 0, and as a second result whether they have.
+    """
+
+    mode: Literal["any", "all"]
+    dtype: DType
+
+    def __post_init__(self) -> None:
+        takes(f"match.{self.mode}", self.dtype, (u32, u64))
+
+    @property
+    def mnemonic(self) -> str:
+        """As in PTX (PTX ISA, "match.sync")."""
+        return f"match.{self.mode}.sync.b{self.dtype.bits}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The value, and the mask of members."""
+        return (self.dtype, u32)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """A mask of lanes; of ``all`` a predicate too."""
+        return (u32,) if self.mode == "any" else (u32, pred)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """The members meet; memory accesses are not ordered by it."""
+        return (WarpSync(mask=1),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX; a predicate by way of a register."""
+        ins = [(self.dtype.constraint, operands[0]), ("r", operands[1])]
+        if self.mode == "any":
+            return inline_ptx(f"{self.mnemonic} %0, %1, %2;", [("=r", results[0])], ins)
+        body = f"{{ .reg .pred p; {self.mnemonic} %0|p, %2, %3; selp.u32 %1, 1, 0, p; }}"
+        text = inline_ptx(body, [("=r", results[0]), ("=r", "equal")], ins)
+        return f"{{ unsigned equal; {text} {results[1]} = equal != 0; }}"
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """Comparisons of each lane with the lanes of its mask."""
+        values, member = operands[0], _members(operands[1])
+        same = member & (values[:, :, None] == values[:, None, :])
+        mask = (same.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(axis=2).astype(np.uint32)
+        if self.mode == "any":
+            return (mask,)
+        equal = (same == member).all(axis=2)
+        return np.where(equal, mask, np.uint32(0)), equal
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveMask(Instruction):
+    """``activemask``: the lanes that happen to execute it together; which they are, the order of execution decides."""
+
+    @property
+    def mnemonic(self) -> str:
+        """As in PTX (PTX ISA, "activemask")."""
+        return "activemask.b32"
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """A mask of lanes."""
+        return (u32,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads what the scheduler does."""
+        return (ReadSpecial("activemask"),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """``__activemask()``."""
+        return f"{results[0]} = __activemask();"

@@ -1,0 +1,115 @@
+"""Generic addresses: from and to those of a thread's own state spaces.
+
+Source: PTX ISA, "Generic Addressing", ``cvta``, ``isspacep``. A global address is its own generic one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from warploom.core.dtypes import DType, pred, u32, u64
+from warploom.isa.base import Array, Lanewise, inline_ptx
+
+Window = Literal["shared", "local"]
+_MARK = {"shared": np.uint64(1 << 60), "local": np.uint64(1 << 61)}
+"""What the emulator adds to addresses of a space to have generic ones: above all of global memory."""
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class ToGeneric(Lanewise):
+    """``cvta.{shared,local}``: the generic address of one in a space."""
+
+    space: Window
+
+    @property
+    def mnemonic(self) -> str:
+        """As in PTX (PTX ISA, "cvta")."""
+        return f"cvta.{self.space}.u64"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The address within the space."""
+        return (u32,)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """The generic address."""
+        return (u64,)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX; within the space addresses are of 32 bits."""
+        body = f"{{ .reg .u64 a; cvt.u64.u32 a, %1; {self.mnemonic} %0, a; }}"
+        return inline_ptx(body, [("=l", results[0])], [("r", operands[0])], volatile=False)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The address, marked as one of the space."""
+        return (operands[0].astype(np.uint64) | _MARK[self.space],)
+
+
+@dataclass(frozen=True, slots=True)
+class FromGeneric(Lanewise):
+    """``cvta.to.{shared,local}``: the address within a space of a generic one that lies in it."""
+
+    space: Window
+
+    @property
+    def mnemonic(self) -> str:
+        """As in PTX (PTX ISA, "cvta")."""
+        return f"cvta.to.{self.space}.u64"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The generic address."""
+        return (u64,)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """The address within the space."""
+        return (u32,)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX."""
+        body = f"{{ .reg .u64 a; {self.mnemonic} a, %1; cvt.u32.u64 %0, a; }}"
+        return inline_ptx(body, [("=r", results[0])], [("l", operands[0])], volatile=False)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """The low half; of an address elsewhere, one beyond all of the space."""
+        inside = operands[0] >> np.uint64(32) == _MARK[self.space] >> np.uint64(32)
+        return (np.where(inside, operands[0] & _LOW, _LOW).astype(np.uint32),)
+
+
+@dataclass(frozen=True, slots=True)
+class IsSpace(Lanewise):
+    """``isspacep.{shared,local}``: whether a generic address lies in a space."""
+
+    space: Window
+
+    @property
+    def mnemonic(self) -> str:
+        """As in PTX (PTX ISA, "isspacep")."""
+        return f"isspacep.{self.space}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The generic address."""
+        return (u64,)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """Whether it does."""
+        return (pred,)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX; the predicate by way of a register."""
+        body = f"{{ .reg .pred p; {self.mnemonic} p, %1; selp.u32 %0, 1, 0, p; }}"
+        text = inline_ptx(body, [("=r", "inside")], [("l", operands[0])], volatile=False)
+        return f"{{ unsigned inside; {text} {results[0]} = inside != 0; }}"
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """By the mark of the space."""
+        return ((operands[0] & _MARK[self.space]) != 0,)

@@ -1,0 +1,119 @@
+"""CUDA C++ through NVRTC: results, findings at the author's lines, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warploom
+from tests.ptx.cuda_cases import HEADERS, PLAIN
+from tests.ptx.text import kinds
+from warploom.core.errors import CompileError, PtxError, UnsupportedDeviceError
+from warploom.cuda.printer import print_cuda
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
+from warploom.cuda.ptx import header_options
+
+NO_HEADERS = len(header_options()) < 2
+
+
+@pytest.mark.parametrize("name", sorted(set(PLAIN) - {"structures"}))
+def test_kernels_are_right_and_free_of_findings(name: str) -> None:
+    found, error = PLAIN[name].run()
+    assert found.findings == ()
+    assert error <= 1
+
+
+def test_structures() -> None:
+    case = PLAIN["structures"]
+    given = case.arguments(np.random.default_rng(0))
+    y, x = given[0][2:]
+    before = y.copy()
+    assert warploom.check_cuda(case.source, "k", 1, 64, given).findings == ()
+    assert np.array_equal(y, np.r_[(2 * x + 3)[:40], before[40:]])
+    with pytest.raises(PtxError, match="list of its members"):
+        warploom.check_cuda(case.source, "k", 1, 64, [x, y])
+
+
+@pytest.mark.skipif(NO_HEADERS, reason="needs the headers of CUDA and CCCL")
+@pytest.mark.parametrize("name", HEADERS)
+def test_kernels_on_the_headers_of_cuda(name: str) -> None:
+    found, error = HEADERS[name].run()
+    assert found.findings == ()
+    assert error <= 1
+
+
+@pytest.mark.parametrize("name", ["local arrays", "generic pointers", "calls", "warps"])
+def test_programs_compile_again(name: str) -> None:
+    from warploom.cuda.compile import compile_source
+
+    program = PLAIN[name].run()[0].program
+    assert compile_source(print_cuda(program), program.name, arch="sm_80", cache=False).cubin
+
+
+def test_findings_are_at_the_lines_of_the_source() -> None:
+    source = PLAIN["two-dimensional blocks"].source
+    found, _ = PLAIN["two-dimensional blocks"].run(source.replace("__syncthreads();", "", 1))
+    assert kinds(found.findings) == {"race"}
+    lines = source.splitlines()
+    assert all("s[y][" in lines[f.where.line - 1] for f in found.findings)
+    assert {f.where.file for f in found.findings} == {"kernel.cu"}
+
+
+def test_a_plain_read_beside_an_atomic_is_a_race() -> None:
+    found, error = PLAIN["atomics"].run(PLAIN["atomics"].source.replace("atomicAdd(p, 0)", "*p"))
+    assert kinds(found.findings) == {"race"}
+    assert error <= 1
+
+
+BEYOND = {
+    "a[x[t] & 15]": ("a[(x[t] & 15) + 1]", "bounds"),
+    "for (int i = 0; i < 16; i++) a[i]": ("for (int i = 1; i < 16; i++) a[i]", "uninitialised"),
+}
+
+
+@pytest.mark.parametrize("text", BEYOND)
+def test_local_memory_is_checked(text: str) -> None:
+    new, kind = BEYOND[text]
+    case = PLAIN["local arrays"]
+    given = [np.arange(64, dtype=np.int32), np.zeros(64, np.int32)]
+    found = warploom.check_cuda(case.source.replace(text, new), "k", 1, 64, given)
+    assert kind in kinds(found.findings)
+
+
+def test_templates_and_namespaces() -> None:
+    source = "namespace a { template <typename T, int N> __global__ void fill(T* x) { x[threadIdx.x] = N; } }"
+    x = np.zeros(32, np.int16)
+    warploom.check_cuda(source, "a::fill<short, 7>", 1, 32, [x]).raise_if_found()
+    assert x.tolist() == [7] * 32
+
+
+REFUSED = {
+    "printf": 'extern "C" __device__ int printf(const char*, ...); __global__ void k(int* x) { printf("%d", x[0]); }',
+    "themselves": """__noinline__ __device__ int f(int n) { return n < 2 ? n : f(n - 1) * f(n - 2) + f(n / 3); }
+                     __global__ void k(int* x) { x[0] = f(x[0]); }""",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_cannot_be_run_is_refused_with_its_line(text: str) -> None:
+    with pytest.raises(PtxError, match=rf"kernel\.cu:\d+ \(PTX line \d+\).*{text}"):
+        warploom.check_cuda(REFUSED[text], "k", 1, 32, [np.zeros(32, np.int32)])
+
+
+def test_what_does_not_compile() -> None:
+    with pytest.raises(CompileError, match=r"kernel\.cu"):
+        warploom.check_cuda("__global__ void k(int* x) { y = 1; }", "k", 1, 32, [np.zeros(32, np.int32)])
+
+
+def test_without_nvrtc_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from warploom.cuda import device
+
+    def missing() -> Any:
+        raise UnsupportedDeviceError("cuda.core is missing: pip install 'warploom[cu13]'")
+
+    monkeypatch.setattr(device, "cuda_core", missing)
+    with pytest.raises(UnsupportedDeviceError, match="pip install"):
+        warploom.check_cuda("", "k", 1, 32, [])
