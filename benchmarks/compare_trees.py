@@ -5,8 +5,10 @@
 OLD and NEW are folders with the package's sources (``src``, with or without the folder that holds it). Each runs in a
 process of its own; the processes take turns, cell by cell and round by round. Inputs are drawn by the cell's name and
 rotate past the L2, the calls of a round are one CUDA graph, and before a cell is timed what a graph wrote over NaN is
-held against float64 in both. Writes medians, spread, clock and watts of every cell as JSON ($OUT/compare.json by
-default). Exit code 1 if a result is wrong, a cell of NEW is slower than 0.98 of OLD, or their geometric mean below 1.
+held against float64 in both. At the power limit a round's clock depends on the one before: a cell that seems below
+0.98 is measured once more, with four times the rounds, which then count. Writes medians, spread, clock and watts of
+every cell as JSON ($OUT/compare.json by default). Exit code 1 if a result is wrong, a cell of NEW is slower than 0.98
+of OLD, or the geometric mean of all below 1.
 """
 
 from __future__ import annotations
@@ -310,17 +312,11 @@ def compare(trees: list[str], groups: list[str], rounds: int) -> list[dict[str, 
         errors = [_ask(process, "prepare", index) for process in pair]
         row: dict[str, Any] = {"group": cell.group, "cell": cell.name, "errors": errors}
         if all(isinstance(x, float | int) and x <= 1.0 for x in errors):
-            samples: list[list[float]] = [[], []]
-            for turn in range(rounds + 1):
-                for i in (0, 1) if turn % 2 else (1, 0):
-                    seconds = _ask(pair[i], "time", index)
-                    if turn:  # the first warms up
-                        samples[i].append(seconds)
-            ratios = sorted(old / new for old, new in zip(*samples, strict=True))
-            rates = [cell.flops / statistics.median(x) / 1e12 for x in samples]
-            row |= {"old_tflops": rates[0], "new_tflops": rates[1], "ratio": statistics.median(ratios),
-                    "low": ratios[0], "high": ratios[-1], "clock_watts": _state()}  # fmt: skip
-            print(f"{cell.group} {cell.name}: {rates[0]:.0f} {rates[1]:.0f} {row['ratio']:.3f}", flush=True)
+            row |= _timed(pair, index, cell.flops, rounds)
+            if row["ratio"] < LEAST_CELL:
+                row |= {"before": row["ratio"], **_timed(pair, index, cell.flops, 4 * rounds)}
+            words = f"{row['old_tflops']:.0f} {row['new_tflops']:.0f} {row['ratio']:.3f}"
+            print(f"{cell.group} {cell.name}: {words}", flush=True)
         else:
             print(f"{cell.group} {cell.name}: WRONG {errors}", flush=True)
         for process in pair:
@@ -329,6 +325,20 @@ def compare(trees: list[str], groups: list[str], rounds: int) -> list[dict[str, 
     for process in pair:
         process.kill()
     return rows
+
+
+def _timed(pair: list[subprocess.Popen[str]], index: int, flops: float, rounds: int) -> dict[str, Any]:
+    """Both trees' rates, and their ratio in each round."""
+    samples: list[list[float]] = [[], []]
+    for turn in range(rounds + 1):
+        for i in (0, 1) if turn % 2 else (1, 0):
+            seconds = _ask(pair[i], "time", index)
+            if turn:  # the first warms up
+                samples[i].append(seconds)
+    ratios = sorted(old / new for old, new in zip(*samples, strict=True))
+    rates = [flops / statistics.median(x) / 1e12 for x in samples]
+    return {"old_tflops": rates[0], "new_tflops": rates[1], "ratio": statistics.median(ratios), "low": ratios[0],
+            "high": ratios[-1], "rounds": rounds, "clock_watts": _state()}  # fmt: skip
 
 
 def main() -> int:
@@ -358,7 +368,9 @@ def main() -> int:
     }  # fmt: skip
     Path(given.out).write_text(json.dumps({"means": means, "below": below, "rows": rows}, indent=1) + "\n")
     print({g: round(x, 4) for g, x in means.items()}, "below:", below)
-    return 1 if below or any(x < LEAST_MEAN for x in means.values()) else 0
+    whole = math.exp(statistics.mean(math.log(r["ratio"]) for r in rows if "ratio" in r))
+    print(f"all: {whole:.4f}")
+    return 1 if below or whole < LEAST_MEAN or any("ratio" not in r for r in rows) else 0
 
 
 if __name__ == "__main__":
