@@ -174,9 +174,7 @@ WGMMA_SECOND_KERNEL_SECONDS = 2.3e-6
 LEAST_LOADED = 0.0118
 """Bytes loaded per operation by the largest tile: more take power, and with it clock."""
 POWER = 0.17
-LONG_POWER = 0.5
-LONG_SECONDS = 4e-3
-"""The exponent of their ratio, and what it is in launches so long that the GPU warms up."""
+"""The exponent of their ratio."""
 
 
 def seconds_sm90(problem: MatmulProblem, config: MatmulSm90) -> float:
@@ -192,7 +190,7 @@ def seconds_sm90(problem: MatmulProblem, config: MatmulSm90) -> float:
     stages = rounds * tiling.per_part * max(product, loading, STAGE_CYCLES)
     compute = (stages + (epilogue if hidden else rounds * epilogue)) / WGMMA_CLOCK
     loaded = stage_bytes / (2 * c.tile_m * c.tile_n * c.tile_k)
-    compute *= max(1.0, loaded / LEAST_LOADED) ** (POWER if compute < LONG_SECONDS else LONG_POWER)
+    compute *= max(1.0, loaded / LEAST_LOADED) ** POWER
     extra = 0.0
     if c.split_k > 1:  # the parts are written, and read by a kernel of its own
         extra = WGMMA_SECOND_KERNEL_SECONDS + 2 * _part_bytes(problem, c.split_k) / WGMMA_BANDWIDTH
