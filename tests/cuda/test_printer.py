@@ -192,6 +192,14 @@ def test_source_text_is_shown_and_can_be_left_out(tmp_path: Path) -> None:
     assert "//" not in print_cuda(program, comments=False)
 
 
+def test_a_comment_of_two_lines_is_one() -> None:
+    name = "a_kernel_with_a_name_that_is_longer_than_any_other_that_people_would_write"
+    head, *_ = print_cuda(Program(name, (), 32, (), where=SourceLine("a_file_of_some_name.py", 3))).split("extern")
+    lines = head.splitlines()
+    assert len(lines) > 1
+    assert all(line.startswith("//") for line in lines if line)
+
+
 def test_text_without_comments_ignores_source_lines() -> None:
     def program(line: int) -> Program:
         x = Value(0, u32, "x")

@@ -334,7 +334,7 @@ def _wrapped(text: str, room: int) -> Iterator[str]:
         for piece in _split(part, (", ",)):
             if line and len(line) + len(piece) > room - 1:
                 yield line.rstrip()
-                line = "      "
+                line = "//      " if text.startswith("//") else "      "
             line += piece if line else f"{'    ' if i else ''}{piece.lstrip()}"
         yield line.rstrip()
 
