@@ -13,7 +13,7 @@ from warploom.core.errors import TraceError
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.lang import Global, Kernel, bf16, f32, kernel, u32
 from warploom.layout.catalogue import mma_fragment
-from warploom.tile.mask import Mask, Visible
+from warploom.tile.mask import Mask, SeenBy, Visible, key_tiles
 
 Window = tuple[int | None, int | None]
 WARPS, ROWS = 2, 16
@@ -111,3 +111,55 @@ def test_scores_that_cannot_be_masked_in_place_are_refused() -> None:
 
     with pytest.raises(TraceError, match="only an accumulator"):
         wrong.trace()
+
+
+@kernel(threads=32 * WARPS, drop_unused=True)
+def seen_by(
+    k: Kernel, out: Global[f32], visits: Global[u32], first: Global[u32], end: Global[u32], q_len: u32, kv_len: u32,
+    rows: u32, *, tile_m: int, visible: Visible,
+) -> None:  # fmt: skip
+    """A CTA for each 32 keys: 1 where a row of a visited block sees a key, else 0; and who visits each block."""
+    key = k.cta_x * TILE_M
+    mask = SeenBy(k, visible, (tile_m, TILE_M), key, (q_len, kv_len))
+    with k.when(k.thread == 0):
+        visits.store(mask.blocks, k.cta_x)
+        with k.when(k.cta_x == 0), k.loop((q_len + (tile_m - 1)) // tile_m) as block:
+            for to, tile in zip((first, end), key_tiles(k, visible, (tile_m, TILE_M), block, (q_len, kv_len)),
+                                strict=True):  # fmt: skip
+                to.store(tile, block)
+    scores = k.accumulator(mma_fragment("m16n8k16", "C").tile(1, tile_m // 8), None, "scores")
+    with k.loop(mask.blocks) as step:
+        block = mask.block(step)
+        for register in scores.mutable:
+            register.set(1.0)
+        mask.apply(scores, block, row=k.warp * ROWS)
+        for element, score in enumerate(scores.mutable):
+            at_key, at_row = scores.layout.coordinates(k.lane, element)
+            place = k.mul_wide(key + k.warp * ROWS + at_key, rows) + k.mul_wide(block * tile_m + at_row, 1)
+            (out + place).store(score.get())
+
+
+@pytest.mark.parametrize("window", [(None, None), (None, 0), (None, 7), (20, None), (0, 0), (33, 5), (200, 200)])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(96, 96), (70, 150), (150, 70), (1, 100), (96, 16)])
+@pytest.mark.parametrize("tile_m", [16, 48])
+def test_who_sees_keys_is_the_same_predicate(window: Window, q_len: int, kv_len: int, tile_m: int) -> None:
+    tiles, blocks = -(-kv_len // TILE_M), -(-q_len // tile_m)
+    rows = blocks * tile_m
+    out = np.full((tiles * TILE_M, rows), np.nan, np.float32)
+    visits = np.zeros(tiles, np.uint32)
+    first, end = np.zeros(blocks, np.uint32), np.zeros(blocks, np.uint32)
+    given = {"out": out, "visits": visits, "first": first, "end": end, "q_len": q_len, "kv_len": kv_len, "rows": rows}
+    program = seen_by.trace(tile_m=tile_m, visible=Visible(window, ragged=kv_len % TILE_M != 0))
+    assert clean(program, tiles, {p.name: given[p.name] for p in program.parameters})
+
+    seen = np.zeros((tiles * TILE_M, rows), bool)
+    seen[:kv_len, :q_len] = predicate(q_len, kv_len, window).T
+    visited = ~np.isnan(out)
+    assert not seen[~visited].any(), "all that counts is visited"
+    assert ((out == 1) == seen)[:, :q_len][visited[:, :q_len]].all()
+    used: Any = visited.reshape(tiles, TILE_M, blocks, tile_m).any((1, 3))
+    assert used.sum(1).tolist() == visits.tolist()
+    for block in range(blocks):
+        assert np.nonzero(used[:, block])[0].tolist() == list(range(first[block], end[block])), "turns count them"
+    needed: Any = seen.reshape(tiles, TILE_M, blocks, tile_m).any((1, 3))
+    assert (used.sum() - needed.sum()) <= tiles, "no block is visited in vain, but where both ends are ragged"

@@ -8,6 +8,9 @@
 :mod:`.mask`          which scores of a block count, and which blocks are visited at all
 :mod:`.softmax`       the online softmax on accumulators
 :mod:`.epilogue`      what becomes of a tile of sums, and its ways out
+:mod:`.gradient`      P and dS of a backward pass
+:mod:`.transposed`    values of rows or columns, and a transposed accumulator's way out
+:mod:`.accumulation`  sums that many CTAs add to
 :mod:`.roles`         producer and consumer warpgroups, and their turns at the tensor cores
 ====================  ==============================================================================================
 

@@ -20,6 +20,7 @@ from warploom.layout.matrix_access import stmatrix_plan
 from warploom.layout.reduction import reduction_plan
 from warploom.tile.copy_plan import CopyPlan
 from warploom.tile.pipeline import Boxes
+from warploom.tile.product import Part
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS
 
 PIECE = mma_fragment("m16n8k16", "C", 16).tile(1, 2)
@@ -129,12 +130,37 @@ def store_rows(k: Kernel, tile: SharedTile, sums: Fragment, row: Number, *, cols
         k.stmatrix(to.address(0, 16 * d), [piece[r] for r in _STORE.register_order])
 
 
-def store_pairs(k: Kernel, tile: SharedTile, sums: Fragment, row: Number) -> None:
-    """A warp's rows of an accumulator, rounded, into a shared tile from ``row`` on, two columns at a time (sm_80)."""
+def send_rows(
+    k: Kernel, tile: SharedTile, sums: Fragment, me: Traced, boxes: Boxes, place: tuple[Number, ...], *, barrier: Number
+) -> None:
+    """A warpgroup's 64 rows, rounded, through rows 64·``me`` … of a shared tile that it owns, and out by the TMA.
+
+    ``barrier`` is a named barrier of the warpgroup's own.
+    """
+    first = me * WARPGROUP_ROWS
+    store_rows(k, tile, sums, first + (k.warp & 3) * 16, cols=sums.layout.shape[1])
+    k.fence_async()
+    k.bar_sync(barrier, WARPGROUP)
+    with k.when((k.thread & (WARPGROUP - 1)) == 0):
+        for panel in tile.layout.panels:
+            if panel.first_col < sums.layout.shape[1]:
+                offset = first * tile.layout.row_bytes + panel.byte_offset
+                k.tma_store(boxes.tensor_map, boxes.order(panel.first_col, *place), tile, offset=offset)
+        k.commit_bulk()
+        k.wait_bulk(0, reads_only=True)
+
+
+def store_pairs(k: Kernel, tile: SharedTile, sums: Fragment, row: Number, part: Number = 0) -> None:
+    """A warp's rows of an accumulator, rounded, into a shared tile from ``row`` on, two columns at a time (sm_80).
+
+    ``part``: its number among accumulators side by side in the tile.
+    """
     packed = sums.packed(tile.dtype)
-    to = TileAddresses(k, tile, packed.layout.atom.restrict("lane"), k.lane, row, "strided")
+    at = Part.of(k, tile, packed.layout.atom.restrict("lane"), sums.layout.shape[1], part)
+    to = TileAddresses(k, tile, at.lanes, at.who, at.row + row, "strided")
     for register, pair in enumerate(packed.registers):
-        k.store("shared", to.address(*packed.layout.coordinates(0, 2 * register)), u32, [pair], "", "weak")
+        own_row, col = packed.layout.coordinates(0, 2 * register)
+        k.store("shared", to.address(own_row, at.col(col)), u32, [pair], "", "weak")
 
 
 # -- to global memory

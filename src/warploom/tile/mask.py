@@ -16,7 +16,7 @@ from warploom.core.dtypes import f32, s32, u32
 
 if TYPE_CHECKING:
     from warploom.lang import Fragment, Kernel, Traced
-    from warploom.lang.values import Number
+    from warploom.lang.values import Mutable, Number
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,22 @@ class Visible:
     def masks(self) -> bool:
         """Whether some block may have to be masked."""
         return self.ragged or self.window != (None, None)
+
+    def seen(self, key: Traced, aligned: Traced, keys: Traced) -> list[Traced]:
+        """What must hold for a key to be seen by the row aligned with key ``aligned``, of ``keys`` (all s32)."""
+        left, right = self.window
+        found: list[Traced] = []
+        if self.ragged:
+            found.append(key < keys)
+        if right is not None:
+            found.append(key <= aligned + right)
+        if left is not None:
+            found.append(key >= aligned - left)
+        return found
+
+
+def _hide(k: Kernel, score: Mutable, seen: list[Traced], hidden: float) -> None:
+    score.set(k.select(reduce(and_, seen), score.get(), k.value(hidden, f32)))
 
 
 class Mask:
@@ -94,30 +110,110 @@ class Mask:
             found.append(begin < self._top + (self._rows - 1 - left))
         return reduce(or_, found) if found else None
 
-    def apply(self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number = 0) -> None:
-        """-inf in place of the scores of a block that do not count; passed over where every row sees the whole block.
+    def apply(
+        self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number = 0, hidden: float = -math.inf
+    ) -> None:
+        """``hidden`` in place of what does not count of a block; passed over where every row sees the whole block.
 
         The fragment's rows begin ``row`` rows into the tile; ``warp`` is the warp's number among those that share it.
         """
         cuts = self.cuts(block)
         if cuts is not None:
             with self._k.when(cuts, uniform=True):
-                self._cut(scores, block, row, warp)
+                self._cut(scores, block, (row, warp), hidden)
 
-    def _cut(self, scores: Fragment, block: Traced, row: Number, warp: Number) -> None:
+    def _cut(self, scores: Fragment, block: Traced, place: tuple[Number, Number], hidden: float) -> None:
+        row, warp = place
         k = self._k
-        left, right = self._visible.window
         begin = k.bitcast(block * self._block, s32)
         top = self._top + k.bitcast(k.value(row, u32), s32) - begin  # counted within the block
         keys = k.bitcast(self._kv_len, s32) - begin
         for element, score in enumerate(scores.mutable):
             at_row, at_col = scores.layout.coordinates(k.lane, element, warp)
             key, aligned = k.bitcast(k.value(at_col, u32), s32), top + k.bitcast(k.value(at_row, u32), s32)
-            seen: list[Traced] = []
-            if self._visible.ragged:
-                seen.append(key < keys)
-            if right is not None:
-                seen.append(key <= aligned + right)
-            if left is not None:
-                seen.append(key >= aligned - left)
-            score.set(k.select(reduce(and_, seen), score.get(), k.value(-math.inf, f32)))
+            _hide(k, score, self._visible.seen(key, aligned, keys), hidden)
+
+
+class SeenBy:
+    """The query rows that see a tile of ``tile[1]`` keys from ``first`` on, in blocks of ``tile[0]`` rows.
+
+    That is the mask of a transposed product: the keys are its rows. A block is visited if one of its rows sees one of
+    the keys; the last block comes first.
+    """
+
+    def __init__(
+        self, k: Kernel, visible: Visible, tile: tuple[int, int], first: Traced, lengths: tuple[Traced, Traced]
+    ) -> None:
+        self._k, self._visible = k, visible
+        self._block, self._keys = tile
+        self._q_len, self._kv_len = lengths
+        self._offset = k.bitcast(self._kv_len, s32) - k.bitcast(self._q_len, s32)
+        self._first = k.bitcast(first, s32)
+        left, right = visible.window
+        zero: Traced = k.value(0, u32)
+        self.begin: Traced = zero
+        """The first block that is visited."""
+        self.end: Traced = (self._q_len + (self._block - 1)) // self._block
+        """One past the last."""
+        if left is not None:
+            last = k.minimum(self._first + self._keys, k.bitcast(self._kv_len, s32)) - self._offset + left
+            self.end = k.minimum(self.end, (k.bitcast(k.maximum(last, 0), u32) + (self._block - 1)) // self._block)
+        if right is not None:
+            start = k.bitcast(k.maximum(self._first - self._offset - right, 0), u32)
+            self.begin = k.minimum(k.select(start < self._q_len, start // self._block, self.end), self.end)
+
+    @property
+    def blocks(self) -> Traced:
+        """How many blocks are visited; none where nobody sees the keys."""
+        return self.end - self.begin
+
+    def block(self, step: Number) -> Traced:
+        """The block that is visited as number ``step``."""
+        return self.end - 1 - step
+
+    def cuts(self, block: Traced) -> Traced | None:
+        """Whether some row of a block does not see all the keys; None if every row always does."""
+        k, (left, right) = self._k, self._visible.window
+        top = k.bitcast(block * self._block, s32) + self._offset  # the key aligned with the block's first row
+        found: list[Traced] = []
+        if self._visible.ragged:
+            found.append(self._first + self._keys > k.bitcast(self._kv_len, s32))
+        if right is not None:
+            found.append(self._first + (self._keys - 1) > top + right)
+        if left is not None:
+            found.append(self._first < top + (self._block - 1) - left)
+        return reduce(or_, found) if found else None
+
+    def apply(self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number = 0) -> None:
+        """0 in place of the probabilities of a block that do not count; keys are rows, from ``row`` of the tile on."""
+        cuts = self.cuts(block)
+        if cuts is None:
+            return
+        k = self._k
+        with k.when(cuts, uniform=True):
+            first = self._first + k.bitcast(k.value(row, u32), s32)
+            top = k.bitcast(block * self._block, s32) + self._offset - first  # counted within the rows
+            keys = k.bitcast(self._kv_len, s32) - first
+            for element, score in enumerate(scores.mutable):
+                at_row, at_col = scores.layout.coordinates(k.lane, element, warp)
+                key, aligned = k.bitcast(k.value(at_row, u32), s32), top + k.bitcast(k.value(at_col, u32), s32)
+                _hide(k, score, self._visible.seen(key, aligned, keys), 0.0)
+
+
+def key_tiles(
+    k: Kernel, visible: Visible, tile: tuple[int, int], block: Traced, lengths: tuple[Traced, Traced]
+) -> tuple[Traced, Traced]:
+    """(first, one past the last) of the tiles of keys that visit a block of query rows: the reverse of SeenBy."""
+    rows, keys = tile
+    q_len, kv_len = lengths
+    offset = k.bitcast(kv_len, s32) - k.bitcast(q_len, s32)
+    left, right = visible.window
+    begin: Traced = k.value(0, u32)
+    end: Traced = (kv_len + (keys - 1)) // keys
+    if right is not None:
+        last = k.bitcast(k.minimum((block + 1) * rows, q_len), s32) + offset + right  # one past the last key
+        end = k.minimum(end, (k.bitcast(k.maximum(last, 0), u32) + (keys - 1)) // keys)
+    if left is not None:
+        start = k.bitcast(k.maximum(k.bitcast(block * rows, s32) + offset - left, 0), u32)
+        begin = k.minimum(k.select(start < kv_len, start // keys, end), end)
+    return begin, end

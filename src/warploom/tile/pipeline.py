@@ -224,6 +224,13 @@ class Cursor:
         p.copy_in(self.stage, places)
         self._position.advance()
 
+    def claim(self) -> SharedTile:
+        """Each writing warp: the stage's tile, once it is empty."""
+        p = self._pipeline
+        if p.empty is not None:
+            p.empty.wait(self._position.phase, self.stage)
+        return self.tile
+
     def written(self) -> None:
         """Each writing warp: what its lanes stored into the stage is there, for the TMA and ``wgmma`` too."""
         k = self._pipeline.k

@@ -81,18 +81,19 @@ class Wgmma:
         b: SharedTile,
         *,
         row: Number = 0,
+        col: Number = 0,
         depth: int | None = None,
         transposed_a: bool = False,
         transposed_b: bool = False,
     ) -> WgmmaProduct:
-        """``sums`` (+)= A·B, one accumulator for each 64 rows of A from ``row`` on.
+        """``sums`` (+)= A·B, one accumulator for each 64 rows of A from ``row`` on, of B's columns from ``col`` on.
 
         Tiles have rows of A, or columns of B, and run along K; ``transposed_…``: rows of K. ``depth``: K, by default
         all of B's tile; it is rounded up to steps of 16, where a tile that runs along K holds zeros.
         """
         blocks = (sums,) if isinstance(sums, Fragment) else tuple(sums)
         whole = _whole_depth(self._k, b, depth, transposed_a, transposed_b)
-        return WgmmaProduct(self, blocks, row, whole, transposed_a, transposed_b)
+        return WgmmaProduct(self, blocks, (row, col), whole, transposed_a, transposed_b)
 
     def wait(self, pending: int, *ready: Fragment) -> None:
         """Until all products but the ``pending`` newest are done; ``ready`` are what may be read from here on."""
@@ -123,18 +124,19 @@ class WgmmaProduct:
         self,
         cores: Wgmma,
         sums: tuple[Fragment, ...],
-        row: Number,
+        first: tuple[Number, Number],
         depth: int,
         transposed_a: bool,
         transposed_b: bool,
     ) -> None:
-        self._cores, self._sums, self._row, self._depth = cores, sums, row, depth
+        self._cores, self._sums, self._depth = cores, sums, depth
+        self._row, self._col = first
         self._transposed_a, self._transposed_b = transposed_a, transposed_b
 
     def start(self, a: Left, b: SharedTile, *, zero: bool = False) -> Started:
         """Start it on a stage's tiles; ``zero``: sums begin anew."""
         cores, k = self._cores, self._cores.k
-        right = _Operand(k, b, self._transposed_b)
+        right = _Operand(k, b, self._transposed_b, self._col)
         left = _Operand(k, a, self._transposed_a, self._row) if isinstance(a, SharedTile) else None
         k.wgmma_fence()
         for depth in range(0, self._depth, DEPTH):
@@ -223,6 +225,39 @@ class MmaSync:
         return self._ahead
 
 
+@dataclass(frozen=True)
+class Part:
+    """The columns of a tile that a warp has: ``lanes`` of thread ``who``, from ``row`` on, find the first of them."""
+
+    lanes: LinearMap
+    who: Traced
+    row: Number
+    panel: int
+    within: int
+
+    @classmethod
+    def of(cls, k: Kernel, tile: SharedTile, lanes: LinearMap, extent: int, index: Number) -> Part:
+        """Part ``index`` of those ``extent`` columns wide: a piece of a panel, whole panels, or a piece of each panel.
+
+        Whole panels are rows (a panel is as large as so many rows); which piece of a panel it is are further bits of
+        the lanes' map, and of ``who``.
+        """
+        panel = tile.layout.panels[0].cols
+        if extent % panel == 0 or tile.layout.cols < 2 * extent:
+            return cls(lanes, k.lane, index * (extent // panel * tile.layout.rows), panel, panel)
+        within = extent if panel % extent == 0 else panel * extent // tile.layout.cols
+        bits = (panel // within).bit_length() - 1
+        moved = [*lanes.bases("lane"), *((0, within << bit) for bit in range(bits))]
+        number = k.value(index, u32)
+        piece = k.lane + (number & ((1 << bits) - 1)) * 32
+        spread = LinearMap({"lane": moved}, {"row": lanes.out_size("row"), "col": panel})
+        return cls(spread, piece, (number >> bits) * tile.layout.rows, panel, within)
+
+    def col(self, outer: int) -> int:
+        """Where column ``outer`` of the part lies, counted from the first."""
+        return outer // self.within * self.panel + outer % self.within
+
+
 class WarpOperand:
     """The fragments of one operand of a warp in a shared tile: ``extent`` of its outer dimension, number ``index``.
 
@@ -238,19 +273,10 @@ class WarpOperand:
         self.width = fragment.shape[1] if fragment is B else DEPTH
         """Outer positions that one load brings."""
         plan = ldmatrix_plan(whole, not self._along_k)
-        # Rows along K: a warp's first row is a number. Panels across: whole panels are one (a panel is as large as so
-        # many rows), and what of a panel a warp begins at are further bits of the lanes' map.
+        self._part = None if self._along_k else Part.of(k, tile, plan.address, extent, index)
         lanes, who, row = plan.address, k.lane, index * extent
-        if not self._along_k:
-            panel = tile.layout.panels[0].cols
-            if extent < panel:
-                bits = (panel // extent - 1).bit_length()
-                moved = [*lanes.bases("lane"), *((0, extent << bit) for bit in range(bits))]
-                lanes = LinearMap({"lane": moved}, {"row": lanes.out_size("row"), "col": panel})
-                who = k.lane + (k.value(index, u32) & ((1 << bits) - 1)) * 32
-                row = (k.value(index, u32) >> bits) * tile.layout.rows
-            else:
-                row = index * (extent // panel * tile.layout.rows)
+        if self._part is not None:
+            lanes, who, row = self._part.lanes, self._part.who, self._part.row
         self._reader = TileReader(k, plan, TileAddresses(k, tile, lanes, who, row, "strided"))
 
     def prepare(self, depth: int) -> None:
@@ -258,7 +284,7 @@ class WarpOperand:
         self._reader.prepare(self._at(o, d) for o in range(0, self._extent, self.width) for d in range(0, depth, DEPTH))
 
     def _at(self, outer: int, depth: int) -> tuple[int, int]:
-        return (outer, depth) if self._along_k else (depth, outer)
+        return (outer, depth) if self._part is None else (depth, self._part.col(outer))
 
     def on(self, tile: SharedTile) -> WarpOperand:
         """The same fragments in another stage of the tile."""

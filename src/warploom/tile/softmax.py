@@ -58,6 +58,17 @@ def nothing() -> None:
     """An action that does nothing."""
 
 
+def capped(k: Kernel, x: Traced, cap: float) -> Traced:
+    """cap · tanh(x / cap) to float32's accuracy (tanh.approx is good to 2^-11, and the cap multiplies its error).
+
+    tanh(t) = 1 - 2 / (1 + e^2t) cancels near 0, where the first terms of the series are exact enough.
+    """
+    away = k.fma(k.reciprocal(k.exp2(x * (2.0 * LOG2_E / cap)) + 1.0), -2.0 * cap, cap)
+    square = (x * (1.0 / cap)) * (x * (1.0 / cap))
+    near = x * k.fma(square, k.fma(square, 2.0 / 15.0, -1.0 / 3.0), 1.0)
+    return k.select(square < NEAR_ZERO**2, near, away)
+
+
 @dataclass(frozen=True)
 class Exponents:
     """How a score s and its row's maximum m become P = 2^(``c``·s - ``c``·m - headroom), P of type ``dtype``."""
@@ -247,18 +258,7 @@ class OnlineSoftmax:
             return
         for x in self._scores:
             scaled = x * self._scale
-            x.set(scaled if self._cap is None else self._capped(scaled, self._cap))
-
-    def _capped(self, x: Traced, cap: float) -> Traced:
-        """cap · tanh(x / cap) to float32's accuracy (tanh.approx is good to 2^-11, and the cap multiplies its error).
-
-        tanh(t) = 1 - 2 / (1 + e^2t) cancels near 0, where the first terms of the series are exact enough.
-        """
-        k = self._k
-        away = k.fma(k.reciprocal(k.exp2(x * (2.0 * LOG2_E / cap)) + 1.0), -2.0 * cap, cap)
-        square = (x * (1.0 / cap)) * (x * (1.0 / cap))
-        near = x * k.fma(square, k.fma(square, 2.0 / 15.0, -1.0 / 3.0), 1.0)
-        return k.select(square < NEAR_ZERO**2, near, away)
+            x.set(scaled if self._cap is None else capped(self._k, scaled, self._cap))
 
     def _raise(self, m: Mutable, top: Traced) -> Traced:
         """Set a row's maximum; returns the factor of its l and O."""

@@ -1,0 +1,105 @@
+"""Sums of many CTAs in global memory: f32 as the threads of a warp or warpgroup hold them, each thread's side by side.
+
+By a warpgroup and a bulk copy 16 bytes of each thread, by a warp's own additions 4 bytes. Whoever reads them holds the
+same elements in the same registers, so that no other order is ever needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import f32
+from warploom.tile.roles import WARPGROUP
+
+if TYPE_CHECKING:
+    from warploom.lang import Fragment, GlobalPointer, Kernel, SharedTile, Traced
+    from warploom.lang.values import Number
+
+WORDS = 4
+"""Elements that a thread moves at once: 16 bytes."""
+WARP = 32
+
+
+def part_size(registers: int) -> int:
+    """Elements of a warpgroup's part with so many accumulator registers a thread."""
+    return registers * WARPGROUP
+
+
+def part_tile(k: Kernel, registers: int, *, name: str, stages: int) -> SharedTile:
+    """Room for parts of accumulators with so many registers a thread."""
+    cols = WORDS * WARPGROUP
+    return k.shared(f32, (registers // WORDS, cols), name=name, panel_cols=cols, stages=stages)
+
+
+def store_part(k: Kernel, tile: SharedTile, sums: Fragment) -> None:
+    """A warpgroup's accumulator into a tile, for a bulk copy to take to global memory."""
+    at = (k.thread & (WARPGROUP - 1)) * WORDS
+    for i in range(0, len(sums.registers), WORDS):
+        tile.store(sums.registers[i : i + WORDS], i // WORDS, at)
+
+
+def fetch_part(k: Kernel, tile: SharedTile) -> list[Traced]:
+    """What the same thread of another warpgroup has put into a tile by :func:`store_part`."""
+    at = (k.thread & (WARPGROUP - 1)) * WORDS
+    return [x for i in range(tile.layout.rows) for x in tile.load(i, at, WORDS)]
+
+
+def load_part(k: Kernel, source: GlobalPointer, registers: int) -> list[Traced]:
+    """A warpgroup's part from global memory, in the order of its registers."""
+    mine = source + (k.thread & (WARPGROUP - 1)) * WORDS
+    return [x for i in range(0, registers, WORDS) for x in mine.load(i * WARPGROUP, WORDS)]
+
+
+def reduce_warp_part(k: Kernel, to: GlobalPointer, sums: Fragment, first: Traced | None = None) -> None:
+    """Add a warp's accumulator to its part in global memory, from the registers; where ``first`` holds, store it."""
+    mine = to + k.lane
+    if first is not None:
+        with k.when(first, uniform=True):
+            for i, x in enumerate(sums.registers):
+                mine.store(x, i * WARP)
+        with k.otherwise():
+            _reduce(k, mine, sums)
+        return
+    _reduce(k, mine, sums)
+
+
+def _reduce(k: Kernel, to: GlobalPointer, sums: Fragment) -> None:
+    for i, x in enumerate(sums.registers):
+        k.reduce_add(to, x, i * WARP)
+
+
+def load_warp_part(k: Kernel, source: GlobalPointer, registers: int) -> list[Traced]:
+    """A warp's part from global memory, in the order of its registers."""
+    mine = source + k.lane
+    return [x for i in range(registers) for x in mine.load(i * WARP)]
+
+
+class Turns:
+    """CTAs add to the same part one after another, in an order of their own: then sums are equal from run to run.
+
+    ``counters``: u32 in global memory, 0 at first; one for each part.
+    """
+
+    def __init__(self, k: Kernel, counters: GlobalPointer) -> None:
+        self._k, self._counters = k, counters
+
+    def await_turn(self, part: Number, turn: Traced) -> None:
+        """One thread: until so many have added theirs."""
+        self._k.wait_at_least(self._counters, turn, part)
+
+    def pass_on(self, part: Number) -> None:
+        """The same thread, once its sums are in global memory: the next one's turn."""
+        self._k.fence("gpu")
+        self._k.atomic("add", self._counters, 1, part)
+
+
+def add_part(k: Kernel, to: GlobalPointer, tile: SharedTile, first: Traced | None = None) -> None:
+    """One thread: add a tile to global memory as a bulk group; where ``first`` holds, store it."""
+    if first is None:
+        k.bulk_store(to, tile, adds=True)
+    else:
+        with k.when(first):
+            k.bulk_store(to, tile)
+        with k.otherwise():
+            k.bulk_store(to, tile, adds=True)
+    k.commit_bulk()
