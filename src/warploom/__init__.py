@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from warploom.ops.attention import attention, plan
+    from warploom.ops.attention_backward import AttentionBackwardPlan, attention_backward, plan_attention_backward
     from warploom.ops.attention_plan import AttentionPlan
     from warploom.ops.cuda import check_cuda
     from warploom.ops.launch import launch
@@ -31,6 +32,9 @@ _PUBLIC = {
     "attention": "warploom.ops.attention",
     "plan": "warploom.ops.attention",
     "AttentionPlan": "warploom.ops.attention_plan",
+    "attention_backward": "warploom.ops.attention_backward",
+    "plan_attention_backward": "warploom.ops.attention_backward",
+    "AttentionBackwardPlan": "warploom.ops.attention_backward",
     "matmul": "warploom.ops.matmul",
     "plan_matmul": "warploom.ops.matmul",
     "MatmulPlan": "warploom.ops.matmul_plan",
@@ -46,11 +50,13 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "AttentionBackwardPlan",
     "AttentionPlan",
     "CheckedPtx",
     "MatmulPlan",
     "ReducePlan",
     "attention",
+    "attention_backward",
     "check_cuda",
     "check_ptx",
     "check_triton",
@@ -59,6 +65,7 @@ __all__ = [
     "matmul",
     "matmul_reduce",
     "plan",
+    "plan_attention_backward",
     "plan_matmul",
     "plan_matmul_reduce",
 ]

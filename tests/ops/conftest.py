@@ -6,7 +6,7 @@ import pytest
 
 from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu
 from warploom.core.targets import target
-from warploom.ops import attention, backends, matmul, places, reduce, steps, tuned
+from warploom.ops import attention, attention_backward, backends, matmul, places, reduce, steps, tuned
 
 
 @pytest.fixture
@@ -21,6 +21,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedGpu:
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zero_words", made.zero)
-    for room, known in ((matmul, "_prepared"), (reduce, "_ready"), (attention, "_prepared")):
-        monkeypatch.setattr(room, known, {})
+    for room in (matmul, attention, attention_backward):
+        monkeypatch.setattr(room, "_prepared", {})
+    monkeypatch.setattr(reduce, "_ready", {})
     return made

@@ -55,13 +55,14 @@ def traced(source: KernelSource) -> Program:
 class MappedArray:
     """An array as a tensor map is to see it, outermost dimension first: shape, strides and box in elements.
 
-    The innermost stride is 1; rows of the box are 128, 64 or 32 bytes, swizzled over their width.
+    The innermost stride is 1; rows of the box are 128, 64 or 32 bytes, ``swizzled`` over their width, or any.
     """
 
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
+    swizzled: bool = True
 
     @property
     def spec(self) -> TensorMapSpec:
@@ -69,7 +70,8 @@ class MappedArray:
         from warploom.layout.tensor_map import TensorMapSpec
 
         row_bytes = tuple(self.dtype.bytes * stride for stride in reversed(self.strides[:-1]))
-        return TensorMapSpec(self.dtype, self.shape[::-1], row_bytes, self.box[::-1], self.box[-1] * self.dtype.bytes)
+        swizzle = self.box[-1] * self.dtype.bytes if self.swizzled else 0
+        return TensorMapSpec(self.dtype, self.shape[::-1], row_bytes, self.box[::-1], swizzle)
 
 
 @dataclass(frozen=True)

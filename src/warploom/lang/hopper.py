@@ -201,9 +201,9 @@ class HopperWords(ClusterWords):
         tile: SharedTile,
         *,
         when: Number = True,
-        offset: int = 0,
+        offset: Number = 0,
     ) -> None:
-        """Copy a tile out to a box; belongs to the thread's bulk group."""
+        """Copy a tile, from ``offset`` bytes on, out to a box; belongs to the thread's bulk group."""
         self._one_stage(tile)
         shared, shared_offset = split_sum(tile.at(offset))
         places = [self._coordinate(c) for c in coordinates]

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from warploom.core.errors import ProblemError
 from warploom.interop.tracing import transforms
 from warploom.ops import attention as of_attention
+from warploom.ops import attention_backward as of_backward
 from warploom.ops import launch as of_launch
 from warploom.ops import matmul as of_matmul
 from warploom.ops import reduce as of_reduce
@@ -52,7 +53,12 @@ matmul = _untraced(
     "warploom.matmul takes no epilogue, extras or out under torch.compile: leave what follows the product to PyTorch "
     "there (torch.compile fuses it on its own), or compile without fullgraph=True",
 )
+attention_backward = _untraced(
+    of_backward.attention_backward,
+    "warploom.attention_backward is no PyTorch operator: compile without fullgraph=True",
+)
 _PLANNED = "plans are made outside of graphs: call it before the compiled function, or compile without fullgraph=True"
 plan = _untraced(of_attention.plan, _PLANNED)
+plan_attention_backward = _untraced(of_backward.plan_attention_backward, _PLANNED)
 plan_matmul = _untraced(of_matmul.plan_matmul, _PLANNED)
 plan_matmul_reduce = _untraced(of_reduce.plan_matmul_reduce, _PLANNED)

@@ -101,7 +101,7 @@ def read_inputs(views: Views, options: Options, copy: Callable[[ArrayView], Arra
     ``copy`` aligns those that are not; with ``as_if_compact`` the result is good for a plan.
     """
     problem = checked(views, options)
-    q, k, v = (_aligned(settled(view), copy) for view in views)
+    q, k, v = (aligned(settled(view), copy) for view in views)
     return Inputs(q, k, v, problem)
 
 
@@ -144,7 +144,7 @@ def _problem(views: Views, options: Options) -> AttentionProblem:
     )  # fmt: skip
 
 
-def _aligned(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
+def aligned(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
     """The view, or a row-major copy where its rows do not start at multiples of 16 bytes or its strides are odd."""
     misaligned = view.pointer % 16 or any(s % _ALIGNED_ELEMENTS or not 0 <= s < _STRIDE_LIMIT for s in view.strides[:3])
     return copy(view) if misaligned and 0 not in view.shape else view

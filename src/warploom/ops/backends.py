@@ -180,11 +180,11 @@ class GpuCall:
         found = self.maps.get((position, pointer))
         if found is None:
             from warploom.cuda.launch import current_context
-            from warploom.cuda.tensor_maps import encode
+            from warploom.cuda.tensor_maps import encode_spec
 
             x = self.mapped[position]
             with current_context(self.device):  # a process without a framework has none of its own
-                found = self.maps[position, pointer] = encode(pointer, x.shape, x.strides, x.dtype, x.box)
+                found = self.maps[position, pointer] = encode_spec(pointer, x.spec)
         return found
 
     def run_from_host(

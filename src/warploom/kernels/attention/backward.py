@@ -1,0 +1,160 @@
+"""The backward pass of attention as a problem, and the kernels that solve it one after another.
+
+With P = softmax(S), S = scale · Q·Kᵀ, dP = dO·Vᵀ and delta = rowsum(dO∘O) - dLSE::
+
+    dV = Pᵀ·dO        dS = P∘(dP - delta)        dQ = scale · dS·K        dK = scale · dSᵀ·Q
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+from warploom.core.dtypes import DType
+from warploom.core.targets import Target
+from warploom.kernels.attention.problem import MOST_GRID_ROWS, MOST_POSITIONS, AttentionProblem, TensorStrides
+from warploom.kernels.settings import broken_flags, violated
+from warploom.kernels.source import KernelCall, KernelSource
+
+TENSORS = ("dout", "q", "k", "v", "out", "dq", "dk", "dv")
+"""The arrays with head_dim elements a row, in the order that :class:`BackwardOperands` has their strides."""
+
+
+@dataclass(frozen=True)
+class BackwardProblem:
+    """What is asked: the forward problem (its ``lse`` means nothing here), and whether the log-sum-exp has a gradient.
+
+    ``deterministic``: equal bits from run to run.
+    """
+
+    forward: AttentionProblem
+    lse_gradient: bool = False
+    deterministic: bool = False
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the five products."""
+        return self.forward.flops * 5 // 2
+
+    def differences(self, config: BackwardConfig) -> list[str]:
+        """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
+        p = self.forward
+        return broken_flags(config) or violated([
+            (config.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {config.head_dim}"),
+            (config.dtype is p.dtype, f"the arrays are {p.dtype}, the configuration {config.dtype}"),
+            (max(p.q_len, p.kv_len) < MOST_POSITIONS,
+             f"lengths {p.q_len} and {p.kv_len} reach {MOST_POSITIONS} positions"),
+            (max(p.heads, p.batch) <= MOST_GRID_ROWS,
+             f"{p.heads} heads and {p.batch} batches: each may be at most {MOST_GRID_ROWS}"),
+        ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BackwardOperands:
+    """How the arrays lie: strides (batch, head, sequence) in elements of each of TENSORS; layout "bshd" or "bhsd"."""
+
+    strides: tuple[TensorStrides, ...]
+    layout: str
+
+    def array(self, name: str, problem: AttentionProblem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(shape, strides) of one of TENSORS as an array of four dimensions."""
+        p = problem
+        of_keys = name in ("k", "v", "dk", "dv")
+        sizes = (p.batch, p.kv_heads, p.kv_len) if of_keys else (p.batch, p.heads, p.q_len)
+        axes = (0, 2, 1) if self.layout == "bshd" else (0, 1, 2)
+        stride = self.strides[TENSORS.index(name)]
+        return (*(sizes[i] for i in axes), p.head_dim), (*(stride[i] for i in axes), 1)
+
+    def row_strides(self, *names: str) -> tuple[int, ...]:
+        """The strides between positions of some of TENSORS."""
+        return tuple(self.strides[TENSORS.index(name)][2] for name in names)
+
+    def scalars(self, *names: str) -> dict[str, int]:
+        """The strides of some of TENSORS by the kernels' names of them: ``q_batch``, ``q_head``, ``q_row`` …"""
+        return {
+            f"{name}_{axis}": stride
+            for name in names
+            for axis, stride in zip(("batch", "head", "row"), self.strides[TENSORS.index(name)], strict=True)
+        }
+
+
+ROW_THREADS = 256
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """Which rows a CTA of the first kernel works on, and who in a warp: 16 bytes of a row a thread."""
+
+    head_dim: int
+    steps: int = 4
+    """Rows that a thread has loads of under way."""
+
+    @property
+    def lanes(self) -> int:
+        """Threads side by side on one row: a power of two."""
+        return 1 << (self.head_dim // 8 - 1).bit_length()
+
+    @property
+    def side(self) -> int:
+        """Rows of one warp at a time."""
+        return 32 // self.lanes
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of a warp."""
+        return self.steps * self.side
+
+    @property
+    def rows(self) -> int:
+        """Rows of a CTA."""
+        return ROW_THREADS // 32 * self.warp_rows
+
+
+def rows_call(problem: BackwardProblem, operands: BackwardOperands, tile: int, slots: int) -> KernelCall:
+    """The kernel that forms ``shift`` and ``delta`` of every row: ``slots`` places for a tile of ``tile`` rows."""
+    p = problem.forward
+    groups, tiles = RowGroups(p.head_dim), -(-p.q_len // tile)
+    source = KernelSource.of(
+        "attention.backward_rows_kernel:attention_backward_rows", f"attention_backward_rows_{p.head_dim}",
+        head_dim=p.head_dim, dtype=p.dtype, lse_gradient=problem.lse_gradient, tile=(tile, slots),
+    )  # fmt: skip
+    grid = -(-tiles * tile // groups.rows), p.heads, p.batch
+    scalars = {"q_len": p.q_len, "padded": tiles * tile, **operands.scalars("out", "dout")}
+    gradient = ("dlse",) if problem.lse_gradient else ()
+    arrays = ("out", "dout", "lse", *gradient, "shift", "delta")
+    return KernelCall(source, grid, scalars, (), arrays, dict.fromkeys(("shift", "delta"), p.planes * tiles * slots))
+
+
+class BackwardConfig(Protocol):
+    """A configuration of one of the backward kernels: what it takes, and what it makes of a problem."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    requires: ClassVar[str]
+    """The oldest architecture that the kernels run on."""
+
+    @property
+    def head_dim(self) -> int:
+        """Elements per head."""
+        ...
+
+    @property
+    def dtype(self) -> DType:
+        """Of the inputs and gradients."""
+        ...
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints; empty if the configuration is valid."""
+        ...
+
+    def misfits(self, problem: BackwardProblem) -> list[str]:
+        """The constraints that a problem violates; empty if the kernels take it."""
+        ...
+
+    def calls(self, problem: BackwardProblem, operands: BackwardOperands) -> tuple[KernelCall, ...]:
+        """The kernels and their launches, in order; of TENSORS, ``lse``, ``dlse`` and memory of their own."""
+        ...
+
+    def with_settings(self, settings: Mapping[str, str]) -> Self:
+        """This configuration with flags overridden by text."""
+        ...

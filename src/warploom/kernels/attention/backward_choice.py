@@ -1,0 +1,62 @@
+"""Which configuration runs a backward pass of attention when nobody asks for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.targets import Target
+from warploom.kernels.attention.backward import BackwardConfig, BackwardProblem
+from warploom.kernels.attention.backward_sm80 import BackwardSm80
+from warploom.kernels.attention.backward_sm90 import BackwardSm90
+from warploom.kernels.attention.backward_wide import BackwardWideSm90
+
+_NARROW_HEAD = 64
+"""Up to this head_dim registers hold the scores of 128 query rows beside dK and dV on sm_90a."""
+_OVERLAPPED_HEAD = 96
+"""Up to this head_dim dV runs beside dS under every mask; above it that pays where scores are masked."""
+_ROOMY_HEAD = 192
+"""Up to this head_dim blocks of 64 keys have room beside 128 rows of Q and dO."""
+_WIDE_HEAD = 128
+"""Above this head_dim blocks of 32 query rows fit shared memory, and two warps share their keys, on sm_80."""
+
+
+def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, ...]:
+    """Configurations for a problem, the fastest first."""
+    p = problem.forward
+    found: list[BackwardConfig] = []
+    if target.has_wgmma and p.head_dim > _WIDE_HEAD:
+        keys = 64 if p.head_dim <= _ROOMY_HEAD else 48
+        found.append(BackwardWideSm90(tile_n=keys, head_dim=p.head_dim, dtype=p.dtype))
+    elif target.has_wgmma:
+        base = BackwardSm90(head_dim=p.head_dim, dtype=p.dtype)
+        if p.head_dim <= _NARROW_HEAD and p.softcap is None:
+            base = replace(base, tile_m=128, dv_first=False)
+        elif p.head_dim > _OVERLAPPED_HEAD and p.window == (None, None):
+            base = replace(base, dv_first=False)
+        found.append(base)
+    general = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, in_turn=problem.deterministic)
+    if p.head_dim > _WIDE_HEAD:
+        general = replace(general, tile_m=32)
+    return (*found, general, replace(general, tile_m=32, num_warps=4))
+
+
+def choose(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, str]:
+    """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
+    reasons: list[str] = []
+    for config in candidates(problem, target):
+        problems = config.check(target) + config.misfits(problem)
+        if not problems:
+            return config, "the first of the default tiles that fits"
+        reasons += problems[:1]
+    found = "; ".join(dict.fromkeys(reasons)) or f"there is none for {target.name}"
+    raise ProblemError(f"no backward kernel of attention takes this problem: {found}")
+
+
+def parse_config(text: str) -> BackwardConfig:
+    """A configuration of any backward kernel from its notation. Raises ConfigError for what it does not know."""
+    word = text.partition("(")[0].strip()
+    for kind in (BackwardSm90, BackwardWideSm90, BackwardSm80):
+        if word == kind.word:
+            return kind.parse(text)
+    raise ConfigError(f"{text!r} is no configuration of a backward pass; write {BackwardSm90()}")

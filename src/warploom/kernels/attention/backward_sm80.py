@@ -1,0 +1,138 @@
+"""Attention backward on sm_80 and newer: the configuration of its kernels, and what they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from warploom.core.dtypes import DType, bf16, f16
+from warploom.core.targets import Target
+from warploom.kernels.attention.backward import (
+    BackwardOperands,
+    BackwardProblem,
+    rows_call,
+)
+from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
+from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.panels import PANEL_COLS
+
+ROWS = 16
+"""Keys of a warp."""
+_WHOLE_HEAD = 128
+"""Up to this head_dim a warp's registers hold dK and dV of its keys."""
+
+
+@dataclass(frozen=True)
+class BackwardSm80(Configuration):
+    """The kernels of :mod:`.backward_sm80_kernel`: warps own 16 keys each, or a half of their dK and dV."""
+
+    word: ClassVar[str] = "attention_backward_sm80"
+    always: ClassVar[tuple[str, ...]] = ("tile_m", "num_warps", "head_dim", "dtype")
+    requires: ClassVar[str] = "sm_80"
+
+    tile_m: int = flag(64, "query rows per step", (16, 32, 64))
+    num_warps: int = flag(8, "warps per CTA", (4, 8))
+    stages: int = flag(2, "blocks of Q and dO in flight", (2, 3))
+    head_dim: int = flag(128, "elements per head", (64, 128, 256))
+    dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
+    in_turn: bool = flag(False, "CTAs add to dQ in the order of their keys: equal bits from run to run")
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return 32 * self.num_warps
+
+    @property
+    def halves(self) -> int:
+        """Warps that share their keys, each with a part of the columns of dK and dV."""
+        return 1 if self.head_dim <= _WHOLE_HEAD else 2
+
+    @property
+    def keys(self) -> int:
+        """Keys of a CTA."""
+        return ROWS * self.num_warps // self.halves
+
+    @property
+    def width(self) -> int:
+        """Columns of the shared tiles: head_dim in whole panels, zeros beyond it."""
+        return -(-self.head_dim // PANEL_COLS) * PANEL_COLS
+
+    @property
+    def sum_cols(self) -> int:
+        """Columns of dK and dV that a warp sums."""
+        return self.width // 2 if self.halves == 2 else -(-self.head_dim // 16) * 16
+
+    @property
+    def dq_warps(self) -> tuple[int, int]:
+        """Warps along the rows and the columns of a block of dQ."""
+        return self.tile_m // ROWS, self.num_warps * ROWS // self.tile_m
+
+    @property
+    def dq_cols(self) -> int:
+        """Columns of dQ that a warp sums."""
+        return self.width // self.dq_warps[1]
+
+    @property
+    def dq_registers(self) -> int:
+        """Sums of dQ of a thread."""
+        return ROWS * self.dq_cols // 32
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory for the tiles, in bytes."""
+        rows = 2 * self.keys + 2 * self.stages * self.tile_m
+        return (rows * self.width + self.keys * self.tile_m) * self.dtype.bytes
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
+        found = broken_flags(self)
+        if found:
+            return found
+        step = self.threads // 8
+        constraints = [
+            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
+            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
+             f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
+            (self.num_warps in (4, 8), f"there are 4 or 8 warps, not {self.num_warps}"),
+            (self.tile_m in (16, 32, 64) and self.tile_m % step == 0 and self.dq_cols % 16 == 0,
+             f"tile_m {self.tile_m} is not 16, 32 or 64, copied {step} rows at once, in parts of 16 columns for warps"),
+            (self.stages >= 2, "the ring has at least 2 stages"),
+        ]  # fmt: skip
+        return violated(constraints) + shared_excess(self.shared_bytes, target)
+
+    def misfits(self, problem: BackwardProblem) -> list[str]:
+        """The constraints of the kernels that a problem violates; empty if they take it."""
+        return problem.differences(self) + violated([
+            (self.in_turn or not problem.deterministic, "deterministic sums need in_turn=True"),
+        ])  # fmt: skip
+
+    def calls(self, problem: BackwardProblem, operands: BackwardOperands) -> tuple[KernelCall, ...]:
+        """The kernels for a problem, on arrays that lie so."""
+        rows = rows_call(problem, operands, self.tile_m, self.tile_m)
+        return rows, self._products(problem.forward, operands), self._rounding(problem.forward, operands)
+
+    def _products(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+        """The kernel that multiplies."""
+        names = "q", "k", "v", "dout", "dk", "dv"
+        source = KernelSource.of(
+            "attention.backward_sm80_kernel:attention_backward_sm80",
+            f"attention_backward_{self.tile_m}x{self.keys}x{self.head_dim}",
+            config=self, features=p.features(self.tile_m, self.keys), row_strides=operands.row_strides(*names),
+        )  # fmt: skip
+        grid = -(-p.kv_len // self.keys), p.kv_heads, p.batch
+        scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **operands.scalars(*names)}
+        blocks = p.planes * -(-p.q_len // self.tile_m)
+        memory = {"total": blocks * self.tile_m * self.width} | ({"turns": blocks} if self.in_turn else {})
+        arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", *memory
+        return KernelCall(source, grid, scalars, (), arrays, memory, [*memory][-1])
+
+    def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+        """The kernel that scales and rounds dQ."""
+        source = KernelSource.of(
+            "attention.backward_sm80_kernel:attention_backward_dq_sm80", f"attention_backward_dq_{self.head_dim}",
+            config=self, features=p.features(self.tile_m, self.keys), row_strides=operands.row_strides("dq"),
+        )  # fmt: skip
+        grid = -(-p.q_len // self.tile_m), p.heads, p.batch
+        scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **operands.scalars("dq")}
+        return KernelCall(source, grid, scalars, (), ("dq", "total"))

@@ -1,0 +1,216 @@
+# pyright: reportInvalidTypeForm=false
+"""Attention backward for ``cp.async`` and ``mma.sync`` (sm_80 and newer): warps own keys, and stream the query rows.
+
+As on sm_90a scores are formed transposed, so that Pᵀ and dSᵀ are the register operands of dV and dK, and dS goes to
+shared memory for dQ, whose sums over all tiles of keys meet in global memory. Above head_dim 128 two warps form the
+same scores, and each sums a half of the columns of dV and dK.
+"""
+
+from __future__ import annotations
+
+from warploom.core.dtypes import f32, u16, u32
+from warploom.kernels.attention.backward_sm80 import ROWS, BackwardSm80
+from warploom.kernels.attention.features import PLAIN, AttentionFeatures
+from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Traced, kernel
+from warploom.tile.accumulation import Turns, load_warp_part, reduce_warp_part
+from warploom.tile.copies import CopyRing, RowCopy, Rows
+from warploom.tile.epilogue import store_pairs
+from warploom.tile.gradient import SoftmaxGradient
+from warploom.tile.mask import SeenBy, Visible, key_tiles
+from warploom.tile.pipeline import operand_tile
+from warploom.tile.product import MmaSync, zero
+from warploom.tile.transposed import column_values
+
+
+@kernel(threads=lambda config, **_: config.threads, drop_unused=True)
+def attention_backward_sm80(
+    k: Kernel,
+    q: Global[u16],
+    key: Global[u16],
+    value: Global[u16],
+    dout: Global[u16],
+    shift: Global[f32],
+    delta: Global[f32],
+    dk: Global[u16],
+    dv: Global[u16],
+    total: Global[f32],
+    turns: Global[u32],
+    q_batch: u32, q_head: u32,
+    k_batch: u32, k_head: u32,
+    v_batch: u32, v_head: u32,
+    dout_batch: u32, dout_head: u32,
+    dk_batch: u32, dk_head: u32,
+    dv_batch: u32, dv_head: u32,
+    q_len: u32, kv_len: u32,
+    *,
+    config: BackwardSm80,
+    features: AttentionFeatures = PLAIN,
+    row_strides: tuple[int, ...],
+) -> None:  # fmt: skip
+    """dK and dV of a tile of keys, and what it adds to dQ; grid (tiles of keys, key heads, batches).
+
+    Strides in elements, those between positions of Q, K, V, dO, dK and dV while tracing; shift and delta as
+    :mod:`.backward_rows_kernel` forms them. ``total``: for each block of query rows the parts of all warps, as their
+    threads hold them; ``turns``: for each block how many tiles of keys are in it.
+    """
+    c, f = config, features
+    head, batch, first = k.cta_y, k.cta_z, k.cta_x * c.keys
+    own, part = (k.warp, 0) if c.halves == 1 else (k.warp // 2, k.warp % 2)
+    q_rows, kv_rows = q_len if f.ragged_q else None, kv_len if f.ragged_kv else None
+
+    def keys_of(of: GlobalPointer, strides: tuple[Traced, Traced], number: int) -> Rows:
+        start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(head, strides[1]))
+        return Rows(start, row_strides[number], kv_rows, c.head_dim)
+
+    def queries_of(of: GlobalPointer, strides: tuple[Traced, Traced], number: int) -> Rows:
+        start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(head * f.group, strides[1]))
+        return Rows(start, row_strides[number], q_rows, c.head_dim, plane=strides[1])
+
+    k_tile, v_tile = (operand_tile(k, c.dtype, c.keys, c.width, name=name) for name in ("K", "V"))
+    q_tile, do_tile = (operand_tile(k, c.dtype, c.tile_m, c.width, name=name, stages=c.stages) for name in ("Q", "dO"))
+    ds_tile = operand_tile(k, c.dtype, c.keys, c.tile_m, name="dS")
+    for tile, matrix in ((k_tile, keys_of(key, (k_batch, k_head), 1)), (v_tile, keys_of(value, (v_batch, v_head), 2))):
+        RowCopy(k, tile, matrix, c.threads).load((first, 0))
+    ring = CopyRing(
+        k,
+        (q_tile, queries_of(q, (q_batch, q_head), 0)),
+        (do_tile, queries_of(dout, (dout_batch, dout_head), 3)),
+        threads=c.threads,
+    )
+
+    cores = MmaSync(k, c.dtype)
+    s, dp = cores.accumulator(ROWS, c.tile_m, "s"), cores.accumulator(ROWS, c.tile_m, "dp")
+    dks, dvs = cores.accumulator(ROWS, c.sum_cols, "dk"), cores.accumulator(ROWS, c.sum_cols, "dv")
+    dq = cores.accumulator(ROWS, c.dq_cols, "dq")
+    form_s = cores.product(s, k_tile, q_tile, warp=(own, 0), depth=c.head_dim)
+    form_dp = cores.product(dp, v_tile, do_tile, warp=(own, 0), depth=c.head_dim)
+    add_dv = cores.product(dvs, s, do_tile, warp=(0, part), transposed_b=True)
+    add_dk = cores.product(dks, s, q_tile, warp=(0, part), transposed_b=True)
+    rows, cols = c.dq_warps
+    form_dq = cores.product(
+        dq, ds_tile, k_tile, warp=(k.warp // cols, k.warp % cols), transposed_a=True, transposed_b=True
+    )
+    assert rows * ROWS == c.tile_m
+    softmax = SoftmaxGradient(k, s, f.softmax_scale(c.head_dim), cap=f.softcap)
+    mask = SeenBy(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.keys), first, (q_len, kv_len))
+    sums = Sums(k, c, f, total, Turns(k, turns) if c.in_turn else None, (q_len, kv_len))
+    zero(dks)
+    zero(dvs)
+
+    def place(turn: Traced) -> tuple[Traced, Traced]:
+        """(block of query rows, member of the group of heads)."""
+        if f.group == 1:
+            return mask.block(turn), k.value(0, u32)
+        return mask.block(turn // f.group), turn % f.group
+
+    def block(turn: Traced, queries: SharedTile, gradients: SharedTile) -> None:
+        at, member = place(turn)
+        number = sums.number(at, head * f.group + member)
+        vectors = [of + k.mul_wide(number, c.tile_m) for of in (shift, delta)]
+        exponents = column_values(vectors[0], s, k.lane)  # under way beside the product
+        form_s.start(k_tile, queries, zero=True)
+        softmax.probabilities(exponents, lambda: mask.apply(s, at, row=own * ROWS))
+        add_dv.start(cores.left(s), gradients)
+        softmax.uncap(exponents)
+        changes = column_values(vectors[1], dp, k.lane)
+        form_dp.start(v_tile, gradients, zero=True)
+        ds = softmax.scores(dp, changes)
+        if c.halves == 1:
+            store_pairs(k, ds_tile, ds, own * ROWS)
+        else:
+            with k.when(k.warp % 2 == 0, uniform=True):  # both warps of the keys have the same
+                store_pairs(k, ds_tile, ds, own * ROWS)
+        add_dk.start(cores.left(ds), queries)
+        k.syncthreads()
+        form_dq.start(ds_tile, k_tile, zero=True)
+        sums.add(number, at, dq)
+
+    def places(turn: Traced) -> list[tuple[Traced | int, ...]]:
+        at, member = place(turn)
+        return 2 * [(at * c.tile_m, 0, member)]
+
+    ring.each(mask.blocks * f.group, places, block)
+
+    k.wait_group(0)  # K and V travel with the first block, or alone where nobody sees the keys
+    k.syncthreads()  # every warp is done with K
+    for element in range(dks.layout.elements_per_thread):
+        dks.scale(element, f.softmax_scale(c.head_dim))
+    store_pairs(k, k_tile, dks, own * ROWS, part)
+    store_pairs(k, v_tile, dvs, own * ROWS, part)
+    k.syncthreads()
+    for tile, matrix in ((k_tile, keys_of(dk, (dk_batch, dk_head), 4)), (v_tile, keys_of(dv, (dv_batch, dv_head), 5))):
+        RowCopy(k, tile, matrix, c.threads).store((first, 0))
+
+
+class Sums:
+    """dQ of the blocks of query rows, summed over all tiles of keys in global memory."""
+
+    def __init__(
+        self,
+        k: Kernel,
+        config: BackwardSm80,
+        features: AttentionFeatures,
+        total: GlobalPointer,
+        turns: Turns | None,
+        lengths: tuple[Traced, Traced],
+    ) -> None:
+        self._k, self._config, self._features, self._lengths = k, config, features, lengths
+        self._total, self._turns = total, turns
+
+    def number(self, block: Traced, head: Traced) -> Traced:
+        """The number of a block among those of all heads."""
+        c, k = self._config, self._k
+        plane = k.cta_z * (k.special("nctaid.y") * self._features.group) + head
+        return plane * ((self._lengths[0] + (c.tile_m - 1)) // c.tile_m) + block
+
+    def add(self, number: Traced, block: Traced, dq: Fragment) -> None:
+        """Add every warp's part of a block."""
+        k, c = self._k, self._config
+        part = (number * c.num_warps + k.warp) * c.dq_registers
+        to = self._total + k.mul_wide(part, 32)
+        if self._turns is None:
+            reduce_warp_part(k, to, dq)
+            return
+        f = self._features
+        visible = Visible(f.window, f.ragged_kv)
+        before = k.cta_x - key_tiles(k, visible, (c.tile_m, c.keys), block, self._lengths)[0]
+        with k.when(k.thread == 0):
+            self._turns.await_turn(number, before)
+        k.syncthreads()
+        reduce_warp_part(k, to, dq, before == 0)
+        k.syncthreads()
+        with k.when(k.thread == 0):
+            self._turns.pass_on(number)
+
+
+@kernel(threads=lambda config, **_: config.threads, drop_unused=True)
+def attention_backward_dq_sm80(
+    k: Kernel,
+    dq: Global[u16],
+    total: Global[f32],
+    dq_batch: u32, dq_head: u32,
+    q_len: u32, kv_len: u32,
+    *,
+    config: BackwardSm80,
+    features: AttentionFeatures = PLAIN,
+    row_strides: tuple[int, ...],
+) -> None:  # fmt: skip
+    """dQ from the sums, scaled and rounded; grid (blocks of query rows, heads, batches)."""
+    c, f, block, head, batch = config, features, k.cta_x, k.cta_y, k.cta_z
+    tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
+    cores = MmaSync(k, c.dtype)
+    layout = cores.accumulator(ROWS, c.dq_cols, "dq").layout
+    number = (batch * k.special("nctaid.y") + head) * k.grid_x + block
+    part = (number * c.num_warps + k.warp) * c.dq_registers
+    values = load_warp_part(k, total + k.mul_wide(part, 32), c.dq_registers)
+    if c.in_turn:  # where no tile of keys adds anything, nobody has stored the first sum either
+        seen = key_tiles(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.keys), block, (q_len, kv_len))
+        values = [k.select(seen[0] < seen[1], x, k.value(0.0, f32)) for x in values]
+    factor: Traced = k.value(f.softmax_scale(c.head_dim), f32)
+    cols = c.dq_warps[1]
+    sums = k.fragment(layout, f32, [x * factor for x in values])
+    store_pairs(k, tile, sums, k.warp // cols * ROWS, k.warp % cols)
+    k.syncthreads()
+    start = dq + (k.mul_wide(batch, dq_batch) + k.mul_wide(head, dq_head))
+    rows = Rows(start, row_strides[0], q_len if f.ragged_q else None, c.head_dim)
+    RowCopy(k, tile, rows, c.threads).store((block * c.tile_m, 0))

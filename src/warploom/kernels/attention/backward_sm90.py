@@ -1,0 +1,166 @@
+"""Attention backward on sm_90a up to head_dim 128: the configuration of its kernels, and what they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from warploom.core.dtypes import DType, bf16, f16, f32
+from warploom.core.targets import Target
+from warploom.kernels.attention.backward import (
+    BackwardOperands,
+    BackwardProblem,
+    rows_call,
+)
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
+from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
+from warploom.kernels.source import KernelCall, KernelSource, MappedArray
+from warploom.tile.order import L2_BYTES
+from warploom.tile.panels import PANEL_COLS
+
+CONSUMERS = 2
+KEYS = 64 * CONSUMERS
+"""Keys of a CTA."""
+STAGES = 2
+"""Of Q, dO and dS."""
+BARRIER_BYTES = 256
+SIDE_BY_SIDE = 8
+"""Planes whose tiles run at a time, at least."""
+_MOST_HEAD_DIM = 128
+_MOST_REGISTERS = 212
+"""Of a thread's 240 for accumulators and operands of products under way; ptxas needs the rest."""
+
+
+@dataclass(frozen=True)
+class BackwardSm90(Configuration):
+    """The kernels of :mod:`.backward_sm90_kernel`: a CTA owns 128 keys and streams blocks of ``tile_m`` query rows."""
+
+    word: ClassVar[str] = "attention_backward_sm90"
+    always: ClassVar[tuple[str, ...]] = ("tile_m", "head_dim", "dtype")
+    requires: ClassVar[str] = "sm_90a"
+
+    tile_m: int = flag(64, "query rows per step", (64, 128))
+    head_dim: int = flag(128, "elements per head", (64, 128))
+    dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
+    in_turn: bool = flag(True, "CTAs add to dQ in the order of their keys: equal bits from run to run, and no zeroing")
+    dv_first: bool = flag(True, "dV is under way while dS is formed, which takes registers")
+    totals: int = flag(1, "blocks of dQ on their way to global memory", (1, 2))
+
+    @property
+    def width(self) -> int:
+        """Columns of the shared tiles: head_dim in whole panels, zeros beyond it."""
+        return -(-self.head_dim // PANEL_COLS) * PANEL_COLS
+
+    @property
+    def sum_cols(self) -> int:
+        """Columns of the accumulators of dK and dV: head_dim in steps of 16."""
+        return -(-self.head_dim // 16) * 16
+
+    @property
+    def vector(self) -> int:
+        """Elements of shift and delta for a step: a panel, of which the first ``tile_m`` count."""
+        return 1 << (self.tile_m - 1).bit_length()
+
+    @property
+    def total_cols(self) -> int:
+        """Query rows of a consumer's part of dQ, transposed: 64 of head_dim × these."""
+        return self.tile_m if self.width == _MOST_HEAD_DIM else self.tile_m // 2
+
+    @property
+    def total_registers(self) -> int:
+        """Accumulator registers of that part."""
+        return self.total_cols // 2
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory for the tiles and the mbarriers, in bytes."""
+        rows = 2 * KEYS + 2 * STAGES * self.tile_m
+        grads = STAGES * self.tile_m * KEYS
+        vectors = 2 * STAGES * self.vector * f32.bytes
+        parts = 2 * self.totals * self.total_registers * 128 * f32.bytes
+        return (rows * self.width + grads) * self.dtype.bytes + vectors + parts + BARRIER_BYTES
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
+        found = broken_flags(self)
+        if found:
+            return found
+        registers = max(self.tile_m, self.total_registers) + self.sum_cols
+        registers += self.tile_m // 4 if self.dv_first else 0
+        constraints = [
+            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
+            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= _MOST_HEAD_DIM,
+             f"head_dim {self.head_dim} is no multiple of 8 from 8 to {_MOST_HEAD_DIM}"),
+            (self.tile_m % 16 == 0 and 16 <= self.tile_m <= 128,
+             f"tile_m {self.tile_m} is no multiple of 16 from 16 to 128"),
+            (self.total_cols % 16 == 0, f"blocks of {self.tile_m} rows do not divide between two consumers"),
+            (registers <= _MOST_REGISTERS,
+             f"tile_m {self.tile_m} at head_dim {self.head_dim} takes {registers} registers for products alone"),
+            (1 <= self.totals <= 2, f"1 or 2 blocks of dQ are on their way, not {self.totals}"),
+            (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
+        ]  # fmt: skip
+        return violated(constraints) + shared_excess(self.shared_bytes, target)
+
+    def misfits(self, problem: BackwardProblem) -> list[str]:
+        """The constraints of the kernels that a problem violates; empty if they take it."""
+        p = problem.forward
+        return problem.differences(self) + violated([
+            (self.in_turn or not problem.deterministic, "deterministic sums need in_turn=True"),
+            (self._key_tiles(p) * p.kv_heads * p.batch < MOST_POSITIONS, "there are too many tiles of keys"),
+        ])  # fmt: skip
+
+    def calls(self, problem: BackwardProblem, operands: BackwardOperands) -> tuple[KernelCall, ...]:
+        """The kernels for a problem, on arrays that lie so."""
+        rows = rows_call(problem, operands, self.tile_m, self.vector)
+        return rows, self._products(problem.forward, operands), self._rounding(problem.forward, operands)
+
+    def _products(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+        """The kernel that multiplies."""
+        source = KernelSource.of(
+            "attention.backward_sm90_kernel:attention_backward_sm90",
+            f"attention_backward_{self.tile_m}x{KEYS}x{self.head_dim}",
+            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.layout == "bshd",
+        )  # fmt: skip
+        blocks, planes = -(-p.q_len // self.tile_m), p.kv_heads * p.batch
+        vector = MappedArray(f32, (p.planes, blocks * self.vector), (blocks * self.vector, 1), (1, self.vector), False)
+        maps = (
+            *(self._mapped(name, p, operands, rows) for name, rows in
+              (("q", self.tile_m), ("k", KEYS), ("v", KEYS), ("dout", self.tile_m))),
+            vector, vector, self._mapped("dk", p, operands, 64), self._mapped("dv", p, operands, 64),
+        )  # fmt: skip
+        scalars = {
+            "q_len": p.q_len, "kv_len": p.kv_len, "kv_heads": p.kv_heads, "planes": planes,
+            "together": self._together(p),
+        }  # fmt: skip
+        memory = {"total": p.planes * blocks * self.tile_m * self.width}
+        if self.in_turn:
+            memory["turns"] = CONSUMERS * p.planes * blocks
+        arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", *memory
+        grid = self._key_tiles(p) * planes, 1, 1
+        return KernelCall(source, grid, scalars, maps, arrays, memory, [*memory][-1])
+
+    def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+        """The kernel that scales and rounds dQ."""
+        source = KernelSource.of(
+            "attention.backward_sm90_kernel:attention_backward_dq_sm90", f"attention_backward_dq_{self.head_dim}",
+            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.layout == "bshd",
+        )  # fmt: skip
+        scalars = {"q_len": p.q_len, "kv_len": p.kv_len}
+        grid = -(-p.q_len // self.tile_m), p.heads, p.batch
+        return KernelCall(source, grid, scalars, (self._mapped("dq", p, operands, self.tile_m),), ("dq", "total"))
+
+    def _mapped(self, name: str, p: AttentionProblem, operands: BackwardOperands, rows: int) -> MappedArray:
+        box = (1, rows, 1, PANEL_COLS) if operands.layout == "bshd" else (1, 1, rows, PANEL_COLS)
+        return MappedArray(self.dtype, *operands.array(name, p), box)
+
+    @staticmethod
+    def _key_tiles(p: AttentionProblem) -> int:
+        return -(-p.kv_len // KEYS)
+
+    def _together(self, p: AttentionProblem) -> int:
+        """Planes that form a group: as many as the L2 holds Q, dO and dQ of, and so many that few tiles of one run.
+
+        Each waits for those before it: the first tiles start one after another, and the more of them, the later.
+        """
+        plane = p.q_len * p.heads // p.kv_heads * self.width * (2 * self.dtype.bytes + f32.bytes)
+        return max(1, min(p.kv_heads * p.batch, max(SIDE_BY_SIDE, L2_BYTES // max(1, plane))))

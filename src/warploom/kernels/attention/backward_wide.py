@@ -1,0 +1,136 @@
+"""Attention backward on sm_90a above head_dim 128: the configuration of its kernels, and what they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from warploom.core.dtypes import DType, bf16, f16, f32
+from warploom.core.targets import Target
+from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, rows_call
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
+from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
+from warploom.kernels.source import KernelCall, KernelSource, MappedArray
+from warploom.tile.panels import PANEL_COLS
+
+CONSUMERS = 2
+KEYS = 64
+"""Keys of a CTA of the kernel for dK and dV, which both of its consumers work on."""
+ROWS = 64 * CONSUMERS
+"""Query rows of a CTA of the kernel for dQ."""
+STAGES = 2
+"""Of everything that is streamed, and of P."""
+BARRIER_BYTES = 512
+SIDE_BY_SIDE = 16
+"""Planes whose tiles run at a time."""
+
+
+@dataclass(frozen=True)
+class BackwardWideSm90(Configuration):
+    """The kernels of :mod:`.backward_wide_kernel`: seven products, dK and dV in one kernel and dQ in another."""
+
+    word: ClassVar[str] = "attention_backward_wide_sm90"
+    always: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n", "head_dim", "dtype")
+    requires: ClassVar[str] = "sm_90a"
+
+    tile_m: int = flag(64, "query rows per step of dK and dV", (32, 64))
+    tile_n: int = flag(48, "keys per step of dQ", (32, 48, 64))
+    head_dim: int = flag(256, "elements per head", (192, 256))
+    dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
+
+    @property
+    def width(self) -> int:
+        """Columns of the shared tiles: head_dim in whole panels, zeros beyond it."""
+        return -(-self.head_dim // PANEL_COLS) * PANEL_COLS
+
+    @property
+    def sum_cols(self) -> int:
+        """Columns of the accumulators of the gradients: head_dim in steps of 16."""
+        return -(-self.head_dim // 16) * 16
+
+    @property
+    def score_registers(self) -> int:
+        """Accumulator registers of a block of Sᵀ."""
+        return self.tile_m // 2
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of the larger kernel, in bytes."""
+        key_rows = 2 * KEYS + 2 * STAGES * self.tile_m
+        vectors = STAGES * (2 + KEYS) * self.tile_m * f32.bytes
+        query_rows = 2 * ROWS + 2 * STAGES * self.tile_n
+        row = self.width * self.dtype.bytes
+        return max(key_rows * row + vectors, query_rows * row) + BARRIER_BYTES
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
+        found = broken_flags(self)
+        if found:
+            return found
+        constraints = [
+            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
+            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
+             f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
+            (self.tile_m in (16, 32, 64), f"tile_m is 16, 32 or 64, not {self.tile_m}"),
+            (self.tile_n in (16, 32, 48, 64), f"tile_n is 16, 32, 48 or 64, not {self.tile_n}"),
+            (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
+        ]  # fmt: skip
+        return violated(constraints) + shared_excess(self.shared_bytes, target)
+
+    def misfits(self, problem: BackwardProblem) -> list[str]:
+        """The constraints of the kernels that a problem violates; empty if they take it."""
+        p = problem.forward
+        tiles = max(-(-p.kv_len // KEYS) * p.kv_heads, -(-p.q_len // ROWS) * p.heads) * p.batch
+        return problem.differences(self) + violated([
+            (tiles < MOST_POSITIONS, f"{tiles} tiles reach {MOST_POSITIONS}"),
+        ])  # fmt: skip
+
+    def calls(self, problem: BackwardProblem, operands: BackwardOperands) -> tuple[KernelCall, ...]:
+        """The kernels for a problem, on arrays that lie so."""
+        rows = rows_call(problem, operands, ROWS, ROWS)
+        return rows, self._keys(problem.forward, operands), self._queries(problem.forward, operands)
+
+    def _keys(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+        """The kernel of dK and dV."""
+        source = KernelSource.of(
+            "attention.backward_wide_kernel:attention_backward_keys_sm90",
+            f"attention_backward_keys_{self.tile_m}x{KEYS}x{self.head_dim}",
+            config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.layout == "bshd",
+        )  # fmt: skip
+        padded, planes = -(-p.q_len // ROWS) * ROWS, p.kv_heads * p.batch
+        vector = MappedArray(f32, (p.planes, padded), (padded, 1), (1, self.tile_m), swizzled=False)
+        maps = (
+            self._mapped("q", p, operands, self.tile_m), self._mapped("k", p, operands, KEYS),
+            self._mapped("v", p, operands, KEYS), self._mapped("dout", p, operands, self.tile_m),
+            vector, vector, self._mapped("dk", p, operands, KEYS), self._mapped("dv", p, operands, KEYS),
+        )  # fmt: skip
+        scalars = {
+            "q_len": p.q_len, "kv_len": p.kv_len, "kv_heads": p.kv_heads, "planes": planes,
+            "together": min(planes, SIDE_BY_SIDE),
+        }  # fmt: skip
+        arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv"
+        return KernelCall(source, (-(-p.kv_len // KEYS) * planes, 1, 1), scalars, maps, arrays)
+
+    def _queries(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+        """The kernel of dQ."""
+        source = KernelSource.of(
+            "attention.backward_wide_kernel:attention_backward_queries_sm90",
+            f"attention_backward_queries_{ROWS}x{self.tile_n}x{self.head_dim}",
+            config=self, features=p.features(ROWS, self.tile_n), heads_inside=operands.layout == "bshd",
+        )  # fmt: skip
+        blocks = -(-p.q_len // ROWS)
+        maps = (
+            self._mapped("q", p, operands, ROWS), self._mapped("k", p, operands, self.tile_n),
+            self._mapped("v", p, operands, self.tile_n), self._mapped("dout", p, operands, ROWS),
+            self._mapped("dq", p, operands, 64),
+        )  # fmt: skip
+        scalars = {
+            "q_len": p.q_len, "kv_len": p.kv_len, "heads": p.heads, "planes": p.planes,
+            "together": min(p.planes, SIDE_BY_SIDE),
+        }  # fmt: skip
+        arrays = "q", "k", "v", "dout", "dq", "shift", "delta"
+        return KernelCall(source, (blocks * p.planes, 1, 1), scalars, maps, arrays)
+
+    def _mapped(self, name: str, p: AttentionProblem, operands: BackwardOperands, rows: int) -> MappedArray:
+        box = (1, rows, 1, PANEL_COLS) if operands.layout == "bshd" else (1, 1, rows, PANEL_COLS)
+        return MappedArray(self.dtype, *operands.array(name, p), box)

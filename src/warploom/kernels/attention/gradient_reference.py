@@ -1,0 +1,128 @@
+"""The gradients of attention in float64, and how far a 16-bit kernel may be from them, element by element.
+
+A kernel rounds P and dS to the type before it multiplies by them, and each gradient in the end; everything else is
+float32. So an element of dV may be off by u·(|dV| + Σ P·|dO|), one of dK by u·(|dK| + Σ |dS|·|Q|), and float32's slack.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from warploom.core.dtypes import DType
+from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
+
+SCORE_SLACK = 2.0**-22
+"""Relative slack of a score and of a log-sum-exp: what they are off by is a relative error of P."""
+SMALLEST = {"bf16": 2.0**-133, "f16": 2.0**-24}
+"""The distance of the smallest numbers, of which half may be lost by any rounding."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One gradient in float64, and how far each element may be off."""
+
+    value: Any
+    allowed: Any
+
+    def excess(self, found: Any) -> float:
+        """The largest error over what is allowed; at most 1 is right. NaN counts as infinitely far."""
+        xp, error = _of(self.value), abs(_double(found) - self.value)
+        over = xp.where(error == 0.0, error, error / self.allowed)
+        return float(xp.nan_to_num(over, nan=math.inf, posinf=math.inf).max())
+
+
+@dataclass(frozen=True)
+class GradientReference:
+    """dQ, dK and dV of (…, heads, length, head_dim); heads that share keys are summed."""
+
+    dq: Gradient
+    dk: Gradient
+    dv: Gradient
+
+    def excess(self, dq: Any, dk: Any, dv: Any) -> dict[str, float]:
+        """:meth:`Gradient.excess` of each."""
+        return {"dq": self.dq.excess(dq), "dk": self.dk.excess(dk), "dv": self.dv.excess(dv)}
+
+
+def gradient_reference(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    *,
+    dtype: DType,
+    scale: float | None = None,
+    seen: Any = None,
+    softcap: float | None = None,
+    dlse: Any = None,
+) -> GradientReference:
+    """The gradients of softmax(scale · Q·Kᵀ)·V for ``dout``; arrays of NumPy or tensors of PyTorch, wherever they lie.
+
+    They are (…, heads, length, head_dim); k and v may have fewer heads. ``out`` is the result as it was rounded, which
+    a kernel forms delta from. ``seen`` (q_len, kv_len) says which scores count; ``dlse`` (…, heads, q_len) is the
+    gradient of the log-sum-exp.
+    """
+    kv_heads = k.shape[-3]
+
+    def grouped(x: Any) -> Any:  # (…, key heads, heads that share one, length, head_dim)
+        return _double(x).reshape(*x.shape[:-3], kv_heads, -1, *x.shape[-2:])
+
+    do64, q64, o64, k64, v64 = map(grouped, (dout, q, out, k, v))
+    factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    p, slope, sizes = _probabilities(q64, k64, factor, seen, softcap)
+    unit, tiny = UNIT_ROUNDOFF[dtype.name], SMALLEST[dtype.name] / 2
+    slack = F32_SLACK + SCORE_SLACK * sizes
+
+    change = 0.0 if dlse is None else grouped(dlse[..., None])
+    delta = (do64 * o64).sum(-1)[..., None] - change
+    delta_size = abs(do64 * o64).sum(-1)[..., None] + abs(change)
+    dp, dp_size = do64 @ _turned(v64), abs(do64) @ _turned(abs(v64))
+    ds = p * (dp - delta) * slope
+    ds_off = unit * abs(ds) + tiny + slack * p * (dp_size + delta_size)
+
+    def gradient(value: Any, off: Any, like: Any) -> Gradient:
+        value, off = value.reshape(like.shape), off.reshape(like.shape)
+        return Gradient(value, off + unit * (abs(value) + off) + tiny)
+
+    size = abs(factor)
+    return GradientReference(
+        gradient(factor * ds @ k64, size * ds_off @ abs(k64), q),
+        gradient((factor * _turned(ds) @ q64).sum(-3), (size * _turned(ds_off) @ abs(q64)).sum(-3), k),
+        gradient((_turned(p) @ do64).sum(-3), (_turned((unit + slack) * p + tiny) @ abs(do64)).sum(-3), v),
+    )
+
+
+def _probabilities(q: Any, k: Any, factor: float, seen: Any, softcap: float | None) -> tuple[Any, Any, Any]:
+    """P, the slope of the soft cap, and the size of what each score and its log-sum-exp are sums of."""
+    xp = _of(q)
+    scores, slope = factor * (q @ _turned(k)), 1.0
+    if softcap is not None:
+        tanh = xp.tanh(scores / softcap)
+        scores, slope = softcap * tanh, 1.0 - tanh * tanh
+    if seen is not None:
+        scores = xp.where(seen, scores, -math.inf)
+    top = xp.amax(scores, axis=-1, keepdims=True)
+    top = xp.where(top == -math.inf, 0.0, top)
+    weights = xp.exp(scores - top)
+    total = weights.sum(-1)[..., None]
+    total = xp.where(total == 0.0, 1.0, total)
+    return weights / total, slope, abs(factor) * (abs(q) @ _turned(abs(k))) + abs(top + xp.log(total))
+
+
+def _turned(x: Any) -> Any:
+    return x.swapaxes(-1, -2)
+
+
+def _double(x: Any) -> Any:
+    return x.double() if hasattr(x, "double") else np.asarray(x).astype(np.float64)
+
+
+def _of(x: Any) -> Any:
+    """NumPy, or PyTorch: what is called here has one name and form in both."""
+    return np if isinstance(x, np.ndarray) else sys.modules["torch"]

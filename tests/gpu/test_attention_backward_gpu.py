@@ -1,0 +1,82 @@
+"""Random backward passes on the GPU, every element against float64; sums in turn twice, bit by bit."""
+
+import random
+
+import pytest
+
+import warploom
+from warploom.core.dtypes import bf16, f16
+from warploom.kernels.attention.gradient_reference import gradient_reference
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+FAMILIES = 30
+PROBLEMS_PER_FAMILY = 10
+
+
+def family(number):
+    """What compiles kernels of its own; lengths, batches and head counts then vary freely."""
+    draw = random.Random(number)
+    return {
+        "head_dim": draw.choice([8, 40, 64, 72, 96, 128, 160, 192, 224, 256]),
+        "group": draw.choice([1, 1, 2, 4]),
+        "dtype": draw.choice([torch.bfloat16, torch.float16]),
+        "causal": draw.random() < 0.4,
+        "window": draw.choice([None, None, None, (draw.choice([None, 0, 17, 100]), draw.choice([None, 0, 9]))]),
+        "softcap": draw.choice([None, None, None, 12.0]),
+        "scale": draw.choice([None, None, 0.2]),
+        "layout": draw.choice(["bshd", "bhsd"]),
+        "sync": draw.random() < 0.3,
+    }
+
+
+def seen_by(q_len, kv_len, causal, window):
+    """Which scores count."""
+    left, right = window or (None, None)
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    rows = torch.arange(q_len, device="cuda")[:, None] + kv_len - q_len
+    keys = torch.arange(kv_len, device="cuda")[None]
+    found = torch.ones(q_len, kv_len, dtype=torch.bool, device="cuda")
+    if left is not None:
+        found &= keys >= rows - left
+    return found if right is None else found & (keys <= rows + right)
+
+
+@pytest.mark.parametrize("number", range(FAMILIES))
+def test_random_problems(number):
+    f, draw = family(number), random.Random(1000 + number)
+    torch.manual_seed(number)
+    dtype = bf16 if f["dtype"] is torch.bfloat16 else f16
+    options = {key: f[key] for key in ("causal", "window", "softcap", "scale", "layout")}
+    rows = 64 if f["head_dim"] <= 128 else 32
+    text = f"attention_backward_sm80(tile_m={rows}, head_dim={f['head_dim']}, dtype={dtype}, in_turn=true)"
+    config = text if f["sync"] else None
+    for _ in range(PROBLEMS_PER_FAMILY):
+        batch, kv_heads = draw.randint(1, 3), draw.randint(1, 3)
+        q_len, kv_len = (draw.choice([1, 2, 63, 64, 65, 128, draw.randint(1, 700)]) for _ in range(2))
+
+        def make(length, count, batch=batch):
+            heads_first = torch.randn(batch, count, length, f["head_dim"], device="cuda").to(f["dtype"])
+            return heads_first if f["layout"] == "bhsd" else heads_first.transpose(1, 2).contiguous()
+
+        heads = kv_heads * f["group"]
+        q, k, v, dout = make(q_len, heads), make(kv_len, kv_heads), make(kv_len, kv_heads), make(q_len, heads)
+        out, lse = warploom.attention(q, k, v, return_lse=True, **options)
+        dlse = torch.randn_like(lse) if draw.random() < 0.5 else None
+        for like in (q, k, v):
+            torch.full_like(like, float("nan"))  # what the gradients' memory is likely to hold
+
+        def call(arrays=(dout, q, k, v, out, lse), dlse=dlse):
+            return warploom.attention_backward(*arrays, dlse=dlse, config=config, deterministic=True, **options)
+
+        found, again = call(), call()
+        assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(found, again, strict=True))
+        turned = (lambda x: x) if f["layout"] == "bhsd" else (lambda x: x.transpose(1, 2))
+        reference = gradient_reference(
+            *map(turned, (dout, q, k, v, out)), dtype=dtype, scale=f["scale"], softcap=f["softcap"], dlse=dlse,
+            seen=seen_by(q_len, kv_len, f["causal"], f["window"]),
+        )  # fmt: skip
+        excess = reference.excess(*map(turned, found))
+        assert max(excess.values()) <= 1.0, (f, q.shape, k.shape, excess)

@@ -1,0 +1,152 @@
+"""Small backward passes on the emulator, beside float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from warploom.emulate import emulate
+from warploom.emulate.findings import Finding
+from warploom.interop.arrays import describe
+from warploom.ir.program import Program
+from warploom.kernels.attention.backward import TENSORS, BackwardConfig, BackwardOperands, BackwardProblem
+from warploom.kernels.attention.gradient_reference import GradientReference, gradient_reference
+from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.source import KernelCall
+from warploom.ops.attention_arrays import strides_of
+from warploom.ops.backends import emulator_arguments
+
+Window = tuple[int | None, int | None]
+GRADIENTS = "dq", "dk", "dv"
+
+
+@dataclass(frozen=True)
+class GradientCase:
+    """A configuration on a small problem; ``heads`` = (query heads, key heads)."""
+
+    config: BackwardConfig
+    q_len: int
+    kv_len: int
+    window: Window = (None, None)
+    heads: tuple[int, int] = (1, 1)
+    batch: int = 1
+    softcap: float | None = None
+    scale: float | None = None
+    lse_gradient: bool = False
+    layout: str = "bshd"
+
+    @property
+    def problem(self) -> BackwardProblem:
+        """What is asked."""
+        c, (heads, kv_heads) = self.config, self.heads
+        forward = AttentionProblem(
+            self.batch, heads, kv_heads, self.q_len, self.kv_len, c.head_dim, c.dtype, self.window, self.scale,
+            self.softcap,
+        )  # fmt: skip
+        return BackwardProblem(forward, self.lse_gradient, deterministic=False)
+
+    @property
+    def seen(self) -> Any:
+        """Which scores count, (q_len, kv_len)."""
+        left, right = self.window
+        aligned = np.arange(self.q_len)[:, None] + self.kv_len - self.q_len
+        key = np.arange(self.kv_len)[None]
+        found = np.ones((self.q_len, self.kv_len), bool)
+        if left is not None:
+            found &= key >= aligned - left
+        if right is not None:
+            found &= key <= aligned + right
+        return found
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """Random arrays, heads first, and what the forward pass gives for them."""
+        numbers = np.random.default_rng(self.q_len + 7 * self.kv_len)
+        (heads, kv_heads), d, dtype = self.heads, self.config.head_dim, self.config.dtype.numpy
+        shapes = {"q": (heads, self.q_len), "k": (kv_heads, self.kv_len), "v": (kv_heads, self.kv_len),
+                  "dout": (heads, self.q_len)}  # fmt: skip
+        found = {n: numbers.standard_normal((self.batch, *s, d)).astype(dtype) for n, s in shapes.items()}
+        found["out"], found["lse"] = self._forward(found)
+        found["dlse"] = numbers.standard_normal(found["lse"].shape).astype(np.float32)
+        return found
+
+    def _forward(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
+        group = self.heads[0] // self.heads[1]
+        q, k, v = (np.repeat(arrays[n].astype(np.float64), 1 if n == "q" else group, axis=1) for n in "qkv")
+        scores = q @ np.swapaxes(k, -1, -2) * (self.config.head_dim**-0.5 if self.scale is None else self.scale)
+        if self.softcap is not None:
+            scores = self.softcap * np.tanh(scores / self.softcap)
+        weights = np.where(self.seen, np.exp(scores), 0.0)
+        total = weights.sum(-1)
+        with np.errstate(divide="ignore"):
+            lse = np.log(total)
+        out = weights @ v / np.where(total == 0.0, 1.0, total)[..., None]
+        return out.astype(self.config.dtype.numpy), lse.astype(np.float32)
+
+    @cached_property
+    def reference(self) -> GradientReference:
+        """In float64."""
+        x = self.inputs
+        return gradient_reference(
+            *(x[n] for n in ("dout", "q", "k", "v", "out")), dtype=self.config.dtype, scale=self.scale, seen=self.seen,
+            softcap=self.softcap, dlse=x["dlse"] if self.lse_gradient else None,
+        )  # fmt: skip
+
+    @cached_property
+    def calls(self) -> tuple[KernelCall, ...]:
+        """The kernels."""
+        assert not self.config.check()
+        assert not self.config.misfits(self.problem)
+        arrays = self.arrays()
+        strides = tuple(strides_of(describe(arrays[n]), self.layout) for n in TENSORS)
+        return self.config.calls(self.problem, BackwardOperands(strides, self.layout))
+
+    def arrays(self) -> dict[str, Any]:
+        """The arrays of a call, gradients full of NaN."""
+        found = dict(self.inputs)
+        for name in GRADIENTS:
+            found[name] = np.full_like(found[name[1:]], np.nan)
+        for name in TENSORS if self.layout == "bshd" else ():
+            found[name] = np.ascontiguousarray(np.swapaxes(found[name], 1, 2))
+        return found
+
+    def run(self, seed: int | None = None, changed: Program | None = None, of: str = "dk") -> Outcome:
+        """All kernels in order, in an order of warps; with another Program for the one that multiplies for ``of``."""
+        arrays, findings = self.arrays(), list[Finding]()
+        for call in self.calls:
+            for name, words in call.workspace.items():
+                kind = np.full(words, np.nan, np.float32)
+                arrays[name] = kind if name != "turns" else kind.view(np.uint32)
+            if call.zeroed:
+                arrays[call.zeroed][:] = 0
+            replaced = changed is not None and {"q", of} <= {*call.arrays}
+            program = changed if changed is not None and replaced else call.source.program
+            views = [describe(arrays[name]) for name in call.arrays]
+            emulation = emulate(
+                program, call.grid, emulator_arguments(program, views, call.scalars, call.maps), seed=seed
+            )
+            findings += emulation.findings
+        swapped = (arrays[n] if self.layout == "bhsd" else np.swapaxes(arrays[n], 1, 2) for n in GRADIENTS)
+        return Outcome(tuple(findings), self, tuple(swapped))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run found, and dQ, dK and dV, heads first."""
+
+    findings: tuple[Finding, ...]
+    case: GradientCase
+    gradients: tuple[Any, ...]
+
+    @property
+    def excess(self) -> dict[str, float]:
+        """The largest error of each gradient over what is allowed."""
+        return self.case.reference.excess(*self.gradients)
+
+    @property
+    def fine(self) -> bool:
+        """No finding, and every element within its bound."""
+        return not self.findings and max(self.excess.values()) <= 1.0

@@ -1,0 +1,127 @@
+"""Mutants of the backward kernels of attention: each synchronisation deleted or shifted, and who objects.
+
+    python -m tests.kernels.gradient_mutants [NAME …]
+
+tries every mutant of every case in several orders of warps, and prints those that nothing objected to.
+``pytest -m mutation tests/kernels`` does the same and fails where a survivor has no reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from tests.hopper.mutants import Rewrite, edits, index_edits, rewritten
+from tests.kernels.gradient_cases import GradientCase
+from warploom.core.errors import WarploomError
+from warploom.cuda.compile import available_cores
+from warploom.ir.program import Program
+from warploom.ir.statements import Op
+from warploom.isa.memory import Atomic, MemoryFence, WaitAtLeast
+from warploom.kernels.attention.backward_sm80 import BackwardSm80
+from warploom.kernels.attention.backward_sm90 import BackwardSm90
+from warploom.kernels.attention.backward_wide import BackwardWideSm90
+
+SEEDS: tuple[int | None, ...] = (None, *range(8))
+CAUSAL = (None, 0)
+SM90 = BackwardSm90(head_dim=8, tile_m=32)
+WIDE = BackwardWideSm90(head_dim=8, tile_m=32, tile_n=16)
+SM80 = BackwardSm80(head_dim=8, tile_m=16, num_warps=4)
+CASES = {
+    "sm_90": GradientCase(SM90, 160, 200, CAUSAL),
+    "sm_90 added as they come": GradientCase(replace(SM90, in_turn=False, dv_first=False, totals=2), 160, 200),
+    "wide": GradientCase(WIDE, 160, 100, CAUSAL),
+    "wide, dQ": GradientCase(WIDE, 130, 100, CAUSAL),
+    "sm_80": GradientCase(SM80, 80, 100, (20, 0)),
+    "sm_80 in turn": GradientCase(replace(SM80, in_turn=True), 80, 100, CAUSAL),
+    "sm_80, keys nobody sees": GradientCase(SM80, 20, 100, (10, 0)),
+}
+"""Two tiles of keys; the first visits so many blocks of query rows that every ring wraps twice."""
+
+EQUIVALENT = {
+    "without wgmma.fence.sync.aligned in _start_dq": "the fences of the products around it cover its accumulator",
+    "without cp.async.bulk.commit_group in store": "dK's group takes dV's copies along",
+    "without cp.async.bulk.wait_group.read in store": "the wait for dK's copies is one for dV's as well",
+}
+"""Mutants that behave as the kernel does, with the reason; names as :func:`mutants` gives them."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One edit of one instruction of a case's kernel."""
+
+    case: str
+    number: int
+    edit: int
+    label: str
+
+
+def all_edits(op: Op) -> Iterator[tuple[str, Rewrite]]:
+    """What is done to one instruction."""
+    yield from edits(op)
+    yield from index_edits(op)
+    if isinstance(op.instruction, WaitAtLeast | MemoryFence) or (
+        isinstance(op.instruction, Atomic) and op.instruction.op == "add"
+    ):
+        yield f"without {op.instruction.mnemonic}", lambda _: []
+
+
+def gradient(name: str) -> str:
+    """Which kernel of a case is changed: the one for dK, or that for dQ where they are two."""
+    return "dq" if name.endswith("dQ") else "dk"
+
+
+@cache
+def program(name: str) -> Program:
+    """The kernel that multiplies of one of CASES."""
+    return next(call.source.program for call in CASES[name].calls if {"q", gradient(name)} <= {*call.arrays})
+
+
+def mutants(name: str) -> list[Mutant]:
+    """Every mutant of a case."""
+    return [
+        Mutant(name, number, e, f"{what} in {op.where.function}")
+        for number, op in enumerate(program(name).ops())
+        for e, (what, _) in enumerate(all_edits(op))
+    ]
+
+
+def objection(mutant: Mutant) -> str | None:
+    """What the emulator says first (the kind of finding), or None."""
+    op = list(program(mutant.case).ops())[mutant.number]
+    try:
+        changed = rewritten(program(mutant.case), mutant.number, list(all_edits(op))[mutant.edit][1])
+    except WarploomError as error:
+        return type(error).__name__
+    for seed in SEEDS:
+        outcome = CASES[mutant.case].run(seed, changed, gradient(mutant.case))
+        if outcome.findings:
+            return outcome.findings[0].kind
+        if not outcome.fine:
+            return "a wrong result alone"
+    return None
+
+
+def survivors(name: str) -> list[Mutant]:
+    """The mutants of a case that nothing objects to."""
+    todo = mutants(name)
+    with ProcessPoolExecutor(available_cores()) as pool:
+        said = list(pool.map(objection, todo, chunksize=2))
+    return [m for m, kind in zip(todo, said, strict=True) if kind is None]
+
+
+def main(names: Any) -> None:
+    """Print the survivors."""
+    for name in names or CASES:
+        found = survivors(name)
+        print(f"{name}: {len(mutants(name))} mutants, {len(found)} survive", flush=True)
+        for mutant in found:
+            print("  ", mutant.number, mutant.label, list(program(name).ops())[mutant.number].where, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,134 @@
+"""The backward kernels of attention on the emulator: every element against float64, and no finding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels.gradient_cases import GradientCase
+from warploom.core.dtypes import f16
+from warploom.kernels.attention.backward_sm80 import BackwardSm80
+from warploom.kernels.attention.backward_sm90 import BackwardSm90
+from warploom.kernels.attention.backward_wide import BackwardWideSm90
+
+SM80 = BackwardSm80(head_dim=64)
+SM90 = BackwardSm90(head_dim=64)
+WIDE = replace(SM80, tile_m=32)
+CAUSAL = (None, 0)
+
+ROLES = BackwardWideSm90(head_dim=136)
+CASES = {
+    "wide plain": GradientCase(replace(ROLES, tile_n=64), 70, 100),
+    "wide causal": GradientCase(ROLES, 150, 130, CAUSAL),
+    "wide groups": GradientCase(replace(ROLES, tile_m=32), 130, 90, (40, 20), (2, 1)),
+    "wide keys nobody sees": GradientCase(ROLES, 40, 200, (10, 0)),
+    "wide soft cap": GradientCase(
+        replace(ROLES, head_dim=192, dtype=f16), 70, 90, CAUSAL, softcap=3.0, lse_gradient=True, layout="bhsd"
+    ),
+    "wide 256": GradientCase(replace(ROLES, head_dim=256), 70, 70, scale=-0.1),
+    "sm_90 plain": GradientCase(SM90, 150, 200, heads=(2, 2)),
+    "sm_90 wide blocks": GradientCase(replace(SM90, tile_m=128, dv_first=False), 300, 200),
+    "sm_90 added as they come": GradientCase(replace(SM90, tile_m=128, dv_first=False, in_turn=False), 300, 200),
+    "sm_90 causal": GradientCase(SM90, 200, 200, CAUSAL, (2, 2)),
+    "sm_90 more queries than keys": GradientCase(SM90, 300, 140, CAUSAL),
+    "sm_90 fewer queries than keys": GradientCase(SM90, 70, 300, CAUSAL),
+    "sm_90 window": GradientCase(SM90, 260, 300, (40, 20)),
+    "sm_90 keys nobody sees": GradientCase(SM90, 64, 400, (10, 0)),
+    "sm_90 left side alone": GradientCase(SM90, 130, 300, (10, None)),
+    "sm_90 groups": GradientCase(replace(SM90, dtype=f16), 100, 100, CAUSAL, (4, 2), batch=2, layout="bhsd"),
+    "sm_90 soft cap": GradientCase(SM90, 130, 130, CAUSAL, softcap=3.0, lse_gradient=True),
+    "sm_90 scale": GradientCase(SM90, 65, 129, scale=-0.3),
+    "sm_90 128": GradientCase(BackwardSm90(), 130, 200),
+    "sm_90 128 two sums under way": GradientCase(BackwardSm90(totals=2), 130, 150, CAUSAL),
+    "sm_90 80 rows": GradientCase(BackwardSm90(tile_m=80, dv_first=False), 170, 130, CAUSAL),
+    "sm_90 96": GradientCase(BackwardSm90(head_dim=96), 130, 130),
+    "sm_90 40": GradientCase(replace(SM90, head_dim=40), 70, 130),
+    "sm_90 8": GradientCase(replace(SM90, head_dim=8), 70, 130),
+    "sm_80 plain": GradientCase(SM80, 150, 200, heads=(2, 2)),
+    "sm_80 four warps": GradientCase(replace(SM80, num_warps=4, tile_m=32), 100, 90, CAUSAL),
+    "sm_80 in turn": GradientCase(replace(SM80, in_turn=True), 300, 200, CAUSAL),
+    "sm_80 three stages": GradientCase(replace(SM80, stages=3), 200, 200, CAUSAL),
+    "sm_80 more queries than keys": GradientCase(SM80, 300, 140, CAUSAL),
+    "sm_80 window": GradientCase(SM80, 260, 300, (40, 20)),
+    "sm_80 keys nobody sees": GradientCase(SM80, 64, 400, (10, 0)),
+    "sm_80 groups": GradientCase(replace(SM80, dtype=f16), 100, 100, CAUSAL, (4, 2), batch=2, layout="bhsd"),
+    "sm_80 soft cap": GradientCase(SM80, 130, 130, CAUSAL, softcap=3.0, lse_gradient=True),
+    "sm_80 scale": GradientCase(SM80, 65, 129, scale=-0.3),
+    "sm_80 8": GradientCase(replace(SM80, head_dim=8), 70, 130),
+    "sm_80 96": GradientCase(replace(SM80, head_dim=96), 130, 130),
+    "sm_80 128": GradientCase(replace(SM80, head_dim=128), 130, 200),
+    "sm_80 136": GradientCase(replace(WIDE, head_dim=136, in_turn=True), 70, 130),
+    "sm_80 192": GradientCase(replace(WIDE, head_dim=192), 70, 130),
+    "sm_80 256": GradientCase(replace(WIDE, head_dim=256), 70, 130, CAUSAL),
+    "sm_80 256 four warps": GradientCase(replace(WIDE, head_dim=256, num_warps=4), 40, 70),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_element_is_right(name: str) -> None:
+    outcome = CASES[name].run(seed=0)
+    assert outcome.findings == ()
+    assert max(outcome.excess.values()) <= 1.0, outcome.excess
+
+
+IN_TURN = {"sm_80": replace(SM80, in_turn=True), "sm_90": SM90}
+
+
+@pytest.mark.parametrize("name", IN_TURN)
+@pytest.mark.parametrize("window", [(None, None), CAUSAL, (70, 30)], ids=str)
+def test_sums_in_turn_have_equal_bits_in_any_order(name: str, window: tuple[int | None, int | None]) -> None:
+    case = GradientCase(IN_TURN[name], 130, 400, window)
+    first, *others = [case.run(seed) for seed in (None, 1, 2)]
+    for other in others:
+        assert other.fine
+        for a, b in zip(first.gradients, other.gradients, strict=True):
+            np.testing.assert_array_equal(a.view(np.uint16), b.view(np.uint16))
+
+
+@pytest.mark.parametrize("config", [SM80, SM90], ids=["sm_80", "sm_90"])
+def test_rows_without_keys_and_keys_without_rows_have_zeros(config: BackwardSm80 | BackwardSm90) -> None:
+    case = GradientCase(config, 200, 60, CAUSAL)
+    outcome = case.run()
+    assert outcome.fine
+    dq, _, _ = outcome.gradients
+    assert not dq[..., :140, :].any()
+    assert dq[..., 140:, :].all(axis=-1).any()
+    unseen = GradientCase(config, 10, 200, (3, 0)).run()
+    assert unseen.fine
+    for x in unseen.gradients[1:]:
+        assert not x[..., :187, :].any()
+        assert x[..., 187:, :].any(axis=-1).all()
+
+
+FEATURES: dict[str, list[Any]] = {
+    "window": [(None, None), CAUSAL, (None, 3), (50, None), (20, 40)],
+    "softcap": [None, None, 2.0],
+}
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_random_problems(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    kind = ("sm_80", "sm_90", "wide")[seed % 3]
+    head_dim = 8 * int(draw.integers(1, {"sm_80": 33, "sm_90": 17, "wide": 25}[kind]))
+    dtype = f16 if draw.random() < 0.5 else SM80.dtype
+    in_turn = bool(draw.random() < 0.5)
+    tile_m = 32 if head_dim > 128 else int(draw.choice([32, 64]))
+    config = {
+        "sm_80": BackwardSm80(head_dim=head_dim, dtype=dtype, in_turn=in_turn, tile_m=tile_m),
+        "sm_90": BackwardSm90(head_dim=min(head_dim, 128), dtype=dtype, in_turn=in_turn),
+        "wide": BackwardWideSm90(head_dim=head_dim, dtype=dtype, tile_m=tile_m),
+    }[kind]
+    kv_heads, group = int(draw.integers(1, 3)), int(draw.integers(1, 3))
+    q_len, kv_len = (int(n) for n in draw.integers(1, 180, 2))
+    window, softcap = FEATURES["window"][draw.integers(5)], FEATURES["softcap"][draw.integers(3)]
+    case = GradientCase(
+        config, q_len, kv_len, window, (kv_heads * group, kv_heads), softcap=softcap,
+        lse_gradient=bool(draw.random() < 0.5), layout=str(draw.choice(["bshd", "bhsd"])),
+    )  # fmt: skip
+    outcome = case.run(seed)
+    assert outcome.findings == (), case
+    assert max(outcome.excess.values()) <= 1.0, (case, outcome.excess)

@@ -1,0 +1,216 @@
+"""``attention_backward`` on CPU arrays: right gradients of random problems, what it leaves alone, what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import warploom
+from tests.ops.emulated_gpu import EmulatedGpu
+from tests.properties import slow_property
+from warploom.core.dtypes import bf16, f16
+from warploom.core.errors import ConfigError, ProblemError
+from warploom.kernels.attention.gradient_reference import gradient_reference
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+NUMPY = {f16: np.dtype(np.float16), bf16: np.dtype(ml_dtypes.bfloat16)}
+NAMES = "dout", "q", "k", "v", "out", "lse"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked; ``stride`` is the step through a longer array at which positions of q, k, v and dout lie."""
+
+    q_len: int
+    kv_len: int
+    batch: int
+    kv_heads: int
+    group: int
+    head_dim: int
+    dtype: Any
+    causal: bool = False
+    window: Any = None
+    softcap: float | None = None
+    scale: float | None = None
+    layout: str = "bshd"
+    stride: int = 1
+    lse_gradient: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the calls."""
+        return {name: getattr(self, name) for name in ("causal", "window", "softcap", "scale", "layout")}
+
+    def arrays(self) -> dict[str, Any]:
+        """Random inputs, and what ``attention`` makes of them."""
+        numbers = np.random.default_rng(self.q_len + self.kv_len)
+
+        def make(length: int, heads: int) -> Any:
+            shape = self.batch, length * self.stride, heads, self.head_dim
+            view = numbers.standard_normal(shape).astype(NUMPY[self.dtype])[:, :: self.stride]
+            return view if self.layout == "bshd" else view.swapaxes(1, 2)
+
+        heads = self.kv_heads * self.group
+        found = {"q": make(self.q_len, heads), "k": make(self.kv_len, self.kv_heads)}
+        found |= {"v": make(self.kv_len, self.kv_heads), "dout": make(self.q_len, heads)}
+        found["out"], found["lse"] = warploom.attention(
+            found["q"], found["k"], found["v"], return_lse=True, **self.options
+        )
+        found["dlse"] = numbers.standard_normal(found["lse"].shape).astype(np.float32) if self.lse_gradient else None
+        return found
+
+    def seen(self) -> Any:
+        """Which scores count."""
+        left, right = self.window or (None, None)
+        right = (0 if right is None else min(right, 0)) if self.causal else right
+        aligned, keys = np.arange(self.q_len)[:, None] + self.kv_len - self.q_len, np.arange(self.kv_len)[None]
+        found = np.ones((self.q_len, self.kv_len), bool)
+        if left is not None:
+            found &= keys >= aligned - left
+        return found if right is None else found & (keys <= aligned + right)
+
+    def excess(self, x: dict[str, Any], gradients: Any) -> float:
+        """The largest error over what is allowed."""
+        turned = (lambda a: a.swapaxes(1, 2)) if self.layout == "bshd" else (lambda a: a)
+        reference = gradient_reference(
+            *(turned(x[n]) for n in NAMES[:5]), dtype=self.dtype, scale=self.scale, seen=self.seen(),
+            softcap=self.softcap, dlse=x["dlse"],
+        )  # fmt: skip
+        return max(reference.excess(*map(turned, gradients)).values())
+
+
+def backward(x: dict[str, Any], **options: Any) -> Any:
+    """The call on arrays by name."""
+    return warploom.attention_backward(*(x[n] for n in NAMES), dlse=x["dlse"], **options)
+
+
+PROBLEMS = st.builds(
+    Problem,
+    q_len=st.sampled_from([1, 31, 64, 65, 100]),
+    kv_len=st.sampled_from([1, 33, 64, 90, 129]),
+    batch=st.integers(1, 2),
+    kv_heads=st.integers(1, 2),
+    group=st.integers(1, 2),
+    head_dim=st.sampled_from([8, 40, 64, 96, 128, 160]),
+    dtype=st.sampled_from([f16, bf16]),
+    causal=st.booleans(),
+    window=st.sampled_from([None, None, (0, None), (17, 5), (None, 9)]),
+    softcap=st.sampled_from([None, None, 3.0]),
+    scale=st.sampled_from([None, None, 0.3]),
+    layout=st.sampled_from(["bshd", "bhsd"]),
+    stride=st.integers(1, 2),
+    lse_gradient=st.booleans(),
+)
+PLAIN = Problem(65, 40, 1, 1, 1, 16, f16)
+
+
+@slow_property(12)
+@given(PROBLEMS)
+def test_gradients_of_random_problems(problem: Problem) -> None:
+    x = problem.arrays()
+    gradients = backward(x, **problem.options)
+    for name, gradient in zip("qkv", gradients, strict=True):
+        assert (gradient.shape, gradient.dtype) == (x[name].shape, x[name].dtype)
+        assert gradient.flags.c_contiguous
+    assert problem.excess(x, gradients) <= 1.0, problem
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(0, 5), (5, 0), (0, 0)])
+def test_lengths_of_zero_have_gradients_of_zero(q_len: int, kv_len: int) -> None:
+    x = Problem(q_len, kv_len, 2, 1, 2, 16, bf16).arrays()
+    for name, gradient in zip("qkv", backward(x), strict=True):
+        assert gradient.shape == x[name].shape
+        assert not gradient.any()
+
+
+def test_a_gradient_that_is_one_number_everywhere() -> None:
+    x = PLAIN.arrays()
+    x["dout"] = np.broadcast_to(np.float16(1.0), x["q"].shape)
+    assert PLAIN.excess(x, backward(x)) <= 1.0
+
+
+def test_tensors_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    x = PLAIN.arrays()
+    tensors = {name: None if array is None else torch.tensor(array) for name, array in x.items()}
+    found = backward(tensors)
+    assert all(isinstance(g, torch.Tensor) for g in found)
+    for a, b in zip(found, backward(x), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_host_arrays_travel_to_a_gpu(deterministic: bool) -> None:
+    problem = Problem(40, 50, 2, 1, 2, 16, bf16, causal=True, stride=2, lse_gradient=True)
+    x = problem.arrays()
+    assert problem.excess(x, backward(x, causal=True, deterministic=deterministic)) <= 1.0
+
+
+def test_a_call_again_prepares_nothing(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(40, 50, 1, 1, 2, 16, bf16)
+    first, second = problem.arrays(), problem.arrays()
+    second["dout"] = second["dout"][:, ::-1].copy()
+    gpu.hold(monkeypatch)
+    gpu.prepared.clear()
+    assert problem.excess(first, backward(first)) <= 1.0
+    prepared = list(gpu.prepared)
+    assert len(prepared) == 3
+    assert problem.excess(second, backward(second)) <= 1.0
+    assert problem.excess(first, backward(first, causal=np.array(0))) <= 1.0
+    assert gpu.prepared == prepared
+    backward(first, deterministic=True)
+    assert len(gpu.prepared) > 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"lse": np.zeros((1, 65, 1), np.float32)}, "lse is f32 of shape"),
+        ({"lse": np.zeros((1, 1, 65), np.float16)}, "lse is f16"),
+        ({"dlse": np.zeros((1, 1, 64), np.float32)}, "dlse is f32 of shape"),
+        ({"dout": np.zeros((1, 65, 1, 8), np.float16)}, "dout is f16 of shape"),
+        ({"out": np.zeros((1, 65, 1, 16), np.float32)}, "out is f32"),
+        ({"k": np.zeros((1, 40, 1, 8), np.float16)}, "k has shape"),
+    ],
+)
+def test_arrays_that_do_not_go_together(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ProblemError, match=said):
+        backward({**PLAIN.arrays(), **change})
+
+
+def test_configurations_that_do_not_fit() -> None:
+    x = PLAIN.arrays()
+    with pytest.raises(ConfigError, match="head_dim is 16"):
+        backward(x, config="attention_backward_sm80(head_dim=64, dtype=f16)")
+    with pytest.raises(ConfigError, match="in_turn"):
+        backward(x, config="attention_backward_sm80(head_dim=16, dtype=f16)", deterministic=True)
+    with pytest.raises(ConfigError, match="no configuration of a backward pass"):
+        backward(x, config="attention_sm80()")
+    with pytest.raises(ProblemError, match="deterministic is True or False"):
+        backward(x, deterministic="yes")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_plan_states_its_memory(head_dim: int, deterministic: bool) -> None:
+    x = Problem(300, 200, 2, 1, 2, head_dim, bf16).arrays()
+    plan = warploom.plan_attention_backward(*(x[n] for n in NAMES), deterministic=deterministic)
+    rows = 2 * 2 * 320  # whole blocks of query rows
+    assert rows * head_dim * 4 <= plan.workspace_bytes <= rows * (head_dim * 4 + 8) + 4096
+    assert str(plan.config) in str(plan)
+    assert "attention_backward" in plan.cuda
+
+
+def test_wide_heads_share_no_sums_on_hopper() -> None:
+    x = Problem(130, 70, 1, 1, 1, 136, bf16, causal=True).arrays()
+    config = "attention_backward_wide_sm90(head_dim=136)"
+    plan = warploom.plan_attention_backward(*(x[n] for n in NAMES), causal=True, config=config)
+    assert plan.workspace_bytes <= 2 * 4 * 256 + 1024
+    assert Problem(130, 70, 1, 1, 1, 136, bf16, causal=True).excess(x, backward(x, causal=True, config=config)) <= 1.0
