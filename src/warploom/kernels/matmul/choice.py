@@ -116,11 +116,14 @@ def fitting(problem: MatmulProblem, configs: Sequence[Config], target: Target) -
 
 
 # -- choices
-def choose(problem: MatmulProblem, target: Target) -> tuple[Production, str]:
-    """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
+def choose(problem: MatmulProblem, target: Target, *, whole: bool = False) -> tuple[Production, str]:
+    """The configuration for a problem on a target, and why. Raises ProblemError when none fits.
+
+    ``whole``: of those that never cut the sum of a tile, and so need no memory of their own.
+    """
     bulk, reasons = fitting(problem, candidates_sm90(problem) if target.has_wgmma else (), target)
     general, others = fitting(problem, candidates_sm80(problem), target)
-    found: list[Production] = [*bulk, *general]
+    found: list[Production] = [c for c in (*bulk, *general) if not (whole and c.cut)]
     if not found:
         raise ProblemError("no matmul kernel takes this problem: " + "; ".join(dict.fromkeys((*reasons, *others))))
     config = min(found, key=lambda c: c.seconds(problem, target))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 MOST_EXTRAS = 2
 """Matrices that an epilogue may combine with the product."""
+
+ROW_VALUES = 4
+"""Numbers that a table of row values has for each row: 16 bytes."""
 
 EpilogueFunction = Callable[..., Any]
 """A function of a traced f32 (and of one more per extra matrix) that returns the f32 to store."""
@@ -42,8 +45,9 @@ class OperandFeatures:
 class Epilogue:
     """What happens to a sum before it is stored: ``function(alpha · sum + bias[col], extra[0][row, col], …)``.
 
-    ``key`` stands for ``function`` in comparisons, so that equal lambdas share a kernel:
-    :func:`warploom.core.identity.function_key`.
+    ``wide``: the extra matrices are f32, not of the inputs' type. With ``row_values`` the function also takes the f32
+    that a table has for the row, :data:`ROW_VALUES` of them, and the column. ``key`` stands for ``function`` in
+    comparisons, so that equal lambdas share a kernel: :func:`warploom.core.identity.function_key`.
     """
 
     scaled: bool = False
@@ -51,6 +55,8 @@ class Epilogue:
     extras: int = 0
     function: EpilogueFunction | None = field(default=None, compare=False)
     key: Hashable = None
+    wide: bool = False
+    row_values: bool = False
 
     def __copy__(self) -> Epilogue:
         return self
@@ -59,15 +65,24 @@ class Epilogue:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _epilogue, (self.scaled, self.bias, self.extras, importable("the epilogue", self.function))
+        function = importable("the epilogue", self.function)
+        return _epilogue, (self.scaled, self.bias, self.extras, function, self.wide, self.row_values)
+
+    @property
+    def extra_size(self) -> int:
+        """The size of an element of the extra matrices, in 16 bits."""
+        return 2 if self.wide else 1
 
     @property
     def plain(self) -> bool:
         """Whether sums are stored as they are."""
         return not (self.scaled or self.bias or self.function)
 
-    def call(self, x: Traced, extras: list[Traced]) -> Traced:
-        """The user's function. Raises ProblemError if it does not return one f32 or number."""
+    def call(self, x: Traced, extras: Sequence[Traced]) -> Traced:
+        """The user's function of the sum and what comes with it.
+
+        Raises ProblemError if it does not return one f32 or number.
+        """
         from warploom.lang.functions import as_f32
         from warploom.lang.values import Traced
 
@@ -85,9 +100,11 @@ class Epilogue:
         return as_f32(result, x)
 
 
-def _epilogue(scaled: bool, bias: bool, extras: int, function: EpilogueFunction | None) -> Epilogue:
+def _epilogue(
+    scaled: bool, bias: bool, extras: int, function: EpilogueFunction | None, wide: bool, row_values: bool
+) -> Epilogue:
     """An epilogue in another process: its function, and what that sees there."""
-    return Epilogue(scaled, bias, extras, function, function_key(function))
+    return Epilogue(scaled, bias, extras, function, function_key(function), wide, row_values)
 
 
 @dataclass(frozen=True)

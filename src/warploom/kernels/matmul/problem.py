@@ -75,7 +75,7 @@ class MatmulConfig(Protocol):
         ...
 
     def calls(self, problem: MatmulProblem, multiprocessors: int) -> tuple[KernelCall, ...]:
-        """The kernels and their launches, in order; their arrays are a, b, out, bias, extra0, extra1."""
+        """The kernels and their launches, in order; their arrays are a, b, out, bias, extra0, extra1, row_values."""
         ...
 
     def with_settings(self, settings: Mapping[str, str]) -> Self:
@@ -214,7 +214,9 @@ class MatmulProblem:
     @property
     def combined(self) -> tuple[str, ...]:
         """The arrays that are combined with the product."""
-        return (*(["bias"] if self.epilogue.bias else []), *(f"extra{i}" for i in range(self.epilogue.extras)))
+        e = self.epilogue
+        extras = (f"extra{i}" for i in range(e.extras))
+        return (*(["bias"] if e.bias else []), *extras, *(["row_values"] if e.row_values else []))
 
     def calls(
         self, config: MatmulConfig, source: KernelSource, grid: Grid, maps: tuple[MappedArray, ...] = ()

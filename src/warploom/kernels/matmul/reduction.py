@@ -19,6 +19,7 @@ def add_parts(
     bias: Global[u16],
     extra0: Global[u16],
     extra1: Global[u16],
+    row_values: Global[f32],
     m: u32, n: u32, c_stride: u32, extra_stride: u32, c_batch: u32, extra_batch: u32, alpha: u32,
     *,
     splits: int,
@@ -32,7 +33,7 @@ def add_parts(
     row, col, batch = k.cta_y, k.cta_x * FINISH_COLUMNS + k.thread * 2, k.cta_z
     output = Output(
         k, features, half, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
-        (c_batch, extra_batch), alpha,
+        (c_batch, extra_batch), alpha, row_values,
     )  # fmt: skip
     target, value = output.of(batch if features.batched else None, batch)
     with k.when(col < n):

@@ -30,6 +30,7 @@ def matmul_sm80(
     bias: Global[u16],
     extra0: Global[u16],
     extra1: Global[u16],
+    row_values: Global[f32],
     m: u32, n: u32, depth: u32,
     a_stride: u32, b_stride: u32, c_stride: u32, extra_stride: u32,
     a_batch: u32, b_batch: u32, c_batch: u32, extra_batch: u32,
@@ -46,7 +47,7 @@ def matmul_sm80(
     """
     output = Output(
         k, features, config.dtype, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
-        (c_batch, extra_batch), alpha,
+        (c_batch, extra_batch), alpha, row_values,
     )  # fmt: skip
     work = Product(k, config, features, (a, b), (a_stride, b_stride), (a_batch, b_batch), (m, n, depth))
     tile = work.own_tile(k_tiles, tiles_per_split)

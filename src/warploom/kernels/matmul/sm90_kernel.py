@@ -34,6 +34,7 @@ def matmul_sm90(
     bias: Global[u16],
     extra0: Global[u16],
     extra1: Global[u16],
+    row_values: Global[f32],
     m: u32, n: u32,
     c_stride: u32, extra_stride: u32, c_batch: u32, extra_batch: u32,
     k_tiles: u32, tiles_per_split: u32, tiles: u32, alpha: u32,
@@ -49,7 +50,7 @@ def matmul_sm90(
     """
     output = Output(
         k, features, config.dtype, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
-        (c_batch, extra_batch), alpha,
+        (c_batch, extra_batch), alpha, row_values,
     )  # fmt: skip
     work = Product(k, config, features, (a_map, b_map), Extents(m, n, k_tiles, tiles_per_split, tiles))
     multiply(k, work, output, c_map)

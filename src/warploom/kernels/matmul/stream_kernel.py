@@ -32,6 +32,7 @@ def matmul_stream_k(
     bias: Global[u16],
     extra0: Global[u16],
     extra1: Global[u16],
+    row_values: Global[f32],
     parts: Global[u32],
     arrived: Global[u32],
     m: u32, n: u32, depth: u32,
@@ -50,7 +51,7 @@ def matmul_stream_k(
     """
     output = Output(
         k, features, config.dtype, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
-        (c_batch, extra_batch), alpha,
+        (c_batch, extra_batch), alpha, row_values,
     )  # fmt: skip
     order = Order(k, k_tiles, cut, waves, share, longer)
     work = Product(k, config, features, (a, b), (a_stride, b_stride), (a_batch, b_batch), (m, n, depth))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from warploom.core.dtypes import DType, f32, u16, u32
-from warploom.kernels.matmul.features import Epilogue, MatmulFeatures, OperandFeatures
+from warploom.kernels.matmul.features import ROW_VALUES, Epilogue, MatmulFeatures, OperandFeatures
 from warploom.lang import GlobalPointer, Kernel, Traced
 from warploom.lang.values import Number
 from warploom.tile.copies import Rows
@@ -49,8 +49,8 @@ class Output:
     """C, and what is combined with it: pointers to the first elements of the first batch, strides in elements.
 
     ``pointers``: C as 16-bit and as f32 elements, of which ``features`` name one. ``half`` is the type of the bias and
-    the extra matrices, ``alpha`` the bits of an f32. ``strides`` and ``batches``: between rows and between matrices, of
-    C and of the extra matrices.
+    the extra matrices, ``alpha`` the bits of an f32. ``row_values`` is the table of those (of one batch). ``strides``
+    and ``batches``: between rows and between matrices, of C and of the extra matrices.
     """
 
     k: Kernel
@@ -63,6 +63,7 @@ class Output:
     strides: tuple[Traced, Traced]
     batches: tuple[Traced, Traced]
     alpha: Traced
+    row_values: GlobalPointer
 
     def of(self, matrix: Traced | None, batch: Traced) -> tuple[Target, EpilogueValue | None]:
         """Where the sums of a matrix go, and what of them; None for the sums themselves."""
@@ -78,14 +79,17 @@ class Output:
             return target, None
         extras = self.extras[: f.epilogue.extras]
         if f.batched:
-            extras = tuple(extra + k.mul_wide(batch, self.batches[1]) for extra in extras)
-        value = EpilogueValue(k, f.epilogue, target, self.half, self.alpha, self.bias, extras, self.strides[1])
+            size = f.epilogue.extra_size
+            extras = tuple(extra + k.mul_wide(batch, self.batches[1]) * size for extra in extras)
+        value = EpilogueValue(
+            k, f.epilogue, target, self.half, self.alpha, self.bias, extras, self.strides[1], self.row_values
+        )
         return target, value
 
 
 @dataclass(frozen=True)
 class EpilogueValue:
-    """``function(alpha · sum + bias[col], extra[0][row, col], …)`` for two neighbouring sums.
+    """``function(alpha · sum + bias[col], extra[0][row, col], …, *row_values[row], col)`` for two neighbouring sums.
 
     ``alpha`` is the bits of an f32, ``half`` the type of the bias and the extra matrices, which point to this batch's
     first elements; the latter's lines are ``extra_stride`` elements apart.
@@ -99,35 +103,50 @@ class EpilogueValue:
     bias: GlobalPointer
     extras: tuple[GlobalPointer, ...]
     extra_stride: Traced
+    row_values: GlobalPointer
 
     def __call__(self, sums: Pair, row: Traced, col: Traced) -> Pair:
         """The values to store at (row, col) and (row, col + 1)."""
-        k, e = self.k, self.epilogue
+        k, e, others = self.k, self.epilogue, list[Pair]()
         first, second = sums
         if e.scaled:
             alpha = k.bitcast(self.alpha, f32)
             first, second = first * alpha, second * alpha
         if e.bias:
-            added = self._load_pair(self.bias + col, row, col)
+            added = self._load_pair(self.bias + col, row, col, self.half)
             first, second = first + added[0], second + added[1]
         if self.extras:
-            at = k.mul_wide(row, self.extra_stride) + k.mul_wide(col, 1)
-            others = [self._load_pair(pointer + at, row, col) for pointer in self.extras]
-            return e.call(first, [pair[0] for pair in others]), e.call(second, [pair[1] for pair in others])
-        return e.call(first, []), e.call(second, [])
+            at = (k.mul_wide(row, self.extra_stride) + k.mul_wide(col, 1)) * e.extra_size
+            kind = f32 if e.wide else self.half
+            others = [self._load_pair(pointer + at, row, col, kind) for pointer in self.extras]
+        if e.row_values:
+            of_row = self._of_row(row)
+            others += [(x, x) for x in of_row] + [(col, col + 1)]
+        return e.call(first, [pair[0] for pair in others]), e.call(second, [pair[1] for pair in others])
 
-    def _load_pair(self, source: GlobalPointer, row: Traced, col: Traced) -> Pair:
-        """Two neighbouring 16-bit elements as f32; those beyond the target's edge are 0."""
+    def _of_row(self, row: Traced) -> list[Traced]:
+        """The row's numbers in the table; of rows beyond the target's edge those of the last."""
+        if self.target.rows is not None:
+            row = self.k.minimum(row, self.target.rows - 1)
+        return (self.row_values + self.k.mul_wide(row, ROW_VALUES)).load(count=ROW_VALUES)
+
+    def _load_pair(self, source: GlobalPointer, row: Traced, col: Traced, kind: DType) -> Pair:
+        """Two neighbouring elements of type ``kind`` as f32; those beyond the target's edge are 0."""
         k, exists = self.k, self.target.exists
         if self.target.pairs:
-            return k.unpack(self._guarded(source, exists(row, col), u32), self.half)
-        bits = [self._guarded(source + i, exists(row, col + i), u16) for i in range(2)]
-        return k.unpack(bits[0], self.half)[0], k.unpack(bits[1], self.half)[0]
+            words = self._guarded(source, exists(row, col), u32, kind.bits // 16)
+            return k.unpack(words[0], kind) if kind is not f32 else (k.bitcast(words[0], f32), k.bitcast(words[1], f32))
+        if kind is f32:
+            first, second = (self._guarded(source + 2 * i, exists(row, col + i), u32)[0] for i in range(2))
+            return k.bitcast(first, f32), k.bitcast(second, f32)
+        bits = [self._guarded(source + i, exists(row, col + i), u16)[0] for i in range(2)]
+        return k.unpack(bits[0], kind)[0], k.unpack(bits[1], kind)[0]
 
-    def _guarded(self, source: GlobalPointer, exists: Traced | None, dtype: DType) -> Traced:
+    def _guarded(self, source: GlobalPointer, exists: Traced | None, dtype: DType, count: int = 1) -> list[Traced]:
         if exists is None:
-            return source.load(dtype=dtype)[0]
-        value = self.k.register(u32, 0)
+            return source.load(count=count, dtype=dtype)
+        values = self.k.registers(u32, count, 0)
         with self.k.when(exists):
-            value.set(source.load(dtype=dtype)[0])
-        return value.get()
+            for value, x in zip(values, source.load(count=count, dtype=dtype), strict=True):
+                value.set(x)
+        return [x.get() for x in values]
