@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from warploom.ops.attention_plan import AttentionPlan
     from warploom.ops.cuda import check_cuda
     from warploom.ops.launch import launch
+    from warploom.ops.loss import linear_cross_entropy, plan_linear_cross_entropy
     from warploom.ops.matmul import matmul, plan_matmul
     from warploom.ops.matmul_plan import MatmulPlan
     from warploom.ops.ptx import CheckedPtx, check_ptx
-    from warploom.ops.reduce import ReducePlan, linear_cross_entropy, matmul_reduce, plan_matmul_reduce
+    from warploom.ops.reduce import ReducePlan, matmul_reduce, plan_matmul_reduce
     from warploom.ops.triton import check_triton
 
 tracing.operator_of = operator_of  # the rooms below call what stands on them, and cannot import it
@@ -40,7 +41,8 @@ _PUBLIC = {
     "MatmulPlan": "warploom.ops.matmul_plan",
     "matmul_reduce": "warploom.ops.reduce",
     "plan_matmul_reduce": "warploom.ops.reduce",
-    "linear_cross_entropy": "warploom.ops.reduce",
+    "linear_cross_entropy": "warploom.ops.loss",
+    "plan_linear_cross_entropy": "warploom.ops.loss",
     "ReducePlan": "warploom.ops.reduce",
     "launch": "warploom.ops.launch",
     "check_cuda": "warploom.ops.cuda",
@@ -66,6 +68,7 @@ __all__ = [
     "matmul_reduce",
     "plan",
     "plan_attention_backward",
+    "plan_linear_cross_entropy",
     "plan_matmul",
     "plan_matmul_reduce",
 ]

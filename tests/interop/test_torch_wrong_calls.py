@@ -133,7 +133,7 @@ def test_a_number_whose_gradient_is_wanted_is_refused():
         lambda: torch.compile(lambda a: matmul(a, B, alpha=temperature), backend="aot_eager")(A),
     ):
         torch._dynamo.reset()
-        with pytest.raises(Exception, match="no backward pass yet"):
+        with pytest.raises(Exception, match="no backward pass"):
             call()
     with torch.no_grad():
         assert matmul(A, B, alpha=temperature).shape == (16, 24)

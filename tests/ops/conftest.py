@@ -6,7 +6,7 @@ import pytest
 
 from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu
 from warploom.core.targets import target
-from warploom.ops import attention, attention_backward, backends, matmul, places, reduce, steps, tuned
+from warploom.ops import attention, attention_backward, backends, loss, matmul, places, reduce, steps, tuned
 
 
 @pytest.fixture
@@ -23,5 +23,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedGpu:
     monkeypatch.setattr(steps, "zero_words", made.zero)
     for room in (matmul, attention, attention_backward):
         monkeypatch.setattr(room, "_prepared", {})
-    monkeypatch.setattr(reduce, "_ready", {})
+    for room in (reduce, loss):
+        monkeypatch.setattr(room, "_ready", {})
     return made

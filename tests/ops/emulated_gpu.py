@@ -13,7 +13,7 @@ from warploom.core.dtypes import DType, u32
 from warploom.emulate import emulate
 from warploom.interop.arrays import ArrayView, describe, memory_span
 from warploom.kernels.source import KernelSource
-from warploom.ops import attention, attention_backward, backends, matmul, reduce, reduce_plan, steps
+from warploom.ops import attention, attention_backward, backends, loss, matmul, reduce, steps
 
 Array = np.ndarray[Any, Any]
 
@@ -70,9 +70,9 @@ class EmulatedGpu:
             self.keep(array)
             return describe(array)._replace(device=("cuda", 0))
 
-        for room in (matmul, reduce, reduce_plan, attention, attention_backward):
+        for room in (matmul, reduce, loss, attention, attention_backward):
             monkeypatch.setattr(room, "describe", on_gpu)
-        for room in (attention, reduce, steps):
+        for room in (attention, reduce, loss, steps):
             monkeypatch.setattr(room, "empty", self.empty)
         for room in (attention, attention_backward, matmul):
             monkeypatch.setattr(room, "empty_like", self.empty_like)

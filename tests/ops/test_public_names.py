@@ -11,13 +11,13 @@ import pytest
 import warploom
 from warploom.core.errors import EmulationWarning
 from warploom.cuda.printer import print_cuda
-from warploom.ops import attention, matmul, reduce
+from warploom.ops import attention, loss, matmul, reduce
 
 EAGER = {
     "attention": attention.attention,
     "matmul": matmul.matmul,
     "matmul_reduce": reduce.matmul_reduce,
-    "linear_cross_entropy": reduce.linear_cross_entropy,
+    "linear_cross_entropy": loss.linear_cross_entropy,
 }
 
 

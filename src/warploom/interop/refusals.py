@@ -8,7 +8,7 @@ from typing import Any
 from warploom.core.errors import ProblemError
 
 NO_BACKWARD = (
-    "this tensor requires a gradient, and warploom has no backward pass yet: call under torch.no_grad(), or pass "
+    "this tensor requires a gradient, and this call has no backward pass: call under torch.no_grad(), or pass "
     "tensor.detach()"
 )
 NO_TANGENT = (
@@ -18,14 +18,16 @@ NO_TANGENT = (
 NESTED = "nested tensors are not supported: pass their tensors one by one, or padded to one shape"
 
 
-def refuse_derivatives(tensor: Any, *, backward: bool = True) -> None:
-    """Raises ProblemError for a tensor with a tangent, and for one whose gradient is wanted.
-
-    ``backward=False`` looks for tangents alone.
-    """
-    torch = sys.modules["torch"]
-    if backward and tensor.requires_grad and torch.is_grad_enabled():
+def refuse_derivatives(tensor: Any) -> None:
+    """Raises ProblemError for a tensor with a tangent, and for one whose gradient is wanted."""
+    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
         raise ProblemError(NO_BACKWARD)
+    refuse_tangent(tensor)
+
+
+def refuse_tangent(tensor: Any) -> None:
+    """Raises ProblemError for a tensor with a tangent."""
+    torch = sys.modules["torch"]
     if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
         raise ProblemError(NO_TANGENT)
 

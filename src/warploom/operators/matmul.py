@@ -16,7 +16,8 @@ from warploom.core.dtypes import DType, dtype_of
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.operators.fakes import if_sizes_are_known, known, seen
-from warploom.operators.registration import define
+from warploom.operators.products import gradients_of_product
+from warploom.operators.registration import Derivative, Named, define
 from warploom.ops import matmul as eager
 from warploom.ops.matmul_arrays import checked_config, checked_shape, result_types
 
@@ -61,7 +62,19 @@ def _fake(
     return a.new_empty(shape, dtype=_KINDS[dtype.name])
 
 
-matmul_operator = define("matmul", _SCHEMA, _run, _fake)
+def _saved(given: Named, _result: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return given["a"], given["b"], given["alpha_tensor"]
+
+
+def _backward(
+    saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
+) -> Named:
+    (a, b, tensor), (gradient,) = saved, gradients
+    alpha = others["alpha"] if tensor is None else tensor
+    return {} if gradient is None else gradients_of_product(a, b, gradient, alpha, wanted)
+
+
+matmul_operator = define("matmul", _SCHEMA, _run, _fake, Derivative(frozenset({"a", "b", "bias"}), _saved, _backward))
 """alpha · a·b + bias by :func:`warploom.matmul`; ``config`` in the notation that ``str(config)`` prints."""
 
 

@@ -19,10 +19,14 @@ def operator_of(name: str) -> Callable[..., Any]:
         from warploom.operators.matmul import matmul
 
         return matmul
-    if name in ("matmul_reduce", "linear_cross_entropy"):
-        from warploom.operators import reduce
+    if name == "matmul_reduce":
+        from warploom.operators.reduce import matmul_reduce
 
-        return reduce.matmul_reduce if name == "matmul_reduce" else reduce.linear_cross_entropy
+        return matmul_reduce
+    if name == "linear_cross_entropy":
+        from warploom.operators.loss import linear_cross_entropy
+
+        return linear_cross_entropy
     from warploom.operators import untraced
 
     return getattr(untraced, name)

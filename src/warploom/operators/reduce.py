@@ -1,8 +1,7 @@
 """Row reductions of a product as PyTorch operators: what ``torch.compile`` and ``torch.export`` see of them.
 
-``warploom::matmul_reduce``, ``warploom::matmul_argmax`` (the maximum with its column) and
-``warploom::linear_cross_entropy``. The public functions take this way by themselves while a graph is
-traced, where tensors have no memory to point at (:mod:`warploom.interop.tracing`).
+``warploom::matmul_reduce`` and ``warploom::matmul_argmax`` (the maximum with its column). The public function takes
+this way by itself where PyTorch watches (:mod:`warploom.interop.tracing`).
 """
 
 from __future__ import annotations
@@ -11,9 +10,12 @@ from typing import Any
 
 import torch
 
+from warploom.core.errors import ProblemError
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.operators.fakes import if_sizes_are_known, known, seen
-from warploom.operators.registration import define
+from warploom.operators.loss import gradients_operator
+from warploom.operators.registration import Derivative, Named, define
+from warploom.ops import matmul as of_matmul
 from warploom.ops import reduce as eager
 from warploom.ops.matmul_arrays import checked_config, checked_shape, result_types
 
@@ -25,7 +27,6 @@ _ARGMAX = (
     "(Tensor a, Tensor b, float scale=1.0, Tensor? bias=None, str? config=None, Tensor? scale_tensor=None) "
     "-> (Tensor, Tensor)"
 )
-_LOSS = "(Tensor x, Tensor w, Tensor target, str? config=None) -> Tensor"
 
 
 def _reduce(
@@ -51,10 +52,6 @@ def _argmax(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     factor = scale if scale_tensor is None else scale_tensor
     return eager.matmul_reduce(a, b, scale=factor, bias=bias, return_index=True, config=config)
-
-
-def _loss(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, config: str | None = None) -> torch.Tensor:
-    return eager.linear_cross_entropy(x, w, target, config=config)
 
 
 def _fake_reduce(
@@ -90,19 +87,43 @@ def _fake_argmax(
     return _fake_reduce(a, b, "argmax", scale, bias, config), a.new_empty((a.shape[0],), dtype=torch.int32)
 
 
-def _fake_loss(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, config: str | None = None) -> torch.Tensor:
-    if_sizes_are_known(lambda: eager.check_loss(seen(x), seen(w), seen(target)))
-    if config is not None:
-        checked_config(config, seen(x).dtype)
-    return x.new_empty((x.shape[0],), dtype=torch.float32)
+def _saved(given: Named, result: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    if given["op"] == "max":
+        raise ProblemError("matmul_reduce('max') has no backward pass: call under torch.no_grad(), or pass x.detach()")
+    if given["op"] == "logsumexp" and given["bias"] is not None and given["bias"].requires_grad:
+        raise ProblemError("matmul_reduce('logsumexp') has no gradient by the bias: pass bias.detach()")
+    return given["a"], given["b"], given["bias"], result, given["scale_tensor"]
 
 
-reduce_operator = define("matmul_reduce", _REDUCE, _reduce, _fake_reduce)
+def _backward(
+    saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
+) -> Named:
+    """Of a log-sum-exp, products with the softmax (:mod:`~warploom.operators.loss`); of a sum, outer products."""
+    (a, b, bias, lse, tensor), (gradient,), found = saved, gradients, dict[str, Any]()
+    if gradient is None:
+        return found
+    scale = others["scale"] if tensor is None else float(tensor)
+    if others["op"] == "logsumexp":
+        dx, dw = gradients_operator(a, b.mT, lse, None, None, gradient, bias, scale, "a" in wanted, "b" in wanted)
+        return {"a": dx, "b": dw.mT} if "b" in wanted else {"a": dx}
+    if "a" in wanted:
+        found["a"] = torch.outer(gradient, b.sum(1, dtype=torch.float32) * scale).to(a.dtype)
+    if "b" in wanted:  # the gradient in two parts of 16 bits: it enters the product with f32's accuracy, or nearly
+        high = gradient.to(a.dtype)
+        parts = torch.stack([high, (gradient - high).to(a.dtype)])
+        column = of_matmul.matmul(parts, a, out_dtype="f32").sum(0) * scale
+        found["b"] = column.to(b.dtype)[:, None].repeat(1, b.shape[1])
+    if "bias" in wanted:
+        found["bias"] = gradient.sum().to(b.dtype).repeat(b.shape[1])
+    return found
+
+
+reduce_operator = define(
+    "matmul_reduce", _REDUCE, _reduce, _fake_reduce, Derivative(frozenset({"a", "b", "bias"}), _saved, _backward)
+)
 """A reduction of the rows of scale · a·b + bias by :func:`warploom.matmul_reduce`."""
 argmax_operator = define("matmul_argmax", _ARGMAX, _argmax, _fake_argmax)
 """The maxima of those rows and their columns."""
-loss_operator = define("linear_cross_entropy", _LOSS, _loss, _fake_loss)
-"""The loss of each row by :func:`warploom.linear_cross_entropy`."""
 
 
 def matmul_reduce(
@@ -123,11 +144,3 @@ def matmul_reduce(
     if eager.reduction_named(op, return_index) == "argmax":
         return operators.matmul_argmax(a, b, factor, bias, notation, tensor)
     return operators.matmul_reduce(a, b, op, factor, bias, notation, tensor)
-
-
-def linear_cross_entropy(
-    x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *, config: MatmulConfig | str | None = None
-) -> torch.Tensor:
-    """:func:`warploom.linear_cross_entropy` inside a traced graph: one call of an operator, no graph break."""
-    operators: Any = torch.ops.warploom
-    return operators.linear_cross_entropy(x, w, target, None if config is None else str(config))

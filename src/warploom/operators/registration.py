@@ -1,4 +1,4 @@
-"""How an operator of this package is registered with PyTorch.
+"""How an operator of this package is registered with PyTorch, its derivative and its part in autocast included.
 
 With ``torch.library.Library``: of the ways there are, the shortest from a caller to the function (``custom_op`` takes
 several times as long).
@@ -8,53 +8,142 @@ Source: PyTorch, "Custom Python Operators" and ``torch.library``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
 
 from warploom.core.errors import ProblemError
-from warploom.interop.refusals import NESTED, refuse_derivatives
-from warploom.interop.tracing import transforms
+from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, refuse_tangent
+from warploom.interop.tracing import forward_mode, transforms
 
 _NAMESPACE = "warploom"
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")  # operators live as long as this object
 _DEVICES = ("CPU", "CUDA")
 _ONE_DEVICE = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in _DEVICES]
 _BELOW_AUTOGRAD = torch._C._after_autograd_keyset
+_HALVES = torch.float16, torch.bfloat16
+
+Named = Mapping[str, Any]
 
 
-def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+@dataclass(frozen=True)
+class Derivative:
+    """How an operator is differentiated, by the tensors ``by``; others that require gradients are refused.
+
+    ``saved`` takes its arguments by name and its result, and gives the tensors that the backward pass needs.
+    ``backward`` takes those tensors, the other arguments by name, the gradients of the results (None for those that
+    nothing depends on) and the names of the arguments whose gradients are wanted; it gives those gradients by name. It
+    is itself made of operators, so that it is traced and, where they are differentiable, differentiated.
+    """
+
+    by: frozenset[str]
+    saved: Callable[[Named, Any], tuple[torch.Tensor | None, ...]]
+    backward: Callable[[tuple[Any, ...], Named, tuple[torch.Tensor | None, ...], frozenset[str]], Named]
+
+
+def define(
+    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], derivative: Derivative | None = None
+) -> Any:
     """``torch.ops.warploom.<name>``: what ``run`` computes, and what ``fake`` says of its shapes while tracing.
 
     ``schema`` is PyTorch's signature of it, "(Tensor a, …) -> Tensor"; arguments that have their default value are left
-    out of a call, so both functions have the same defaults. Nothing is mutated. Whoever asks for a derivative, in
-    whatever way, gets a ProblemError.
+    out of a call, so both functions have the same defaults. Nothing is mutated. Without a ``derivative`` whoever asks
+    for one gets a ProblemError, and so does who asks for one in forward mode.
     """
+    differentiable = None if derivative is None else _function(name, run, derivative)
 
     def autograd(keyset: Any, *arguments: Any, **named: Any) -> Any:
-        """The kernel of the Autograd keys, where a backward pass belongs: until there is one, it is refused here.
+        """The kernel of the Autograd keys: every way to a derivative leads past it.
 
-        Every way to a derivative leads past it (``backward``, ``torch.func``, forward-mode tensors, compiled or not),
-        and nothing below it sees whether one is wanted.
+        Those are ``backward``, ``torch.func`` and forward-mode tensors, compiled or not; nothing below it sees whether
+        one is wanted.
         """
         below = keyset & _BELOW_AUTOGRAD
-        if below in _ONE_DEVICE:  # the dispatcher would come to ``run``, which refuses derivatives itself, 2 µs later
+        tensors = [x for x in (*arguments, *named.values()) if isinstance(x, torch.Tensor)]
+        wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if below in _ONE_DEVICE and not wanted:  # the dispatcher would come to ``run``, which looks itself, 2 µs later
             return run(*arguments, **named)
+        for x in tensors:
+            if x.is_nested:
+                raise ProblemError(NESTED)
+            refuse_tangent(x)
+        if not wanted:
+            return operator.redispatch(below, *arguments, **named)
+        if forward_mode(torch):  # below a function with a backward pass PyTorch would drop the tangents
+            raise ProblemError(NO_TANGENT)
+        if differentiable is not None:
+            return differentiable(operator, below, arguments)
         # What is exported may never need a gradient; if it does, the exported operator refuses.
-        backward = transforms(torch) or not torch.compiler.is_exporting()
-        for x in (*arguments, *named.values()):
-            if isinstance(x, torch.Tensor):
-                if x.is_nested:
-                    raise ProblemError(NESTED)
-                refuse_derivatives(x, backward=backward)
+        if transforms(torch) or not torch.compiler.is_exporting():
+            raise ProblemError(NO_BACKWARD)
         return operator.redispatch(below, *arguments, **named)
 
     # Known to torch.compile as what it may trace through: the operator has a fake and keeps to its schema.
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in _DEVICES:
         _LIBRARY.impl(name, run, key)
+        _LIBRARY.impl(name, _autocast(key, lambda: operator), f"Autocast{key}")
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
     operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
     return operator
+
+
+def _function(name: str, run: Callable[..., Any], derivative: Derivative) -> Callable[..., Any]:
+    """What runs an operator (operator, keys below autograd, arguments) so that its results have a history."""
+    signature = inspect.signature(run)
+    names = tuple(signature.parameters)
+
+    class Operation(torch.autograd.Function):
+        """One call; its arguments are in the order of the schema."""
+
+        @staticmethod
+        def forward(ctx: Any, operator: Any, below: Any, *arguments: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                result = operator.redispatch(below, *arguments)
+            given = signature.bind(*arguments)
+            given.apply_defaults()
+            needed = {k for k, needs in zip(names, ctx.needs_input_grad[2:], strict=False) if needs}
+            for other in sorted(needed - derivative.by):
+                raise ProblemError(f"{other}: {NO_BACKWARD}")
+            ctx.save_for_backward(*derivative.saved(given.arguments, result))
+            ctx.others = {k: x for k, x in given.arguments.items() if not isinstance(x, torch.Tensor)}
+            ctx.set_materialize_grads(False)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+            needed = ctx.needs_input_grad[2:]
+            wanted = frozenset(k for k, needs in zip(names, needed, strict=False) if needs)
+            found = derivative.backward(ctx.saved_tensors, ctx.others, gradients, wanted)
+            return None, None, *(found.get(k) for k in names[: len(needed)])
+
+    Operation.__name__ = Operation.__qualname__ = f"warploom_{name}"
+    # The dispatcher has lowered torch.func's transforms already: not through Function.apply, which would do it again.
+    base: Any = super(torch.autograd.Function, Operation)
+
+    def apply(operator: Any, below: Any, arguments: tuple[Any, ...]) -> Any:
+        with enable_single_level_autograd_function():
+            return base.apply(operator, below, *arguments)
+
+    return apply
+
+
+def _autocast(key: str, operator: Callable[[], Any]) -> Callable[..., Any]:
+    """The kernel of an Autocast key: floating-point tensors in the type that autocast has now."""
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{key}"))
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        dtype = torch.get_autocast_dtype(key.lower())
+
+        def cast(x: Any) -> Any:
+            return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return operator()(*map(cast, arguments), **{k: cast(x) for k, x in named.items()})
+
+    return run

@@ -17,9 +17,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from warploom.core.errors import ProblemError
 from warploom.interop.tracing import transforms
+from warploom.operators import epilogues
 from warploom.ops import attention as of_attention
 from warploom.ops import attention_backward as of_backward
 from warploom.ops import launch as of_launch
+from warploom.ops import loss as of_loss
 from warploom.ops import matmul as of_matmul
 from warploom.ops import reduce as of_reduce
 
@@ -49,7 +51,7 @@ launch = _untraced(
     "own with torch.library.custom_op",
 )
 matmul = _untraced(
-    of_matmul.matmul,
+    epilogues.matmul,
     "warploom.matmul takes no epilogue, extras or out under torch.compile: leave what follows the product to PyTorch "
     "there (torch.compile fuses it on its own), or compile without fullgraph=True",
 )
@@ -62,3 +64,4 @@ plan = _untraced(of_attention.plan, _PLANNED)
 plan_attention_backward = _untraced(of_backward.plan_attention_backward, _PLANNED)
 plan_matmul = _untraced(of_matmul.plan_matmul, _PLANNED)
 plan_matmul_reduce = _untraced(of_reduce.plan_matmul_reduce, _PLANNED)
+plan_linear_cross_entropy = _untraced(of_loss.plan_linear_cross_entropy, _PLANNED)

@@ -14,7 +14,7 @@ from warploom.core.identity import function_key
 from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty_like, memory_span
 from warploom.interop.copies import as_if_compact
-from warploom.interop.tracing import is_tracing
+from warploom.interop.tracing import is_tracing, is_watched
 from warploom.kernels.matmul.choice import choose, parse_config
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig
@@ -87,15 +87,15 @@ def matmul(
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
-    if is_tracing():
+    if extras.__class__ is not tuple:
+        extras = extra_matrices(extras)
+    if is_watched(a, b, bias, *extras) if out is None else is_tracing():
         return tracing.operator_of("matmul")(
             a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, epilogue=epilogue, extras=extras, alpha=alpha,
             out=out, config=config,
         )  # fmt: skip
     if alpha.__class__ is not float:
         alpha = number("alpha", alpha)
-    if extras.__class__ is not tuple:
-        extras = extra_matrices(extras)
     views = [describe(a), describe(b)]
     if config is not None:
         config = matmul_config(config, views[0].dtype, accumulate)

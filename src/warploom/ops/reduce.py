@@ -1,4 +1,4 @@
-"""``matmul_reduce`` and ``linear_cross_entropy``: row reductions of products that are never written."""
+"""``matmul_reduce``: row reductions of products that are never written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
-from warploom.core.dtypes import DType, bf16, f16, f32, s32, s64
+from warploom.core.dtypes import DType, f32, s32
 from warploom.core.errors import ProblemError
 from warploom.interop import tracing
 from warploom.interop.arrays import (
@@ -18,20 +18,18 @@ from warploom.interop.arrays import (
     describe,
     describe_new,
     empty,
-    require_dtype,
-    same_device,
 )
-from warploom.interop.copies import as_if_compact, compact, settled
-from warploom.interop.tracing import is_tracing
+from warploom.interop.copies import as_if_compact, compact
+from warploom.interop.tracing import is_tracing, is_watched
 from warploom.kernels.matmul.choice import choose_for_rows
-from warploom.kernels.matmul.problem import MatmulConfig
+from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul_reduce.problem import ReduceProblem
 from warploom.kernels.matmul_reduce.states import OPS, ReduceOp
 from warploom.kernels.settings import refuse, unsuitable
 from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
 from warploom.ops.places import EMULATOR, Place
-from warploom.ops.reduce_plan import ReducePlan, for_logits, transposed
+from warploom.ops.reduce_plan import ReducePlan
 from warploom.ops.steps import Prepared
 
 if TYPE_CHECKING:
@@ -95,11 +93,11 @@ def matmul_reduce(
 
     Raises ProblemError for arrays or an ``op`` it does not take, ConfigError for a ``config`` that does not fit.
     """
-    if is_tracing():
+    if is_watched(a, b, bias):
         return tracing.operator_of("matmul_reduce")(
             a, b, op, scale=scale, bias=bias, return_index=return_index, config=config
         )
-    values, index = _reduced(a, b, reduction_named(op, return_index), scale, bias, config, None)
+    values, index = _reduced(a, b, reduction_named(op, return_index), scale, bias, config)
     return (values, index) if return_index else values
 
 
@@ -111,56 +109,6 @@ def reduction_named(op: Op, return_index: bool) -> ReduceOp:
     if with_index and op != "max":
         raise ProblemError(f"return_index goes with op='max': {op} has no column")
     return "argmax" if with_index else op
-
-
-@overload
-def linear_cross_entropy(x: Array, w: Any, target: Any, *, config: MatmulConfig | str | None = None) -> Array: ...
-
-
-@overload
-def linear_cross_entropy(
-    x: np.ndarray[Any, Any], w: Any, target: Any, *, config: MatmulConfig | str | None = None
-) -> NDArray[np.float32]: ...
-
-
-def linear_cross_entropy(x: Any, w: Any, target: Any, *, config: MatmulConfig | str | None = None) -> Any:
-    """The loss of a language model's output layer for each row: logsumexp(x·wᵀ) - (x·wᵀ)[target], float32 (m,).
-
-    Shapes: x (m, k) hidden states, w (n, k) the vocabulary's embeddings, target (m,) int32 or int64 in 0 … n-1 (others
-    give NaN). dtypes of x and w: float16 or bfloat16. The m×n logits are never written. Take the mean for the usual
-    loss. Infinite logits enter as they are: the loss is +inf where another logit than the target's is +inf, or the
-    target's alone is -inf; NaN where the target's is +inf, or any logit is NaN.
-
-    Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``. There is no backward pass.
-    Raises ProblemError as :func:`matmul_reduce` does.
-    """
-    if is_tracing():
-        return tracing.operator_of("linear_cross_entropy")(x, w, target, config=config)
-    rows, words, chosen = (settled(describe(array)) for array in (x, w, target))
-    check_loss(rows, words, chosen)
-    return _reduced(rows, transposed(words), "logsumexp", 1.0, None, config, chosen)[0]
-
-
-def check_loss(rows: ArrayView, words: ArrayView, chosen: ArrayView) -> None:
-    """Raises ProblemError where shapes, types or devices of :func:`linear_cross_entropy` are wrong."""
-    if len(rows.shape) != 2 or len(words.shape) != 2 or tuple(chosen.shape) != (rows.shape[0],):
-        raise ProblemError(
-            f"x is (m, k), w (n, k) and target (m,); got {tuple(rows.shape)}, {tuple(words.shape)} and "
-            f"{tuple(chosen.shape)}"
-        )
-    if chosen.dtype not in (s32, s64):
-        raise ProblemError(f"target is {chosen.dtype}: convert it to int32 or int64")
-    if rows.shape[1] != words.shape[1]:
-        raise ProblemError(
-            f"x has {rows.shape[1]} columns and w {words.shape[1]}: x is (m, k) and w (n, k), one row a word"
-        )
-    for name, view in (("x", rows), ("w", words)):
-        require_dtype(view, name, (f16, bf16))
-    if words.shape[0] == 0:
-        raise ProblemError(f"w has shape {tuple(words.shape)}: a vocabulary has at least one word")
-    if rows.dtype is not words.dtype:
-        raise ProblemError(f"x is {rows.dtype} and w is {words.dtype}: convert them to one type")
-    same_device((rows, words, chosen), ("x", "w", "target"))
 
 
 def plan_matmul_reduce(
@@ -175,12 +123,9 @@ def plan_matmul_reduce(
     """What :func:`matmul_reduce` would run ("argmax" is "max" with its index), and why. Runs nothing."""
     if is_tracing():
         return tracing.operator_of("plan_matmul_reduce")(a, b, op, scale=scale, bias=bias, config=config)
-    inputs = _read(_view(a), _view(b), op, number("scale", scale), bias, as_if_compact)
+    views = describe(a), describe(b)
+    inputs = _read(*views, op, number("scale", scale), None if bias is None else describe(bias), as_if_compact)
     return _plan(inputs, op, matmul_config(config, inputs.problem.dtype))
-
-
-def _view(x: Any) -> ArrayView:
-    return x if isinstance(x, ArrayView) else describe(x)
 
 
 def _read(
@@ -188,11 +133,11 @@ def _read(
     b: ArrayView,
     op: str,
     scale: float,
-    bias: Any,
+    bias: ArrayView | None,
     copy: Callable[[ArrayView], ArrayView] = compact,
 ) -> Inputs:
     check_matrices(a, b, op)
-    views = [a, b] if bias is None else [a, b, _view(bias)]
+    views = [a, b] if bias is None else [a, b, bias]
     return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
 
 
@@ -206,32 +151,33 @@ def check_matrices(a: ArrayView, b: ArrayView, op: str) -> None:
         raise ProblemError("b has no columns: there is nothing to reduce over")
 
 
-def _plan(inputs: Inputs, op: ReduceOp, config: MatmulConfig | None, target: ArrayView | None = None) -> ReducePlan:
-    problem = ReduceProblem(inputs.problem, op, 0 if target is None else target.dtype.bits // 32)
+def _plan(inputs: Inputs, op: ReduceOp, config: MatmulConfig | None) -> ReducePlan:
     place = Place.of(inputs.views[0].device, requires=None if config is None else config.requires)
+    return reduce_plan(inputs.problem, op, config, place)
+
+
+def reduce_plan(product: MatmulProblem, op: ReduceOp, config: MatmulConfig | None, place: Place) -> ReducePlan:
+    """How the rows of a product are reduced somewhere. Raises ConfigError for a ``config`` that does not fit."""
+    problem = ReduceProblem(product, op)
     goal = place.goal
     if config is None:
-        chosen, reason = choose_for_rows(inputs.problem, goal)
+        chosen, reason = choose_for_rows(product, goal)
     else:
         chosen, reason = config, "asked for by the caller"
-        refuse(f"{config} does not fit", unsuitable(config, inputs.problem, goal) or problem.misfits(config))
+        refuse(f"{config} does not fit", unsuitable(config, product, goal) or problem.misfits(config))
     return ReducePlan(problem, chosen, reason, goal.name, str(place), place.multiprocessors)
 
 
-def _reduced(
-    a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any, target: ArrayView | None
-) -> tuple[Any, Any]:
+def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any) -> tuple[Any, Any]:
     """(values, indices or None) as arrays of a's kind."""
     if scale.__class__ is not float:
         scale = number("scale", scale)
-    view = _view(a)
+    view = describe(a)
     if config is not None:
         config = matmul_config(config, view.dtype)
-    given = {"a": view, "b": _view(b)}
+    given = {"a": view, "b": describe(b)}
     if bias is not None:
-        given["bias"] = _view(bias)
-    if target is not None:
-        given["target"] = target
+        given["bias"] = describe(bias)
     key = (op, scale, config, *[(name, x[1:5], x.pointer & 15) for name, x in given.items()])
     try:
         ready = _ready.get(key)
@@ -247,56 +193,50 @@ def _first_call(
     given: dict[str, ArrayView], op: ReduceOp, scale: float, config: MatmulConfig | None, key: tuple[Any, ...]
 ) -> tuple[Any, Any]:
     """Everything that a call need not repeat for arrays of the same shapes, strides and device."""
-    first, target = given["a"], given.get("target")
+    first = given["a"]
     inputs = _read(first, given["b"], op, scale, given.get("bias"))
     kinds = (f32, s32) if op == "argmax" else (f32,)
     results = [empty(first.kind, (inputs.problem.m,), kind, first.device) for kind in kinds]
     values, index = results[0], results[1] if len(results) > 1 else None
     if inputs.problem.m == 0:
         if config is not None:
-            _plan(inputs, op, config, target)  # refuses what does not fit
+            _plan(inputs, op, config)  # refuses what does not fit
         return values, index
-    plan = _plan(inputs, op, config, target)
+    plan = _plan(inputs, op, config)
     if first.device[0] != "cuda" and plan.device != EMULATOR:
-        _run_from_host(inputs, op, scale, config, results, target)
+        _run_from_host(inputs, op, scale, config, results)
         return values, index
-    arrays = _named(inputs, results, target)
+    arrays = _named(inputs, results)
     steps = plan.steps(arrays)
     if first.device[0] != "cuda":
         steps.emulate(arrays)
         return values, index
     prepared = steps.prepare(tuple(arrays), first.device[1])
     prepared.run([x.pointer for x in arrays.values()], first)
-    mine = {name: {"x": "a", "w": "b"}.get(name, name) for name in arrays if name not in _RESULTS}
-    if all(given[of].pointer == arrays[name].pointer for name, of in mine.items()):  # else one was copied first
+    if not inputs.copied:
         if len(_ready) >= _READY_KEPT:
             _ready.clear()
-        _ready[key] = _Ready(prepared, tuple(mine.values()), (inputs.problem.m,), kinds)
+        _ready[key] = _Ready(prepared, tuple(given), (inputs.problem.m,), kinds)
     return values, index
 
 
 _RESULTS = "out", "index"
 
 
-def _named(inputs: Inputs, results: list[Any], target: ArrayView | None) -> dict[str, ArrayView]:
+def _named(inputs: Inputs, results: list[Any]) -> dict[str, ArrayView]:
     """The arrays of a call by the kernels' names, the results last."""
     a, b, *bias = inputs.views
     arrays: dict[str, ArrayView] = {"a": a, "b": b, **({"bias": bias[0]} if bias else {})}
-    if target is not None:
-        arrays |= for_logits(a, b, target)
     arrays |= zip(_RESULTS, map(describe_new, results), strict=False)
     return arrays
 
 
-def _run_from_host(
-    inputs: Inputs, op: ReduceOp, scale: float, config: MatmulConfig | None, results: list[Any],
-    target: ArrayView | None,
-) -> None:  # fmt: skip
+def _run_from_host(inputs: Inputs, op: ReduceOp, scale: float, config: MatmulConfig | None, results: list[Any]) -> None:
     """CPU arrays on a GPU travel as contiguous ones."""
     a, b, *others = (describe(np.ascontiguousarray(as_numpy(x))) for x in inputs.views)
     again = _read(a, b, op, scale, others[0] if others else None)
-    arrays = _named(again, results, target)
-    steps = _plan(again, op, config, target).steps(arrays)
+    arrays = _named(again, results)
+    steps = _plan(again, op, config).steps(arrays)
     steps.run_from_host(
         {name: np.ascontiguousarray(as_numpy(x)) for name, x in arrays.items()}, _RESULTS[: len(results)]
     )

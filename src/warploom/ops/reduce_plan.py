@@ -9,13 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from warploom.core.dtypes import s32
-from warploom.interop.arrays import ArrayView, as_numpy, describe
-from warploom.interop.copies import compact, settled
+from warploom.interop.arrays import ArrayView
 from warploom.kernels.matmul.problem import MatmulConfig
-from warploom.kernels.matmul_reduce.problem import ReduceProblem, logits_call
+from warploom.kernels.matmul_reduce.problem import ReduceProblem
 from warploom.kernels.source import Grid, KernelCall
 from warploom.ops.steps import Step, Steps
 
@@ -90,43 +86,18 @@ class ReducePlan:
         op = self.problem.op
         return f"{op}: {self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
 
-    def steps(self, arrays: dict[str, ArrayView]) -> Steps:
-        """The launches, block after block of rows; ``arrays`` are those of the call by the kernels' names."""
-        p, words, found = self.problem.product, self.problem.target_words, list[Step]()
-        of_row = {name: x.strides[0] * x.dtype.bytes for name, x in arrays.items() if name not in ("b", "bias", "w")}
-        if words:
-            of_row["target"] = 4 * words
+    def steps(self, arrays: dict[str, ArrayView], result: str = "out") -> Steps:
+        """The launches, block after block of rows; ``arrays`` are those of the call by the kernels' names.
+
+        ``result``: the name of the array that receives the values.
+        """
+        p, found = self.problem.product, list[Step]()
+        of_row = {"a": arrays["a"].strides[0] * p.dtype.bytes, "index": 4, result: 4}
         for start in range(0, p.m, self.block_rows):
             rows = min(self.block_rows, p.m - start)
             offsets = {name: start * distance for name, distance in of_row.items()}
             reduce, merge = self._block(rows)
-            if words:
-                x, w = arrays["x"], arrays["w"]
-                logits = logits_call(rows, p.n, p.k, (x.strides[0], w.strides[0]), x.dtype, words)
-                found.append(Step(logits, 2 * rows * p.k, offsets))
+            merge = replace(merge, arrays=tuple(result if name == "out" else name for name in merge.arrays))
             found.append(Step(reduce, 2 * rows * p.n * p.k, offsets))
             found.append(Step(merge, _MERGE_FLOPS * rows * self.tiles, offsets))
         return Steps(tuple(found))
-
-
-def for_logits(a: ArrayView, b: ArrayView, target: ArrayView) -> dict[str, ArrayView]:
-    """What the targets' logits are computed from: x and w with contiguous rows, and targets as 32-bit words."""
-    x, w = a, transposed(b)
-    x, w = (view if view.strides[1] == 1 else compact(view) for view in (x, w))
-    return {"x": x, "w": w, "target": _as_words(target if target.contiguous else compact(target))}
-
-
-def _as_words(target: ArrayView) -> ArrayView:
-    """Contiguous integers as the 32-bit words that the kernel reads."""
-    if target.dtype is s32:
-        return target
-    if target.device[0] == "cpu":
-        return describe(as_numpy(target).view(np.int32))
-    return target._replace(dtype=s32, shape=(2 * target.shape[0],), strides=(1,))
-
-
-def transposed(view: ArrayView) -> ArrayView:
-    """The transpose of a matrix, without a copy."""
-    if view.kind in ("numpy", "torch", "cupy") and not isinstance(view.owner, tuple):
-        return settled(describe(view.owner.T))
-    return view._replace(shape=tuple(view.shape)[::-1], strides=tuple(view.strides)[::-1])

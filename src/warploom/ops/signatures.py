@@ -15,6 +15,7 @@ from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.ops.attention_arrays import Layout, Window
+from warploom.ops.loss_options import Reduction
 
 
 class CudaArray(Protocol):
@@ -57,6 +58,17 @@ class MatmulOptions(TypedDict, total=False):
     epilogue: EpilogueFunction | None
     extras: Sequence[Any]
     alpha: float
+    config: MatmulConfig | str | None
+
+
+class LossOptions(TypedDict, total=False):
+    """What :func:`warploom.linear_cross_entropy` takes beside its arrays and ``return_lse``."""
+
+    ignore_index: int
+    reduction: Reduction
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
     config: MatmulConfig | str | None
 
 

@@ -54,12 +54,17 @@ class Steps:
     def emulate(self, arrays: Mapping[str, ArrayView]) -> None:
         """Run on the CPU with all checks. Raises EmulationError for the first kernel with defects."""
         own = {name: np.full(words, np.nan, np.float32).view(np.uint32) for name, words in self.workspace.items()}
-        known = {**arrays, **{name: describe(x) for name, x in own.items()}}
         for step in self.steps:
             call = step.call
             if call.zeroed:
                 own[call.zeroed][:] = 0
-            views = [_moved(known[name], step.offsets.get(name, 0)) for name in call.arrays]
+            kinds = [x.dtype for x in call.maps]
+            kinds += [p.dtype for p in call.source.program.parameters if p.kind == "pointer"]
+            known = [
+                describe(own[name].view(kind.numpy)) if name in own else arrays[name]
+                for name, kind in zip(call.arrays, kinds, strict=True)
+            ]
+            views = [_moved(x, step.offsets.get(name, 0)) for name, x in zip(call.arrays, known, strict=True)]
             run_on_emulator(call.source.program, call.grid, views, call.scalars, step.flops, call.maps)
 
     def run_from_host(self, hosts: Mapping[str, np.ndarray[Any, Any]], results: Sequence[str]) -> None:
@@ -78,9 +83,11 @@ class Steps:
         *offsets, words = accumulate(map(_aligned, self.workspace.values()), initial=0)
         starts = dict(zip(self.workspace, offsets, strict=True))
         number = {name: i for i, name in enumerate((*names, *starts))}
+        calls = {id(step.call): step.call for step in self.steps}  # some are launched several times
+        kernels = {key: GpuCall.of(call, device) for key, call in calls.items()}
         loaded = [
             Loaded(
-                GpuCall.of(step.call, device),
+                kernels[id(step.call)],
                 tuple((number[name], step.offsets.get(name, 0)) for name in step.call.arrays),
                 (starts[zeroed], step.call.workspace[zeroed]) if (zeroed := step.call.zeroed) else None,
             )

@@ -1,10 +1,10 @@
 # pyright: reportInvalidTypeForm=false
-"""What follows a product whose tiles were reduced: states merged in the order of the columns, and targets' logits."""
+"""What follows a product whose tiles were reduced: states merged in the order of the columns."""
 
 from __future__ import annotations
 
-from warploom.core.dtypes import DType, f32, u16, u32
-from warploom.kernels.matmul_reduce.states import DOT_WARPS, MERGE_THREADS, ReduceOp, Reduction
+from warploom.core.dtypes import f32, u32
+from warploom.kernels.matmul_reduce.states import MERGE_THREADS, ReduceOp, Reduction
 from warploom.lang import Global, Kernel, Traced, kernel
 from warploom.lang.reducers import State
 
@@ -19,17 +19,14 @@ def merge_tiles(
     second: Global[u32],
     out: Global[f32],
     index: Global[u32],
-    subtracted: Global[f32],
     m: u32, tiles: u32,
     *,
     op: ReduceOp,
     with_index: bool = False,
-    subtract: bool = False,
 ) -> None:  # fmt: skip
     """One thread a row merges the states of all tiles, in order; grid ⌈m / 64⌉.
 
-    ``out`` f32 (m): the results; ``index`` (m): the columns of the maxima; ``subtract``: the result is
-    ``subtracted`` - taken off (a target's logit).
+    ``out`` f32 (m): the results; ``index`` (m): the columns of the maxima.
     """
     reduction = Reduction(op)
     row = k.cta_x * MERGE_THREADS + k.thread
@@ -54,45 +51,6 @@ def merge_tiles(
             fold([load(tile)])
         state = tuple(x.get() for x in kept)
         result = reduction.result(k, state)
-        if subtract:
-            result = result - subtracted.load(row)[0]
         out.store(result, row)
         if with_index:
             index.store(state[1], row)
-
-
-@kernel(threads=32 * DOT_WARPS, drop_unused=True)
-def target_logits(
-    k: Kernel,
-    x: Global[u16],
-    w: Global[u16],
-    target: Global[u32],
-    out: Global[f32],
-    m: u32, n: u32, depth: u32, x_stride: u32, w_stride: u32,
-    *,
-    dtype: DType,
-    target_words: int,
-) -> None:  # fmt: skip
-    """out[i] = x[i] · w[target[i]]: one warp a row, grid ⌈m / 4⌉.
-
-    ``x`` (m, depth) and ``w`` (n, depth) have contiguous rows at ``x_stride`` and ``w_stride`` elements; ``target``
-    (m) has ``target_words`` 32-bit words each. A target outside 0 … n-1 gives NaN.
-    """
-    row = k.cta_x * DOT_WARPS + k.warp
-    with k.when(row < m, uniform=True):
-        chosen = target.load(row * target_words)[0]
-        valid = chosen < n
-        if target_words == 2:
-            valid = valid & (target.load(row * target_words + 1)[0] == 0)
-        safe = k.select(valid, chosen, k.value(0, u32))
-        left, right = x + k.mul_wide(row, x_stride), w + k.mul_wide(safe, w_stride)
-        total = k.register(f32, 0.0)
-        with k.loop(depth, start=k.lane, step=32) as i:
-            pair = [k.unpack((p + i).load()[0], dtype)[0] for p in (left, right)]
-            total.set(k.fma(pair[0], pair[1], total.get()))
-        k.syncwarp()
-        value = total.get()
-        for mask in (1, 2, 4, 8, 16):
-            value = value + k.shfl_xor(value, mask)
-        with k.when(k.lane == 0):
-            out.store(k.select(valid, value, k.value(float("nan"), f32)), row)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from warploom.core.dtypes import DType
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
-from warploom.kernels.matmul_reduce.states import DOT_WARPS, MERGE_THREADS, ReduceOp, Reduction
+from warploom.kernels.matmul_reduce.states import MERGE_THREADS, ReduceOp, Reduction
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource
 
@@ -16,14 +15,10 @@ STATES = "first", "second"
 
 @dataclass(frozen=True)
 class ReduceProblem:
-    """A reduction of the rows of alpha · A·B + bias.
-
-    ``target_words``: 32-bit words of a row's target, whose logit is taken off the result; 0 where there is none.
-    """
+    """A reduction of the rows of epilogue(alpha · A·B + bias)."""
 
     product: MatmulProblem
     op: ReduceOp
-    target_words: int = 0
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -51,22 +46,8 @@ class ReduceProblem:
         )  # fmt: skip
         with_index = self.op == "argmax"
         merge = KernelSource.of(
-            "matmul_reduce.merge_kernel:merge_tiles", f"merge_tiles_{self.op}", op=self.op, with_index=with_index,
-            subtract=self.target_words > 0,
-        )  # fmt: skip
-        results = ("out", *(["index"] if with_index else []), *(["subtracted"] if self.target_words else []))
+            "matmul_reduce.merge_kernel:merge_tiles", f"merge_tiles_{self.op}", op=self.op, with_index=with_index
+        )
+        results = ("out", *(["index"] if with_index else []))
         grid = -(-m // MERGE_THREADS), 1, 1
         return reduced, KernelCall(merge, grid, {"m": m, "tiles": tiles}, (), (*self.states, *results))
-
-
-def logits_call(m: int, n: int, depth: int, strides: tuple[int, int], dtype: DType, target_words: int) -> KernelCall:
-    """The logits of the rows' targets, of arrays x (m, depth), w (n, depth) and target, into ``subtracted``.
-
-    ``strides`` are those between rows of x and w in elements; a target has so many 32-bit words.
-    """
-    source = KernelSource.of(
-        "matmul_reduce.merge_kernel:target_logits", "target_logits", dtype=dtype, target_words=target_words
-    )
-    scalars = {"m": m, "n": n, "depth": depth, "x_stride": strides[0], "w_stride": strides[1]}
-    arrays = ("x", "w", "target", "subtracted")
-    return KernelCall(source, (-(-m // DOT_WARPS), 1, 1), scalars, (), arrays, {"subtracted": m})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, f32, u32
-from warploom.kernels.matmul.features import MatmulFeatures
+from warploom.kernels.matmul.features import Epilogue, MatmulFeatures
 from warploom.kernels.matmul_reduce.states import Reduction
 from warploom.lang import Fragment, GlobalPointer, Kernel, Mutable, Traced
 from warploom.lang.reducers import State
@@ -15,7 +15,7 @@ from warploom.layout.reduction import FULL_MASK, ReductionPlan, reduction_plan
 
 @dataclass(frozen=True)
 class RowValues:
-    """What is reduced: alpha · product + bias over the first ``cols`` columns. ``half``: the bias's type.
+    """What is reduced: epilogue(alpha · product + bias) over the first ``cols`` columns. ``half``: the bias's type.
 
     ``ragged``: a tile may reach beyond the last column.
     """
@@ -27,6 +27,7 @@ class RowValues:
     scale: Traced | None
     bias: GlobalPointer | None
     ragged: bool
+    epilogue: Epilogue
 
     @classmethod
     def of(
@@ -42,7 +43,7 @@ class RowValues:
         """What a product's epilogue gives; ``alpha`` is the bits of an f32."""
         scale = k.bitcast(alpha, f32) if features.epilogue.scaled else None
         added = bias if features.epilogue.bias else None
-        return cls(k, reduction, half, cols, scale, added, features.ragged_n)
+        return cls(k, reduction, half, cols, scale, added, features.ragged_n, features.epilogue)
 
     def states(self, accumulator: Fragment, first_col: Traced, warp: Number = 0) -> RowStates:
         """The states of the rows of a warp's accumulator whose first column is ``first_col``."""
@@ -74,6 +75,7 @@ class RowValues:
             x = x * scale
         elif bias is not None:
             x = x + bias
+        x = self.epilogue.call(x, ())
         if self.ragged:
             x = k.select(col < self.cols, x, k.value(self.reduction.neutral[0], f32))
         return x

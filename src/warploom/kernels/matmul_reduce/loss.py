@@ -1,0 +1,111 @@
+"""The cross-entropy of a product's rows: what is asked of it, its functions of a logit, and the kernels' launches.
+
+With s = softcap(alpha · x·wᵀ + bias), L = logsumexp(s) of a row, t its target among n columns and ε the label
+smoothing, the row's loss is L - (1 - ε)·s[t] - ε·mean(s) + z_loss·L². Its derivative by the product is
+
+    (A · exp(s - L) - g · ((1 - ε)·[j = t] + ε/n)) · softcap'    with A = g·(1 + 2·z_loss·L) + dL
+
+for a gradient g of the loss and one dL of the log-sum-exp itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import DType
+from warploom.kernels.matmul_reduce.states import DOT_WARPS, MERGE_THREADS
+from warploom.kernels.source import KernelCall, KernelSource
+
+if TYPE_CHECKING:
+    from warploom.lang.values import Traced
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a cross-entropy is: the options of :func:`warploom.linear_cross_entropy`."""
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float | None = None
+
+
+@dataclass(frozen=True)
+class SoftCap:
+    """cap · tanh(x / cap), as an epilogue."""
+
+    cap: float
+
+    def __call__(self, x: Traced) -> Traced:
+        """The capped value."""
+        from warploom.tile.softmax import capped
+
+        return capped(x.builder, x, self.cap)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class LogitGradient:
+    """The derivative of a loss by an element of the product, as an epilogue with row values (:func:`gradient_call`).
+
+    ``hot``: what the target's column has more than others, 1 - ε; ``share``: what every column has, ε/n. Both are 0
+    where there is no target: the derivative of a log-sum-exp alone.
+    """
+
+    cap: float | None = None
+    hot: float = 0.0
+    share: float = 0.0
+
+    def __call__(self, x: Traced, top: Traced, factor: Traced, own: Traced, target: Traced, col: Traced) -> Traced:
+        """``top``: L · log2(e); ``factor``: A; ``own``: g; ``target``: the bits of the target's column."""
+        from warploom.lang.functions import LOG2_E, exp2, fma, select
+
+        s = x if self.cap is None else SoftCap(self.cap)(x)
+        found = factor * exp2(fma(s, LOG2_E, -top))
+        if self.hot or self.share:
+            hot = x.builder.bitcast(target, col.dtype) == col  # type: ignore[attr-defined]
+            found = fma(select(hot, self.hot + self.share, self.share), -own, found)
+        if self.cap is None:
+            return found
+        tanh = s * (1.0 / self.cap)
+        return found * fma(-tanh, tanh, 1.0)
+
+
+def losses_call(
+    m: int, n: int, depth: int, strides: tuple[int, int], dtype: DType, target_words: int, loss: Loss
+) -> KernelCall:
+    """The losses of rows from their log-sum-exps, of arrays x (m, depth), w (n, depth), target, lse, sums (and loss).
+
+    ``strides`` are those between rows of x and w in elements; a target has so many 32-bit words. ``sums``, those of the
+    rows' logits, is left out without label smoothing.
+    """
+    source = KernelSource.of(
+        "matmul_reduce.loss_kernel:row_losses", "row_losses", dtype=dtype, target_words=target_words, loss=loss
+    )
+    scalars = {"m": m, "n": n, "depth": depth, "x_stride": strides[0], "w_stride": strides[1]}
+    sums = ("sums",) if loss.label_smoothing else ()
+    return KernelCall(source, (-(-m // DOT_WARPS), 1, 1), scalars, (), ("x", "w", "target", "lse", *sums, "loss"))
+
+
+def gradient_call(m: int, n: int, chunk: int, *, target_words: int, loss: Loss, given: tuple[bool, bool]) -> KernelCall:
+    """The row values of :class:`LogitGradient`, for each chunk of the columns: ``table`` (chunks, m, 4).
+
+    Of arrays target, lse and the gradients by the loss and by the log-sum-exp, of which some may be ``given``.
+    """
+    source = KernelSource.of(
+        "matmul_reduce.loss_kernel:gradient_rows", "gradient_rows", target_words=target_words, loss=loss,
+        with_loss=given[0], with_lse=given[1],
+    )  # fmt: skip
+    chunks = -(-n // chunk)
+    names: Mapping[str, bool] = {
+        "target": target_words > 0, "lse": True, "loss_gradient": given[0], "lse_gradient": given[1], "table": True,
+    }  # fmt: skip
+    arrays = tuple(name for name, used in names.items() if used)
+    grid = -(-m // MERGE_THREADS), chunks, 1
+    return KernelCall(source, grid, {"m": m, "n": n, "chunk": chunk}, (), arrays, {"table": table_words(m, chunks)})
+
+
+def table_words(m: int, chunks: int) -> int:
+    """32-bit words of the row values of m rows and so many chunks."""
+    return 4 * m * chunks

@@ -1,0 +1,112 @@
+# pyright: reportInvalidTypeForm=false
+"""The kernels beside the products of a cross-entropy: a row's loss, and what a row adds to the logits' gradients."""
+
+from __future__ import annotations
+
+import math
+
+from warploom.core.dtypes import DType, f32, u16, u32
+from warploom.kernels.matmul.features import ROW_VALUES
+from warploom.kernels.matmul_reduce.loss import Loss, SoftCap
+from warploom.kernels.matmul_reduce.states import DOT_WARPS, MERGE_THREADS
+from warploom.lang import Global, GlobalPointer, Kernel, Traced, kernel
+from warploom.lang.functions import LOG2_E
+
+
+def _chosen(
+    k: Kernel, target: GlobalPointer, row: Traced, n: Traced, words: int, ignored_index: int
+) -> tuple[Traced, Traced, Traced]:
+    """(column, whether there is such a column, whether the row is ignored) of a row's target of 32-bit ``words``."""
+    column = target.load(row * words)[0]
+    valid, ignored = column < n, column == (ignored_index & 0xFFFFFFFF)
+    if words == 2:
+        high = target.load(row * words + 1)[0]
+        valid, ignored = valid & (high == 0), ignored & (high == (ignored_index >> 32 & 0xFFFFFFFF))
+    return column, valid, ignored
+
+
+@kernel(threads=32 * DOT_WARPS, drop_unused=True)
+def row_losses(
+    k: Kernel,
+    x: Global[u16],
+    w: Global[u16],
+    target: Global[u32],
+    lse: Global[f32],
+    sums: Global[f32],
+    out: Global[f32],
+    m: u32, n: u32, depth: u32, x_stride: u32, w_stride: u32,
+    *,
+    dtype: DType,
+    target_words: int,
+    loss: Loss,
+) -> None:  # fmt: skip
+    """out[i] = the loss of row i: one warp a row, grid ⌈m / 4⌉.
+
+    ``x`` (m, depth) and ``w`` (n, depth) have contiguous rows at ``x_stride`` and ``w_stride`` elements; ``target``
+    (m) has ``target_words`` 32-bit words each. ``lse`` (m) and ``sums`` (m) are those of the rows' logits. An ignored
+    row's loss is 0; a target outside 0 … n-1 gives NaN.
+    """
+    row = k.cta_x * DOT_WARPS + k.warp
+    with k.when(row < m, uniform=True):
+        column, valid, ignored = _chosen(k, target, row, n, target_words, loss.ignore_index)
+        safe = k.select(valid, column, k.value(0, u32))
+        left, right = x + k.mul_wide(row, x_stride), w + k.mul_wide(safe, w_stride)
+        total = k.register(f32, 0.0)
+        with k.loop(depth, start=k.lane, step=32) as i:
+            pair = [k.unpack((p + i).load()[0], dtype)[0] for p in (left, right)]
+            total.set(k.fma(pair[0], pair[1], total.get()))
+        k.syncwarp()
+        value = total.get()
+        for mask in (1, 2, 4, 8, 16):
+            value = value + k.shfl_xor(value, mask)
+        with k.when(k.lane == 0):
+            if loss.softcap is not None:
+                value = SoftCap(loss.softcap)(value)
+            log_sum = lse.load(row)[0]
+            if loss.label_smoothing:
+                mean = sums.load(row)[0] / k.convert(n, f32)
+                value = k.fma(value, 1.0 - loss.label_smoothing, mean * loss.label_smoothing)
+            found = log_sum - value
+            if loss.z_loss:
+                found = k.fma(log_sum * loss.z_loss, log_sum, found)
+            found = k.select(valid, found, k.value(math.nan, f32))
+            out.store(k.select(ignored, k.value(0.0, f32), found), row)
+
+
+@kernel(threads=MERGE_THREADS, drop_unused=True)
+def gradient_rows(
+    k: Kernel,
+    target: Global[u32],
+    lse: Global[f32],
+    loss_gradient: Global[f32],
+    lse_gradient: Global[f32],
+    table: Global[f32],
+    m: u32, n: u32, chunk: u32,
+    *,
+    target_words: int,
+    loss: Loss,
+    with_loss: bool,
+    with_lse: bool,
+) -> None:  # fmt: skip
+    """Of each row L·log2(e), A, g and the target's column in a chunk; one thread a row, grid (⌈m / 64⌉, chunks).
+
+    ``table`` (chunks, m, 4); see :mod:`~warploom.kernels.matmul_reduce.loss`. A row that is ignored has A = g = 0 and
+    L = inf, so that none of its logits counts, however large; a target outside 0 … n-1 makes them NaN.
+    """
+    row = k.cta_x * MERGE_THREADS + k.thread
+    with k.when(row < m):
+        log_sum = lse.load(row)[0]
+        top, factor, own, column = log_sum * LOG2_E, k.value(0.0, f32), k.value(0.0, f32), k.value(0, u32)
+        if with_loss:
+            column, valid, ignored = _chosen(k, target, row, n, target_words, loss.ignore_index)
+            if not with_lse:
+                top = k.select(ignored, k.value(math.inf, f32), top)
+            own = k.select(valid, loss_gradient.load(row)[0], k.value(math.nan, f32))
+            own = k.select(ignored, k.value(0.0, f32), own)
+            factor = own * k.fma(log_sum, 2.0 * loss.z_loss, 1.0) if loss.z_loss else own
+            factor = k.select(ignored, k.value(0.0, f32), factor)
+            column = column - k.cta_y * chunk
+        if with_lse:
+            factor = factor + lse_gradient.load(row)[0]
+        at = (k.mul_wide(k.cta_y, m) + k.mul_wide(row, 1)) * ROW_VALUES
+        (table + at).store([top, factor, own, k.bitcast(column, f32)])

@@ -1,0 +1,36 @@
+"""The gradients of a product, which are products again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from warploom.ops import matmul as eager
+
+
+def gradients_of_product(
+    a: torch.Tensor, b: torch.Tensor, gradient: torch.Tensor, alpha: Any, wanted: frozenset[str]
+) -> dict[str, torch.Tensor]:
+    """The gradients by a, b and bias of alpha · a·b + bias: products again, with a and b read where they lie.
+
+    The result's gradient enters them in the type of a and b; the bias's is summed in f32. Sums over the dimensions that
+    were broadcast are in f32 too.
+    """
+    d, found = gradient.to(a.dtype), dict[str, torch.Tensor]()
+
+    def product(left: torch.Tensor, right: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        if lead == shape[:-2]:
+            return eager.matmul(left, right, alpha=alpha)
+        return eager.matmul(left, right, alpha=alpha, out_dtype="f32").sum_to_size(shape).to(a.dtype)
+
+    if "a" in wanted:
+        found["a"] = product(d, b.mT, a.shape)
+    if "b" in wanted and b.dim() == 2:  # the rows of all batches are those of one product
+        found["b"] = product(a.flatten(0, -2).mT, d.flatten(0, -2), b.shape)
+    elif "b" in wanted:
+        found["b"] = product(a.mT, d, b.shape)
+    if "bias" in wanted:
+        found["bias"] = gradient.flatten(0, -2).sum(0, dtype=torch.float32).to(a.dtype)
+    return found

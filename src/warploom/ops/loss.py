@@ -1,0 +1,315 @@
+"""``linear_cross_entropy``: the loss of a language model's output layer, forward and backward without logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+import numpy as np
+
+from warploom.core.dtypes import DType, f32, s32
+from warploom.interop import tracing
+from warploom.interop.arrays import (
+    ArrayView,
+    address,
+    as_numpy,
+    describe,
+    describe_new,
+    empty,
+)
+from warploom.interop.copies import as_if_compact, compact, settled
+from warploom.interop.tracing import is_tracing, is_watched
+from warploom.kernels.matmul.problem import MatmulConfig
+from warploom.kernels.matmul_reduce.loss import Loss
+from warploom.ops.loss_options import Reduction, check_loss, check_reduction, check_targets, loss_of, reduced
+from warploom.ops.loss_plan import GradientPlan, LossPlan, forward_product
+from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
+from warploom.ops.options import flag, refuse_unhashable
+from warploom.ops.places import EMULATOR, Place
+from warploom.ops.reduce import reduce_plan
+from warploom.ops.steps import Prepared, Steps
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from warploom.kernels.matmul_reduce.states import ReduceOp
+    from warploom.ops.signatures import Array, LossOptions
+
+Arrays = dict[str, ArrayView]
+
+
+@overload
+def linear_cross_entropy(
+    x: Array, w: Any, target: Any, *, return_lse: Literal[False] = False, **options: Unpack[LossOptions]
+) -> Array: ...
+
+
+@overload
+def linear_cross_entropy(
+    x: Array, w: Any, target: Any, *, return_lse: Literal[True], **options: Unpack[LossOptions]
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def linear_cross_entropy(
+    x: np.ndarray[Any, Any], w: Any, target: Any, *, return_lse: Literal[False] = False, **options: Unpack[LossOptions]
+) -> NDArray[np.float32]: ...
+
+
+@overload
+def linear_cross_entropy(
+    x: np.ndarray[Any, Any], w: Any, target: Any, *, return_lse: Literal[True], **options: Unpack[LossOptions]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+
+
+def linear_cross_entropy(
+    x: Any,
+    w: Any,
+    target: Any,
+    *,
+    ignore_index: int = -100,
+    reduction: Reduction = "none",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    config: MatmulConfig | str | None = None,
+) -> Any:
+    """The cross-entropy of a language model's output layer: logsumexp(s) - s[target] for each row of s = x·wᵀ.
+
+    Shapes: x (m, k) hidden states, w (n, k) the vocabulary's embeddings, target (m,) int32 or int64; losses float32
+    (m,). dtypes of x and w: float16 or bfloat16. The m×n logits are never written, forward or backward.
+
+    A row with target ``ignore_index`` has loss 0 and no gradient; other targets outside 0 … n-1 raise a ProblemError
+    where they lie on the CPU, and give NaN on a GPU, where looking at them would wait for it. ``reduction``: "none",
+    "sum", or "mean" of the rows that are not ignored (NaN if there are none). ``label_smoothing`` ε takes
+    (1 - ε)·s[target] + ε·mean(s) for s[target] (a second pass over the product); ``z_loss`` adds z·logsumexp(s)² to
+    each row; ``softcap`` c replaces s by c·tanh(s/c). ``return_lse`` also returns logsumexp(s), float32 (m,).
+
+    Infinite logits enter as they are: the loss is +inf where another logit than the target's is +inf, or the target's
+    alone is -inf; NaN where the target's is +inf, or any logit is NaN.
+
+    torch tensors that require gradients get them: the logits are multiplied again in chunks, whose derivatives are
+    rounded to x's type. Beyond the gradients that takes at most 64 MiB (``plan_linear_cross_entropy``). Sums are in
+    f32; w's gradient is rounded once for each block of rows. Of float16 scale the loss, as for any of its gradients.
+
+    Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``.
+    Raises ProblemError as :func:`matmul_reduce` does.
+    """
+    if is_watched(x, w):
+        return tracing.operator_of("linear_cross_entropy")(
+            x, w, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
+            z_loss=z_loss, softcap=softcap, return_lse=return_lse, config=config,
+        )  # fmt: skip
+    loss = loss_of(ignore_index, label_smoothing, z_loss, softcap)
+    check_reduction(reduction)
+    rows, lse = losses(x, w, target, loss, config)
+    result = reduced(rows, target, loss.ignore_index, reduction)
+    return (result, lse) if flag("return_lse", return_lse) else result
+
+
+def plan_linear_cross_entropy(
+    x: Any,
+    w: Any,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    config: MatmulConfig | str | None = None,
+) -> tuple[LossPlan, GradientPlan]:
+    """What :func:`linear_cross_entropy` would run, forward and for the gradients of x and w. Runs nothing."""
+    if is_tracing():
+        return tracing.operator_of("plan_linear_cross_entropy")(
+            x, w, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap, config=config
+        )
+    loss, views = loss_of(-100, label_smoothing, z_loss, softcap), (settled(describe(x)), settled(describe(w)))
+    inputs = _inputs(*views, None, 1.0, as_if_compact)
+    chosen = matmul_config(config, inputs.problem.dtype)
+    place = _place(views[0], chosen)
+    return _forward(inputs, loss, chosen, place), _backward(inputs, loss, 2, (True, False), (True, True), chosen, place)
+
+
+# -- forward
+def losses(x: Any, w: Any, target: Any, loss: Loss, config: Any) -> tuple[Any, Any]:
+    """(losses, log-sum-exps) of the rows, float32 (m,) each."""
+    rows, words, chosen = (settled(describe(array)) for array in (x, w, target))
+    check_loss(rows, words, chosen)
+    check_targets(chosen, words.shape[0], loss.ignore_index)
+    config = matmul_config(config, rows.dtype)
+    given = {"x": rows, "w": words, "target": chosen}
+
+    def plan(given: Arrays) -> tuple[Steps, Arrays]:
+        x, w = (view if view.strides[1] == 1 else compact(view) for view in (given["x"], given["w"]))
+        x, w, inputs = _plain(x, w, None, 1.0)
+        arrays = {"x": x, "w": w, "target": as_words(given["target"])}
+        return _forward(inputs, loss, config, _place(x, config)).steps(arrays, chosen.dtype.bits // 32), arrays
+
+    shape = (rows.shape[0],)
+    lse, found = _run(("forward", loss, config), given, {"lse": (shape, f32), "loss": (shape, f32)}, plan)
+    return found, lse
+
+
+def _inputs(
+    rows: ArrayView, words: ArrayView, bias: ArrayView | None, scale: float,
+    copy: Callable[[ArrayView], ArrayView] = compact,
+) -> Inputs:  # fmt: skip
+    """x·wᵀ as a product."""
+    views = [rows, transposed(words), *([] if bias is None else [bias])]
+    return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
+
+
+def _plain(
+    rows: ArrayView, words: ArrayView, bias: ArrayView | None, scale: float
+) -> tuple[ArrayView, ArrayView, Inputs]:
+    """x and w, copied where no kernel reads them as they lie, and their product."""
+    inputs = _inputs(rows, words, bias, scale)
+    if not inputs.copied:
+        return rows, words, inputs
+    rows, words = compact(rows), compact(words)
+    return rows, words, _inputs(rows, words, bias, scale)
+
+
+def _place(view: ArrayView, config: MatmulConfig | None) -> Place:
+    return Place.of(view.device, requires=None if config is None else config.requires)
+
+
+def _forward(inputs: Inputs, loss: Loss, config: MatmulConfig | None, place: Place) -> LossPlan:
+    op: ReduceOp = "logsumexp"
+    return LossPlan(reduce_plan(forward_product(inputs.problem, loss), op, config, place), loss)
+
+
+# -- backward
+@dataclass(frozen=True)
+class RowGradients:
+    """What is known of the rows in a backward pass: their log-sum-exps, and gradients by these and by the losses.
+
+    ``loss`` is that of the targets, None for a log-sum-exp alone.
+    """
+
+    lse: Any
+    by_loss: Any = None
+    by_lse: Any = None
+    target: Any = None
+    loss: Loss | None = None
+
+
+def gradients(
+    x: Any, w: Any, rows: RowGradients, wanted: tuple[bool, bool], *, bias: Any = None, scale: float = 1.0,
+    config: Any = None, blocks: tuple[int, int] | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """The gradients by x (m, k) and w (n, k), or None where not ``wanted``, of losses of the rows of scale·x·wᵀ + bias.
+
+    float32 (m,): ``rows.lse`` and its gradients. ``blocks``: rows and columns to take at a time.
+    """
+    arrays = {
+        "x": x, "w": w, "bias": bias, "target": rows.target, "lse": rows.lse, "loss_gradient": rows.by_loss,
+        "lse_gradient": rows.by_lse,
+    }  # fmt: skip
+    given = {name: settled(describe(array)) for name, array in arrays.items() if array is not None}
+    config, (m, k) = matmul_config(config, given["x"].dtype), given["x"].shape
+    known = rows.by_loss is not None, rows.by_lse is not None
+    shapes = {"dx": (m, k), "dw": (given["w"].shape[0], k)}
+    results = {
+        name: (shape, given["x"].dtype)
+        for (name, shape), is_wanted in zip(shapes.items(), wanted, strict=True)
+        if is_wanted
+    }
+
+    def plan(given: Arrays) -> tuple[Steps, Arrays]:
+        plain = {name: view if view.contiguous else compact(view) for name, view in given.items() if name in _VECTORS}
+        x, w, inputs = _plain(given["x"], given["w"], plain.get("bias"), scale)
+        target, words = given.get("target"), 0
+        arrays = {"x": x, "w": w} | plain
+        if target is not None and known[0]:
+            arrays["target"], words = as_words(target), target.dtype.bits // 32
+        made = _backward(inputs, rows.loss, words, known, wanted, config, _place(x, config))
+        return replace(made, blocks=blocks).steps(), arrays
+
+    found = dict(zip(results, _run(("backward", rows.loss, config, scale, blocks), given, results, plan), strict=True))
+    return found.get("dx"), found.get("dw")
+
+
+_VECTORS = "bias", "lse", "loss_gradient", "lse_gradient"
+
+
+def _backward(
+    inputs: Inputs, loss: Loss | None, target_words: int, given: tuple[bool, bool], wanted: tuple[bool, bool],
+    config: MatmulConfig | None, place: Place,
+) -> GradientPlan:  # fmt: skip
+    return GradientPlan(inputs.problem, loss, target_words, given, wanted, place.goal, place.multiprocessors, config)
+
+
+# -- both
+def transposed(view: ArrayView) -> ArrayView:
+    """The transpose of a matrix, without a copy."""
+    if view.kind in ("numpy", "torch", "cupy") and not isinstance(view.owner, tuple):
+        return settled(describe(view.owner.T))
+    return view._replace(shape=tuple(view.shape)[::-1], strides=tuple(view.strides)[::-1])
+
+
+def as_words(target: ArrayView) -> ArrayView:
+    """Integers as the contiguous 32-bit words that the kernels read."""
+    target = target if target.contiguous else compact(target)
+    if target.dtype is s32:
+        return target
+    if target.device[0] == "cpu":
+        return describe(as_numpy(target).view(np.int32))
+    return target._replace(dtype=s32, shape=(2 * target.shape[0],), strides=(1,))
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What a repeated call on a GPU needs: the kernels, and which of the caller's arrays they take."""
+
+    prepared: Prepared
+    given: tuple[str, ...]
+
+
+_ready: dict[tuple[Any, ...], _Ready] = {}
+_READY_KEPT = 1024
+
+
+def _run(
+    asked: tuple[Any, ...],
+    given: Arrays,
+    results: Mapping[str, tuple[tuple[int, ...], DType]],
+    plan: Callable[[Arrays], tuple[Steps, Arrays]],
+) -> list[Any]:
+    """New arrays for the ``results``, by the kernels of ``plan``: its launches, and arrays by the kernels' names.
+
+    Calls that ``asked`` for the same with arrays of the same shapes, strides and alignment are planned once.
+    """
+    first = given["x"]
+    made = [empty(first.kind, shape, dtype, first.device) for shape, dtype in results.values()]
+    key = (asked, tuple(results), *[(name, view[1:5], view.pointer & 15) for name, view in given.items()])
+    try:
+        ready = _ready.get(key)
+    except TypeError:
+        refuse_unhashable({"config": asked})
+        raise
+    if ready is not None:
+        pointers = [given[name].pointer for name in ready.given] + [address(array) for array in made]
+        ready.prepared.run(pointers, first)
+        return made
+    if 0 in (first.shape[0], *[shape[-1] for shape, _ in results.values()]):
+        return made
+    steps, arrays = plan(given)
+    views = dict(zip(results, map(describe_new, made), strict=True))
+    if first.device[0] == "cuda":
+        prepared = steps.prepare((*arrays, *views), first.device[1])
+        prepared.run([view.pointer for view in (*arrays.values(), *views.values())], first)
+        if all(view.pointer == given[name].pointer for name, view in arrays.items()):  # else one was copied first
+            if len(_ready) >= _READY_KEPT:
+                _ready.clear()
+            _ready[key] = _Ready(prepared, tuple(arrays))
+    elif str(_place(first, None)) == EMULATOR:
+        steps.emulate(arrays | views)
+    else:
+        hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in given.items()}
+        steps, arrays = plan({name: describe(host) for name, host in hosts.items()})
+        copied = {name: np.ascontiguousarray(as_numpy(view)) for name, view in (arrays | views).items()}
+        steps.run_from_host(copied, tuple(views))
+        for name, view in views.items():
+            as_numpy(view)[...] = copied[name]
+    return made

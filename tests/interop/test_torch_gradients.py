@@ -1,0 +1,242 @@
+"""Gradients as PyTorch's users ask for them: eager, compiled, checkpointed, under autocast; beside float64."""
+
+from typing import Any
+
+import pytest
+
+import warploom
+from warploom.core.errors import ProblemError
+from warploom.lang.functions import gelu, silu
+
+torch = pytest.importorskip("torch")
+func = pytest.importorskip("torch.func")
+F: Any = pytest.importorskip("torch.nn.functional")
+checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),  # vmap calls the operator in a loop
+]
+
+IGNORED = -100
+TARGET = torch.arange(24) * 2
+TARGET[5] = IGNORED
+
+
+def tensors(*shapes, dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+
+
+def loss(x, w, **options):
+    return warploom.linear_cross_entropy(x, w, TARGET, **options)
+
+
+def plain_loss(x, w, label_smoothing=0.0, z_loss=0.0, softcap=None, reduction="none"):
+    s = x @ w.T
+    s = s if softcap is None else softcap * torch.tanh(s / softcap)
+    kept = TARGET != IGNORED
+    more = z_loss * torch.logsumexp(s, 1) ** 2 * kept
+    more = more if reduction == "none" else more.sum() / kept.sum()
+    return F.cross_entropy(s, TARGET, label_smoothing=label_smoothing, reduction=reduction) + more
+
+
+ALL = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 4.0, "reduction": "mean"}
+CALLS: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
+    "matmul": (
+        lambda a, b, c: warploom.matmul(a, b, bias=c, alpha=0.5),
+        lambda a, b, c: 0.5 * (a @ b) + c, ((24, 40), (40, 56), (56,))),
+    "matmul, f32": (
+        lambda a, b: warploom.matmul(a, b, out_dtype=torch.float32), lambda a, b: a @ b, ((24, 40), (40, 56))),
+    "matmul, rows in batches": (
+        lambda a, b, c: warploom.matmul(a, b.mT, bias=c), lambda a, b, c: a @ b.mT + c,
+        ((2, 3, 8, 24), (16, 24), (16,))),
+    "matmul, broadcast": (
+        lambda a, b: warploom.matmul(a, b), lambda a, b: a @ b, ((2, 1, 8, 24), (3, 24, 16))),
+    "matmul, one for many": (lambda a, b: warploom.matmul(a, b), lambda a, b: a @ b, ((8, 24), (3, 24, 16))),
+    "matmul, columns": (
+        lambda a, b: warploom.matmul(a.mT, b), lambda a, b: a.mT @ b, ((40, 24), (40, 17))),
+    "sum": (
+        lambda a, b, c: warploom.matmul_reduce(a, b, "sum", scale=0.5, bias=c),
+        lambda a, b, c: (0.5 * (a @ b) + c).sum(1), ((24, 40), (40, 56), (56,))),
+    "logsumexp": (
+        lambda a, b: warploom.matmul_reduce(a, b, "logsumexp", scale=0.5),
+        lambda a, b: torch.logsumexp(0.5 * (a @ b), 1), ((24, 40), (40, 56))),
+    "loss": (loss, plain_loss, ((24, 40), (56, 40))),
+    "loss, options": (lambda x, w: loss(x, w, **ALL), lambda x, w: plain_loss(x, w, **ALL), ((24, 40), (56, 40))),
+    "loss, log-sum-exp": (
+        lambda x, w: (lambda a, b: a + b)(*loss(x, w, return_lse=True)),
+        lambda x, w: plain_loss(x, w) + torch.logsumexp(x @ w.T, 1), ((24, 40), (56, 40))),
+}  # fmt: skip
+EPILOGUES: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
+    "gelu": (
+        lambda a, b, c: warploom.matmul(a, b, bias=c, epilogue=gelu),
+        lambda a, b, c: F.gelu(a @ b + c, approximate="tanh"), ((24, 40), (40, 56), (56,))),
+    "gate": (
+        lambda a, b, h: warploom.matmul(a, b, alpha=0.5, epilogue=lambda x, y: silu(x) * y, extras=(h,)),
+        lambda a, b, h: F.silu(0.5 * a @ b) * h, ((24, 40), (40, 56), (24, 56))),
+    "batches": (
+        lambda a, b: warploom.matmul(a, b, epilogue=gelu),
+        lambda a, b: F.gelu(a @ b, approximate="tanh"), ((2, 8, 24), (24, 16))),
+}  # fmt: skip
+
+
+def assert_gradients(call, reference, given, gradient=None):
+    """Each gradient within a few roundings of 16 bits of float64's, for random or given gradients of the result."""
+    own, exact = ([x.detach().to(kind or x.dtype).requires_grad_() for x in given] for kind in (None, torch.float64))
+    result = call(*own)
+    seed = torch.Generator().manual_seed(1)
+    by = torch.randn(result.shape, generator=seed).to(result.dtype) if gradient is None else gradient(result)
+    found = torch.autograd.grad(result, own, by)
+    expected = torch.autograd.grad(reference(*exact), exact, by.double())
+    for x, grad, want in zip(own, found, expected, strict=True):
+        assert (grad.shape, grad.dtype) == (x.shape, x.dtype)
+        torch.testing.assert_close(grad.double(), want, rtol=2**-7, atol=2**-7 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("name", [*CALLS, *EPILOGUES])
+def test_eager(name):
+    call, reference, shapes = (CALLS | EPILOGUES)[name]
+    assert_gradients(call, reference, tensors(*shapes))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled_as_one_graph(name):
+    call, reference, shapes = CALLS[name]
+    torch._dynamo.reset()
+    assert_gradients(torch.compile(call, backend="aot_eager", fullgraph=True), reference, tensors(*shapes))
+
+
+@pytest.mark.parametrize("name", ["matmul", "loss, options", "gelu"])
+def test_the_default_backend_compiles_it(name):
+    call, reference, shapes = (CALLS | EPILOGUES)[name]
+    torch._dynamo.reset()
+    assert_gradients(torch.compile(call, fullgraph=name != "gelu"), reference, tensors(*shapes))
+
+
+@pytest.mark.parametrize("name", ["matmul", "loss", "gelu"])
+def test_half_precision(name):
+    call, reference, shapes = (CALLS | EPILOGUES)[name]
+    assert_gradients(call, reference, tensors(*shapes, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("name", ["matmul", "sum", "loss", "gelu"])
+def test_gradients_that_lie_anyhow(name):
+    call, reference, shapes = (CALLS | EPILOGUES)[name]
+    ways = {
+        "expanded": lambda y: torch.ones((), dtype=y.dtype).expand(y.shape),
+        "apart": lambda y: torch.randn(*y.shape, 2, dtype=y.dtype, generator=torch.Generator().manual_seed(2))[..., 0],
+    }
+    for gradient in ways.values():
+        assert_gradients(call, reference, tensors(*shapes), gradient)
+
+
+@pytest.mark.parametrize("name", ["matmul", "logsumexp", "loss", "gelu"])
+def test_only_what_requires_a_gradient_gets_one(name):
+    call, reference, shapes = (CALLS | EPILOGUES)[name]
+    for number in range(len(shapes)):
+        given = tensors(*shapes)
+
+        def of_one(call, x, given=given, number=number):
+            others = [y.to(x.dtype) for y in given]
+            return call(*others[:number], x, *others[number + 1 :])
+
+        assert_gradients(lambda x, f=of_one: f(call, x), lambda x, f=of_one: f(reference, x), [given[number]])
+
+
+@pytest.mark.parametrize("name", ["matmul", "loss", "gelu"])
+def test_checkpointing_and_double_use(name):
+    call, reference, shapes = (CALLS | EPILOGUES)[name]
+
+    def twice(f):
+        return lambda *given: checkpoint(f, *given, use_reentrant=False) * 2 + f(*given)
+
+    assert_gradients(twice(call), lambda *given: reference(*given) * 3, tensors(*shapes))
+
+
+@pytest.mark.parametrize("name", ["matmul", "loss", "gelu"])
+def test_autocast_takes_the_lower_precision(name):
+    call, _, shapes = (CALLS | EPILOGUES)[name]
+    given = [x.requires_grad_() for x in tensors(*shapes, dtype=torch.float32)]
+    lower = [x.detach().bfloat16().requires_grad_() for x in given]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = call(*given)
+        with torch.no_grad():
+            torch.testing.assert_close(call(*given), found, rtol=0, atol=0)
+    expected = call(*lower)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    found.float().sum().backward()
+    expected.float().sum().backward()
+    for x, y in zip(given, lower, strict=True):
+        assert x.grad.dtype is torch.float32
+        torch.testing.assert_close(x.grad, y.grad.float(), rtol=0, atol=0)
+
+
+def test_inference_mode_keeps_nothing():
+    a, b = tensors((24, 40), (40, 56))
+    with torch.inference_mode():
+        assert not warploom.matmul(a.requires_grad_(), b).requires_grad
+
+
+@pytest.mark.parametrize("way", ["grad", "vjp", "jacrev", "in vmap", "compiled"])
+def test_transforms_of_functions(way):
+    x, w = tensors((24, 40), (16, 40))
+
+    def f(x):
+        return warploom.matmul(x, w.mT).float().square().sum()
+
+    def reference(x):
+        return (x.float() @ w.float().mT).square().sum()
+
+    ways: dict[str, Any] = {
+        "grad": lambda f: func.grad(f)(x),
+        "vjp": lambda f: func.vjp(f, x)[1](torch.ones(()))[0],
+        "jacrev": lambda f: func.jacrev(f)(x),
+        "in vmap": lambda f: func.vmap(func.grad(f))(x[None])[0],
+        "compiled": lambda f: torch.compile(func.grad(f), backend="aot_eager", fullgraph=True)(x),
+    }
+    torch._dynamo.reset()
+    found, expected = ways[way](f).float(), func.grad(reference)(x.float())
+    torch.testing.assert_close(found, expected, rtol=2**-5, atol=2**-6 * expected.abs().max().item())
+
+
+def test_products_are_differentiated_twice_and_losses_are_not():
+    x, w = (y.requires_grad_() for y in tensors((24, 40), (56, 40)))
+    (once,) = torch.autograd.grad(warploom.matmul(x, w.mT).float().square().sum(), x, create_graph=True)
+    (twice,) = torch.autograd.grad(once.float().sum(), x)
+    exact = w.detach().double()
+    expected = 2 * torch.ones(24, 40).double() @ (exact.T @ exact)
+    torch.testing.assert_close(twice.double(), expected, rtol=2**-5, atol=2**-6 * expected.abs().max().item())
+    for call in (loss, lambda x, w: warploom.matmul(x, w.mT, epilogue=gelu).float()):
+        result = call(x, w).square().sum()
+        with pytest.raises(ProblemError, match=r"has no backward pass|is not differentiated twice"):
+            torch.autograd.grad(result, x, create_graph=True)
+
+
+def test_what_has_no_gradient_is_named():
+    a, b, c, h = (x.requires_grad_() for x in tensors((16, 24), (24, 32), (32,), (16, 32)))
+    calls = {
+        r"matmul_reduce\('max'\) has no backward": lambda: warploom.matmul_reduce(a, b),
+        r"matmul_reduce\('logsumexp'\) has no gradient by the bias": lambda: warploom.matmul_reduce(
+            a, b, "logsumexp", bias=c
+        ),
+        "an epilogue with 2 extra matrices has no backward": lambda: warploom.matmul(
+            a, b, epilogue=lambda x, y, z: x * y + z, extras=(h, h)
+        ),
+        "alpha_tensor: this tensor requires a gradient": lambda: warploom.matmul(
+            a, b, alpha=torch.ones((), requires_grad=True)
+        ),
+        "this tensor requires a gradient": lambda: warploom.matmul(a, b, out=torch.empty(16, 32).bfloat16()),
+    }
+    for match, call in calls.items():
+        with pytest.raises(ProblemError, match=match):
+            call()
+
+
+def test_rows_and_columns_of_nothing():
+    for m, n, k in ((0, 8, 16), (8, 8, 0)):
+        x, w = (y.requires_grad_() for y in tensors((m, k), (n, k)))
+        warploom.linear_cross_entropy(x, w, torch.zeros(m, dtype=torch.int64), reduction="sum").backward()
+        warploom.matmul(x, w.mT).float().sum().backward()
+        assert x.grad.shape == x.shape
+        assert (w.grad == 0).all()

@@ -1,0 +1,195 @@
+"""``linear_cross_entropy`` and its gradients on the emulator, against float64."""
+
+import numpy as np
+import pytest
+
+from warploom import linear_cross_entropy
+from warploom.core.dtypes import bf16, f16
+from warploom.core.errors import ProblemError
+from warploom.core.targets import target as architecture
+from warploom.kernels.matmul.problem import contiguous_problem
+from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.kernels.matmul.sm90 import MatmulSm90
+from warploom.ops import loss as ops
+from warploom.ops.loss_options import loss_of
+from warploom.ops.loss_plan import GradientPlan
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+
+SMALL = {t: MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=t) for t in (bf16, f16)}
+BULK = MatmulSm90(tile_m=64, tile_n=64, consumers=1, stages=2, dtype=bf16)
+IGNORED = -100
+UNIT = {bf16: 2.0**-8, f16: 2.0**-11}
+EVERYTHING = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 3.0}
+
+
+def inputs(m, n, k, dtype=bf16, seed=0):
+    rng = np.random.default_rng(seed)
+    x, w = (rng.standard_normal(shape).astype(dtype.numpy) for shape in ((m, k), (n, k)))
+    target = rng.integers(0, n, m)
+    target[m // 2] = IGNORED
+    return x, w, target
+
+
+class Reference:
+    """A loss in float64: of the rows, and the derivatives by the logits before the soft cap."""
+
+    def __init__(self, x, w, target, label_smoothing=0.0, z_loss=0.0, softcap=None):
+        self.x, self.w = x.astype(np.float64), w.astype(np.float64)
+        plain = self.x @ self.w.T
+        logits = plain if softcap is None else softcap * np.tanh(plain / softcap)
+        self.slope = 1.0 if softcap is None else 1.0 - (logits / softcap) ** 2
+        self.lse = np.logaddexp.reduce(logits, 1)
+        self.kept = target != IGNORED
+        hot = np.zeros_like(logits)
+        hot[np.flatnonzero(self.kept), target[self.kept]] = 1.0
+        self.hot = (1 - label_smoothing) * hot + label_smoothing / logits.shape[1]
+        self.softmax = np.exp(logits - self.lse[:, None])
+        self.z_loss = z_loss
+        self.rows = (self.lse - (self.hot * logits).sum(1) + z_loss * self.lse**2) * self.kept
+
+    def gradients(self, by_loss, by_lse=None):
+        """((gradient, magnitude of its sum) by x, by w), the gradients by the logits aside."""
+        own = by_loss * self.kept
+        factor = own * (1 + 2 * self.z_loss * self.lse) + (0 if by_lse is None else by_lse)
+        d = (factor[:, None] * self.softmax - own[:, None] * self.hot) * self.slope
+        return (d @ self.w, abs(d) @ abs(self.w)), (d.T @ self.x, abs(d).T @ abs(self.x))
+
+
+def assert_gradients(found, reference, dtype, roundings=1):
+    """Each element within what the rounded derivatives, sums in f32, and roundings of the result allow."""
+    for result, (expected, magnitude) in zip(found, reference, strict=True):
+        bound = UNIT[dtype] * (magnitude + roundings * magnitude) + 1e-5 * magnitude + 1e-7
+        error = np.abs(result.astype(np.float64) - expected)
+        assert (error <= bound).all(), (error / bound).max()
+        assert np.abs(expected).max() > 4 * bound.max()  # the bound says something
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"z_loss": 0.1}, {"softcap": 2.0}, EVERYTHING])
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_losses_and_log_sum_exps(kind, options):
+    x, w, target = inputs(37, 90, 40)
+    reference = Reference(x, w, target, **options)
+    found, lse = linear_cross_entropy(x, w, target.astype(kind), return_lse=True, config=SMALL[bf16], **options)
+    np.testing.assert_allclose(found, reference.rows, atol=1e-4)
+    np.testing.assert_allclose(lse, reference.lse, atol=1e-4)
+
+
+def test_reductions_count_the_rows_that_are_not_ignored():
+    x, w, target = inputs(19, 40, 32)
+    rows = linear_cross_entropy(x, w, target, config=SMALL[bf16])
+    assert rows[target == IGNORED] == 0
+    total = linear_cross_entropy(x, w, target, reduction="sum", config=SMALL[bf16])
+    mean = linear_cross_entropy(x, w, target, reduction="mean", config=SMALL[bf16])
+    np.testing.assert_allclose([total, mean], [rows.sum(), rows.sum() / 18], rtol=1e-6)
+    padded = np.where(target == IGNORED, 7, target)
+    np.testing.assert_array_equal(
+        linear_cross_entropy(x, w, padded, ignore_index=7, config=SMALL[bf16])[target == 7], 0
+    )
+
+
+@pytest.mark.parametrize("wrong", [40, -1, 2**40])
+def test_a_target_outside_the_vocabulary_is_named(wrong):
+    x, w, target = inputs(8, 40, 32)
+    target[5] = wrong
+    with pytest.raises(ProblemError, match=rf"target\[5\] is {wrong}, and w has 40 rows"):
+        linear_cross_entropy(x, w, target)
+
+
+def test_a_target_that_cannot_be_looked_at_is_nan(gpu, monkeypatch):
+    gpu.hold(monkeypatch)
+    x, w, target = inputs(8, 40, 32)
+    target[5], target[6], target[7] = 40, -1, 2**32 + 3
+    assert np.isnan(linear_cross_entropy(x, w, target)).tolist() == [False] * 5 + [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"label_smoothing": 1.5}, "label_smoothing is between 0 and 1"),
+        ({"z_loss": -1.0}, "z_loss is a finite number from 0 on"),
+        ({"softcap": 0.0}, "softcap is a positive finite number"),
+        ({"reduction": "average"}, "reduction is 'none', 'mean' or 'sum'"),
+        ({"ignore_index": 0.5}, "ignore_index is an integer"),
+    ],
+)
+def test_options_that_make_no_sense(options, match):
+    with pytest.raises(ProblemError, match=match):
+        linear_cross_entropy(*inputs(8, 40, 32), **options)
+
+
+CASES = {
+    "plain": ((40, 72, 48), None, {}),
+    "blocks": ((40, 72, 48), (16, 24), {}),
+    "everything": ((40, 72, 48), (16, 24), EVERYTHING),
+    "ragged": ((33, 71, 41), (16, 24), {"label_smoothing": 0.2}),
+    "one row": ((1, 30, 24), None, {}),
+    "one word": ((24, 1, 24), None, {"z_loss": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name):
+    (m, n, k), blocks, options = CASES[name]
+    x, w, target = inputs(m, n, k)
+    if m == 1:
+        target[:] = 3
+    reference, rng = Reference(x, w, target, **options), np.random.default_rng(1)
+    by_loss, by_lse = (rng.uniform(0.5, 1.5, m).astype(np.float32) for _ in range(2))
+    lse = linear_cross_entropy(x, w, target, return_lse=True, config=SMALL[bf16], **options)[1]
+    loss = loss_of(IGNORED, options.get("label_smoothing", 0), options.get("z_loss", 0), options.get("softcap"))
+    for other in (None, by_lse):
+        rows = ops.RowGradients(lse, by_loss, other, target, loss)
+        found = ops.gradients(x, w, rows, (True, True), config=SMALL[bf16], blocks=blocks)
+        expected = reference.gradients(by_loss, other)
+        assert_gradients(found, expected, bf16, 1 if blocks is None else -(-m // blocks[0]))
+        if other is None:
+            assert (found[0][~reference.kept] == 0).all()
+
+
+def test_gradients_by_wgmma_and_of_columns_that_lie_apart():
+    x, w, target = inputs(80, 136, 64)
+    reference, by_loss = Reference(x, w, target, **EVERYTHING), np.ones(80, np.float32)
+    lse = reference.lse.astype(np.float32)
+    rows = ops.RowGradients(lse, by_loss, None, target, loss_of(IGNORED, 0.1, 0.01, 3.0))
+    found = ops.gradients(x, w, rows, (True, True), config=BULK, blocks=(64, 64))
+    assert_gradients(found, reference.gradients(by_loss), bf16, 2)
+    turned = np.asfortranarray(x), np.asfortranarray(w)
+    again = ops.gradients(*turned, rows, (True, True), config=SMALL[bf16], blocks=(32, 64))
+    assert_gradients(again, reference.gradients(by_loss), bf16, 3)
+
+
+def test_only_what_is_wanted_is_computed():
+    x, w, target = inputs(24, 40, 32, f16)
+    reference, by_loss = Reference(x, w, target), np.ones(24, np.float32)
+    rows = ops.RowGradients(reference.lse.astype(np.float32), by_loss, None, target, loss_of(IGNORED, 0, 0, None))
+    dx, nothing = ops.gradients(x, w, rows, (True, False), config=SMALL[f16])
+    assert nothing is None
+    nothing, dw = ops.gradients(x, w, rows, (False, True), config=SMALL[f16])
+    assert nothing is None
+    assert_gradients((dx, dw), reference.gradients(by_loss), f16)
+
+
+def test_repeated_calls_on_a_gpu_read_their_own_arrays(gpu, monkeypatch):
+    gpu.hold(monkeypatch)
+    for seed in range(2):
+        x, w, target = inputs(24, 40, 32, seed=seed)
+        reference, by_loss = Reference(x, w, target), np.ones(24, np.float32)
+        lse = linear_cross_entropy(x, w, target, return_lse=True)[1]
+        rows = ops.RowGradients(lse, by_loss, None, target, loss_of(IGNORED, 0, 0, None))
+        found = ops.gradients(x, w, rows, (True, True), blocks=(16, 24))
+        assert_gradients(found, reference.gradients(by_loss), bf16, 2)
+        if seed == 0:
+            kernels = len(gpu.prepared)
+    assert len(gpu.prepared) == kernels
+
+
+@pytest.mark.parametrize("size", [(8192, 128256, 4096), (16384, 151936, 2048), (300, 5003, 256), (65536, 50304, 768)])
+def test_the_workspace_is_bounded(size):
+    m, n, k = size
+    product = contiguous_problem(m, n, k, bf16, b_rows=False)
+    goal = architecture("sm_90a")
+    plan = GradientPlan(product, loss_of(IGNORED, 0, 0, None), 2, (True, False), (True, True), goal, 132)
+    steps = plan.steps()
+    assert 4 * steps.words <= 64 << 20
+    assert plan.workspace_bytes <= 4 * steps.words <= plan.workspace_bytes + 4096
