@@ -6,12 +6,21 @@ import re
 
 import pytest
 
+import warploom
 from tests.project import ROOT
 from warploom.lang import Fragment, Kernel, SharedTile, TileReader
 from warploom.lang.builder import Builder
 
 PAGE = re.sub(r"\]\([^)]*\)", "]", (ROOT / "docs" / "reference" / "language.md").read_text(encoding="utf-8"))
 """Without the targets of its links."""
+
+
+API = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", warploom.__all__)
+def test_every_public_name_is_documented(name: str) -> None:
+    assert re.search(rf"^\.\. auto(function|class):: {name}$", API, re.MULTILINE)
 
 
 def words(kind: type, *, beyond: type = object) -> set[str]:
