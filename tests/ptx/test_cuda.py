@@ -45,6 +45,16 @@ def test_kernels_on_the_headers_of_cuda(name: str) -> None:
     assert error <= 1
 
 
+def test_a_search_for_headers_that_is_cut_off_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cuda.pathfinder
+
+    def cut_off(name: str) -> str:
+        raise ChildProcessError(f"the search for {name} timed out")
+
+    monkeypatch.setattr(cuda.pathfinder, "find_nvidia_header_directory", cut_off)
+    assert header_options() == []
+
+
 @pytest.mark.parametrize("name", ["local arrays", "generic pointers", "calls", "warps"])
 def test_programs_compile_again(name: str) -> None:
     from warploom.cuda.compile import compile_source

@@ -63,7 +63,7 @@ def header_options() -> list[str]:
     try:
         pathfinder: Any = importlib.import_module("cuda.pathfinder")
         found = [pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl")]
-    except (ImportError, AttributeError, RuntimeError):
+    except (ImportError, AttributeError, RuntimeError, OSError):  # the last: a search that a busy machine cuts off
         return []
     return [f"-I{folder}" for folder in found if folder]
 
