@@ -42,12 +42,25 @@ CASES = {
 }
 """Two tiles of keys; the first visits so many blocks of query rows that every ring wraps twice."""
 
+_MEETING = "the wait for the products is a meeting of the lanes as well"
+_FENCED = "the fence of the product before covers this one's accumulator"
+_CROSSED = "P has crossed, for which the other consumer has waited for the same stage"
 EQUIVALENT = {
+    "without bar.warp.sync in _block": _MEETING,
+    "without bar.warp.sync in _step": _MEETING,
+    "without wgmma.fence.sync.aligned in _block": _FENCED,
+    "without wgmma.fence.sync.aligned in _step": _FENCED,
+    "without mbarrier.try_wait.parity in _step": _CROSSED,
+    "without mbarrier.try_wait.parity in run": _CROSSED,
+    "without mbarrier.try_wait.parity in probabilities": "a stage of Q is filled again only after P of it was read",
+    "without fence.proxy.async.shared::cta in probabilities": "P is read by ordinary loads alone",
+    "without cp.async.wait_group in attention_backward_sm80": "nothing is left, but where nobody sees the keys",
+    "without bar.sync in attention_backward_sm80": "of sums in turn the last barrier stands behind all reads of K",
     "without wgmma.fence.sync.aligned in _start_dq": "the fences of the products around it cover its accumulator",
     "without cp.async.bulk.commit_group in store": "dK's group takes dV's copies along",
     "without cp.async.bulk.wait_group.read in store": "the wait for dK's copies is one for dV's as well",
 }
-"""Mutants that behave as the kernel does, with the reason; names as :func:`mutants` gives them."""
+"""Labels of mutants of which some behave as the kernel does, with the reason; as :func:`mutants` gives them."""
 
 
 @dataclass(frozen=True)
