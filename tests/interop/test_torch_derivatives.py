@@ -66,7 +66,7 @@ WAYS = {
 
 
 FORWARD = ("dual", "jvp", "jacfwd", "linearize", "hessian")
-NO_BACKWARD = ("attention", "matmul_reduce")
+NO_BACKWARD = ("matmul_reduce",)
 """A reduction to maxima is not differentiated."""
 
 

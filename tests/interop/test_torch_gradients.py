@@ -41,6 +41,17 @@ def plain_loss(x, w, label_smoothing=0.0, z_loss=0.0, softcap=None, reduction="n
     return F.cross_entropy(s, TARGET, label_smoothing=label_smoothing, reduction=reduction) + more
 
 
+def plain_attention(q, k, v, causal=False, softcap=None, window=None):
+    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
+    s = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+    s = s if softcap is None else softcap * torch.tanh(s / softcap)
+    apart = torch.arange(s.shape[2])[:, None] + s.shape[3] - s.shape[2] - torch.arange(s.shape[3])
+    s = s.masked_fill((apart < 0) if causal else torch.zeros_like(apart, dtype=torch.bool), -torch.inf)
+    s = s if window is None else s.masked_fill(apart > window, -torch.inf)
+    return torch.einsum("bhij,bjhd->bihd", torch.softmax(s, -1), v), torch.logsumexp(s, -1)
+
+
+HEADS = (1, 24, 2, 16), (1, 40, 1, 16), (1, 40, 1, 16)
 ALL = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 4.0, "reduction": "mean"}
 CALLS: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
     "matmul": (
@@ -67,6 +78,17 @@ CALLS: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
     "loss, log-sum-exp": (
         lambda x, w: (lambda a, b: a + b)(*loss(x, w, return_lse=True)),
         lambda x, w: plain_loss(x, w) + torch.logsumexp(x @ w.T, 1), ((24, 40), (56, 40))),
+}  # fmt: skip
+CALLS |= {
+    "attention": (
+        lambda q, k, v: warploom.attention(q, k, v, causal=True),
+        lambda *x: plain_attention(*x, causal=True)[0], HEADS),
+    "attention, options": (
+        lambda q, k, v: warploom.attention(q, k, v, softcap=3.0, window=(9, 0)),
+        lambda *x: plain_attention(*x, causal=True, softcap=3.0, window=9)[0], HEADS),
+    "attention, log-sum-exp": (
+        lambda *x: (lambda o, lse: o.float() + lse.mT[..., None])(*warploom.attention(*x, return_lse=True)),
+        lambda *x: (lambda o, lse: o + lse.mT[..., None])(*plain_attention(*x)), HEADS),
 }  # fmt: skip
 EPILOGUES: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
     "gelu": (
@@ -120,7 +142,7 @@ def test_half_precision(name):
     assert_gradients(call, reference, tensors(*shapes, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("name", ["matmul", "sum", "loss", "gelu"])
+@pytest.mark.parametrize("name", ["matmul", "sum", "loss", "gelu", "attention"])
 def test_gradients_that_lie_anyhow(name):
     call, reference, shapes = (CALLS | EPILOGUES)[name]
     ways = {
@@ -144,7 +166,7 @@ def test_only_what_requires_a_gradient_gets_one(name):
         assert_gradients(lambda x, f=of_one: f(call, x), lambda x, f=of_one: f(reference, x), [given[number]])
 
 
-@pytest.mark.parametrize("name", ["matmul", "loss", "gelu"])
+@pytest.mark.parametrize("name", ["matmul", "loss", "gelu", "attention"])
 def test_checkpointing_and_double_use(name):
     call, reference, shapes = (CALLS | EPILOGUES)[name]
 
@@ -154,7 +176,7 @@ def test_checkpointing_and_double_use(name):
     assert_gradients(twice(call), lambda *given: reference(*given) * 3, tensors(*shapes))
 
 
-@pytest.mark.parametrize("name", ["matmul", "loss", "gelu"])
+@pytest.mark.parametrize("name", ["matmul", "loss", "gelu", "attention"])
 def test_autocast_takes_the_lower_precision(name):
     call, _, shapes = (CALLS | EPILOGUES)[name]
     given = [x.requires_grad_() for x in tensors(*shapes, dtype=torch.float32)]

@@ -14,13 +14,15 @@ import torch
 
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.operators.fakes import if_sizes_are_known, known, seen
-from warploom.operators.registration import define
+from warploom.operators.registration import Derivative, Named, define
 from warploom.ops import attention as eager
 from warploom.ops.attention_arrays import AXES, Options, checked
+from warploom.ops.attention_backward import attention_backward
 from warploom.ops.attention_plan import read_config
 
 if TYPE_CHECKING:
-    from warploom.ops.attention_arrays import Layout, Window
+    from warploom.ops.attention_backward import attention_backward
+from warploom.ops.attention_arrays import Layout, Window
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None, SymInt? window_left=None, "
@@ -29,13 +31,65 @@ _SCHEMA = (
 )
 
 
-def _define(name: str, return_lse: bool) -> Any:
+_BACKWARD = (
+    "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse=None, bool causal=False, "
+    "float? scale=None, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, str layout='bshd', "
+    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _window(left: int | None, right: int | None) -> Window | None:
+    return None if left is None and right is None else (left, right)
+
+
+def _run_backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    dlse: torch.Tensor | None = None, causal: bool = False, scale: float | None = None,
+    window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
+    layout: Any = "bshd", scale_tensor: Any = None, softcap_tensor: Any = None,
+) -> Any:  # fmt: skip
+    return attention_backward(
+        dout, q, k, v, out, lse, dlse=dlse, causal=causal, scale=scale if scale_tensor is None else scale_tensor,
+        window=_window(window_left, window_right), softcap=softcap if softcap_tensor is None else softcap_tensor,
+        layout=layout, deterministic=torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+
+
+def _fake_backward(
+    _dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_others: Any, **_named: Any
+) -> Any:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+backward_operator = define("attention_backward", _BACKWARD, _run_backward, _fake_backward)
+"""The gradients by q, k and v, by :func:`warploom.attention_backward`."""
+
+
+def _saved(given: Named, results: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    return given["q"], given["k"], given["v"], *results, given["scale_tensor"], given["softcap_tensor"]
+
+
+def _backward(
+    saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], _wanted: frozenset[str]
+) -> Named:
+    (q, k, v, out, lse, scale, softcap), (dout, dlse) = saved, gradients
+    if dout is None and dlse is None:
+        return {}
+    found = backward_operator(
+        torch.zeros_like(out) if dout is None else dout, q, k, v, out, lse, dlse, others["causal"],
+        others.get("scale"), others["window_left"], others["window_right"], others.get("softcap"), others["layout"],
+        scale, softcap,
+    )  # fmt: skip
+    return dict(zip("qkv", found, strict=True))
+
+
+def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
     def run(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None,
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
         layout: Any = "bshd", config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
     ) -> Any:  # fmt: skip
-        window = None if window_left is None and window_right is None else (window_left, window_right)
+        window = _window(window_left, window_right)
         return eager.attention(
             q, k, v, causal=causal, scale=scale if scale_tensor is None else scale_tensor, window=window,
             softcap=softcap if softcap_tensor is None else softcap_tensor, return_lse=return_lse, layout=layout,
@@ -47,7 +101,7 @@ def _define(name: str, return_lse: bool) -> Any:
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
         layout: Any = "bshd", config: str | None = None, *_tensors: Any, **_named: Any,
     ) -> Any:  # fmt: skip
-        window = None if window_left is None and window_right is None else (window_left, window_right)
+        window = _window(window_left, window_right)
         options = replace(Options(causal, scale, None, softcap, return_lse, layout).plain(), window=window)
         problem = if_sizes_are_known(lambda: checked((seen(q), seen(k), seen(v)), options))
         if config is not None and problem is not None:
@@ -57,13 +111,15 @@ def _define(name: str, return_lse: bool) -> Any:
             return out
         return out, q.new_empty([q.shape[axis] for axis in AXES[layout]], dtype=torch.float32)
 
-    return define(name, _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor"), run, fake)
+    return define(name, _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor"), run, fake, derivative)
 
 
 attention_operator = _define("attention", return_lse=False)
 """The output of :func:`warploom.attention`; ``config`` in the notation that ``str(config)`` prints."""
 
-attention_lse_operator = _define("attention_lse", return_lse=True)
+attention_lse_operator = _define(
+    "attention_lse", return_lse=True, derivative=Derivative(frozenset("qkv"), _saved, _backward)
+)
 """The output and the log-sum-exp (float32, (batch, heads, q_len)) of :func:`warploom.attention`."""
 
 
@@ -86,5 +142,9 @@ def attention(
     scale, scale_tensor = known("scale", scale)
     softcap, softcap_tensor = known("softcap", softcap)
     operators: Any = torch.ops.warploom
-    chosen = operators.attention_lse if return_lse else operators.attention
-    return chosen(q, k, v, causal, scale, left, right, softcap, layout, notation, scale_tensor, softcap_tensor)
+    given = q, k, v, causal, scale, left, right, softcap, layout, notation, scale_tensor, softcap_tensor
+    differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if not (return_lse or differentiated):
+        return operators.attention(*given)
+    found = operators.attention_lse(*given)  # the backward pass needs the log-sum-exps
+    return found if return_lse else found[0]

@@ -12,7 +12,7 @@ from warploom.core.dtypes import f32
 from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty, empty_like, filled
 from warploom.interop.copies import as_if_compact
-from warploom.interop.tracing import is_tracing
+from warploom.interop.tracing import is_tracing, is_watched
 from warploom.kernels.attention.problem import AttentionConfig, Operands
 from warploom.ops.attention_arrays import AXES, Inputs, Layout, Options, Views, Window, read_inputs, strides_of
 from warploom.ops.attention_plan import AttentionPlan, configured, plan_for
@@ -109,7 +109,7 @@ def attention(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    if is_tracing():
+    if is_watched(q, k, v):
         return tracing.operator_of("attention")(
             q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse,
             layout=layout, config=config,

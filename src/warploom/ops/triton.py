@@ -187,7 +187,6 @@ def _passed(name: str, kind: Any, x: Any, boxes: Iterator[Mapping[str, Any]]) ->
     box = next(boxes, None)
     if box is None:
         raise ProblemError(f"argument {name} is a tensor descriptor, which kernels take from sm_90 on: set target")
-    from warploom.layout.tensor_map import TensorMapSpec
 
     array, size = x.base.array, x.base.array.dtype.itemsize
     spec = TensorMapSpec(
