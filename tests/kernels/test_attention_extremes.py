@@ -25,8 +25,8 @@ TILE = 32
 WHOLE, RAGGED = (TILE, 3 * TILE), (TILE + 1, 2 * TILE - 5)
 """Counts of keys: whole tiles, and ends within a tile, which the baseline (rung 0) does not take."""
 CASES = [
-    *((key, bf16) for key in ("0", "1", "6", "10", "best", "h1", "h6", "h8", "h9")),
-    *((key, f16) for key in ("1", "best", "h8")),
+    *((key, bf16) for key in ("0", "1", "10", "best", "h1", "h6", "h8", "h9")),
+    *((key, f16) for key in ("1", "h8")),
 ]
 """Each way through the softmax, of every kernel."""
 kernels = pytest.mark.parametrize(("key", "dtype"), CASES, ids=str)

@@ -93,7 +93,7 @@ def test_tiles_arrive_in_order_and_whole(cols: int, packed: bool, dtype: DType, 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_step_of_a_ring_fed_by_the_tma_is_needed(packed: bool) -> None:
-    assert escapes(row_sums.trace(cols=64, packed=packed), check_sums(5, 64)) == Counter()
+    assert escapes(row_sums.trace(cols=16, packed=packed), check_sums(5, 16)) == Counter()
 
 
 @kernel(threads=96, requires="sm_90a")
@@ -152,7 +152,7 @@ def test_what_warps_write_is_sent(cols: int, computed: bool) -> None:
 def test_every_step_of_a_ring_written_by_warps_is_needed(computed: bool) -> None:
     unused = ("X_put", "X_fill")  # cursors that put and write where nobody says that a stage is empty: no phase
     equivalent = [f"{what} {name}_phase" for name in unused for what in ("parity kept", "the first phase inverted")]
-    found = escapes(copied.trace(cols=64, computed=computed), check_copied(5, 64))
+    found = escapes(copied.trace(cols=16, computed=computed), check_copied(5, 16))
     assert found == Counter([] if computed else equivalent)
 
 

@@ -180,8 +180,6 @@ def _in_place_of_gpu(driver: Any, stand_in: _Target) -> Iterator[None]:
 
 def _passed(name: str, kind: Any, x: Any, boxes: Iterator[Mapping[str, Any]]) -> list[tuple[str, Any]]:
     """An argument as PTX takes it: with a tensor map go its shape and strides. ``boxes`` say how Triton tiled it."""
-    from warploom.layout.tensor_map import TensorMapSpec
-
     if not hasattr(x, "block_shape"):
         return [(name, _unwrapped(name, kind, x))]
     box = next(boxes, None)
