@@ -75,3 +75,20 @@ def test_ptx_needs_a_launch_and_python_none(invoke, swap, tmp_path):
     other.write_text("")
     assert "--launch" in invoke("check", str(other), "--launch", launch).output
     assert "there is no file" in invoke("check", str(tmp_path / "none.ptx"), "--launch", launch).output
+
+
+def test_a_kernel_in_cuda(invoke, tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
+    file, launch = tmp_path / "fill.cu", tmp_path / "launch.json"
+    file.write_text('extern "C" __global__ void fill(float* x, int n) {\n  x[threadIdx.x] = n;\n}\n')
+    arguments = [{"dtype": "f32", "shape": [64], "name": "x"}, 5]
+    run = {"kernel": "fill", "grid": 1, "block": 64, "arguments": arguments}
+    launch.write_text(json.dumps(run))
+    assert invoke("check", str(file), "--launch", str(launch)).exit_code == 0
+    launch.write_text(json.dumps({**run, "block": 96}))
+    result = invoke("check", str(file), "--launch", str(launch))
+    assert result.exit_code == 1
+    assert "x[threadIdx.x] = n;" in result.stdout
+    del run["kernel"]
+    launch.write_text(json.dumps(run))
+    assert "must name the kernel" in invoke("check", str(file), "--launch", str(launch)).output

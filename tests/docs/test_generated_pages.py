@@ -9,7 +9,9 @@ import pytest
 from tests.project import load
 
 
-@pytest.mark.parametrize("script", ["gemm_page", "ladder_page", "ptx_forms", "reduce_page", "render", "wgmma_page"])
+@pytest.mark.parametrize(
+    "script", ["gemm_page", "ladder_page", "ptx_forms", "ptx_mutants_page", "reduce_page", "render", "wgmma_page"]
+)
 def test_the_page_is_up_to_date(script: str) -> None:
     assert load(script).main(["--check"]) == 0, f"run python benchmarks/{script}.py"
 

@@ -47,7 +47,7 @@ class CudaCase:
     def _error(self, got: Any, wanted: Any) -> float:
         wanted = np.asarray(wanted, np.float64)
         away = np.abs(np.asarray(got)[: len(wanted)].astype(np.float64) - wanted).max()
-        return float(np.nan_to_num(away / (self.tolerance or 1e-300), nan=np.inf)) if away != 0 else 0.0
+        return float(np.nan_to_num(away / (self.tolerance or 1e-30), nan=np.inf)) if away != 0 else 0.0
 
 
 def floats(*sizes: int) -> Callable[[np.random.Generator], list[Any]]:

@@ -13,17 +13,21 @@ import numpy as np
 from warploom.bench.checking import Checked, Result, compared
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
+from warploom.ops.cuda import check_cuda
 from warploom.ops.ptx import check_ptx
 
-SUFFIXES = (".ptx",)
+SUFFIXES = (".ptx", ".cu")
 """The files that :func:`check_file` takes."""
-_KEYS = {"kernel", "grid", "block", "shared_bytes", "arguments"}
+_KEYS = {"kernel", "grid", "block", "shared_bytes", "arguments", "target"}
 _ARRAY_KEYS = {"name", "file", "dtype", "shape", "fill", "expect", "tolerance"}
 
 
 @dataclass(frozen=True)
 class LaunchFile:
-    """A launch: ``expected`` are (name, position, array, tolerance) of arguments that the kernel writes."""
+    """A launch: ``expected`` are (name, position, array, tolerance) of arguments that the kernel writes.
+
+    ``target`` is the architecture that CUDA C++ is compiled for.
+    """
 
     kernel: str | None
     grid: Sequence[int]
@@ -32,15 +36,17 @@ class LaunchFile:
     arguments: list[Any]
     names: list[str] | None
     expected: list[tuple[str, int, Any, float]]
+    target: str = "sm_80"
 
 
 def read_launch(file: str, seed: int | None = None) -> LaunchFile:
     """The launch of a JSON file; ``seed`` draws other random arrays. Raises ProblemError for what is no launch.
 
     ``{"grid": [4], "block": [128], "arguments": [...], "shared_bytes": 0, "kernel": "name"}``; the last two may be
-    missing. An argument is a number, or an array as an object: ``{"file": "x.npy"}``, or ``{"dtype": "f32", "shape":
-    [64, 64], "fill": "random"}``, with ``fill`` one of ``random``, ``arange``, ``nan`` or a number. ``expect`` is the
-    file of what it should hold afterwards, within ``tolerance``. Files are sought beside the launch's.
+    missing, though CUDA C++ needs the kernel's name, and may have a ``"target"``. An argument is a number, or an array
+    as an object: ``{"file": "x.npy"}``, or ``{"dtype": "f32", "shape": [64, 64], "fill": "random"}``, with ``fill`` one
+    of ``random``, ``arange``, ``nan`` or a number. ``expect`` is the file of what it should hold afterwards, within
+    ``tolerance``. Files are sought beside the launch's.
     """
     path = Path(file)
     try:
@@ -67,7 +73,7 @@ def read_launch(file: str, seed: int | None = None) -> LaunchFile:
     own = names if any(isinstance(x, dict) and "name" in x for x in given) else None
     return LaunchFile(
         launch.get("kernel"), sizes["grid"], sizes["block"], int(launch.get("shared_bytes", 0)), arguments, own,
-        expected,
+        expected, str(launch.get("target", "sm_80")),
     )  # fmt: skip
 
 
@@ -116,10 +122,18 @@ def check_file(file: str, launch_file: str, seed: int | None = None) -> Checked:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ProblemError(f"there is no file {file}: {error}") from error
-    found = check_ptx(
-        text, launch.grid, launch.block, launch.arguments, kernel=launch.kernel, shared_bytes=launch.shared_bytes,
-        names=launch.names, file=str(path), seed=seed,
-    )  # fmt: skip
+    if path.suffix == ".cu":
+        if launch.kernel is None:
+            raise ProblemError(f'{launch_file} must name the kernel of {file}: add "kernel"')
+        found = check_cuda(
+            text, launch.kernel, launch.grid, launch.block, launch.arguments, target=launch.target,
+            shared_bytes=launch.shared_bytes, file=str(path), seed=seed,
+        )  # fmt: skip
+    else:
+        found = check_ptx(
+            text, launch.grid, launch.block, launch.arguments, kernel=launch.kernel, shared_bytes=launch.shared_bytes,
+            names=launch.names, file=str(path), seed=seed,
+        )  # fmt: skip
     results: list[Result] = [
         compared(name, launch.arguments[position], wanted, tolerance)
         for name, position, wanted, tolerance in launch.expected

@@ -21,10 +21,14 @@ _EXCERPT = 1  # lines of source shown before and after
 @explains_errors
 def check(
     file: Annotated[
-        str, typer.Argument(metavar="FILE.py[:KERNEL]|FILE.ptx", help="Kernels, one of them, or a kernel as PTX.")
+        str,
+        typer.Argument(
+            metavar="FILE.py[:KERNEL]|FILE.ptx|FILE.cu", help="Kernels, one of them, or a kernel as PTX or CUDA C++."
+        ),
     ],
     launch: Annotated[
-        str | None, typer.Option("--launch", metavar="FILE.json", help="Grid, block and arguments of a PTX kernel.")
+        str | None,
+        typer.Option("--launch", metavar="FILE.json", help="Grid, block and arguments of a kernel in PTX or CUDA C++."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Draw other inputs, and run the warps in an adversarial order.")
@@ -34,16 +38,17 @@ def check(
     """Run kernels on the emulator with all checks: races, missing waits, uninitialised data, bounds, deadlock.
 
     A kernel says how to run it with ``@KERNEL.example``: a function of a NumPy generator that returns a
-    ``warploom.lang.Launch(grid, arguments, expect)``. PTX of any compiler is run as a JSON file says: an object with
-    grid, block and arguments, and perhaps shared_bytes and kernel. Arguments are numbers, and arrays such as
-    {"dtype": "f32", "shape": [1024], "fill": "random"} or {"file": "x.npy", "expect": "y.npy", "tolerance": 1e-5}.
-    Exit code 1 if there is a finding or a wrong result.
+    ``warploom.lang.Launch(grid, arguments, expect)``. PTX of any compiler, and CUDA C++, is run as a JSON file says: an
+    object with grid, block and arguments, and perhaps shared_bytes, kernel and (for CUDA C++) target. Arguments are
+    numbers, and arrays such as {"dtype": "f32", "shape": [1024], "fill": "random"} or {"file": "x.npy", "expect":
+    "y.npy", "tolerance": 1e-5}. Exit code 1 if there is a finding or a wrong result.
 
     \b
     Examples:
       warploom check my_kernels.py
       warploom check my_kernels.py:row_max --seed 7
       warploom check kernel.ptx --launch launch.json
+      warploom check kernel.cu --launch launch.json
     """
     checked = _checked(file, launch, seed)
     if json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,13 +59,15 @@ _IDLE_PASSES = 1000  # after so many rounds of loops that find nothing new, noth
 class Emulation:
     """What a run found and counted. The outputs are in the arrays that were passed.
 
-    ``findings`` has one for each cause; what probably follows from it is in its ``follows``.
+    ``findings`` has one for each cause; what probably follows from it is in its ``follows``. ``executed`` counts the
+    warps that came by each instruction, by name, ``counts`` one by one: what counts none was not checked.
     """
 
     findings: tuple[Finding, ...]
     traffic: Traffic
     executed: Mapping[str, int]
     program: str
+    counts: Sequence[tuple[Op, int]]
 
     def raise_if_found(self) -> Emulation:
         """Raise EmulationError with every finding, if there is any; else return self."""
@@ -205,11 +208,11 @@ class _Launch:
 
     def result(self) -> Emulation:
         """What has been found and counted so far."""
-        executed: dict[str, int] = {}
-        for op, count in self.executor.counts:
-            name = op.instruction.mnemonic
-            executed[name] = executed.get(name, 0) + count[0]
-        return Emulation(causes(self.findings.all), self.counter.traffic, executed, self.program.name)
+        counts = [(op, count[0]) for op, count in self.executor.counts]
+        executed = Counter[str]()
+        for op, count in counts:
+            executed[op.instruction.mnemonic] += count
+        return Emulation(causes(self.findings.all), self.counter.traffic, executed, self.program.name, counts)
 
     def _run_batch(self, first: int, ctas: int) -> None:
         rows, start = ctas * self.warps, first * self.warps

@@ -18,6 +18,7 @@ def check_cuda(
     target: str = "sm_80",
     shared_bytes: int = 0,
     options: Sequence[str] = (),
+    file: str = "kernel.cu",
     seed: int | None = None,
 ) -> CheckedPtx:
     """Compile CUDA C++ with NVRTC for ``target`` and run one kernel on the CPU with all checks; no GPU is needed.
@@ -29,13 +30,12 @@ def check_cuda(
     headers of CUDA and of CCCL are found where their wheels are installed. With ``seed`` the warps run in an
     adversarial order.
 
-    Findings name the lines of the source as ``kernel.cu``, of its headers by their paths. Raises UnsupportedDeviceError
-    without NVRTC, CompileError with its log, ProblemError for arguments that do not fit, PtxError for an instruction
-    that cannot be run.
+    Findings name the lines of the source as those of ``file``, of its headers by their paths. Raises
+    UnsupportedDeviceError without NVRTC, CompileError with its log, ProblemError for arguments that do not fit,
+    PtxError for an instruction that cannot be run.
     """
     from warploom.cuda.ptx import header_options, ptx_of
 
-    file = "kernel.cu"
     found = ptx_of(source, file, target, [*header_options(), *options], kernel=name)
     return check_ptx(
         found.text, grid, block, arguments, kernel=found.entry, shared_bytes=shared_bytes, file=file, seed=seed

@@ -1,0 +1,68 @@
+"""Write docs/evidence/ptx-mutants.md from the committed evidence: ``python benchmarks/ptx_mutants_page.py [--check]``.
+
+The evidence is benchmarks/results/static/ptx-mutants.json (``python -m tests.ptx.mutants``). ``--check`` changes
+nothing and ends with 1 if the page is out of date.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from page_parts import write_or_check
+
+from warploom.bench.tables import markdown_table
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "evidence" / "ptx-mutants.md"
+EVIDENCE = ROOT / "benchmarks" / "results" / "static" / "ptx-mutants.json"
+VERDICTS = ("found", "wrong result", "does not end", "refused", "equivalent", "unseen")
+_INTRODUCTION = """# Mutants of other compilers' PTX
+
+Triton and NVRTC compile the kernels of `tests/with_triton` and `tests/ptx/cuda_cases.py`; `python -m tests.ptx.mutants`
+changes one line of the PTX at a time: a barrier, wait, commit, fence or arrival deleted, a count raised, a predicate
+flipped (at most six of a kernel). Each mutant runs in the emulator's own order and under three seeds. *Found* is a
+finding of the emulator; a *wrong result* differs from NumPy's beyond the tolerance without a finding, as a flipped mask
+should; one that *does not end* hangs a GPU too. A mutant is *equivalent* for the reason given below.
+
+"""
+
+
+def table(rows: list[dict[str, Any]], key: str) -> str:
+    """Verdicts by a column of the evidence."""
+    counts = {row[key]: Counter[str]() for row in rows}
+    for row in rows:
+        counts[row[key]][row["verdict"]] += 1
+    shown = [v for v in VERDICTS if any(c[v] for c in counts.values())]
+    body = [[name, *(str(c[v] or "") for v in shown)] for name, c in counts.items()]
+    total = Counter(row["verdict"] for row in rows)
+    return markdown_table([key, *shown], [*body, ["all", *(str(total[v]) for v in shown)]])
+
+
+def page() -> str:
+    """The page."""
+    evidence = json.loads(EVIDENCE.read_text(encoding="utf-8"))
+    rows: list[dict[str, Any]] = evidence["mutants"]
+    rest = [[r["kernel"], f"{r['change']}: `{r['code']}`", r["reason"] or "**not shown**"]
+            for r in rows if r["verdict"] in ("equivalent", "unseen")]  # fmt: skip
+    known = [f"- {name}: {message}.\n" for name, message in evidence["mended before"].items()]
+    return "".join([
+        _INTRODUCTION, table(rows, "kernel"), "\n", table(rows, "change"), "\n## Equivalent mutants\n\n",
+        markdown_table(["kernel", "change", "why it is the same kernel"], rest),
+        *(["\n## Found in the kernels as they are\n\n", *known] if known else []),
+    ])  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    return write_or_check(PAGE, page, "benchmarks/ptx_mutants_page.py", __doc__ or "", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

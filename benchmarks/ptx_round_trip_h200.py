@@ -1,0 +1,116 @@
+"""PTX of Triton and NVRTC on the GPU, as it is and by way of a Program: are the results the same, bit for bit?
+
+    PYTHONPATH=src:. python benchmarks/ptx_round_trip_h200.py [--dry-run] [--out FILE.json]
+
+The kernels are those of ``tests/ptx/cuda_cases.py`` and, where Triton is installed, of ``tests/with_triton``. Each is
+read as a Program and run on the emulator; the Program is printed as CUDA C++, compiled, and launched beside the
+original PTX on the same arrays. ``--dry-run`` compiles both and launches neither: it needs no GPU. Exit status 1 where
+results differ. Needs cuda.core, and PyTorch for memory on the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.ptx.mutants import Subject, subjects
+
+from warploom.bench.environment import environment
+from warploom.cuda.compile import compile_source
+from warploom.cuda.launch import load, scalar
+from warploom.cuda.names import entry_name
+from warploom.cuda.printer import print_cuda
+from warploom.ir.program import Program
+
+
+def triple(size: Any) -> tuple[int, int, int]:
+    """Three sizes of one to three."""
+    x, y, z = (*(size if isinstance(size, tuple | list) else (size,)), 1, 1)[:3]
+    return int(x), int(y), int(z)
+
+
+class Gpu:
+    """Launches on one GPU, on copies of NumPy arrays."""
+
+    def __init__(self) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.core: Any = importlib.import_module("cuda.core")
+        self.device = self.core.Device()
+        self.device.set_current()
+
+    def run(self, launch: Any, program: Program, values: list[Any]) -> list[np.ndarray[Any, Any]]:
+        """The arrays after ``launch(arguments)``."""
+        tensors = {i: self.torch.from_numpy(x.reshape(-1).view(np.uint8).copy()).cuda() for i, x in enumerate(values)
+                   if isinstance(x, np.ndarray)}  # fmt: skip
+        arguments = [tensors[i].data_ptr() if i in tensors else scalar(p.dtype, x)
+                     for i, (p, x) in enumerate(zip(program.parameters, values, strict=True))]  # fmt: skip
+        launch(arguments)
+        self.torch.cuda.synchronize()
+        return [t.cpu().numpy() for t in tensors.values()]
+
+    def original(self, subject: Subject, kernel: Any, threads: tuple[int, int, int], arguments: list[Any]) -> None:
+        """Launch the PTX as it is."""
+        shared = subject.call.options.get("shared_bytes", 0)
+        config = self.core.LaunchConfig(grid=triple(subject.call.grid), block=threads, shmem_size=shared)
+        self.core.launch(self.device.default_stream, config, kernel, *arguments)
+
+
+def original_kernel(subject: Subject, arch: str) -> Any:
+    """The PTX of a subject, assembled."""
+    core: Any = importlib.import_module("cuda.core")
+    options = core.ProgramOptions(arch=arch)
+    name = subject.call.options.get("kernel")
+    return core.Program(subject.text, "ptx", options).compile("cubin"), name
+
+
+def compared(subject: Subject, arch: str, gpu: Gpu | None) -> dict[str, Any]:
+    """The results of one kernel, three times."""
+    call = subject.call
+    values = [np.copy(x) if isinstance(x, np.ndarray) else x for x in call.arguments]
+    emulated = [np.copy(x) if isinstance(x, np.ndarray) else x for x in values]
+    program = call.again(subject.text, None, emulated).program
+    again = compile_source(print_cuda(program), entry_name(program.name), arch=arch)
+    code, name = original_kernel(subject, arch)
+    row: dict[str, Any] = {"kernel": subject.name, "registers": again.resources.registers}
+    if gpu is None:
+        return row
+    flat = values[: len(program.parameters)]
+    block = triple(call.block)
+    mine = load(again, 0)
+    config = mine.configure(triple(call.grid), program.threads, shared_bytes=program.shared_bytes)
+    theirs = gpu.run(lambda a: gpu.original(subject, code.get_kernel(name), block, a), program, flat)
+    ours = gpu.run(lambda a: mine.launch(0, config, a), program, flat)
+    cpu = [x.reshape(-1).view(np.uint8) for x in emulated if isinstance(x, np.ndarray)]
+    return {**row, "equal": all(map(np.array_equal, ours, theirs)),
+            "equal on the emulator": all(map(np.array_equal, cpu, theirs))}  # fmt: skip
+
+
+def main() -> int:
+    """Compare every kernel that has arrays and numbers as arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="compile, and launch nothing")
+    parser.add_argument("--arch", default="sm_90a", help="the GPU's architecture")
+    parser.add_argument("--out", type=Path, help="where to write the results as JSON")
+    options = parser.parse_args()
+    gpu = None if options.dry_run else Gpu()
+    rows: list[dict[str, Any]] = []
+    for name, make in subjects():
+        subject = make()
+        if not all(isinstance(x, np.ndarray | int | float) for x in subject.call.arguments):
+            print(f"{name}: left out, as it takes tensor maps")
+            continue
+        rows.append(compared(subject, options.arch, gpu))
+        print(rows[-1], flush=True)
+    if options.out:
+        result = {"environment": environment(), "kernels": rows}
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(not all(row.get("equal", True) for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
