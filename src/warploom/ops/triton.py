@@ -186,6 +186,8 @@ def _passed(name: str, kind: Any, x: Any, boxes: Iterator[Mapping[str, Any]]) ->
     if box is None:
         raise ProblemError(f"argument {name} is a tensor descriptor, which kernels take from sm_90 on: set target")
 
+    from warploom.layout.tensor_map import TensorMapSpec
+
     array, size = x.base.array, x.base.array.dtype.itemsize
     spec = TensorMapSpec(
         describe(array).dtype, tuple(x.shape)[::-1], tuple(s * size for s in x.strides[:-1])[::-1],
