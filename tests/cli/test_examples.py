@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -85,3 +86,17 @@ def test_the_loss_of_a_vocabulary(monkeypatch, capsys):
     run("vocabulary_loss.py", monkeypatch, "--tokens", "40", "--words", "200", "--width", "32")
     text = capsys.readouterr().out
     assert float(text.rsplit(":", 1)[1].split()[0]) < 1e-3 or "MiB" in text
+
+
+@emulated
+def test_a_small_gpt_trains_alike_with_own_and_pytorchs_kernels(monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    losses: dict[str, list[float]] = {}
+    for kind in ("warploom", "torch"):
+        file = tmp_path / f"{kind}.json"
+        line = ["train_gpt.py", "--tiny", "--device", "cpu", "--attention", kind, "--loss", kind, "--out", str(file)]
+        monkeypatch.setattr(sys, "argv", line)
+        runpy.run_path(str(EXAMPLES / "train_gpt.py"), run_name="__main__")
+        losses[kind] = json.loads(file.read_text(encoding="utf-8"))["losses"]
+    assert losses["warploom"][1] < losses["warploom"][0]
+    np.testing.assert_allclose(losses["warploom"], losses["torch"], rtol=2e-3)
