@@ -102,3 +102,20 @@ def test_lanes_that_met_have_read_before_their_leader_tells() -> None:
     assert emulate(halves.trace(meet=True), 1, [numbers(32)]).findings == ()
     assert kinds(emulate(halves.trace(meet=False), 1, [numbers(32)])) == {"race"}
     assert kinds(emulate(halves.trace(meet=True, same=False), 1, [numbers(32)])) == {"race"}
+
+
+@kernel(threads=32)
+def read_by_two(k: Kernel, out: Global[U32]) -> None:
+    """A lane that meets the first reader of a word, and is the second reader itself, may overwrite it."""
+    tile = k.shared(U32, 32)
+    tile.store([k.thread], 0, k.thread)
+    k.syncwarp()
+    with k.when(k.lane < 16):
+        out.store(tile.load(0, k.lane), k.lane)
+        k.syncwarp(0xFFFF)
+        out.store(tile.load(0, k.lane ^ 4), k.lane)
+        tile.store([k.thread], 0, k.lane ^ 4)
+
+
+def test_each_lane_of_several_readers_is_asked_for_its_own_read() -> None:
+    assert emulate(read_by_two.trace(), 1, [numbers(32)]).findings == ()

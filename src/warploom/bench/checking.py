@@ -7,17 +7,19 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
 
-from warploom.core.errors import ProblemError, WarploomError
+from warploom.core.errors import ProblemError, UnsupportedDeviceError, WarploomError
+from warploom.cuda.device import nvrtc_version
 from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.lang import KernelFunction, Launch
+from warploom.ops.backends import compiled
 
 T = TypeVar("T")
 
@@ -34,11 +36,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Checked:
-    """What a kernel's run showed."""
+    """What a kernel's run showed, or the first of several that was not ok; ``orders`` in which it ran."""
 
     name: str
+    program: Program
     emulation: Emulation
     results: tuple[Result, ...]
+    orders: int = 1
 
     @property
     def ok(self) -> bool:
@@ -98,7 +102,35 @@ def check_kernel(function: KernelFunction, seed: int | None = None) -> Checked:
         )
     emulation = emulate(program, launch.grid, launch.arguments, seed=seed)
     results = tuple(compared(name, _array(arrays[name]), *wanted) for name, wanted in launch.expect.items())
-    return Checked(function.name, emulation, results)
+    return Checked(function.name, program, emulation, results)
+
+
+ORDERS = (None, 1, 2, 3)
+"""Lock-step, and adversarial orders; the last holds a group of four warps back."""
+
+
+def in_orders(run: Callable[[int | None], Checked], seed: int | None = None) -> Checked:
+    """What ``run`` shows under a seed; without one in several orders, until it is not ok in one."""
+    if seed is not None:
+        return run(seed)
+    checked = run(None)
+    for orders, order in enumerate(ORDERS[1:], 2):
+        if not checked.ok:
+            break
+        again = run(order)
+        checked = replace(checked if again.ok else again, orders=orders)
+    return checked
+
+
+def code_size(program: Program) -> str:
+    """What the compiler makes of a kernel, for the least architecture it runs on; empty where NVRTC is missing."""
+    try:
+        nvrtc_version()
+    except UnsupportedDeviceError:
+        return ""
+    needs = compiled(program, program.requires).resources
+    spills = f", {needs.spill_bytes} bytes spilled" if needs.spill_bytes else ""
+    return f"{needs.registers} registers on {program.requires}{spills}"
 
 
 def _array(argument: Any) -> Any:

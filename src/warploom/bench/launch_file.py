@@ -138,4 +138,4 @@ def check_file(file: str, launch_file: str, seed: int | None = None) -> Checked:
         compared(name, launch.arguments[position], wanted, tolerance)
         for name, position, wanted, tolerance in launch.expected
     ]
-    return Checked(found.program.name, found.emulation, tuple(results))
+    return Checked(found.program.name, found.program, found.emulation, tuple(results))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,6 +38,9 @@ def check(
 ) -> None:
     """Run kernels on the emulator with all checks: races, missing waits, uninitialised data, bounds, deadlock.
 
+    Each runs in lock-step, and on other inputs in adversarial orders (with --seed in that one alone). Lines with bank
+    conflicts or accesses that are not coalesced are shown. Where NVRTC is installed, kernels in Python are compiled.
+
     A kernel says how to run it with ``@KERNEL.example``: a function of a NumPy generator that returns a
     ``warploom.lang.Launch(grid, arguments, expect)``. PTX of any compiler, and CUDA C++, is run as a JSON file says: an
     object with grid, block and arguments, and perhaps shared_bytes, kernel and (for CUDA C++) target. Arguments are
@@ -55,23 +59,23 @@ def check(
         write_json({"kernels": [_as_json(one) for one in checked]}, "-")
     else:
         for one in checked:
-            _show(one)
+            _show(one, compiles=launch is None)
     if not all(one.ok for one in checked):
         raise typer.Exit(1)
 
 
 def _checked(file: str, launch: str | None, seed: int | None) -> list[Checked]:
-    from warploom.bench.checking import check_kernel, kernels_of
+    from warploom.bench.checking import check_kernel, in_orders, kernels_of
     from warploom.bench.launch_file import SUFFIXES, check_file
     from warploom.core.errors import ProblemError
 
     if not file.endswith(SUFFIXES):
         if launch is not None:
             raise ProblemError(f"{file} says itself how its kernels run (@KERNEL.example): leave out --launch")
-        return [check_kernel(function, seed) for function in kernels_of(file)]
+        return [in_orders(partial(check_kernel, function), seed) for function in kernels_of(file)]
     if launch is None:
         raise ProblemError(f"{file} does not say how it is run: add --launch FILE.json (see warploom check --help)")
-    return [check_file(file, launch, seed)]
+    return [in_orders(partial(check_file, file, launch), seed)]
 
 
 def _as_json(one: Checked) -> dict[str, Any]:
@@ -86,7 +90,9 @@ def _as_json(one: Checked) -> dict[str, Any]:
     }
 
 
-def _show(one: Checked) -> None:
+def _show(one: Checked, compiles: bool) -> None:
+    from warploom.bench.checking import code_size
+
     out = console()
     if one.emulation.findings:
         out.print(one.emulation.table())
@@ -106,9 +112,15 @@ def _show(one: Checked) -> None:
         for (where, of), here in one.emulation.traffic.lines.items():
             if of == name and here.conflicts:
                 out.print(f"  {where}: {here.actual}, {here.ideal} without", markup=False)
+    scattered = {k: s for k, s in one.emulation.traffic.global_lines.items() if s.sectors > s.ideal}
+    for (where, of), here in scattered.items():
+        text = f"{of} moves {here.sectors} sectors of 32 bytes, {here.ideal} would hold what it asks for"
+        out.print(f"{one.name}: {where}: {text}", markup=False)
     if one.ok:
+        code = code_size(one.program) if compiles else ""
         shown = "" if one.results else " (nothing was expected of the outputs: give expect to Launch)"
-        out.print(f"{one.name}: no findings{shown}", markup=False)
+        orders = f" in {one.orders} orders" if one.orders > 1 else ""
+        out.print(f"{one.name}: no findings{orders}{shown}{'; ' if code else ''}{code}", markup=False)
 
 
 def excerpt(where: SourceLine) -> str:

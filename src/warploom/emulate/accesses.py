@@ -207,7 +207,7 @@ class AccessSteps:
             address = self._address(frame, key, access.offset)
             targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
             if run.checks:
-                run.counter.global_access(name, address.view(np.int64), access.bytes, frame.active)
+                run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
                 self._strong(frame, access, address)
                 run.memory.track(frame, targets, access.bytes, op, "read", strong=strong,
                                  cta_only=access.scope == "cta", read_only=access.read_only)  # fmt: skip
@@ -229,7 +229,7 @@ class AccessSteps:
             data = self._values(frame, op, values)
             targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
             if run.checks:
-                run.counter.global_access(name, address.view(np.int64), access.bytes, frame.active)
+                run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
                 run.memory.track(frame, targets, access.bytes, op, mode, strong=strong,
                                  cta_only=access.scope == "cta", data=data)  # fmt: skip
                 self._strong(frame, access, address)
@@ -249,7 +249,7 @@ class AccessSteps:
             values = [frame.full(frame.env[k]) for k in rest]
             targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
             if run.checks:
-                run.counter.global_access(name, address.view(np.int64), access.bytes, frame.active)
+                run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
                 run.memory.track(frame, targets, access.bytes, op, "atomic", strong=True,
                                  cta_only=access.scope == "cta")  # fmt: skip
                 self._strong(frame, access, address)
@@ -320,7 +320,7 @@ class AccessSteps:
             data = self._source(frame, op, address, size, word, words, reads)
             if run.checks:
                 self._count_shared(frame, place, copy.bytes, name, op)
-                run.counter.global_access(name, address.view(np.int64), size, frame.active)
+                run.counter.global_access(name, op.where, address.view(np.int64), size, frame.active)
                 run.copies.start(frame, place, data, copy.bytes, op, reads)
             else:
                 run.shared.store(frame, place, data, None, None, op, False)

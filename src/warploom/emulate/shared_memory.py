@@ -23,7 +23,6 @@ SHARED_BASE = 1024
 LANE_BITS = 6
 MANY = 32
 NEVER = np.int32(0x7FFFFFFF)  # the writer's record of cells that hold no data: never written, in flight, an mbarrier's
-ALL_LANES = np.uint32(0xFFFFFFFF)
 
 
 @dataclass(slots=True)
@@ -61,7 +60,8 @@ class SharedMemory:
             self.readers = np.zeros((clocks.warps_per_cta, cells), np.int32)
             # The same of strong accesses, such as atomics, which do not conflict with each other.
             self.strong: dict[str, Array] = {}
-            self.lanes = np.zeros(self.readers.shape, np.uint32) if parts else None  # whom MANY stands for in readers
+            # Whom MANY stands for in readers, where parts of a warp meet: lane → its last read; none: all at once.
+            self.each: dict[int, dict[int, int]] | None = {} if parts else None
             self.engine_readers: dict[int, Array] = {}  # engine → last read of each cell
             self.in_flight = np.zeros(cells, np.int32)  # 1 + index into copies
             self.copies: list[tuple[Op, int]] = []
@@ -166,13 +166,14 @@ class SharedMemory:
         """Note an access in the table of its kind (warps, cells)."""
         table = records.reshape(-1, cells)
         where = place.index + (frame.local * (self.cells // cells))[:, None]
-        masks = self.lanes.reshape(-1, cells) if self.lanes is not None and records is self.readers else None
+        each = self.each if records is self.readers else None
         if collective:
             if place.active is not None:
                 where = where[place.active]
             table[where] = stamp << LANE_BITS | MANY
-            if masks is not None:
-                masks[where] = ALL_LANES
+            if each:
+                for cell in (where.reshape(-1, 1) * cells + np.arange(cells)).reshape(-1).tolist():
+                    each.pop(cell, None)
             return
         lane = np.broadcast_to(np.arange(where.shape[1], dtype=np.int32), where.shape)
         own = self.clocks.in_cta(frame.flat)[np.arange(frame.n), frame.local]
@@ -187,9 +188,23 @@ class SharedMemory:
         shared = table[where] != code  # several lanes of the warp come to the cell in this access
         if shared.any():
             table[where] = np.where(shared.any(axis=-1, keepdims=True), stamp << LANE_BITS | MANY, table[where])
-        if masks is not None:
-            masks[where] = np.where(since, masks[where], np.uint32(0))
-            np.bitwise_or.at(masks, where, np.uint32(1) << lane[..., None].astype(np.uint32))
+        if each is not None:
+            many = ((others | shared) & (lane[..., None] < MANY)).reshape(-1, cells)
+            self._record_each(each, many, where.reshape(-1) * cells, lane.reshape(-1), old.reshape(-1, cells), stamp)
+
+    @staticmethod
+    def _record_each(
+        each: dict[int, dict[int, int]], many: Array, first: Array, lane: Array, old: Array, stamp: int
+    ) -> None:
+        """Note the reads of single lanes, with what was there before them."""
+        for i, part in zip(*np.nonzero(many), strict=True):
+            cell, before = int(first[i]) + int(part), int(old[i, part])
+            if cell not in each:
+                lanes = range(32) if before & 63 == MANY else (before & 63,)
+                each[cell] = dict.fromkeys(lanes, before >> LANE_BITS) if before else {}
+            elif before & 63 != MANY:
+                each[cell][before & 63] = before >> LANE_BITS
+            each[cell][int(lane[i])] = stamp
 
     # -- stores --------------------------------------------------------------------------------------------------
 
@@ -400,16 +415,19 @@ class SharedMemory:
         else:
             agents = self.report.first + rows - rows % self.clocks.warps_per_cta + agent
         fine = self.clocks.ordered(rows, lane, collective, agents, lanes, stamps)
-        if self.lanes is not None and agent >= 0 and records.base is self.readers:
-            self._ask_each(fine, (rows, lane, agents, stamps), self.lanes[agent, cell], lanes == MANY, collective)
+        if self.each is not None and agent >= 0 and records.base is self.readers:
+            self._ask_each(fine, (rows, lane, agents, stamps), agent * self.cells + cell, lanes == MANY, collective)
         if not fine.all():
             wrong = ~fine
             self.report.races(op, what, rows[wrong], lane[wrong], agents[wrong], stamps[wrong],
                               (cell[wrong] * self.granule) % self.stride, past)  # fmt: skip
 
-    def _ask_each(self, fine: Array, accesses: tuple[Array, ...], masks: Array, many: Array, collective: bool) -> None:
+    def _ask_each(self, fine: Array, accesses: tuple[Array, ...], cells: Array, many: Array, collective: bool) -> None:
         """Reads of several lanes are ordered where each lane's is, though not all of their warp have met."""
+        assert self.each is not None
         for i in np.nonzero(~fine & many)[0]:
-            lanes = np.array([lane for lane in range(32) if int(masks[i]) >> lane & 1])
-            row, lane, agent, stamp = (np.full(lanes.shape, x[i]) for x in accesses)
-            fine[i] = self.clocks.ordered(row, lane, collective, agent, lanes, stamp).all()
+            row, lane, agent, stamp = (int(x[i]) for x in accesses)
+            read = self.each.get(int(cells[i]), dict.fromkeys(range(32), stamp))
+            lanes, stamps = np.array(list(read)), np.array(list(read.values()))
+            rows, mine, agents = (np.full(lanes.shape, x) for x in (row, lane, agent))
+            fine[i] = self.clocks.ordered(rows, mine, collective, agents, lanes, stamps).all()

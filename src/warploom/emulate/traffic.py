@@ -38,16 +38,22 @@ class Wavefronts:
 
 @dataclass(slots=True)
 class Sectors:
-    """Global accesses: warp requests, the 32-byte sectors they touch, and the bytes the lanes asked for."""
+    """Global accesses: warp requests, the 32-byte sectors they touch, and the bytes the lanes asked for.
+
+    ``ideal`` are the fewest sectors that hold the bytes of each request.
+    """
 
     requests: int = 0
     sectors: int = 0
     bytes: int = 0
+    ideal: int = 0
 
-    @property
-    def ideal(self) -> int:
-        """The fewest sectors that hold the bytes."""
-        return -(-self.bytes // SECTOR_BYTES)
+    def add(self, sectors: int, sizes: NDArray[Any]) -> None:
+        """Count more requests: their sectors, and the bytes of each."""
+        self.requests += int((sizes > 0).sum())
+        self.sectors += sectors
+        self.bytes += int(sizes.sum())
+        self.ideal += int((-(-sizes // SECTOR_BYTES)).sum())
 
 
 @dataclass(slots=True)
@@ -69,7 +75,7 @@ def access_class(mnemonic: str) -> str:
 
 @dataclass
 class Traffic:
-    """Totals over all CTAs. ``lines`` attributes shared wavefronts to (source line, class).
+    """Totals over all CTAs. ``lines`` attributes shared wavefronts to (source line, class), ``global_lines`` sectors.
 
     ``engines`` counts what does not go through the lanes: ``tma.load`` and ``tma.store`` (whole boxes in shared
     memory, of global memory what exists of them), ``wgmma.a`` and ``wgmma.b`` (operands read from shared memory, once
@@ -80,6 +86,7 @@ class Traffic:
     global_memory: dict[str, Sectors] = field(default_factory=dict[str, Sectors])
     engines: dict[str, EngineTraffic] = field(default_factory=dict[str, EngineTraffic])
     lines: dict[tuple[SourceLine, str], Wavefronts] = field(default_factory=dict[tuple[SourceLine, str], Wavefronts])
+    global_lines: dict[tuple[SourceLine, str], Sectors] = field(default_factory=dict[tuple[SourceLine, str], Sectors])
 
     def __getitem__(self, name: str) -> Wavefronts:
         """The shared wavefronts of a class; zeros where the kernel has none."""
@@ -123,10 +130,10 @@ class TrafficCounter:
             table.setdefault(entry, Wavefronts()).add(counts[0] * repeat, counts[1] * repeat, accesses * repeat)  # type: ignore[index,arg-type]
 
     def global_access(
-        self, name: str, addresses: NDArray[Any], size: NDArray[Any] | int, active: NDArray[np.bool_] | None
-    ) -> None:
+        self, name: str, where: SourceLine, addresses: NDArray[Any], size: NDArray[Any] | int,
+        active: NDArray[np.bool_] | None,
+    ) -> None:  # fmt: skip
         """Count the accesses [warps, lanes]; ``size`` bytes per lane (an array where lanes differ)."""
-        entry = self.traffic.global_memory.setdefault(name, Sectors())
         sector = addresses >> 5
         if active is not None:
             sector = np.where(active, sector, -1)
@@ -134,9 +141,10 @@ class TrafficCounter:
         fresh = ordered[:, 1:] != ordered[:, :-1]
         first = ordered[:, 0] >= 0
         lanes = active if active is not None else np.True_
-        entry.sectors += int((fresh & (ordered[:, 1:] >= 0)).sum()) + int(first.sum())
-        entry.requests += addresses.shape[0] if active is None else int(active.any(axis=-1).sum())
-        entry.bytes += int((np.broadcast_to(size, addresses.shape) * lanes).sum())
+        sectors = int((fresh & (ordered[:, 1:] >= 0)).sum()) + int(first.sum())
+        sizes = (np.broadcast_to(size, addresses.shape) * lanes).sum(axis=-1)
+        self.traffic.global_memory.setdefault(name, Sectors()).add(sectors, sizes)
+        self.traffic.global_lines.setdefault((where, name), Sectors()).add(sectors, sizes)
 
     def engine(self, name: str, shared_bytes: int, global_bytes: int = 0) -> None:
         """Count one operation of an engine."""
