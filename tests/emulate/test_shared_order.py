@@ -119,3 +119,31 @@ def read_by_two(k: Kernel, out: Global[U32]) -> None:
 
 def test_each_lane_of_several_readers_is_asked_for_its_own_read() -> None:
     assert emulate(read_by_two.trace(), 1, [numbers(32)]).findings == ()
+
+
+@kernel(threads=64, requires="sm_90a")
+def arrived_and_read(k: Kernel, out: Global[U32], *, meets: bool) -> None:
+    """Half of a warp has waited for the tile; that its lanes arrive somewhere together tells the others nothing."""
+    tile, full = k.shared(U32, 32), k.mbarriers(1)
+    with k.when(k.thread == 0):
+        full.init(1)
+        k.mbarrier_fence()
+    k.syncthreads()
+    with k.warps(0, 1):
+        tile.store([k.thread], 0, k.lane)
+        k.syncwarp()
+        full.arrive(when=k.lane == 0)
+        k.bar_sync(1, 64)
+    with k.warps(1, 2):
+        with k.when(k.lane >= 16):
+            full.wait(0)
+        k.bar_arrive(1, 64)
+        if meets:
+            k.syncwarp()
+        out.store(tile.load(0, k.lane), k.lane)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_lanes_that_arrive_together_have_not_met(seed: int | None) -> None:
+    assert emulate(arrived_and_read.trace(meets=True), 1, [numbers(32)], seed=seed).findings == ()
+    assert kinds(emulate(arrived_and_read.trace(meets=False), 1, [numbers(32)], seed=seed)) == {"race"}

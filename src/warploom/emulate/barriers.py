@@ -145,7 +145,6 @@ class Barriers:
             self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
         self._follows(key, row, op)
         phase.arrived[row] = self.clocks.now
-        self.clocks.absorb(np.array([row]))
         known = self.clocks.release(row, None)
         if phase.known is None:
             phase.known = known
