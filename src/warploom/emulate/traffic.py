@@ -135,6 +135,8 @@ class TrafficCounter:
     ) -> None:  # fmt: skip
         """Count the accesses [warps, lanes]; ``size`` bytes per lane (an array where lanes differ)."""
         sector = addresses >> 5
+        if not isinstance(size, int):  # copies that read nothing touch nothing
+            sector = np.where(size > 0, sector, -1)
         if active is not None:
             sector = np.where(active, sector, -1)
         ordered = np.sort(sector, axis=-1)
