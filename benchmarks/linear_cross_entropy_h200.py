@@ -171,7 +171,7 @@ def wrong(row: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     """Measure, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")))

@@ -8,7 +8,7 @@ from typing import Any
 
 from warploom.core.dtypes import u32
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Loop, Op, Register, Statement, Value, When
+from warploom.ir.statements import Const, Loop, Op, Register, Roles, Statement, Value, When
 from warploom.isa.alu import Binary
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.cluster import ClusterArrive, ClusterWait
@@ -46,8 +46,10 @@ def rewritten(program: Program, chosen: int, rewrite: Rewrite) -> Program:
                 kept.append(replace(s, body=block(s.body)))
             elif isinstance(s, When):
                 kept.append(replace(s, body=block(s.body), otherwise=block(s.otherwise)))
-            else:
+            elif isinstance(s, Roles):
                 kept.append(replace(s, branches=tuple(replace(r, body=block(r.body)) for r in s.branches)))
+            else:
+                kept.append(s)
         return tuple(kept)
 
     return replace(program, body=block(program.body))

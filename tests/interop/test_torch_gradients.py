@@ -41,6 +41,11 @@ def plain_loss(x, w, label_smoothing=0.0, z_loss=0.0, softcap=None, reduction="n
     return F.cross_entropy(s, TARGET, label_smoothing=label_smoothing, reduction=reduction) + more
 
 
+def with_log_sum(out, lse):
+    """One value of both results."""
+    return out.to(lse.dtype) + lse.mT[..., None]
+
+
 def plain_attention(q, k, v, causal=False, softcap=None, window=None):
     k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
     s = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
@@ -87,8 +92,8 @@ CALLS |= {
         lambda q, k, v: warploom.attention(q, k, v, softcap=3.0, window=(9, 0)),
         lambda *x: plain_attention(*x, causal=True, softcap=3.0, window=9)[0], HEADS),
     "attention, log-sum-exp": (
-        lambda *x: (lambda o, lse: o.float() + lse.mT[..., None])(*warploom.attention(*x, return_lse=True)),
-        lambda *x: (lambda o, lse: o + lse.mT[..., None])(*plain_attention(*x)), HEADS),
+        lambda *x: with_log_sum(*warploom.attention(*x, return_lse=True)),
+        lambda *x: with_log_sum(*plain_attention(*x)), HEADS),
 }  # fmt: skip
 EPILOGUES: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
     "gelu": (

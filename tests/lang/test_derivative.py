@@ -1,5 +1,6 @@
 """Derivatives of traced functions: each rule beside float64's differences, and what has none is named."""
 
+# pyright: reportInvalidTypeForm=false
 import numpy as np
 import pytest
 

@@ -172,6 +172,7 @@ def test_only_what_is_wanted_is_computed():
 
 def test_repeated_calls_on_a_gpu_read_their_own_arrays(gpu, monkeypatch):
     gpu.hold(monkeypatch)
+    kernels = 0
     for seed in range(2):
         x, w, target = inputs(24, 40, 32, seed=seed)
         reference, by_loss = Reference(x, w, target), np.ones(24, np.float32)

@@ -46,7 +46,7 @@ def check_product(m: int, n: int, depth: int, transposed: tuple[bool, bool], dty
 
     def check(program: Program, seed: int | None) -> bool:
         out = np.full((m, n), np.nan, np.float32)
-        arrays = [as_boxes(x, *x.shape, dtype) if mapped else x.view(np.uint16) for x in lying]
+        arrays = [as_boxes(x, x.shape[0], x.shape[1], dtype) if mapped else x.view(np.uint16) for x in lying]
         return clean(program, 1, [*arrays, out], seed) and np.array_equal(out, expected)
 
     return check
