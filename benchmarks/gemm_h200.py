@@ -48,10 +48,10 @@ from gemm_cells import (
     ours,
     tried,
 )
+from host_cost import microseconds
 
 import warploom
 from warploom.bench.environment import environment
-from warploom.bench.host_cost import microseconds
 from warploom.bench.timing import Measured
 from warploom.core.errors import WarploomError
 from warploom.kernels.matmul.problem import MatmulConfig

@@ -101,8 +101,9 @@ def run(section: Section, out: Path, seconds: float) -> tuple[str, list[str]]:
 
 def write_host_cost(file: Path) -> int:
     """The host cost of calls, as JSON; 1 if one takes longer than ``targets.json`` allows."""
+    from host_cost import host_cost, missed
+
     from warploom.bench.environment import environment
-    from warploom.bench.host_cost import host_cost, missed
 
     most = json.loads((ROOT / "benchmarks" / "targets.json").read_text(encoding="utf-8"))["host_microseconds"]
     found = host_cost()

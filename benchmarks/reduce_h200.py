@@ -20,11 +20,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from reduce_peers import against_torch, loss_against_torch, search_ten_millions
 from textbook import measured
 
 from warploom.bench.environment import environment
 from warploom.bench.reduce import run_experiment
-from warploom.bench.reduce_peers import against_torch, loss_against_torch, search_ten_millions
 from warploom.kernels.reduce.ladder import LADDER
 
 Row = Mapping[str, Any]

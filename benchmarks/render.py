@@ -2,8 +2,9 @@
 
 A table stands between ``<!-- table: FILE COLUMNS -->`` and ``<!-- end table -->``: FILE is a result below
 benchmarks/results (h200/attention-d128-bf16.json), as ``warploom bench`` or ``ladder --json`` writes it; COLUMNS
-is a word of ``MARKDOWN_TABLES`` or ``CALL_TABLES`` (``warploom.bench``). Below each table stands what it was made with;
-a table whose file is not there says so. ``--check`` changes nothing and ends with 1 if a table is out of date.
+is a word of ``MARKDOWN_TABLES`` (``warploom.bench.tables``) or ``CALL_TABLES`` (``call_tables.py``). Below each table
+stands what it was made with; a table whose file is not there says so. ``--check`` changes nothing and ends with 1 if a
+table is out of date.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from warploom.bench.call_tables import CALL_TABLES
+from call_tables import CALL_TABLES
+
 from warploom.bench.tables import MARKDOWN_TABLES, fill_markdown, table_names
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.project import load
 
-from warploom.bench.host_cost import missed as missed_host_cost
 from warploom.bench.tables import MARKDOWN_TABLES
 
 
@@ -73,7 +72,7 @@ def test_the_projects_figures_are_there(pytestconfig):
     targets = json.loads((pytestconfig.rootpath / "benchmarks" / "targets.json").read_text(encoding="utf-8"))
     assert set(targets["first_call_seconds"]) == {"fresh", "later"}
     found = {"warploom.attention": {"median": 99.0}, "torch_flash": {"median": 99.0}}
-    assert len(missed_host_cost(found, targets["host_microseconds"])) == 1
+    assert len(load("host_cost").missed(found, targets["host_microseconds"])) == 1
 
 
 def test_tables_of_calls():

@@ -3,9 +3,9 @@
 import itertools
 
 import pytest
+from tests.project import load
 
 from warploom.bench import timing
-from warploom.bench.host_cost import microseconds
 from warploom.bench.timing import Candidate, Measured, Spread, input_sets, measure, paired_ratio
 
 
@@ -99,7 +99,7 @@ def test_input_sets_cover_the_l2_and_are_at_least_two():
 
 def test_host_cost_counts_calls_and_synchronises_before_the_queue_is_full():
     events = []
-    spread = microseconds(lambda: events.append("call"), lambda: events.append("wait"), calls=300)
+    spread = load("host_cost").microseconds(lambda: events.append("call"), lambda: events.append("wait"), calls=300)
     assert spread.count == 300
     assert events.count("call") == 300 + 64
     longest = max(len(list(group)) for key, group in itertools.groupby(events) if key == "call")
