@@ -140,7 +140,7 @@ def candidates() -> list[MatmulConfig]:
     return list(dict.fromkeys((*general, *bulk, MatmulSm90(192, 192, 4, 3))))
 
 
-@pytest.mark.parametrize(("number", "config"), enumerate(candidates()), ids=str)
+@pytest.mark.parametrize(("number", "config"), list(enumerate(candidates())), ids=str)
 def test_each_candidate_is_right_and_free_of_conflicts(number: int, config: MatmulConfig) -> None:
     outcome = Case.of_tiles(config, 1, 1, 3, a_rows=number % 2 == 0, b_rows=number % 2 == 1).run()
     assert outcome.fine, outcome

@@ -16,6 +16,8 @@ from warploom.kernels.source import traced
 pytestmark = [
     pytest.mark.filterwarnings("error"),
     pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning"),  # JAX's, where a test has imported it
 ]
 
 
@@ -87,7 +89,6 @@ def test_equal_first_calls_trace_one_kernel(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_goes_on():
     x = half(1, 24, 1, 64)
     expected = warploom.attention(x, x, x)
