@@ -1,6 +1,11 @@
-"""Some random programs of each family; ``python -m tests.emulate.random_programs`` runs as many as one likes."""
+"""Some random programs of each family; ``pytest -m nightly`` runs a hundred times as many.
+
+``python -m tests.emulate.random_programs`` runs as many as one likes.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -9,12 +14,18 @@ from tests.emulate.random_programs import order, values
 CHUNK = 50
 
 
-@pytest.mark.parametrize("first", range(0, 3 * CHUNK, CHUNK))
+def chunks(count: int) -> list[Any]:
+    """The first programs of so many chunks, and of a hundred times as many for the night."""
+    night = [pytest.param(i * CHUNK, marks=pytest.mark.nightly) for i in range(count, 100 * count)]
+    return [*range(0, count * CHUNK, CHUNK), *night]
+
+
+@pytest.mark.parametrize("first", chunks(3))
 def test_values_are_those_of_python(first: int) -> None:
     assert [d for i in range(first, first + CHUNK) if (d := values.difference(i))] == []
 
 
-@pytest.mark.parametrize("first", range(0, 6 * CHUNK, CHUNK))
+@pytest.mark.parametrize("first", chunks(6))
 def test_what_is_not_ordered_is_found_and_nothing_else(first: int) -> None:
     assert [d for i in range(first, first + CHUNK) if (d := order.difference(i))] == []
     kinds = [order.verdict(i) for i in range(first, first + CHUNK)]
