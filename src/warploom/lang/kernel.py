@@ -52,13 +52,15 @@ class TensorMap(TensorMapHandle):
 class Scalars:
     """Base of annotations that stand for several scalar parameters: those of :attr:`fields`, named ``parameter_field``.
 
-    The value that the kernel gets is made of ``k`` and the fields' values in order.
+    The value that the kernel gets has them as attributes.
     """
 
     fields: ClassVar[Mapping[str, DType]] = {}
 
     def __init__(self, k: Kernel, *values: Traced) -> None:
-        raise NotImplementedError
+        self.k = k
+        for name, value in zip(self.fields, values, strict=True):
+            setattr(self, name, value)
 
 
 class Kernel(HopperWords, MatrixWords):

@@ -16,7 +16,6 @@ WARPGROUP = 128
 """Threads of a warpgroup."""
 WARPGROUP_ROWS = 64
 """Rows of the product that one ``wgmma`` of a warpgroup makes."""
-MOST_CONSUMERS = 3
 
 # Per thread, by the number of consumers: together at most what the CTA is launched with (65536 / threads, in eights).
 _CONSUMER_REGISTERS = {1: 240, 2: 240, 3: 160}

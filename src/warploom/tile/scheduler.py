@@ -59,9 +59,8 @@ class Divisor(Scalars):
     """
 
     fields: ClassVar = {"value": u32, "inverse": u32}
-
-    def __init__(self, k: Kernel, value: Traced, inverse: Traced) -> None:
-        self.k, self.value, self.inverse = k, value, inverse
+    value: Traced
+    inverse: Traced
 
     @classmethod
     def of(cls, k: Kernel, value: Traced) -> Divisor:

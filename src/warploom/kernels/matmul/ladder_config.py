@@ -12,7 +12,7 @@ from warploom.core.errors import ConfigError
 from warploom.core.targets import Target
 from warploom.kernels.matmul.features import MatmulFeatures
 from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulProblem
-from warploom.kernels.matmul.sm80 import SEED_WORDS, copy_problems
+from warploom.kernels.matmul.sm80 import SEED_WORDS, WarpTiles, copy_problems
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, type_name, violated
 from warploom.kernels.source import KernelCall, KernelSource
 
@@ -25,7 +25,7 @@ _EXAMPLE = "BM=128,BN=128,BK=64,WM=64,WN=64,STAGES=3"
 
 
 @dataclass(frozen=True)
-class RungGemm(Configuration):
+class RungGemm(WarpTiles, Configuration):
     """A kernel of :mod:`.ladder_kernel`. The seeds' names: tile_m BM, tile_n BN, tile_k BK, warp_m WM, warp_n WN."""
 
     word: ClassVar[str] = "gemm"
@@ -61,26 +61,6 @@ class RungGemm(Configuration):
     def cut(self) -> bool:
         """No: one CTA sums each tile."""
         return False
-
-    @property
-    def warps_m(self) -> int:
-        """Warps along the tile's rows."""
-        return self.tile_m // self.warp_m
-
-    @property
-    def warps_n(self) -> int:
-        """Warps along the tile's columns."""
-        return self.tile_n // self.warp_n
-
-    @property
-    def num_warps(self) -> int:
-        """Warps per CTA."""
-        return self.warps_m * self.warps_n
-
-    @property
-    def threads(self) -> int:
-        """Threads per CTA."""
-        return 32 * self.num_warps
 
     @property
     def k_steps(self) -> int:

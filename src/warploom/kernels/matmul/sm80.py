@@ -30,8 +30,37 @@ SEED_WORDS = {
 """The seeds' names of flags."""
 
 
+class WarpTiles:
+    """What follows where each warp owns ``warp_m`` × ``warp_n`` of a tile."""
+
+    tile_m: int
+    tile_n: int
+    warp_m: int
+    warp_n: int
+
+    @property
+    def warps_m(self) -> int:
+        """Warps along the tile's rows."""
+        return self.tile_m // self.warp_m
+
+    @property
+    def warps_n(self) -> int:
+        """Warps along the tile's columns."""
+        return self.tile_n // self.warp_n
+
+    @property
+    def num_warps(self) -> int:
+        """Warps per CTA."""
+        return self.warps_m * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return 32 * self.num_warps
+
+
 @dataclass(frozen=True)
-class MatmulSm80(Configuration):
+class MatmulSm80(WarpTiles, Configuration):
     """A kernel of :mod:`.sm80_kernel` or :mod:`.stream_kernel`: each warp owns ``warp_m`` × ``warp_n`` of a tile."""
 
     word: ClassVar[str] = "matmul_sm80"
@@ -57,26 +86,6 @@ class MatmulSm80(Configuration):
                            "added in order by the CTA that arrives last")  # fmt: skip
     min_ctas: int = flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
     opt_level: int = flag(3, "ptxas's optimisation level", (1, 3))
-
-    @property
-    def warps_m(self) -> int:
-        """Warps along the tile's rows."""
-        return self.tile_m // self.warp_m
-
-    @property
-    def warps_n(self) -> int:
-        """Warps along the tile's columns."""
-        return self.tile_n // self.warp_n
-
-    @property
-    def num_warps(self) -> int:
-        """Warps per CTA."""
-        return self.warps_m * self.warps_n
-
-    @property
-    def threads(self) -> int:
-        """Threads per CTA."""
-        return 32 * self.num_warps
 
     @property
     def cut(self) -> bool:
