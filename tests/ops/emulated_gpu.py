@@ -11,6 +11,7 @@ import pytest
 
 from warploom.core.dtypes import DType, u32
 from warploom.emulate import emulate
+from warploom.interop import copies
 from warploom.interop.arrays import ArrayView, describe, memory_span
 from warploom.kernels.source import KernelSource
 from warploom.ops import attention, attention_backward, backends, loss, matmul, reduce, steps
@@ -72,6 +73,7 @@ class EmulatedGpu:
 
         for room in (matmul, reduce, loss, attention, attention_backward):
             monkeypatch.setattr(room, "describe", on_gpu)
+        monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(np.array(view.owner, order="C")))
         for room in (attention, reduce, loss, steps):
             monkeypatch.setattr(room, "empty", self.empty)
         for room in (attention, attention_backward, matmul):

@@ -161,16 +161,21 @@ def _first_call(views: Views, options: Options, config: AttentionConfig | str | 
     result = empty_like(q, q.shape)
     outputs = [result, _empty_lse(q, options.layout)] if options.return_lse else [result]
     outs = [describe_new(x) for x in outputs]
-    made = plan_for(inputs, outs[0], options.layout, config)
     arrays = (*inputs.all, *outs)
     if q.device[0] == "cuda":
-        call = GpuCall.of(made.call, q.device[1])
-        if all(a.pointer == b.pointer for a, b in zip(inputs.all, views, strict=True)):  # nothing was copied first
+        plain = (key[0], *[view[1:5] for view in inputs.all])  # copies lie alike in every call
+        call = _known(plain)
+        if call is None:
+            call = GpuCall.of(plan_for(inputs, outs[0], options.layout, config).call, q.device[1])
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
+            _prepared[plain] = call
+        if all(a.pointer == b.pointer for a, b in zip(inputs.all, views, strict=True)):  # nothing was copied first
             _prepared[key] = call
-        call.launch(arrays, outs[0].kind)
-    elif made.device == EMULATOR:
+        call.launch_again(tuple(x.pointer for x in arrays), q.kind)
+        return (result, outputs[1]) if options.return_lse else result
+    made = plan_for(inputs, outs[0], options.layout, config)
+    if made.device == EMULATOR:
         run_on_emulator(made.program, made.grid, arrays, made.call.scalars, problem.flops, made.call.maps)
     else:
         _run_from_host(inputs, outs, options.layout, made)

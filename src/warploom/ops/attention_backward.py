@@ -245,16 +245,21 @@ def _call_anew(views: Sequence[ArrayView], options: Options, how: tuple[bool, An
         return dq, dk, dv
     results = [empty_like(given[name], given[name].shape) for name in "qkv"]
     arrays = {**given, **dict(zip(_GRADIENTS, map(describe_new, results), strict=True))}
-    made = _plan(arrays, inputs, config)
     first = given["q"]
     if first.device[0] == "cuda":
-        prepared = made.steps.prepare(tuple(arrays), first.device[1])
-        if all(a.pointer == b.pointer for a, b in zip(given.values(), views, strict=True)):
+        plain = (key[0], *[view[1:5] for view in given.values()])  # copies lie alike in every call
+        ready = _known(plain)
+        if ready is None:
+            ready = _plan(arrays, inputs, config).steps.prepare(tuple(arrays), first.device[1])
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
-            _prepared[key] = prepared
-        prepared.run([x.pointer for x in arrays.values()], first)
-    elif made.device == EMULATOR:
+            _prepared[plain] = ready
+        if all(a.pointer == b.pointer for a, b in zip(given.values(), views, strict=True)):
+            _prepared[key] = ready
+        ready.run([x.pointer for x in arrays.values()], first)
+        return results[0], results[1], results[2]
+    made = _plan(arrays, inputs, config)
+    if made.device == EMULATOR:
         made.steps.emulate(arrays)
     else:  # CPU arrays on a GPU travel as row-major ones
         hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in arrays.items()}

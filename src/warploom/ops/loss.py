@@ -24,7 +24,7 @@ from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul_reduce.loss import Loss
 from warploom.ops.loss_options import Reduction, check_loss, check_reduction, check_targets, loss_of, reduced
 from warploom.ops.loss_plan import GradientPlan, LossPlan, forward_product
-from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
+from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs, readable
 from warploom.ops.options import flag, refuse_unhashable
 from warploom.ops.places import EMULATOR, Place
 from warploom.ops.reduce import reduce_plan
@@ -137,13 +137,13 @@ def losses(x: Any, w: Any, target: Any, loss: Loss, config: Any) -> tuple[Any, A
     check_loss(rows, words, chosen)
     check_targets(chosen, words.shape[0], loss.ignore_index)
     config = matmul_config(config, rows.dtype)
-    given = {"x": rows, "w": words, "target": chosen}
+    x, w = (view if view.strides[1] == 1 else compact(view) for view in (rows, words))  # their elements are read too
+    given = {"x": readable(x), "w": readable(w), "target": _row_major(chosen)}
 
     def plan(given: Arrays) -> tuple[Steps, Arrays]:
-        x, w = (view if view.strides[1] == 1 else compact(view) for view in (given["x"], given["w"]))
-        x, w, inputs = _plain(x, w, None, 1.0)
-        arrays = {"x": x, "w": w, "target": as_words(given["target"])}
-        return _forward(inputs, loss, config, _place(x, config)).steps(arrays, chosen.dtype.bits // 32), arrays
+        arrays = given | {"target": as_words(given["target"])}
+        inputs, place = _inputs(given["x"], given["w"], None, 1.0), _place(given["x"], config)
+        return _forward(inputs, loss, config, place).steps(arrays, chosen.dtype.bits // 32), arrays
 
     shape = (rows.shape[0],)
     lse, found = _run(("forward", loss, config), given, {"lse": (shape, f32), "loss": (shape, f32)}, plan)
@@ -159,15 +159,8 @@ def _inputs(
     return read_inputs(views, None, bias is not None, None, f32, "f32", scale, copy)
 
 
-def _plain(
-    rows: ArrayView, words: ArrayView, bias: ArrayView | None, scale: float
-) -> tuple[ArrayView, ArrayView, Inputs]:
-    """x and w, copied where no kernel reads them as they lie, and their product."""
-    inputs = _inputs(rows, words, bias, scale)
-    if not inputs.copied:
-        return rows, words, inputs
-    rows, words = compact(rows), compact(words)
-    return rows, words, _inputs(rows, words, bias, scale)
+def _row_major(view: ArrayView) -> ArrayView:
+    return view if view.contiguous else compact(view)
 
 
 def _place(view: ArrayView, config: MatmulConfig | None) -> Place:
@@ -207,6 +200,7 @@ def gradients(
         "lse_gradient": rows.by_lse,
     }  # fmt: skip
     given = {name: settled(describe(array)) for name, array in arrays.items() if array is not None}
+    given = {name: (readable if name in "xw" else _row_major)(view) for name, view in given.items()}
     config, (m, k) = matmul_config(config, given["x"].dtype), given["x"].shape
     known = rows.by_loss is not None, rows.by_lse is not None
     shapes = {"dx": (m, k), "dw": (given["w"].shape[0], k)}
@@ -217,20 +211,16 @@ def gradients(
     }
 
     def plan(given: Arrays) -> tuple[Steps, Arrays]:
-        plain = {name: view if view.contiguous else compact(view) for name, view in given.items() if name in _VECTORS}
-        x, w, inputs = _plain(given["x"], given["w"], plain.get("bias"), scale)
+        inputs, place = _inputs(given["x"], given["w"], given.get("bias"), scale), _place(given["x"], config)
         target, words = given.get("target"), 0
-        arrays = {"x": x, "w": w} | plain
+        arrays = {name: view for name, view in given.items() if name != "target"}
         if target is not None and known[0]:
             arrays["target"], words = as_words(target), target.dtype.bits // 32
-        made = _backward(inputs, rows.loss, words, known, wanted, config, _place(x, config))
+        made = _backward(inputs, rows.loss, words, known, wanted, config, place)
         return replace(made, blocks=blocks).steps(), arrays
 
     found = dict(zip(results, _run(("backward", rows.loss, config, scale, blocks), given, results, plan), strict=True))
     return found.get("dx"), found.get("dw")
-
-
-_VECTORS = "bias", "lse", "loss_gradient", "lse_gradient"
 
 
 def _backward(
@@ -249,8 +239,7 @@ def transposed(view: ArrayView) -> ArrayView:
 
 
 def as_words(target: ArrayView) -> ArrayView:
-    """Integers as the contiguous 32-bit words that the kernels read."""
-    target = target if target.contiguous else compact(target)
+    """Contiguous integers as the 32-bit words that the kernels read."""
     if target.dtype is s32:
         return target
     if target.device[0] == "cpu":
@@ -278,7 +267,8 @@ def _run(
 ) -> list[Any]:
     """New arrays for the ``results``, by the kernels of ``plan``: its launches, and arrays by the kernels' names.
 
-    Calls that ``asked`` for the same with arrays of the same shapes, strides and alignment are planned once.
+    ``given`` lie so that kernels read them: whatever no kernel reads in place is copied before. Calls that ``asked``
+    for the same with arrays of the same shapes, strides and alignment are planned once.
     """
     first = given["x"]
     made = [empty(first.kind, shape, dtype, first.device) for shape, dtype in results.values()]
@@ -299,10 +289,9 @@ def _run(
     if first.device[0] == "cuda":
         prepared = steps.prepare((*arrays, *views), first.device[1])
         prepared.run([view.pointer for view in (*arrays.values(), *views.values())], first)
-        if all(view.pointer == given[name].pointer for name, view in arrays.items()):  # else one was copied first
-            if len(_ready) >= _READY_KEPT:
-                _ready.clear()
-            _ready[key] = _Ready(prepared, tuple(arrays))
+        if len(_ready) >= _READY_KEPT:
+            _ready.clear()
+        _ready[key] = _Ready(prepared, tuple(arrays))
     elif str(_place(first, None)) == EMULATOR:
         steps.emulate(arrays | views)
     else:

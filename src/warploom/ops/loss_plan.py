@@ -29,6 +29,8 @@ WORKSPACE_BYTES = 60 << 20
 """The most memory between the kernels of a backward pass, as long as a block of rows and a chunk fit at all."""
 BLOCK = 128
 """Blocks of rows and chunks of columns are multiples of it."""
+LEAST_ROWS = 2048
+"""Rows below which blocks are not worth a look, where larger ones fit: each block rounds w's gradient once more."""
 LEAST_CHUNK = 1024
 """Columns below which a chunk's products are too small; more blocks of rows come first."""
 _FLOPS_PER_ROW = 100
@@ -100,12 +102,12 @@ class GradientPlan:
         if self.blocks is not None:
             return self.blocks
         p, found = self.product, list[tuple[int, int]]()
-        for count in range(1, -(-p.m // BLOCK) + 1):
-            rows = min(p.m, _multiple(-(-p.m // count)))
+        sizes = dict.fromkeys(min(p.m, _multiple(-(-p.m // count))) for count in range(1, -(-p.m // BLOCK) + 1))
+        for rows in sizes:
+            if found and rows < LEAST_ROWS:
+                break
             most = self._most_columns(rows)
             found += [(rows, cols) for cols in _chunks(p.n, most) if cols >= min(p.n, LEAST_CHUNK)]
-            if len(found) > 1 and rows != found[0][0]:
-                break
         return min(found, key=self._seconds) if found else (min(p.m, BLOCK), min(p.n, BLOCK))
 
     def _most_columns(self, rows: int) -> int:
@@ -239,7 +241,10 @@ def _line(cols: int) -> int:
 
 def _chunks(n: int, most: int) -> list[int]:
     """Sizes of chunks worth a look: all columns, or multiples of :data:`BLOCK` from ``most`` down to two thirds."""
-    return [n] if most >= n else [x for x in range(most, 2 * most // 3, -BLOCK) if x > 0]
+    if most >= n:
+        return [n]
+    least = 2 * most // 3
+    return [x for x in range(most, least, -max(BLOCK, (most - least) // 16 // BLOCK * BLOCK)) if x > 0]
 
 
 def forward_product(product: MatmulProblem, loss: Loss) -> MatmulProblem:

@@ -58,7 +58,7 @@ def read_inputs(
     extras = others[1:] if has_bias else others
     dtypes = result_types(a, b, out, out_dtype, accumulate, alpha)
     shape = checked_shape(views, has_bias, function)
-    kept = [_readable(a, copy), _readable(b, copy)] + [x if x.contiguous else copy(x) for x in others]
+    kept = [readable(a, copy), readable(b, copy)] + [x if x.contiguous else copy(x) for x in others]
     target = _result_layout(shape, out, a, dtypes[0])
     if out is not None:
         refuse_overlap(views, out, has_bias)
@@ -223,7 +223,7 @@ def _same_elements(x: ArrayView, y: ArrayView) -> bool:
 
 
 # -- layout
-def _readable(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
+def readable(view: ArrayView, copy: Callable[[ArrayView], ArrayView] = compact) -> ArrayView:
     """The view, or a row-major copy where neither rows nor columns are contiguous or a stride cannot be expressed."""
     if 0 in view.shape:
         return view
