@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from warploom.core.dtypes import bf16, f16
+from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.reference import attention_error, attention_reference
 
 HALVES = [bf16, f16]
@@ -88,3 +89,18 @@ def test_large_scores_do_not_overflow_the_reference():
     q, k, v = _case(f16, heads=1, length=32, scale=100.0)
     reference = attention_reference(q, k, v, f16)
     assert np.isfinite(reference.output).all()
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_gradients_of_some_queries_at_a_time_are_those_of_all(framework):
+    numbers = np.random.default_rng(0)
+    x = {n: numbers.standard_normal((1 if n in "kv" else 2, 20, 8)) for n in ("dout", "q", "k", "v", "out")}
+    seen, dlse = np.tri(20, dtype=bool), numbers.standard_normal((2, 20))
+    if framework == "torch":
+        torch = pytest.importorskip("torch")
+        x, seen, dlse = {n: torch.from_numpy(a) for n, a in x.items()}, torch.from_numpy(seen), torch.from_numpy(dlse)
+    found = [gradient_reference(**x, dtype=bf16, seen=seen, dlse=dlse, rows=rows) for rows in (None, 7)]
+    for name in ("dq", "dk", "dv"):
+        whole, parts = (getattr(one, name) for one in found)
+        np.testing.assert_allclose(parts.value, whole.value, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(parts.allowed, whole.allowed, rtol=1e-9)

@@ -61,40 +61,65 @@ def gradient_reference(
     seen: Any = None,
     softcap: float | None = None,
     dlse: Any = None,
+    rows: int | None = None,
 ) -> GradientReference:
     """The gradients of softmax(scale · Q·Kᵀ)·V for ``dout``; arrays of NumPy or tensors of PyTorch, wherever they lie.
 
     They are (…, heads, length, head_dim); k and v may have fewer heads. ``out`` is the result as it was rounded, which
     a kernel forms delta from. ``seen`` (q_len, kv_len) says which scores count; ``dlse`` (…, heads, q_len) is the
-    gradient of the log-sum-exp.
+    gradient of the log-sum-exp. ``rows`` queries are taken at a time, by default all: memory grows with rows · kv_len.
     """
-    kv_heads = k.shape[-3]
+    kv_heads, q_len, found = k.shape[-3], q.shape[-2], list[_Part]()
 
     def grouped(x: Any) -> Any:  # (…, key heads, heads that share one, length, head_dim)
         return _double(x).reshape(*x.shape[:-3], kv_heads, -1, *x.shape[-2:])
 
-    do64, q64, o64, k64, v64 = map(grouped, (dout, q, out, k, v))
+    k64, v64 = grouped(k), grouped(v)
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    p, slope, sizes = _probabilities(q64, k64, factor, seen, softcap)
     unit, tiny = UNIT_ROUNDOFF[dtype.name], SMALLEST[dtype.name] / 2
-    slack = F32_SLACK + SCORE_SLACK * sizes
-
-    change = 0.0 if dlse is None else grouped(dlse[..., None])
-    delta = (do64 * o64).sum(-1)[..., None] - change
-    delta_size = abs(do64 * o64).sum(-1)[..., None] + abs(change)
-    dp, dp_size = do64 @ _turned(v64), abs(do64) @ _turned(abs(v64))
-    ds = p * (dp - delta) * slope
-    ds_off = unit * abs(ds) + tiny + slack * p * (dp_size + delta_size)
+    rows = rows or max(1, q_len)
+    for first in range(0, max(1, q_len), rows):
+        block = slice(first, first + rows)
+        do64, q64, o64 = (grouped(x[..., block, :]) for x in (dout, q, out))
+        own = seen if seen is None else seen[..., block, :]
+        change = 0.0 if dlse is None else grouped(dlse[..., block, None])
+        score = _probabilities(q64, k64, factor, own, softcap)
+        found.append(_part((do64, q64, o64, k64, v64), score, factor, change, (unit, tiny)))
 
     def gradient(value: Any, off: Any, like: Any) -> Gradient:
         value, off = value.reshape(like.shape), off.reshape(like.shape)
         return Gradient(value, off + unit * (abs(value) + off) + tiny)
 
-    size = abs(factor)
-    return GradientReference(
-        gradient(factor * ds @ k64, size * ds_off @ abs(k64), q),
-        gradient((factor * _turned(ds) @ q64).sum(-3), (size * _turned(ds_off) @ abs(q64)).sum(-3), k),
-        gradient((_turned(p) @ do64).sum(-3), (_turned((unit + slack) * p + tiny) @ abs(do64)).sum(-3), v),
+    whole = (_of(q).concatenate([part.dq[i] for part in found], axis=-2) for i in range(2))
+    of_k, of_v = (
+        [sum(part[i] for part in parts) for i in range(2)] for parts in ([p.dk for p in found], [p.dv for p in found])
+    )
+    return GradientReference(gradient(*whole, q), gradient(*of_k, k), gradient(*of_v, v))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a block of queries gives to each gradient: the value, and what it may be off by before it is rounded."""
+
+    dq: tuple[Any, Any]
+    dk: tuple[Any, Any]
+    dv: tuple[Any, Any]
+
+
+def _part(
+    given: tuple[Any, ...], score: tuple[Any, Any, Any], factor: float, change: Any, precision: tuple[float, float]
+) -> _Part:
+    (do64, q64, o64, k64, v64), (p, slope, sizes), (unit, tiny) = given, score, precision
+    slack, size = F32_SLACK + SCORE_SLACK * sizes, abs(factor)
+    delta = (do64 * o64).sum(-1)[..., None] - change
+    delta_size = abs(do64 * o64).sum(-1)[..., None] + abs(change)
+    dp, dp_size = do64 @ _turned(v64), abs(do64) @ _turned(abs(v64))
+    ds = p * (dp - delta) * slope
+    ds_off = unit * abs(ds) + tiny + slack * p * (dp_size + delta_size)
+    return _Part(
+        (factor * ds @ k64, size * ds_off @ abs(k64)),
+        ((factor * _turned(ds) @ q64).sum(-3), (size * _turned(ds_off) @ abs(q64)).sum(-3)),
+        ((_turned(p) @ do64).sum(-3), (_turned((unit + slack) * p + tiny) @ abs(do64)).sum(-3)),
     )
 
 
