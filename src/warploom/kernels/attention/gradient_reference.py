@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,15 +87,15 @@ def gradient_reference(
         score = _probabilities(q64, k64, factor, own, softcap)
         found.append(_part((do64, q64, o64, k64, v64), score, factor, change, (unit, tiny)))
 
-    def gradient(value: Any, off: Any, like: Any) -> Gradient:
-        value, off = value.reshape(like.shape), off.reshape(like.shape)
+    def gradient(parts: Iterable[Any], like: Any) -> Gradient:
+        value, off = (x.reshape(like.shape) for x in parts)
         return Gradient(value, off + unit * (abs(value) + off) + tiny)
 
     whole = (_of(q).concatenate([part.dq[i] for part in found], axis=-2) for i in range(2))
     of_k, of_v = (
         [sum(part[i] for part in parts) for i in range(2)] for parts in ([p.dk for p in found], [p.dv for p in found])
     )
-    return GradientReference(gradient(*whole, q), gradient(*of_k, k), gradient(*of_v, v))
+    return GradientReference(gradient(whole, q), gradient(of_k, k), gradient(of_v, v))
 
 
 @dataclass(frozen=True)
