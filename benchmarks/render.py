@@ -2,9 +2,10 @@
 
 A table stands between ``<!-- table: FILE COLUMNS -->`` and ``<!-- end table -->``: FILE is a result below
 benchmarks/results (h200/attention-d128-bf16.json), as ``warploom bench`` or ``ladder --json`` writes it; COLUMNS
-is a word of ``MARKDOWN_TABLES`` (``warploom.bench.tables``) or ``CALL_TABLES`` (``call_tables.py``). Below each table
-stands what it was made with; a table whose file is not there says so. ``--check`` changes nothing and ends with 1 if a
-table is out of date.
+is a word of ``MARKDOWN_TABLES`` (``warploom.bench.tables``), ``CALL_TABLES`` (``call_tables.py``) or ``SECTIONS``
+(``training_sections.py``). Below each table stands what it was made with; a table whose file is not there says so, a
+section is left out. Pictures of sections are drawn too (needs matplotlib). ``--check`` changes nothing and ends with 1
+if a table is out of date or a picture missing.
 """
 
 from __future__ import annotations
@@ -17,25 +18,28 @@ from pathlib import Path
 from typing import Any
 
 from call_tables import CALL_TABLES
+from training_sections import SECTIONS, draw_training
 
 from warploom.bench.tables import MARKDOWN_TABLES, fill_markdown, table_names
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+PICTURES = {"h200/train-gpt.json": ("docs/evidence/train-gpt.svg", draw_training)}
 PAGES = (ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts))
 
 
 def table(name: str) -> str:
     """The table ``FILE COLUMNS`` with a line that says what it was made with. Raises KeyError for unknown columns."""
     file, _, columns = name.partition(" ")
-    known = (*MARKDOWN_TABLES, *CALL_TABLES)
+    makers = {**CALL_TABLES, **SECTIONS}
+    known = (*MARKDOWN_TABLES, *makers)
     if columns not in known:
         raise KeyError(f"<!-- table: {name} --> names no columns; write one of {', '.join(known)} after the file")
     path = RESULTS / file
     if not path.is_file():
-        return "\n*Not measured yet.*\n\n"
+        return "\n" if columns in SECTIONS else "\n*Not measured yet.*\n\n"
     result = json.loads(path.read_text(encoding="utf-8"))
-    filled = CALL_TABLES[columns](result) if columns in CALL_TABLES else MARKDOWN_TABLES[columns](result["rows"])
+    filled = makers[columns](result) if columns in makers else MARKDOWN_TABLES[columns](result["rows"])
     return f"\n{filled}\n*{provenance(environment_of(result))}*\n\n"
 
 
@@ -85,6 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{page.name} {'is out of date' if check else 'rewritten'}")
         if not check:
             page.write_text(filled, encoding="utf-8")
+    for file, (picture, draw) in PICTURES.items():
+        source, out = RESULTS / file, ROOT / picture
+        if not source.is_file() or (check and out.is_file()):
+            continue
+        stale += 1
+        print(f"{out.name} {'is missing' if check else 'drawn'}")
+        if not check:
+            draw(json.loads(source.read_text(encoding="utf-8")), out)
     return int(check and stale > 0)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from torch.nn import functional
 import warploom
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+WARM_UP = 10
+"""Steps before the clock starts: the first compiles."""
 
 
 class Block(nn.Module):
@@ -55,8 +58,14 @@ class Gpt(nn.Module):
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, width // 64 or 1, attention) for _ in range(layers)))
         self.norm, self.loss = nn.LayerNorm(width), loss
-        for embedding in (self.words, self.places):
-            nn.init.normal_(embedding.weight, std=0.02)
+
+    def reset(self) -> None:
+        """Parameters as they are before a training."""
+        for part in self.modules():
+            if isinstance(part, nn.Linear | nn.LayerNorm):
+                part.reset_parameters()
+            elif isinstance(part, nn.Embedding):
+                nn.init.normal_(part.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The mean loss of the next tokens."""
@@ -67,43 +76,63 @@ class Gpt(nn.Module):
         return functional.cross_entropy(functional.linear(x, self.words.weight), target.flatten())
 
 
-def text(device: str) -> torch.Tensor:
-    """The documentation as bytes."""
-    pages = b"".join(page.read_bytes() for page in sorted(DOCS.rglob("*.md")))
-    return torch.frombuffer(bytearray(pages), dtype=torch.uint8).long().to(device)
+@dataclass(frozen=True)
+class Size:
+    """A model and its batches."""
+
+    words: int = 50304
+    width: int = 768
+    layers: int = 8
+    length: int = 1024
+    batch: int = 16
 
 
-def train(given: argparse.Namespace) -> dict[str, Any]:
-    """Losses, tokens per second without the first ten steps, and the peak of memory."""
-    torch.manual_seed(given.seed)
-    words, width, layers, length, batch = (256, 64, 1, 32, 1) if given.tiny else (50304, 768, 8, 1024, 16)
-    model = Gpt(words, width, layers, length, given.attention, given.loss).to(given.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
-    step = model if given.tiny else torch.compile(model)
-    data, steps, losses, start = text(given.device), 2 if given.tiny else given.steps, list[torch.Tensor](), 0.0
-    gpu = given.device == "cuda"
-    chosen = torch.Generator().manual_seed(given.seed)
-    for number in range(steps):
-        if number == min(10, steps - 1):
-            torch.cuda.synchronize() if gpu else None
-            start = time.perf_counter()
-        first = torch.randint(len(data) - length - 1, (batch,), generator=chosen).to(given.device)
-        part = data[first[:, None] + torch.arange(length + 1, device=given.device)]
-        with torch.autocast(given.device, dtype=torch.bfloat16):
-            loss = step(part[:, :-1], part[:, 1:])
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    torch.cuda.synchronize() if gpu else None
-    seconds = time.perf_counter() - start
-    return {
-        "attention": given.attention, "loss": given.loss, "seed": given.seed,
-        "parameters": sum(p.numel() for p in model.parameters()), "losses": [float(x) for x in losses],
-        "tokens_per_second": batch * length * (steps - min(10, steps - 1)) / seconds,
-        "peak_bytes": torch.cuda.max_memory_allocated() if gpu else None,
-    }  # fmt: skip
+TINY = Size(words=256, width=64, layers=1, length=32, batch=1)
+
+
+class Training:
+    """A model that is compiled once and can be trained again and again, each time from the beginning."""
+
+    def __init__(self, size: Size, attention: str, loss: str, device: str) -> None:
+        self.size, self.device, self.kernels = size, device, {"attention": attention, "loss": loss}
+        self.model = Gpt(size.words, size.width, size.layers, size.length, attention, loss).to(device)
+        self.step = self.model if size is TINY else torch.compile(self.model)
+        pages = b"".join(page.read_bytes() for page in sorted(DOCS.rglob("*.md")))
+        self.data = torch.frombuffer(bytearray(pages), dtype=torch.uint8).long().to(device)
+
+    def run(self, seed: int, steps: int) -> dict[str, Any]:
+        """Train: each step's loss, and tokens per second and the peak of memory without the first steps."""
+        torch.manual_seed(seed)
+        self.model.reset()
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, weight_decay=0.1)
+        gpu, first = self.device == "cuda", min(WARM_UP, steps - 1)
+        chosen, losses, start = torch.Generator().manual_seed(seed), list[torch.Tensor](), 0.0
+        for number in range(steps):
+            if number == first:
+                if gpu:
+                    torch.cuda.synchronize()
+                    torch.cuda.reset_peak_memory_stats()
+                start = time.perf_counter()
+            with torch.autocast(self.device, dtype=torch.bfloat16):
+                loss = self.step(*self._batch(chosen))
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        seen = [float(x) for x in losses]  # waits for the last step
+        tokens = self.size.batch * self.size.length * (steps - first)
+        return self.kernels | {
+            "seed": seed, "parameters": sum(p.numel() for p in self.model.parameters()), "losses": seen,
+            "tokens_per_second": tokens / (time.perf_counter() - start),
+            "peak_bytes": torch.cuda.max_memory_allocated() if gpu else None,
+        }  # fmt: skip
+
+    def _batch(self, chosen: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        length, reach = self.size.length, torch.arange(self.size.length + 1, device=self.device)
+        first = torch.randint(len(self.data) - length - 1, (self.size.batch,), generator=chosen).to(self.device)
+        part = self.data[first[:, None] + reach]
+        return part[:, :-1], part[:, 1:]
 
 
 def main() -> None:
@@ -117,7 +146,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    found = train(given)
+    training = Training(TINY if given.tiny else Size(), given.attention, given.loss, given.device)
+    found = training.run(given.seed, 2 if given.tiny else given.steps)
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     ends = found["losses"][0], found["losses"][-1]

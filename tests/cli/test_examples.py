@@ -98,5 +98,4 @@ def test_a_small_gpt_trains_alike_with_own_and_pytorchs_kernels(monkeypatch, tmp
         monkeypatch.setattr(sys, "argv", line)
         runpy.run_path(str(EXAMPLES / "train_gpt.py"), run_name="__main__")
         losses[kind] = json.loads(file.read_text(encoding="utf-8"))["losses"]
-    assert losses["warploom"][1] < losses["warploom"][0]
-    np.testing.assert_allclose(losses["warploom"], losses["torch"], rtol=2e-3)
+    np.testing.assert_allclose(losses["warploom"], losses["torch"], rtol=1e-4)  # the second is after a step

@@ -1,0 +1,84 @@
+"""``examples/train_gpt.py`` with this package's attention and loss and with PyTorch's, three seeds each, in a process.
+
+    PYTHONPATH=src python benchmarks/train_gpt_h200.py [--dry-run] [--steps 300] [--out FOLDER]
+
+Each of the two is compiled once and trained from every seed: the same first parameters, the same batches. Writes every
+step's loss, tokens per second and the peak of memory as train-gpt.json to the folder (by default ``$OUT``, else out),
+about two minutes on an H200. Exit code 1 if the last losses of the two lie further apart than those of the seeds do.
+``--dry-run`` takes two steps of a tiny model on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from warploom.bench.environment import environment
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+from train_gpt import TINY, Size, Training  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+KERNELS = "warploom", "torch"
+LAST = 30
+"""Steps at the end whose mean loss is compared: those of one step are of one batch."""
+
+
+def trained(kernels: str, size: Size, device: str, seeds: Sequence[int], steps: int) -> list[dict[str, Any]]:
+    """A run for each seed. What was compiled for it is gone afterwards."""
+    training = Training(size, kernels, kernels, device)
+    found: list[dict[str, Any]] = []
+    for seed in seeds:
+        found.append(training.run(seed, steps))
+        last = sum(found[-1]["losses"][-LAST:]) / len(found[-1]["losses"][-LAST:])
+        print(f"{kernels} seed {seed}: loss {last:.4f}, {found[-1]['tokens_per_second']:.0f} tokens/s", flush=True)
+    del training
+    torch.compiler.reset()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def apart(runs: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """(largest distance of the two from the same seed, of two seeds of one) of the mean of the last losses."""
+    ends = {(r["attention"], r["seed"]): sum(r["losses"][-LAST:]) / len(r["losses"][-LAST:]) for r in runs}
+    between = max(abs(ends["warploom", seed] - end) for (kind, seed), end in ends.items() if kind == "torch")
+    own = [[end for (kind, _), end in ends.items() if kind == wanted] for wanted in KERNELS]
+    return between, max(max(x) - min(x) for x in own)
+
+
+def main() -> int:
+    """Train, compare, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")))
+    given = parser.parse_args()
+    device, start = "cpu" if given.dry_run else "cuda", time.monotonic()
+    size, steps = (TINY, 2) if given.dry_run else (Size(), given.steps)
+    runs = [run for kind in KERNELS for run in trained(kind, size, device, given.seeds, steps)]
+    between, spread = apart(runs)
+    result = {
+        "environment": environment(None if given.dry_run else 0), "steps": steps, "tokens": size.batch * size.length,
+        "last": LAST, "apart": between, "spread": spread, "runs": runs,
+    }  # fmt: skip
+    given.out.mkdir(parents=True, exist_ok=True)
+    file = given.out / "train-gpt.json"
+    file.write_text(json.dumps(result, default=str) + "\n", encoding="utf-8")
+    print(f"apart {between:.4f}, seeds {spread:.4f}; {time.monotonic() - start:.0f} s, {file}")
+    return int(not between <= spread)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What training with this package reaches, as parts of pages made from results of ``benchmarks``, and its picture."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from warploom.bench.tables import markdown_table
+
+Result = Mapping[str, Any]
+
+SEQUENCES = (512, 1024, 4096, 16384)
+"""Lengths that stand in the table of attention's gradients; the result has more."""
+COLOURS = {"warploom": "#3b6ea5", "torch": "#d98032"}
+SMOOTHED = 10
+"""Steps whose mean a point of a curve is."""
+
+
+def gradients(result: Result) -> str:
+    """Attention's backward pass: TFLOP/s and the ratios to its peers."""
+    plain = [c for c in result["cells"] if c["q_len"] == c["kv_len"] and c["cell"].endswith(f" {c['q_len']}")]
+    body: list[list[str]] = []
+    for (head_dim, causal), found in groupby(plain, key=lambda c: (c["head_dim"], bool(c["causal"]))):
+        cells = {c["q_len"]: c for c in found}
+        body.append([str(head_dim), "causal" if causal else "full", *(_cell(cells.get(n)) for n in SEQUENCES)])
+    names = {"cudnn": "cuDNN", "flash_attention_2": "FlashAttention-2", "flash_attention_4": "FlashAttention-4"}
+    there = [text for name, text in names.items() if any(name in c["ratio"] for c in plain)]
+    said = (
+        "`warploom.attention_backward`, bf16, 16384 tokens, heads × head_dim = 2048, all its kernels counted: TFLOP/s · "
+        f"ratio to {' · to '.join(there)} (`benchmarks/attention_backward_cells.py`).\n\n"
+    )
+    return said + markdown_table(["head_dim", "mask", *(f"seq {n}" for n in SEQUENCES)], body)
+
+
+def _cell(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return "–"
+    peers = (n for n in ("cudnn", "flash_attention_2", "flash_attention_4") if n in cell["ratio"])
+    ratios = (f"{cell['ratio'][name]['median']:.2f}×" for name in peers)
+    return " · ".join((f"{cell['tflops']['warploom']['median']:.0f}", *ratios))
+
+
+def losses(result: Result) -> str:
+    """``linear_cross_entropy`` forward and backward: milliseconds and memory, beside its peers."""
+    names = list(dict.fromkeys(name for row in result["rows"] for name in row["seconds"]))
+    body = [[f"{row['m']} × {row['n']} × {row['k']}", *(_step(row, name) for name in names)] for row in result["rows"]]
+    said = (
+        "Forward and backward, bf16: milliseconds, and MiB beyond inputs and gradients "
+        "(`benchmarks/linear_cross_entropy_h200.py`).\n\n"
+    )
+    return said + markdown_table(["tokens × words × width", *names], body)
+
+
+def _step(row: Mapping[str, Any], name: str) -> str:
+    if name not in row["seconds"]:
+        return "–"
+    return f"{1e3 * row['seconds'][name]['median']:.1f} ms · {row['extra_bytes'][name] / 2**20:.0f} MiB"
+
+
+def training(result: Result) -> str:
+    """A training of ``examples/train_gpt.py`` with each of the two: losses, speed, memory, and the picture."""
+    runs, last = result["runs"], result["last"]
+    body: list[list[str]] = []
+    for kind, found in groupby(runs, key=lambda run: run["attention"]):
+        own = list(found)
+        ends = [sum(run["losses"][-last:]) / last for run in own]
+        tokens = sorted(run["tokens_per_second"] for run in own)[len(own) // 2]
+        peak = max(run["peak_bytes"] for run in own) / 2**30
+        body.append([kind, " · ".join(f"{end:.3f}" for end in ends), f"{tokens / 1e3:.0f}k", f"{peak:.1f} GiB"])
+    verdict = "no further" if result["apart"] <= result["spread"] else "further"
+    said = (
+        f"## The same curve\n\n{runs[0]['parameters'] / 1e6:.0f} million parameters, {result['steps']} steps of "
+        f"{result['tokens']} tokens, `torch.compile`, attention and loss by these kernels or by PyTorch's, "
+        f"{len(runs) // len(body)} seeds each (`benchmarks/train_gpt_h200.py`). From the same seed the last losses lie "
+        f"{result['apart']:.4f} apart at most, {verdict} than those of two seeds ({result['spread']:.4f}):\n\n"
+        "![Losses of all runs by step](../evidence/train-gpt.svg)\n\n"
+    )
+    header = ["kernels", f"mean loss of the last {last} steps", "tokens/s", "peak memory"]
+    return said + markdown_table(header, body)
+
+
+def draw_training(result: Result, out: Path) -> None:
+    """The loss of every run by step, as an SVG."""
+    matplotlib: Any = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    style = {"svg.hashsalt": "warploom", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
+    with matplotlib.rc_context(style):
+        figure, axes = pyplot.subplots(figsize=(7.0, 3.6))
+        for number, run in enumerate(result["runs"]):
+            parts = [run["losses"][i : i + SMOOTHED] for i in range(0, len(run["losses"]), SMOOTHED)]
+            first = run["attention"] not in [other["attention"] for other in result["runs"][:number]]
+            axes.plot(
+                [SMOOTHED * i + len(part) / 2 for i, part in enumerate(parts)],
+                [sum(part) / len(part) for part in parts],
+                color=COLOURS[run["attention"]], label=run["attention"] if first else None, linewidth=1.0,
+                linestyle="-" if run["attention"] == "warploom" else "--",
+            )  # fmt: skip
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.legend(frameon=False)
+        figure.savefig(out, bbox_inches="tight", metadata={"Date": None})
+        pyplot.close(figure)
+
+
+SECTIONS: dict[str, Callable[[Result], str]] = {"gradients": gradients, "losses": losses, "training": training}
+"""Parts of a page that bring their own sentences: nothing is there until they were measured."""
