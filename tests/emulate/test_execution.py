@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -177,3 +179,27 @@ def test_progress_grows_to_one() -> None:
     Case.of_blocks(RUNGS["2"], 3).run(progress=told.append)
     assert told == sorted(told)
     assert told[-1] == 1.0
+
+
+@kernel(threads=64)
+def crossed(k: Kernel, out: Global[U32], extra: U32) -> None:
+    """The second warp reads what the first has written, without a barrier."""
+    tile = k.shared(U32, 64, name="tile")
+    tile.store(k.thread * extra, 0, k.thread)
+    out.store([tile.load(0, 63 - k.thread)[0]], k.cta_x * 64 + k.thread)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_program_runs_again_as_it_ran_first(seed: int | None) -> None:
+    """Its steps are kept; nothing of a launch is: neither counts, nor findings, nor arrays."""
+    program, found = crossed.trace(), []
+    for extra in (3, 3, 4):
+        out = np.zeros(128, np.uint32)
+        run = emulate(program, 2, {"out": out, "extra": extra}, seed=seed)
+        found.append(([str(f) for f in run.findings], run.executed, [n for _, n in run.counts], out.tolist()))
+    assert found[0] == found[1]
+    assert found[0][:3] == found[2][:3]
+    assert found[2][0], "the race"
+    alive = weakref.ref(out)
+    del out, run
+    assert alive() is None

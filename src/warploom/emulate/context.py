@@ -29,8 +29,10 @@ Block: TypeAlias = list[tuple[Step, bool]]
 
 
 class Context:
-    """The launch's memory and settings; the batch's memories and clocks, set by :meth:`enter`."""
+    """Settings; the launch's memory, set by :meth:`begin`, and the batch's memories and clocks, by :meth:`enter`."""
 
+    memory: GlobalMemory
+    counter: TrafficCounter
     clocks: Clocks
     report: Reporter
     shared: SharedMemory
@@ -39,9 +41,7 @@ class Context:
     barriers: Barriers
     ordering: Ordering
 
-    def __init__(self, memory: GlobalMemory, counter: TrafficCounter, checks: bool, across: bool) -> None:
-        self.memory = memory
-        self.counter = counter
+    def __init__(self, checks: bool, across: bool) -> None:
         self.checks = checks
         self.across = across
         self.constants: dict[Value, Array] = {}

@@ -29,16 +29,18 @@ def written_registers(body: tuple[Statement, ...]) -> tuple[Value, ...]:
 
 
 class Control:
-    """Builds the steps of control statements, of blocks that ``build`` prepares and ``run`` runs on a frame.
-
-    ``spawn`` starts a task of its own for a warp role.
-    """
+    """Builds the steps of control statements, of blocks that ``build`` prepares and ``run`` runs on a frame."""
 
     def __init__(
         self, context: Context, program: Program, build: Callable[[tuple[Statement, ...]], Block],
-        run: Callable[[Block, Frame], Running], spawn: Callable[[Running, Wait], None],
+        run: Callable[[Block, Frame], Running],
     ) -> None:  # fmt: skip
-        self.context, self.program, self.build, self.run, self.spawn = context, program, build, run, spawn
+        self.context, self.program, self.build, self.run = context, program, build, run
+        self.begin(None)
+
+    def begin(self, spawn: Callable[[Running, Wait], None] | None) -> None:
+        """Another launch begins; ``spawn`` starts a task of its own for a warp role."""
+        self.spawn = spawn
         self.progress: Callable[[float], None] | None = None
         self._loops = 0
 
@@ -176,6 +178,7 @@ class Control:
                 child = frame.child(takes)
                 children.append((child, registers))
                 done.rows.add(number)
+                assert self.spawn is not None
                 self.spawn(_then(self.run(block, child), done, number), done)
             while not done.ready:
                 yield done

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -38,22 +38,37 @@ _KEPT_MATRICES = 96
 
 
 class Executor(Context):
-    """Builds the steps of statements and runs them on frames. ``spawn`` starts a task of its own for a warp role."""
+    """Builds the steps of statements and runs them on frames: of one launch after another."""
 
-    def __init__(
-        self, program: Program, memory: GlobalMemory, counter: TrafficCounter, checks: bool, across: bool, seeded: bool,
-        spawn: Callable[[Running, Wait], None],
-    ) -> None:  # fmt: skip
-        super().__init__(memory, counter, checks, across)
+    def __init__(self, program: Program, checks: bool, across: bool, seeded: bool, large: bool) -> None:
+        super().__init__(checks, across)
         self.engines = EngineSteps(self, program)
-        self.control = Control(self, program, self.block, self.run, spawn)
+        self.control = Control(self, program, self.block, self.run)
         self.seeded = seeded
         self.counts: list[tuple[Op, list[int]]] = []
         self._accesses = AccessSteps(self)
         self._lanes = LaneSteps(self)
-        large = checks and WideAddresses.needed(list(memory.buffers.values()))
         self._wide = WideAddresses(self, program) if large else None
         self._matrices: dict[tuple[int, ...], tuple[tuple[Array, ...], Array]] = {}
+
+    def begin(
+        self, memory: GlobalMemory, counter: TrafficCounter, values: Mapping[Value, Array],
+        spawn: Callable[[Running, Wait], None],
+    ) -> None:  # fmt: skip
+        """A launch begins with these parameters; ``spawn`` starts a task of its own for a warp role."""
+        self.memory, self.counter = memory, counter
+        self.constants.update(values)
+        self.control.begin(spawn)
+        for _, count in self.counts:
+            count[0] = 0
+
+    def leave(self) -> None:
+        """The launch is over: what it held is let go."""
+        for name in ("memory", "clocks", "report", "shared", "local", "copies", "barriers", "ordering"):
+            self.__dict__.pop(name, None)
+        self.engines.__dict__.pop("state", None)
+        self.control.begin(None)
+        self.forget()
 
     def forget(self) -> None:
         """Another batch begins: its registers are other arrays."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from warploom.core.arguments import grid_of
 from warploom.core.errors import EmulationError, ProblemError, shown
-from warploom.emulate.arguments import bind, granules, written_parameters
+from warploom.emulate.arguments import bind
 from warploom.emulate.async_proxy import AsyncProxy
 from warploom.emulate.barriers import Barriers, Wait
 from warploom.emulate.buffers import GlobalBuffer
@@ -25,8 +25,7 @@ from warploom.emulate.columns import Columns
 from warploom.emulate.context import Running
 from warploom.emulate.copies import CopyQueue
 from warploom.emulate.engine_steps import EngineState
-from warploom.emulate.engines import Engines, TooManyMbarriersError, fences_globally, mbarriers_of, uses_engines
-from warploom.emulate.execute import Executor
+from warploom.emulate.engines import Engines, TooManyMbarriersError
 from warploom.emulate.findings import Finding, Findings
 from warploom.emulate.frames import Frame
 from warploom.emulate.global_memory import GlobalMemory
@@ -34,17 +33,18 @@ from warploom.emulate.local_memory import LocalMemory
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.ordering import Ordering
 from warploom.emulate.places import Places
+from warploom.emulate.prepared import Prepared, prepared
 from warploom.emulate.products import WARPS
 from warploom.emulate.registers import RegisterPools
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SharedMemory
 from warploom.emulate.shared_reports import SharedReports
 from warploom.emulate.traffic import Traffic, TrafficCounter
-from warploom.emulate.warpgroups import Warpgroups, has_wgmma
+from warploom.emulate.warpgroups import Warpgroups
+from warploom.emulate.wide import WideAddresses
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Op
-from warploom.isa.effects import Access, Fence, GlobalWait, MbarrierWait, RegisterBudget, WarpSync
-from warploom.isa.warp import FULL_MASK
+from warploom.ir.statements import Op
+from warploom.isa.effects import GlobalWait, MbarrierWait, RegisterBudget
 
 Array = NDArray[Any]
 
@@ -137,17 +137,25 @@ def emulate(
         raise ProblemError(f"emulate runs a Program, not {shown(program)}: of a kernel it is kernel.trace(…)")
     places = Places.of(program, grid_of(grid))
     buffers, _, _ = bind(program, arguments)
-    written = written_parameters(program)
+    large = checks and WideAddresses.needed(buffers)
+    with prepared(program, checks, seed is not None, large) as ready:
+        return _until_it_runs(ready, places, arguments, buffers, seed, checks, stop, progress)
+
+
+def _until_it_runs(
+    ready: Prepared, places: Places, arguments: Any, buffers: Sequence[GlobalBuffer], seed: int | None, checks: bool,
+    stop: bool, progress: Callable[[float], None] | None,
+) -> Emulation:  # fmt: skip
+    """Launch at one division of the warps after the other, until none waits for another one inside its own."""
+    written = ready.written
     backups = [(b, b.data.copy()) for b in buffers if b.writable and (written is None or b.name in written)]
     # The coarsest division into tasks is the fastest. Where warps must wait for each other inside a division, a finer
     # one tells a deadlock from an artefact: at one warp a task nothing is an artefact.
-    first = "warpgroup" if has_wgmma(program) else "warp"
-    levels = ("cohort", first, "row") if seed is None else (first, "row")
-    tries = [*levels]
-    mbarriers = mbarriers_of(program)
+    first = "warpgroup" if ready.multiplies_by_warpgroups else "warp"
+    tries = ["cohort", first, "row"] if seed is None else [first, "row"]
     while True:
         findings = Findings(stop, checks)
-        launch = _Launch(program, places, arguments, findings, tries[0], seed, checks, progress, mbarriers)
+        launch = _Launch(ready, places, arguments, findings, tries[0], seed, checks, progress)
         try:
             return launch.run()
         except _StuckError as stuck:
@@ -156,7 +164,7 @@ def emulate(
                 return launch.result()
             tries.pop(0)
         except TooManyMbarriersError as more:
-            mbarriers = more.needed
+            ready.mbarriers = more.needed
         for buffer, data in backups:
             buffer.data[:] = data
 
@@ -165,29 +173,23 @@ class _Launch:
     """One attempt at a launch, at one division of the warps into tasks."""
 
     def __init__(
-        self, program: Program, places: Places, arguments: Any, findings: Findings, level: str, seed: int | None,
-        checks: bool, progress: Callable[[float], None] | None, mbarriers: int,
+        self, ready: Prepared, places: Places, arguments: Any, findings: Findings, level: str, seed: int | None,
+        checks: bool, progress: Callable[[float], None] | None,
     ) -> None:  # fmt: skip
+        self.ready, self.executor, program = ready, ready.executor, ready.program
         self.program, self.places, self.findings, self.level, self.checks = program, places, findings, level, checks
-        self.mbarriers = mbarriers
         self.rng = None if seed is None else random.Random(seed)
         self.progress = progress
         self.warps = program.warps
         self.ctas = places.ctas
         buffers, values, self.maps = bind(program, arguments)
         self.buffers: list[GlobalBuffer] = buffers
-        self.shared_granule, global_granule = granules(program)
-        self.parts = any(_meets_in_part(op) for op in program.ops())
-        self.across = checks and any(_orders(op) for op in program.ops())
-        self.memory = GlobalMemory(buffers, written_parameters(program), global_granule, checks)
+        self.memory = GlobalMemory(buffers, ready.written, ready.global_granule, checks)
         self.counter = TrafficCounter()
-        self.executor = Executor(program, self.memory, self.counter, checks, self.across, seed is not None, self._spawn)
-        self.executor.constants.update(values)
-        self.block = self.executor.block(program.body)
+        self.executor.begin(self.memory, self.counter, values, self._spawn)
         self.history: list[Op | None] = [None]
         self.published: dict[int, Any] = {}
         self.tasks: list[_Task] = []
-        self.uses_engines = uses_engines(program)
         self.idle = 0  # rounds in which loops looked in vain for what other threads do
         # How often a copy lands before some warp goes on; without a seed, none does while any warp can.
         self.haste = 0.0 if self.rng is None else self.rng.choice((0.02, 0.2, 0.6))
@@ -216,14 +218,13 @@ class _Launch:
 
     def _run_batch(self, first: int, ctas: int) -> None:
         rows, start = ctas * self.warps, first * self.warps
-        engines = Engines(self.places, self.uses_engines, self.mbarriers)
-        fences = self.checks and fences_globally(self.program)
-        columns = Columns(self.places, start, self.across, engines.ranks, fences)
+        engines = Engines(self.places, self.ready.uses_engines, self.ready.mbarriers)
+        columns = Columns(self.places, start, self.ready.across, engines.ranks, self.ready.fences)
         clocks = Clocks(rows, columns, self.history)
         report = self.report = Reporter(self.findings, engines, start, clocks)
         self.memory.clocks, self.memory.report = clocks, report
-        size, granule = self.program.shared_bytes, self.shared_granule
-        shared = SharedMemory(ctas, size, granule, clocks, SharedReports(report), self.checks, self.parts)
+        size, granule, parts = self.program.shared_bytes, self.ready.shared_granule, self.ready.meets_in_part
+        shared = SharedMemory(ctas, size, granule, clocks, SharedReports(report), self.checks, parts)
         copies = CopyQueue(rows, shared, self.memory, report)
         barriers = self.barriers = Barriers(clocks, report, self.program.threads)
         ordering = Ordering(clocks, self.published)
@@ -237,10 +238,7 @@ class _Launch:
             tell = self.progress
             self.executor.control.progress = lambda fraction: tell(min(1.0, done + share * fraction))
         everyone = np.arange(rows).reshape(ctas, self.warps)
-        self.tasks = [
-            _Task(self.executor.run(self.block, Frame(part, self.warps, self.executor.constants)), part.reshape(-1))
-            for part in self._divide(everyone)
-        ]
+        self.tasks = [self._task(part) for part in self._divide(everyone)]
         self._schedule()
         if self.checks:
             copies.at_exit()
@@ -259,6 +257,10 @@ class _Launch:
         warpgroups = Warpgroups(rows, proxy, engines, report, self.executor.engines.watched)
         clusters, registers = ClusterBarriers(rows, clocks, report), RegisterPools(self.program, rows, report)
         return EngineState(mbarriers, bulk, warpgroups, clusters, registers)
+
+    def _task(self, part: Array) -> _Task:
+        frame = Frame(part, self.warps, self.executor.constants)
+        return _Task(self.executor.run(self.ready.block, frame), part.reshape(-1))
 
     def _divide(self, everyone: Array) -> list[Array]:
         if self.level == "cohort":
@@ -342,20 +344,3 @@ def _cure(op: Op) -> str:
     if any(isinstance(e, GlobalWait) for e in op.instruction.effects()):
         return "who raises the counter must come so far, and must not be behind this CTA in the grid"
     return "every thread it counts must arrive, in every branch and as often"
-
-
-def _meets_in_part(op: Op) -> bool:
-    """Whether an instruction lets part of a warp meet."""
-    for effect in op.instruction.effects():
-        if isinstance(effect, WarpSync) and effect.orders_memory and effect.mask is not None:
-            mask = op.operands[effect.mask]
-            return not (isinstance(mask, Const) and int(mask.value) % 2**32 == FULL_MASK)
-    return False
-
-
-def _orders(op: Op) -> bool:
-    """Whether an instruction can order accesses of different CTAs."""
-    return any(
-        isinstance(e, Fence | GlobalWait) or (isinstance(e, Access) and e.order not in ("weak", "relaxed"))
-        for e in op.instruction.effects()
-    )

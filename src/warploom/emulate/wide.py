@@ -6,6 +6,7 @@ Only for launches with an array of 4 GiB or more: in smaller ones an index that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class WideAddresses:
                     self.made[result] = op
 
     @staticmethod
-    def needed(buffers: list[GlobalBuffer]) -> bool:
+    def needed(buffers: Sequence[GlobalBuffer]) -> bool:
         """Whether there is an array that is large enough."""
         return any(b.data.size >= LARGE for b in buffers)
 

@@ -1,0 +1,78 @@
+"""A Program made ready to run: its steps, and what every launch asks of it. Kept for the next run of the same Program.
+
+To make the steps takes as long as a small grid takes to run, and one call may run several times: a coarser division of
+the warps first, or the same kernel in several orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from warploom.emulate.arguments import granules, written_parameters
+from warploom.emulate.engines import fences_globally, mbarriers_of, uses_engines
+from warploom.emulate.execute import Executor
+from warploom.emulate.warpgroups import has_wgmma
+from warploom.ir.program import Program
+from warploom.ir.statements import Const, Op
+from warploom.isa.effects import Access, Fence, GlobalWait, WarpSync
+from warploom.isa.warp import FULL_MASK
+
+_MOST_OPS = 100_000
+"""Of all Programs that are kept."""
+
+
+class Prepared:
+    """One launch at a time runs on it. ``large``: with an array that cannot be addressed in 32 bits."""
+
+    def __init__(self, program: Program, checks: bool, seeded: bool, large: bool) -> None:
+        ops = list(program.ops())
+        self.program, self.ops = program, len(ops)
+        self.written = written_parameters(program)
+        self.shared_granule, self.global_granule = granules(program)
+        self.meets_in_part = any(_meets_in_part(op) for op in ops)
+        self.across = checks and any(_orders(op) for op in ops)
+        self.uses_engines = uses_engines(program)
+        self.fences = checks and fences_globally(program)
+        self.multiplies_by_warpgroups = has_wgmma(program)
+        self.mbarriers = mbarriers_of(program)
+        self.executor = Executor(program, checks, self.across, seeded, large)
+        self.block = self.executor.block(program.body)
+
+
+_kept: dict[tuple[int, bool, bool, bool], Prepared] = {}
+"""By the Program's identity: equal ones may have other lines. Whoever runs one has taken it out."""
+
+
+@contextmanager
+def prepared(program: Program, checks: bool, seeded: bool, large: bool) -> Iterator[Prepared]:
+    """The Program made ready, for one caller alone."""
+    key = (id(program), checks, seeded, large)
+    found = _kept.pop(key, None) or Prepared(program, checks, seeded, large)
+    try:
+        yield found
+    finally:
+        found.executor.leave()
+        _kept[key] = found
+        ready, ops = list(_kept.items()), 0
+        for old, one in reversed(ready):
+            ops += one.ops
+            if ops > _MOST_OPS:
+                _kept.pop(old, None)
+
+
+def _meets_in_part(op: Op) -> bool:
+    """Whether an instruction lets part of a warp meet."""
+    for effect in op.instruction.effects():
+        if isinstance(effect, WarpSync) and effect.orders_memory and effect.mask is not None:
+            mask = op.operands[effect.mask]
+            return not (isinstance(mask, Const) and int(mask.value) % 2**32 == FULL_MASK)
+    return False
+
+
+def _orders(op: Op) -> bool:
+    """Whether an instruction can order accesses of different CTAs."""
+    return any(
+        isinstance(e, Fence | GlobalWait) or (isinstance(e, Access) and e.order not in ("weak", "relaxed"))
+        for e in op.instruction.effects()
+    )
