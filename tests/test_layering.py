@@ -14,6 +14,9 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "warploom"
 ROOMS = sorted(p.name for p in SOURCE.iterdir() if p.is_dir() and (p / "__init__.py").exists())
 
+HOSTS = frozenset({"flash_attn", "torch"})
+"""Modules that other libraries' callers import, by those libraries' names: one room."""
+
 CORE = frozenset({"core"})
 LAYOUT = CORE | {"layout"}
 ISA = LAYOUT | {"isa"}
@@ -39,6 +42,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "interop": CORE | {"interop"},
     "ops": OPS,
     "operators": OPS | {"operators"},
+    "hosts": OPS | {"operators", "hosts"},
     "tune": OPS | {"inspect", "bench", "tune"},
     "inspect": OPS | {"inspect"},
     "bench": OPS | {"operators", "inspect", "bench"},
@@ -52,6 +56,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "core": EVERYWHERE,
     "cuda": EVERYWHERE | {"cuda"},
     "operators": EVERYWHERE | {"torch"},
+    "hosts": EVERYWHERE | {"torch"},
     "cli": EVERYWHERE | {"typer", "rich", "click", "matplotlib"},
     "emulate": EVERYWHERE | {"rich"},
     "inspect": EVERYWHERE | {"rich"},
@@ -82,8 +87,9 @@ class Import:
     def room(self) -> str:
         """The importing room."""
         relative = self.file.relative_to(SOURCE)
-        alone = "cli" if relative.name == "__main__.py" else ""
-        return relative.parts[0] if len(relative.parts) > 1 else alone
+        if len(relative.parts) > 1:
+            return relative.parts[0]
+        return "hosts" if relative.stem in HOSTS else "cli" if relative.name == "__main__.py" else ""
 
     @property
     def is_own(self) -> bool:
@@ -92,7 +98,8 @@ class Import:
     @property
     def target_room(self) -> str:
         """The imported room of this package."""
-        return self.module.removeprefix("warploom").lstrip(".").split(".")[0]
+        first = self.module.removeprefix("warploom").lstrip(".").split(".")[0]
+        return "hosts" if first in HOSTS else first
 
     def __str__(self) -> str:
         return f"{self.file.relative_to(SOURCE.parent)}:{self.line} imports {self.module}"

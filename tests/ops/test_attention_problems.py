@@ -160,3 +160,9 @@ def test_random_problems_for_rungs(key, problem):
     if isinstance(config, RungSm80):
         problem = replace(problem, softcap=None)
     check(config, problem, with_lse=False)
+
+
+def test_a_scale_that_is_the_default_needs_no_kernel_of_its_own():
+    q = np.zeros((1, 16, 1, 40), np.float16)
+    assert warploom.plan(q, q, q, scale=1 / math.sqrt(40)).problem == warploom.plan(q, q, q).problem
+    assert warploom.plan(q, q, q, scale=0.15).problem != warploom.plan(q, q, q).problem

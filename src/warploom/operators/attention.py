@@ -27,14 +27,14 @@ from warploom.ops.attention_arrays import Layout, Window
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None, SymInt? window_left=None, "
     "SymInt? window_right=None, float? softcap=None, str layout='bshd', str? config=None, "
-    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None) -> "
+    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None, bool deterministic=False) -> "
 )
 
 
 _BACKWARD = (
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse=None, bool causal=False, "
     "float? scale=None, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, str layout='bshd', "
-    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None) -> (Tensor, Tensor, Tensor)"
+    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None, bool deterministic=False) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -46,12 +46,12 @@ def _run_backward(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
     dlse: torch.Tensor | None = None, causal: bool = False, scale: float | None = None,
     window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
-    layout: Any = "bshd", scale_tensor: Any = None, softcap_tensor: Any = None,
+    layout: Any = "bshd", scale_tensor: Any = None, softcap_tensor: Any = None, deterministic: bool = False,
 ) -> Any:  # fmt: skip
     return attention_backward(
         dout, q, k, v, out, lse, dlse=dlse, causal=causal, scale=scale if scale_tensor is None else scale_tensor,
         window=_window(window_left, window_right), softcap=softcap if softcap_tensor is None else softcap_tensor,
-        layout=layout, deterministic=torch.are_deterministic_algorithms_enabled(),
+        layout=layout, deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def _backward(
     found = backward_operator(
         torch.zeros_like(out) if dout is None else dout, q, k, v, out, lse, dlse, others["causal"],
         others.get("scale"), others["window_left"], others["window_right"], others.get("softcap"), others["layout"],
-        scale, softcap,
+        scale, softcap, others["deterministic"],
     )  # fmt: skip
     return dict(zip("qkv", found, strict=True))
 
@@ -88,6 +88,7 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None,
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
         layout: Any = "bshd", config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
+        deterministic: bool = False,
     ) -> Any:  # fmt: skip
         window = _window(window_left, window_right)
         return eager.attention(
@@ -137,12 +138,24 @@ def attention(
     config: AttentionConfig | str | None = None,
 ) -> Any:
     """:func:`warploom.attention` inside a traced graph: one call of an operator, no graph break."""
+    return call(
+        q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse, layout=layout,
+        config=config,
+    )  # fmt: skip
+
+
+def call(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None,
+    window: Window | None = None, softcap: float | None = None, return_lse: bool = False, layout: Layout = "bshd",
+    config: AttentionConfig | str | None = None, deterministic: bool = False,
+) -> Any:  # fmt: skip
+    """:func:`attention`; ``deterministic`` asks for gradients with equal bits from run to run."""
     left, right = (None, None) if window is None else window
     notation = None if config is None else str(config)
     scale, scale_tensor = known("scale", scale)
     softcap, softcap_tensor = known("softcap", softcap)
     operators: Any = torch.ops.warploom
-    given = q, k, v, causal, scale, left, right, softcap, layout, notation, scale_tensor, softcap_tensor
+    given = q, k, v, causal, scale, left, right, softcap, layout, notation, scale_tensor, softcap_tensor, deterministic
     differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if not (return_lse or differentiated):
         return operators.attention(*given)

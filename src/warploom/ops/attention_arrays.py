@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
@@ -138,9 +139,12 @@ def _problem(views: Views, options: Options) -> AttentionProblem:
         )
     if q[3] % 8 or not 8 <= q[3] <= 256:
         raise ProblemError(f"head_dim is {q[3]}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
+    scale = options.scale
+    if scale is not None and math.isclose(scale, q[3] ** -0.5):
+        scale = None  # the default, whoever says it: no kernel of its own
     return AttentionProblem(
         q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], views[0].dtype,
-        options.sides(), options.scale, options.softcap, options.return_lse,
+        options.sides(), scale, options.softcap, options.return_lse,
     )  # fmt: skip
 
 

@@ -1,0 +1,136 @@
+"""PyTorch's FlashAttention operators on warploom's kernels: through the dispatcher, at the CPU's key without a GPU."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import warploom.torch  # noqa: E402
+from tests.hosts.reference import assert_like_float64, tensors  # noqa: E402
+from warploom.core.errors import ProblemError  # noqa: E402
+from warploom.torch import _Override  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+aten = torch.ops.aten
+
+HEADS = (1, 24, 2, 16), (1, 40, 1, 16), (1, 40, 1, 16)
+
+
+@pytest.fixture
+def overridden():
+    override = _Override("CPU")
+    yield
+    override.remove()
+
+
+def swapped(tensors):
+    """(batch, length, heads, head_dim) as PyTorch's (batch, heads, length, head_dim), and back."""
+    return tuple(x.transpose(1, 2) for x in tensors)
+
+
+@pytest.mark.usefixtures("overridden")
+@pytest.mark.parametrize("lies", ["bshd", "bhsd", "mixed"])
+def test_sdpa_and_its_backward_pass_lie_as_the_given_tensors(lies):
+    given = tensors(*HEADS)
+    if lies != "bshd":
+        given = tuple(
+            x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() if lies == "bhsd" or i else x
+            for i, x in enumerate(given)
+        )
+    q, k, v = swapped(given)
+    out, lse, *_, max_q, max_k, _, _, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=0.25)
+    assert (lse.shape, max_q, max_k) == ((1, 2, 24), 24, 40)
+    assert out.stride() == torch.empty_like(q).stride()
+    for x, grad in zip((q, k, v), torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True), strict=True):
+        assert grad.stride() == torch.empty_like(x).stride()
+    assert_like_float64(out.transpose(1, 2), given, *given, causal=True, scale=0.25)
+
+
+@pytest.mark.usefixtures("overridden")
+def test_flash_attention_with_a_window():
+    given = q, k, v = tensors(*HEADS, dtype=torch.float16)
+    out, lse, *_ = aten._flash_attention_forward(
+        q, k, v, None, None, 24, 40, 0.0, False, False, window_size_left=7, window_size_right=2
+    )
+    assert lse.shape == (1, 2, 24)
+    assert_like_float64(out, given, *given, window=(7, 2))
+
+
+def test_what_is_not_taken_goes_to_pytorchs_own_kernel():
+    library = torch.library.Library("aten", "IMPL", "CPU")
+    reached = []
+
+    def original(q, _k, _v, dropout_p=0.0, *_others, **_named):
+        reached.append(dropout_p)
+        some = q.new_empty(0)
+        return q.clone(), some.float(), some, some, 0, 0, some, some, some
+
+    library.impl("_scaled_dot_product_flash_attention", original, "CPU")
+    override = _Override("CPU")
+    try:
+        q, k, v = (x.detach() for x in swapped(tensors(*HEADS)))
+        aten._scaled_dot_product_flash_attention(q, k, v, 0.5)
+        assert aten._scaled_dot_product_flash_attention(q.float(), k.float(), v.float())[0].dtype is torch.float32
+        assert reached == [0.5, 0.0]
+        aten._scaled_dot_product_flash_attention(q, k, v)
+        assert reached == [0.5, 0.0]
+    finally:
+        override.remove()
+    aten._scaled_dot_product_flash_attention(q, k, v)
+    assert reached == [0.5, 0.0, 0.0]  # PyTorch's own kernel again
+    library._destroy()
+
+
+@pytest.mark.usefixtures("overridden")
+def test_without_another_kernel_the_reason_is_told():
+    q, k, v = swapped(tensors(*HEADS))
+    with pytest.raises(ProblemError, match="dropout"):
+        aten._scaled_dot_product_flash_attention(q, k, v, 0.5)
+
+
+def test_activation_registers_by_name_and_deactivation_restores():
+    from torch.nn import attention as registry
+
+    def kernel():
+        has = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_flash_attention_forward", "CUDA")
+        return torch.library.get_kernel("aten::_flash_attention_forward", "CUDA") if has else None
+
+    before = repr(kernel())
+    warploom.torch.activate()
+    assert registry.current_flash_attention_impl() == "warploom"
+    assert repr(kernel()) != before
+    warploom.torch.activate()  # twice is once
+    warploom.torch.deactivate()
+    assert registry.current_flash_attention_impl() is None
+    assert repr(kernel()) == before
+    warploom.torch.deactivate()  # nothing to restore
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_sdpa_runs_on_these_kernels_on_a_gpu(causal):
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    from warploom.ops import attention as of_attention
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    shapes = (2, 256, 8, 64), (2, 256, 2, 64), (2, 256, 2, 64)
+    given = [torch.randn(s, generator=generator, device="cuda").bfloat16().requires_grad_() for s in shapes]
+    q, k, v = swapped(given)
+
+    def both():
+        out = sdpa(q, k, v, is_causal=causal, enable_gqa=True)
+        return out, *torch.autograd.grad(out.float().square().sum(), given)
+
+    expected = both()
+    warploom.torch.activate()
+    try:
+        of_attention._prepared.clear()
+        found = both()
+        assert of_attention._prepared  # warploom's kernel ran
+        dropped = sdpa(q, k, v, dropout_p=0.5, is_causal=causal, enable_gqa=True)  # PyTorch's own
+        assert dropped.shape == q.shape
+    finally:
+        warploom.torch.deactivate()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=2**-6, atol=2**-6 * b.abs().max().item())
+        assert a.stride() == b.stride()
