@@ -15,7 +15,7 @@ PROBLEMS_PER_FAMILY = 50
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
-def reference(q, k, v, *, left, right, softcap, scale):
+def reference(q, k, v, *, left, right, softcap, scale, sinks=None):
     """(O, Σ p·|v|, log-sum-exp), heads first, in float64."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q.double(), k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
@@ -30,7 +30,9 @@ def reference(q, k, v, *, left, right, softcap, scale):
     if right is not None:
         seen &= keys <= rows + right
     scores = scores.masked_fill(~seen, -math.inf)
-    p = torch.softmax(scores, -1).nan_to_num(0.0)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+    p = torch.softmax(scores, -1).nan_to_num(0.0)[..., : k.shape[2]]
     return p @ v, p @ v.abs(), torch.logsumexp(scores, -1)
 
 
@@ -46,6 +48,7 @@ def family(number):
         "softcap": draw.choice([None, None, None, 12.0]),
         "scale": draw.choice([None, None, 0.2]),
         "layout": draw.choice(["bshd", "bhsd"]),
+        "sinks": draw.choice([None, None, torch.float32, torch.bfloat16]),
     }
 
 
@@ -65,15 +68,16 @@ def test_random_problems(number):
 
         q, k, v = make(q_len, heads), make(kv_len, kv_heads), make(kv_len, kv_heads)
         options = {key: f[key] for key in ("causal", "window", "softcap", "scale", "layout")}
+        sinks = None if f["sinks"] is None else (3 * torch.randn(heads, device="cuda")).to(f["sinks"])
         torch.full_like(q, math.nan)  # what the output's memory is likely to hold
-        out, lse = warploom.attention(q, k, v, return_lse=True, **options)
+        out, lse = warploom.attention(q, k, v, return_lse=True, sinks=sinks, **options)
         heads_first = [x if seq == 2 else x.transpose(1, 2) for x in (q, k, v, out)]
         left, right = f["window"] or (None, None)
         if f["causal"]:
             right = 0 if right is None else min(right, 0)
         limits = {"left": left, "right": right, "softcap": f["softcap"], "scale": f["scale"]}
-        expected, magnitude, lse64 = reference(*heads_first[:3], **limits)
-        allowed = UNIT[f["dtype"]] * (expected.abs() + magnitude) + 2.0**-17 * magnitude
+        expected, magnitude, lse64 = reference(*heads_first[:3], **limits, sinks=sinks)
+        allowed = UNIT[f["dtype"]] * (expected.abs() + magnitude) + 2.0**-17 * magnitude + 2.0**-25
         error = (heads_first[3].double() - expected).abs()
         assert bool((error <= allowed).all()), (f, q.shape, k.shape, float((error - allowed).max()))
         finite = torch.isfinite(lse64)

@@ -84,7 +84,7 @@ class EmulatedCall:
     """A ``GpuCall`` whose launches are emulated under all checks."""
 
     device = 0
-    run_from_host = backends.GpuCall.run_from_host
+    launch, run_from_host = backends.GpuCall.launch, backends.GpuCall.run_from_host
 
     def __init__(self, gpu: EmulatedGpu, source: KernelSource, grid: Any, scalars: Mapping[str, int]) -> None:
         self.gpu, self.program, self.grid = gpu, source.program, grid

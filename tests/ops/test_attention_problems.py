@@ -23,6 +23,8 @@ from warploom.kernels.attention.sm90 import ForwardSm90
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 NUMPY = {f16: np.dtype(np.float16), bf16: np.dtype(ml_dtypes.bfloat16)}
 UNIT = {f16: 2.0**-11, bf16: 2.0**-8}
+TINY = {f16: 2.0**-25, bf16: 0.0}
+"""What rounding to a number below the type's normal ones may lose."""
 LENGTHS = st.one_of(st.sampled_from([0, 1, 31, 32, 33, 64]), st.integers(2, 100))
 
 
@@ -43,11 +45,18 @@ class Problem:
     scale: float | None
     layout: str
     stride: int
+    sinks: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of ``attention``."""
         return {name: getattr(self, name) for name in ("causal", "window", "softcap", "scale", "layout")}
+
+    @property
+    def logits(self) -> Any:
+        """The sinks: one that is none, and others around the scores."""
+        found = np.array([-np.inf, 1.5, -1.0, 9.0, 0.0, 3.0], np.float32)[: self.kv_heads * self.group]
+        return found if self.sinks else None
 
     def array(self, seed: int, length: int, heads: int) -> Any:
         """Random numbers in the layout; a view of a longer array where ``stride`` is 2."""
@@ -72,6 +81,7 @@ PROBLEMS = st.builds(
     scale=st.sampled_from([None, 0.3]),
     layout=st.sampled_from(["bshd", "bhsd"]),
     stride=st.sampled_from([1, 2]),
+    sinks=st.booleans(),
 )
 
 
@@ -99,9 +109,10 @@ def reference(problem: Problem, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     ahead = np.arange(problem.kv_len)[None] - np.arange(problem.q_len)[:, None] - (problem.kv_len - problem.q_len)
     seen = (ahead >= -math.inf if left is None else ahead >= -left) & (ahead <= (math.inf if right is None else right))
     scores = np.where(seen, scores, -np.inf)
-    most = scores.max(-1, keepdims=True, initial=-np.inf)
+    sink = np.float64(problem.logits if problem.sinks else -np.inf)[..., None, None]
+    most = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)
     weights = np.exp(scores - np.where(np.isfinite(most), most, 0.0))
-    total = weights.sum(-1, keepdims=True)
+    total = weights.sum(-1, keepdims=True) + np.exp(sink - np.where(np.isfinite(most), most, 0.0))
     with np.errstate(divide="ignore"):
         lse = np.log(total[..., 0]) + np.where(np.isfinite(most), most, 0.0)[..., 0]
     p = weights / np.where(total == 0, 1.0, total)
@@ -113,13 +124,15 @@ def check(config: AttentionConfig, problem: Problem, *, with_lse: bool) -> None:
     heads = problem.kv_heads * problem.group
     q = problem.array(1, problem.q_len, heads)
     k, v = (problem.array(seed, problem.kv_len, problem.kv_heads) for seed in (2, 3))
-    found: Any = warploom.attention(q, k, v, config=small(config, problem), return_lse=with_lse, **problem.options)
+    found: Any = warploom.attention(
+        q, k, v, config=small(config, problem), return_lse=with_lse, sinks=problem.logits, **problem.options
+    )
     out, lse = found if with_lse else (found, None)
     assert out.shape == q.shape
     assert out.dtype == q.dtype
     expected, magnitude, lse64 = reference(problem, q, k, v)
     got = (out.swapaxes(1, 2) if problem.layout == "bshd" else out).astype(np.float64)
-    allowed = UNIT[problem.dtype] * (np.abs(expected) + magnitude) + 2.0**-16 * magnitude
+    allowed = UNIT[problem.dtype] * (np.abs(expected) + magnitude) + 2.0**-16 * magnitude + TINY[problem.dtype]
     assert (np.abs(got - expected) <= allowed).all()  # a NaN is not
     if lse is not None:
         finite = np.isfinite(lse64)
@@ -140,6 +153,7 @@ def test_random_problems(config, problem, with_lse):
 
 EXTREMES: list[dict[str, Any]] = [
     *({"softcap": cap} for cap in (0.5, 20.0, 1e4, 1e8)),
+    {"sinks": True, "group": 4, "q_len": 100, "causal": True, "softcap": 2.0},
     *({"scale": scale} for scale in (-0.5, 0.0)),  # folded into the exponential they turn the order of scores
     *({"window": sides, "q_len": 100, "kv_len": 40} for sides in ((2**31 - 1, None), (2**40, 0), [2**31 - 101, 5])),
 ]
@@ -158,7 +172,7 @@ def test_options_at_their_ends(options, config):
 def test_random_problems_for_rungs(key, problem):
     config = FULL_LADDER.rung(key).config
     if isinstance(config, RungSm80):
-        problem = replace(problem, softcap=None)
+        problem = replace(problem, softcap=None, sinks=False)
     check(config, problem, with_lse=False)
 
 

@@ -33,9 +33,13 @@ MODES = ("step", "deferred", "always rescaled", "stale")
 @kernel(threads=32 * WARPS, requires="sm_90a")
 def weigh(
     k: Kernel, scores: Global[f32], v: Global[u16], out: Global[f32], lse: Global[f32], recomputed: Global[u32],
-    *, mode: str, dtype: DType = f16, scale: float = 0.25, cap: float | None = None, column: bool = False,
+    sinks: Global[f32], *, mode: str, dtype: DType = f16, scale: float = 0.25, cap: float | None = None,
+    column: bool = False, sunk: bool = False,
 ) -> None:  # fmt: skip
-    """out = softmax(scale · scores)·V for 16 rows a warp; ``recomputed`` counts a warp's second looks at scores."""
+    """out = softmax(scale · scores)·V for 16 rows a warp; ``recomputed`` counts a warp's second looks at scores.
+
+    ``sunk``: each warp's rows have a sink.
+    """
     values = operand_tile(k, dtype, KEYS, COLS, name="V", stages=BLOCKS, spare_cols=SUM_COLS if column else 0)
     copy = RowCopy(k, values, Rows(v, COLS, None, COLS), 32 * WARPS)
     for block in range(BLOCKS):
@@ -49,7 +53,7 @@ def weigh(
     s = cores.accumulator(16, KEYS, "s")
     o = cores.accumulator(16, COLS + (SUM_COLS if column else 0), "o")
     product = cores.product(o, s, values, transposed_b=True)
-    softmax = OnlineSoftmax(k, s, o, scale, dtype, cap=cap, column=column, lse=not column)
+    softmax = OnlineSoftmax(k, s, o, scale, dtype, cap=cap, column=column, lse=not column, sinks=sunk)
     zero(o)
 
     def scores_of(block: int) -> list[tuple[Any, Traced]]:
@@ -105,7 +109,7 @@ def weigh(
         product.start(p, values.stage(BLOCKS - 1))
     if mode == "step":
         softmax.keep()
-    logs = softmax.finish()
+    logs = softmax.finish(sinks.load(k.warp)[0] if sunk else None)
     row = k.warp * 16
     if logs:
         store_row_values(k, lse, logs, s, row, ROWS)
@@ -119,28 +123,31 @@ traced = cache(weigh.trace)
 
 
 def run(
-    scores: Any, dtype: DType = f16, seed: int | None = None, **options: Any
+    scores: Any, dtype: DType = f16, seed: int | None = None, sinks: Any = None, **options: Any
 ) -> tuple[Emulation, Any, Any, Any, Any]:
     """The emulation, O, log-sum-exps, how often each warp looked again, and V."""
     v = normal(BLOCKS * KEYS, COLS, dtype=dtype)
     out, lse = np.full((ROWS, COLS), np.nan, np.float32), np.full(ROWS, np.nan, np.float32)
     again = np.zeros(WARPS, np.uint32)
-    program = traced(dtype=dtype, **options)
-    given = {"scores": scores, "v": v.view(np.uint16), "out": out, "lse": lse, "recomputed": again}
+    program = traced(dtype=dtype, sunk=sinks is not None, **options)
+    of_warps = np.array((0.0,) * WARPS if sinks is None else sinks, np.float32)
+    given = {"scores": scores, "v": v.view(np.uint16), "out": out, "lse": lse, "recomputed": again, "sinks": of_warps}
     found = emulate(program, 1, {p.name: given[p.name] for p in program.parameters}, seed=seed)
     return found, out, lse, again, v.astype(np.float64)
 
 
-def expected(scores: Any, v: Any, scale: float, cap: float | None) -> tuple[Any, Any, Any]:
-    """O, Σ p·|v| and the log-sum-exp in float64; rows with scores of -inf alone give 0 and -inf."""
+def expected(scores: Any, v: Any, scale: float, cap: float | None, sinks: Any = -np.inf) -> tuple[Any, Any, Any]:
+    """O, Σ p·|v| and the log-sum-exp in float64; rows with scores of -inf alone give 0 and -inf, or the sink."""
     x = np.where(np.isneginf(scores), 0.0, scores) * scale
     x = np.where(np.isneginf(scores), -np.inf, x if cap is None else cap * np.tanh(x / cap))
-    top = x.max(1, keepdims=True)
-    weights = np.exp(x - np.where(np.isneginf(top), 0.0, top))
-    total = weights.sum(1, keepdims=True)
+    sink = np.repeat(np.broadcast_to(np.float64(sinks), WARPS), 16)[:, None]
+    top = np.maximum(x.max(1, keepdims=True), sink)
+    finite = np.where(np.isneginf(top), 0.0, top)
+    weights = np.exp(x - finite)
+    total = weights.sum(1, keepdims=True) + np.exp(sink - finite)
     p = weights / np.where(total == 0.0, 1.0, total)
     with np.errstate(divide="ignore"):
-        return p @ v, p @ np.abs(v), np.log(total[:, 0]) + np.where(np.isneginf(top), 0.0, top)[:, 0]
+        return p @ v, p @ np.abs(v), np.log(total[:, 0]) + finite[:, 0]
 
 
 def noise() -> Any:
@@ -196,6 +203,38 @@ def test_every_way_through_the_blocks_is_softmax(mode: str, scores: str, way: st
     finite = np.isfinite(logs)
     assert np.array_equal(lse[~finite], logs[~finite])
     assert np.abs(lse[finite] - logs[finite]).max(initial=0.0) <= 2e-6 * max(1.0, np.abs(logs[finite]).max(initial=0.0))
+
+
+SINKS = {"growing": (0.5, 700.0), "rows see nothing": (-np.inf, -3.0), "noise": (-2e4, 3e7)}
+
+
+@pytest.mark.parametrize("way", OPTIONS)
+@pytest.mark.parametrize("scores", SINKS)
+def test_a_sink_is_one_more_score_without_a_value(scores: str, way: str) -> None:
+    options, sinks = OPTIONS[way], SINKS[scores]
+    dtype, column = options.get("dtype", f16), options.get("column", False)
+    found, out, lse, _, v = run(SCORES[scores], mode="step", sinks=sinks, **options)
+    assert found.findings == ()
+    exact, magnitude, logs = expected(SCORES[scores], v, options.get("scale", 0.25), options.get("cap"), sinks)
+    bound = UNIT_ROUNDOFF[dtype.name] * magnitude * (2 if column else 1) + 2.0**-18 * magnitude + 2.0**-120
+    assert (np.abs(out - exact) <= bound).all()
+    if not column:
+        np.testing.assert_allclose(lse, logs, rtol=2e-6, atol=2e-6)
+
+
+def test_sinks_that_are_no_number() -> None:
+    _, out, lse, *_ = run(SCORES["rows see nothing"], mode="step", sinks=(np.inf, np.nan))
+    assert (out[:16] == 0.0).all()
+    assert (lse[:16] == np.inf).all()
+    assert np.isnan(out[16:]).all()
+    assert np.isnan(lse[16:]).all()
+    scores = noise()
+    scores[9, 5] = np.inf
+    with np.errstate(invalid="ignore"):
+        _, out, lse, *_ = run(scores, mode="step", sinks=(5.0, 5.0))
+    assert np.isnan(out[9]).all()
+    assert np.isfinite(np.delete(out, 9, axis=0)).all()
+    assert lse[9] == np.inf
 
 
 def test_scores_are_looked_at_again_by_the_warp_whose_rows_grew() -> None:

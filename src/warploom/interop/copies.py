@@ -21,6 +21,18 @@ def settled(view: ArrayView) -> ArrayView:
     return view if strides == tuple(view.strides) else view._replace(strides=strides)
 
 
+def in_float32(view: ArrayView) -> ArrayView:
+    """A copy of the array in float32, of its own kind."""
+    owner = view.owner[0] if isinstance(view.owner, tuple) else view.owner
+    if view.kind == "torch":
+        return describe(owner.float())
+    if view.kind in ("cupy", "jax"):
+        return describe(owner.astype(np.float32))
+    if view.device[0] == "cpu":
+        return describe(as_numpy(view).astype(np.float32))
+    raise ProblemError("this array must be float32, and its framework is unknown: convert it")
+
+
 def as_if_compact(view: ArrayView) -> ArrayView:
     """What :func:`compact` gives, without a copy and without memory: for plans, which only look at it."""
     return view._replace(pointer=0, strides=row_major_strides(tuple(view.shape)), owner=None)

@@ -27,7 +27,7 @@ from warploom.ops.attention_arrays import Layout, Window
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None, SymInt? window_left=None, "
     "SymInt? window_right=None, float? softcap=None, str layout='bshd', str? config=None, "
-    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None, bool deterministic=False) -> "
+    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None, bool deterministic=False, Tensor? sinks=None) -> "
 )
 
 
@@ -88,23 +88,25 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None,
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
         layout: Any = "bshd", config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
-        deterministic: bool = False,
+        deterministic: bool = False, sinks: Any = None,
     ) -> Any:  # fmt: skip
         window = _window(window_left, window_right)
         return eager.attention(
             q, k, v, causal=causal, scale=scale if scale_tensor is None else scale_tensor, window=window,
-            softcap=softcap if softcap_tensor is None else softcap_tensor, return_lse=return_lse, layout=layout,
-            config=config,
+            softcap=softcap if softcap_tensor is None else softcap_tensor, sinks=sinks, return_lse=return_lse,
+            layout=layout, config=config,
         )  # fmt: skip
 
     def fake(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None,
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
-        layout: Any = "bshd", config: str | None = None, *_tensors: Any, **_named: Any,
+        layout: Any = "bshd", config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
+        _deterministic: bool = False, sinks: torch.Tensor | None = None,
     ) -> Any:  # fmt: skip
         window = _window(window_left, window_right)
         options = replace(Options(causal, scale, None, softcap, return_lse, layout).plain(), window=window)
-        problem = if_sizes_are_known(lambda: checked((seen(q), seen(k), seen(v)), options))
+        last = None if sinks is None else seen(sinks)
+        problem = if_sizes_are_known(lambda: checked((seen(q), seen(k), seen(v)), options, last))
         if config is not None and problem is not None:
             read_config(config, problem)
         out = q.new_empty(q.shape)  # row-major, whatever the strides of q
@@ -133,21 +135,23 @@ def attention(
     scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
     config: AttentionConfig | str | None = None,
 ) -> Any:
     """:func:`warploom.attention` inside a traced graph: one call of an operator, no graph break."""
     return call(
-        q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse, layout=layout,
-        config=config,
+        q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, sinks=sinks, return_lse=return_lse,
+        layout=layout, config=config,
     )  # fmt: skip
 
 
 def call(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None,
-    window: Window | None = None, softcap: float | None = None, return_lse: bool = False, layout: Layout = "bshd",
-    config: AttentionConfig | str | None = None, deterministic: bool = False,
+    window: Window | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None,
+    return_lse: bool = False, layout: Layout = "bshd", config: AttentionConfig | str | None = None,
+    deterministic: bool = False,
 ) -> Any:  # fmt: skip
     """:func:`attention`; ``deterministic`` asks for gradients with equal bits from run to run."""
     left, right = (None, None) if window is None else window
@@ -155,8 +159,12 @@ def call(
     scale, scale_tensor = known("scale", scale)
     softcap, softcap_tensor = known("softcap", softcap)
     operators: Any = torch.ops.warploom
-    given = q, k, v, causal, scale, left, right, softcap, layout, notation, scale_tensor, softcap_tensor, deterministic
-    differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    given = (
+        q, k, v, causal, scale, left, right, softcap, layout, notation, scale_tensor, softcap_tensor, deterministic,
+        sinks,
+    )  # fmt: skip
+    tensors = (q, k, v) if sinks is None else (q, k, v, sinks)
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     if not (return_lse or differentiated):
         return operators.attention(*given)
     found = operators.attention_lse(*given)  # the backward pass needs the log-sum-exps

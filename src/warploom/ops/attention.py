@@ -14,7 +14,17 @@ from warploom.interop.arrays import ArrayView, address, as_numpy, describe, desc
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import is_tracing, is_watched
 from warploom.kernels.attention.problem import AttentionConfig, Operands
-from warploom.ops.attention_arrays import AXES, Inputs, Layout, Options, Views, Window, read_inputs, strides_of
+from warploom.ops.attention_arrays import (
+    AXES,
+    Inputs,
+    Layout,
+    Options,
+    Views,
+    Window,
+    read_inputs,
+    strides_of,
+    widened,
+)
 from warploom.ops.attention_plan import AttentionPlan, configured, plan_for
 from warploom.ops.backends import GpuCall, run_on_emulator
 from warploom.ops.places import EMULATOR
@@ -34,6 +44,7 @@ def plan(
     scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
+    sinks: Any = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
     config: AttentionConfig | str | None = None,
@@ -41,11 +52,12 @@ def plan(
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
     if is_tracing():
         return tracing.operator_of("plan")(
-            q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse, layout=layout,
-            config=config,
+            q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, sinks=sinks, return_lse=return_lse,
+            layout=layout, config=config,
         )  # fmt: skip
     options = Options(causal, scale, window, softcap, return_lse, layout).plain()
-    inputs = read_inputs((describe(q), describe(k), describe(v)), options, as_if_compact)
+    views = describe(q), describe(k), describe(v)
+    inputs = read_inputs(views, options, as_if_compact, None if sinks is None else describe(sinks))
     return plan_for(inputs, as_if_compact(inputs.q), layout, config)
 
 
@@ -81,6 +93,7 @@ def attention(
     scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
+    sinks: Any = None,
     return_lse: bool = False,
     layout: Layout = "bshd",
     config: AttentionConfig | str | None = None,
@@ -98,6 +111,10 @@ def attention(
     that sees no key gives zeros. ``return_lse`` also returns the natural log-sum-exp of each row's scores, float32
     (batch, heads, q_len); -inf where there is no key.
 
+    ``sinks`` (heads,), float32 or 16-bit floats, are logits that join the sums of exponentials of their head's rows and
+    have no value: each row gives Σ exp(s)·v / (Σ exp(s) + exp(sink)), and its log-sum-exp counts the sink, so that it
+    is the sink where there is no key. A sink of -inf is none; one of +inf takes all the weight and leaves zeros.
+
     Arrays of torch, CuPy and JAX on a GPU are used where they lie, on the caller's current stream; the result is of
     the same kind. Under ``torch.compile`` a call is one operator, ``warploom::attention``. NumPy arrays (and other CPU
     arrays) run on the GPU when there is one, else on the emulator with all its checks.
@@ -109,15 +126,17 @@ def attention(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    if is_watched(q, k, v):
+    if is_watched(q, k, v, sinks):
         return tracing.operator_of("attention")(
-            q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse,
+            q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, sinks=sinks, return_lse=return_lse,
             layout=layout, config=config,
         )  # fmt: skip
+    logits = None if sinks is None else widened(describe(sinks))
     views = queries, keys, values = describe(q), describe(k), describe(v)
     # Plain tuples: hashing a dataclass would cost more than all the rest of the look-up.
     asked = (causal, scale, window, softcap, return_lse, layout, config)
-    key = (asked, queries[1:5], keys[1:5], values[1:5])  # shapes, strides, types, devices
+    last = () if logits is None else (logits[1:5],)
+    key = (asked, queries[1:5], keys[1:5], values[1:5], *last)  # shapes, strides, types, devices
     try:
         call = _prepared.get(key)
     except TypeError:  # an array among the options, which no key can hold
@@ -128,13 +147,14 @@ def attention(
         key = ((*astuple(options), config), *key[1:])
         call = _known(key)
         if call is None or (pointers[0] | pointers[1] | pointers[2]) % 16:
-            return _first_call(views, options, config, key)
+            return _first_call(views, logits, options, config, key)
     result = empty_like(queries)
+    more = () if logits is None else (logits[0],)
     if not return_lse:
-        call.launch_again((*pointers, address(result)), queries.kind)
+        call.launch_again((*pointers, address(result), *more), queries.kind)
         return result
     lse = _empty_lse(queries, layout)
-    call.launch_again((*pointers, address(result), address(lse)), queries.kind)
+    call.launch_again((*pointers, address(result), address(lse), *more), queries.kind)
     return result, lse
 
 
@@ -150,27 +170,30 @@ def _empty_lse(q: ArrayView, layout: str) -> Any:
     return empty(q.kind, [q.shape[axis] for axis in AXES[layout]], f32, q.device)
 
 
-def _first_call(views: Views, options: Options, config: AttentionConfig | str | None, key: _Key) -> Any:
+def _first_call(
+    views: Views, sinks: ArrayView | None, options: Options, config: AttentionConfig | str | None, key: _Key
+) -> Any:
     """Everything that :func:`attention` need not repeat for arrays of the same shapes, strides and device."""
-    inputs = read_inputs(views, options)
+    inputs = read_inputs(views, options, sinks=sinks)
     q, problem = inputs.q, inputs.problem
     if 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len):
         if config is not None:
             configured(inputs, config)  # refuses what does not fit
-        return _without_keys(q, options)
+        return _without_keys(q, sinks, options)
     result = empty_like(q, q.shape)
     outputs = [result, _empty_lse(q, options.layout)] if options.return_lse else [result]
     outs = [describe_new(x) for x in outputs]
-    arrays = (*inputs.all, *outs)
+    arrays = (*inputs.all, *outs, *inputs.vectors)
     if q.device[0] == "cuda":
-        plain = (key[0], *[view[1:5] for view in inputs.all])  # copies lie alike in every call
+        plain = (key[0], *[view[1:5] for view in (*inputs.all, *inputs.vectors)])  # copies lie alike in every call
         call = _known(plain)
         if call is None:
             call = GpuCall.of(plan_for(inputs, outs[0], options.layout, config).call, q.device[1])
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
             _prepared[plain] = call
-        if all(a.pointer == b.pointer for a, b in zip(inputs.all, views, strict=True)):  # nothing was copied first
+        given = [x.pointer for x in (*views, sinks) if x is not None]
+        if given == [x.pointer for x in (*inputs.all, *inputs.vectors)]:  # nothing was copied first
             _prepared[key] = call
         call.launch_again(tuple(x.pointer for x in arrays), q.kind)
         return (result, outputs[1]) if options.return_lse else result
@@ -182,12 +205,16 @@ def _first_call(views: Views, options: Options, config: AttentionConfig | str | 
     return (result, outputs[1]) if options.return_lse else result
 
 
-def _without_keys(q: ArrayView, options: Options) -> Any:
-    """The result where there is nothing to compute: zeros, and -inf for the sums over no keys."""
+def _without_keys(q: ArrayView, sinks: ArrayView | None, options: Options) -> Any:
+    """The result where there is nothing to compute: zeros, and -inf or the sinks for the sums over no keys."""
     zeros = filled(q.kind, q.shape, q.dtype, q.device, 0.0)
     if not options.return_lse:
         return zeros
-    return zeros, filled(q.kind, [q.shape[axis] for axis in AXES[options.layout]], f32, q.device, -math.inf)
+    rows = [q.shape[axis] for axis in AXES[options.layout]]
+    if sinks is None:
+        return zeros, filled(q.kind, rows, f32, q.device, -math.inf)
+    owner = sinks.owner[0] if isinstance(sinks.owner, tuple) else sinks.owner
+    return zeros, filled(q.kind, rows, f32, q.device, 0.0) + owner[:, None]
 
 
 def _run_from_host(inputs: Inputs, outs: list[ArrayView], layout: str, made: AttentionPlan) -> None:
@@ -196,4 +223,5 @@ def _run_from_host(inputs: Inputs, outs: list[ArrayView], layout: str, made: Att
     views = [*map(describe, hosts), outs[0]]
     q, k, v, out = (strides_of(x, layout) for x in views)
     call = made.config.call(made.problem, Operands((q, k, v, out), layout), made.multiprocessors)
-    GpuCall.of(call, 0).run_from_host(hosts, [as_numpy(out) for out in outs])
+    results, last = [as_numpy(out) for out in outs], [as_numpy(x) for x in inputs.vectors]
+    GpuCall.of(call, 0).run_from_host(hosts, results, last)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
-from warploom.core.dtypes import bf16, f16
+from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError, shown
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
-from warploom.interop.copies import compact, settled
+from warploom.interop.copies import compact, in_float32, settled
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.problem import AttentionProblem, TensorStrides
 from warploom.ops.options import flag, number, single
@@ -83,30 +83,47 @@ Views = tuple[ArrayView, ArrayView, ArrayView]
 
 @dataclass(frozen=True)
 class Inputs:
-    """Described, checked and 16-byte aligned inputs."""
+    """Described, checked and 16-byte aligned inputs; ``sinks`` where they are given."""
 
     q: ArrayView
     k: ArrayView
     v: ArrayView
     problem: AttentionProblem
+    sinks: ArrayView | None = None
 
     @property
     def all(self) -> Views:
         """Q, K and V."""
         return self.q, self.k, self.v
 
+    @property
+    def vectors(self) -> tuple[ArrayView, ...]:
+        """What follows the results among a kernel's arrays."""
+        return () if self.sinks is None else (self.sinks,)
 
-def read_inputs(views: Views, options: Options, copy: Callable[[ArrayView], ArrayView] = compact) -> Inputs:
+
+def widened(sinks: ArrayView) -> ArrayView:
+    """``sinks`` in float32, if they are 16-bit floats."""
+    return in_float32(sinks) if sinks.dtype in (bf16, f16) else sinks
+
+
+def read_inputs(
+    views: Views,
+    options: Options,
+    copy: Callable[[ArrayView], ArrayView] = compact,
+    sinks: ArrayView | None = None,
+) -> Inputs:
     """Check the arrays. Raises ProblemError with the first thing that is wrong.
 
-    ``copy`` aligns those that are not; with ``as_if_compact`` the result is good for a plan.
+    ``copy`` aligns those that are not; with ``as_if_compact`` the result is good for a plan. ``sinks``:
+    :func:`widened`, but for a plan.
     """
-    problem = checked(views, options)
+    problem = checked(views, options, sinks)
     q, k, v = (aligned(settled(view), copy) for view in views)
-    return Inputs(q, k, v, problem)
+    return Inputs(q, k, v, problem, sinks if sinks is None or sinks.contiguous else copy(sinks))
 
 
-def checked(views: Views, options: Options) -> AttentionProblem:
+def checked(views: Views, options: Options, sinks: ArrayView | None = None) -> AttentionProblem:
     """The problem, by shapes, types and devices alone: memory is not looked at, nor how it is aligned.
 
     Raises ProblemError with the first thing that is wrong.
@@ -122,11 +139,17 @@ def checked(views: Views, options: Options) -> AttentionProblem:
             raise ProblemError(f"q is {views[0].dtype} and {name} is {view.dtype}: convert them to one type")
         if view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape:  # of no elements the strides say nothing
             raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[3]}): copy it")
-    same_device(views, list(named))
-    return _problem(views, options)
+    heads = views[0].shape[AXES[layout][1]]
+    if sinks is not None and (tuple(sinks.shape) != (heads,) or sinks.dtype not in (f32, bf16, f16)):
+        raise ProblemError(
+            f"sinks are {sinks.dtype} of shape {tuple(sinks.shape)}; they must be one float32 (or 16-bit) number for "
+            f"each of {heads} query heads"
+        )
+    same_device(views if sinks is None else (*views, sinks), [*named, "sinks"][: 3 + (sinks is not None)])
+    return _problem(views, options, sinks is not None)
 
 
-def _problem(views: Views, options: Options) -> AttentionProblem:
+def _problem(views: Views, options: Options, sinks: bool) -> AttentionProblem:
     batch, head, seq = AXES[options.layout]
     q, k, v = (tuple(view.shape) for view in views)
     if k != v:
@@ -144,7 +167,7 @@ def _problem(views: Views, options: Options) -> AttentionProblem:
         scale = None  # the default, whoever says it: no kernel of its own
     return AttentionProblem(
         q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], views[0].dtype,
-        options.sides(), scale, options.softcap, options.return_lse,
+        options.sides(), scale, options.softcap, options.return_lse, sinks,
     )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ class AttentionOptions(TypedDict, total=False):
     scale: float | None
     window: Window | None
     softcap: float | None
+    sinks: Any
     layout: Layout
     config: AttentionConfig | str | None
 

@@ -8,9 +8,12 @@ and O / l at the end. Two changes keep the result exact and save work. *Lazy res
 it by 2^8 (P and O share whatever factor is left). *Stale max*: a block's P is formed by the maxima of the blocks
 before, without looking for its own; P itself shows where one grew too far, and there the scores are recomputed.
 
-A row that sees no key, or only scores of -inf, gives zeros; its log-sum-exp is -inf. Such rows cost the loop over the
-blocks nothing: maxima start at a number instead of -inf. Rows with a score that is infinite or too large (:data:`FAR`)
-are recognised at the end, by their maxima.
+A *sink* is one more score of each row, with no value: it joins l alone. It is one step at the end, as if the maximum
+were raised to it where it is the largest: no row's sum of exponentials overflows.
+
+A row that sees no key, or only scores of -inf, gives zeros; its log-sum-exp is -inf, or the sink. Such rows cost the
+loop over the blocks nothing: maxima start at a number instead of -inf. Rows with a score that is infinite or too large
+(:data:`FAR`) are recognised at the end, by their maxima.
 """
 
 from __future__ import annotations
@@ -109,8 +112,31 @@ class Exponents:
         log = (k.log2(total) + self.headroom) * math.log(2.0)
         return k.select(self._is_far(m), m * to_scores, k.fma(m, to_scores, log))
 
+    def join(self, k: Kernel, m: Traced, total: Traced, sink: Traced) -> Sunk:
+        """A row's sum with a sink; one of +inf takes all the weight, one of -inf none."""
+        above = k.fma(sink, LOG2_E, self.shift(k, m))
+        raised = above > 0.0
+        factor = k.exp2(k.minimum(above * -1.0, 0.0))
+        return Sunk(k, sink, raised, factor, k.fma(total, factor, k.select(raised, k.value(1.0, f32), k.exp2(above))))
+
     def _is_far(self, m: Traced) -> Traced:
         return m * self.c > FAR[self.dtype.name]
+
+
+@dataclass(frozen=True)
+class Sunk:
+    """A row's sum after its sink has joined. ``raised``: the sink is its maximum now, and ``factor`` what O lost."""
+
+    k: Kernel
+    sink: Traced
+    raised: Traced
+    factor: Traced
+    total: Traced
+
+    def log_sum(self, of_scores: Traced) -> Traced:
+        """The natural log-sum-exp; ``of_scores`` is the one by the maximum of the scores."""
+        k = self.k
+        return k.select(self.raised, k.fma(k.log2(self.total), math.log(2.0), self.sink), of_scores)
 
 
 class OnlineSoftmax:
@@ -119,7 +145,7 @@ class OnlineSoftmax:
     ``s`` holds a block's scores, and P after it, which products take as ``dtype`` (f16 or bf16); ``o`` is the output's
     accumulator. ``cap`` c replaces a scaled score x
     by c·tanh(x / c). ``column``: the last columns of ``o`` are the row sums, since :func:`put_ones` stand beside V.
-    ``lse``: :meth:`finish` returns log-sum-exps.
+    ``lse``: :meth:`finish` returns log-sum-exps; ``sinks``: it takes a sink.
     """
 
     def __init__(
@@ -133,6 +159,7 @@ class OnlineSoftmax:
         cap: float | None = None,
         column: bool = False,
         lse: bool = False,
+        sinks: bool = False,
     ) -> None:
         self._k, self._s, self._o = k, s, o
         self._scores = s.mutable
@@ -145,7 +172,7 @@ class OnlineSoftmax:
         count = len(self._rows)
         self._m = k.registers(f32, count, None, "row_max")
         self._l = k.registers(f32, count, None, "row_sum")
-        self._last_m = k.registers(f32, count, None, "last_max") if lse or column else []
+        self._last_m = k.registers(f32, count, None, "last_max") if lse or column or sinks else []
         self._last_l = [] if column else k.registers(f32, count, None, "last_sum")
 
     @property
@@ -233,8 +260,8 @@ class OnlineSoftmax:
         for kept, m in zip(self._last_m, self._m, strict=False):
             kept.set(m)
 
-    def finish(self) -> list[Traced]:
-        """O / l of the rows that were kept; with ``lse`` each row's log-sum-exp (natural)."""
+    def finish(self, sink: Traced | None = None) -> list[Traced]:
+        """O / l of the rows that were kept; with ``lse`` each row's log-sum-exp (natural). ``sink`` joins every l."""
         k = self._k
         inverse: list[Traced] = []
         logs: list[Traced] = []
@@ -245,9 +272,13 @@ class OnlineSoftmax:
                 total = self._last_l[row].get()
                 for mask in self._plan.lane_masks:
                     total = total + k.shfl_xor(total, mask)
-            inverse.append(self._exponents.inverse(k, total))
+            sunk = None if sink is None else self._exponents.join(k, self._last_m[row].get(), total, sink)
+            total = total if sunk is None else sunk.total
+            scaled = self._exponents.inverse(k, total)
+            inverse.append(scaled if sunk is None else scaled * sunk.factor)
             if self._lse:
-                logs.append(self._exponents.log_sum(k, self._last_m[row].get(), total))
+                log = self._exponents.log_sum(k, self._last_m[row].get(), total)
+                logs.append(log if sunk is None else sunk.log_sum(log))
         self.scale_output(inverse)
         return logs
 

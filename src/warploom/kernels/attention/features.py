@@ -24,6 +24,7 @@ class AttentionFeatures:
     kv_len - q_len aligns the last query with the last key (as FlashAttention-2 does); None leaves a side open, and
     causal is ``(None, 0)``. ``ragged_q``/``ragged_kv``: the lengths are no multiples of the tiles. ``group``: query
     heads per key head. ``scale`` None is 1/√head_dim; ``softcap`` c replaces a score s by c·tanh(s/c).
+    ``sinks``: each query head has a logit that joins its rows' sums of exponentials.
     """
 
     window: tuple[int | None, int | None] = (None, None)
@@ -33,6 +34,7 @@ class AttentionFeatures:
     scale: float | None = None
     softcap: float | None = None
     lse: bool = False
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         for name, side in zip(("left", "right"), self.window, strict=True):

@@ -137,7 +137,8 @@ class RungSm80(Configuration):
         """The constraints of the kernel that a problem violates; empty if it takes it."""
         most, masked = max(problem.heads, problem.batch), problem.features(self.tile_m, self.tile_n).masked
         return problem.differences(self) + violated([
-            (problem.softcap is None and not problem.lse, "a rung of the ladder has no soft cap and no log-sum-exp"),
+            (problem.softcap is None and not (problem.lse or problem.sinks),
+             "a rung of the ladder has no soft cap, no log-sum-exp and no sinks"),
             (not (self.softmax_in_shared and masked), "softmax_in_shared is the plain product's baseline: no masks"),
             (most <= MOST_GRID_ROWS,
              f"{problem.heads} heads and {problem.batch} batches: each may be at most {MOST_GRID_ROWS}"),

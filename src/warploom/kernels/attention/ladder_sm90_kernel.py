@@ -22,6 +22,7 @@ def attention_wgmma(
     v_map: TensorMap,
     o_map: TensorMap,
     lse: Global[f32],
+    sinks: Global[f32],
     q_len: u32,
     kv_len: u32,
     heads: Divisor,
@@ -38,7 +39,7 @@ def attention_wgmma(
     """As :func:`~warploom.kernels.attention.sm90_kernel.attention_sm90`."""
     maps = TensorMaps(q_map, k_map, v_map, o_map, heads_inside)
     tiles = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)
-    run(k, config, features, maps, (q_len, kv_len), tiles, heads, lse, RungConsumer)
+    run(k, config, features, maps, (q_len, kv_len), tiles, heads, (lse, sinks), RungConsumer)
 
 
 class RungConsumer(Consumer):

@@ -70,7 +70,7 @@ class AttentionConfig(Protocol):
 class AttentionProblem:
     """What is asked: Q and O (batch, q_len, heads, head_dim), K and V (batch, kv_len, kv_heads, head_dim), and options.
 
-    ``window`` as in :class:`AttentionFeatures`; ``scale`` None is 1/√head_dim.
+    ``window`` as in :class:`AttentionFeatures`; ``scale`` None is 1/√head_dim; ``sinks``: one float32 a query head.
     """
 
     batch: int
@@ -84,6 +84,7 @@ class AttentionProblem:
     scale: float | None = None
     softcap: float | None = None
     lse: bool = False
+    sinks: bool = False
 
     @property
     def planes(self) -> int:
@@ -127,6 +128,7 @@ class AttentionProblem:
             scale=self.scale,
             softcap=self.softcap,
             lse=self.lse,
+            sinks=self.sinks,
         )
 
     def differences(self, config: AttentionConfig) -> list[str]:

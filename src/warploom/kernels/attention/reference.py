@@ -47,19 +47,22 @@ class ErrorReport:
 
 
 def attention_reference(
-    q: Any, k: Any, v: Any, dtype: DType, scale: float | None = None, seen: Any = None
+    q: Any, k: Any, v: Any, dtype: DType, scale: float | None = None, seen: Any = None, sinks: Any = None
 ) -> AttentionReference:
     """softmax(scale · Q·Kᵀ)·V in float64; q (…, q_len, d), k and v (…, kv_len, d), scale 1/√d by default.
 
     ``seen`` (q_len, kv_len) says which scores count; by default all do. A row without any gives zeros.
+    ``sinks`` (…,), one for each q_len × kv_len scores, join the sums of exponentials.
     """
     q64, k64, v64 = (np.asarray(x).astype(np.float64) for x in (q, k, v))
     s = q64 @ np.swapaxes(k64, -1, -2) * (1.0 / math.sqrt(q64.shape[-1]) if scale is None else scale)
     if seen is not None:
         s = np.where(seen, s, -np.inf)
-    top = s.max(-1, keepdims=True)
-    weights = np.exp(s - np.where(np.isneginf(top), 0.0, top))
-    total = weights.sum(-1, keepdims=True)
+    sink = np.float64(-np.inf) if sinks is None else np.asarray(sinks).astype(np.float64)[..., None, None]
+    top = np.maximum(s.max(-1, keepdims=True), sink)
+    top = np.where(np.isneginf(top), 0.0, top)
+    weights = np.exp(s - top)
+    total = weights.sum(-1, keepdims=True) + np.exp(sink - top)
     total = np.where(total == 0.0, 1.0, total)
     # Normalised first: relative to the row's maximum the largest weight is 1, which would lose nothing by rounding.
     rounded = (weights / total).astype(dtype.numpy).astype(np.float64)

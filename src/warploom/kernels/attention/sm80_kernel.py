@@ -23,6 +23,7 @@ def attention_sm80(
     value: Global[u16],
     out: Global[u16],
     lse: Global[f32],
+    sinks: Global[f32],
     q_batch: u32, q_head: u32,
     k_batch: u32, k_head: u32,
     v_batch: u32, v_head: u32,
@@ -35,7 +36,8 @@ def attention_sm80(
 ) -> None:  # fmt: skip
     """O = softmax(scale · Q·Kᵀ)·V for one block of query rows; grid (query blocks, heads, batches).
 
-    Strides in elements, those between positions of Q, K, V and O while tracing. ``lse`` is (batch, heads, q_len).
+    Strides in elements, those between positions of Q, K, V and O while tracing. ``lse`` is (batch, heads, q_len),
+    ``sinks`` (heads,).
     """
     c, f, d = config, features, config.head_dim
     head, batch = k.cta_y, k.cta_z
@@ -68,7 +70,7 @@ def attention_sm80(
     s, o = cores.accumulator(c.warp_rows, c.tile_n, "s"), cores.accumulator(c.warp_rows, -(-d // 16) * 16, "o")
     scores = cores.product(s, q_tile, k_tile, warp=(k.warp, 0), depth=d)
     product = cores.product(o, s, v_tile, transposed_b=True)
-    softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), c.dtype, cap=f.softcap, lse=f.lse)
+    softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), c.dtype, cap=f.softcap, lse=f.lse, sinks=f.sinks)
     softmax.begin()
     zero(o)
 
@@ -80,7 +82,7 @@ def attention_sm80(
     ring.each(mask.blocks, lambda step: 2 * [(mask.block(step) * c.tile_n, 0)], block)
 
     softmax.keep()
-    logs = softmax.finish()
+    logs = softmax.finish(sinks.load(head)[0] if f.sinks else None)
     k.syncwarp()  # every lane has read its Q
     store_pairs(k, q_tile, o, warp_row)
     k.syncthreads()

@@ -34,6 +34,7 @@ def attention_sm90(
     v_map: TensorMap,
     o_map: TensorMap,
     lse: Global[f32],
+    sinks: Global[f32],
     q_len: u32,
     kv_len: u32,
     heads: Divisor,
@@ -51,11 +52,12 @@ def attention_sm90(
 
     ``heads_inside``: the arrays are (batch, sequence, heads, head_dim), else (batch, heads, sequence, head_dim).
     ``planes`` = heads · batches; ``rows`` to ``last`` say in which order tiles come, which differ in work under a mask
-    (:class:`RowTiles`). The CTAs of the grid share the tiles in turns. ``lse`` is (batch, heads, q_len).
+    (:class:`RowTiles`). The CTAs of the grid share the tiles in turns. ``lse`` is (batch, heads, q_len),
+    ``sinks`` (heads,).
     """
     maps = TensorMaps(q_map, k_map, v_map, o_map, heads_inside)
     tiles = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)
-    run(k, config, features, maps, (q_len, kv_len), tiles, heads, lse, Consumer)
+    run(k, config, features, maps, (q_len, kv_len), tiles, heads, (lse, sinks), Consumer)
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,10 @@ def run(
     lengths: tuple[Traced, Traced],
     rows: RowTiles,
     heads: Divisor,
-    lse: GlobalPointer,
+    vectors: tuple[GlobalPointer, GlobalPointer],
     consume: type[Consumer],
 ) -> None:
-    """The kernel with consumers of a kind."""
+    """The kernel with consumers of a kind; ``vectors`` are the log-sum-exps and the sinks."""
     c, d, warps = config, config.head_dim, 4 * config.consumers
     q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, d, name="Q", stages=c.q_stages * c.consumers)
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
@@ -117,7 +119,7 @@ def run(
                 exchange(k, tiles, queries, output, maps.boxes(maps.o), parts)
 
     with consumer(k, c.consumers):
-        consume(k, c, features, tiles, (queries, keys, values, output), lse).run()
+        consume(k, c, features, tiles, (queries, keys, values, output), vectors).run()
 
 
 def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes: Boxes, parts: range) -> None:
@@ -199,10 +201,11 @@ class Consumer:
         features: AttentionFeatures,
         tiles: Tiles,
         pipelines: tuple[Pipeline, Pipeline, Pipeline, Pipeline],
-        lse: GlobalPointer,
+        vectors: tuple[GlobalPointer, GlobalPointer],
     ) -> None:
         c, d = config, config.head_dim
-        self._k, self._config, self._tiles, self._lse = k, c, tiles, lse
+        self._k, self._config, self._tiles, self._features = k, c, tiles, features
+        self._lse, self._sinks = vectors
         self._queries, keys, values, self._out = pipelines
         self._keys, self._values = keys.consumer(packed=c.packed), values.consumer(packed=c.packed)
         self._me = k.warpgroup - 1
@@ -224,6 +227,7 @@ class Consumer:
             cap=features.softcap,
             column=c.sum_column,
             lse=features.lse,
+            sinks=features.sinks,
         )
         self._stale = StaleSoftmax(k, self._softmax)
 
@@ -234,19 +238,21 @@ class Consumer:
             if not self._config.persistent:
                 self._begin(self._tile(0))
                 self._blocks(self._tile(0))
+                sink = self._sink(self._tile(0))
                 self._last_product()
-                self._store(self._tile(0))
+                self._store(self._tile(0), sink)
                 return
             with k.when(count != 0, uniform=True):
                 self._begin(self._tile(0))
                 with k.loop(count) as turn:
                     tile = self._tile(turn)
                     self._blocks(tile)
+                    sink = self._sink(tile)
                     with k.when(turn + 1 < count, uniform=True):
                         self._step(self._tile(turn + 1), 0, first=True)
                     with k.otherwise():
                         self._last_product()
-                    self._store(tile)
+                    self._store(tile, sink)
 
     def _blocks(self, tile: Tile) -> None:
         """All blocks of a tile after the first, whose P is there: O but for the last product."""
@@ -331,10 +337,14 @@ class Consumer:
             if turns is not None:
                 turns.pass_over()
 
-    def _store(self, tile: Tile) -> None:
+    def _sink(self, tile: Tile) -> Traced | None:
+        """The sink of a tile's head, if there is one: on its way while the last products run."""
+        return self._sinks.load(tile.head)[0] if self._features.sinks else None
+
+    def _store(self, tile: Tile, sink: Traced | None) -> None:
         """O / l, on its way out; rows beyond the last are clipped by the TMA."""
         k, (q_len, _) = self._k, self._tiles.lengths
-        logs = self._softmax.finish()
+        logs = self._softmax.finish(sink)
         k.syncwarp()  # every lane has read its Q
         out = self._out.at(tile.turn, self._me)
         store_rows(k, out.tile, self._o, self._warp * 16, cols=self._config.head_dim)
