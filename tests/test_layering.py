@@ -14,7 +14,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "warploom"
 ROOMS = sorted(p.name for p in SOURCE.iterdir() if p.is_dir() and (p / "__init__.py").exists())
 
-HOSTS = frozenset({"flash_attn", "torch"})
+HOSTS = frozenset({"flash_attn", "torch", "transformers"})
 """Modules that other libraries' callers import, by those libraries' names: one room."""
 
 CORE = frozenset({"core"})
@@ -56,7 +56,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "core": EVERYWHERE,
     "cuda": EVERYWHERE | {"cuda"},
     "operators": EVERYWHERE | {"torch"},
-    "hosts": EVERYWHERE | {"torch"},
+    "hosts": EVERYWHERE | {"torch", "transformers"},
     "cli": EVERYWHERE | {"typer", "rich", "click", "matplotlib"},
     "emulate": EVERYWHERE | {"rich"},
     "inspect": EVERYWHERE | {"rich"},

@@ -1,0 +1,103 @@
+"""Transformers' own model classes with random weights on warploom's kernels, beside float32."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from warploom.core.errors import ProblemError  # noqa: E402
+from warploom.transformers import register  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, "max_position_embeddings": 64,
+    "attn_implementation": "eager",
+}  # fmt: skip
+SLIDING = SMALL | {
+    "sliding_window": 8,
+    "query_pre_attn_scalar": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "qwen3": lambda: transformers.Qwen3Config(**SMALL),
+    "gemma2": lambda: transformers.Gemma2Config(**SLIDING, attn_logit_softcapping=2.0),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**SLIDING),
+}
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    register()
+
+
+def model_of(name, **more):
+    torch.manual_seed(0)
+    config = CONFIGS[name]()
+    config.update(more)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for parameter in model.parameters():  # scores that differ enough for a mask, a window or a soft cap to matter
+        parameter.data.copy_((8 * parameter.data if parameter.dim() == 2 else parameter.data).bfloat16())
+    return model
+
+
+def with_attention(model, name, call):
+    """What ``call`` makes of a model with this attention: in float32 for eager, in bfloat16 for others."""
+    model.set_attn_implementation(name)
+    with torch.no_grad():
+        return call(model).float()
+
+
+def assert_as_near(model, call):
+    """warploom's bfloat16 is as near to float32 as eager bfloat16 is, within a factor."""
+    exact = with_attention(model.float(), "eager", call)
+    eager, ours = (with_attention(model.bfloat16(), name, call) for name in ("eager", "warploom"))
+    bound = 2 * (eager - exact).abs().max() + 2**-8 * exact.abs().max()
+    assert (ours - exact).abs().max() <= bound
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_prefill_and_a_step_from_the_cache(name):
+    tokens = torch.randint(3, 60, (1, 21), generator=torch.Generator().manual_seed(1))
+
+    def call(model):
+        first = model(tokens[:, :20], use_cache=True)
+        last = model(tokens[:, 20:], past_key_values=first.past_key_values)
+        return torch.cat([first.logits, last.logits], 1)
+
+    assert_as_near(model_of(name), call)
+
+
+def test_images_are_seen_in_both_directions():
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=4,
+        attn_implementation="eager",
+    )  # fmt: skip
+    model, image = transformers.ViTModel(config).eval(), torch.randn(1, 3, 16, 16)
+    assert_as_near(model, lambda m: m(image.to(m.dtype)).last_hidden_state)
+
+
+def test_gradients_reach_the_weights():
+    model = model_of("llama").bfloat16()
+    model.set_attn_implementation("warploom")
+    tokens = torch.arange(3, 23)[None]
+    model(tokens, labels=tokens).loss.backward()
+    assert model.model.layers[0].self_attn.k_proj.weight.grad.abs().max() > 0
+
+
+def test_masks_of_four_dimensions_run_on_sdpa():
+    shown = torch.rand(1, 1, 20, 20, generator=torch.Generator().manual_seed(2)) > 0.3
+    mask = torch.zeros(1, 1, 20, 20).masked_fill(~(shown | torch.eye(20, dtype=torch.bool)), -1e30)
+    tokens = torch.arange(3, 23)[None]
+    assert_as_near(model_of("llama"), lambda m: m(tokens, attention_mask=mask.to(m.dtype)).logits)
+
+
+def test_what_is_not_computed_is_refused_by_name():
+    model = model_of("llama", attention_dropout=0.5).bfloat16()
+    model.set_attn_implementation("warploom")
+    tokens = torch.arange(3, 23)[None]
+    with pytest.raises(ProblemError, match="attention_dropout"):
+        model.train()(tokens)
