@@ -33,7 +33,7 @@ SECONDS = 30  # of one run: a flipped predicate may loop for ever
 _DELETED = (
     "bar.sync", "barrier.sync", "bar.warp.sync", "cp.async.wait_group", "cp.async.commit_group", "cp.async.wait_all",
     "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "fence.", "membar.", "wgmma.fence", "wgmma.wait_group",
-    "wgmma.commit_group", "mbarrier.init", "mbarrier.arrive",
+    "wgmma.commit_group", "mbarrier.init", "mbarrier.arrive", "tensormap.cp_fenceproxy",
 )  # fmt: skip
 _WAIT = re.compile(r"mbarrier\.(?:try|test)_wait\S* +([^,]+),")
 _COUNT = re.compile(
@@ -162,10 +162,11 @@ def cuda_subject(name: str, case: CudaCase) -> Subject:
 
 def triton_subject(name: str, target: str) -> Subject:
     """A Triton kernel for an architecture."""
-    from tests.with_triton.cases import CASES, attention, descriptors
+    from tests.with_triton.cases import CASES, attention, descriptors, own_descriptors
     from warploom.ops import triton as bridge
 
-    makes = {**CASES, "descriptors": descriptors, "attention": lambda rng: attention(rng, heads=1)}
+    makes = {**CASES, "descriptors": descriptors, "own descriptors": own_descriptors,
+             "attention": lambda rng: attention(rng, heads=1)}  # fmt: skip
     case = makes[name](np.random.default_rng(1))
     owners = [x.base if hasattr(x, "block_shape") else x for x in case.arguments]
     arrays = [x for x in owners if isinstance(x, np.ndarray)]
@@ -186,7 +187,8 @@ def triton_subject(name: str, target: str) -> Subject:
 
 
 _TRITON = (("softmax", "sm_80"), ("matmul", "sm_80"), ("layer_norm", "sm_80"), ("locks", "sm_80"),
-           ("attention", "sm_80"), ("matmul", "sm_90"), ("attention", "sm_90"), ("descriptors", "sm_90"))  # fmt: skip
+           ("attention", "sm_80"), ("matmul", "sm_90"), ("attention", "sm_90"), ("descriptors", "sm_90"),
+           ("own descriptors", "sm_90"))  # fmt: skip
 _CUDA = ("generic pointers", "histogram", "two-dimensional blocks", "volatile", "atomics")
 _HEADERS = ("BlockReduce", "BlockScan", "BlockRadixSort", "pipeline", "barrier, sm_80", "barrier, sm_90")
 

@@ -105,4 +105,20 @@ def descriptors(rng: np.random.Generator) -> Case:
                 {"TILE_M": 64, "TILE_N": 64, "TILE_K": 64, "num_stages": 3})  # fmt: skip
 
 
+def own_descriptors(rng: np.random.Generator, tile_m: int = 64, specialised: bool = False) -> Case:
+    """The same with tensor maps that the kernel makes."""
+    a, b = (rng.standard_normal((n, 192)).astype(np.float16) for n in (128, 96))
+    c = np.full((128, 96), np.nan, np.float16)
+    wanted = a.astype(np.float64) @ b.astype(np.float64).T
+    return Case(kernels.matmul_with_own_descriptors, (128 // tile_m, 2), [a, b, c, 128, 96, 192],
+                lambda: within(c, wanted, 1e-3),
+                {"TILE_M": tile_m, "TILE_N": 64, "TILE_K": 64, "SPECIALISED": specialised,
+                 "num_stages": 3})  # fmt: skip
+
+
+def specialised(rng: np.random.Generator) -> Case:
+    """The same by warps of different roles."""
+    return own_descriptors(rng, 128, specialised=True)
+
+
 CASES = {make.__name__: make for make in (add, softmax, matmul, layer_norm, locks, attention)}

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import warploom
 from tests.ptx.text import kinds
 from tests.with_triton import kernels
-from tests.with_triton.cases import CASES, Case, descriptors
+from tests.with_triton.cases import CASES, Case, descriptors, own_descriptors, specialised
 from warploom.core.errors import EmulationError, ProblemError
 from warploom.cuda.printer import print_cuda
 from warploom.ops import triton as bridge
@@ -143,6 +143,41 @@ def test_tensor_descriptors_of_the_host() -> None:
     assert all("whose initialisation the async proxy may not see" in f.message for f in found.findings)
     with pytest.raises(ProblemError, match="set target"):
         run(case, target="sm_80")
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("make", [own_descriptors, specialised])
+def test_tensor_descriptors_that_the_kernel_makes(make: Any, seed: int | None) -> None:
+    """Besides the fence above: all threads of Triton 3.9's first four warps store the same state of the others."""
+    case = make(np.random.default_rng(0))
+    found = run(case, target="sm_90", seed=seed)
+    assert case.error() <= 1
+    for finding in [f for cause in found.findings for f in (cause, *cause.follows)]:
+        assert "whose initialisation the async proxy may not see" in finding.message or (
+            make is specialised and "in one execution of st.shared.v2.b32" in finding.message
+        )
+
+
+def test_tensor_maps_of_the_kernel_print_as_cuda() -> None:
+    pytest.importorskip("cuda.core")
+    from warploom.cuda.compile import compile_source
+
+    text = print_cuda(run(own_descriptors(np.random.default_rng(0)), target="sm_90").program)
+    assert compile_source(text, "matmul_with_own_descriptors", arch="sm_90a", cache=False).cubin
+
+
+def test_fences_of_tensor_maps_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = own_descriptors(np.random.default_rng(0))
+    checked = bridge.check_ptx
+    for fence in ("tensormap.cp_fenceproxy", "fence.proxy.tensormap"):
+        without = re.compile(rf"@%p\d+ {fence}[^;]*;")
+
+        def check(text: str, *args: Any, without: re.Pattern[str] = without, **options: Any) -> Any:
+            assert without.search(text)
+            return checked(without.sub("", text, count=1), *args, **options)
+
+        monkeypatch.setattr(bridge, "check_ptx", check)
+        assert kinds(run(case, target="sm_90").findings) & {"proxy", "layout"}
 
 
 SYNCHRONISATION = re.compile(r"^\s*(bar\.sync|cp\.async\.wait_group|cp\.async\.commit_group|bar\.warp\.sync)")

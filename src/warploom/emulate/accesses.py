@@ -18,8 +18,9 @@ from warploom.emulate.matrix_accesses import MatrixSteps
 from warploom.emulate.shared_memory import Place
 from warploom.emulate.traffic import access_class
 from warploom.ir.statements import Op
-from warploom.isa.effects import Access, AsyncCopy, GlobalWait, MatrixAccess
-from warploom.isa.memory import Atomic, ReduceAdd
+from warploom.isa.effects import Access, AsyncCopy, GlobalWait, MatrixAccess, TensorMapWrite
+from warploom.isa.memory import MOST_BYTES, Atomic, ReduceAdd
+from warploom.isa.tensor_map import MAP_BYTES
 
 Array = NDArray[Any]
 
@@ -297,6 +298,26 @@ class AccessSteps:
             if run.checks:
                 run.memory.track(frame, targets, u32.bytes, op, "read", strong=True)
                 self._strong(frame, access, address)
+
+        return step
+
+    # -- tensor maps -----------------------------------------------------------------------------------------------
+
+    def map_step(self, op: Op, write: TensorMapWrite) -> Step:
+        """The step of a ``tensormap.replace``: it reads the whole map, and writes one field."""
+        run, key = self.run, self.run.key(op.operands[write.address])
+        store = self.step(op, Access(write.space, "store", write.address, write.bytes, write.place))
+
+        def step(frame: Frame) -> None:
+            for chunk in range(0, MAP_BYTES, MOST_BYTES) if run.checks else ():
+                if write.space == "shared":
+                    place = run.shared.locate(frame, frame.env[key], chunk, MOST_BYTES, 32, op)
+                    run.shared.load(frame, place, MOST_BYTES, MOST_BYTES // u32.bytes, op, False)
+                else:
+                    address = self._address(frame, key, chunk)
+                    targets = run.memory.resolve(frame, address, MOST_BYTES, op, frame.active, MOST_BYTES)
+                    run.memory.track(frame, targets, MOST_BYTES, op, "read")
+            store(frame)
 
         return step
 

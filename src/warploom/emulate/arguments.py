@@ -15,7 +15,7 @@ from warploom.emulate.buffers import ADDRESS_BITS, GlobalBuffer, buffer_of
 from warploom.emulate.tensor_maps import TensorMapArgument
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Op, Value, operands_of, walk
-from warploom.isa.effects import Access, AsyncCopy, BulkStore, BulkTensorCopy, Effect
+from warploom.isa.effects import Access, AsyncCopy, BulkStore, BulkTensorCopy, Effect, TensorMapWrite
 
 Array = NDArray[Any]
 
@@ -129,6 +129,8 @@ def written_parameters(program: Program) -> set[str] | None:
     written: set[str] = set()
     for op in ops:
         for effect in op.instruction.effects():
+            if isinstance(effect, TensorMapWrite):  # stores may go wherever the map that it makes says
+                return None
             through = _writes_through(effect)
             if through is not None:
                 address = op.operands[through]
@@ -155,7 +157,7 @@ def granules(program: Program) -> tuple[int, int]:
     shared, everywhere = [16], [16]
     for op in program.ops():
         for effect in op.instruction.effects():
-            if isinstance(effect, Access) and effect.space != "local":
+            if isinstance(effect, Access | TensorMapWrite) and effect.space != "local":
                 (shared if effect.space == "shared" else everywhere).append(effect.bytes)
             elif isinstance(effect, AsyncCopy):
                 shared.append(effect.bytes)

@@ -19,6 +19,7 @@ from warploom.emulate.frames import Frame
 from warploom.emulate.global_async import AsyncGlobal, Box
 from warploom.emulate.global_memory import GlobalMemory
 from warploom.emulate.known import Known
+from warploom.emulate.made_maps import MadeMaps
 from warploom.emulate.mbarrier_state import Mbarrier
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.report import Reporter
@@ -78,7 +79,7 @@ class BulkCopies:
         self.loads: list[_Load] = []
         self.stores: list[_Store] = []  # those that still read
         self.writing: list[_Store] = []  # those that have read, and are not known to have written
-        self.globally = AsyncGlobal(memory)
+        self.globally, self.made = AsyncGlobal(memory), MadeMaps(memory, reporter)
         self.committed: dict[tuple[int, int], int] = {}
 
     # -- issue ---------------------------------------------------------------------------------------------------
@@ -94,10 +95,8 @@ class BulkCopies:
         masks = None if multicast is None else frame.full(multicast).astype(np.int64)
         for i, row, lanes in lanes_of(frame, guard):
             lane = self._only(row, lanes, op)
-            source = self.maps.get(int(maps[i, lane]))
+            source = self.maps.get(int(maps[i, lane])) or self.made.find(int(maps[i, lane]), row, lane, op)
             if source is None:
-                message = f"{op.instruction.mnemonic}: address {int(maps[i, lane]):#x} is no tensor map of the kernel's"
-                self.report.add("bounds", op.where, message, row, lane)
                 continue
             at = tuple(int(c[i, lane]) for c in where)
             if len(at) != len(source.spec.box):
@@ -256,11 +255,11 @@ class BulkCopies:
         if self.proxy.checks:
             if shared.shadow is not None:
                 shared.shadow.reshape(-1, CHUNK)[index] = 0
-            stamp = self.proxy.end_write(engine, load.cells, load.number, load.op)
-            known = clocks.of_engine(engine, stamp, load.passed)
-            if load.box is not None:
-                slot = self.report.first // self.warps + load.cta
-                known.singles = self.globally.end_read(load.box, slot * shared.stride + load.barrier.address)
+            self.proxy.end_write(engine, load.cells, load.number, load.op)
+            slot = (self.report.first // self.warps + load.cta) * shared.stride + load.barrier.address
+            singles = {} if load.box is None else self.globally.end_read(load.box, slot)
+            known = clocks.of_engine(engine, clocks.now, load.passed)
+            known.singles = singles
         self.barriers.complete_bytes(load.barrier, source.spec.box_bytes, known, engine, load.op)
         return True
 

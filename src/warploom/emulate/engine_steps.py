@@ -72,6 +72,8 @@ class EngineSteps:
             return lambda frame: self.state.clusters.arrive(frame, op)
         if isinstance(effect, fx.ProxyFence):
             return self._proxy_fence(op, effect)
+        if isinstance(effect, fx.TensorMapFence):
+            return self._map_fence(op, effect)
         if isinstance(effect, fx.RegisterBudget):
             return self._budget(op, effect)
         if isinstance(effect, fx.WarpgroupFence):
@@ -214,6 +216,17 @@ class EngineSteps:
                 self.state.mbarriers.fence(frame, op)
 
         return step
+
+    def _map_fence(self, op: Op, fence: fx.TensorMapFence) -> Step | None:
+        if fence.acquired is None:
+            return lambda frame: self.state.bulk.made.release(frame, op)
+        key = self.run.key(op.operands[fence.acquired])
+
+        def acquire(frame: Frame) -> None:
+            self.run.observe(frame, key, op, "an address")
+            self.state.bulk.made.acquire(frame, frame.env[key], op)
+
+        return acquire
 
     def _budget(self, op: Op, budget: fx.RegisterBudget) -> Step:
         def step(frame: Frame) -> Wait | None:

@@ -163,6 +163,8 @@ class Executor(Context):
             return self._accesses.step(op, effect)
         if isinstance(effect, fx.AsyncCopy):
             return self._accesses.copy_step(op, effect)
+        if isinstance(effect, fx.TensorMapWrite):
+            return self._accesses.map_step(op, effect)
         if isinstance(effect, fx.GlobalWait):
             return self._accesses.wait_step(op, effect)
         if isinstance(effect, fx.ReadSpecial):

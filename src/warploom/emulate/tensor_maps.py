@@ -39,18 +39,28 @@ class TensorMapArgument:
                 f"argument {buffer.name} has elements of {self.array.dtype.itemsize} bytes ({self.array.dtype}); "
                 f"its tensor map's are {spec.dtype.name}"
             )
+        found = TensorMapArgument(self.array, spec, buffer)
+        if found.misfit:
+            raise ProblemError(f"argument {buffer.name}: {found.misfit}")
+        return found
+
+    @property
+    def misfit(self) -> str:
+        """Why the tensor does not lie within the buffer; '' if it does."""
+        spec, buffer = self.spec, self.buffer
+        assert buffer is not None
         if buffer.skew % _ALIGNMENT:
-            raise ProblemError(
-                f"argument {buffer.name}: a tensor map's array starts at a multiple of {_ALIGNMENT} bytes, this one "
+            return (
+                f"a tensor map's array starts at a multiple of {_ALIGNMENT} bytes, this one "
                 f"{buffer.skew % _ALIGNMENT} bytes behind: pass one that does, and move the box"
             )
         last = sum((n - 1) * s for n, s in zip(spec.shape, (spec.dtype.bytes, *spec.strides), strict=True))
-        if last + spec.dtype.bytes > buffer.data.size:
-            raise ProblemError(
-                f"argument {buffer.name}: the tensor map reaches byte {last + spec.dtype.bytes} of an array of "
-                f"{buffer.data.size}; correct its shape or strides"
-            )
-        return TensorMapArgument(self.array, spec, buffer)
+        if last + spec.dtype.bytes <= buffer.data.size:
+            return ""
+        return (
+            f"the tensor map reaches byte {last + spec.dtype.bytes} of an array of {buffer.data.size}; correct its "
+            "shape or strides"
+        )
 
     # -- global memory -------------------------------------------------------------------------------------------
 

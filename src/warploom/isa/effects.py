@@ -243,6 +243,26 @@ class BulkStore(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMapWrite(Effect):
+    """Writes ``bytes`` at ``place`` within the tensor map at ``operand[address]``: a weak access to the whole map."""
+
+    space: Literal["shared", "global"]
+    address: int
+    place: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapFence(Effect):
+    """A half of ``fence.proxy.tensormap::generic``: publishes what the thread knows, or takes in the map at an address.
+
+    ``acquired`` is the operand of that address; None for the release.
+    """
+
+    acquired: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GlobalWait(Effect):
     """Blocks until the u32 at ``operand[address] + offset`` is at least operand ``least``; acquires at scope gpu."""
 

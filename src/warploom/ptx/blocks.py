@@ -16,7 +16,7 @@ from warploom.ptx.syntax import Function, Guard, Instruction, Label, Operand, Sy
 
 _MEETING = frozenset({
     "activemask", "bar", "barrier", "elect", "ldmatrix", "match", "mma", "movmatrix", "redux", "setmaxnreg", "shfl",
-    "stmatrix", "vote", "wgmma", "wmma",
+    "stmatrix", "tensormap", "vote", "wgmma", "wmma",
 })  # fmt: skip
 _ENDS = ("ret", "exit")
 _JUMPS = ("bra", "brx", *_ENDS)

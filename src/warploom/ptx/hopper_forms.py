@@ -31,6 +31,7 @@ from warploom.ptx.builder import Builder, constant
 from warploom.ptx.forms import Form, form
 from warploom.ptx.syntax import Address, Both, Integer, Operand, Vector
 from warploom.ptx.syntax import Register as PtxRegister
+from warploom.ptx.tensor_map_forms import map_fence
 
 _YES = Const(pred, True)
 _EVICTIONS = {0x12F0000000000000: "first", 0x14F0000000000000: "last"}
@@ -226,13 +227,16 @@ def bulk_group(b: Builder, f: Form) -> None:
 
 
 def proxy_fence(b: Builder, f: Form) -> None:
-    """``fence.proxy.async`` and ``fence.mbarrier_init``."""
+    """``fence.proxy.async``, ``fence.proxy.tensormap::generic`` and ``fence.mbarrier_init``."""
     if f.flag("mbarrier_init"):
         if not (f.flag("release") and f.flag("cluster")):
             raise f.refusal()
         b.emit(MbarrierInitFence())
         return
-    if not (f.flag("proxy") and f.flag("async")):
+    if f.flag("proxy") and f.flag("tensormap::generic"):
+        map_fence(b, f)
+        return
+    if not f.flag("async"):
         raise f.refusal()
     space = f.one_of("shared::cta", "global")
     spaces = {"shared::cta": "shared", "global": "global", "": "all"}

@@ -1,0 +1,96 @@
+"""Tensor maps that a kernel makes: ``tensormap.replace``, ``tensormap.cp_fenceproxy`` and the fences of their proxy.
+
+Source: PTX ISA, "Data Movement and Conversion Instructions" (``tensormap``), "membar / fence".
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from warploom.core.dtypes import u32, u64
+from warploom.ir.statements import Const
+from warploom.isa.memory import Load, Store
+from warploom.isa.tensor_map import FIELDS, MAP_BYTES, TensorMapAcquire, TensorMapRelease, TensorMapReplace
+from warploom.isa.warp import FULL_MASK, Special, SyncWarp
+from warploom.ptx.builder import Builder, constant
+from warploom.ptx.forms import Form, form
+from warploom.ptx.syntax import Integer, Operand
+
+_DEFAULTS = ("interleave_layout", "fill_mode", "swizzle_atomicity")
+"""Fields of which the first choice is supported alone."""
+
+
+@form("tensormap")
+def tensor_map(b: Builder, f: Form) -> None:
+    """``tensormap.{replace, cp_fenceproxy}``."""
+    if f.flag("replace"):
+        _replace(b, f)
+    elif f.flag("cp_fenceproxy"):
+        _publish(b, f)
+    else:
+        raise f.refusal()
+
+
+def _space(f: Form) -> Literal["shared", "global"]:
+    return cast(
+        "Literal['shared', 'global']", f.one_of("shared::cta", "global", default="global").removesuffix("::cta")
+    )
+
+
+def _replace(b: Builder, f: Form) -> None:
+    name, space = f.one_of(*FIELDS), _space(f)
+    if not f.flag("tile") or not name or not f.flag("b1024"):
+        raise f.refusal()
+    field = FIELDS[name]
+    address, *which, value = f.operands(2 + (field.count > 1))
+    if f.type() != f"b{field.dtype.bits}" or any(not isinstance(x, Integer) for x in which):
+        raise f.refusal()
+    given = b.read(value, field.dtype)
+    if field.immediate and not isinstance(given, Const):
+        raise f.refusal(f"{name} must be a constant")
+    if name in _DEFAULTS and given != constant(0, u32):
+        raise f.refusal(f"{name} other than 0 is not supported")
+    index = which[0].value if which and isinstance(which[0], Integer) else 0
+    base, offset, within = b.address(address, space)
+    if offset:
+        base = b.binary("add", base, offset)
+    b.emit(TensorMapReplace(space, name, index), (base, given), within=within)
+
+
+def _size(b: Builder, f: Form, size: Operand) -> None:
+    if b.read(size, u32) != constant(MAP_BYTES, u32):
+        raise f.refusal(f"a tensor map has {MAP_BYTES} bytes")
+
+
+def _publish(b: Builder, f: Form) -> None:
+    """A warp copies a map from shared to global memory, 4 bytes a lane, and publishes it."""
+    for needed in ("global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"):
+        if not f.flag(needed):
+            raise f.refusal()
+    if not f.one_of("gpu", "sys"):
+        raise f.refusal()
+    target, source, size = f.operands(3)
+    _size(b, f, size)
+    (to, to_offset, _), (base, offset, within) = b.address(target, "global"), b.address(source, "shared")
+    place = b.binary("shl", b.binary("and", b.once(Special("tid.x")), 31), 2)
+    word = b.fresh(u32)
+    b.emit(Load("shared", u32, offset=offset), (b.binary("add", base, place),), (word,), within)
+    b.emit(Store("global", u32, offset=to_offset), (b.binary("add", to, b.extend(place, u64)), word))
+    b.emit(TensorMapRelease())
+    b.emit(SyncWarp(), (Const(u32, FULL_MASK),))
+
+
+def map_fence(b: Builder, f: Form) -> None:
+    """``fence.proxy.tensormap::generic.{release, acquire}``."""
+    if not f.one_of("gpu", "sys"):
+        raise f.refusal()
+    if f.flag("release"):
+        f.operands(0)
+        b.emit(TensorMapRelease())
+    elif f.flag("acquire"):
+        address, size = f.operands(2)
+        _size(b, f, size)
+        base, offset, _ = b.address(address, "global")
+        b.emit(TensorMapAcquire(), (b.binary("add", base, offset) if offset else base,))
+    else:
+        raise f.refusal()
