@@ -1,0 +1,171 @@
+"""PyTorch's ``context_parallel`` on warploom's kernels: one long sequence on several GPUs, forward and backward.
+
+    PYTHONPATH=src python benchmarks/context_parallel_h200.py [--gpus 2] [--tokens 131072] [--out FOLDER]
+
+Causal attention of 16 heads of 128, bf16, by ``scaled_dot_product_attention`` after ``warploom.torch.activate()``. One
+GPU computes the whole sequence; then all of them together, by ring ("alltoall") and by "allgather", each rank holding
+its part of the sequence. Checked first: one GPU against PyTorch's own FlashAttention, several against one, result and
+gradients, within a few roundings of bf16. Then times are medians of the slowest rank; efficiency is one GPU's time over
+that of n times n. PyTorch's own FlashAttention is timed in the same ways. Writes context-parallel.json to the folder
+(by default ``$OUT``, else out), a minute on two H200. Exit code 1 if a result is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+
+import warploom.torch
+from warploom.bench.environment import environment
+
+HEADS, HEAD_DIM = 16, 128
+TOLERANCE = 2.0**-5
+"""Of the largest element of a result: blocks are merged in 16 bits, gradients of blocks are added."""
+ROUNDS = 5
+NAMES = ("out", "dq", "dk", "dv")
+Tensors = list[torch.Tensor]
+
+
+def inputs(tokens: int) -> Tensors:
+    """q, k, v and the gradient of the result, the same on every rank."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = 1, HEADS, tokens, HEAD_DIM
+    return [torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+
+
+def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, by: torch.Tensor) -> Tensors:
+    """Result and gradients. ``context_parallel`` replaces the function in its module."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=True)
+    return [out.detach(), *torch.autograd.grad(out, leaves, by)]
+
+
+def milliseconds(call: Callable[[], Any]) -> float:
+    """Median of some calls, of the slowest rank."""
+    call()
+    found: list[float] = []
+    for _ in range(ROUNDS):
+        dist.barrier()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        slowest = torch.tensor(start.elapsed_time(end), device="cuda")
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        found.append(slowest.item())
+    return statistics.median(found)
+
+
+def errors(found: Tensors, expected: Tensors) -> dict[str, float]:
+    """The largest difference of each over the largest element expected."""
+    pairs = zip(NAMES, found, expected, strict=True)
+    return {name: ((a - b).abs().max() / b.abs().max()).item() for name, a, b in pairs}
+
+
+@contextmanager
+def implementation(name: str) -> Any:
+    """FlashAttention as warploom's kernels, or PyTorch's own, and no other backend."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if name == "warploom":
+        warploom.torch.activate()
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            yield
+    finally:
+        warploom.torch.deactivate()
+
+
+def parallel(mesh: Any, method: str, tensors: Tensors) -> tuple[Tensors, float]:
+    """Result and gradients of the whole sequence, and the milliseconds of a step, by context parallelism."""
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import context_parallel_unshard, set_rotate_method
+
+    set_rotate_method(method)
+    parts = [x.clone() for x in tensors]
+    with context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * 4):
+        found = step(*parts)
+        time = milliseconds(lambda: step(*parts))
+        whole = context_parallel_unshard(mesh, found, [2] * 4)
+    return whole, time
+
+
+def measured(rank: int, gpus: int, tokens: int) -> list[dict[str, Any]]:
+    """A row for each implementation and way."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cuda", (gpus,))
+    tensors, rows, alone = inputs(tokens), list[dict[str, Any]](), dict[str, Tensors]()
+    flops = 3.5 * 4 * HEADS * HEAD_DIM * tokens * (tokens + 1) / 2
+    for name in ("pytorch", "warploom"):
+        with implementation(name):
+            alone[name] = step(*tensors)
+            one = milliseconds(lambda: step(*tensors))
+            rows.append({"by": name, "way": "one GPU", "ms": one, "tflops": flops / one / 1e9})
+            if name == "warploom":
+                rows[-1]["error"] = errors(alone[name], alone["pytorch"])
+            for method in ("alltoall", "allgather"):
+                whole, time = parallel(mesh, method, tensors)
+                rows.append({
+                    "by": name, "way": method, "gpus": gpus, "ms": time, "tflops": flops / time / 1e9,
+                    "efficiency": one / time / gpus, "error": errors(whole, alone[name]),
+                })  # fmt: skip
+        if rank == 0:
+            print(*map(json.dumps, rows[-3:]), sep="\n", flush=True)
+    return rows
+
+
+def run(rank: int, gpus: int, tokens: int, out: Path) -> None:
+    """One rank."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=gpus, device_id=torch.device("cuda", rank))
+    try:
+        rows = measured(rank, gpus, tokens)
+    finally:
+        dist.destroy_process_group()
+    if rank == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        found = {"environment": environment(0), "tokens": tokens, "heads": HEADS, "head_dim": HEAD_DIM, "rows": rows}
+        (out / "context-parallel.json").write_text(json.dumps(found, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def wrong(rows: list[dict[str, Any]]) -> list[str]:
+    """What is further off than the tolerance, as lines."""
+    return [
+        f"{row['by']}, {row['way']}: {name} is off by {error:.3g}"
+        for row in rows for name, error in row.get("error", {}).items() if not error <= TOLERANCE
+    ]  # fmt: skip
+
+
+def main() -> int:
+    """Start a process for each GPU, and judge what they found."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=131072)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")))
+    given = parser.parse_args()
+    if torch.cuda.device_count() < given.gpus:
+        sys.exit(f"there are {torch.cuda.device_count()} GPUs, not {given.gpus}: run on such a machine, or pass --gpus")
+    from torch.multiprocessing.spawn import spawn
+
+    spawn(run, (given.gpus, given.tokens, given.out), nprocs=given.gpus)
+    failures = wrong(json.loads((given.out / "context-parallel.json").read_text())["rows"])
+    print(*failures, sep="\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""FlashAttention's own tests, run through ``warploom.flash_attn`` on a GPU.
+
+    PYTHONPATH=src python benchmarks/flash_attn_tests.py [--count 60] [--seconds 60] [--out DIR] [--dry-run]
+
+Their parametrisation, their references and their bounds, as ``tests/test_flash_attn.py`` of FlashAttention-2 has them
+(https://github.com/Dao-AILab/flash-attention, August 2026), without dropout and ALiBi: ``--count`` cases of each test
+are drawn with ``--seed``. A result's largest error must be at most so many times that of the same computation in 16
+bits with PyTorch; both are judged against float64, rounded to 16 bits. Cases run in several processes, since each
+compiles kernels, and those that do not begin within ``--seconds`` are left out. Writes DIR/flash-attn-tests.json, and
+exits with 1 if a case fails. ``--dry-run`` draws two cases of each test, makes them small, and runs them on the
+emulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from warploom import flash_attn
+
+Case = dict[str, Any]
+BOTH = [False, True]
+HALVES = ["float16", "bfloat16"]
+HEAD_DIMS = [32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256]
+UNEQUAL = [
+    (1, 239), (3, 799), (127, 512), (127, 513), (113, 203), (128, 217), (113, 211), (108, 256), (256, 512),
+    (1023, 1024),
+]  # fmt: skip
+"""Lengths of queries and keys, of the causal tests; the others have their own."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest error may be ``times`` that of 16 bits in PyTorch, and ``slack``."""
+
+    times: float
+    slack: float = 0.0
+
+    def excess(self, found: Any, rounded: Any, exact: Any) -> float:
+        """The error over what is allowed; at most 1 is right, NaN is infinitely much."""
+        exact = exact.to(found.dtype).double()
+        error, of_16_bits = ((x.double() - exact).abs().max().item() for x in (found, rounded))
+        if math.isnan(error):
+            return math.inf
+        allowed = self.times * of_16_bits + self.slack
+        return error / allowed if allowed else error and math.inf
+
+
+@dataclass(frozen=True)
+class Test:
+    """One of their tests: values of its parameters, batch and heads, how far results and gradients may be off."""
+
+    name: str
+    run: Callable[[Case, Test], dict[str, float]]
+    values: dict[str, list[Any]]
+    batch: int
+    heads: int
+    out: Bound
+    gradients: Bound
+
+    def cases(self, count: int, seed: int) -> list[Case]:
+        """So many of all combinations, at random; all of them if there are fewer."""
+        combinations = itertools.product(*self.values.values())
+        every = [dict(zip(self.values, found, strict=True)) for found in combinations]
+        random.Random(f"{seed} {self.name}").shuffle(every)
+        return [{"test": self.name, "batch": self.batch, "heads": self.heads, **case} for case in every[:count]]
+
+
+def small(case: Case) -> Case:
+    """The case at a size for the emulator: the same options, less of everything."""
+    lengths = tuple(min(length, 24 + length % 5) for length in case["lengths"])
+    return {**case, "batch": 1, "heads": min(2, case["heads"]), "d": min(40, case["d"]), "lengths": lengths}
+
+
+# -- inputs and references
+
+
+def drawn(case: Case) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """Random q, k and v that require gradients, and the options of the call."""
+    import torch
+
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    (q_len, kv_len), heads = case["lengths"], case["heads"]
+    softcap = case.get("softcap", 0.0)
+    kv_heads = {"mha": heads, "mqa": 1, "gqa": max(1, heads // 3)}[case.get("mha_type", "mha")]
+    like: dict[str, Any] = {"device": device, "dtype": getattr(torch, case["dtype"])}
+    q = torch.randn(case["batch"], q_len, heads, case["d"], **like)
+    k, v = (torch.randn(case["batch"], kv_len, kv_heads, case["d"], **like) for _ in range(2))
+    q, k, v = (
+        x * factor for x, factor in zip((q * (softcap or 1.0), k, v), case.get("factors", (1, 1, 1)), strict=True)
+    )
+    window = tuple(torch.randint(0, kv_len, (2,)).tolist()) if case.get("local") else (-1, -1)
+    options = {"causal": case["causal"], "window_size": window, "softcap": softcap}
+    return *(x.requires_grad_() for x in (q, k, v)), options  # pyright: ignore[reportReturnType]
+
+
+def reference(q: Any, k: Any, v: Any, options: dict[str, Any], *, exact: bool) -> Any:
+    """Their reference in float64, or in 16 bits with another order of operations, on tensors' own history."""
+    import torch
+
+    kind, group = q.dtype, q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    scale = 1 / math.sqrt(q.shape[3])
+    if exact:
+        q, k, v = (x.double() for x in (q, k, v))
+        s = torch.einsum("bthd,bshd->bhts", q * scale, k)
+    else:
+        s = torch.einsum("bthd,bshd->bhts", q, k * scale)
+    softcap = options["softcap"]
+    s = (s / softcap).tanh() * softcap if softcap else s
+    left, right = options["window_size"]
+    right = 0 if options["causal"] else right
+    apart = torch.arange(k.shape[1], device=q.device) - (
+        torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]
+    )
+    hidden = torch.zeros_like(apart, dtype=torch.bool)
+    hidden = hidden | (apart < -left) if left >= 0 else hidden
+    hidden = hidden | (apart > right) if right >= 0 else hidden
+    p = torch.softmax(s.masked_fill(hidden, -torch.inf), -1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
+    return torch.einsum("bhts,bshd->bthd", p.to(v.dtype), v).to(torch.float64 if exact else kind)
+
+
+def excesses(
+    case: Case, test: Test, given: tuple[Any, ...], out: Any, qkv: Any, options: dict[str, Any]
+) -> dict[str, float]:
+    """Errors of a result and of its gradients by ``given``, from which q, k and v were made, over what is allowed."""
+    import torch
+
+    by = torch.randn_like(out)
+    if case.get("strided_gradient"):  # as of a result whose sequence comes first, in twice the batch
+        by = torch.randn(out.shape[1], 2 * out.shape[0], *out.shape[2:], device=out.device, dtype=out.dtype)
+        by = by[:, ::2].transpose(0, 1)
+    exact, rounded = (reference(*qkv, options=options, exact=exact) for exact in BOTH[::-1])
+    found = {"out": test.out.excess(out.detach(), rounded.detach(), exact.detach())}
+    mine, coarse, want = (
+        torch.autograd.grad(x, given, by.to(x.dtype), retain_graph=True) for x in (out, rounded, exact)
+    )
+    for name, a, b, c in zip(("dq", "dk", "dv") if len(given) == 3 else ("dqkv",), mine, coarse, want, strict=False):
+        found[name] = test.gradients.excess(a, b, c)
+    return found
+
+
+# -- their tests
+
+
+def run_dense(case: Case, test: Test) -> dict[str, float]:
+    """``flash_attn_func``, or ``flash_attn_kvpacked_func`` on the same k and v."""
+    import torch
+
+    q, k, v, options = drawn(case)
+    more = {"deterministic": case.get("deterministic", False), "return_attn_probs": True}
+    if case.get("kvpacked"):
+        out, *_ = flash_attn.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), 0.0, **options, **more)
+    else:
+        out, *_ = flash_attn.flash_attn_func(q, k, v, 0.0, **options, **more)
+    return excesses(case, test, (q, k, v), out, (q, k, v), options)
+
+
+def run_qkvpacked(case: Case, test: Test) -> dict[str, float]:
+    """``flash_attn_qkvpacked_func``."""
+    import torch
+
+    q, k, v, options = drawn(case)
+    qkv = torch.stack([q, k, v], 2).detach().requires_grad_()
+    out = flash_attn.flash_attn_qkvpacked_func(qkv, 0.0, deterministic=case["deterministic"], **options)
+    return excesses(case, test, (qkv,), out, qkv.unbind(2), options)
+
+
+def run_again(case: Case, _test: Test) -> dict[str, float]:
+    """Gradients have the same bits fifty times."""
+    import torch
+
+    q, k, v, options = drawn(case)
+    out = flash_attn.flash_attn_func(q, k, v, 0.0, deterministic=True, **options)
+    by = torch.randn_like(out)
+    times = 50 if q.is_cuda else 2
+    first, *others = (torch.autograd.grad(out, (q, k, v), by, retain_graph=True) for _ in range(times))
+    differs = any(not torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+    return {"bits": math.inf if differs else 0.0}
+
+
+_MASKS = {"local": BOTH, "causal": BOTH}
+TESTS = (
+    Test("output", run_dense, {
+        "kvpacked": BOTH, "dtype": HALVES, "mha_type": ["mha", "mqa", "gqa"], "deterministic": BOTH, **_MASKS,
+        "d": [d for d in HEAD_DIMS if d != 80], "softcap": [0.0, 50.0],
+        "lengths": [(113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024),
+                    (1024, 1023), (2048, 2048)],
+    }, 4, 6, Bound(2), Bound(3)),
+    Test("qkvpacked", run_qkvpacked, {
+        "dtype": HALVES, "deterministic": BOTH, **_MASKS, "d": HEAD_DIMS,
+        "lengths": [(n, n) for n in (97, 128, 200, 384, 768, 1024, 1025, 2048)],
+    }, 4, 9, Bound(2), Bound(2)),
+    Test("causal", run_dense, {
+        "dtype": HALVES, "local": BOTH, "causal": [True], "d": HEAD_DIMS,
+        "lengths": [*UNEQUAL, *((b, a) for a, b in UNEQUAL)],
+    }, 8, 9, Bound(2, 1e-5), Bound(2, 1e-5)),
+    Test("splitkv", run_dense, {
+        "dtype": HALVES, "deterministic": BOTH, **_MASKS, "d": HEAD_DIMS,
+        "lengths": [x for a, b in ((3, 1024), (1, 339), (64, 800), (3, 799), (64, 2048), (16, 20000), (16, 100000),
+                                   (128, 128), (256, 256)) for x in {(a, b), (b, a)}],
+    }, 1, 12, Bound(2, 1e-5), Bound(2, 2e-4)),
+    Test("bwd_overflow", run_dense, {
+        "dtype": ["float16"], "causal": BOTH, "d": [16, 32, 64], "lengths": [(n, n) for n in (1, 2, 5, 17, 128)],
+        "factors": [(5, 3, 3)],
+    }, 2, 5, Bound(2), Bound(5, 1e-3)),
+    Test("bwd_transpose", run_dense, {
+        "dtype": HALVES, "causal": BOTH, "d": [64, 128], "lengths": [(n, n) for n in (97, 128, 200, 256)],
+        "strided_gradient": [True],
+    }, 5, 2, Bound(2), Bound(2)),
+    Test("deterministic", run_again, {
+        "dtype": HALVES, **_MASKS, "d": HEAD_DIMS, "lengths": [*UNEQUAL, *((b, a) for a, b in UNEQUAL)],
+    }, 4, 9, Bound(1), Bound(1)),
+)  # fmt: skip
+
+
+def run_share(cases: list[Case], deadline: float) -> list[Case]:
+    """The cases that begin before the deadline, with their errors; an exception is infinitely wrong."""
+    import torch
+
+    named = {test.name: test for test in TESTS}
+    done: list[Case] = []
+    for case in cases:
+        if time.time() > deadline:
+            break
+        began = time.time()
+        try:
+            found: dict[str, Any] = {"excess": named[case["test"]].run(case, named[case["test"]])}
+        except Exception as error:
+            found = {"excess": {"error": math.inf}, "said": f"{type(error).__name__}: {error}"[:300]}
+            torch.cuda.empty_cache() if torch.cuda.is_available() else None
+        done.append({**case, **found, "seconds": round(time.time() - began, 2)})
+    return done
+
+
+def worst(case: Case) -> float:
+    """The largest error of a case over what is allowed."""
+    return max(case["excess"].values())
+
+
+def main() -> int:
+    """Draw, run, print a row for each test, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=60, help="cases of each test")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--dry-run", action="store_true", help="two small cases of each test, on the emulator")
+    options = parser.parse_args()
+    cases = [case for test in TESTS for case in test.cases(2 if options.dry_run else options.count, options.seed)]
+    random.Random(options.seed).shuffle(cases)  # where time runs out, every test has had its share
+    deadline = time.time() + options.seconds
+    if options.dry_run:
+        done = run_share([small(case) for case in cases], math.inf)
+    else:
+        shares = [cases[i :: options.workers] for i in range(options.workers)]
+        with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
+            done = [case for share in pool.map(run_share, shares, itertools.repeat(deadline)) for case in share]
+    for test in TESTS:
+        mine = [case for case in done if case["test"] == test.name]
+        passed = sum(worst(case) <= 1 for case in mine)
+        largest = max(map(worst, mine), default=0)
+        print(f"{test.name:16}{passed:5} of {len(mine):4} pass, largest error / bound {largest:.2f}")
+    failed = [case for case in done if not worst(case) <= 1]
+    for case in failed[:20]:
+        print("FAILED", json.dumps(case))
+    if not options.dry_run:
+        options.out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"drawn": len(cases), "seed": options.seed, "cases": done}, indent=1)
+        (options.out / "flash-attn-tests.json").write_text(text + "\n")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
