@@ -69,18 +69,23 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_element_is_right(name: str) -> None:
-    outcome = CASES[name].run(seed=0)
+    """The causal ones in an adversarial order of the warps."""
+    outcome = CASES[name].run(seed=0 if CASES[name].window == CAUSAL else None)
     assert outcome.findings == ()
     assert max(outcome.excess.values()) <= 1.0, outcome.excess
 
 
-IN_TURN = {"sm_80": replace(SM80, in_turn=True), "sm_90": SM90}
+IN_TURN = {
+    "sm_80": GradientCase(replace(SM80, in_turn=True, num_warps=4, tile_m=32), 70, 200),
+    "sm_90": GradientCase(SM90, 70, 300),
+}
+"""Three CTAs or more add to each block of two or more."""
 
 
 @pytest.mark.parametrize("name", IN_TURN)
-@pytest.mark.parametrize("window", [(None, None), CAUSAL, (70, 30)], ids=str)
+@pytest.mark.parametrize("window", [CAUSAL, (70, 30)], ids=str)
 def test_sums_in_turn_have_equal_bits_in_any_order(name: str, window: tuple[int | None, int | None]) -> None:
-    case = GradientCase(IN_TURN[name], 130, 400, window)
+    case = replace(IN_TURN[name], window=window)
     first, *others = [case.run(seed) for seed in (None, 1, 2)]
     for other in others:
         assert other.fine
@@ -109,7 +114,7 @@ FEATURES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_problems(seed: int) -> None:
     draw = np.random.default_rng(seed)
     kind = ("sm_80", "sm_90", "wide")[seed % 3]
@@ -123,7 +128,7 @@ def test_random_problems(seed: int) -> None:
         "wide": BackwardWideSm90(head_dim=head_dim, dtype=dtype, tile_m=tile_m),
     }[kind]
     kv_heads, group = int(draw.integers(1, 3)), int(draw.integers(1, 3))
-    q_len, kv_len = (int(n) for n in draw.integers(1, 180, 2))
+    q_len, kv_len = (int(n) for n in draw.integers(1, 150, 2))
     window, softcap = FEATURES["window"][draw.integers(5)], FEATURES["softcap"][draw.integers(3)]
     case = GradientCase(
         config, q_len, kv_len, window, (kv_heads * group, kv_heads), softcap=softcap,

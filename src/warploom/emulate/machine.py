@@ -151,8 +151,11 @@ def _until_it_runs(
     backups = [(b, b.data.copy()) for b in buffers if b.writable and (written is None or b.name in written)]
     # The coarsest division into tasks is the fastest. Where warps must wait for each other inside a division, a finer
     # one tells a deadlock from an artefact: at one warp a task nothing is an artefact.
-    first = "warpgroup" if ready.multiplies_by_warpgroups else "warp"
-    tries = ["cohort", first, "row"] if seed is None else [first, "row"]
+    # Under a seed warps go on apart from the start, and where CTAs wait for each other CTAs too.
+    ctas, few = places.ctas, WARPS if ready.multiplies_by_warpgroups else 1
+    tries = [(1, ready.program.warps), (places.together, few), (ctas, 1)][0 if seed is None else 1 :]
+    if ready.waits_for_ctas:
+        tries = list(dict.fromkeys([(ctas, few), (ctas, 1)]))
     while True:
         findings = Findings(stop, checks)
         launch = _Launch(ready, places, arguments, findings, tries[0], seed, checks, progress)
@@ -173,11 +176,17 @@ class _Launch:
     """One attempt at a launch, at one division of the warps into tasks."""
 
     def __init__(
-        self, ready: Prepared, places: Places, arguments: Any, findings: Findings, level: str, seed: int | None,
-        checks: bool, progress: Callable[[float], None] | None,
+        self, ready: Prepared, places: Places, arguments: Any, findings: Findings, division: tuple[int, int],
+        seed: int | None, checks: bool, progress: Callable[[float], None] | None,
     ) -> None:  # fmt: skip
         self.ready, self.executor, program = ready, ready.executor, ready.program
-        self.program, self.places, self.findings, self.level, self.checks = program, places, findings, level, checks
+        self.program, self.places, self.findings, self.division, self.checks = (
+            program,
+            places,
+            findings,
+            division,
+            checks,
+        )
         self.rng = None if seed is None else random.Random(seed)
         self.progress = progress
         self.warps = program.warps
@@ -263,12 +272,10 @@ class _Launch:
         return _Task(self.executor.run(self.ready.block, frame), part.reshape(-1))
 
     def _divide(self, everyone: Array) -> list[Array]:
-        if self.level == "cohort":
-            return [everyone]
-        if self.level != "row":  # the CTAs of a cluster apart
-            step, together = WARPS if self.level == "warpgroup" else 1, self.places.together
-            return [everyone[r::together, w : w + step] for r in range(together) for w in range(0, self.warps, step)]
-        return [everyone[c : c + 1, w : w + 1] for c in range(everyone.shape[0]) for w in range(self.warps)]
+        """The warps of each task: of every so-many-th CTA so many neighbours."""
+        apart, step = self.division
+        groups = [everyone[first::apart] for first in range(min(apart, len(everyone)))]
+        return [group[:, first : first + step] for group in groups for first in range(0, self.warps, step)]
 
     def _schedule(self) -> None:
         """Run tasks until all have ended; those that wait are passed over."""

@@ -32,6 +32,7 @@ class Prepared:
         self.shared_granule, self.global_granule = granules(program)
         self.meets_in_part = any(_meets_in_part(op) for op in ops)
         self.across = checks and any(_orders(op) for op in ops)
+        self.waits_for_ctas = any(isinstance(e, GlobalWait) for op in ops for e in op.instruction.effects())
         self.uses_engines = uses_engines(program)
         self.fences = checks and fences_globally(program)
         self.multiplies_by_warpgroups = has_wgmma(program)
