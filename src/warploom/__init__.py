@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from warploom.ops.attention import attention, plan
     from warploom.ops.attention_backward import AttentionBackwardPlan, attention_backward, plan_attention_backward
+    from warploom.ops.attention_paged import AttentionPagedPlan, attention_paged, plan_attention_paged
     from warploom.ops.attention_plan import AttentionPlan
     from warploom.ops.cuda import check_cuda
     from warploom.ops.launch import launch
@@ -36,6 +37,9 @@ _PUBLIC = {
     "attention_backward": "warploom.ops.attention_backward",
     "plan_attention_backward": "warploom.ops.attention_backward",
     "AttentionBackwardPlan": "warploom.ops.attention_backward",
+    "attention_paged": "warploom.ops.attention_paged",
+    "plan_attention_paged": "warploom.ops.attention_paged",
+    "AttentionPagedPlan": "warploom.ops.attention_paged",
     "matmul": "warploom.ops.matmul",
     "plan_matmul": "warploom.ops.matmul",
     "MatmulPlan": "warploom.ops.matmul_plan",
@@ -53,12 +57,14 @@ _PUBLIC = {
 
 __all__ = [
     "AttentionBackwardPlan",
+    "AttentionPagedPlan",
     "AttentionPlan",
     "CheckedPtx",
     "MatmulPlan",
     "ReducePlan",
     "attention",
     "attention_backward",
+    "attention_paged",
     "check_cuda",
     "check_ptx",
     "check_triton",
@@ -68,6 +74,7 @@ __all__ = [
     "matmul_reduce",
     "plan",
     "plan_attention_backward",
+    "plan_attention_paged",
     "plan_linear_cross_entropy",
     "plan_matmul",
     "plan_matmul_reduce",

@@ -114,6 +114,14 @@ class SharedTile:
             return replace(self, offset=self.offset + int(known) * self.stage_bytes, chosen=True)
         return replace(self, shift=self.words.operand(index, u32) * self.stage_bytes, chosen=True)
 
+    def seen_as(self, dtype: DType, layout: SharedLayout) -> SharedTile:
+        """The same memory as a tile of another type and layout, no larger; the author orders the accesses to both."""
+        if layout.bytes > self.layout.bytes or layout.alignment > max(16, self.layout.alignment):
+            raise TraceError(
+                f"{self.name} has {self.layout.bytes} bytes a stage, too few for {layout.bytes} ({self.words.here()})"
+            )
+        return replace(self, dtype=dtype, layout=layout)
+
     @property
     def base(self) -> Traced:
         """The tile's address in shared memory (u32, bytes)."""

@@ -15,6 +15,10 @@ def operator_of(name: str) -> Callable[..., Any]:
         from warploom.operators.attention import attention
 
         return attention
+    if name == "attention_paged":
+        from warploom.operators.attention_paged import attention_paged
+
+        return attention_paged
     if name == "matmul":
         from warploom.operators.matmul import matmul
 

@@ -20,6 +20,7 @@ from warploom.interop.tracing import transforms
 from warploom.operators import epilogues
 from warploom.ops import attention as of_attention
 from warploom.ops import attention_backward as of_backward
+from warploom.ops import attention_paged as of_paged
 from warploom.ops import launch as of_launch
 from warploom.ops import loss as of_loss
 from warploom.ops import matmul as of_matmul
@@ -61,6 +62,7 @@ attention_backward = _untraced(
 )
 _PLANNED = "plans are made outside of graphs: call it before the compiled function, or compile without fullgraph=True"
 plan = _untraced(of_attention.plan, _PLANNED)
+plan_attention_paged = _untraced(of_paged.plan_attention_paged, _PLANNED)
 plan_attention_backward = _untraced(of_backward.plan_attention_backward, _PLANNED)
 plan_matmul = _untraced(of_matmul.plan_matmul, _PLANNED)
 plan_matmul_reduce = _untraced(of_reduce.plan_matmul_reduce, _PLANNED)

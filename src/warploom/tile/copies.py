@@ -85,6 +85,11 @@ class TileCopy:
         row, col = place
         return matrix + self._k.mul_wide(self._row + row, self._stride) + (self._col + col)
 
+    def start_of_run(self, row: GlobalPointer) -> GlobalPointer:
+        """This thread's first element of rows that lie side by side from ``row`` on, as :meth:`load_runs` takes it."""
+        lanes = self._plan.threads().apply(lane=self._k.thread if self._plan.cooperative else self._k.lane)
+        return row + self._k.mul_wide(lanes["row"], self._stride) + lanes["col"]
+
     def prepare(self) -> None:
         """Form the shared bases before a loop."""
         self._shared.prepare(self._steps)
@@ -117,11 +122,29 @@ class TileCopy:
 
         ``rows`` and ``cols`` (u32) of the tile exist in the matrix; the others are filled with zeros.
         """
+        self.load_runs((start,), stage, rows, cols, partial=partial)
+
+    def load_runs(
+        self,
+        starts: Sequence[GlobalPointer],
+        stage: Number | None = None,
+        rows: Traced | None = None,
+        cols: Traced | None = None,
+        *,
+        partial: bool = False,
+        prefetch: int = 0,
+    ) -> None:
+        """:meth:`load_async` of rows that lie side by side in runs of equal length alone: pages of a cache, say.
+
+        ``starts``: this thread's first element of each run. ``prefetch``: bytes that the L2 fetches at once.
+        """
         shared = self._shared if stage is None else self._shared.staged(stage)
         size = cast("Literal[4, 8, 16]", 2 * self._plan.chunk)
+        length = self._plan.own_rows // len(starts)
         for row, col in self._steps:
             valid = self._valid_bytes(row, col, rows, cols, partial)
-            self._k.cp_async(shared.address(row, col), self._source(start, row, col), size, valid_bytes=valid)
+            source = self._source(starts[row // length], row % length, col)
+            self._k.cp_async(shared.address(row, col), source, size, valid_bytes=valid, prefetch=prefetch)
 
     def _valid_bytes(
         self, row: int, col: int, rows: Traced | None, cols: Traced | None, partial: bool

@@ -48,7 +48,8 @@ class Visible:
         return found
 
 
-def _hide(k: Kernel, score: Mutable, seen: list[Traced], hidden: float) -> None:
+def hide(k: Kernel, score: Mutable, seen: list[Traced], hidden: float) -> None:
+    """``hidden`` in place of a score where not all of ``seen`` hold."""
     score.set(k.select(reduce(and_, seen), score.get(), k.value(hidden, f32)))
 
 
@@ -131,7 +132,7 @@ class Mask:
         for element, score in enumerate(scores.mutable):
             at_row, at_col = scores.layout.coordinates(k.lane, element, warp)
             key, aligned = k.bitcast(k.value(at_col, u32), s32), top + k.bitcast(k.value(at_row, u32), s32)
-            _hide(k, score, self._visible.seen(key, aligned, keys), hidden)
+            hide(k, score, self._visible.seen(key, aligned, keys), hidden)
 
 
 class SeenBy:
@@ -197,7 +198,7 @@ class SeenBy:
             for element, score in enumerate(scores.mutable):
                 at_row, at_col = scores.layout.coordinates(k.lane, element, warp)
                 key, aligned = k.bitcast(k.value(at_row, u32), s32), top + k.bitcast(k.value(at_col, u32), s32)
-                _hide(k, score, self._visible.seen(key, aligned, keys), 0.0)
+                hide(k, score, self._visible.seen(key, aligned, keys), 0.0)
 
 
 def key_tiles(

@@ -197,15 +197,17 @@ class MmaSync:
         depth: int | None = None,
         transposed_a: bool = False,
         transposed_b: bool = False,
+        first: Number = 0,
     ) -> MmaSyncProduct:
         """``sums`` (+)= A·B of one warp, number ``warp`` of those along A's rows and B's columns.
 
-        Tiles and ``depth`` as for :meth:`Wgmma.product`.
+        Tiles and ``depth`` as for :meth:`Wgmma.product`. ``first``: where K begins among the rows of a
+        ``transposed_b``, a multiple of 16: the warps share K.
         """
         whole = _whole_depth(self._k, b, depth, transposed_a, transposed_b)
         rows, cols = sums.layout.shape[0] // sums.layout.warps, sums.layout.shape[1]
         left = WarpOperand(self._k, a, A, rows, warp[0], transposed_a) if isinstance(a, SharedTile) else None
-        right = WarpOperand(self._k, b, _B_PAIR if cols % DEPTH == 0 else B, cols, warp[1], not transposed_b)
+        right = WarpOperand(self._k, b, _B_PAIR if cols % DEPTH == 0 else B, cols, warp[1], not transposed_b, first)
         return MmaSyncProduct(self, sums, left, right, whole)
 
     @property
@@ -262,12 +264,13 @@ class WarpOperand:
     """The fragments of one operand of a warp in a shared tile: ``extent`` of its outer dimension, number ``index``.
 
     ``fragment`` is what one load fills, drawn as the operand (A as m×k, B as k×n). ``flipped``: the tile stores its
-    transpose.
+    transpose. ``first``: of the rows, where they run along K, the one that K begins at.
     """
 
     def __init__(
-        self, k: Kernel, tile: SharedTile, fragment: FragmentLayout, extent: int, index: Number, flipped: bool
-    ) -> None:
+        self, k: Kernel, tile: SharedTile, fragment: FragmentLayout, extent: int, index: Number, flipped: bool,
+        first: Number = 0,
+    ) -> None:  # fmt: skip
         self._extent, self._along_k = extent, (fragment is A) != flipped  # rows of the tile run along K
         whole = fragment.transposed() if flipped else fragment
         self.width = fragment.shape[1] if fragment is B else DEPTH
@@ -276,7 +279,7 @@ class WarpOperand:
         self._part = None if self._along_k else Part.of(k, tile, plan.address, extent, index)
         lanes, who, row = plan.address, k.lane, index * extent
         if self._part is not None:
-            lanes, who, row = self._part.lanes, self._part.who, self._part.row
+            lanes, who, row = self._part.lanes, self._part.who, self._part.row + first
         self._reader = TileReader(k, plan, TileAddresses(k, tile, lanes, who, row, "strided"))
 
     def prepare(self, depth: int) -> None:

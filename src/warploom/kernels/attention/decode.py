@@ -1,0 +1,250 @@
+"""Attention with few queries on long keys, side by side or in pages: problem, configuration, and the launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import ClassVar
+
+from warploom.core.dtypes import DType, bf16, f16
+from warploom.core.targets import Target
+from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.problem import MOST_POSITIONS
+from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
+from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.copy_plan import CopyPlan
+from warploom.tile.panels import padded_cols
+
+RUN = 16
+"""Keys that lie side by side whatever the pages: their size is a multiple of it."""
+MOST_BLOCKS = 2**32
+COMBINE_THREADS = 256
+MOST_GRID_CTAS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class DecodeProblem:
+    """What is asked: queries of ``batch`` sequences against the ``capacity`` keys that a cache has room for in each.
+
+    ``q_len``: queries of each sequence, or with ``packed`` of all of them. ``page_size``: keys of one of ``pages``
+    pages, of which a row of the block table names ``table_pages``; 0 where each sequence's keys lie side by side.
+    ``lengths``: the GPU knows how many keys a sequence has; else it has ``capacity``. ``split``: keys of a piece whose
+    bounds depend on nothing else. ``window`` as in :class:`AttentionFeatures`.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    capacity: int
+    head_dim: int
+    dtype: DType
+    window: tuple[int | None, int | None] = (None, None)
+    scale: float | None = None
+    softcap: float | None = None
+    lse: bool = False
+    page_size: int = 0
+    pages: int = 0
+    table_pages: int = 0
+    lengths: bool = True
+    packed: bool = False
+    split: int | None = None
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a key head in one sequence; of packed ones about as many."""
+        queries = -(-self.q_len // max(1, self.batch)) if self.packed else self.q_len
+        return queries * self.group
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the two products where every sequence fills its cache."""
+        queries = self.q_len if self.packed else self.q_len * self.batch
+        return 4 * queries * self.heads * self.capacity * self.head_dim
+
+    def features(self) -> AttentionFeatures:
+        """What the kernels must be able to do."""
+        return AttentionFeatures(
+            window=self.window, group=self.group, scale=self.scale, softcap=self.softcap, lse=self.lse
+        )
+
+
+@dataclass(frozen=True)
+class CacheForm:
+    """How a kernel finds keys and queries: flags of :class:`DecodeProblem`, and ``split`` whether it is given."""
+
+    page_size: int
+    lengths: bool
+    packed: bool
+    split: bool
+
+
+@dataclass(frozen=True)
+class DecodeOperands:
+    """Strides in elements: (batch, head, position) of q and out, of k and v; (batch, head, query) of the lse.
+
+    In pages the first of k's and v's strides is a page's, and the last that between keys of a page. ``table``: the
+    block table's between rows.
+    """
+
+    q: tuple[int, int, int]
+    k: tuple[int, int, int]
+    v: tuple[int, int, int]
+    out: tuple[int, int, int]
+    lse: tuple[int, int] = (0, 0)
+    table: int = 0
+
+    def scalars(self) -> dict[str, int]:
+        """Those that launches take, by the kernels' names."""
+        found = {"table_row": self.table, "lse_batch": self.lse[0], "lse_head": self.lse[1]}
+        for name, strides in (("q", self.q), ("k", self.k), ("v", self.v), ("o", self.out)):
+            found |= {f"{name}_batch": strides[0], f"{name}_head": strides[1], f"{name}_row": strides[2]}
+        return found
+
+
+@dataclass(frozen=True)
+class Decode(Configuration):
+    """The kernels of :mod:`.decode_kernel`: each warp copies and multiplies ``keys`` keys of a block of all warps'.
+
+    All warps have the same query rows. The CTAs of a launch share the blocks of all sequences evenly.
+    """
+
+    word: ClassVar[str] = "attention_decode"
+    requires: ClassVar[str] = "sm_80"
+    always: ClassVar[tuple[str, ...]] = ("tile_m", "keys", "num_warps", "stages", "head_dim", "dtype")
+
+    tile_m: int = flag(16, "query rows of a key head that are read together", (16, 32, 64))
+    keys: int = flag(16, "keys of a warp per step", (16, 32, 64))
+    num_warps: int = flag(4, "warps per CTA", (1, 2, 4, 8))
+    stages: int = flag(3, "blocks of K and V in the ring", (2, 3, 4, 5))
+    head_dim: int = flag(128, "elements per head", (64, 128, 256))
+    dtype: DType = flag(bf16, "element type of Q, K, V and O", (bf16, f16))
+    ctas: int = flag(2, "CTAs per SM", (1, 2, 3, 4))
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return 32 * self.num_warps
+
+    @property
+    def tile_n(self) -> int:
+        """Keys of a block."""
+        return self.keys * self.num_warps
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: Q, K and V of each stage, and the warps' log-sum-exps."""
+        return (
+            self.stages * (self.tile_m + 2 * self.tile_n) * padded_cols(self.head_dim) * self.dtype.bytes
+            + 4 * self.num_warps * self.tile_m
+        )
+
+    def run(self, page_size: int) -> int:
+        """Keys of a warp that lie side by side: all of them where there are no pages."""
+        return gcd(page_size, self.keys) if page_size else self.keys
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
+        found = broken_flags(self)
+        if found:
+            return found
+        found = violated([
+            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
+            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
+             f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
+            (self.tile_m % 16 == 0, f"tile_m {self.tile_m} is no multiple of 16"),
+            (self.keys % 16 == 0, f"keys {self.keys} is no multiple of 16"),
+            (self.tile_m <= self.keys,
+             f"tile_m {self.tile_m} is more than the {self.keys} keys of a warp, through whose place its sums leave"),
+            (self.stages >= 2, "the ring has at least 2 stages"),
+        ])  # fmt: skip
+        plan = CopyPlan(self.tile_n, padded_cols(self.head_dim), self.num_warps, False)
+        return (found or plan.problems()) + shared_excess(self.shared_bytes, target)
+
+    def misfits(self, problem: DecodeProblem) -> list[str]:
+        """The constraints of the kernels that a problem violates; empty if they take it."""
+        p = problem
+        return broken_flags(self) or violated([
+            (self.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {self.head_dim}"),
+            (self.dtype is p.dtype, f"the arrays are {p.dtype}, the configuration {self.dtype}"),
+            (max(p.q_len * p.group, p.capacity) < MOST_POSITIONS,
+             f"lengths {p.q_len} and {p.capacity} reach {MOST_POSITIONS} positions"),
+            (self._most_blocks(p) < MOST_BLOCKS, "there are more than 2^32 blocks of keys"),
+            (p.split is None or p.split % self.tile_n == 0,
+             f"fixed_split {p.split} is no multiple of the {self.tile_n} keys that are read together"),
+            (p.split is None or not p.packed, "fixed_split needs as many queries of each sequence: no cu_seqlens_q"),
+        ])  # fmt: skip
+
+    def _tiles(self, p: DecodeProblem) -> int:
+        """Tiles of query rows of all sequences, at most, for one key head."""
+        if p.packed:
+            return p.q_len * p.group // self.tile_m + p.batch
+        return p.batch * max(1, -(-p.rows // self.tile_m))
+
+    def _most_blocks(self, p: DecodeProblem) -> int:
+        return self._tiles(p) * p.kv_heads * max(1, -(-p.capacity // self.tile_n))
+
+    def calls(
+        self, problem: DecodeProblem, operands: DecodeOperands, multiprocessors: int
+    ) -> tuple[KernelCall, KernelCall]:
+        """The kernels for a problem on arrays that lie so: pieces, and what is put together of them."""
+        p, form = problem, CacheForm(problem.page_size, problem.lengths, problem.packed, problem.split is not None)
+        ctas = min(self.ctas * multiprocessors, self._most_blocks(p), MOST_GRID_CTAS)
+        split = 0 if p.split is None else p.split // self.tile_n
+        pieces = -(-p.capacity // p.split) if p.split else 0
+        slots = self._tiles(p) * p.kv_heads * max(1, pieces) if p.split else 2 * ctas
+        scalars = {
+            "batch": p.batch, "kv_heads": p.kv_heads, "q_len": p.q_len, "capacity": p.capacity, "pages": p.pages,
+            "table_pages": p.table_pages, "split": split, "pieces": max(1, pieces), "ctas": ctas, **operands.scalars(),
+        }  # fmt: skip
+        features = p.features()
+        name = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}"
+        main = KernelSource.of(
+            "attention.decode_kernel:attention_decode", name, min_ctas=self.ctas, config=self, features=features,
+            form=form, row_strides=(operands.k[2], operands.v[2]),
+        )  # fmt: skip
+        combine = KernelSource.of(
+            "attention.decode_combine_kernel:attention_decode_combine", f"{name}_combine", config=self,
+            features=features, form=form,
+        )  # fmt: skip
+        starts = [*(["lengths"] if p.lengths else ()), *(["starts"] if p.packed else ())]
+        ends = ["out", *(["lse"] if p.lse else ())]
+        table = ["table"] if p.page_size else []
+        words = {"parts": slots * self.tile_m * self.head_dim, "logs": slots * self.tile_m}
+        groups = (self._tiles(p) * p.kv_heads if p.split else ctas), min(self.tile_m, max(1, p.rows)), 1
+        if p.packed:
+            groups = groups[0], self.tile_m, 1
+        return (
+            KernelCall(main, (ctas, 1, 1), scalars, (), ("q", "k", "v", *starts, *table, *ends, *words), words),
+            KernelCall(combine, groups, scalars, (), (*starts, *words, *ends)),
+        )
+
+
+def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
+    """The configuration for a problem when nobody asks for another: by head_dim and rows alone, never by lengths."""
+    p = problem
+    wide = padded_cols(p.head_dim)
+    tile_m = 16 if p.rows <= 16 or wide > 128 else 32
+    keys = max(tile_m, 32 if wide <= 64 else 16)
+    tried = [
+        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas)
+        for warps in (4, 2)
+        for ctas, stages in ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2))
+    ]
+    fitting = [c for c in tried if not c.check(target) and _resident(c, target)]
+    return fitting[0] if fitting else tried[-1]
+
+
+def _resident(config: Decode, target: Target) -> bool:
+    """Whether as many CTAs as it asks for have room on an SM."""
+    return config.ctas * (config.shared_bytes + target.shared_reserved_per_block) <= target.shared_per_sm
+
+
+def parse_config(text: str) -> Decode:
+    """A configuration from its notation. Raises ConfigError for what it does not know."""
+    return Decode.parse(text)

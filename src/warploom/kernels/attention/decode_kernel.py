@@ -1,0 +1,280 @@
+# pyright: reportInvalidTypeForm=false
+"""Attention with few queries for ``cp.async`` and ``mma.sync`` (sm_80 and newer), as fast as K and V can be read.
+
+The query heads that share a key head are rows of one tile, each warp reads and multiplies its own keys, and nothing but
+the ends of pieces makes warps wait for each other: their rings run on from piece to piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from operator import or_
+
+from warploom.core.dtypes import f32, s32, u16, u32
+from warploom.kernels.attention.decode import CacheForm, Decode
+from warploom.kernels.attention.decode_rows import Lengths, Parts, Results, Rows, load_queries, spans
+from warploom.kernels.attention.features import AttentionFeatures
+from warploom.lang import Global, Kernel, SharedTile, Traced, kernel
+from warploom.lang.fragments import TileAddresses
+from warploom.layout.reduction import reduction_plan
+from warploom.layout.shared import SharedLayout
+from warploom.tile.cache import Pages, Source, WarpRing
+from warploom.tile.mask import Visible, hide
+from warploom.tile.merge import merged
+from warploom.tile.pipeline import operand_tile
+from warploom.tile.product import MmaSync, zero
+from warploom.tile.shares import Cursor, Shares
+from warploom.tile.softmax import OnlineSoftmax
+
+QUAD = 4
+"""Columns that a thread puts together at once."""
+
+
+@kernel(threads=lambda config, **_: config.threads, drop_unused=True)
+def attention_decode(
+    k: Kernel,
+    q: Global[u16],
+    key: Global[u16],
+    value: Global[u16],
+    lengths: Global[s32],
+    starts: Global[s32],
+    table: Global[s32],
+    out: Global[u16],
+    lse: Global[f32],
+    parts: Global[f32],
+    logs: Global[f32],
+    q_batch: u32, q_head: u32, q_row: u32,
+    k_batch: u32, k_head: u32,
+    v_batch: u32, v_head: u32,
+    o_batch: u32, o_head: u32, o_row: u32,
+    lse_batch: u32, lse_head: u32,
+    batch: u32, kv_heads: u32, q_len: u32, capacity: u32,
+    pages: u32, table_pages: u32, table_row: u32,
+    split: u32, pieces: u32, ctas: u32,
+    *,
+    config: Decode,
+    features: AttentionFeatures,
+    form: CacheForm,
+    row_strides: tuple[int, int],
+) -> None:  # fmt: skip
+    """O of tiles that one CTA sees all keys of, and for the others O and log-sum-exps of its pieces, in float32.
+
+    Grid: CTAs that share all blocks. ``parts`` has a place of (tile_m, head_dim) for each piece, ``logs`` of tile_m:
+    two for each CTA, for its first and its last piece; with a given split ``pieces`` for each tile.
+    """
+    c, f = config, features
+    given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
+    shares = Shares(k, spans(given, c, f), batch, kv_heads, ctas=ctas, split=split if form.split else None)
+    first, end = shares.of(k.cta_x)
+    k_tile, v_tile = (operand_tile(k, c.dtype, c.tile_n, c.head_dim, name=x, stages=c.stages) for x in "KV")
+    fed = [
+        (tile, Source(pointer, outer, head, row))
+        for tile, pointer, outer, head, row in zip(
+            (k_tile, v_tile), (key, value), (k_batch, v_batch), (k_head, v_head), row_strides, strict=True
+        )
+    ]
+    named = Pages(form.page_size, table, table_row, table_pages, pages) if form.page_size else None
+    ring = WarpRing(k, *fed, warps=c.num_warps, head_dim=c.head_dim, pages=named, run=c.run(form.page_size))
+    q_tile = operand_tile(k, c.dtype, c.tile_m, c.head_dim, name="Q", stages=c.stages)
+    products = Products(k, c, f, q_tile, k_tile, v_tile)
+    results = Results(k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None,
+                      (lse_batch, lse_head, k.value(1, u32)))  # fmt: skip
+
+    with k.when(first < end, uniform=True):
+        place = shares.find(first)
+        ahead = Feed(k, ring, q_tile, shares.cursor(place, "ahead"), c.stages)
+        at, stage, q_stage = shares.cursor(place, "at"), Turn(k, c.stages, "stage"), Turn(k, c.stages, "q_stage")
+        begins, opened = k.register(u32, 1, "begins"), k.register(u32, place.block, "opened")
+        slot = k.register(u32, k.cta_x * 2, "slot")
+
+        def put(to: Traced | int) -> None:
+            ahead.put(to, lambda tile: load_queries(
+                k, tile, Rows.at(k, ahead.cursor, f.group, c.tile_m), q, (q_batch, q_head, q_row), c))  # fmt: skip
+
+        for number in range(c.stages - 1):
+            with k.when(first + number < end, uniform=True):
+                put(number)
+            k.commit_group()
+        with k.loop(end, first) as number:
+            k.wait_group(c.stages - 2)
+            with k.when(begins != 0, uniform=True):
+                k.syncthreads()  # the query rows come from all warps, and all have read the sums of the piece before
+                opened.set(at.block)
+                products.begin()
+            with k.otherwise():
+                k.syncwarp()
+            with k.when(number + (c.stages - 1) < end, uniform=True):
+                put(stage.before())
+            k.commit_group()
+            products.step(q_stage.now(), stage.now(), at)
+            ends = at.ends_piece | (number + 1 == end)
+            begins.set(k.select(ends, k.value(1, u32), k.value(0, u32)))
+            with k.when(ends, uniform=True):
+                products.finish(stage.now())
+                whole = (opened == at.span.begin) & at.ends_tile
+                if form.split:
+                    slot.set(((at.sequence * at.span.tiles + at.tile) * kv_heads + at.head) * pieces + at.piece)
+                rows = Rows.at(k, at, f.group, c.tile_m)
+                products.collect(stage.now(), rows, whole, results, Parts(c, parts, logs), slot.get())
+                slot.set(k.cta_x * 2 + 1)
+                q_stage.advance()
+            at.advance()
+            stage.advance()
+
+
+class Turn:
+    """Which of ``count`` stages is next, in a register."""
+
+    def __init__(self, k: Kernel, count: int, name: str) -> None:
+        self._k, self._count = k, count
+        self._at = k.register(u32, 0, name)
+
+    def now(self) -> Traced:
+        """The stage."""
+        return self._at.get()
+
+    def before(self) -> Traced:
+        """The one before it: the last to be filled again."""
+        return self._k.select(self._at == 0, self._k.value(self._count - 1, u32), self._at - 1)
+
+    def advance(self) -> None:
+        """To the next."""
+        k = self._k
+        self._at.set(k.select(self._at == self._count - 1, k.value(0, u32), self._at + 1))
+
+
+class Feed:
+    """What is copied ahead: the blocks of a share, and the query rows of each piece with its first."""
+
+    def __init__(self, k: Kernel, ring: WarpRing, q_tile: SharedTile, cursor: Cursor, stages: int) -> None:
+        self._k, self._ring, self._q_tile, self.cursor = k, ring, q_tile, cursor
+        self._begins, self._q_stage = k.register(u32, 1, "asks"), Turn(k, stages, "q_ahead")
+        self._look_up()
+
+    def _look_up(self) -> None:
+        self._ring.look_up(self.cursor.sequence.get(), self.cursor.block.get())
+
+    def put(self, stage: Traced | int, load: Callable[[SharedTile], None]) -> None:
+        """Start the copies of the next block; ``load`` those of its query rows."""
+        k, at = self._k, self.cursor
+        with k.when(self._begins != 0, uniform=True):
+            load(self._q_tile.stage(self._q_stage.now()))
+            self._q_stage.advance()
+        self._ring.put(stage, (at.sequence.get(), at.head.get(), at.block.get()), at.span.keys)
+        self._begins.set(k.select(at.ends_piece, k.value(1, u32), k.value(0, u32)))
+        at.advance()
+        self._look_up()
+
+
+class Products:
+    """S, P and O of the query rows and each warp's keys, and O of all warps together."""
+
+    def __init__(
+        self,
+        k: Kernel,
+        config: Decode,
+        features: AttentionFeatures,
+        q: SharedTile,
+        keys: SharedTile,
+        values: SharedTile,
+    ) -> None:
+        self._k, self._config, self._features = k, config, features
+        self._q, self._keys, self._values = q, keys, values
+        c, f = config, features
+        self._cores = cores = MmaSync(k, c.dtype, ahead=True)
+        self._s = s = cores.accumulator(c.tile_m, c.keys, "s")
+        self._o = o = cores.accumulator(c.tile_m, -(-c.head_dim // 16) * 16, "o")
+        self._scores = cores.product(s, q, keys, warp=(0, k.warp), depth=c.head_dim)
+        self._product = cores.product(o, s, values, transposed_b=True, depth=c.keys, first=k.warp * c.keys)
+        self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.dtype, cap=f.softcap, lse=True)
+        self._logs = k.shared(f32, (c.num_warps, c.tile_m), name="logs")
+        # A warp's sums leave through the place of its keys and values, a half of the columns through each.
+        half = keys.layout.cols // 2
+        panel = keys.layout.panels[0].cols // 2
+        self._halves = SharedLayout(keys.layout.rows, half, 4, keys.layout.swizzle, panel)
+        self._places = [TileAddresses(k, x.seen_as(f32, self._halves), o.layout.atom.restrict("lane"), k.lane,
+                                      k.warp * c.keys, "strided") for x in (keys, values)]  # fmt: skip
+
+    def begin(self) -> None:
+        """Rows that have seen no key."""
+        self._softmax.begin()
+        zero(self._o)
+
+    def step(self, q_stage: Traced, stage: Traced, at: Cursor) -> None:
+        """Add a block."""
+        self._scores.start(self._q.stage(q_stage), self._keys.stage(stage), zero=True)
+        self._softmax.step(lambda: self._mask(at))
+        self._product.start(self._cores.left(self._s), self._values.stage(stage))
+
+    def _mask(self, at: Cursor) -> None:
+        """-inf in place of scores that do not count."""
+        k, c, f, span = self._k, self._config, self._features, at.span
+        left, right = f.window
+        keys, offset = (k.bitcast(x, s32) for x in (span.keys, span.keys - span.queries))
+        start = k.bitcast(at.block * c.tile_n, s32)
+        cuts = [start + c.tile_n > keys]
+        if right is not None:
+            cuts.append(start + (c.tile_n - 1) > offset + right)
+        if left is not None:
+            cuts.append(start < keys - 1 - left)
+        visible = Visible(f.window, ragged=True)
+        with k.when(reduce(or_, cuts), uniform=True):
+            rows = Rows.at(k, at, f.group, c.tile_m)
+            for element, score in enumerate(self._s.mutable):
+                row, col = self._s.layout.coordinates(k.lane, element)
+                aligned = k.bitcast(rows.query(k.value(row, u32)), s32) + offset
+                number = k.bitcast(k.value(col, u32) + k.warp * c.keys, s32) + start
+                hide(k, score, visible.seen(number, aligned, keys), -math.inf)
+
+    def finish(self, stage: Traced) -> None:
+        """Each warp's O and log-sum-exps to shared memory, in the place of the block that was read last."""
+        k = self._k
+        self._softmax.keep()
+        logs = self._softmax.finish()
+        k.syncwarp()  # every lane has read the block
+        half = self._halves.cols
+        places = [to.on(x.stage(stage).seen_as(f32, self._halves))
+                  for to, x in zip(self._places, (self._keys, self._values), strict=True)]  # fmt: skip
+        layout, o = self._o.layout, self._o.mutable
+        for element in range(0, layout.elements_per_thread, 2):
+            row, col = layout.coordinates(0, element)
+            address = places[col // half].address(row, col % half)
+            k.store("shared", address, f32, [o[element].get(), o[element + 1].get()], "", "weak")
+        plan = reduction_plan(self._s.layout, "col")
+        with k.when((k.lane & sum(plan.lane_masks)) == 0):
+            for group, log in enumerate(logs):
+                self._logs.store(log, k.warp, plan.result_coordinate(group, k.lane, 0))
+
+    def collect(self, stage: Traced, rows: Rows, whole: Traced, results: Results, parts: Parts, slot: Traced) -> None:
+        """O of all warps together: the result where ``whole`` says so, else a part for the second kernel."""
+        k, c = self._k, self._config
+        k.syncthreads()  # every warp's sums are there
+        half = self._halves.cols
+        for number, tile in enumerate((self._keys, self._values)):
+            source = tile.stage(stage).seen_as(f32, self._halves)
+            quads = (min(c.head_dim - number * half, half)) // QUAD
+            if quads <= 0:
+                continue
+            with k.loop(c.tile_m * quads, k.thread, c.threads) as item:
+                row, col = item // quads, item % quads * QUAD
+                with k.when(rows.exists(row)):
+                    logs = [self._logs.load(warp, row)[0] for warp in range(c.num_warps)]
+                    factors, log = merged(k, logs)
+                    sums: list[Traced] = []
+                    for warp, factor in enumerate(factors):
+                        loaded = source.load(row + warp * c.keys, col, QUAD)
+                        sums = [x * factor if not sums else k.fma(x, factor, y)
+                                for x, y in zip(loaded, sums or loaded, strict=True)]  # fmt: skip
+                    leads = (col == 0) if number == 0 else None
+                    with k.when(whole, uniform=True):
+                        results.store(rows, row, col + number * half, sums)
+                        if leads is not None:
+                            with k.when(leads):
+                                results.store_log(rows, row, log)
+                    with k.otherwise():
+                        parts.output(k, slot, row).store(sums, col + number * half)
+                        if leads is not None:
+                            with k.when(leads):
+                                parts.log(k, slot, row).store(log)

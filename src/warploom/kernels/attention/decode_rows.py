@@ -1,0 +1,155 @@
+"""What the two decode kernels share: lengths of sequences, rows of query heads that share keys, and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import DType, s32, u32, u64
+from warploom.kernels.attention.decode import Decode
+from warploom.kernels.attention.features import AttentionFeatures
+from warploom.tile.shares import Cursor, Place, Span, ceiling
+
+if TYPE_CHECKING:
+    from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
+
+CHUNK = 8
+"""Elements that a thread copies at once: 16 bytes."""
+
+Strides = tuple["Traced", "Traced", "Traced"]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How many keys and queries each sequence has: arrays on the GPU (``keys``, ``starts`` of queries) or numbers.
+
+    ``q_len``: queries of each sequence, or of all where ``starts`` says which are whose.
+    """
+
+    k: Kernel
+    keys: GlobalPointer | None
+    starts: GlobalPointer | None
+    q_len: Traced
+    capacity: Traced
+
+    def of(self, sequence: Traced) -> tuple[Traced, Traced, Traced]:
+        """(keys, queries, the first query) of a sequence; what the arrays say is cut to what there is memory for."""
+        k = self.k
+        keys, queries, first = self.capacity, self.q_len, k.value(0, u32)
+        if self.keys is not None:
+            keys = self._within(self.keys.load(sequence)[0], self.capacity)
+        if self.starts is not None:
+            first, last = (self._within(self.starts.load(sequence + i)[0], self.q_len) for i in (0, 1))
+            queries = k.maximum(first, last) - first
+            keys = k.select(queries == 0, k.value(0, u32), keys)
+        return keys, queries, first
+
+    def _within(self, number: Traced, most: Traced) -> Traced:
+        return self.k.minimum(self.k.bitcast(self.k.maximum(number, 0), u32), most)
+
+
+def spans(lengths: Lengths, config: Decode, features: AttentionFeatures) -> Callable[[Traced], Span]:
+    """How the list of blocks reads a sequence: blocks that no query sees are no part of it."""
+    k, (left, _) = lengths.k, features.window
+
+    def span(sequence: Traced) -> Span:
+        keys, queries, first = lengths.of(sequence)
+        begin: Traced = k.value(0, u32)
+        end: Traced = k.maximum(ceiling(keys, config.tile_n), 1)
+        if left is not None:
+            seen = k.bitcast(keys, s32) - k.bitcast(queries, s32) - left
+            begin = k.minimum(k.bitcast(k.maximum(seen, 0), u32) // config.tile_n, end - 1)
+        tiles = k.maximum(ceiling(queries * features.group, config.tile_m), 1)
+        return Span(begin, end, tiles, keys, queries, first)
+
+    return span
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tile of query rows: query after query of a sequence, of each the ``group`` heads that share a key head."""
+
+    k: Kernel
+    sequence: Traced
+    span: Span
+    head: Traced
+    """The key head."""
+    tile: Traced
+    group: int
+    tile_m: int
+
+    @classmethod
+    def at(cls, k: Kernel, place: Cursor | Place, group: int, tile_m: int) -> Rows:
+        """Those that a position in the list of blocks is about."""
+        sequence, head, tile = (k.value(x, u32) for x in (place.sequence, place.head, place.tile))
+        return cls(k, sequence, place.span, head, tile, group, tile_m)
+
+    def query(self, row: Traced) -> Traced:
+        """The query of the sequence that a row is of."""
+        return (self.tile * self.tile_m + row) // self.group
+
+    def exists(self, row: Traced) -> Traced:
+        """Whether there is such a row."""
+        return self.tile * self.tile_m + row < self.span.queries * self.group
+
+    def pointer(self, of: GlobalPointer, strides: Strides, row: Traced) -> GlobalPointer:
+        """A row's first element in an array with strides (sequence, query head, query)."""
+        k, number = self.k, self.tile * self.tile_m + row
+        query, head = number // self.group + self.span.first, self.head * self.group + number % self.group
+        outer, of_head, of_query = strides
+        return of + (k.mul_wide(self.sequence, outer) + k.mul_wide(head, of_head) + k.mul_wide(query, of_query))
+
+
+def load_queries(k: Kernel, tile: SharedTile, rows: Rows, q: GlobalPointer, strides: Strides, of: Decode) -> None:
+    """Start the copies of a tile of query rows, by all threads; rows that do not exist are zeros."""
+    chunks = tile.layout.cols // CHUNK
+    count = of.tile_m * chunks
+    for first in range(0, count, of.threads):
+        number = k.thread + first
+        row, chunk = number // chunks, number % chunks
+        exists = rows.exists(row) & (chunk < of.head_dim // CHUNK)
+        valid = k.select(exists, k.value(2 * CHUNK, u32), k.value(0, u32))
+        with k.when(number < count):
+            source = rows.pointer(q, strides, row) + chunk * CHUNK
+            k.cp_async(tile.address(row, chunk * CHUNK), source, 16, valid_bytes=valid)
+
+
+@dataclass(frozen=True)
+class Results:
+    """O and, where asked for, the log-sum-exps, with strides (sequence, query head, query)."""
+
+    k: Kernel
+    dtype: DType
+    out: GlobalPointer
+    strides: Strides
+    lse: GlobalPointer | None
+    lse_strides: Strides
+
+    def store(self, rows: Rows, row: Traced, col: Traced, values: Sequence[Traced]) -> None:
+        """Some columns of a row of O."""
+        k = self.k
+        words = [k.pack(low, high, self.dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
+        (rows.pointer(self.out, self.strides, row) + col).store(words, dtype=u32)
+
+    def store_log(self, rows: Rows, row: Traced, log: Traced) -> None:
+        """A row's log-sum-exp."""
+        if self.lse is not None:
+            rows.pointer(self.lse, self.lse_strides, row).store(log)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where pieces leave O and log-sum-exps, in float32, by slot and row."""
+
+    config: Decode
+    outputs: GlobalPointer
+    logs: GlobalPointer
+
+    def output(self, k: Kernel, slot: Traced, row: Traced) -> GlobalPointer:
+        """A row of O."""
+        return self.outputs + (k.mul_wide(slot, self.config.tile_m) + k.convert(row, u64)) * self.config.head_dim
+
+    def log(self, k: Kernel, slot: Traced, row: Traced) -> GlobalPointer:
+        """A row's log-sum-exp."""
+        return self.logs + (k.mul_wide(slot, self.config.tile_m) + k.convert(row, u64))

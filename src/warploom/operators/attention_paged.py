@@ -1,0 +1,108 @@
+"""``warploom::attention_paged`` as a PyTorch operator, for graphs; without a derivative."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from warploom.core.errors import ProblemError
+from warploom.operators.fakes import if_sizes_are_known, known, seen
+from warploom.operators.registration import define
+from warploom.ops import attention_paged as eager
+from warploom.ops.attention_arrays import Options
+from warploom.ops.attention_paged_arrays import read_cache
+
+if TYPE_CHECKING:
+    from warploom.kernels.attention.decode import Decode
+    from warploom.ops.attention_arrays import Window
+
+_SCHEMA = (
+    "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor kv_lens, Tensor? block_table=None, Tensor? cu_seqlens_q=None, "
+    "bool causal=True, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, float? scale=None, "
+    "SymInt? fixed_split=None, str? config=None, Tensor? scale_tensor=None, Tensor? softcap_tensor=None) -> "
+)
+
+
+def _window(left: int | None, right: int | None) -> Window | None:
+    return None if left is None and right is None else (left, right)
+
+
+def _define(name: str, return_lse: bool) -> Any:
+    def run(
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_lens: torch.Tensor,
+        block_table: torch.Tensor | None = None, cu_seqlens_q: torch.Tensor | None = None, causal: bool = True,
+        window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
+        scale: float | None = None, fixed_split: int | None = None, config: str | None = None,
+        scale_tensor: Any = None, softcap_tensor: Any = None,
+    ) -> Any:  # fmt: skip
+        return eager.attention_paged(
+            q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
+            window=_window(window_left, window_right), softcap=softcap if softcap_tensor is None else softcap_tensor,
+            scale=scale if scale_tensor is None else scale_tensor, fixed_split=fixed_split, return_lse=return_lse,
+            config=config,
+        )  # fmt: skip
+
+    def fake(
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_lens: torch.Tensor,
+        block_table: torch.Tensor | None = None, cu_seqlens_q: torch.Tensor | None = None, causal: bool = True,
+        window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
+        scale: float | None = None, fixed_split: int | None = None, *_others: Any, **_named: Any,
+    ) -> Any:  # fmt: skip
+        options = replace(Options(causal, scale, None, softcap, return_lse).plain(),
+                          window=_window(window_left, window_right))  # fmt: skip
+        given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "kv_lens": kv_lens}
+        given |= {n: x for n, x in (("cu_seqlens_q", cu_seqlens_q), ("block_table", block_table)) if x is not None}
+        views = {n: seen(x) for n, x in given.items()}
+        if_sizes_are_known(lambda: read_cache(views, options, fixed_split, lambda view: view))
+        out = q.new_empty(q.shape)
+        if not return_lse:
+            return out
+        *outer, queries, heads, _ = q.shape
+        return out, q.new_empty((*outer, heads, queries), dtype=torch.float32)
+
+    return define(name, _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor"), run, fake)
+
+
+attention_paged_operator = _define("attention_paged", return_lse=False)
+"""The output of :func:`warploom.attention_paged`; ``config`` in the notation that ``str(config)`` prints."""
+
+attention_paged_lse_operator = _define("attention_paged_lse", return_lse=True)
+"""The output and the log-sum-exps."""
+
+
+def attention_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_lens: torch.Tensor,
+    *,
+    block_table: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    causal: bool = True,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    fixed_split: int | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    check: bool = False,
+    config: Decode | str | None = None,
+) -> Any:
+    """:func:`warploom.attention_paged` inside a traced graph: one call of an operator, no graph break."""
+    if check:
+        raise ProblemError("check=True reads lengths on the CPU, which a traced graph cannot: check before it")
+    left, right = (None, None) if window is None else window
+    scale, scale_tensor = known("scale", scale)
+    softcap, softcap_tensor = known("softcap", softcap)
+    operators: Any = torch.ops.warploom
+    operator = operators.attention_paged_lse if return_lse else operators.attention_paged
+    found = operator(
+        q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, causal, left, right, softcap, scale, fixed_split,
+        None if config is None else str(config), scale_tensor, softcap_tensor,
+    )  # fmt: skip
+    if out is None:
+        return found
+    out.copy_(found[0] if return_lse else found)
+    return (out, found[1]) if return_lse else out

@@ -1,0 +1,285 @@
+"""``attention_paged``: attention of a few new queries on a cache of keys and values, in pages or side by side."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from warploom.core.dtypes import f32
+from warploom.core.errors import ProblemError
+from warploom.interop import tracing
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty, empty_like, filled
+from warploom.interop.copies import as_if_compact, compact
+from warploom.interop.tracing import is_tracing
+from warploom.kernels.attention.decode import (
+    Decode,
+    DecodeProblem,
+    decode_configuration,
+    parse_config,
+)
+from warploom.kernels.settings import refuse, unsuitable
+from warploom.kernels.source import KernelCall
+from warploom.ops.attention_arrays import Options, Window
+from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, check_output, read_cache
+from warploom.ops.options import configuration, flag, whole
+from warploom.ops.places import EMULATOR, Place
+from warploom.ops.steps import Prepared, Step, Steps
+
+_Key = tuple[Any, ...]
+_prepared: dict[_Key, Prepared] = {}
+_PREPARED_KEPT = 4096
+NAMES = {"kv_lens": "lengths", "cu_seqlens_q": "starts", "block_table": "table", "k_cache": "k", "v_cache": "v"}
+"""What the kernels call arrays whose public names are others."""
+
+
+@dataclass(frozen=True)
+class AttentionPagedPlan:
+    """What a call of :func:`attention_paged` would run: nothing has been compiled or launched yet."""
+
+    problem: DecodeProblem
+    config: Decode
+    reason: str
+    target: str
+    device: str
+    calls: tuple[KernelCall, ...]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory that a call takes beside its results."""
+        return 4 * self.steps.words
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The launches in order."""
+        first, *others = self.calls
+        return Steps((Step(first, self.problem.flops), *[Step(call, 0) for call in others]))
+
+    @cached_property
+    def cuda(self) -> str:
+        """The CUDA C++ of all kernels."""
+        from warploom.cuda.printer import print_cuda
+
+        return "\n".join(print_cuda(call.source.program) for call in self.calls)
+
+    def __str__(self) -> str:
+        kernels = ", ".join(f"{call.source.name} {call.grid}" for call in self.calls)
+        return f"{self.config}\n  on {self.device} ({self.target}): {self.reason}\n  {kernels}"
+
+
+def attention_paged(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    kv_lens: Any,
+    *,
+    block_table: Any = None,
+    cu_seqlens_q: Any = None,
+    causal: bool = True,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    fixed_split: int | None = None,
+    return_lse: bool = False,
+    out: Any = None,
+    check: bool = False,
+    config: Decode | str | None = None,
+) -> Any:
+    """Attention of a few queries of each sequence on the keys and values that a cache has of it.
+
+    Shapes: q (batch, q_len, heads, head_dim), or with ``cu_seqlens_q`` (int32, batch + 1) all queries one sequence
+    after another, (queries, heads, head_dim). With ``block_table`` (int32, (batch, entries)) k_cache and v_cache are
+    pages (pages, page_size, kv_heads, head_dim), page_size a multiple of 16; without one (batch, capacity, kv_heads,
+    head_dim). ``kv_lens`` (int32, (batch,)): keys of each sequence, those of its own queries included; none is allowed.
+    dtypes: float16 or bfloat16. heads is a multiple of kv_heads, head_dim a multiple of 8 up to 256.
+
+    Lengths, starts and pages are read on the GPU: nothing waits for it, a CUDA graph may be replayed with others in the
+    same arrays, and no kernel is compiled for them. What they say beyond the cache is cut off, so nothing outside of it
+    is read; ``check`` looks at them first, waits for the GPU and names the entry that is wrong.
+
+    ``causal`` (here the default), ``window``, ``softcap`` and ``scale`` as for :func:`attention`, by the lengths of
+    each sequence: its last query sees the last key. Keys beyond a length are never looked at, whatever memory holds.
+    The work is divided among the GPU's SMs by what all lengths come to, so results may differ in their last bits with
+    what else is in the batch; ``fixed_split``, a multiple of 128 keys, divides each sequence by itself.
+
+    ``return_lse`` also returns log-sum-exps, float32 (batch, heads, q_len), or (heads, queries) with ``cu_seqlens_q``.
+    The result is like q; ``out`` takes it, if given. Made for q_len up to 16; more queries are right, and slower than
+    :func:`attention`. Arrays as for :func:`attention`; there are no gradients.
+
+    Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
+    """
+    if is_tracing():
+        return tracing.operator_of("attention_paged")(
+            q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
+            window=window, softcap=softcap, scale=scale, fixed_split=fixed_split, return_lse=return_lse, out=out,
+            check=check, config=config,
+        )  # fmt: skip
+    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table)
+    target = None if out is None else describe(out)
+    asked = (causal, scale, window, softcap, return_lse, fixed_split, config)
+    lying = tuple((name, *view[1:5]) for name, view in views.items())
+    key = (asked, lying, None if target is None else target[1:5])
+    ready = None if check or (views["q"].pointer | (0 if target is None else target.pointer)) % 16 else _known(key)
+    caches = views["k_cache"].pointer | views["v_cache"].pointer
+    if ready is None or caches % 16:
+        return _call_anew(views, (out, target), asked, check, key)
+    return _run(ready, views, out, target, return_lse)
+
+
+def plan_attention_paged(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    kv_lens: Any,
+    *,
+    block_table: Any = None,
+    cu_seqlens_q: Any = None,
+    causal: bool = True,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    fixed_split: int | None = None,
+    return_lse: bool = False,
+    config: Decode | str | None = None,
+) -> AttentionPagedPlan:
+    """What :func:`attention_paged` would run with these arguments. Runs nothing."""
+    if is_tracing():
+        return tracing.operator_of("plan_attention_paged")(
+            q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
+            window=window, softcap=softcap, scale=scale, fixed_split=fixed_split, return_lse=return_lse, config=config,
+        )  # fmt: skip
+    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table)
+    options = Options(causal, scale, window, softcap, return_lse).plain()
+    inputs = read_cache(views, options, _split(fixed_split), as_if_compact)
+    return _plan(inputs, as_if_compact(inputs.views["q"]), config)
+
+
+def _described(q: Any, k_cache: Any, v_cache: Any, kv_lens: Any, starts: Any, table: Any) -> dict[str, ArrayView]:
+    """The arrays of a call by their names, in the order that the kernels' arrays are counted in."""
+    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "kv_lens": kv_lens}
+    given |= {name: x for name, x in (("cu_seqlens_q", starts), ("block_table", table)) if x is not None}
+    return {name: describe(x) for name, x in given.items()}
+
+
+def _split(fixed_split: Any) -> int | None:
+    found = None if fixed_split is None else whole("fixed_split", fixed_split)
+    if found is not None and found < 1:
+        raise ProblemError(f"fixed_split is a count of keys, not {found}")
+    return found
+
+
+def _known(key: _Key) -> Prepared | None:
+    """The launches prepared for ``key``; None where there are none, or where an option is nothing to look up."""
+    try:
+        return _prepared.get(key)
+    except TypeError:
+        return None
+
+
+def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPlan:
+    """The plan for checked inputs and an output. Raises ConfigError for a ``config`` that does not fit."""
+    problem = inputs.problem
+    if config is not None:
+        config = configuration(config, parse_config)
+    place = Place.of(inputs.views["q"].device)
+    reason = "asked for by the caller"
+    if config is None:
+        config, reason = decode_configuration(problem, place.goal), "by head_dim and rows"
+        if misfits := config.misfits(problem):
+            raise ProblemError("; ".join(misfits))
+    else:
+        refuse(f"{config} does not fit", unsuitable(config, problem, place.goal))
+    calls = config.calls(problem, inputs.operands(out), place.multiprocessors)
+    return AttentionPagedPlan(problem, config, reason, place.goal.name, str(place), calls)
+
+
+def _lse_shape(views: dict[str, ArrayView]) -> tuple[int, ...]:
+    """(batch, heads, q_len), of packed queries (heads, queries)."""
+    *outer, queries, heads, _ = views["q"].shape
+    return (*outer, heads, queries)
+
+
+def _run(ready: Prepared, views: dict[str, ArrayView], out: Any, target: ArrayView | None, return_lse: bool) -> Any:
+    """Results from arrays as they lie."""
+    q = views["q"]
+    result = empty_like(q) if target is None else out
+    pointers = [view.pointer for view in views.values()] + [address(result)]
+    if not return_lse:
+        ready.run(pointers, q)
+        return result
+    lse = empty(q.kind, _lse_shape(views), f32, q.device)
+    ready.run([*pointers, address(lse)], q)
+    return result, lse
+
+
+def _call_anew(
+    views: dict[str, ArrayView], given: tuple[Any, ArrayView | None], asked: tuple[Any, ...], check: bool, key: _Key
+) -> Any:
+    """Everything that :func:`attention_paged` need not repeat for arrays of the same shapes, strides and device."""
+    options = Options(*asked[:5]).plain()
+    split, config = _split(asked[5]), asked[6]
+    inputs = read_cache(views, options, split, compact)
+    out, target = given
+    if target is not None:
+        check_output(target, views["q"])
+    if flag("check", check):
+        check_entries(inputs)
+    q, problem = inputs.views["q"], inputs.problem
+    if out is None:
+        out = empty_like(q, q.shape)
+    if 0 in (*q.shape, problem.batch, problem.capacity, *views["k_cache"].shape):
+        return _without_keys(inputs, out if target is not None else None, config)
+    outputs = {"out": out, **({"lse": empty(q.kind, _lse_shape(views), f32, q.device)} if options.return_lse else {})}
+    arrays = {**inputs.views, **{name: describe_new(x) for name, x in outputs.items()}}
+    made = _plan(inputs, arrays["out"], config)
+    named = {NAMES.get(name, name): view for name, view in arrays.items()}
+    if q.device[0] == "cuda":
+        ready = made.steps.prepare(tuple(named), q.device[1])
+        if q.pointer == views["q"].pointer and _hashable(key):
+            if len(_prepared) >= _PREPARED_KEPT:
+                _prepared.clear()
+            _prepared[key] = ready
+        ready.run([x.pointer for x in arrays.values()], q)
+    elif made.device == EMULATOR:
+        made.steps.emulate(named)
+    else:  # CPU arrays on a GPU travel as row-major ones
+        _run_from_host(inputs, arrays, made)
+    return (out, outputs["lse"]) if options.return_lse else out
+
+
+def _hashable(key: _Key) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def _run_from_host(inputs: CacheInputs, arrays: dict[str, ArrayView], made: AttentionPagedPlan) -> None:
+    """CPU arrays on a GPU: row-major copies there and back."""
+    hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in arrays.items()}
+    results = {name: x for name, x in hosts.items() if name not in inputs.views}
+    lying = {name: describe(x) for name, x in hosts.items()}
+    again = CacheInputs({name: lying[name] for name in inputs.views}, inputs.problem)
+    calls = made.config.calls(made.problem, again.operands(lying["out"]), Place.of(lying["q"].device).multiprocessors)
+    steps = AttentionPagedPlan(made.problem, made.config, made.reason, made.target, made.device, calls).steps
+    steps.run_from_host({NAMES.get(name, name): x for name, x in hosts.items()}, tuple(results))
+    for name, found in results.items():
+        as_numpy(arrays[name])[...] = found
+
+
+def _without_keys(inputs: CacheInputs, out: Any, config: Any) -> Any:
+    """The result where there is nothing to compute: zeros, and -inf for the sums over no keys."""
+    q = inputs.views["q"]
+    if config is not None:
+        _plan(inputs, q, config)  # refuses what does not fit
+    zeros = filled(q.kind, q.shape, q.dtype, q.device, 0.0)
+    if out is not None:
+        out[...] = zeros
+    result = zeros if out is None else out
+    if not inputs.problem.lse:
+        return result
+    return result, filled(q.kind, _lse_shape(inputs.views), f32, q.device, -math.inf)

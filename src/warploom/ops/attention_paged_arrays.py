@@ -1,0 +1,162 @@
+"""The arrays and options of attention on a cache: checked, and read as a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from warploom.core.dtypes import bf16, f16, s32
+from warploom.core.errors import ProblemError
+from warploom.interop.arrays import ArrayView, require_dtype, same_device
+from warploom.interop.copies import settled, to_host
+from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem
+from warploom.ops.attention_arrays import Options, aligned
+
+PAGE_KEYS = 16
+_STRIDE_LIMIT = 2**32
+_ALIGNED_ELEMENTS = 8
+
+
+@dataclass(frozen=True)
+class CacheInputs:
+    """Described and checked arrays by their names, in the order of the arguments, and what is asked of them."""
+
+    views: dict[str, ArrayView]
+    problem: DecodeProblem
+
+    def operands(self, out: ArrayView) -> DecodeOperands:
+        """How they and the output lie."""
+        p, q, table = self.problem, self.views["q"], self.views.get("block_table")
+        k, v = (settled(self.views[name]).strides for name in ("k_cache", "v_cache"))
+        lse = (0, p.q_len) if p.packed else (p.heads * p.q_len, p.q_len)
+        row = 0 if table is None else settled(table).strides[0]
+        return DecodeOperands(
+            _of_queries(settled(q)), (k[0], k[2], k[1]), (v[0], v[2], v[1]), _of_queries(settled(out)), lse, row
+        )
+
+
+def _of_queries(view: ArrayView) -> tuple[int, int, int]:
+    """(batch, head, query) strides of q or out."""
+    *outer, query, head, _ = view.strides
+    return (outer[0] if outer else 0), head, query
+
+
+def read_cache(
+    given: dict[str, ArrayView], options: Options, split: int | None, copy: Callable[[ArrayView], ArrayView]
+) -> CacheInputs:
+    """Check the arrays of a call by their names. Raises ProblemError with the first thing that is wrong.
+
+    ``copy`` aligns queries that are not; a cache must be.
+    """
+    options.check()
+    problem = _problem(given, options, split)
+    same_device(list(given.values()), list(given))
+    for name in ("k_cache", "v_cache"):
+        view = settled(given[name])
+        odd = view.pointer % 16 or any(s % _ALIGNED_ELEMENTS or not 0 <= s < _STRIDE_LIMIT for s in view.strides[:3])
+        if odd and 0 not in view.shape:
+            raise ProblemError(f"the rows of {name} do not start at multiples of 16 bytes: allocate it so")
+    return CacheInputs({**given, "q": aligned(settled(given["q"]), copy)}, problem)
+
+
+def _problem(given: dict[str, ArrayView], options: Options, split: int | None) -> DecodeProblem:
+    q, k, v, lens = (given[name] for name in ("q", "k_cache", "v_cache", "kv_lens"))
+    table, starts = given.get("block_table"), given.get("cu_seqlens_q")
+    _check_values(q, k, v, packed=starts is not None)
+    batch = lens.shape[0] if len(lens.shape) == 1 else -1
+    if batch < 0 or (starts is None and batch != q.shape[0]):
+        expected = "(batch,)" if starts is not None else f"({q.shape[0]},), a length for each sequence of q"
+        raise ProblemError(f"kv_lens has shape {tuple(lens.shape)}; it must be {expected}")
+    _check_integers("kv_lens", lens, (batch,))
+    if starts is not None:
+        _check_integers("cu_seqlens_q", starts, (batch + 1,))
+    if table is None and k.shape[0] != batch:
+        raise ProblemError(f"k_cache has shape {tuple(k.shape)}: its first dimension must be the batch, {batch}, or "
+                           "pages named by block_table")  # fmt: skip
+    size = pages = entries = 0
+    capacity = k.shape[1]
+    if table is not None:
+        if len(table.shape) != 2:
+            raise ProblemError(f"block_table has shape {tuple(table.shape)}; it must be (batch, pages of a sequence)")
+        _check_integers("block_table", table, (batch, table.shape[1]))
+        pages, size, entries = k.shape[0], k.shape[1], table.shape[1]
+        if size % PAGE_KEYS or not size:
+            raise ProblemError(f"a page has {size} keys (k_cache is {tuple(k.shape)}); it must be a multiple of 16")
+        capacity = size * entries
+    return DecodeProblem(
+        batch, q.shape[-2], max(1, k.shape[2]), q.shape[-3], capacity, q.shape[-1], q.dtype, options.sides(),
+        options.scale, options.softcap, options.return_lse, size, pages, entries, True, starts is not None, split,
+    )  # fmt: skip
+
+
+def _check_values(q: ArrayView, k: ArrayView, v: ArrayView, *, packed: bool) -> None:
+    """Types and shapes of queries and caches."""
+    shape = "(queries, heads, head_dim) with cu_seqlens_q" if packed else "(batch, q_len, heads, head_dim)"
+    for name, view, rank in (("q", q, 3 if packed else 4), ("k_cache", k, 4), ("v_cache", v, 4)):
+        if len(view.shape) != rank:
+            expected = shape if name == "q" else "(pages or batch, keys, kv_heads, head_dim)"
+            raise ProblemError(f"{name} has shape {tuple(view.shape)}; it must be {expected}")
+        require_dtype(view, name, (bf16, f16))
+        if view.dtype is not q.dtype:
+            raise ProblemError(f"q is {q.dtype} and {name} is {view.dtype}: convert them to one type")
+        if view.strides[-1] != 1 and view.shape[-1] > 1 and 0 not in view.shape:
+            raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[-1]}): copy it")
+    if tuple(k.shape) != tuple(v.shape):
+        raise ProblemError(f"k_cache has shape {tuple(k.shape)} and v_cache {tuple(v.shape)}: they must be equal")
+    heads, kv_heads, d = q.shape[-2], k.shape[2], q.shape[-1]
+    if k.shape[3] != d:
+        raise ProblemError(f"q has head_dim {d} and k_cache {k.shape[3]}: they must be equal")
+    if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
+        raise ProblemError(f"q has {heads} heads, no multiple of the {kv_heads} of the caches")
+    if d % 8 or not 8 <= d <= 256:
+        raise ProblemError(f"head_dim is {d}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
+
+
+def _check_integers(name: str, view: ArrayView, shape: tuple[int, ...]) -> None:
+    if tuple(view.shape) != shape:
+        raise ProblemError(f"{name} has shape {tuple(view.shape)}; it must be {shape}")
+    require_dtype(view, name, (s32,))
+    if view.shape[-1] > 1 and view.strides[-1] != 1:
+        raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[-1]}): copy it")
+    if len(shape) == 2 and not 0 <= view.strides[0] < _STRIDE_LIMIT:
+        raise ProblemError(f"the rows of {name} are {view.strides[0]} elements apart: copy it")
+
+
+def check_output(out: ArrayView, q: ArrayView) -> None:
+    """Raises ProblemError for an array that the result cannot be written to."""
+    if tuple(out.shape) != tuple(q.shape) or out.dtype is not q.dtype:
+        raise ProblemError(f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {q.dtype} of q's shape "
+                           f"{tuple(q.shape)}")  # fmt: skip
+    if out.readonly:
+        raise ProblemError("out cannot be written to: pass another array")
+    same_device((q, out), ("q", "out"))
+    lying = settled(out)
+    if 0 not in out.shape and (lying.pointer % 16 or any(s % _ALIGNED_ELEMENTS or s < 0 for s in lying.strides[:-1])
+                               or lying.strides[-1] != 1):  # fmt: skip
+        raise ProblemError("the rows of out do not start at multiples of 16 bytes: pass a row-major array")
+
+
+def check_entries(inputs: CacheInputs) -> None:
+    """Raises ProblemError that names the first entry of lengths or tables which points outside. Waits for the GPU."""
+    p, views = inputs.problem, inputs.views
+    lens = to_host(views["kv_lens"]).astype(np.int64)
+    _refuse_first("kv_lens", (lens < 0) | (lens > p.capacity), lens, f"a sequence has room for {p.capacity} keys")
+    if p.packed:
+        starts = to_host(views["cu_seqlens_q"]).astype(np.int64)
+        wrong = (starts < 0) | (starts > p.q_len) | (np.diff(starts, prepend=0) < 0)
+        _refuse_first("cu_seqlens_q", wrong, starts, f"starts ascend from 0 to at most {p.q_len}")
+    if p.page_size:
+        table = to_host(views["block_table"]).astype(np.int64)
+        used = np.arange(p.table_pages)[None] * p.page_size < lens[:, None]
+        wrong = used & ((table < 0) | (table >= p.pages))
+        _refuse_first("block_table", wrong, table, f"there are {p.pages} pages")
+
+
+def _refuse_first(name: str, wrong: Any, values: Any, why: str) -> None:
+    places: Any = np.argwhere(wrong)
+    if len(places):
+        place = tuple(int(i) for i in places[0])
+        raise ProblemError(f"{name}[{', '.join(map(str, place))}] is {values[place]}: {why}")

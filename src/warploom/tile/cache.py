@@ -1,0 +1,105 @@
+"""Keys and values of a cache, side by side or in pages, copied to shared memory by each warp for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import u32
+from warploom.tile.copies import TileCopy
+from warploom.tile.copy_plan import CopyPlan
+
+if TYPE_CHECKING:
+    from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
+    from warploom.lang.values import Number
+
+PREFETCHED = 128
+"""Bytes that the L2 fetches for a copy: a line, of which eight threads copy the whole."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Which page holds which keys of a sequence: row b of the ``table`` names those of sequence b in order.
+
+    ``size``: keys of a page. ``row``: the table's elements from one sequence to the next, of which ``count`` are
+    entries. No page from ``pages`` on is read, whatever the table says.
+    """
+
+    size: int
+    table: GlobalPointer
+    row: Traced
+    count: Traced
+    pages: Traced
+
+    def of(self, k: Kernel, sequence: Traced, key: Traced) -> Traced:
+        """The page of a key; for keys beyond the table that of its last entry."""
+        entry = k.minimum(key // self.size, self.count - 1)
+        (page,) = (self.table + k.mul_wide(sequence, self.row)).load(entry)
+        return k.minimum(k.bitcast(page, u32), self.pages - 1)
+
+
+@dataclass(frozen=True)
+class Source:
+    """K or V in global memory: the first element, and the distances in elements, between keys known while tracing.
+
+    ``outer``: from one sequence, or page, to the next.
+    """
+
+    pointer: GlobalPointer
+    outer: Traced
+    head: Traced
+    key: int
+
+
+class WarpRing:
+    """A ring of blocks of keys. Each warp copies its own ``keys`` keys of a block, and waits for nobody else's.
+
+    ``fed``: the shared tiles of (``keys`` · warps, head_dim) and what they are copied from. Keys that a sequence has
+    not are zeros, whatever memory holds in their place.
+    """
+
+    def __init__(
+        self,
+        k: Kernel,
+        *fed: tuple[SharedTile, Source],
+        warps: int,
+        head_dim: int,
+        pages: Pages | None = None,
+        run: int,
+    ) -> None:
+        self._k, self._fed, self._pages, self._run = k, fed, pages, run
+        self._rows = fed[0][0].layout.rows
+        self._keys = self._rows // warps
+        plan = CopyPlan(self._rows, fed[0][0].layout.cols, warps, False)
+        self._copies = [TileCopy(k, tile, plan, source.key, valid_cols=head_dim) for tile, source in fed]
+        for copy in self._copies:
+            copy.prepare()
+        self._named = [] if pages is None else k.registers(u32, self._keys // run, None, "page")
+
+    def _runs(self, block: Traced) -> list[Traced]:
+        """The first key of each run of this warp's keys."""
+        first = block * self._rows + self._k.warp * self._keys
+        return [first + i for i in range(0, self._keys, self._run)]
+
+    def look_up(self, sequence: Traced, block: Traced) -> None:
+        """Read which pages the block that is put next lies in, ahead of the copies that need to know."""
+        if self._pages is not None:
+            for page, key in zip(self._named, self._runs(block), strict=True):
+                page.set(self._pages.of(self._k, sequence, key))
+
+    def put(self, stage: Number, place: tuple[Traced, Traced, Traced], keys: Traced) -> None:
+        """Start the copies of block (sequence, key head, block), looked up before; its sequence has ``keys`` keys."""
+        k, (sequence, head, block) = self._k, place
+        exist = keys - block * self._rows
+        for (_, source), copy in zip(self._fed, self._copies, strict=True):
+            start = source.pointer + k.mul_wide(head, source.head)
+            if self._pages is None:
+                start = start + k.mul_wide(sequence, source.outer)
+                rows = [start + k.mul_wide(key, source.key) for key in self._runs(block)]
+            else:
+                size = self._pages.size
+                rows = [
+                    start + (k.mul_wide(page, source.outer) + k.mul_wide(key % size, source.key))
+                    for page, key in zip(self._named, self._runs(block), strict=True)
+                ]
+            copy.load_runs([copy.start_of_run(row) for row in rows], stage, exist, prefetch=PREFETCHED)

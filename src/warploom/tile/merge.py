@@ -1,0 +1,44 @@
+"""Attention over parts of the keys, put together: O and the log-sum-exp of all keys from those of each part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import f32
+from warploom.tile.softmax import LOG2_E
+
+if TYPE_CHECKING:
+    from warploom.lang import Kernel, Traced
+
+
+def anchor(k: Kernel, top: Traced) -> Traced:
+    """What exponents are taken relative to: the largest log-sum-exp, but 0 where no part has a key."""
+    return k.select(top == -math.inf, k.value(0.0, f32), top)
+
+
+def weight(k: Kernel, log: Traced, at: Traced) -> Traced:
+    """A part's share of the sum, relative to its anchor; 0 for a part without a key."""
+    return k.exp2((log - at) * LOG2_E)
+
+
+def inverse(k: Kernel, total: Traced) -> Traced:
+    """What weighted outputs are multiplied by: 1 / ``total``, and 0 for a row without a key."""
+    return k.select(total == 0.0, k.value(0.0, f32), k.reciprocal(total))
+
+
+def logarithm(k: Kernel, top: Traced, total: Traced) -> Traced:
+    """The log-sum-exp of all parts: -inf without a key, +inf where a part has it."""
+    return k.select(top == math.inf, top, k.fma(k.log2(total), 1 / LOG2_E, anchor(k, top)))
+
+
+def merged(k: Kernel, logs: Sequence[Traced]) -> tuple[list[Traced], Traced]:
+    """Factors for the outputs of parts with these log-sum-exps, and the log-sum-exp of them together."""
+    top = reduce(k.maximum, logs)
+    at = anchor(k, top)
+    weights = [weight(k, log, at) for log in logs]
+    total = reduce(lambda a, b: a + b, weights)
+    factor = inverse(k, total)
+    return [x * factor for x in weights], logarithm(k, top, total)

@@ -1,0 +1,220 @@
+"""Blocks of keys of many sequences, of lengths that only the GPU knows, in equal shares for the CTAs of a grid.
+
+All blocks form one list: sequence by sequence, in it key head by key head, then by tiles of query rows, each of which
+visits its keys from the first block to the last. A CTA takes a contiguous share of the list (as "stream-K" shares the
+steps of a product), so uneven lengths leave no SM idle. What a share has of one tile of query rows is a *piece*; only
+the first and the last piece of a share may be less than all keys of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import u32
+
+if TYPE_CHECKING:
+    from warploom.lang import Kernel, Mutable, Traced
+    from warploom.lang.values import Number
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Span:
+    """One sequence (all u32): blocks of keys ``begin`` … ``end`` - 1, at least one, for each of ``tiles`` tiles.
+
+    ``tiles`` of query rows, at least one. ``keys`` and ``queries`` are its lengths, ``first`` the number of its first
+    query among those of all sequences.
+    """
+
+    begin: Traced
+    end: Traced
+    tiles: Traced
+    keys: Traced
+    queries: Traced
+    first: Traced
+
+    @property
+    def blocks(self) -> Traced:
+        """Blocks of keys of one tile."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block of the list: its sequence, key head, tile of query rows and block of keys; and where its tile begins."""
+
+    sequence: Traced
+    span: Span
+    head: Traced
+    tile: Traced
+    block: Traced
+    start: Traced
+    """The number of the tile's first block in the list."""
+
+    @property
+    def stop(self) -> Traced:
+        """One past the number of the tile's last block."""
+        return self.start + self.span.blocks
+
+
+class Shares:
+    """The list of ``batch`` sequences and ``heads`` key heads; ``span(b)`` reads sequence b.
+
+    ``split``: every piece has so many blocks, counted from a tile's first (the last one what is left), wherever the
+    shares would end: then results do not depend on what else is in the list.
+    """
+
+    def __init__(
+        self,
+        k: Kernel,
+        span: Callable[[Traced], Span],
+        batch: Traced,
+        heads: Traced,
+        *,
+        ctas: Traced,
+        split: Traced | None = None,
+    ) -> None:
+        self._k, self.span, self._batch, self.heads, self.split = k, span, batch, heads, split
+        self._ctas = ctas
+        total = k.register(u32, 0, "blocks")
+        with k.loop(batch, 0, WARP) as first:
+            total += self._blocks(first + k.lane)
+        for distance in (16, 8, 4, 2, 1):
+            total += k.shfl_xor(total.get(), distance)
+        self.total: Traced = total.get()
+        """Blocks of the list."""
+        self._each, self._rest = self.total // ctas, self.total % ctas
+
+    def _blocks(self, sequence: Traced) -> Traced:
+        """Blocks of a sequence; 0 beyond the last."""
+        k = self._k
+        span = self.span(k.minimum(sequence, self._batch - 1))
+        return k.select(sequence < self._batch, span.blocks * span.tiles * self.heads, k.value(0, u32))
+
+    def of(self, cta: Traced) -> tuple[Traced, Traced]:
+        """(first, one past the last) block of a CTA's share."""
+        return self._bound(cta), self._bound(cta + 1)
+
+    def _bound(self, cta: Traced) -> Traced:
+        k = self._k
+        number = cta * self._each + k.minimum(cta, self._rest)
+        if self.split is None:
+            return number
+        at = self.find(k.minimum(number, self.total - 1))
+        beyond = (at.block - at.span.begin) % self.split
+        whole = k.select(beyond == 0, number, k.minimum(number + (self.split - beyond), at.stop))
+        return k.select(number < self.total, whole, self.total)
+
+    def cta_of(self, number: Traced) -> Traced:
+        """Whose share a block is in."""
+        k = self._k
+        larger = self._rest * (self._each + 1)  # the first shares have one block more
+        beyond = (number - larger) // k.maximum(self._each, 1)
+        return k.select(number < larger, number // (self._each + 1), self._rest + beyond)
+
+    def find(self, number: Traced) -> Place:
+        """The place of a block."""
+        k = self._k
+        sequence, start, before = (k.register(u32, 0, name) for name in ("sequence", "start", "before"))
+        with k.loop(self._batch, 0, WARP) as first:
+            blocks = self._blocks(first + k.lane)
+            through = k.register(u32, blocks)
+            for distance in (1, 2, 4, 8, 16):
+                below = k.shfl_up(through.get(), distance)
+                through.set(through + k.select(k.lane >= distance, below, k.value(0, u32)))
+            own = before + through - blocks
+            holds = k.ballot((own <= number) & (number < own + blocks))
+            with k.when(holds != 0, uniform=True):
+                lane = k.clz(k.brev(holds))
+                sequence.set(first + lane)
+                start.set(k.shfl_idx(own, lane))
+            before += k.shfl_idx(through.get(), WARP - 1)
+        span = self.span(sequence.get())
+        tiles, offset = (number - start) // span.blocks, (number - start) % span.blocks
+        return Place(
+            sequence.get(), span, tiles // span.tiles, tiles % span.tiles, span.begin + offset, number - offset
+        )
+
+    def cursor(self, place: Place, name: str) -> Cursor:
+        """A position in the list that moves on block by block."""
+        return Cursor(self._k, self, place, name)
+
+    def after(self, sequence: Traced) -> Traced:
+        """The next sequence; the last one stays."""
+        return self._k.minimum(sequence + 1, self._batch - 1)
+
+
+class Cursor:
+    """A position in the list of blocks, in registers."""
+
+    def __init__(self, k: Kernel, shares: Shares, place: Place, name: str) -> None:
+        self._k, self._shares = k, shares
+
+        def held(value: Traced, what: str) -> Mutable:
+            return k.register(u32, value, f"{name}_{what}")
+
+        self.sequence, self.head = held(place.sequence, "sequence"), held(place.head, "head")
+        self.tile, self.block = held(place.tile, "tile"), held(place.block, "block")
+        self._span = {f.name: held(getattr(place.span, f.name), f.name) for f in fields(Span)}
+        self._since = self._piece = None
+        if shares.split is not None:
+            offset = place.block - place.span.begin
+            self._since, self._piece = held(offset % shares.split, "since"), held(offset // shares.split, "piece")
+
+    @property
+    def span(self) -> Span:
+        """The sequence it is in."""
+        return Span(**{name: register.get() for name, register in self._span.items()})
+
+    @property
+    def piece(self) -> Traced:
+        """The number of its piece among those of its tile, where pieces are split alike."""
+        assert self._piece is not None
+        return self._piece.get()
+
+    @property
+    def ends_tile(self) -> Traced:
+        """Whether this is the last block of its tile of query rows."""
+        return self.block + 1 == self._span["end"]
+
+    @property
+    def ends_piece(self) -> Traced:
+        """Whether this is the last block of its piece, but for the end of the share."""
+        if self._since is None:
+            return self.ends_tile
+        return self.ends_tile | (self._since + 1 == self._shares.split)
+
+    def advance(self) -> None:
+        """To the next block of the list; past its end nothing is to be read."""
+        k = self._k
+        done, split = self.ends_tile, self.ends_piece
+        self.block += 1
+        if self._since is not None and self._piece is not None:
+            self._piece += k.select(split, k.value(1, u32), k.value(0, u32))
+            self._since.set(k.select(split, k.value(0, u32), self._since + 1))
+        with k.when(done, uniform=True):
+            self.tile += 1
+            if self._piece is not None:
+                self._piece.set(0)
+            with k.when(self.tile == self._span["tiles"], uniform=True):
+                self._next_head()
+            self.block.set(self._span["begin"])
+
+    def _next_head(self) -> None:
+        k = self._k
+        self.tile.set(0)
+        self.head += 1
+        with k.when(self.head == self._shares.heads, uniform=True):
+            self.head.set(0)
+            self.sequence.set(self._shares.after(self.sequence.get()))
+            span = self._shares.span(self.sequence.get())
+            for name, register in self._span.items():
+                register.set(getattr(span, name))
+
+
+def ceiling(number: Traced, divisor: Number) -> Traced:
+    """A quotient of u32, rounded up."""
+    return (number + (divisor - 1)) // divisor

@@ -1,0 +1,82 @@
+"""The decode kernels on the emulator, one after another, with the first replaced by a mutant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tests.ops.paged_cases import Step
+from warploom.core.errors import WarploomError
+from warploom.emulate import emulate
+from warploom.interop.arrays import describe
+from warploom.ir.program import Program
+from warploom.kernels.attention.decode import Decode
+from warploom.kernels.source import KernelCall
+from warploom.ops.attention_arrays import Options
+from warploom.ops.attention_paged import NAMES
+from warploom.ops.attention_paged_arrays import CacheInputs, read_cache
+from warploom.ops.backends import emulator_arguments
+
+
+@dataclass(frozen=True)
+class DecodeCase:
+    """A configuration's kernels on a step, for so many multiprocessors."""
+
+    config: Decode
+    step: Step
+    multiprocessors: int = 1
+
+    @cached_property
+    def inputs(self) -> CacheInputs:
+        """The arrays, checked."""
+        (q, k, v, lens), named = self.step.arguments
+        given = {"q": q, "k_cache": k, "v_cache": v, "kv_lens": lens}
+        given |= {name: named[name] for name in ("cu_seqlens_q", "block_table") if name in named}
+        others = {name: x for name, x in named.items() if name not in given and name != "fixed_split"}
+        options = Options(**{"causal": True, "return_lse": True, **others})
+        views = {name: describe(x) for name, x in given.items()}
+        return read_cache(views, options, named.get("fixed_split"), lambda view: view)
+
+    @cached_property
+    def calls(self) -> tuple[KernelCall, KernelCall]:
+        """The two launches."""
+        out = self.inputs.views["q"]
+        return self.config.calls(self.inputs.problem, self.inputs.operands(out), self.multiprocessors)
+
+    @property
+    def program(self) -> Program:
+        """The first kernel."""
+        return self.calls[0].source.program
+
+    def run(self, program: Program | None = None, seed: int | None = None) -> Any:
+        """(findings, O, log-sum-exps), the first kernel replaced by ``program``, if given."""
+        q, p = self.inputs.views["q"], self.inputs.problem
+        arrays: dict[str, Any] = {NAMES.get(name, name): view.owner for name, view in self.inputs.views.items()}
+        arrays["out"] = np.full(q.shape, np.nan, q.dtype.numpy)
+        arrays["lse"] = np.full((p.heads, p.q_len) if p.packed else (p.batch, p.heads, p.q_len), np.nan, np.float32)
+        arrays |= {name: np.full(words, np.nan, np.float32) for name, words in self.calls[0].workspace.items()}
+        found: list[Any] = []
+        for call in self.calls:
+            traced = program if program is not None and call is self.calls[0] else call.source.program
+            views = [describe(arrays[name]) for name in call.arrays]
+            found += emulate(traced, call.grid, emulator_arguments(traced, views, call.scalars), seed=seed).findings
+        return found, arrays["out"], arrays["lse"]
+
+    def escapes(self, programs: dict[str, Program]) -> list[str]:
+        """The mutants with no finding and the same bits as the kernel itself."""
+        findings, out, lse = self.run()
+        assert findings == []
+
+        def same(program: Program) -> bool:
+            try:
+                found, other, logs = self.run(program)
+            except WarploomError:
+                return False
+            return (
+                not found and np.array_equal(other.view(np.uint16), out.view(np.uint16)) and np.array_equal(logs, lse)
+            )
+
+        return sorted(what for what, program in programs.items() if same(program))

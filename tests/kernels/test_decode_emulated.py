@@ -1,0 +1,52 @@
+"""The decode kernels: every synchronisation is needed, any shares give right results, and splits equal bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels.decode_cases import DecodeCase
+from tests.kernels.mutate import deletions, shifts
+from tests.ops.paged_cases import Step
+from warploom.core.dtypes import bf16
+from warploom.kernels.attention.decode import Decode
+
+SMALL = Decode(tile_m=16, keys=16, num_warps=2, stages=2, head_dim=16, dtype=bf16, ctas=1)
+STEP = Step((70, 33, 40), page=16, capacity=80, head_dim=16)
+
+
+def test_every_barrier_wait_and_commit_is_needed() -> None:
+    case = DecodeCase(SMALL, STEP)
+    mutants = deletions(case.program)
+    assert len(mutants) >= 6
+    assert case.escapes({m.what: m.program for m in mutants}) == []
+
+
+def test_every_stage_index_matters() -> None:
+    case = DecodeCase(SMALL, STEP)
+    mutants = shifts(case.program, SMALL.stages)
+    assert len(mutants) >= 6
+    assert case.escapes({m.what: m.program for m in mutants}) == []
+
+
+@pytest.mark.parametrize(("stages", "warps"), [(2, 1), (3, 2), (4, 4)])
+def test_shares_of_any_size_give_the_same_result(stages: int, warps: int) -> None:
+    config = Decode(tile_m=16, keys=16, num_warps=warps, stages=stages, head_dim=16, dtype=bf16, ctas=1)
+    outs: list[tuple[Any, Any]] = []
+    for multiprocessors in (1, 3, 40):
+        findings, out, lse = DecodeCase(config, STEP, multiprocessors).run(seed=multiprocessors)
+        assert findings == []
+        outs.append((out.astype(np.float32), lse))
+    for out, lse in outs[1:]:
+        assert np.abs(out - outs[0][0]).max() <= 2.0**-7
+        assert np.abs(lse - outs[0][1]).max() <= 1e-5
+
+
+def test_a_given_split_gives_equal_bits_on_any_number_of_ctas() -> None:
+    step = Step((70, 33, 40), page=16, capacity=80, head_dim=16, options={"fixed_split": 32})
+    found = [DecodeCase(SMALL, step, multiprocessors).run() for multiprocessors in (1, 4)]
+    assert all(findings == [] for findings, _, _ in found)
+    assert all(np.array_equal(found[0][1].view(np.uint16), out.view(np.uint16)) for _, out, _ in found[1:])
+    assert all(np.array_equal(found[0][2], lse) for _, _, lse in found[1:])

@@ -1,0 +1,175 @@
+"""``attention_paged`` on CPU arrays: right beside float64, equal bits with a given split, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warploom
+from tests.ops.paged_cases import Step
+from warploom.core.dtypes import f16
+from warploom.core.errors import ConfigError, ProblemError
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+
+STEPS = {
+    "pages of 16": Step((200, 3, 0, 256)),
+    "contiguous": Step((130, 0, 41), page=0),
+    "a group of 16, pages of 48": Step((90, 144), page=48, capacity=144, group=16),
+    "several queries, two heads": Step((70, 1), (4, 4), kv_heads=2),
+    "more rows than a tile": Step((100,), (7,), group=6),
+    "mixed with a chunk of a prompt, and nothing": Step((150, 60, 9, 80), (1, 40, 0, 2)),
+    "a window": Step((200, 30), (3, 3), options={"window": (40, 0)}),
+    "a window ahead": Step((40, 90), (5, 5), options={"causal": False, "window": (20, 6)}),
+    "a soft cap": Step((100,), (2,), options={"softcap": 2.0}),
+    "no mask": Step((64, 77), (2, 2), options={"causal": False}),
+    "head_dim 8": Step((100, 33), head_dim=8),
+    "head_dim 72, float16": Step((100, 33), head_dim=72, dtype=f16),
+    "head_dim 128": Step((256, 65), head_dim=128, page=64),
+    "head_dim 192": Step((100,), head_dim=192),
+    "head_dim 256": Step((130, 5), head_dim=256),
+    "a given split": Step((256, 100), (2, 2), options={"fixed_split": 128}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_element_is_as_near_float64_as_its_type_allows(name: str) -> None:
+    assert STEPS[name].problems() == []
+
+
+def test_random_steps() -> None:
+    numbers = np.random.default_rng(7)
+    for seed in range(3):
+        batch, page = int(numbers.integers(1, 5)), int(numbers.choice([0, 16, 32, 64]))
+        step = Step(
+            tuple(numbers.integers(0, 193, batch).tolist()), (int(numbers.integers(1, 6)),) * batch, page, 192,
+            int(numbers.integers(1, 3)), int(numbers.choice([1, 3, 4])), int(numbers.choice([24, 64])), seed=seed,
+        )  # fmt: skip
+        assert step.problems() == [], step
+
+
+def test_a_given_split_gives_equal_bits_whatever_else_is_in_the_batch() -> None:
+    options = {"fixed_split": 128}
+    step = Step((200, 128, 17), (2,) * 3, options=options)
+    outs, logs = step.call()
+    (queries, k, v, lens), named = step.arguments
+    for number in range(3):
+        alone = slice(number, number + 1)
+        own = {**named, "block_table": named["block_table"][alone]}
+        out, lse = warploom.attention_paged(queries[alone], k, v, lens[alone], **own, return_lse=True)
+        assert np.array_equal(np.swapaxes(out[0], 0, 1).view(np.uint16), outs[number].view(np.uint16))
+        assert np.array_equal(lse[0], logs[number])
+
+
+def test_no_kernel_depends_on_lengths_batch_or_pages() -> None:
+    numbers, kernels = np.random.default_rng(0), set()
+    for _ in range(40):
+        batch, pages = int(numbers.integers(1, 300)), int(numbers.integers(1, 5000))
+        entries, q_len = int(numbers.integers(1, 200)), int(numbers.integers(1, 5))
+        q = np.zeros((batch, q_len, 4, 64), np.float16)
+        cache = np.broadcast_to(np.zeros((1, 16, 1, 64), np.float16), (pages, 16, 1, 64))
+        cache = np.lib.stride_tricks.as_strided(cache, cache.shape, (2048, 128, 128, 2))
+        table, lens = np.zeros((batch, entries), np.int32), np.zeros(batch, np.int32)
+        made = warploom.plan_attention_paged(q, cache, cache, lens, block_table=table)
+        kernels |= {call.source for call in made.calls}
+    assert len(kernels) == 2
+
+
+def test_entries_that_point_outside_are_named_or_cut_off() -> None:
+    step = Step((200, 100))
+    (q, k, v, lens), named = step.arguments
+    good = warploom.attention_paged(q, k, v, lens, **named, check=True)
+    assert np.isfinite(good.astype(np.float32)).all()
+    for place, value in (((0, 3), 4000), ((1, 0), -1)):
+        table = named["block_table"].copy()
+        table[place] = value
+        with pytest.raises(
+            ProblemError, match=rf"block_table\[{place[0]}, {place[1]}\] is {value}: there are 32 pages"
+        ):
+            warploom.attention_paged(q, k, v, lens, block_table=table, check=True)
+        warploom.attention_paged(q, k, v, lens, block_table=table)  # the emulator finds any read outside
+    for wrong in (257, -3):
+        with pytest.raises(ProblemError, match=rf"kv_lens\[1\] is {wrong}: a sequence has room for 256 keys"):
+            warploom.attention_paged(q, k, v, np.array([200, wrong], np.int32), **named, check=True)
+        full = np.where(named["block_table"] < 32, named["block_table"], 0)
+        warploom.attention_paged(q, k, v, np.array([200, wrong], np.int32), block_table=full)
+    starts = np.array([0, 3, 2], np.int32)
+    with pytest.raises(ProblemError, match=r"cu_seqlens_q\[2\] is 2"):
+        warploom.attention_paged(np.repeat(q[0], 3, 0), k, v, lens, **named, cu_seqlens_q=starts, check=True)
+    warploom.attention_paged(np.repeat(q[0], 3, 0), k, v, lens, **named, cu_seqlens_q=starts)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"q": np.zeros((2, 1, 2, 64), np.float32)}, "q is f32"),
+    ({"q": np.zeros((2, 2, 64), np.float16)}, r"q has shape \(2, 2, 64\); it must be \(batch, q_len"),
+    ({"q": np.zeros((2, 1, 3, 72), np.float16)}, "q has head_dim 72 and k_cache 64"),
+    ({"k_cache": np.zeros((4, 16, 2, 64), np.float16)}, "k_cache has shape .* and v_cache"),
+    ({"k_cache": np.zeros((4, 24, 1, 64), np.float16), "v_cache": np.zeros((4, 24, 1, 64), np.float16)},
+     "a page has 24 keys"),
+    ({"kv_lens": np.zeros(3, np.int32)}, r"kv_lens has shape \(3,\)"),
+    ({"kv_lens": np.zeros(2, np.int64)}, "kv_lens is s64"),
+    ({"block_table": np.zeros((3, 2), np.int32)}, r"block_table has shape \(3, 2\); it must be \(2, 2\)"),
+    ({"block_table": np.zeros((2, 4), np.int32)[:, ::2]}, "last dimension of block_table is not contiguous"),
+    ({"block_table": None}, "its first dimension must be the batch, 2"),
+    ({"cu_seqlens_q": np.zeros(2, np.int32)}, "q has shape .* with cu_seqlens_q"),
+    ({"fixed_split": 0}, "fixed_split is a count of keys"),
+    ({"fixed_split": 100}, "fixed_split 100 is no multiple"),
+    ({"out": np.zeros((2, 1, 2, 64), np.float32)}, "out is f32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "says"), REFUSED, ids=lambda x: "+".join(x) if isinstance(x, dict) else "")
+def test_what_is_refused(changed: dict[str, Any], says: str) -> None:
+    given: dict[str, Any] = {
+        "q": np.zeros((2, 1, 2, 64), np.float16), "k_cache": np.zeros((4, 16, 1, 64), np.float16),
+        "v_cache": np.zeros((4, 16, 1, 64), np.float16), "kv_lens": np.zeros(2, np.int32),
+        "block_table": np.zeros((2, 2), np.int32), **changed,
+    }  # fmt: skip
+    with pytest.raises(ProblemError, match=says):
+        warploom.attention_paged(**given)
+
+
+def test_a_configuration_may_be_given_as_text() -> None:
+    step = Step((100,))
+    arrays, named = step.arguments
+    made = warploom.plan_attention_paged(*arrays, **named)
+    again = warploom.plan_attention_paged(*arrays, **named, config=str(made.config))
+    assert again.config == made.config
+    with pytest.raises(ConfigError, match="head_dim is 64, the configuration's 128"):
+        warploom.attention_paged(*arrays, **named, config="attention_decode(head_dim=128)")
+
+
+def test_nothing_to_compute_gives_zeros() -> None:
+    arrays, named = Step((0,)).arguments
+    q, k, v, lens = arrays
+    out, lse = warploom.attention_paged(q, k[:0], v[:0], lens, **named, return_lse=True)
+    assert not out.any()
+    assert np.isneginf(lse).all()
+    assert warploom.attention_paged(q[:0], k, v, lens[:0], block_table=named["block_table"][:0]).shape == (0, 1, 2, 64)
+
+
+def test_out_is_written_and_returned() -> None:
+    step = Step((30, 9), (2, 1))
+    arrays, named = step.arguments
+    expected = warploom.attention_paged(*arrays, **named)
+    out = np.full_like(expected, np.nan)
+    assert warploom.attention_paged(*arrays, **named, out=out) is out
+    assert np.array_equal(out.view(np.uint16), expected.view(np.uint16))
+
+
+def test_torch_sees_one_operator() -> None:
+    torch = pytest.importorskip("torch")
+    step = Step((60, 33), dtype=f16)
+    arrays, named = step.arguments
+    given = [torch.from_numpy(x) for x in (*arrays, named["block_table"])]
+
+    def call(q: Any, k: Any, v: Any, lens: Any, table: Any) -> Any:
+        return warploom.attention_paged(q, k, v, lens, block_table=table, return_lse=True)
+
+    eager = call(*given)
+    compiled = torch.compile(call, fullgraph=True, backend="eager")(*given)
+    assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+    with pytest.raises(ProblemError, match="requires a gradient"):
+        call(given[0].clone().requires_grad_(), *given[1:])
