@@ -27,6 +27,7 @@ def family(number):
         "softcap": draw.choice([None, None, None, 12.0]),
         "scale": draw.choice([None, None, 0.2]),
         "layout": draw.choice(["bshd", "bhsd"]),
+        "sinks": draw.random() < 0.4,
         "sync": draw.random() < 0.3,
     }
 
@@ -63,20 +64,23 @@ def test_random_problems(number):
 
         heads = kv_heads * f["group"]
         q, k, v, dout = make(q_len, heads), make(kv_len, kv_heads), make(kv_len, kv_heads), make(q_len, heads)
-        out, lse = warploom.attention(q, k, v, return_lse=True, **options)
+        sinks = 3 * torch.randn(heads, device="cuda") if f["sinks"] else None
+        out, lse = warploom.attention(q, k, v, return_lse=True, sinks=sinks, **options)
         dlse = torch.randn_like(lse) if draw.random() < 0.5 else None
         for like in (q, k, v):
             torch.full_like(like, float("nan"))  # what the gradients' memory is likely to hold
 
-        def call(arrays=(dout, q, k, v, out, lse), dlse=dlse):
-            return warploom.attention_backward(*arrays, dlse=dlse, config=config, deterministic=True, **options)
+        def call(arrays=(dout, q, k, v, out, lse), dlse=dlse, sinks=sinks):
+            return warploom.attention_backward(
+                *arrays, dlse=dlse, sinks=sinks, config=config, deterministic=True, **options
+            )
 
         found, again = call(), call()
-        assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(found, again, strict=True))
+        assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found, again, strict=True))
         turned = (lambda x: x) if f["layout"] == "bhsd" else (lambda x: x.transpose(1, 2))
         reference = gradient_reference(
             *map(turned, (dout, q, k, v, out)), dtype=dtype, scale=f["scale"], softcap=f["softcap"], dlse=dlse,
-            seen=seen_by(q_len, kv_len, f["causal"], f["window"]),
+            sinks=sinks, seen=seen_by(q_len, kv_len, f["causal"], f["window"]),
         )  # fmt: skip
-        excess = reference.excess(*map(turned, found))
+        excess = reference.excess(*map(turned, found[:3]), *found[3:])
         assert max(excess.values()) <= 1.0, (f, q.shape, k.shape, excess)

@@ -46,14 +46,16 @@ def with_log_sum(out, lse):
     return out.to(lse.dtype) + lse.mT[..., None]
 
 
-def plain_attention(q, k, v, causal=False, softcap=None, window=None):
+def plain_attention(q, k, v, sinks=None, causal=False, softcap=None, window=None):
     k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
     s = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
     s = s if softcap is None else softcap * torch.tanh(s / softcap)
     apart = torch.arange(s.shape[2])[:, None] + s.shape[3] - s.shape[2] - torch.arange(s.shape[3])
     s = s.masked_fill((apart < 0) if causal else torch.zeros_like(apart, dtype=torch.bool), -torch.inf)
     s = s if window is None else s.masked_fill(apart > window, -torch.inf)
-    return torch.einsum("bhij,bjhd->bihd", torch.softmax(s, -1), v), torch.logsumexp(s, -1)
+    if sinks is not None:
+        s = torch.cat([s, sinks[:, None, None].expand(*s.shape[:-1], 1)], -1)
+    return torch.einsum("bhij,bjhd->bihd", torch.softmax(s, -1)[..., : k.shape[1]], v), torch.logsumexp(s, -1)
 
 
 HEADS = (1, 24, 2, 16), (1, 40, 1, 16), (1, 40, 1, 16)
@@ -89,8 +91,8 @@ CALLS |= {
         lambda q, k, v: warploom.attention(q, k, v, causal=True),
         lambda *x: plain_attention(*x, causal=True)[0], HEADS),
     "attention, options": (
-        lambda q, k, v: warploom.attention(q, k, v, softcap=3.0, window=(9, 0)),
-        lambda *x: plain_attention(*x, causal=True, softcap=3.0, window=9)[0], HEADS),
+        lambda q, k, v, s: warploom.attention(q, k, v, softcap=3.0, window=(9, 0), sinks=s),
+        lambda *x: plain_attention(*x, causal=True, softcap=3.0, window=9)[0], (*HEADS, (2,))),
     "attention, log-sum-exp": (
         lambda *x: with_log_sum(*warploom.attention(*x, return_lse=True)),
         lambda *x: with_log_sum(*plain_attention(*x)), HEADS),
@@ -197,6 +199,27 @@ def test_autocast_takes_the_lower_precision(name):
     for x, y in zip(given, lower, strict=True):
         assert x.grad.dtype is torch.float32
         torch.testing.assert_close(x.grad, y.grad.float(), rtol=0, atol=0)
+
+
+def test_autocast_leaves_sinks_and_log_sum_exps_in_float32():
+    q, k, v = (x.requires_grad_() for x in tensors(*HEADS))
+    sinks = torch.tensor([0.1234, 2.3456]).requires_grad_()
+    found, expected = [], []
+    for results, on in ((found, True), (expected, False)):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            out, lse = warploom.attention(q, k, v, sinks=sinks, return_lse=True)
+            results += [out, lse, *torch.autograd.grad(out.float().sum() + lse.sum(), (q, k, v, sinks))]
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+def test_a_gradient_of_sinks_alone():
+    q, k, v = tensors(*HEADS)
+    assert_gradients(
+        lambda s: warploom.attention(q, k, v, sinks=s).to(s.dtype),
+        lambda s: plain_attention(*(x.to(s.dtype) for x in (q, k, v)), s)[0],
+        [torch.tensor([0.5, -1.0])],
+    )
 
 
 def test_inference_mode_keeps_nothing():

@@ -21,6 +21,7 @@ from warploom.ops.backends import emulator_arguments
 
 Window = tuple[int | None, int | None]
 GRADIENTS = "dq", "dk", "dv"
+SINKS = np.array([1.5, -np.inf, 4.0, -2.0], np.float32)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class GradientCase:
     scale: float | None = None
     lse_gradient: bool = False
     layout: str = "bshd"
+    sinks: bool = False
 
     @property
     def problem(self) -> BackwardProblem:
@@ -44,7 +46,7 @@ class GradientCase:
         c, (heads, kv_heads) = self.config, self.heads
         forward = AttentionProblem(
             self.batch, heads, kv_heads, self.q_len, self.kv_len, c.head_dim, c.dtype, self.window, self.scale,
-            self.softcap,
+            self.softcap, sinks=self.sinks,
         )  # fmt: skip
         return BackwardProblem(forward, self.lse_gradient, deterministic=False)
 
@@ -69,6 +71,7 @@ class GradientCase:
         shapes = {"q": (heads, self.q_len), "k": (kv_heads, self.kv_len), "v": (kv_heads, self.kv_len),
                   "dout": (heads, self.q_len)}  # fmt: skip
         found = {n: numbers.standard_normal((self.batch, *s, d)).astype(dtype) for n, s in shapes.items()}
+        found["sinks"] = SINKS[:heads] if self.sinks else np.full(heads, -np.inf, np.float32)
         found["out"], found["lse"] = self._forward(found)
         found["dlse"] = numbers.standard_normal(found["lse"].shape).astype(np.float32)
         return found
@@ -80,7 +83,7 @@ class GradientCase:
         if self.softcap is not None:
             scores = self.softcap * np.tanh(scores / self.softcap)
         weights = np.where(self.seen, np.exp(scores), 0.0)
-        total = weights.sum(-1)
+        total = weights.sum(-1) + np.exp(arrays["sinks"].astype(np.float64))[:, None]
         with np.errstate(divide="ignore"):
             lse = np.log(total)
         out = weights @ v / np.where(total == 0.0, 1.0, total)[..., None]
@@ -93,6 +96,7 @@ class GradientCase:
         return gradient_reference(
             *(x[n] for n in ("dout", "q", "k", "v", "out")), dtype=self.config.dtype, scale=self.scale, seen=self.seen,
             softcap=self.softcap, dlse=x["dlse"] if self.lse_gradient else None,
+            sinks=x["sinks"] if self.sinks else None,
         )  # fmt: skip
 
     @cached_property
@@ -109,6 +113,7 @@ class GradientCase:
         found = dict(self.inputs)
         for name in GRADIENTS:
             found[name] = np.full_like(found[name[1:]], np.nan)
+        found["dsinks"] = np.full_like(found["sinks"], np.nan)
         for name in TENSORS if self.layout == "bshd" else ():
             found[name] = np.ascontiguousarray(np.swapaxes(found[name], 1, 2))
         return found
@@ -130,12 +135,13 @@ class GradientCase:
             )
             findings += emulation.findings
         swapped = (arrays[n] if self.layout == "bhsd" else np.swapaxes(arrays[n], 1, 2) for n in GRADIENTS)
-        return Outcome(tuple(findings), self, tuple(swapped))
+        of_sinks = (arrays["dsinks"],) if self.sinks else ()
+        return Outcome(tuple(findings), self, (*swapped, *of_sinks))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run found, and dQ, dK and dV, heads first."""
+    """What one run found, and dQ, dK and dV, heads first, and the gradient of sinks."""
 
     findings: tuple[Finding, ...]
     case: GradientCase

@@ -40,6 +40,7 @@ CASES = {
     "sm_90 left side alone": GradientCase(SM90, 130, 300, (10, None)),
     "sm_90 groups": GradientCase(replace(SM90, dtype=f16), 100, 100, CAUSAL, (4, 2), batch=2, layout="bhsd"),
     "sm_90 soft cap": GradientCase(SM90, 130, 130, CAUSAL, softcap=3.0, lse_gradient=True),
+    "sm_90 sinks": GradientCase(SM90, 150, 90, CAUSAL, (2, 1), batch=2, softcap=3.0, lse_gradient=True, sinks=True),
     "sm_90 scale": GradientCase(SM90, 65, 129, scale=-0.3),
     "sm_90 128": GradientCase(BackwardSm90(), 130, 200),
     "sm_90 128 two sums under way": GradientCase(BackwardSm90(totals=2), 130, 150, CAUSAL),
@@ -56,6 +57,7 @@ CASES = {
     "sm_80 keys nobody sees": GradientCase(SM80, 64, 400, (10, 0)),
     "sm_80 groups": GradientCase(replace(SM80, dtype=f16), 100, 100, CAUSAL, (4, 2), batch=2, layout="bhsd"),
     "sm_80 soft cap": GradientCase(SM80, 130, 130, CAUSAL, softcap=3.0, lse_gradient=True),
+    "sm_80 sinks": GradientCase(replace(SM80, dtype=f16), 100, 100, (40, 20), (4, 2), layout="bhsd", sinks=True),
     "sm_80 scale": GradientCase(SM80, 65, 129, scale=-0.3),
     "sm_80 8": GradientCase(replace(SM80, head_dim=8), 70, 130),
     "sm_80 96": GradientCase(replace(SM80, head_dim=96), 130, 130),
@@ -132,7 +134,7 @@ def test_random_problems(seed: int) -> None:
     window, softcap = FEATURES["window"][draw.integers(5)], FEATURES["softcap"][draw.integers(3)]
     case = GradientCase(
         config, q_len, kv_len, window, (kv_heads * group, kv_heads), softcap=softcap,
-        lse_gradient=bool(draw.random() < 0.5), layout=str(draw.choice(["bshd", "bhsd"])),
+        lse_gradient=bool(draw.random() < 0.5), layout=str(draw.choice(["bshd", "bhsd"])), sinks=bool(seed % 2),
     )  # fmt: skip
     outcome = case.run(seed)
     assert outcome.findings == (), case

@@ -41,6 +41,7 @@ class Problem:
     layout: str = "bshd"
     stride: int = 1
     lse_gradient: bool = False
+    sinks: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -60,10 +61,16 @@ class Problem:
         found = {"q": make(self.q_len, heads), "k": make(self.kv_len, self.kv_heads)}
         found |= {"v": make(self.kv_len, self.kv_heads), "dout": make(self.q_len, heads)}
         found["out"], found["lse"] = warploom.attention(
-            found["q"], found["k"], found["v"], return_lse=True, **self.options
+            found["q"], found["k"], found["v"], return_lse=True, sinks=self.logits, **self.options
         )
+        found["sinks"] = self.logits
         found["dlse"] = numbers.standard_normal(found["lse"].shape).astype(np.float32) if self.lse_gradient else None
         return found
+
+    @property
+    def logits(self) -> Any:
+        """The sinks, if there are any."""
+        return np.linspace(-1.0, 3.0, self.kv_heads * self.group, dtype=np.float32) if self.sinks else None
 
     def seen(self) -> Any:
         """Which scores count."""
@@ -80,14 +87,14 @@ class Problem:
         turned = (lambda a: a.swapaxes(1, 2)) if self.layout == "bshd" else (lambda a: a)
         reference = gradient_reference(
             *(turned(x[n]) for n in NAMES[:5]), dtype=self.dtype, scale=self.scale, seen=self.seen(),
-            softcap=self.softcap, dlse=x["dlse"],
+            softcap=self.softcap, dlse=x["dlse"], sinks=x["sinks"],
         )  # fmt: skip
-        return max(reference.excess(*map(turned, gradients)).values())
+        return max(reference.excess(*map(turned, gradients[:3]), *gradients[3:]).values())
 
 
 def backward(x: dict[str, Any], **options: Any) -> Any:
     """The call on arrays by name."""
-    return warploom.attention_backward(*(x[n] for n in NAMES), dlse=x["dlse"], **options)
+    return warploom.attention_backward(*(x[n] for n in NAMES), dlse=x["dlse"], sinks=x["sinks"], **options)
 
 
 PROBLEMS = st.builds(
@@ -106,6 +113,7 @@ PROBLEMS = st.builds(
     layout=st.sampled_from(["bshd", "bhsd"]),
     stride=st.integers(1, 2),
     lse_gradient=st.booleans(),
+    sinks=st.booleans(),
 )
 PLAIN = Problem(65, 40, 1, 1, 1, 16, f16)
 
@@ -115,7 +123,8 @@ PLAIN = Problem(65, 40, 1, 1, 1, 16, f16)
 def test_gradients_of_random_problems(problem: Problem) -> None:
     x = problem.arrays()
     gradients = backward(x, **problem.options)
-    for name, gradient in zip("qkv", gradients, strict=True):
+    assert len(gradients) == 3 + problem.sinks
+    for name, gradient in zip(("q", "k", "v", "sinks"), gradients, strict=False):
         assert (gradient.shape, gradient.dtype) == (x[name].shape, x[name].dtype)
         assert gradient.flags.c_contiguous
     assert problem.excess(x, gradients) <= 1.0, problem
@@ -127,6 +136,12 @@ def test_lengths_of_zero_have_gradients_of_zero(q_len: int, kv_len: int) -> None
     for name, gradient in zip("qkv", backward(x), strict=True):
         assert gradient.shape == x[name].shape
         assert not gradient.any()
+
+
+def test_without_keys_the_gradient_of_sinks_is_that_of_the_log_sum_exp() -> None:
+    x = Problem(5, 0, 2, 1, 2, 16, bf16, lse_gradient=True, sinks=True).arrays()
+    np.testing.assert_allclose(backward(x)[3], x["dlse"].sum((0, 2)), rtol=1e-6)
+    assert not backward({**x, "dlse": None})[3].any()
 
 
 def test_a_gradient_that_is_one_number_everywhere() -> None:
@@ -148,25 +163,25 @@ def test_tensors_of_torch() -> None:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_host_arrays_travel_to_a_gpu(deterministic: bool) -> None:
-    problem = Problem(40, 50, 2, 1, 2, 16, bf16, causal=True, stride=2, lse_gradient=True)
+    problem = Problem(40, 50, 2, 1, 2, 16, bf16, causal=True, stride=2, lse_gradient=True, sinks=True)
     x = problem.arrays()
     assert problem.excess(x, backward(x, causal=True, deterministic=deterministic)) <= 1.0
 
 
 def test_a_call_again_prepares_nothing(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem(40, 50, 1, 1, 2, 16, bf16)
+    problem = Problem(40, 50, 1, 1, 2, 16, bf16, sinks=True)
     first, second = problem.arrays(), problem.arrays()
     second["dout"] = second["dout"][:, ::-1].copy()
     gpu.hold(monkeypatch)
     gpu.prepared.clear()
     assert problem.excess(first, backward(first)) <= 1.0
     prepared = list(gpu.prepared)
-    assert len(prepared) == 3
+    assert len(prepared) == 4
     assert problem.excess(second, backward(second)) <= 1.0
     assert problem.excess(first, backward(first, causal=np.array(0))) <= 1.0
     assert gpu.prepared == prepared
     backward(first, deterministic=True)
-    assert len(gpu.prepared) > 3
+    assert len(gpu.prepared) > 4
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,11 @@ class ArrayView(NamedTuple):
     readonly: bool = False
 
     @property
+    def array(self) -> Any:
+        """The framework's array."""
+        return self.owner[0] if isinstance(self.owner, tuple) else self.owner
+
+    @property
     def contiguous(self) -> bool:
         """Whether the elements lie in row-major order without gaps."""
         expected = 1

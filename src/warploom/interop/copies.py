@@ -24,11 +24,10 @@ def settled(view: ArrayView) -> ArrayView:
 
 def in_float32(view: ArrayView) -> ArrayView:
     """A copy of the array in float32, of its own kind."""
-    owner = view.owner[0] if isinstance(view.owner, tuple) else view.owner
     if view.kind == "torch":
-        return describe(owner.float())
+        return describe(view.array.float())
     if view.kind in ("cupy", "jax"):
-        return describe(owner.astype(np.float32))
+        return describe(view.array.astype(np.float32))
     if view.device[0] == "cpu":
         return describe(as_numpy(view).astype(np.float32))
     raise ProblemError("this array must be float32, and its framework is unknown: convert it")
@@ -69,7 +68,7 @@ def compact(view: ArrayView) -> ArrayView:
 
 
 def _compact(view: ArrayView) -> ArrayView:
-    owner = view.owner[0] if isinstance(view.owner, tuple) else view.owner
+    owner = view.array
     if view.kind == "torch":
         return describe(owner.clone(memory_format=sys.modules["torch"].contiguous_format))
     if view.kind == "cupy":

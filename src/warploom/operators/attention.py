@@ -32,9 +32,10 @@ _SCHEMA = (
 
 
 _BACKWARD = (
-    "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse=None, bool causal=False, "
-    "float? scale=None, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, str layout='bshd', "
-    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None, bool deterministic=False) -> (Tensor, Tensor, Tensor)"
+    "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse=None, Tensor? sinks=None, "
+    "bool causal=False, float? scale=None, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, "
+    "str layout='bshd', Tensor? scale_tensor=None, Tensor? softcap_tensor=None, bool deterministic=False) -> "
+    "(Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -44,43 +45,56 @@ def _window(left: int | None, right: int | None) -> Window | None:
 
 def _run_backward(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    dlse: torch.Tensor | None = None, causal: bool = False, scale: float | None = None,
+    dlse: torch.Tensor | None = None, sinks: Any = None, causal: bool = False, scale: float | None = None,
     window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
     layout: Any = "bshd", scale_tensor: Any = None, softcap_tensor: Any = None, deterministic: bool = False,
 ) -> Any:  # fmt: skip
-    return attention_backward(
+    found = attention_backward(
         dout, q, k, v, out, lse, dlse=dlse, causal=causal, scale=scale if scale_tensor is None else scale_tensor,
         window=_window(window_left, window_right), softcap=softcap if softcap_tensor is None else softcap_tensor,
-        layout=layout, deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
+        sinks=sinks, layout=layout, deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
+    return found if sinks is not None else (*found, _of_sinks(q, 0))
+
+
+def _of_sinks(q: torch.Tensor, heads: int) -> torch.Tensor:
+    """Memory for the gradient of the sinks, of which there may be none."""
+    return q.new_empty((heads,), dtype=torch.float32)
 
 
 def _fake_backward(
-    _dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_others: Any, **_named: Any
-) -> Any:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    _dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _out: torch.Tensor, _lse: torch.Tensor,
+    _dlse: Any = None, sinks: torch.Tensor | None = None, *_others: Any, **_named: Any,
+) -> Any:  # fmt: skip
+    heads = 0 if sinks is None else sinks.shape[0]
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), _of_sinks(q, heads)
 
 
-backward_operator = define("attention_backward", _BACKWARD, _run_backward, _fake_backward)
-"""The gradients by q, k and v, by :func:`warploom.attention_backward`."""
+_EXACT = frozenset({"lse", "dlse", "sinks", "scale_tensor", "softcap_tensor"})
+"""Tensors that autocast leaves as they are."""
+
+backward_operator = define("attention_backward", _BACKWARD, _run_backward, _fake_backward, exact=_EXACT)
+"""The gradients by q, k, v and sinks, by :func:`warploom.attention_backward`; the last is empty without sinks."""
 
 
 def _saved(given: Named, results: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-    return given["q"], given["k"], given["v"], *results, given["scale_tensor"], given["softcap_tensor"]
+    others = (given[name] for name in ("scale_tensor", "softcap_tensor", "sinks"))
+    return given["q"], given["k"], given["v"], *results, *others
 
 
 def _backward(
     saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], _wanted: frozenset[str]
 ) -> Named:
-    (q, k, v, out, lse, scale, softcap), (dout, dlse) = saved, gradients
+    (q, k, v, out, lse, scale, softcap, sinks), (dout, dlse) = saved, gradients
     if dout is None and dlse is None:
         return {}
     found = backward_operator(
-        torch.zeros_like(out) if dout is None else dout, q, k, v, out, lse, dlse, others["causal"],
-        others.get("scale"), others["window_left"], others["window_right"], others.get("softcap"), others["layout"],
-        scale, softcap, others["deterministic"],
+        torch.zeros_like(out) if dout is None else dout, q, k, v, out, lse, dlse, sinks,
+        others["causal"], others.get("scale"), others["window_left"], others["window_right"], others.get("softcap"),
+        others["layout"], scale, softcap, others["deterministic"],
     )  # fmt: skip
-    return dict(zip("qkv", found, strict=True))
+    gradients_of = dict(zip("qkv", found[:3], strict=True))
+    return gradients_of if sinks is None else {**gradients_of, "sinks": found[3].to(sinks.dtype)}
 
 
 def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
@@ -114,14 +128,15 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
             return out
         return out, q.new_empty([q.shape[axis] for axis in AXES[layout]], dtype=torch.float32)
 
-    return define(name, _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor"), run, fake, derivative)
+    schema = _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor")
+    return define(name, schema, run, fake, derivative, exact=_EXACT)
 
 
 attention_operator = _define("attention", return_lse=False)
 """The output of :func:`warploom.attention`; ``config`` in the notation that ``str(config)`` prints."""
 
 attention_lse_operator = _define(
-    "attention_lse", return_lse=True, derivative=Derivative(frozenset("qkv"), _saved, _backward)
+    "attention_lse", return_lse=True, derivative=Derivative(frozenset({*"qkv", "sinks"}), _saved, _backward)
 )
 """The output and the log-sum-exp (float32, (batch, heads, q_len)) of :func:`warploom.attention`."""
 

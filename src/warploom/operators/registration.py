@@ -46,13 +46,19 @@ class Derivative:
 
 
 def define(
-    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], derivative: Derivative | None = None
+    name: str,
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    derivative: Derivative | None = None,
+    *,
+    exact: frozenset[str] = frozenset(),
 ) -> Any:
     """``torch.ops.warploom.<name>``: what ``run`` computes, and what ``fake`` says of its shapes while tracing.
 
     ``schema`` is PyTorch's signature of it, "(Tensor a, …) -> Tensor"; arguments that have their default value are left
     out of a call, so both functions have the same defaults. Nothing is mutated. Without a ``derivative`` whoever asks
-    for one gets a ProblemError, and so does who asks for one in forward mode.
+    for one gets a ProblemError, and so does who asks for one in forward mode. Autocast spares ``exact`` arguments.
     """
     differentiable = None if derivative is None else _function(name, run, derivative)
 
@@ -82,11 +88,12 @@ def define(
             raise ProblemError(NO_BACKWARD)
         return operator.redispatch(below, *arguments, **named)
 
+    names = tuple(inspect.signature(run).parameters)
     # Known to torch.compile as what it may trace through: the operator has a fake and keeps to its schema.
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in _DEVICES:
         _LIBRARY.impl(name, run, key)
-        _LIBRARY.impl(name, _autocast(key, lambda: operator), f"Autocast{key}")
+        _LIBRARY.impl(name, _autocast(key, lambda: operator, names, exact), f"Autocast{key}")
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
     operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
@@ -133,17 +140,20 @@ def _function(name: str, run: Callable[..., Any], derivative: Derivative) -> Cal
     return apply
 
 
-def _autocast(key: str, operator: Callable[[], Any]) -> Callable[..., Any]:
-    """The kernel of an Autocast key: floating-point tensors in the type that autocast has now."""
+def _autocast(
+    key: str, operator: Callable[[], Any], names: tuple[str, ...], exact: frozenset[str]
+) -> Callable[..., Any]:
+    """The kernel of an Autocast key: floating-point tensors in the type that autocast has now, but for ``exact``."""
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{key}"))
 
     def run(*arguments: Any, **named: Any) -> Any:
         dtype = torch.get_autocast_dtype(key.lower())
 
-        def cast(x: Any) -> Any:
-            return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        def cast(name: str, x: Any) -> Any:
+            floats = name not in exact and isinstance(x, torch.Tensor) and x.is_floating_point()
+            return x.to(dtype) if floats else x
 
         with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return operator()(*map(cast, arguments), **{k: cast(x) for k, x in named.items()})
+            return operator()(*map(cast, names, arguments), **{k: cast(k, x) for k, x in named.items()})
 
     return run

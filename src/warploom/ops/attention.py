@@ -213,8 +213,7 @@ def _without_keys(q: ArrayView, sinks: ArrayView | None, options: Options) -> An
     rows = [q.shape[axis] for axis in AXES[options.layout]]
     if sinks is None:
         return zeros, filled(q.kind, rows, f32, q.device, -math.inf)
-    owner = sinks.owner[0] if isinstance(sinks.owner, tuple) else sinks.owner
-    return zeros, filled(q.kind, rows, f32, q.device, 0.0) + owner[:, None]
+    return zeros, filled(q.kind, rows, f32, q.device, 0.0) + sinks.array[:, None]
 
 
 def _run_from_host(inputs: Inputs, outs: list[ArrayView], layout: str, made: AttentionPlan) -> None:

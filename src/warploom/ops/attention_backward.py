@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any
@@ -28,12 +28,13 @@ from warploom.kernels.attention.backward import TENSORS, BackwardConfig, Backwar
 from warploom.kernels.attention.backward_choice import choose, parse_config
 from warploom.kernels.settings import refuse
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention_arrays import AXES, Layout, Options, Window, aligned, read_inputs, strides_of
+from warploom.ops.attention_arrays import AXES, Layout, Options, Window, aligned, read_inputs, strides_of, widened
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import EMULATOR, Place
 from warploom.ops.steps import Prepared, Step, Steps
 
-_GRADIENTS = ("dq", "dk", "dv")
+_GRADIENTS = ("dq", "dk", "dv", "dsinks")
+_Views = dict[str, ArrayView]
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class AttentionBackwardPlan:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Described, checked and aligned inputs by name, in the order of the arguments; ``dlse`` where it is given."""
+    """Described, checked and aligned inputs by name, as the call has them."""
 
-    views: dict[str, ArrayView]
+    views: _Views
     problem: BackwardProblem
     layout: str
 
@@ -95,16 +96,20 @@ def attention_backward(
     scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
+    sinks: Any = None,
     layout: Layout = "bshd",
     deterministic: bool = False,
     config: BackwardConfig | str | None = None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, ...]:
     """The gradients (dq, dk, dv) of ``attention(q, k, v, …)`` for the gradient ``dout`` of its result.
 
     ``out`` and ``lse`` are what ``attention(…, return_lse=True)`` returned with the same options: shaped like q, and
     float32 (batch, heads, q_len). ``dlse`` is the gradient of ``lse``, if it has one. ``dout`` is shaped and typed like
     ``out``; the gradients are like q, k and v, row-major. Heads that share keys add to their dk and dv in float32.
     Queries that see no key and keys that no query sees have gradients of zero.
+
+    With ``sinks`` a fourth gradient follows, dsinks: float32 (heads,), summed over the rows of a head in float32 and
+    always in the same order.
 
     ``deterministic`` asks for results with equal bits from run to run. No array grows with q_len · kv_len: beside the
     results a call takes at most one float32 copy of dq (``plan_attention_backward(…).workspace_bytes``).
@@ -115,13 +120,15 @@ def attention_backward(
     if is_tracing():
         return tracing.operator_of("attention_backward")(
             dout, q, k, v, out, lse, dlse=dlse, causal=causal, scale=scale, window=window, softcap=softcap,
-            layout=layout, deterministic=deterministic, config=config,
+            sinks=sinks, layout=layout, deterministic=deterministic, config=config,
         )  # fmt: skip
-    views = [describe(x) for x in _given(dout, q, k, v, out, lse, dlse)]
+    views = _described(dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
+    if sinks is not None:
+        views["sinks"] = widened(describe(sinks))
     asked = (causal, scale, window, softcap, False, layout, deterministic, config)
-    lying = [view[1:5] for view in views]  # shapes, strides, types, devices
+    lying = [view[1:5] for view in views.values()]  # shapes, strides, types, devices
     ready = _known((asked, *lying))
-    if ready is None or any(view.pointer % 16 for view in views):
+    if ready is None or any(view.pointer % 16 for view in views.values()):
         options, same = Options(*asked[:6]).plain(), flag("deterministic", deterministic)
         return _call_anew(views, options, (same, config), ((*astuple(options), same, config), *lying))
     return _run(ready, views)
@@ -140,6 +147,7 @@ def plan_attention_backward(
     scale: float | None = None,
     window: Window | None = None,
     softcap: float | None = None,
+    sinks: Any = None,
     layout: Layout = "bshd",
     deterministic: bool = False,
     config: BackwardConfig | str | None = None,
@@ -148,12 +156,12 @@ def plan_attention_backward(
     if is_tracing():
         return tracing.operator_of("plan_attention_backward")(
             dout, q, k, v, out, lse, dlse=dlse, causal=causal, scale=scale, window=window, softcap=softcap,
-            layout=layout, deterministic=deterministic, config=config,
+            sinks=sinks, layout=layout, deterministic=deterministic, config=config,
         )  # fmt: skip
-    views = [describe(x) for x in _given(dout, q, k, v, out, lse, dlse)]
+    views = _described(dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse, sinks=sinks)
     options = Options(causal, scale, window, softcap, False, layout).plain()
     inputs = _read(views, options, flag("deterministic", deterministic), as_if_compact)
-    gradients = {name: as_if_compact(inputs.views[name[1:]]) for name in _GRADIENTS}
+    gradients = {name: as_if_compact(inputs.views[name[1:]]) for name in _gradients(inputs.views)}
     return _plan({**inputs.views, **gradients}, inputs, config)
 
 
@@ -170,43 +178,48 @@ def _known(key: _Key) -> Prepared | None:
         return None
 
 
-def _run(ready: Prepared, views: Sequence[ArrayView]) -> tuple[Any, Any, Any]:
+def _run(ready: Prepared, views: _Views) -> tuple[Any, ...]:
     """New gradients from arrays as they lie."""
-    results = [empty_like(view) for view in views[1:4]]
-    ready.run([*[view.pointer for view in views], *map(address, results)], views[0])
-    return results[0], results[1], results[2]
+    results = [empty_like(views[name[1:]]) for name in _gradients(views)]
+    ready.run([*[view.pointer for view in views.values()], *map(address, results)], views["q"])
+    return tuple(results)
 
 
-def _given(*arrays: Any) -> tuple[Any, ...]:
-    """The arrays of a call; the last, dlse, may be none."""
-    return arrays if arrays[-1] is not None else arrays[:-1]
+def _described(**arrays: Any) -> _Views:
+    """The arrays that a call has, by name."""
+    return {name: describe(x) for name, x in arrays.items() if x is not None}
 
 
-def _read(
-    views: Sequence[ArrayView], options: Options, deterministic: bool, copy: Callable[[ArrayView], ArrayView]
-) -> _Inputs:
+def _gradients(views: _Views) -> tuple[str, ...]:
+    """The names of the gradients of a call with these arrays."""
+    return _GRADIENTS if "sinks" in views else _GRADIENTS[:3]
+
+
+def _read(views: _Views, options: Options, deterministic: bool, copy: Callable[[ArrayView], ArrayView]) -> _Inputs:
     """Check the arrays. Raises ProblemError with the first thing that is wrong."""
-    dout, q, k, v, out, lse, *more = views
-    forward = read_inputs((q, k, v), options, copy)
+    q = views["q"]
+    forward = read_inputs((q, views["k"], views["v"]), options, copy, views.get("sinks"))
     rows = [q.shape[axis] for axis in AXES[options.layout]]
-    for name, view in (("dout", dout), ("out", out)):
+    for name in ("dout", "out"):
+        view = views[name]
         if tuple(view.shape) != tuple(q.shape) or view.dtype is not q.dtype:
             raise ProblemError(
                 f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be {q.dtype} of q's shape "
                 f"{tuple(q.shape)}"
             )
-    logarithms = dict(zip(("lse", "dlse"), (lse, *more), strict=False))
+    logarithms = {name: views[name] for name in ("lse", "dlse") if name in views}
     for name, view in logarithms.items():
         if list(view.shape) != rows or view.dtype is not f32:
             raise ProblemError(
                 f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be float32 (batch, heads, q_len) = "
                 f"{tuple(rows)}, as attention(…, return_lse=True) returns it"
             )
-    same_device(views, ["dout", "q", "k", "v", "out", "lse", "dlse"][: len(views)])
-    problem = BackwardProblem(forward.problem, bool(more), deterministic)
-    found = {"dout": _rows(dout, copy), **dict(zip("qkv", forward.all, strict=True)), "out": _rows(out, copy)}
-    found |= {name: view if view.contiguous else copy(view) for name, view in logarithms.items()}
-    return _Inputs(found, problem, options.layout)
+    same_device(list(views.values()), list(views))
+    problem = BackwardProblem(forward.problem, "dlse" in views, deterministic)
+    found = {name: view if view.contiguous else copy(view) for name, view in logarithms.items()}
+    found |= {**dict(zip("qkv", forward.all, strict=True)), **dict(zip(("sinks",), forward.vectors, strict=False))}
+    found |= {name: _rows(views[name], copy) for name in ("dout", "out")}
+    return _Inputs({name: found[name] for name in views}, problem, options.layout)
 
 
 def _rows(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
@@ -215,7 +228,7 @@ def _rows(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
     return copy(view) if view.strides[3] != 1 or spread else aligned(settled(view), copy)
 
 
-def _plan(views: dict[str, ArrayView], inputs: _Inputs, config: Any) -> AttentionBackwardPlan:
+def _plan(views: _Views, inputs: _Inputs, config: Any) -> AttentionBackwardPlan:
     """The plan for inputs and gradients that lie so. Raises ConfigError for a ``config`` that does not fit."""
     problem, layout = inputs.problem, inputs.layout
     if config is not None:
@@ -230,21 +243,23 @@ def _plan(views: dict[str, ArrayView], inputs: _Inputs, config: Any) -> Attentio
     return AttentionBackwardPlan(problem, config, reason, place.goal.name, str(place), config.calls(problem, operands))
 
 
-def _call_anew(views: Sequence[ArrayView], options: Options, how: tuple[bool, Any], key: _Key) -> tuple[Any, Any, Any]:
+def _call_anew(views: _Views, options: Options, how: tuple[bool, Any], key: _Key) -> tuple[Any, ...]:
     """Everything that :func:`attention_backward` need not repeat for arrays of the same shapes, strides and device."""
     ready = _known(key)
-    if ready is not None and not any(view.pointer % 16 for view in views):
+    if ready is not None and not any(view.pointer % 16 for view in views.values()):
         return _run(ready, views)
     deterministic, config = how
     inputs = _read(views, options, deterministic, compact)
-    given, p = inputs.views, inputs.problem.forward
+    given, p, names = inputs.views, inputs.problem.forward, _gradients(views)
     if 0 in (p.batch, p.heads, p.q_len, p.kv_len):
         if config is not None:
-            _plan({**given, **{name: given[name[1:]] for name in _GRADIENTS}}, inputs, config)  # refuses what misfits
-        dq, dk, dv = (filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in (given["q"], given["k"], given["v"]))
-        return dq, dk, dv
-    results = [empty_like(given[name], given[name].shape) for name in "qkv"]
-    arrays = {**given, **dict(zip(_GRADIENTS, map(describe_new, results), strict=True))}
+            _plan({**given, **{name: given[name[1:]] for name in names}}, inputs, config)  # refuses what misfits
+        zeros = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in (given[name[1:]] for name in names)]
+        if p.sinks and p.kv_len == 0 and "dlse" in given:  # the sink is the log-sum-exp
+            zeros[3] = given["dlse"].array.sum((0, 2))
+        return tuple(zeros)
+    results = [empty_like(given[name[1:]], given[name[1:]].shape) for name in names]
+    arrays = {**given, **dict(zip(names, map(describe_new, results), strict=True))}
     first = given["q"]
     if first.device[0] == "cuda":
         plain = (key[0], *[view[1:5] for view in given.values()])  # copies lie alike in every call
@@ -254,15 +269,15 @@ def _call_anew(views: Sequence[ArrayView], options: Options, how: tuple[bool, An
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
             _prepared[plain] = ready
-        if all(a.pointer == b.pointer for a, b in zip(given.values(), views, strict=True)):
+        if all(a.pointer == b.pointer for a, b in zip(given.values(), views.values(), strict=True)):
             _prepared[key] = ready
         ready.run([x.pointer for x in arrays.values()], first)
-        return results[0], results[1], results[2]
+        return tuple(results)
     made = _plan(arrays, inputs, config)
     if made.device == EMULATOR:
         made.steps.emulate(arrays)
     else:  # CPU arrays on a GPU travel as row-major ones
         hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in arrays.items()}
         again = _plan({name: describe(x) for name, x in hosts.items()}, inputs, config)
-        again.steps.run_from_host(hosts, _GRADIENTS)
-    return results[0], results[1], results[2]
+        again.steps.run_from_host(hosts, names)
+    return tuple(results)

@@ -3,6 +3,8 @@
 With P = softmax(S), S = scale · Q·Kᵀ, dP = dO·Vᵀ and delta = rowsum(dO∘O) - dLSE::
 
     dV = Pᵀ·dO        dS = P∘(dP - delta)        dQ = scale · dS·K        dK = scale · dSᵀ·Q
+
+A sink s is part of the log-sum-exp L, and so of P; it has no value, hence no dP: ds = -Σ e^(s - L)·delta over its rows.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ class BackwardOperands:
 
 
 ROW_THREADS = 256
+SINK_THREADS = 512
 
 
 @dataclass(frozen=True)
@@ -111,8 +114,11 @@ class RowGroups:
         return ROW_THREADS // 32 * self.warp_rows
 
 
-def rows_call(problem: BackwardProblem, operands: BackwardOperands, tile: int, slots: int) -> KernelCall:
-    """The kernel that forms ``shift`` and ``delta`` of every row: ``slots`` places for a tile of ``tile`` rows."""
+def rows_calls(problem: BackwardProblem, operands: BackwardOperands, tile: int, slots: int) -> tuple[KernelCall, ...]:
+    """The kernel that forms ``shift`` and ``delta`` of every row: ``slots`` places for a tile of ``tile`` rows.
+
+    After it the one of the gradient of the sinks, if there are any.
+    """
     p = problem.forward
     groups, tiles = RowGroups(p.head_dim), -(-p.q_len // tile)
     source = KernelSource.of(
@@ -123,7 +129,15 @@ def rows_call(problem: BackwardProblem, operands: BackwardOperands, tile: int, s
     scalars = {"q_len": p.q_len, "padded": tiles * tile, **operands.scalars("out", "dout")}
     gradient = ("dlse",) if problem.lse_gradient else ()
     arrays = ("out", "dout", "lse", *gradient, "shift", "delta")
-    return KernelCall(source, grid, scalars, (), arrays, dict.fromkeys(("shift", "delta"), p.planes * tiles * slots))
+    memory: dict[str, int] = dict.fromkeys(("shift", "delta"), p.planes * tiles * slots)
+    rows = KernelCall(source, grid, scalars, (), arrays, memory)
+    if not p.sinks:
+        return (rows,)
+    source = KernelSource.of(
+        "attention.backward_rows_kernel:attention_backward_sinks", "attention_backward_sinks", tile=(tile, slots)
+    )
+    scalars = {"q_len": p.q_len, "plane": tiles * slots, "batches": p.batch}
+    return rows, KernelCall(source, (p.heads, 1, 1), scalars, (), ("sinks", "shift", "delta", "dsinks"))
 
 
 class BackwardConfig(Protocol):

@@ -10,7 +10,7 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.backward import (
     BackwardOperands,
     BackwardProblem,
-    rows_call,
+    rows_calls,
 )
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
@@ -109,8 +109,8 @@ class BackwardSm80(Configuration):
 
     def calls(self, problem: BackwardProblem, operands: BackwardOperands) -> tuple[KernelCall, ...]:
         """The kernels for a problem, on arrays that lie so."""
-        rows = rows_call(problem, operands, self.tile_m, self.tile_m)
-        return rows, self._products(problem.forward, operands), self._rounding(problem.forward, operands)
+        rows = rows_calls(problem, operands, self.tile_m, self.tile_m)
+        return *rows, self._products(problem.forward, operands), self._rounding(problem.forward, operands)
 
     def _products(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that multiplies."""

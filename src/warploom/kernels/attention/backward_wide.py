@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.targets import Target
-from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, rows_call
+from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, rows_calls
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
@@ -87,8 +87,8 @@ class BackwardWideSm90(Configuration):
 
     def calls(self, problem: BackwardProblem, operands: BackwardOperands) -> tuple[KernelCall, ...]:
         """The kernels for a problem, on arrays that lie so."""
-        rows = rows_call(problem, operands, ROWS, ROWS)
-        return rows, self._keys(problem.forward, operands), self._queries(problem.forward, operands)
+        rows = rows_calls(problem, operands, ROWS, ROWS)
+        return *rows, self._keys(problem.forward, operands), self._queries(problem.forward, operands)
 
     def _keys(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel of dK and dV."""
