@@ -90,8 +90,11 @@ class Step:
     def call(self, **more: Any) -> tuple[list[Array], list[Array]]:
         """O of each sequence (heads, queries, head_dim), and its log-sum-exps (heads, queries)."""
         arrays, named = self.arguments
-        out, lse = warploom.attention_paged(*arrays, **named, return_lse=True, **more)
-        return self.split(out), [np.swapaxes(x, 0, 1) for x in self.split_rows(np.asarray(lse))]
+        return self.by_sequence(*warploom.attention_paged(*arrays, **named, return_lse=True, **more))
+
+    def by_sequence(self, out: Array, lse: Array) -> tuple[list[Array], list[Array]]:
+        """A call's results by sequences."""
+        return self.split(out), [np.swapaxes(x, 0, 1) for x in self.split_rows(lse)]
 
     def split(self, out: Array) -> list[Array]:
         """O by sequences."""
@@ -107,8 +110,14 @@ class Step:
 
     def problems(self) -> list[str]:
         """What is wrong with a call's results, by sequences; empty if nothing is."""
+        return self._problems(*self.call())
+
+    def problems_of(self, out: Array, lse: Array) -> list[str]:
+        """What is wrong with these results."""
+        return self._problems(*self.by_sequence(out, lse))
+
+    def _problems(self, outs: list[Array], logs: list[Array]) -> list[str]:
         found: list[str] = []
-        outs, logs = self.call()
         for number, (out, lse, *of) in enumerate(zip(outs, logs, *self.dense, strict=True)):
             wrong = self._wrong(out, lse, *[np.swapaxes(x, 0, 1) for x in of])
             found += [f"sequence {number}: {what}" for what in wrong]

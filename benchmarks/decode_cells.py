@@ -1,0 +1,328 @@
+"""Decode on caches: which part of the memory's own rate ``warploom.attention_paged`` reads keys and values at.
+
+    PYTHONPATH=src python benchmarks/decode_cells.py --out OUT
+
+One GPU, one process. Groups of 1, 4, 8 and 16 query heads, head_dim 64, 128 and 256, pages of 16, 64 and 256 keys and
+none, batches of 1 to 256 sequences of even and very uneven lengths, bf16, one new query each; 64 MB of keys and values
+and more. Every cell is checked against float64 first (two sequences, a key head each); then it is timed in turns with a
+copy on the same GPU, as replays of CUDA graphs on random data that rotates past the L2. The rate counts keys and values
+alone, the copy's what it reads and writes. Contiguous caches of even lengths run beside PyTorch's attention. ``small``
+is one sequence of 4096 keys. ``--set`` times the configuration with other flags besides. Writes OUT/decode-cells.json
+after each cell, prints a table, and exits with 1 if a result is wrong or a figure below is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import warploom
+from warploom.core.dtypes import bf16
+from warploom.core.targets import target
+from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
+from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.ops.backends import built
+
+PART, SMALL_US = 0.85, 12.0
+"""Of the copy's rate, from 64 MB of keys and values on; microseconds of the small cell."""
+COPIED = 2**29
+"""Bytes that the copy reads and writes."""
+MEGABYTE = 10**6
+POOL = 6 * 2**30
+MOST_TO_MEAN = {True: 64, False: 8}
+"""Of uneven lengths, with and without pages: a cache without pages has room for the longest in every sequence."""
+SAMPLE = 0.003
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``megabytes`` of keys and values of ``batch`` sequences; ``page`` 0: none."""
+
+    head_dim: int
+    group: int
+    page: int
+    batch: int
+    megabytes: float
+    uneven: bool
+    kv_heads: int = 8
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        lengths = "uneven" if self.uneven else "even"
+        pages = f"pages {self.page}" if self.page else "no pages"
+        heads = f"{self.group * self.kv_heads}/{self.kv_heads}"
+        return f"d{self.head_dim} {heads} {pages} b{self.batch} {lengths} {self.megabytes:g}MB"
+
+    @cached_property
+    def lengths(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Keys of each sequence."""
+        keys = int(self.megabytes * MEGABYTE / (4 * self.head_dim * self.kv_heads))
+        shares = np.ones(self.batch)
+        if self.uneven:
+            shares = np.random.default_rng(self.batch).exponential(1.0, self.batch) ** 2
+            shares = np.minimum(shares / shares.mean(), MOST_TO_MEAN[bool(self.page)])
+        return np.maximum(keys * shares / shares.sum(), 1).astype(np.int32)
+
+    @property
+    def bytes(self) -> int:
+        """Of keys and values that the call has to read."""
+        return int(self.lengths.sum()) * 4 * self.head_dim * self.kv_heads
+
+    @property
+    def capacity(self) -> int:
+        """Keys that a sequence has room for."""
+        size = self.page or 16
+        return int(-(-self.lengths.max() // size) * size)
+
+    @property
+    def blocks(self) -> int:
+        """Pages in use, or sequences."""
+        return int((-(-self.lengths // self.page)).sum()) if self.page else self.batch
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the caches."""
+        return self.blocks, self.page or self.capacity, self.kv_heads, self.head_dim
+
+    @property
+    def problem(self) -> DecodeProblem:
+        """What is asked, for the compilers."""
+        entries = self.capacity // self.page if self.page else 0
+        return DecodeProblem(
+            self.batch, self.group * self.kv_heads, self.kv_heads, 1, self.capacity, self.head_dim, bf16, (None, 0),
+            page_size=self.page, pages=self.blocks, table_pages=entries,
+        )  # fmt: skip
+
+
+def cells() -> list[Cell]:
+    """The product of groups, widths and pages, then batches, then sizes."""
+    found = [
+        Cell(d, group, page, 16, 256, uneven)
+        for d in (64, 128, 256) for group in (1, 4, 8, 16) for page in (0, 16, 64, 256) for uneven in (False, True)
+    ]  # fmt: skip
+    found += [
+        Cell(128, 4, page, batch, 256, uneven)
+        for page in (0, 64) for batch in (1, 4, 64, 256) for uneven in (False, True) if batch > 1 or not uneven
+    ]  # fmt: skip
+    found += [Cell(128, 4, page, 16, size, False) for page in (0, 64) for size in (64, 128, 1024)]
+    return [*found, small()]
+
+
+def small() -> Cell:
+    """One sequence of 4096 keys."""
+    return Cell(128, 4, 0, 1, 4096 * 4 * 128 * 8 / MEGABYTE, False)
+
+
+def configurations(cell: Cell, options: argparse.Namespace, arch: str) -> dict[str, Decode]:
+    """The one that is chosen, and it with each ``--set`` of flags where that fits."""
+    chosen = decode_configuration(cell.problem, target(arch))
+    found = {"warploom": chosen}
+    for text in options.set:
+        other = chosen.with_settings(dict(part.split("=") for part in text.split(",")))
+        if other != chosen and not (other.check(target(arch)) + other.misfits(cell.problem)):
+            found[text] = other
+    return found
+
+
+# -- kernels that are compiled before
+
+
+def make(job: tuple[Cell, str, str]) -> None:
+    """Compile the kernels of a cell for an architecture into the cache."""
+    cell, text, arch = job
+    heads, d = cell.group * cell.kv_heads, cell.head_dim
+    _, keys, kv, _ = cell.shape
+    q, rows = (heads * d, d, heads * d), (keys * kv * d, d, kv * d)
+    for call in Decode.parse(text).calls(cell.problem, DecodeOperands(q, rows, rows, q), 132):
+        built(call.source, arch)
+
+
+def compile_all(todo: list[Cell], options: argparse.Namespace, arch: str) -> None:
+    """In as many processes as there are cores: afterwards nothing waits for a compiler."""
+    distinct = {(c.head_dim, c.group, c.page): c for c in todo}
+    jobs = [(c, str(config), arch) for c in distinct.values() for config in configurations(c, options, arch).values()]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        list(pool.map(make, jobs))
+
+
+# -- on the GPU
+
+
+class Pool:
+    """Random numbers that caches are parts of: what they hold matters, but not that it is theirs alone."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch, self._next = torch, 0
+        self._numbers = torch.empty(POOL // 2, device="cuda", dtype=torch.bfloat16)
+        for part in self._numbers.split(2**28):
+            part.normal_()
+
+    def take(self, shape: tuple[int, ...]) -> Any:
+        """The next part, from the start again where the pool ends."""
+        count = int(np.prod(shape))
+        if self._next + count > self._numbers.numel():
+            self._next = 0
+        start, self._next = self._next, self._next + count
+        return self._numbers[start : start + count].view(shape)
+
+    def inputs(self, cell: Cell) -> dict[str, Any]:
+        """Arguments of a call."""
+        torch = self._torch
+        q = torch.randn(cell.batch, 1, cell.group * cell.kv_heads, cell.head_dim, device="cuda", dtype=torch.bfloat16)
+        x = {"q": q, "k_cache": self.take(cell.shape), "v_cache": self.take(cell.shape)}
+        x["kv_lens"] = torch.from_numpy(cell.lengths).cuda()
+        if cell.page:
+            entries = -(-cell.lengths // cell.page)
+            table = np.zeros((cell.batch, cell.capacity // cell.page), np.int32)
+            pages = np.random.default_rng(1).permutation(cell.blocks)
+            for row, part in zip(table, np.split(pages, np.cumsum(entries)[:-1]), strict=True):
+                row[: len(part)] = part
+            x["block_table"] = torch.from_numpy(table).cuda()
+        return x
+
+
+def error(cell: Cell, x: dict[str, Any], config: Decode) -> float:
+    """The largest error over what is allowed, of the first and the last sequence."""
+    import torch
+
+    out = torch.full_like(x["q"], float("nan"))
+    warploom.attention_paged(**x, out=out, config=str(config))
+    worst = 0.0
+    for number, head in ((0, 0), (cell.batch - 1, cell.kv_heads - 1)):
+        length = int(cell.lengths[number])
+        k, v = (_rows(cell, x, name, number)[:length, head].float().cpu().numpy() for name in ("k_cache", "v_cache"))
+        group = slice(head * cell.group, (head + 1) * cell.group)
+        q, got = (y[number, :, group].transpose(0, 1).float().cpu().numpy() for y in (x["q"], out))
+        k, v = (np.broadcast_to(y, (cell.group, *y.shape)) for y in (k, v))
+        found = attention_error(got, attention_reference(q, k, v, bf16), bf16)
+        worst = max(worst, found.value / found.bound if found.ok else 99.0)
+    return worst if not torch.isnan(out).any() else 99.0
+
+
+def _rows(cell: Cell, x: dict[str, Any], name: str, number: int) -> Any:
+    """Keys or values of a sequence, side by side."""
+    if not cell.page:
+        return x[name][number]
+    pages = x["block_table"][number, : -(-int(cell.lengths[number]) // cell.page)].long()
+    return x[name][pages].flatten(0, 1)
+
+
+def peers(cell: Cell, sets: list[dict[str, Any]]) -> dict[str, Any]:
+    """PyTorch's attention on contiguous caches of even lengths: cuDNN's and FlashAttention's, if they take it."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if cell.page or cell.uneven:
+        return {}
+    found: dict[str, Any] = {}
+    length = int(cell.lengths[0])
+    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("torch_flash", SDPBackend.FLASH_ATTENTION)):
+
+        def run(i: int, backend: Any = backend) -> Any:
+            q, k, v = (sets[i][n][:, :length].transpose(1, 2) for n in ("q", "k_cache", "v_cache"))
+            with sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+        try:
+            run(0)
+        except RuntimeError:
+            continue
+        found[name] = run
+    return found
+
+
+def timed(cell: Cell, pool: Pool, options: argparse.Namespace, arch: str) -> dict[str, Any]:
+    """One cell: checked, and timed."""
+    import torch
+
+    from warploom.bench.timing import Candidate, EventClock, graphed, input_sets, measure, paired_spread
+
+    count = input_sets(cell.bytes, torch.cuda.get_device_properties(0).L2_cache_size)
+    sets = [pool.inputs(cell) for _ in range(count)]
+    named = configurations(cell, options, arch)
+    wrong = {name: error(cell, sets[0], config) for name, config in named.items()}
+    half = pool.take((COPIED // 4,))
+    spare = torch.empty_like(half)
+    candidates = [graphed(Candidate("copy", lambda _: spare.copy_(half)), 1, torch)]
+    for name, config in named.items():
+        text = None if name == "warploom" else str(config)
+        run = lambda i, text=text: warploom.attention_paged(**sets[i], config=text)  # noqa: E731
+        candidates.append(graphed(Candidate(name, run), count, torch))
+    candidates += [graphed(Candidate(name, run), count, torch) for name, run in peers(cell, sets).items()]
+    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
+    found = measure(candidates, 1, clock, rounds=options.rounds, sample_seconds=SAMPLE, warm_up_seconds=SAMPLE)
+    copied = COPIED / found["copy"].seconds.median
+    ours = found["warploom"]
+    return {
+        "cell": cell.name, "config": str(named["warploom"]), "bytes": cell.bytes, "error": wrong,
+        "copy_gb_s": copied / 1e9,
+        "us": {n: m.seconds.median / (1 if n == "copy" else count) * 1e6 for n, m in found.items()},
+        "part": {n: cell.bytes * count / m.seconds.median / copied for n, m in found.items() if n != "copy"},
+        "ratio": {n: paired_spread(ours, m).json() for n, m in found.items() if n not in ("copy", "warploom")},
+    }  # fmt: skip
+
+
+def missed(found: list[dict[str, Any]]) -> list[str]:
+    """Every figure that is not reached, and every wrong result."""
+    said = [f"{n} is wrong at {c['cell']}: {e:.2f}" for c in found for n, e in c["error"].items() if not e <= 1.0]
+    for c in found:
+        if c["cell"] == small().name and c["us"]["warploom"] > SMALL_US:
+            said.append(f"{c['cell']}: {c['us']['warploom']:.1f} µs, wanted {SMALL_US}")
+        if c["bytes"] >= 0.99 * 64 * MEGABYTE and c["part"]["warploom"] < PART:
+            said.append(f"{c['cell']}: {c['part']['warploom']:.3f} of the copy's rate, wanted {PART}")
+    return said
+
+
+def line(c: dict[str, Any]) -> str:
+    """A cell as a line of text."""
+    parts = "  ".join(f"{n} {x:.3f} ({c['us'][n]:.1f} µs)" for n, x in c["part"].items())
+    return f"{c['cell']:46} error {max(c['error'].values()):.2f} copy {c['copy_gb_s']:.0f} GB/s  {parts}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--only", nargs="*", default=[], help="cells whose names contain one of these")
+    parser.add_argument("--every", type=int, default=1, help="only every so-many-th cell, and the last")
+    parser.add_argument("--set", nargs="*", default=[], help="flags of configurations timed besides: stages=2,ctas=1")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
+    options = parser.parse_args()
+    todo = [c for c in cells() if not options.only or any(part in c.name for part in options.only)]
+    todo = [*todo[: -1 : options.every], todo[-1]]
+    if options.compile_only:
+        compile_all(todo, options, "sm_90a")
+        return 0
+    from warploom.bench.environment import environment
+    from warploom.ops.backends import gpu_target
+
+    arch = gpu_target(0).name
+    compile_all(todo, options, arch)
+    options.out.mkdir(parents=True, exist_ok=True)
+    found: list[dict[str, Any]] = []
+    pool = Pool()
+    for cell in todo:
+        found.append(timed(cell, pool, options, arch))
+        print(line(found[-1]), flush=True)
+        result = {"environment": environment(), "cells": found, "missed": missed(found)}
+        (options.out / "decode-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    failures = missed(found)
+    print("\n".join(failures) or "every figure is reached")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""``attention_paged`` on a GPU: the emulator's cases, larger ones, and CUDA graphs with other lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warploom
+from tests.ops.paged_cases import Step
+from tests.ops.test_attention_paged import STEPS
+from warploom.core.dtypes import f16
+
+pytestmark = pytest.mark.gpu
+
+LARGE = {
+    "many CTAs a sequence": Step((9000, 3, 700), page=64, capacity=9024, kv_heads=2, group=8, head_dim=128),
+    "many sequences": Step((5,) * 300 + (2000,), page=16, capacity=2000, group=4, head_dim=64),
+    "one long sequence": Step((20000,), page=0, capacity=20000, group=1, head_dim=256, dtype=f16),
+    "sixteen queries": Step((3000, 800), (16, 16), page=256, capacity=3072, kv_heads=2, group=4, head_dim=128),
+}
+
+
+def tensors(step: Step) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments on the GPU."""
+    import torch
+
+    def moved(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        found = torch.from_numpy(x.view(np.int16) if x.dtype.itemsize == 2 else x).cuda()
+        kind = torch.float16 if step.dtype is f16 else torch.bfloat16
+        return found.view(kind) if x.dtype.itemsize == 2 else found
+
+    arrays, named = step.arguments
+    return [moved(x) for x in arrays], {name: moved(x) for name, x in named.items()}
+
+
+def back(out: Any, step: Step) -> Any:
+    """A result as NumPy has it."""
+    import torch
+
+    return out.view(torch.int16).cpu().numpy().view(step.arguments[0][0].dtype)
+
+
+@pytest.mark.parametrize("name", [*STEPS, *LARGE])
+def test_every_element_is_as_near_float64_as_its_type_allows(name: str) -> None:
+    step = {**STEPS, **LARGE}[name]
+    arrays, named = tensors(step)
+    out, lse = warploom.attention_paged(*arrays, **named, return_lse=True)
+    assert step.problems_of(back(out, step), lse.cpu().numpy()) == []
+
+
+def test_a_graph_is_replayed_with_other_lengths() -> None:
+    import torch
+
+    step = Step((1500, 1500), page=64, capacity=1536, kv_heads=2, head_dim=128)
+    (q, k, v, lens), named = tensors(step)
+    warploom.attention_paged(q, k, v, lens, **named)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = warploom.attention_paged(q, k, v, lens, **named)
+    for other in ((1500, 1500), (3, 1400), (0, 64), (777, 1)):
+        lens.copy_(torch.tensor(other, dtype=torch.int32))
+        graph.replay()
+        expected = warploom.attention_paged(q, k, v, lens, **named)
+        assert torch.equal(out, expected), other
+
+
+def test_a_given_split_gives_equal_bits() -> None:
+    import torch
+
+    step = Step(
+        (5000, 700, 64), page=64, capacity=5056, kv_heads=2, group=4, head_dim=128, options={"fixed_split": 512}
+    )
+    (q, k, v, lens), named = tensors(step)
+    together = warploom.attention_paged(q, k, v, lens, **named)
+    table = named.pop("block_table")
+    for number in range(3):
+        own = slice(number, number + 1)
+        alone = warploom.attention_paged(q[own], k, v, lens[own], block_table=table[own], **named)
+        assert torch.equal(alone[0], together[number])
