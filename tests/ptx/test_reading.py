@@ -74,7 +74,7 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
 
 @pytest.mark.parametrize(("body", "named"), [
     ("tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [t, {%r1}];", "tex.1d.v4.f32.s32"),
-    ("add.cc.u32 %r1, %r2, %r3;", ".cc is not supported"),
+    ("mul.cc.u32 %r1, %r2, %r3;", "mul.cc"),
     ("add.rz.f64 %e1, %e2, %e3;", "add.rz.f64"),
     ("div.rz.f32 %f1, %f2, %f3;", "div.rz.f32"),
     ("cvt.rz.f16.f32 %h1, %f1;", "cvt.rz.f16.f32"),
@@ -85,7 +85,7 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
     ("cvta.shared::cluster.u64 %d1, %d2;", "generic addresses"),
     ("mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%r1}, {%r2}, {%r3}, {%r4};", "mma.sync.aligned.m16n8k64"),
     ("barrier.arrive 0, 32;", "barrier.arrive"),
-    ("add.sat.s32 %r1, %r2, %r3;", "add.sat.s32"),
+    ("add.sat.u32 %r1, %r2, %r3;", "add.sat.u32"),
     ("min.u16x2 %r1, %r2, %r3;", "min.u16x2"),
     ("setp.gt.f16x2 %p1|%p2, %r2, %r3;", "setp.gt.f16x2"),
     ("ld.global.v8.b32 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%d0];", "ld.global.v8.b32"),

@@ -107,10 +107,10 @@ def descriptors(rng: np.random.Generator) -> Case:
 
 def own_descriptors(rng: np.random.Generator, tile_m: int = 64, specialised: bool = False) -> Case:
     """The same with tensor maps that the kernel makes."""
-    a, b = (rng.standard_normal((n, 192)).astype(np.float16) for n in (128, 96))
+    a, b = (rng.standard_normal((n, 320)).astype(np.float16) for n in (128, 96))
     c = np.full((128, 96), np.nan, np.float16)
     wanted = a.astype(np.float64) @ b.astype(np.float64).T
-    return Case(kernels.matmul_with_own_descriptors, (128 // tile_m, 2), [a, b, c, 128, 96, 192],
+    return Case(kernels.matmul_with_own_descriptors, (128 // tile_m, 2), [a, b, c, 128, 96, 320],
                 lambda: within(c, wanted, 1e-3),
                 {"TILE_M": tile_m, "TILE_N": 64, "TILE_K": 64, "SPECIALISED": specialised,
                  "num_stages": 3})  # fmt: skip

@@ -19,6 +19,7 @@ from warploom.core.dtypes import DType, bf16, f16, f32, f64, s16, s32, s64, u16,
 from warploom.isa.alu import BINARY_MEANINGS, flush_subnormal
 from warploom.isa.base import Array, Lanewise, inline_ptx
 from warploom.isa.conversion import half_to_f32
+from warploom.isa.narrow import FP8, dot, f16_to_fp8, fp8_to_f16, held, pair_without_negatives, product24, to_fp8
 from warploom.isa.rounding import fma_single, single_to_odd, sum_to_odd, sum_towards
 
 One = Callable[[Array], Array]
@@ -382,12 +383,35 @@ def _integers() -> None:
         _add(f"sad.{dtype.name}", (dtype,) * 3, dtype, _distance_and_sum)
 
 
+def _narrow() -> None:
+    for op in ("add", "sub"):
+        _add(f"{op}.sat.s32", (s32, s32), s32, held(BINARY_MEANINGS[op]))
+    for a in (u32, s32):
+        for how in ("lo", "hi"):
+            _add(f"mul24.{how}.{a.name}", (a, a), a, product24(how == "hi"))
+        for b in (u32, s32):
+            signs, result = (a is s32, b is s32), u32 if a is b is u32 else s32
+            _add(f"dp4a.{a.name}.{b.name}", (a, b, result), result, dot(0, *signs))
+            for first, half in ((0, "lo"), (2, "hi")):
+                _add(f"dp2a.{half}.{a.name}.{b.name}", (a, b, result), result, dot(first, *signs, 16))
+    for relu in ("", ".relu"):
+        for kind in FP8:
+            _add(f"cvt.rn.satfinite{relu}.{kind}.f32", (f32, f32), u16, to_fp8(kind, bool(relu)))
+            _add(f"cvt.rn.satfinite{relu}.{kind}.f16x2", (u32,), u16, f16_to_fp8(kind, bool(relu)))
+            _add(f"cvt.rn{relu}.f16x2.{kind}", (u16,), u32, fp8_to_f16(kind, bool(relu)))
+    for half in (f16, bf16):
+        _add(f"cvt.rn.relu.{half.name}x2.f32", (f32, f32), u32, pair_without_negatives(half))
+
+
 _floats()
 _halves()
 _integers()
+_narrow()
 SCALARS = frozenset(_TABLE)
 """The forms that :class:`Scalar` knows."""
 SM_90_SCALARS = frozenset(
-    {"ex2.approx.ftz.bf16"} | {f"{op}.bf16{x}" for op in ("add", "sub", "mul", "tanh.approx") for x in ("", "x2")}
+    {"ex2.approx.ftz.bf16"}
+    | {f"{op}.bf16{x}" for op in ("add", "sub", "mul", "tanh.approx") for x in ("", "x2")}
+    | {form for form in SCALARS if any(kind in form for kind in FP8)}
 )
 """Those that GPUs have from sm_90 on."""

@@ -50,6 +50,7 @@ TYPE = _Types({
 
 
 _PARAMETER_BYTES = 4096
+_CARRY = "%carry@"  # no name that PTX can have
 Make: TypeAlias = Callable[[Space, int], tuple[Isa, Sequence[ir.Operand]]]
 """An access for a space and a displacement: the instruction, and its operands after the address."""
 
@@ -224,6 +225,13 @@ class Builder:
             label = name.lstrip("%").replace("@", "_")
             self._registers[name] = ir.Register(next(self.numbers), self.usage.home[name], label)
         return self._registers[name]
+
+    @property
+    def carry(self) -> ir.Register:
+        """The carry that ``add.cc`` and its like leave, 0 or 1."""
+        if _CARRY not in self._registers:
+            self._registers[_CARRY] = ir.Register(next(self.numbers), u32, "carry")
+        return self._registers[_CARRY]
 
     def guard(self, guard: Guard) -> ir.Operand:
         """The predicate of a guard."""

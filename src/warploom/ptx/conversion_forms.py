@@ -12,6 +12,7 @@ from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Binary, Unary
 from warploom.isa.conversion import Convert, PackPair
+from warploom.isa.narrow import FP8
 from warploom.isa.scalar import SCALARS, Scalar
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric, Window
 from warploom.ptx.builder import TYPE, Builder
@@ -30,6 +31,9 @@ def convert(b: Builder, f: Form) -> None:
     if len(types) != 2:
         raise f.refusal()
     to, source = types
+    if f.flag("relu") or to in FP8 or source in FP8:
+        _narrow(b, f, rounding, to, source)
+        return
     if to in ("f16x2", "bf16x2"):
         target, high, low = f.operands(3)
         if rounding != "rn" or source != "f32":
@@ -48,6 +52,17 @@ def convert(b: Builder, f: Form) -> None:
         b.assign(target, _to_float(b, f, given, source, to, rounding))
     else:
         b.assign(target, _integer(b, f, _widest(b, given, source), source, to))
+
+
+def _narrow(b: Builder, f: Form, rounding: str, to: str, source: str) -> None:
+    """Conversions to and from fp8, and those that leave out negative numbers."""
+    relu = ".relu" if "relu" in f.instruction.modifiers else ""
+    name = f"cvt.{rounding}{'.satfinite' if f.flag('satfinite') else ''}{relu}.{to}.{source}"
+    if name not in SCALARS:
+        raise f.refusal()
+    instruction = Scalar(name)
+    target, *given = f.operands(1 + len(instruction.operand_types))
+    b.set(target, instruction, *(b.read(x, t) for x, t in zip(given, instruction.operand_types, strict=True)))
 
 
 def _flushed(b: Builder, f: Form, source: str, x: Value) -> Value:

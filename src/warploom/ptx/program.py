@@ -14,7 +14,7 @@ from warploom.core.dtypes import DType, u8, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Flow, Tile, Value
-from warploom.ptx import conversion_forms, hopper_forms, memory_forms, scalar_forms, warp_forms
+from warploom.ptx import conversion_forms, hopper_forms, integer_forms, memory_forms, scalar_forms, warp_forms
 from warploom.ptx.blocks import basic_blocks
 from warploom.ptx.builder import TYPE, Builder, Names
 from warploom.ptx.inline import inlined
@@ -22,7 +22,7 @@ from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, Symbol, Variable, Vector
 from warploom.ptx.usage import usage
 
-FAMILIES = (scalar_forms, conversion_forms, memory_forms, warp_forms, hopper_forms)
+FAMILIES = (scalar_forms, integer_forms, conversion_forms, memory_forms, warp_forms, hopper_forms)
 """The modules whose import registers the forms that can be run."""
 _TENSOR_MAP_BYTES = 128
 

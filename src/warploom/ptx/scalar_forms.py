@@ -17,6 +17,7 @@ from warploom.isa.conversion import Combine, Half
 from warploom.isa.scalar import SCALARS, Scalar
 from warploom.ptx.builder import TYPE, Builder, unsigned
 from warploom.ptx.forms import Form, form
+from warploom.ptx.integer_forms import extended
 from warploom.ptx.syntax import TYPES, Both, Integer, Operand, Vector
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ def _plain(b: Builder, f: Form, instruction: Instruction, operands: tuple[Operan
 @form("add", "sub", "mul", "div", "rem", "min", "max")
 def arithmetic(b: Builder, f: Form) -> None:
     """Two operands of one type."""
+    if f.flag("cc"):
+        extended(b, f, takes=False, leaves=True)
+        return
     if f.flag("sat"):
         _saturated(b, f, arithmetic)
         return
@@ -83,9 +87,12 @@ def _not_packed(f: Form, kind: str) -> None:
 
 
 def _saturated(b: Builder, f: Form, plain: Callable[[Builder, Form], None]) -> None:
-    """A form of f32 with ``.sat``, as ``plain`` has it without, held within 0 and 1."""
+    """A form of f32 with ``.sat``, as ``plain`` has it without, held within 0 and 1; sums of s32 within its range."""
+    if "s32" in f.instruction.modifiers:
+        _scalar(b, f, f"{f.opcode}.sat.{f.type()}", f.operands(3))
+        return
     if "f32" not in f.instruction.modifiers:
-        raise f.refusal(".sat is supported for f32 alone")
+        raise f.refusal(".sat is supported for f32, and for sums of s32")
     plain(b, f)
     target = f.instruction.operands[0]
     b.assign(target, b.op(Scalar("cvt.sat.f32.f32"), b.read(target, f32)))
@@ -120,6 +127,9 @@ def multiply_add(b: Builder, f: Form) -> None:
     if {"f32", "f64"} & set(f.instruction.modifiers):
         fused_multiply_add(b, f)
         return
+    if f.flag("cc"):
+        extended(b, f, takes=False, leaves=True)
+        return
     kind, how = f.type(), f.one_of("lo", "hi", "wide")
     target, x, y, z = f.operands(4)
     if how == "wide":
@@ -148,7 +158,7 @@ def fused_multiply_add(b: Builder, f: Form) -> None:
         _scalar(b, f, f"fma.{how}{'.ftz' if ftz else ''}.{kind}", operands)
 
 
-@form("neg", "abs", "not", "popc", "clz", "brev", "cnot")
+@form("neg", "abs", "not", "popc", "clz", "brev")
 def unary(b: Builder, f: Form) -> None:
     """One operand."""
     kind, op, ftz = f.type(), f.opcode, f.flag("ftz")
@@ -156,7 +166,7 @@ def unary(b: Builder, f: Form) -> None:
     name = f"{op}{'.ftz' if ftz else ''}.{kind}"
     if name in SCALARS:
         _scalar(b, f, name, operands)
-    elif ftz or (op in ("popc", "clz", "brev") and kind != "b32") or op == "cnot":
+    elif ftz or (op in ("popc", "clz", "brev") and kind != "b32"):
         raise f.refusal()
     else:
         _not_packed(f, kind)
