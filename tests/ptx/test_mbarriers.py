@@ -68,3 +68,20 @@ def test_a_barrier_that_is_not_aligned():
     ).findings
     assert out.tolist() == [5] * 64
     assert findings == ()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_warp_may_arrive_and_then_wait_at_one_barrier(first):
+    """Two warps take turns, of which one starts: the way of FlashAttention's warpgroups."""
+    start = "@!%p1 bra go; bar.arrive 1, 64; go:" if first else ""
+    body = f"""mov.u32 %r0, %tid.x; shr.u32 %r2, %r0, 5; setp.eq.u32 %p1, %r2, 0; {start}
+    add.u32 %r3, %r2, 1; sub.u32 %r4, 2, %r2; bar.sync %r3, 64;
+    setp.eq.u32 %p2, %r0, 0; @%p2 st.shared.u32 [word], 5; @%p1 bra give; ld.shared.u32 %r1, [word]; bra end;
+    give: mov.u32 %r1, 0; bar.arrive %r4, 64; end: {STORE}"""
+    out = np.zeros(64, np.uint32)
+    findings = check(kernel(body, before=BEFORE), [out], 64).findings
+    if first:
+        assert findings == ()
+        assert out.tolist() == [0] * 32 + [5] * 32
+    else:
+        assert "deadlock" in kinds(findings)

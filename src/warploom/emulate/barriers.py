@@ -76,12 +76,13 @@ class Either(Wait):
 
 @dataclass
 class _Phase:
-    """One use of a barrier, until enough threads have arrived."""
+    """One use of a barrier, until enough threads have arrived: ``count`` warps, some perhaps more than once."""
 
     expected: int
     op: Op
     everyone: bool
-    arrived: dict[int, int] = field(default_factory=dict[int, int])  # row → stamp
+    count: int = 0
+    arrived: dict[int, int] = field(default_factory=dict[int, int])  # row → stamp of its last arrival
     waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
     known: Known | None = None
 
@@ -140,10 +141,8 @@ class Barriers:
                 "give all its uses one thread count"
             )
             self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
-        if row in phase.arrived:
-            message = f"a warp arrives again at barrier {number} before it has completed: wait first"
-            self.report.add("barrier", op.where, message, row, 0, other=phase.op.where)
         self._follows(key, row, op)
+        phase.count += 1
         phase.arrived[row] = self.clocks.now
         known = self.clocks.release(row, None)
         if phase.known is None:
@@ -172,7 +171,7 @@ class Barriers:
     def _complete_if_all_came(self, key: tuple[int, int]) -> None:
         phase = self.open[key]
         ended = self.gone[key[0]] if phase.everyone else 0
-        if 32 * (len(phase.arrived) + ended) < phase.expected:
+        if 32 * (phase.count + ended) < phase.expected:
             return
         del self.open[key]
         assert phase.known is not None
@@ -185,7 +184,7 @@ class Barriers:
     def describe(self, key: tuple[int, int]) -> str:
         """Arrived and expected threads of an open phase."""
         phase = self.open[key]
-        return f"barrier {key[1]} has {32 * len(phase.arrived)} of {phase.expected} threads"
+        return f"barrier {key[1]} has {32 * phase.count} of {phase.expected} threads"
 
     def at_exit(self) -> None:
         """Arrivals nobody waited for are a mistake in the count of threads or in the order."""
@@ -193,7 +192,7 @@ class Barriers:
             if phase.waits:
                 continue
             message = (
-                f"the kernel ends while barrier {number} has {32 * len(phase.arrived)} of {phase.expected} threads: "
+                f"the kernel ends while barrier {number} has {32 * phase.count} of {phase.expected} threads: "
                 "match every bar.arrive by a bar.sync of the other warps"
             )
             self.report.add("barrier", phase.op.where, message, cta * self.clocks.warps_per_cta, 0)
