@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from warploom.ops.attention_backward import AttentionBackwardPlan, attention_backward, plan_attention_backward
     from warploom.ops.attention_paged import AttentionPagedPlan, attention_paged, plan_attention_paged
     from warploom.ops.attention_plan import AttentionPlan
+    from warploom.ops.attention_varlen import attention_varlen
     from warploom.ops.cuda import check_cuda
     from warploom.ops.launch import launch
     from warploom.ops.loss import linear_cross_entropy, plan_linear_cross_entropy
@@ -40,6 +41,7 @@ _PUBLIC = {
     "attention_paged": "warploom.ops.attention_paged",
     "plan_attention_paged": "warploom.ops.attention_paged",
     "AttentionPagedPlan": "warploom.ops.attention_paged",
+    "attention_varlen": "warploom.ops.attention_varlen",
     "matmul": "warploom.ops.matmul",
     "plan_matmul": "warploom.ops.matmul",
     "MatmulPlan": "warploom.ops.matmul_plan",
@@ -65,6 +67,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_paged",
+    "attention_varlen",
     "check_cuda",
     "check_ptx",
     "check_triton",

@@ -6,7 +6,18 @@ import pytest
 
 from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu
 from warploom.core.targets import target
-from warploom.ops import attention, attention_backward, backends, loss, matmul, places, reduce, steps, tuned
+from warploom.ops import (
+    attention,
+    attention_backward,
+    attention_varlen,
+    backends,
+    loss,
+    matmul,
+    places,
+    reduce,
+    steps,
+    tuned,
+)
 
 
 @pytest.fixture
@@ -21,7 +32,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedGpu:
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zero_words", made.zero)
-    for room in (matmul, attention, attention_backward):
+    for room in (matmul, attention, attention_backward, attention_varlen):
         monkeypatch.setattr(room, "_prepared", {})
     for room in (reduce, loss):
         monkeypatch.setattr(room, "_ready", {})

@@ -14,7 +14,7 @@ from warploom.emulate import emulate
 from warploom.interop import copies
 from warploom.interop.arrays import ArrayView, describe, memory_span
 from warploom.kernels.source import KernelSource
-from warploom.ops import attention, attention_backward, backends, loss, matmul, reduce, steps
+from warploom.ops import attention, attention_backward, attention_varlen, backends, loss, matmul, reduce, steps
 
 Array = np.ndarray[Any, Any]
 
@@ -71,10 +71,10 @@ class EmulatedGpu:
             self.keep(array)
             return describe(array)._replace(device=("cuda", 0))
 
-        for room in (matmul, reduce, loss, attention, attention_backward):
+        for room in (matmul, reduce, loss, attention, attention_backward, attention_varlen):
             monkeypatch.setattr(room, "describe", on_gpu)
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(np.array(view.owner, order="C")))
-        for room in (attention, reduce, loss, steps):
+        for room in (attention, attention_varlen, reduce, loss, steps):
             monkeypatch.setattr(room, "empty", self.empty)
         for room in (attention, attention_backward, matmul):
             monkeypatch.setattr(room, "empty_like", self.empty_like)

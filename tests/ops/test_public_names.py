@@ -11,10 +11,11 @@ import pytest
 import warploom
 from warploom.core.errors import EmulationWarning
 from warploom.cuda.printer import print_cuda
-from warploom.ops import attention, loss, matmul, reduce
+from warploom.ops import attention, attention_varlen, loss, matmul, reduce
 
 EAGER = {
     "attention": attention.attention,
+    "attention_varlen": attention_varlen.attention_varlen,
     "matmul": matmul.matmul,
     "matmul_reduce": reduce.matmul_reduce,
     "linear_cross_entropy": loss.linear_cross_entropy,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from warploom.cuda.device import check, require_driver
-from warploom.cuda.launch import current_context
+from warploom.cuda.launch import current_context, synchronize
 
 
 class DeviceCopy:
@@ -32,3 +32,13 @@ class DeviceCopy:
         if getattr(self, "pointer", None):
             with current_context(self.device):
                 self._driver.cuMemFree(self.pointer)
+
+
+def downloaded(pointer: int, count: int, dtype: type[np.generic], device: int, stream: int) -> np.ndarray[Any, Any]:
+    """So many elements of GPU memory as a NumPy array; waits for a stream first."""
+    host, driver = np.empty(count, dtype), require_driver()
+    synchronize(stream, device)
+    if count:
+        with current_context(device):
+            check(driver, (*driver.cuMemcpyDtoH(host.ctypes.data, pointer, host.nbytes), None))
+    return host

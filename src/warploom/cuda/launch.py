@@ -336,6 +336,6 @@ def _argument_bytes(argument: Any) -> int:
         return 8
     if isinstance(argument, ctypes._SimpleCData):
         return ctypes.sizeof(argument)
-    if type(argument).__name__ == "TensorMapDescriptor":
+    if type(argument).__name__ in ("TensorMapDescriptor", "DriverMap"):
         return 128
     return argument.nbytes if isinstance(argument, np.generic) else 0

@@ -7,13 +7,16 @@ launch ``cuLaunchKernelEx``. Where a version of ``cuda.core`` does not let its p
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from warploom.core.errors import ConfigError
 from warploom.cuda.device import check
 from warploom.cuda.launch import LoadedKernel, current_context
+from warploom.cuda.tensor_maps import DriverMap
 
 _STREAMS_KEPT = 64
 
@@ -27,6 +30,16 @@ def _packing() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
     except (ImportError, AttributeError):
         return None
     return arguments, configuration
+
+
+class _Pointers:
+    """Arguments as the driver takes them, some of them tensor maps of the driver's own: pointers to their values."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self._kept = [x if isinstance(x, DriverMap | ctypes._SimpleCData) else ctypes.c_uint64(x) for x in arguments]
+        addresses = [x.address if isinstance(x, DriverMap) else ctypes.addressof(x) for x in self._kept]
+        self._array = (ctypes.c_void_p * len(addresses))(*addresses)
+        self.ptr = ctypes.addressof(self._array)
 
 
 class PackedLaunch:
@@ -49,6 +62,10 @@ class PackedLaunch:
         Raises ProblemError where they do not fit the kernel's parameters.
         """
         self._kernel.check_arguments(arguments)
+        if any(isinstance(x, DriverMap) for x in arguments):
+            if self._packing is None:
+                raise ConfigError("this cuda.core does not say how it launches: pip install a newer one (>= 1.2)")
+            return _Pointers(arguments)
         return tuple(arguments) if self._packing is None else self._packing[0](tuple(arguments))
 
     def queue(self, stream: int, packed: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
+from warploom.cuda.device import require_driver
 
 if TYPE_CHECKING:
     from warploom.layout.tensor_map import TensorMapSpec
@@ -76,8 +77,44 @@ def encode(
         raise ConfigError(f"the TMA does not take this array ({dtype}, shape {shape}, box {box}): {error}") from error
 
 
+class DriverMap:
+    """A tensor map as the driver makes it, for :class:`warploom.cuda.packed.PackedLaunch` alone.
+
+    cuda.core makes none of a tensor that begins elsewhere than its array: it asks the driver whose memory that is.
+    """
+
+    def __init__(self, pointer: int, spec: TensorMapSpec) -> None:
+        """Raises ConfigError with the driver's reason for what the TMA does not take."""
+        driver = require_driver()
+        words, halves = driver.cuuint64_t, driver.cuuint32_t
+        width = spec.swizzle_bytes
+        swizzle = f"CU_TENSOR_MAP_SWIZZLE_{width}B" if width else "CU_TENSOR_MAP_SWIZZLE_NONE"
+        status, self._map = driver.cuTensorMapEncodeTiled(
+            getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[spec.dtype.name]}"),
+            len(spec.shape),
+            (pointer + spec.origin) % 2**64,
+            [words(n) for n in spec.shape],
+            [words(n) for n in spec.strides],
+            [halves(n) for n in spec.box],
+            [halves(1) for _ in spec.box],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(driver.CUtensorMapSwizzle, swizzle),
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        if int(status) != 0:
+            raise ConfigError(f"the TMA does not take this array ({spec}): {status.name}")
+
+    @property
+    def address(self) -> int:
+        """Where the 128 bytes lie, as long as this object lives."""
+        return int(self._map.getPtr())
+
+
 def encode_spec(pointer: int, spec: TensorMapSpec) -> Any:
     """:func:`encode` of what a spec says, whose dimensions are innermost first and its strides bytes."""
+    if spec.origin:
+        return DriverMap(pointer, spec)
     strides = tuple(stride // spec.dtype.bytes for stride in reversed(spec.strides))
     return encode(
         pointer, spec.shape[::-1], (*strides, 1), spec.dtype, spec.box[::-1], swizzle_bytes=spec.swizzle_bytes

@@ -104,6 +104,12 @@ class BulkCopies:
                 message += f"{len(source.spec.box)} dimensions: use the instruction of its rank"
                 self.report.add("bounds", op.where, message, row, lane)
                 continue
+            beyond = source.outside(at)
+            if beyond is not None:
+                message = f"{op.instruction.mnemonic} reaches byte {beyond} of {source.buffer_name}, outside the array"
+                message += ": its coordinates say that rows exist which do not"
+                self.report.add("bounds", op.where, message, row, lane)
+                continue
             chunks = self._box(source, int(places[i, lane]), row, lane, op)
             size, moved = source.spec.box_bytes, source.bytes_inside(at)
             if bars is not None:

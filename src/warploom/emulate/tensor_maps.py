@@ -54,6 +54,8 @@ class TensorMapArgument:
                 f"a tensor map's array starts at a multiple of {_ALIGNMENT} bytes, this one "
                 f"{buffer.skew % _ALIGNMENT} bytes behind: pass one that does, and move the box"
             )
+        if spec.origin:  # what a box reaches is known when it is copied
+            return TensorMapArgument(self.array, spec, buffer)
         last = sum((n - 1) * s for n, s in zip(spec.shape, (spec.dtype.bytes, *spec.strides), strict=True))
         if last + spec.dtype.bytes <= buffer.data.size:
             return ""
@@ -64,6 +66,11 @@ class TensorMapArgument:
 
     # -- global memory -------------------------------------------------------------------------------------------
 
+    @property
+    def buffer_name(self) -> str:
+        """What messages call the array."""
+        return "" if self.buffer is None else self.buffer.name
+
     adds = False
     """A box replaces what is there."""
 
@@ -72,13 +79,34 @@ class TensorMapArgument:
         """Of what one access reaches."""
         return self.spec.dtype.bytes
 
-    @cached_property
-    def tensor(self) -> Array:
-        """The tensor, outermost dimension first, as unsigned integers, over the argument's memory."""
+    @property
+    def _strides(self) -> tuple[int, ...]:
+        """Bytes between elements, outermost dimension first."""
+        return (self.spec.dtype.bytes, *self.spec.strides)[::-1]
+
+    def _span(self, source: tuple[slice, ...]) -> tuple[int, int]:
+        """(first, one past the last) byte of a part of the tensor, counted from the array's first element."""
+        first = sum(part.start * stride for part, stride in zip(source, self._strides, strict=True)) + self.spec.origin
+        reach = sum((part.stop - part.start - 1) * n for part, n in zip(source, self._strides, strict=True))
+        return first, first + reach + self.spec.dtype.bytes
+
+    def _part(self, source: tuple[slice, ...]) -> Array:
+        """A part of the tensor, outermost dimension first, as unsigned integers, over the argument's memory."""
         assert self.buffer is not None
-        size = self.spec.dtype.bytes
-        strides = (size, *self.spec.strides)[::-1]
-        return np.ndarray(self.spec.shape[::-1], f"u{size}", self.buffer.data, 0, strides)  # type: ignore[arg-type]
+        shape, kind = tuple(part.stop - part.start for part in source), f"u{self.spec.dtype.bytes}"
+        return np.ndarray(shape, kind, self.buffer.data, self._span(source)[0], self._strides)  # type: ignore[arg-type]
+
+    def outside(self, at: tuple[int, ...]) -> int | None:
+        """The first byte beyond the array that a copy of the box at ``at`` reaches; None if there is none.
+
+        Only a tensor that begins elsewhere than its array (``spec.origin``) may reach beyond it.
+        """
+        parts = self.inside(at) if self.spec.origin else None
+        if parts is None:
+            return None
+        assert self.buffer is not None
+        first, end = self._span(parts[0])
+        return first if first < 0 else self.buffer.data.size if end > self.buffer.data.size else None
 
     def inside(self, at: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
         """What of the box at ``at`` (innermost first) exists: slices of the tensor and of the box; None if nothing."""
@@ -101,29 +129,27 @@ class TensorMapArgument:
 
     def load(self, at: tuple[int, ...]) -> Array:
         """The box's bytes in the order of its elements, u8 (chunks, 16); zeros outside the tensor."""
-        box = np.zeros(self.spec.box[::-1], self.tensor.dtype)
+        box = np.zeros(self.spec.box[::-1], f"u{self.spec.dtype.bytes}")
         parts = self.inside(at)
         if parts is not None:
-            box[parts[1]] = self.tensor[parts[0]]
+            box[parts[1]] = self._part(parts[0])
         return box.view(np.uint8).reshape(-1, CHUNK)
 
     def store(self, at: tuple[int, ...], chunks: Array) -> None:
         """Write what exists of the box."""
         parts = self.inside(at)
         if parts is not None:
-            box = chunks.reshape(-1).view(self.tensor.dtype).reshape(self.spec.box[::-1])
-            self.tensor[parts[0]] = box[parts[1]]
+            box = chunks.reshape(-1).view(f"u{self.spec.dtype.bytes}").reshape(self.spec.box[::-1])
+            self._part(parts[0])[...] = box[parts[1]]
 
     def element_offsets(self, at: tuple[int, ...]) -> Array:
         """Byte offsets in the buffer of the box's elements that exist."""
         parts = self.inside(at)
         if parts is None:
             return np.zeros(0, np.int64)
-        size = self.spec.dtype.bytes
-        total = np.zeros((1,) * len(self.spec.box), np.int64)
-        strides = (size, *self.spec.strides)[::-1]
-        for axis, (part, stride) in enumerate(zip(parts[0], strides, strict=True)):
-            shape = [1] * len(strides)
+        total = np.full((1,) * len(self.spec.box), self.spec.origin, np.int64)
+        for axis, (part, stride) in enumerate(zip(parts[0], self._strides, strict=True)):
+            shape = [1] * len(self._strides)
             shape[axis] = -1
             total = total + (np.arange(part.start, part.stop, dtype=np.int64) * stride).reshape(shape)
         return total.reshape(-1)

@@ -19,8 +19,9 @@ class TensorMapSpec:
     """Dimensions innermost first: ``shape`` and ``box`` in elements, ``strides`` in bytes of dimensions 1 and up.
 
     ``swizzle_bytes`` is 0, 32, 64 or 128: the width of the box's innermost dimension that is swizzled in shared
-    memory. Elements outside the tensor read as zero and are not written. Raises LayoutError for what the hardware
-    does not take.
+    memory. Elements outside the tensor read as zero and are not written. ``origin``: bytes from the array's first
+    element to the tensor's, which may lie outside of the array where no box begins there. Raises LayoutError for what
+    the hardware does not take.
     """
 
     dtype: DType
@@ -28,6 +29,7 @@ class TensorMapSpec:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int = 0
+    origin: int = 0
 
     def __post_init__(self) -> None:
         rank = len(self.shape)
@@ -35,6 +37,8 @@ class TensorMapSpec:
             raise LayoutError(f"a tensor map has 1 to 5 dimensions, one stride less; got {self}")
         if any(not 1 <= b <= _LARGEST_BOX for b in self.box):
             raise LayoutError(f"a box is 1 to {_LARGEST_BOX} elements along each dimension, not {self.box}")
+        if self.origin % 16:
+            raise LayoutError(f"a tensor begins at a multiple of 16 bytes, not {self.origin} from its array")
         if any(s % 16 for s in self.strides):
             raise LayoutError(f"the strides of a tensor map are multiples of 16 bytes, not {self.strides}")
         if self.swizzle_bytes not in (0, 32, 64, 128):

@@ -39,7 +39,8 @@ _BACKWARD = (
 )
 
 
-def _window(left: int | None, right: int | None) -> Window | None:
+def pair(left: int | None, right: int | None) -> Window | None:
+    """A window of its two sides; None where both are open."""
     return None if left is None and right is None else (left, right)
 
 
@@ -51,7 +52,7 @@ def _run_backward(
 ) -> Any:  # fmt: skip
     found = attention_backward(
         dout, q, k, v, out, lse, dlse=dlse, causal=causal, scale=scale if scale_tensor is None else scale_tensor,
-        window=_window(window_left, window_right), softcap=softcap if softcap_tensor is None else softcap_tensor,
+        window=pair(window_left, window_right), softcap=softcap if softcap_tensor is None else softcap_tensor,
         sinks=sinks, layout=layout, deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     return found if sinks is not None else (*found, _of_sinks(q, 0))
@@ -104,7 +105,7 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         layout: Any = "bshd", config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
         deterministic: bool = False, sinks: Any = None,
     ) -> Any:  # fmt: skip
-        window = _window(window_left, window_right)
+        window = pair(window_left, window_right)
         return eager.attention(
             q, k, v, causal=causal, scale=scale if scale_tensor is None else scale_tensor, window=window,
             softcap=softcap if softcap_tensor is None else softcap_tensor, sinks=sinks, return_lse=return_lse,
@@ -117,7 +118,7 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         layout: Any = "bshd", config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
         _deterministic: bool = False, sinks: torch.Tensor | None = None,
     ) -> Any:  # fmt: skip
-        window = _window(window_left, window_right)
+        window = pair(window_left, window_right)
         options = replace(Options(causal, scale, None, softcap, return_lse, layout).plain(), window=window)
         last = None if sinks is None else seen(sinks)
         problem = if_sizes_are_known(lambda: checked((seen(q), seen(k), seen(v)), options, last))

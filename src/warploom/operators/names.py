@@ -19,6 +19,10 @@ def operator_of(name: str) -> Callable[..., Any]:
         from warploom.operators.attention_paged import attention_paged
 
         return attention_paged
+    if name == "attention_varlen":
+        from warploom.operators.varlen import attention_varlen
+
+        return attention_varlen
     if name == "matmul":
         from warploom.operators.matmul import matmul
 

@@ -21,6 +21,7 @@ from warploom.operators import epilogues
 from warploom.ops import attention as of_attention
 from warploom.ops import attention_backward as of_backward
 from warploom.ops import attention_paged as of_paged
+from warploom.ops import attention_varlen as of_varlen
 from warploom.ops import launch as of_launch
 from warploom.ops import loss as of_loss
 from warploom.ops import matmul as of_matmul
@@ -59,6 +60,11 @@ matmul = _untraced(
 attention_backward = _untraced(
     of_backward.attention_backward,
     "warploom.attention_backward is no PyTorch operator: compile without fullgraph=True",
+)
+attention_varlen = _untraced(
+    of_varlen.attention_varlen,
+    "warploom.attention_varlen takes no out or check under torch.compile: leave them away, or compile without "
+    "fullgraph=True",
 )
 _PLANNED = "plans are made outside of graphs: call it before the compiled function, or compile without fullgraph=True"
 plan = _untraced(of_attention.plan, _PLANNED)

@@ -139,14 +139,18 @@ def checked(views: Views, options: Options, sinks: ArrayView | None = None) -> A
             raise ProblemError(f"q is {views[0].dtype} and {name} is {view.dtype}: convert them to one type")
         if view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape:  # of no elements the strides say nothing
             raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[3]}): copy it")
-    heads = views[0].shape[AXES[layout][1]]
+    check_sinks(sinks, views[0].shape[AXES[layout][1]])
+    same_device(views if sinks is None else (*views, sinks), [*named, "sinks"][: 3 + (sinks is not None)])
+    return _problem(views, options, sinks is not None)
+
+
+def check_sinks(sinks: ArrayView | None, heads: int) -> None:
+    """Raises ProblemError for sinks that are not one number for each of so many query heads."""
     if sinks is not None and (tuple(sinks.shape) != (heads,) or sinks.dtype not in (f32, bf16, f16)):
         raise ProblemError(
             f"sinks are {sinks.dtype} of shape {tuple(sinks.shape)}; they must be one float32 (or 16-bit) number for "
             f"each of {heads} query heads"
         )
-    same_device(views if sinks is None else (*views, sinks), [*named, "sinks"][: 3 + (sinks is not None)])
-    return _problem(views, options, sinks is not None)
 
 
 def _problem(views: Views, options: Options, sinks: bool) -> AttentionProblem:
@@ -173,7 +177,9 @@ def _problem(views: Views, options: Options, sinks: bool) -> AttentionProblem:
 
 def aligned(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
     """The view, or a row-major copy where its rows do not start at multiples of 16 bytes or its strides are odd."""
-    misaligned = view.pointer % 16 or any(s % _ALIGNED_ELEMENTS or not 0 <= s < _STRIDE_LIMIT for s in view.strides[:3])
+    misaligned = view.pointer % 16 or any(
+        s % _ALIGNED_ELEMENTS or not 0 <= s < _STRIDE_LIMIT for s in view.strides[:-1]
+    )
     return copy(view) if misaligned and 0 not in view.shape else view
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
+from warploom.kernels.attention.packed import PackedConfig
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig
@@ -48,6 +49,23 @@ class AttentionOptions(TypedDict, total=False):
     sinks: Any
     layout: Layout
     config: AttentionConfig | str | None
+
+
+class VarlenOptions(TypedDict, total=False):
+    """What :func:`warploom.attention_varlen` takes beside its arrays and ``return_lse``."""
+
+    seqused_q: Any
+    seqused_k: Any
+    max_seqlen_q: Any
+    max_seqlen_k: Any
+    causal: bool
+    window: Window | None
+    softcap: float | None
+    scale: float | None
+    sinks: Any
+    out: Any
+    check: bool
+    config: PackedConfig | str | None
 
 
 class MatmulOptions(TypedDict, total=False):

@@ -67,11 +67,13 @@ class Steps:
             views = [_moved(x, step.offsets.get(name, 0)) for name, x in zip(call.arrays, known, strict=True)]
             run_on_emulator(call.source.program, call.grid, views, call.scalars, step.flops, call.maps)
 
-    def run_from_host(self, hosts: Mapping[str, np.ndarray[Any, Any]], results: Sequence[str]) -> None:
-        """Copy C-contiguous arrays to GPU 0, run, and copy the results back."""
+    def run_from_host(
+        self, hosts: Mapping[str, np.ndarray[Any, Any]], results: Sequence[str], *, filled: bool = False
+    ) -> None:
+        """Copy C-contiguous arrays to GPU 0, run, and copy the results back; ``filled``: some of them may stay."""
         from warploom.cuda.buffers import DeviceCopy
 
-        copies = {name: DeviceCopy(x, 0, copy=name not in results) for name, x in hosts.items()}
+        copies = {name: DeviceCopy(x, 0, copy=filled or name not in results) for name, x in hosts.items()}
         memory = DeviceCopy(np.empty(self.words, np.float32), 0, copy=False)
         prepared = self.prepare(tuple(hosts), 0)
         prepared.queue([x.pointer for x in copies.values()], "numpy", memory.pointer)

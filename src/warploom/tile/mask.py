@@ -58,6 +58,7 @@ class Mask:
 
     ``lengths`` are (q_len, kv_len), traced u32. ``begin``: the first block to visit, by default the first that a row
     sees. Blocks are visited from the last to the first, so that the masked ones of a causal mask come first.
+    ``may_lack_keys``: kv_len may be 0, and one block is visited all the same, masked whole.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Mask:
         lengths: tuple[Traced, Traced],
         *,
         begin: Number | None = None,
+        may_lack_keys: bool = False,
     ) -> None:
         self._k, self._visible = k, visible
         self._rows, self._block = tile
@@ -77,6 +79,8 @@ class Mask:
         """The key aligned with the first row."""
         left, right = visible.window
         all_blocks = (self._kv_len + (self._block - 1)) // self._block
+        if may_lack_keys:
+            all_blocks = k.maximum(all_blocks, 1)
         self.end: Traced = all_blocks
         """One past the last block that some row sees, and at least 1."""
         if right is not None:

@@ -108,3 +108,17 @@ def _traffic(work: Work, size: int) -> float:
         return once
     sharing = max(1.0, work.multiprocessors / size)  # tiles of one plane that run at one time
     return max(once, work.planes * (sum(work.blocks) * work.block_bytes / sharing + rows * work.tile_bytes))
+
+
+ENTRY_WORDS = 8
+"""Of a tile's entry in the list of a ragged batch (:class:`.ragged.PieceList`), and in front of the first."""
+
+
+def most_pieces(rows: int, batch: int, tile_m: int) -> int:
+    """Tiles of ``tile_m`` rows that sequences of so many rows in all may have."""
+    return (rows + batch * (tile_m - 1)) // tile_m
+
+
+def heads_together(keys: int, row_bytes: int, heads: int) -> int:
+    """Heads that form a group: as many as the L2 holds the keys of; ``row_bytes`` of each key are a head's."""
+    return max(1, min(heads, L2_BYTES // max(1, keys * row_bytes)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,6 +28,10 @@ class Persistent:
         self.count: Traced = rounds + more
         """How many items this CTA works on."""
 
+    def any(self) -> AbstractContextManager[None]:
+        """Where this CTA works on some item."""
+        return self._k.when(self.count != 0, uniform=True)
+
     def item(self, turn: Number) -> Traced:
         """The number of this CTA's item ``turn``."""
         return self._place(turn) + self._k.value(turn, u32) * self._k.grid_x
@@ -40,12 +45,20 @@ class Persistent:
 
 
 class Single:
-    """One work item for each CTA of a grid along x: what :class:`Persistent` is for kernels whose CTAs come and go."""
+    """One work item for each CTA of a grid along x: what :class:`Persistent` is for kernels whose CTAs come and go.
 
-    def __init__(self, k: Kernel) -> None:
-        self._k = k
-        self.count: Traced = k.value(1, u32)
+    ``total``: where the grid may have more CTAs than there are items; the last ones have none.
+    """
+
+    def __init__(self, k: Kernel, total: Traced | None = None) -> None:
+        self._k, self._total = k, total
+        one = k.value(1, u32)
+        self.count: Traced = one if total is None else k.select(k.cta_x < total, one, k.value(0, u32))
         """How many items this CTA works on."""
+
+    def any(self) -> AbstractContextManager[None]:
+        """Where this CTA works on some item."""
+        return nullcontext() if self._total is None else self._k.when(self.count != 0, uniform=True)
 
     def item(self, _turn: Number) -> Traced:
         """The number of this CTA's item."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.ladder_sm90 import RungSm90
-from warploom.kernels.attention.sm90_kernel import Consumer, TensorMaps, Tile, run
+from warploom.kernels.attention.sm90_kernel import Consumer, EvenTiles, TensorMaps, Tile, run
 from warploom.lang import Global, Kernel, TensorMap, kernel
 from warploom.lang.values import Number
 from warploom.tile.product import zero
@@ -38,8 +38,8 @@ def attention_wgmma(
 ) -> None:
     """As :func:`~warploom.kernels.attention.sm90_kernel.attention_sm90`."""
     maps = TensorMaps(q_map, k_map, v_map, o_map, heads_inside)
-    tiles = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)
-    run(k, config, features, maps, (q_len, kv_len), tiles, heads, (lse, sinks), RungConsumer)
+    order = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)
+    run(k, config, maps, EvenTiles(k, config, features, lse, sinks, order, heads, (q_len, kv_len)), RungConsumer)
 
 
 class RungConsumer(Consumer):

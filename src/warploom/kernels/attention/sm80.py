@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
@@ -12,6 +12,9 @@ from warploom.kernels.settings import Configuration, broken_flags, flag, shared_
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
 from warploom.tile.panels import padded_cols
+
+if TYPE_CHECKING:
+    from warploom.kernels.attention.packed import PackedProblem, Strides
 
 
 @dataclass(frozen=True)
@@ -85,3 +88,16 @@ class ForwardSm80(Configuration):
         )  # fmt: skip
         grid = -(-problem.q_len // self.tile_m), problem.heads, problem.batch
         return KernelCall(source, grid, {"q_len": problem.q_len, "kv_len": problem.kv_len, **operands.scalars()})
+
+    def call_packed(
+        self, problem: PackedProblem, strides: tuple[Strides, Strides, Strides, Strides], multiprocessors: int
+    ) -> KernelCall:
+        """The kernel for packed sequences, by a list of their tiles; one CTA for each that there may be."""
+        p = problem
+        source = KernelSource.of(
+            "attention.packed_kernel:attention_packed_sm80",
+            f"attention_packed_{self.tile_m}x{self.tile_n}x{self.head_dim}", min_ctas=self.min_ctas,
+            config=self, features=p.features, row_strides=tuple(row for row, _ in strides),
+        )  # fmt: skip
+        scalars = {f"{name}_head": head for name, (_, head) in zip("qkvo", strides, strict=True)}
+        return KernelCall(source, (p.tiles(self.tile_m), 1, 1), {"total_q": p.total_q, **scalars}, arrays=p.arrays)

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, Traced, kernel
+from warploom.lang.values import Number
 from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.epilogue import store_pairs, store_row_values
 from warploom.tile.mask import Mask, Visible
@@ -39,33 +43,65 @@ def attention_sm80(
     Strides in elements, those between positions of Q, K, V and O while tracing. ``lse`` is (batch, heads, q_len),
     ``sinks`` (heads,).
     """
-    c, f, d = config, features, config.head_dim
     head, batch = k.cta_y, k.cta_z
-    kv_head = head // f.group if f.group > 1 else head
+    kv_head = head // features.group if features.group > 1 else head
     # Under a causal mask later query blocks have more keys: start with them, so that the last wave is short.
-    row = (k.grid_x - 1 - k.cta_x if f.window[1] is not None else k.cta_x) * c.tile_m
+    row = (k.grid_x - 1 - k.cta_x if features.window[1] is not None else k.cta_x) * config.tile_m
+
+    def plane(of: GlobalPointer, strides: tuple[Traced, Traced], number: int, rows: Traced | None) -> Rows:
+        start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(kv_head if number in (1, 2) else head, strides[1]))
+        return Rows(start, row_strides[number], rows, config.head_dim)
+
+    q_rows, kv_rows = q_len if features.ragged_q else None, kv_len if features.ragged_kv else None
+    attend(
+        k,
+        config,
+        features,
+        QueryRows(
+            row,
+            (q_len, kv_len),
+            lambda: plane(q, (q_batch, q_head), 0, q_rows),
+            lambda: plane(key, (k_batch, k_head), 1, kv_rows),
+            lambda: plane(value, (v_batch, v_head), 2, kv_rows),
+            lambda: plane(out, (o_batch, o_head), 3, q_rows),
+            lambda: lse + k.mul_wide(batch * k.special("nctaid.y") + head, q_len),
+            lambda: sinks.load(head)[0],
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class QueryRows:
+    """What a CTA computes: the query rows from ``row`` on, of sequences of ``lengths``, and where their arrays lie.
+
+    ``lse`` is of row 0. Addresses are formed where they are used.
+    """
+
+    row: Number
+    lengths: tuple[Traced, Traced]
+    q: Callable[[], Rows]
+    key: Callable[[], Rows]
+    value: Callable[[], Rows]
+    out: Callable[[], Rows]
+    lse: Callable[[], GlobalPointer]
+    sink: Callable[[], Traced]
+    may_lack_keys: bool = False
+
+
+def attend(k: Kernel, config: ForwardSm80, features: AttentionFeatures, at: QueryRows) -> None:
+    """O, and log-sum-exps, of one block of query rows, by all threads of the CTA."""
+    c, f, d = config, features, config.head_dim
+    row = at.row
     warp_row = k.warp * c.warp_rows
-    q_rows, kv_rows = q_len if f.ragged_q else None, kv_len if f.ragged_kv else None
-
-    def plane(
-        of: GlobalPointer, strides: tuple[Traced, Traced], number: int, head: Traced, rows: Traced | None
-    ) -> Rows:
-        start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(head, strides[1]))
-        return Rows(start, row_strides[number], rows, d)
-
     q_tile = operand_tile(k, c.dtype, c.tile_m, d, name="Q")
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
     v_tile = operand_tile(k, c.dtype, c.tile_n, d, name="V", stages=c.stages)
-    RowCopy(k, q_tile, plane(q, (q_batch, q_head), 0, head, q_rows), c.threads).load((row, 0))
+    RowCopy(k, q_tile, at.q(), c.threads).load((row, 0))
     k.commit_group()
-    ring = CopyRing(
-        k,
-        (k_tile, plane(key, (k_batch, k_head), 1, kv_head, kv_rows)),
-        (v_tile, plane(value, (v_batch, v_head), 2, kv_head, kv_rows)),
-        threads=c.threads,
-    )
+    ring = CopyRing(k, (k_tile, at.key()), (v_tile, at.value()), threads=c.threads)
 
-    mask = Mask(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.tile_n), row, (q_len, kv_len))
+    visible = Visible(f.window, f.ragged_kv)
+    mask = Mask(k, visible, (c.tile_m, c.tile_n), row, at.lengths, may_lack_keys=at.may_lack_keys)
     cores = MmaSync(k, c.dtype, ahead=True)
     s, o = cores.accumulator(c.warp_rows, c.tile_n, "s"), cores.accumulator(c.warp_rows, -(-d // 16) * 16, "o")
     scores = cores.product(s, q_tile, k_tile, warp=(k.warp, 0), depth=d)
@@ -82,11 +118,10 @@ def attention_sm80(
     ring.each(mask.blocks, lambda step: 2 * [(mask.block(step) * c.tile_n, 0)], block)
 
     softmax.keep()
-    logs = softmax.finish(sinks.load(head)[0] if f.sinks else None)
+    logs = softmax.finish(at.sink() if f.sinks else None)
     k.syncwarp()  # every lane has read its Q
     store_pairs(k, q_tile, o, warp_row)
     k.syncthreads()
-    RowCopy(k, q_tile, plane(out, (o_batch, o_head), 3, head, q_rows), c.threads).store((row, 0))
+    RowCopy(k, q_tile, at.out(), c.threads).store((row, 0))
     if logs:
-        plane_lse = lse + k.mul_wide(batch * k.special("nctaid.y") + head, q_len)
-        store_row_values(k, plane_lse, logs, s, row + warp_row, q_len)
+        store_row_values(k, at.lse(), logs, s, row + warp_row, at.lengths[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
@@ -12,6 +12,9 @@ from warploom.kernels.settings import Configuration, broken_flags, flag, shared_
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.order import FLOPS_PER_SECOND, Work, divisors, planes_together, row_tiles
 from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols
+
+if TYPE_CHECKING:
+    from warploom.kernels.attention.packed import PackedProblem, Strides
 
 BARRIER_BYTES = 256
 """Shared memory behind the tiles that is set aside for the mbarriers."""
@@ -135,6 +138,24 @@ class ForwardSm90(Configuration):
             for array, rows in zip(operands.arrays(problem), rows_of, strict=True)
         )
         return KernelCall(source, (min(tiles, multiprocessors) if self.persistent else tiles, 1, 1), scalars, maps)
+
+    def call_packed(
+        self, problem: PackedProblem, strides: tuple[Strides, Strides, Strides, Strides], multiprocessors: int
+    ) -> KernelCall:
+        """The kernel for packed sequences, by a list of their tiles."""
+        p, d = problem, self.head_dim
+        source = KernelSource.of(
+            "attention.packed_kernel:attention_packed_sm90", f"attention_packed_{self.tile_m}x{self.tile_n}x{d}",
+            config=replace(self, sum_column=False) if p.lse else self, features=p.features,
+        )  # fmt: skip
+        sizes = (p.total_q, p.heads), (p.total_k, p.kv_heads), (p.total_k, p.kv_heads), (p.total_q, p.heads)
+        maps = tuple(
+            MappedArray(self.dtype, (*size, d), (*stride, 1), (rows, 1, panel_cols(d)), ragged=True)
+            for size, stride, rows in zip(sizes, strides, (ROWS, self.tile_n, self.tile_n, ROWS), strict=True)
+        )
+        tiles = p.tiles(self.tile_m)
+        grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
+        return KernelCall(source, grid, {"total_q": p.total_q, "total_k": p.total_k}, maps, p.arrays)
 
     def _tiles(self, problem: AttentionProblem) -> int:
         return -(-problem.q_len // self.tile_m) * problem.planes

@@ -7,9 +7,11 @@ P·V of this one, while the finished output leaves through the buffer that held 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import ClassVar, Literal, Protocol
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
@@ -56,8 +58,8 @@ def attention_sm90(
     ``sinks`` (heads,).
     """
     maps = TensorMaps(q_map, k_map, v_map, o_map, heads_inside)
-    tiles = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)
-    run(k, config, features, maps, (q_len, kv_len), tiles, heads, (lse, sinks), Consumer)
+    order = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)
+    run(k, config, maps, EvenTiles(k, config, features, lse, sinks, order, heads, (q_len, kv_len)), Consumer)
 
 
 @dataclass(frozen=True)
@@ -79,18 +81,25 @@ class TensorMaps:
         return Boxes(of, order, eviction)
 
 
-def run(
-    k: Kernel,
-    config: ForwardSm90,
-    features: AttentionFeatures,
-    maps: TensorMaps,
-    lengths: tuple[Traced, Traced],
-    rows: RowTiles,
-    heads: Divisor,
-    vectors: tuple[GlobalPointer, GlobalPointer],
-    consume: type[Consumer],
-) -> None:
-    """The kernel with consumers of a kind; ``vectors`` are the log-sum-exps and the sinks."""
+class Maps(Protocol):
+    """Q, K, V and O as the TMA sees them."""
+
+    @property
+    def q(self) -> TensorMapHandle: ...
+    @property
+    def k(self) -> TensorMapHandle: ...
+    @property
+    def v(self) -> TensorMapHandle: ...
+    @property
+    def o(self) -> TensorMapHandle: ...
+
+    def boxes(self, of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
+        """The boxes of one of them, at the places that tiles say."""
+        ...
+
+
+def run(k: Kernel, config: ForwardSm90, maps: Maps, tiles: Tiles, consume: type[Consumer]) -> None:
+    """The kernel with consumers of a kind."""
     c, d, warps = config, config.head_dim, 4 * config.consumers
     q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, d, name="Q", stages=c.q_stages * c.consumers)
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
@@ -103,8 +112,7 @@ def run(
         put_ones(k, v_tile, v_tile.layout.cols - c.spare_cols, c.dtype)
     ready(k, queries, keys, values, output)
 
-    order = Persistent(k, rows.count, alternating=rows.grouped) if c.persistent else Single(k)
-    tiles = Tiles(k, c, features, rows, order, heads, lengths)
+    order = tiles.order
 
     with producer(k, c.consumers):
         for thread, stream in ((0, keys), (32, values)):
@@ -119,7 +127,7 @@ def run(
                 exchange(k, tiles, queries, output, maps.boxes(maps.o), parts)
 
     with consumer(k, c.consumers):
-        consume(k, c, features, tiles, (queries, keys, values, output), vectors).run()
+        consume(k, c, tiles, (queries, keys, values, output)).run()
 
 
 def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes: Boxes, parts: range) -> None:
@@ -141,54 +149,101 @@ def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes
 class Tile:
     """``tile_m`` query rows of one head, a CTA's turn. A consumer sees ``own`` of its keys, after ``masked`` blocks.
 
-    ``own_row``: where the consumer's rows begin among those that ``own`` is about.
+    ``queries``: where its first row lies: the row, and what else the boxes' places have; ``keys``: what theirs have
+    beside the row. ``own_row``: where the consumer's rows begin among those that ``own`` is about.
     """
 
     turn: Number
-    row: Traced
-    head: Traced
-    batch: Traced
-    kv_head: Traced
+    queries: tuple[Number, ...]
+    keys: tuple[Number, ...]
     tile_n: int
     mask: Mask
     own: Mask
     own_row: Number = 0
     masked: Traced | None = None
 
-    def q_place(self, consumer: int) -> tuple[Traced, ...]:
+    def q_place(self, consumer: int) -> tuple[Number, ...]:
         """Where Q and O of a consumer lie."""
-        return self.row + consumer * WARPGROUP_ROWS, self.head, self.batch
+        return self.queries[0] + consumer * WARPGROUP_ROWS, *self.queries[1:]
 
-    def kv_place(self, block: Traced) -> tuple[Traced, ...]:
+    def kv_place(self, block: Traced) -> tuple[Number, ...]:
         """Where a block of its K and V lies."""
-        return block * self.tile_n, self.kv_head, self.batch
+        return block * self.tile_n, *self.keys
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """The tiles of a CTA by its turns."""
+class Tiles(ABC):
+    """The tiles of a CTA by its turns; ``lse``: where log-sum-exps go, ``sinks``: (heads,)."""
 
     k: Kernel
     config: ForwardSm90
     features: AttentionFeatures
-    rows: RowTiles
-    order: Persistent | Single
-    heads: Divisor
-    lengths: tuple[Traced, Traced]
+    lse: GlobalPointer
+    sinks: GlobalPointer
+    may_lack_keys: ClassVar[bool] = False
+
+    @cached_property
+    def order(self) -> Persistent | Single:
+        """Which tiles this CTA takes: first asked for before the roles part."""
+        return self.schedule()
+
+    @abstractmethod
+    def schedule(self) -> Persistent | Single:
+        """A new :attr:`order`."""
+
+    @abstractmethod
+    def place(self, turn: Number) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
+        """``queries`` and ``keys`` of a turn's :class:`Tile`, and how long their sequences are."""
+
+    @abstractmethod
+    def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
+        """Where its log-sum-exps go: element 0, the tile's first row's, and one past the last."""
+
+    def kv_head(self, head: Traced) -> Traced:
+        """Whose keys a head sees."""
+        return head // self.features.group if self.features.group > 1 else head
 
     def at(self, turn: Number, own_row: Traced | None = None) -> Tile:
         """The tile of a turn; ``own_row``: as the consumer sees it whose 64 rows begin there in the tile."""
         c, f = self.config, self.features
+        queries, keys, lengths = self.place(turn)
+        visible, lacking = Visible(f.window, f.ragged_kv), self.may_lack_keys
+        mask = Mask(self.k, visible, (c.tile_m, c.tile_n), queries[0], lengths, may_lack_keys=lacking)
+        if own_row is None or not c.skip_masked or f.window[1] is None:
+            return Tile(turn, queries, keys, c.tile_n, mask, mask, 0 if own_row is None else own_row)
+        own = Mask(
+            self.k, visible, (WARPGROUP_ROWS, c.tile_n), queries[0] + own_row, lengths, begin=mask.begin,
+            may_lack_keys=lacking,
+        )  # fmt: skip
+        return Tile(turn, queries, keys, c.tile_n, mask, own, masked=mask.blocks - own.blocks)
+
+
+@dataclass(frozen=True)
+class EvenTiles(Tiles):
+    """Those of sequences of one length."""
+
+    rows: RowTiles
+    heads: Divisor
+    lengths: tuple[Traced, Traced]
+
+    def schedule(self) -> Persistent | Single:
+        """All tiles that there are."""
+        if self.config.persistent:
+            return Persistent(self.k, self.rows.count, alternating=self.rows.grouped)
+        return Single(self.k)
+
+    def place(self, turn: Number) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
+        """(row, head, batch) of queries, (head, batch) of keys."""
         block, plane = self.rows.tile(self.order.item(turn))
         batch, head = self.heads.divide(plane)
-        row = block * c.tile_m
-        kv_head = head // f.group if f.group > 1 else head
-        visible = Visible(f.window, f.ragged_kv)
-        mask = Mask(self.k, visible, (c.tile_m, c.tile_n), row, self.lengths)
-        if own_row is None or not c.skip_masked or f.window[1] is None:
-            return Tile(turn, row, head, batch, kv_head, c.tile_n, mask, mask, 0 if own_row is None else own_row)
-        own = Mask(self.k, visible, (WARPGROUP_ROWS, c.tile_n), row + own_row, self.lengths, begin=mask.begin)
-        return Tile(turn, row, head, batch, kv_head, c.tile_n, mask, own, masked=mask.blocks - own.blocks)
+        row = block * self.config.tile_m
+        kv_head = self.kv_head(head)
+        return (row, head, batch), (kv_head, batch), self.lengths
+
+    def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
+        """Of (batch, heads, q_len)."""
+        (row, head, batch), q_len = tile.queries, self.lengths[0]
+        return self.lse + self.k.mul_wide(batch * self.heads.value + head, q_len), row, q_len
 
 
 class Consumer:
@@ -198,14 +253,11 @@ class Consumer:
         self,
         k: Kernel,
         config: ForwardSm90,
-        features: AttentionFeatures,
         tiles: Tiles,
         pipelines: tuple[Pipeline, Pipeline, Pipeline, Pipeline],
-        vectors: tuple[GlobalPointer, GlobalPointer],
     ) -> None:
-        c, d = config, config.head_dim
+        c, d, features = config, config.head_dim, tiles.features
         self._k, self._config, self._tiles, self._features = k, c, tiles, features
-        self._lse, self._sinks = vectors
         self._queries, keys, values, self._out = pipelines
         self._keys, self._values = keys.consumer(packed=c.packed), values.consumer(packed=c.packed)
         self._me = k.warpgroup - 1
@@ -236,13 +288,14 @@ class Consumer:
         k, count = self._k, self._tiles.order.count
         with self._turns.taken():
             if not self._config.persistent:
-                self._begin(self._tile(0))
-                self._blocks(self._tile(0))
-                sink = self._sink(self._tile(0))
-                self._last_product()
-                self._store(self._tile(0), sink)
+                with self._tiles.order.any():
+                    self._begin(self._tile(0))
+                    self._blocks(self._tile(0))
+                    sink = self._sink(self._tile(0))
+                    self._last_product()
+                    self._store(self._tile(0), sink)
                 return
-            with k.when(count != 0, uniform=True):
+            with self._tiles.order.any():
                 self._begin(self._tile(0))
                 with k.loop(count) as turn:
                     tile = self._tile(turn)
@@ -339,16 +392,16 @@ class Consumer:
 
     def _sink(self, tile: Tile) -> Traced | None:
         """The sink of a tile's head, if there is one: on its way while the last products run."""
-        return self._sinks.load(tile.head)[0] if self._features.sinks else None
+        return self._tiles.sinks.load(tile.queries[1])[0] if self._features.sinks else None
 
     def _store(self, tile: Tile, sink: Traced | None) -> None:
         """O / l, on its way out; rows beyond the last are clipped by the TMA."""
-        k, (q_len, _) = self._k, self._tiles.lengths
+        k = self._k
         logs = self._softmax.finish(sink)
         k.syncwarp()  # every lane has read its Q
         out = self._out.at(tile.turn, self._me)
         store_rows(k, out.tile, self._o, self._warp * 16, cols=self._config.head_dim)
         out.written()
         if logs:
-            plane = self._lse + k.mul_wide(tile.batch * self._tiles.heads.value + tile.head, q_len)
-            store_row_values(k, plane, logs, self._s, tile.row + self._row, q_len, warp=self._warp)
+            plane, row, end = self._tiles.lse_of(tile)
+            store_row_values(k, plane, logs, self._s, row + self._row, end, warp=self._warp)

@@ -1,0 +1,160 @@
+"""Attention of packed sequences: what is asked, and the launches that configurations of one length make of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+from warploom.core.dtypes import DType
+from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.targets import Target
+from warploom.kernels.attention.choice import candidates
+from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionConfig, AttentionProblem
+from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.settings import violated
+from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
+
+TYPICAL_LENGTH = 4096
+"""Of a sequence, where a configuration is chosen by lengths: which ones come, the host does not know."""
+LISTING_WARPS = 4
+"""Warps of a CTA that lists tiles, each those of a sequence."""
+LISTED_AT_ONCE = 16
+"""Tiles of the longest sequence there may be, that one warp lists."""
+MOST_TILES = 1 << 31
+
+Strides = tuple[int, int]
+"""(row, head) of an array (total, heads, head_dim), in elements."""
+
+
+@dataclass(frozen=True)
+class PackedProblem:
+    """What is asked: Q and O (total_q, heads, head_dim), K and V (total_k, kv_heads, head_dim), and options.
+
+    ``used``: whether the queries' and the keys' sequences use only a first part of their rows. The other options are
+    those of :class:`AttentionProblem`.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    total_q: int
+    total_k: int
+    head_dim: int
+    dtype: DType
+    window: tuple[int | None, int | None] = (None, None)
+    scale: float | None = None
+    softcap: float | None = None
+    lse: bool = False
+    sinks: bool = False
+    used: tuple[bool, bool] = (False, False)
+
+    @property
+    def typical(self) -> AttentionProblem:
+        """A problem of one length that asks for the same: what a configuration is chosen by, whatever the lengths."""
+        n = TYPICAL_LENGTH
+        return AttentionProblem(
+            1, self.heads, self.kv_heads, n, n, self.head_dim, self.dtype, self.window, self.scale, self.softcap,
+            self.lse, self.sinks,
+        )  # fmt: skip
+
+    @property
+    def features(self) -> AttentionFeatures:
+        """What a kernel must be able to do: lengths are any."""
+        return replace(self.typical.features(1, 1), ragged_q=True, ragged_kv=True)
+
+    @property
+    def group(self) -> int:
+        """Query heads of a head of keys."""
+        return self.heads // self.kv_heads
+
+    @property
+    def flops(self) -> int:
+        """Of the two products, were every sequence as long as the mean and seen whole: for estimates."""
+        return 4 * self.heads * self.head_dim * self.total_q * -(-self.total_k // max(1, self.batch))
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Those that a kernel takes."""
+        vectors = {"lse": self.lse, "sinks": self.sinks}
+        return "q", "k", "v", "out", *(name for name, given in vectors.items() if given), "tiles"
+
+    def tiles(self, tile_m: int) -> int:
+        """Tiles of so many queries that there may be."""
+        return most_pieces(self.total_q, self.batch, tile_m) * self.heads
+
+
+@runtime_checkable
+class PackedConfig(AttentionConfig, Protocol):
+    """A configuration whose kernel takes packed sequences."""
+
+    def call_packed(
+        self, problem: PackedProblem, strides: tuple[Strides, Strides, Strides, Strides], multiprocessors: int
+    ) -> KernelCall:
+        """The launch on arrays with ``strides``, by a list of its tiles."""
+        ...
+
+
+def choose_packed(problem: PackedProblem, target: Target) -> PackedConfig:
+    """The configuration for packed sequences on a target. Raises ProblemError when none fits."""
+    reasons: list[str] = []
+    for config in candidates(problem.typical, target):
+        found = misfits(config, problem, target)
+        if not found and isinstance(config, PackedConfig):
+            return config
+        reasons += found[:1]
+    raise ProblemError("no attention kernel takes this problem: " + "; ".join(dict.fromkeys(reasons)))
+
+
+def misfits(config: AttentionConfig, problem: PackedProblem, target: Target | None = None) -> list[str]:
+    """The constraints that a problem violates; empty if the configuration's kernel takes it."""
+    if not isinstance(config, PackedConfig):
+        return [f"{config} takes no packed sequences"]
+    return config.check(target) or problem.typical.differences(config) + violated([
+        (problem.tiles(config.tile_m) * ENTRY_WORDS < MOST_TILES, "the tiles do not fit into 32 bits"),
+        (max(problem.total_q, problem.total_k) < MOST_POSITIONS,
+         f"{problem.total_q} and {problem.total_k} rows reach {MOST_POSITIONS}"),
+    ])  # fmt: skip
+
+
+def parse_packed(text: str) -> PackedConfig:
+    """A configuration from its notation. Raises ConfigError for those of other kernels."""
+    word = text.partition("(")[0].strip()
+    for kind in (ForwardSm90, ForwardSm80):
+        if word == kind.word:
+            return kind.parse(text)
+    raise ConfigError(f"{text!r} takes no packed sequences; write {ForwardSm90.word} or {ForwardSm80.word}")
+
+
+def packed_calls(
+    config: PackedConfig, problem: PackedProblem, strides: tuple[Strides, Strides, Strides, Strides],
+    multiprocessors: int,
+) -> tuple[KernelCall, KernelCall]:  # fmt: skip
+    """The launch that lists the tiles, and the one that works on them.
+
+    Arrays by their names: "q", "k", "v", "out", "lse", "sinks"; "q_starts", "k_starts", "q_used", "k_used".
+    """
+    return listing(config, problem), config.call_packed(problem, strides, multiprocessors)
+
+
+def listing(config: AttentionConfig, problem: PackedProblem) -> KernelCall:
+    """The launch that lists the tiles of all sequences."""
+    p, tile_m, (left, right) = problem, config.tile_m, problem.window
+    source = KernelSource.of(
+        "attention.packed_kernel:list_tiles", f"list_tiles_{tile_m}",
+        tile_m=tile_m, by_row=right is not None and left is None, used=p.used,
+    )  # fmt: skip
+    row_bytes = 2 * p.head_dim * p.dtype.bytes // p.group
+    most = most_pieces(p.total_q, p.batch, tile_m)
+    scalars: dict[str, Any] = {
+        "total_q": p.total_q, "total_k": p.total_k, "batch": p.batch, "heads": p.heads, "most": most,
+        **divisors(together=heads_together(p.total_k, row_bytes, p.heads)),
+    }  # fmt: skip
+    used = [name for name, is_used in zip(("q_used", "k_used"), p.used, strict=True) if is_used]
+    grid = -(-p.batch // LISTING_WARPS), min(64, -(-p.total_q // (tile_m * LISTED_AT_ONCE))), 1
+    return KernelCall(
+        source, grid, scalars, arrays=("q_starts", "k_starts", *used, "tiles"),
+        workspace={"tiles": ENTRY_WORDS * (1 + most * p.heads)},
+    )  # fmt: skip

@@ -1,0 +1,130 @@
+# pyright: reportInvalidTypeForm=false
+"""Attention forward of packed sequences: the list of tiles, and the kernels of one length on the pieces it names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from warploom.core.dtypes import f32, u16, u32
+from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.packed import LISTING_WARPS
+from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.attention.sm80_kernel import QueryRows, attend
+from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.attention.sm90_kernel import Consumer, Tile, Tiles, run
+from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
+from warploom.lang.hopper import TensorMapHandle
+from warploom.lang.values import Number
+from warploom.tile import ragged
+from warploom.tile.copies import Rows
+from warploom.tile.pipeline import Boxes
+from warploom.tile.ragged import PieceList, RaggedTiles, Sequences
+from warploom.tile.scheduler import Divisor, Persistent, Single
+
+
+@kernel(threads=32 * LISTING_WARPS, drop_unused=True)
+def list_tiles(
+    k: Kernel, q_starts: Global[u32], k_starts: Global[u32], q_used: Global[u32], k_used: Global[u32],
+    tiles: Global[u32], total_q: u32, total_k: u32, batch: u32, heads: u32, together: Divisor, most: u32,
+    *, tile_m: int, by_row: bool, used: tuple[bool, bool],
+) -> None:  # fmt: skip
+    """The list of tiles, a warp for each sequence; CTAs along y share the tiles of one."""
+    queries = Sequences(k, q_starts, total_q, q_used if used[0] else None)
+    keys = Sequences(k, k_starts, total_k, k_used if used[1] else None)
+    ragged = RaggedTiles(k, queries, keys, batch, heads, together, most, tile_m, by_row)
+    sequence = k.cta_x * LISTING_WARPS + k.warp
+    with k.when(sequence < batch, uniform=True):
+        ragged.write(PieceList(k, tiles), sequence, k.cta_y, k.special("nctaid.y"))
+
+
+@kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
+def attention_packed_sm90(
+    k: Kernel, q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, o_map: TensorMap, lse: Global[f32],
+    sinks: Global[f32], tiles: Global[u32], total_q: u32, total_k: u32,
+    *, config: ForwardSm90, features: AttentionFeatures,
+) -> None:  # fmt: skip
+    """O = softmax(scale · Q·Kᵀ)·V of the listed pieces. ``lse`` is (heads, total_q), ``sinks`` (heads,).
+
+    The tensor maps are ragged ones of (total, heads, head_dim): what lies beyond a sequence reads as zero and is not
+    written.
+    """
+    maps = PackedMaps(q_map, k_map, v_map, o_map, total_q, total_k)
+    run(k, config, maps, PackedTiles(k, config, features, lse, sinks, PieceList(k, tiles), total_q), Consumer)
+
+
+@dataclass(frozen=True)
+class PackedMaps:
+    """Q, K, V and O of packed sequences as the TMA sees them."""
+
+    q: TensorMapHandle
+    k: TensorMapHandle
+    v: TensorMapHandle
+    o: TensorMapHandle
+    total_q: Traced
+    total_k: Traced
+
+    def boxes(self, of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
+        """Boxes at (row of the sequence, head, where it begins, how many rows it has)."""
+        total = self.total_q if of is self.q or of is self.o else self.total_k
+
+        def order(col: Number, row: Number, head: Number, begin: Number, rows: Number) -> tuple[Number, ...]:
+            return col, head, total - rows + row, begin + rows
+
+        return Boxes(of, order, eviction)
+
+
+@dataclass(frozen=True)
+class PackedTiles(Tiles):
+    """Those of a list; the first query of each is row 0 of its piece."""
+
+    pieces: PieceList
+    total_q: Traced
+    may_lack_keys: ClassVar[bool] = True
+
+    def schedule(self) -> Persistent | Single:
+        """The tiles that are listed."""
+        count = self.pieces.count
+        return Persistent(self.k, count, alternating=True) if self.config.persistent else Single(self.k, count)
+
+    def place(self, turn: Number) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
+        """(row, head, begin, rows) of queries, (head, begin, rows) of keys."""
+        piece = self.pieces.at(self.order.item(turn))
+        q, k = piece.queries, piece.keys
+        return (0, piece.head, q.begin, q.count), (self.kv_head(piece.head), k.begin, k.count), (q.count, k.count)
+
+    def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
+        """Of (heads, total_q)."""
+        k, (row, head, begin, rows) = self.k, tile.queries
+        return self.lse + (k.mul_wide(head, self.total_q) + k.mul_wide(begin, 1)), row, k.value(rows, u32)
+
+
+@kernel(threads=lambda config, **_: config.threads, drop_unused=True)
+def attention_packed_sm80(
+    k: Kernel, q: Global[u16], key: Global[u16], value: Global[u16], out: Global[u16], lse: Global[f32],
+    sinks: Global[f32], tiles: Global[u32], q_head: u32, k_head: u32, v_head: u32, o_head: u32, total_q: u32,
+    *, config: ForwardSm80, features: AttentionFeatures, row_strides: tuple[int, int, int, int],
+) -> None:  # fmt: skip
+    """As :func:`attention_packed_sm90`; a CTA for each tile there may be. Strides in elements."""
+    pieces = PieceList(k, tiles)
+    with k.when(k.cta_x < pieces.count, uniform=True):
+        piece = pieces.at(k.cta_x)
+        head, queries, keys = piece.head, piece.queries, piece.keys
+        kv_head = head // features.group if features.group > 1 else head
+
+        def plane(of: GlobalPointer, at: ragged.Rows, head: Traced, stride: Traced, number: int) -> Rows:
+            start = of + (k.mul_wide(at.begin, row_strides[number]) + k.mul_wide(head, stride))
+            return Rows(start, row_strides[number], at.count, config.head_dim)
+
+        at = QueryRows(
+            0,
+            (queries.count, keys.count),
+            lambda: plane(q, queries, head, q_head, 0),
+            lambda: plane(key, keys, kv_head, k_head, 1),
+            lambda: plane(value, keys, kv_head, v_head, 2),
+            lambda: plane(out, queries, head, o_head, 3),
+            lambda: lse + (k.mul_wide(head, total_q) + k.mul_wide(queries.begin, 1)),
+            lambda: sinks.load(head)[0],
+            may_lack_keys=True,
+        )
+        attend(k, config, features, at)

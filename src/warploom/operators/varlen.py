@@ -1,0 +1,113 @@
+"""``warploom::attention_varlen`` as a PyTorch operator: what ``torch.compile`` and ``torch.export`` see of a call.
+
+The public function takes this way by itself where PyTorch watches (:mod:`warploom.interop.tracing`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from warploom.kernels.attention.packed import PackedConfig
+from warploom.operators.attention import pair
+from warploom.operators.fakes import if_sizes_are_known, known, seen
+from warploom.operators.registration import define
+from warploom.operators.untraced import attention_varlen as untraced
+from warploom.ops import attention_varlen as eager
+from warploom.ops.attention_arrays import Options, Window
+from warploom.ops.varlen_arrays import checked_packed
+
+_SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, "
+    "Tensor? seqused_k=None, bool causal=False, float? scale=None, SymInt? window_left=None, "
+    "SymInt? window_right=None, float? softcap=None, str? config=None, Tensor? scale_tensor=None, "
+    "Tensor? softcap_tensor=None, Tensor? sinks=None) -> "
+)
+
+
+def _define(name: str, return_lse: bool) -> Any:
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor | None = None, seqused_q: torch.Tensor | None = None,
+        seqused_k: torch.Tensor | None = None, causal: bool = False, scale: float | None = None,
+        window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
+        config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
+        sinks: torch.Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        call: Any = eager.attention_varlen
+        return call(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, causal=causal,
+            scale=scale if scale_tensor is None else scale_tensor, window=pair(window_left, window_right),
+            softcap=softcap if softcap_tensor is None else softcap_tensor, sinks=sinks, return_lse=return_lse,
+            config=config,
+        )  # fmt: skip
+
+    def fake(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor | None = None, seqused_q: torch.Tensor | None = None,
+        seqused_k: torch.Tensor | None = None, causal: bool = False, scale: float | None = None,
+        window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
+        config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
+        sinks: torch.Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        options = Options(causal, scale, pair(window_left, window_right), softcap, return_lse)
+        given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
+                 "k_used": seqused_k, "sinks": sinks}  # fmt: skip
+        views = {name: seen(x) for name, x in given.items() if x is not None}
+        problem = if_sizes_are_known(lambda: checked_packed(views, options))
+        if config is not None and problem is not None:
+            eager.refuse_packed(eager.read_packed_config(config), problem)
+        out = q.new_empty(q.shape)
+        return (out, q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)) if return_lse else out
+
+    return define(name, _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor"), run, fake)
+
+
+varlen_operator = _define("attention_varlen", return_lse=False)
+"""The output of :func:`warploom.attention_varlen`; ``config`` in the notation that ``str(config)`` prints."""
+
+varlen_lse_operator = _define("attention_varlen_lse", return_lse=True)
+"""The output and the log-sum-exps (float32, (heads, total_q)) of :func:`warploom.attention_varlen`."""
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None = None,
+    *,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    check: bool = False,
+    config: PackedConfig | str | None = None,
+) -> Any:
+    """:func:`warploom.attention_varlen` inside a traced graph: one call of an operator, no graph break.
+
+    With ``out`` or ``check`` there is one: the operator changes nothing and waits for nothing.
+    """
+    if out is not None or check:
+        return untraced(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, causal=causal,
+            window=window, softcap=softcap, scale=scale, sinks=sinks, return_lse=return_lse, out=out, check=check,
+            config=config,
+        )  # fmt: skip
+    left, right = (None, None) if window is None else window
+    scale, scale_tensor = known("scale", scale)
+    softcap, softcap_tensor = known("softcap", softcap)
+    operators: Any = torch.ops.warploom
+    operator = operators.attention_varlen_lse if return_lse else operators.attention_varlen
+    return operator(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, causal, scale, left, right, softcap,
+        None if config is None else str(config), scale_tensor, softcap_tensor, sinks,
+    )  # fmt: skip

@@ -1,0 +1,220 @@
+"""``attention_varlen``: attention of packed sequences, whose lengths only the arrays' device knows."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+import numpy as np
+
+from warploom.core.dtypes import f32
+from warploom.core.errors import ConfigError
+from warploom.interop import tracing
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty
+from warploom.interop.copies import settled
+from warploom.interop.tracing import is_watched
+from warploom.kernels.attention.packed import (
+    PackedConfig,
+    PackedProblem,
+    choose_packed,
+    misfits,
+    packed_calls,
+    parse_packed,
+)
+from warploom.kernels.settings import refuse
+from warploom.ops.attention_arrays import Options, Window, widened
+from warploom.ops.options import configuration, flag
+from warploom.ops.places import EMULATOR, Place
+from warploom.ops.steps import Prepared, Step, Steps
+from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refuse_shared
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from warploom.core.targets import Target
+    from warploom.ops.signatures import Array, NumpyArray, Out, VarlenOptions
+
+
+@overload
+def attention_varlen(
+    q: Out, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None, *, return_lse: Literal[False] = False,
+    **options: Unpack[VarlenOptions],
+) -> Out: ...  # fmt: skip
+
+
+@overload
+def attention_varlen(
+    q: Array, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None, *, return_lse: Literal[True],
+    **options: Unpack[VarlenOptions],
+) -> tuple[Array, Array]: ...  # fmt: skip
+
+
+@overload
+def attention_varlen(
+    q: NumpyArray, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None, *, return_lse: Literal[True],
+    **options: Unpack[VarlenOptions],
+) -> tuple[NumpyArray, NDArray[np.float32]]: ...  # fmt: skip
+
+
+def attention_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    *,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    sinks: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+    check: bool = False,
+    config: PackedConfig | str | None = None,
+) -> Any:
+    """:func:`attention` of sequences of any lengths, packed one behind the other.
+
+    Shapes: q (total_q, heads, head_dim), k and v (total_k, kv_heads, head_dim). Sequence i has the queries
+    ``cu_seqlens_q[i]`` … ``cu_seqlens_q[i + 1]`` - 1 and the keys that ``cu_seqlens_k``, by default the same, says so
+    of: int32 (batch + 1,), ascending, on the arrays' device. ``seqused_q`` and ``seqused_k``, int32 (batch,), are how
+    many of its queries and keys count, from the first on. Each sequence is a problem of :func:`attention` with the same
+    ``causal``, ``window``, ``softcap``, ``scale``, ``sinks``, types and strides; a sequence may be empty.
+
+    The lengths are read on the device: nothing waits for them, a call may be captured into a CUDA graph and replayed
+    with others in the same arrays, and no lengths, totals or number of sequences make a kernel that was not there
+    before. ``max_seqlen_q`` and ``max_seqlen_k`` are taken for the sake of other libraries' callers and not needed.
+
+    Returns o, shaped like q: ``out`` if it is given, else a new array. With ``return_lse`` also the log-sum-exps,
+    float32 (heads, total_q). Rows of no sequence are left as they are: in a new array they hold anything.
+
+    Lengths that cannot be (descending ones, rows beyond the arrays) are cut to what can, on the device: no memory
+    outside of the arrays is touched, and the result means nothing. ``check`` looks at them first, which waits for the
+    device, and raises a ProblemError that names the entry.
+
+    Beside the result a call takes 32 bytes a head for every tile of 64 to 256 queries. Under ``torch.compile`` it is
+    one operator, ``warploom::attention_varlen``. Gradients are not there yet: arrays that require them are refused.
+
+    Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
+    UnsupportedDeviceError for a GPU older than compute capability 8.0.
+    """
+    if is_watched(q, k, v, sinks):
+        return tracing.operator_of("attention_varlen")(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k, causal=causal, window=window, softcap=softcap, scale=scale, sinks=sinks,
+            return_lse=return_lse, out=out, check=check, config=config,
+        )  # fmt: skip
+    given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
+             "k_used": seqused_k, "sinks": sinks, "out": out}  # fmt: skip
+    views = {name: describe(array) for name, array in given.items() if array is not None}
+    if sinks is not None:
+        views["sinks"] = widened(views["sinks"])
+    asked = (causal, scale, window, softcap, return_lse, "bshd", config)
+    lying = tuple([(name, *view[1:6], view.pointer & 15) for name, view in views.items()])
+    refuse_shared(views)
+    if flag("check", check):
+        check_lengths(views)
+    ready = _known((asked, lying))
+    if ready is None:
+        options = Options(*asked[:6]).plain()
+        key = (*astuple(options), config), lying
+        ready = _known(key)
+        if ready is None:
+            return _first_call(views, options, config, key, out)
+    first = views["q"]
+    result = empty(first.kind, first.shape, first.dtype, first.device) if out is None else out
+    lse = [_empty_lse(first)] if ready.lse else []
+    pointers = [views[name].pointer for name in ready.given]
+    ready.prepared.run([*pointers, *map(address, (result, *lse))], first)
+    return (result, lse[0]) if lse else result
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What a repeated call on a GPU needs: the launches, and which of the caller's arrays they take, in order."""
+
+    prepared: Prepared
+    given: tuple[str, ...]
+    lse: bool
+
+
+_Key = tuple[Any, ...]
+_prepared: dict[_Key, _Ready] = {}
+_PREPARED_KEPT = 4096
+
+
+def _known(key: _Key) -> _Ready | None:
+    try:
+        return _prepared.get(key)
+    except TypeError:  # an array among the options, which no key can hold
+        return None
+
+
+def _empty_lse(q: ArrayView) -> Any:
+    return empty(q.kind, (q.shape[1], q.shape[0]), f32, q.device)
+
+
+def _first_call(views: Arrays, options: Options, config: Any, key: _Key, out: Any) -> Any:
+    """Everything that :func:`attention_varlen` need not repeat for arrays of the same shapes, strides and device."""
+    given = read_packed(views, options)
+    q, problem = views["q"], given.problem
+    chosen, place = configured_packed(problem, q, config)
+    result = empty(q.kind, q.shape, q.dtype, q.device) if out is None else out
+    lse = [_empty_lse(q)] if options.return_lse else []
+    found = (result, lse[0]) if lse else result
+    if 0 in (problem.batch, problem.total_q, problem.heads):
+        return found
+    results = {"out": settled(views["out"]) if out is not None else describe_new(result)}
+    if lse:
+        results["lse"] = describe_new(lse[0])
+
+    def steps(arrays: Arrays) -> Steps:
+        q, k, v, out = ((row, head) for row, head, _ in (arrays[name].strides for name in ("q", "k", "v", "out")))
+        calls = packed_calls(chosen, problem, (q, k, v, out), place.multiprocessors)
+        return Steps(tuple(Step(call, problem.flops if call is calls[-1] else 0) for call in calls))
+
+    arrays = given.arrays | results
+    if q.device[0] == "cuda":
+        prepared = steps(arrays).prepare(tuple(arrays), q.device[1])
+        callers = {name: name if name in views else "q_starts" for name in given.arrays}
+        if all(given.arrays[name].pointer == views[own].pointer for name, own in callers.items()):  # nothing was copied
+            if len(_prepared) >= _PREPARED_KEPT:
+                _prepared.clear()
+            _prepared[key] = _Ready(prepared, tuple(callers.values()), bool(lse))
+        prepared.run([view.pointer for view in arrays.values()], q)
+    elif str(place) == EMULATOR:
+        steps(arrays).emulate(arrays)
+    else:
+        hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in arrays.items()}
+        steps({name: describe(host) for name, host in hosts.items()}).run_from_host(hosts, tuple(results), filled=True)
+        for name, view in results.items():
+            as_numpy(view)[...] = hosts[name]
+    return found
+
+
+def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Place]:
+    """The configuration for a problem and where it runs. Raises ConfigError for one asked for that does not fit."""
+    if config is None:
+        place = Place.of(q.device)
+        return choose_packed(problem, place.goal), place
+    found = read_packed_config(config)
+    place = Place.of(q.device, requires=found.requires)
+    refuse_packed(found, problem, place.goal)
+    return found, place
+
+
+def refuse_packed(config: PackedConfig, problem: PackedProblem, target: Target | None = None) -> None:
+    """Raises ConfigError for a configuration that does not fit a problem (and a target)."""
+    refuse(f"{config} does not fit", misfits(config, problem, target))
+
+
+def read_packed_config(config: Any) -> PackedConfig:
+    """A configuration, or its notation. Raises ConfigError for one that takes no packed sequences."""
+    found = configuration(config, parse_packed)
+    if not isinstance(found, PackedConfig):
+        raise ConfigError(f"{found} takes no packed sequences")
+    return found

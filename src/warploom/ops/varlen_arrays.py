@@ -1,0 +1,166 @@
+"""The arrays of packed sequences: checked, aligned, and read as a problem; and their lengths, where somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from warploom.core.dtypes import bf16, f16, s32
+from warploom.core.errors import ProblemError
+from warploom.interop.arrays import (
+    ArrayView,
+    as_numpy,
+    current_stream,
+    describe_new,
+    filled,
+    require_dtype,
+    same_device,
+)
+from warploom.interop.copies import compact, settled
+from warploom.interop.overlap import overlaps_itself, share_memory
+from warploom.kernels.attention.packed import PackedProblem
+from warploom.ops.attention_arrays import Options, aligned, check_sinks
+
+Arrays = dict[str, ArrayView]
+NAMES = {"q_starts": "cu_seqlens_q", "k_starts": "cu_seqlens_k", "q_used": "seqused_q", "k_used": "seqused_k"}
+"""What callers call the kernels' arrays of lengths."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Described, checked and aligned inputs by the kernels' names, and what is asked."""
+
+    problem: PackedProblem
+    arrays: Arrays
+
+
+def read_packed(views: Arrays, options: Options, copy: Callable[[ArrayView], ArrayView] = compact) -> Given:
+    """Check the arrays, by the kernels' names. Raises ProblemError with the first thing that is wrong."""
+    problem = checked_packed(views, options)
+    arrays = {name: aligned(settled(views[name]), copy) for name in ("q", "k", "v")}
+    if problem.total_k == 0 < problem.total_q:  # no tensor map without a row: one that no sequence has
+        rows = (1, problem.kv_heads, problem.head_dim)
+        q = views["q"]
+        arrays |= {name: describe_new(filled(q.kind, rows, q.dtype, q.device, 0.0)) for name in ("k", "v")}
+    starts = views["q_starts"]
+    lengths = {"q_starts": starts, "k_starts": views.get("k_starts", starts)}
+    lengths |= {name: views[name] for name in ("q_used", "k_used") if name in views}
+    lengths |= {"sinks": views["sinks"]} if "sinks" in views else {}
+    arrays |= {name: view if view.contiguous else copy(view) for name, view in lengths.items()}
+    return Given(problem, arrays)
+
+
+def checked_packed(views: Mapping[str, ArrayView], options: Options) -> PackedProblem:
+    """The problem, by shapes, types and devices alone. Raises ProblemError with the first thing that is wrong."""
+    options.check()
+    for name in "qkv":
+        view = views[name]
+        if len(view.shape) != 3:
+            raise ProblemError(f"{name} has shape {tuple(view.shape)}; packed rows are (total, heads, head_dim)")
+        require_dtype(view, name, (bf16, f16))
+        if view.dtype is not views["q"].dtype:
+            raise ProblemError(f"q is {views['q'].dtype} and {name} is {view.dtype}: convert them to one type")
+        if view.strides[2] != 1 and view.shape[2] > 1 and 0 not in view.shape:
+            raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[2]}): copy it")
+    same_device([*views.values()], [NAMES.get(name, name) for name in views])
+    q, k, v = (tuple(views[name].shape) for name in "qkv")
+    if k != v:
+        raise ProblemError(f"k has shape {k} and v {v}: they must be equal")
+    if q[2] != k[2]:
+        raise ProblemError(f"q has shape {q} and k {k}: head_dim must be equal")
+    if q[1] != k[1] and (k[1] == 0 or q[1] % k[1]):
+        raise ProblemError(f"q has {q[1]} heads, no multiple of the {k[1]} of k and v: heads share keys in groups")
+    if q[2] % 8 or not 8 <= q[2] <= 256:
+        raise ProblemError(f"head_dim is {q[2]}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
+    check_sinks(views.get("sinks"), q[1])
+    batch = _batch(views)
+    if "k_starts" not in views and q[0] != k[0]:
+        raise ProblemError(f"q has {q[0]} rows and k {k[0]}: give cu_seqlens_k as well")
+    _check_out(views)
+    used = "q_used" in views, "k_used" in views
+    return PackedProblem(
+        batch, q[1], max(1, k[1]), q[0], k[0], q[2], views["q"].dtype, options.sides(), options.scale, options.softcap,
+        options.return_lse, "sinks" in views, used,
+    )  # fmt: skip
+
+
+def _batch(views: Mapping[str, ArrayView]) -> int:
+    """How many sequences there are. Raises ProblemError where arrays of lengths differ in that, or are none."""
+    shape = tuple(views["q_starts"].shape)
+    if len(shape) != 1 or shape[0] < 1:
+        raise ProblemError(f"cu_seqlens_q has shape {shape}; it is (batch + 1,): where sequences begin and end")
+    batch = shape[0] - 1
+    for name, caller in NAMES.items():
+        if name not in views:
+            continue
+        require_dtype(views[name], caller, (s32,))
+        wanted = (batch + 1,) if name.endswith("starts") else (batch,)
+        found = tuple(views[name].shape)
+        if found != wanted:
+            raise ProblemError(f"{caller} has shape {found}, cu_seqlens_q {shape}: it must be {wanted}")
+    return batch
+
+
+def _check_out(views: Mapping[str, ArrayView]) -> None:
+    """Raises ProblemError for an ``out`` that no kernel writes to as it lies."""
+    out, q = views.get("out"), views["q"]
+    if out is None:
+        return
+    if tuple(out.shape) != tuple(q.shape) or out.dtype is not q.dtype:
+        raise ProblemError(f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {q.dtype} of {tuple(q.shape)}")
+    if out.readonly:
+        raise ProblemError("out is read-only: pass an array that can be written")
+    if 0 in out.shape:
+        return
+    plain = settled(out)
+    if plain.strides[2] != 1 or aligned(plain, lambda view: view._replace(pointer=-1)).pointer == -1:
+        raise ProblemError("out's rows do not start at multiples of 16 bytes: pass one whose rows do")
+    if overlaps_itself(plain):
+        raise ProblemError("out has rows that lie in each other: pass one whose elements are apart")
+
+
+def refuse_shared(views: Mapping[str, ArrayView]) -> None:
+    """Raises ProblemError where ``out`` shares memory with an array that is read."""
+    out = views.get("out")
+    for name in views if out is not None else ():
+        if name != "out" and out is not None and share_memory(views[name], out):
+            raise ProblemError(f"out shares memory with {NAMES.get(name, name)}, which is read: pass another array")
+
+
+def check_lengths(views: Mapping[str, ArrayView]) -> None:
+    """Wait for the arrays of lengths and look at them. Raises ProblemError that names the first wrong entry."""
+    known = {name: _on_host(views[name]) for name in NAMES if name in views}
+    for name in ("q_starts", "k_starts"):
+        if name not in known:
+            continue
+        starts, total = known[name], views[name[0]].shape[0]
+        before = np.concatenate([[0], starts[:-1]])
+        wrong = np.nonzero((starts < before) | (starts > total))[0]
+        if wrong.size:
+            i = int(wrong[0])
+            why = f"{NAMES[name]}[{i}] is {starts[i]}"
+            less = f"less than the entry before it, {before[i]}" if i else "below 0"
+            raise ProblemError(f"{why}, {less if starts[i] < before[i] else f'beyond the {total} rows of {name[0]}'}")
+    for name in ("q_used", "k_used"):
+        if name not in known:
+            continue
+        lengths = np.diff(known.get(f"{name[0]}_starts", known["q_starts"]))
+        wrong = np.nonzero((known[name] < 0) | (known[name] > lengths))[0]
+        if wrong.size:
+            i = int(wrong[0])
+            raise ProblemError(f"{NAMES[name]}[{i}] is {known[name][i]}; the sequence has {lengths[i]} rows")
+
+
+def _on_host(view: ArrayView) -> np.ndarray[Any, Any]:
+    """A vector of int32 as int64 of NumPy; waits for what its framework has queued."""
+    require_dtype(view, "lengths", (s32,))
+    if view.device[0] == "cpu":
+        return np.asarray(as_numpy(view)).astype(np.int64)
+    from warploom.cuda.buffers import downloaded
+
+    plain = view if view.contiguous else compact(view)
+    stream = current_stream(view.kind, view.device[1])
+    return downloaded(plain.pointer, plain.shape[0], np.int32, view.device[1], stream).astype(np.int64)

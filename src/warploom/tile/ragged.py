@@ -1,0 +1,171 @@
+"""Packed sequences: rows of several sequences, one behind the other, whose lengths only the device knows.
+
+``starts`` (batch + 1,) says where each begins; what it says is never taken beyond the rows that there are. A first
+kernel writes the tiles of all sequences into a list (:class:`PieceList`), the long ones first; the kernels that work on
+them read one entry a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import s32, u32
+from warploom.tile.order import ENTRY_WORDS
+
+if TYPE_CHECKING:
+    from warploom.lang import GlobalPointer, Kernel, Traced
+    from warploom.lang.values import Number
+    from warploom.tile.scheduler import Divisor
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``count`` rows from ``begin`` on."""
+
+    begin: Traced
+    count: Traced
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Where sequences lie: number i in rows starts[i] … starts[i + 1] - 1 of ``total``, the first ``used[i]`` of them.
+
+    Numbers that cannot be are cut to what can: nobody reads or writes beyond the arrays.
+    """
+
+    k: Kernel
+    starts: GlobalPointer
+    total: Traced
+    used: GlobalPointer | None = None
+
+    def at(self, number: Traced) -> Rows:
+        """The rows of a sequence."""
+        k = self.k
+        begin, end = (k.minimum(self.starts.load(number + i)[0], self.total) for i in range(2))
+        count = k.select(end > begin, end - begin, k.value(0, u32))
+        return Rows(begin, count if self.used is None else k.minimum(count, self.used.load(number)[0]))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tile's part of a sequence: ``queries`` from its first row to the sequence's end, and all ``keys``, of a head.
+
+    The last query stands beside the last key, as it does for the whole sequence.
+    """
+
+    queries: Rows
+    keys: Rows
+    head: Traced
+
+
+@dataclass(frozen=True)
+class PieceList:
+    """The list of tiles in memory: how many there are, then an entry of ``ENTRY_WORDS`` for each."""
+
+    k: Kernel
+    words: GlobalPointer
+
+    @property
+    def count(self) -> Traced:
+        """How many tiles there are."""
+        return self.words.load()[0]
+
+    def at(self, number: Traced) -> Piece:
+        """A tile."""
+        place = self._entry(number)
+        q_begin, q_count, k_begin, k_count = place.load(0, 4)
+        return Piece(Rows(q_begin, q_count), Rows(k_begin, k_count), place.load(4)[0])
+
+    def put(self, number: Traced, piece: Piece) -> None:
+        """Write a tile's entry."""
+        place = self._entry(number)
+        place.store([piece.queries.begin, piece.queries.count, piece.keys.begin, piece.keys.count], 0)
+        place.store(piece.head, 4)
+
+    def _entry(self, number: Traced) -> GlobalPointer:
+        return self.words + self.k.mul_wide(number + 1, ENTRY_WORDS)
+
+
+@dataclass(frozen=True)
+class RaggedTiles:
+    """All tiles of ``tile_m`` queries × heads, in the order they are to run: the long ones first.
+
+    ``by_row``: later tiles of a sequence have more keys (a causal mask), else all of them as many. Heads come in groups
+    of ``together``, whose keys the L2 holds. Every tile's place is counted from the lengths alone, by a warp for each
+    sequence; there are never more than ``most`` for a head.
+    """
+
+    k: Kernel
+    queries: Sequences
+    keys: Sequences
+    batch: Traced
+    heads: Traced
+    together: Divisor
+    most: Traced
+    tile_m: int
+    by_row: bool
+
+    def write(self, to: PieceList, sequence: Traced, first: Traced, step: Traced) -> None:
+        """A warp: the entries of a sequence, of its tiles ``first``, ``first + step`` … ."""
+        k = self.k
+        queries, keys = self.queries.at(sequence), self.keys.at(sequence)
+        own = self._tiles(queries.count)
+        ahead, count = self._over_sequences(lambda j, q, n: self._longer(keys.count, sequence, j, n, self._tiles(q)))
+        count = k.minimum(count, self.most)
+        with k.when((sequence == 0) & (first == 0) & (k.lane == 0)):
+            to.words.store(count * self.heads)
+        with k.loop(own, first, step) as tile:
+            place = ahead + tile
+            if self.by_row:
+                last = _signed(k, keys.count) - _signed(k, queries.count) + _signed(k, (tile + 1) * self.tile_m)
+                place, _ = self._over_sequences(self._later(last, sequence))
+            row = tile * self.tile_m
+            piece = Rows(queries.begin + row, queries.count - row)
+            with k.when(place < count), k.loop(self.heads, k.lane, WARP) as head:
+                group, member = self.together.divide(head)
+                before = group * self.together.value
+                members = k.minimum(self.heads - before, self.together.value)
+                to.put(before * count + place * members + member, Piece(piece, keys, head))
+
+    def _tiles(self, rows: Traced) -> Traced:
+        return (rows + (self.tile_m - 1)) // self.tile_m
+
+    def _longer(self, mine: Traced, me: Traced, other: Traced, keys: Traced, tiles: Traced) -> Traced:
+        """Tiles of another sequence that come before all of mine: if it has more keys, or as many and comes first."""
+        longer = (keys > mine) | ((keys == mine) & (other < me))
+        return self.k.select(longer, tiles, self.k.value(0, u32))
+
+    def _later(self, last: Traced, me: Traced) -> Callable[[Traced, Traced, Traced], Traced]:
+        """Tiles of another sequence that see more keys than ``last``, or as many and come first."""
+        k = self.k
+
+        def count(other: Traced, queries: Traced, keys: Traced) -> Traced:
+            tiles, top = self._tiles(queries), _signed(k, keys) - _signed(k, queries)
+            more = last - top - k.select(other < me, k.value(1, s32), k.value(0, s32))
+            fewer = k.bitcast(k.maximum(more, 0), u32) // self.tile_m
+            return tiles - k.minimum(fewer, tiles)
+
+        return count
+
+    def _over_sequences(self, tiles: Callable[[Traced, Traced, Traced], Traced]) -> tuple[Traced, Traced]:
+        """Sums over all sequences of ``tiles(number, queries, keys)`` and of their tiles; the same in all lanes."""
+        k = self.k
+        found, all_tiles = k.register(u32, 0), k.register(u32, 0)
+        with k.loop(self.batch, k.lane, WARP) as other:
+            queries, keys = self.queries.at(other).count, self.keys.at(other).count
+            found += tiles(other, queries, keys)
+            all_tiles += self._tiles(queries)
+        return self._sum(found.get()), self._sum(all_tiles.get())
+
+    def _sum(self, value: Traced) -> Traced:
+        for step in (16, 8, 4, 2, 1):
+            value = value + self.k.shfl_xor(value, step)
+        return value
+
+
+def _signed(k: Kernel, value: Number) -> Traced:
+    return k.bitcast(k.value(value, u32), s32)

@@ -1,0 +1,166 @@
+"""Kernels on packed sequences, emulated: each as float64 has it, and what no sequence has is not touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warploom.core.dtypes import f16
+from warploom.emulate import emulate
+from warploom.interop.arrays import describe
+from warploom.ir.program import Program
+from warploom.kernels.attention.packed import PackedConfig, PackedProblem, packed_calls
+from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.source import KernelCall
+from warploom.ops.backends import emulator_arguments
+
+UNTOUCHED = 7.0
+PAD = 5
+SM80 = ForwardSm80(head_dim=32, tile_m=64, tile_n=32, num_warps=4)
+SM90 = ForwardSm90(head_dim=32, tile_n=48, consumers=1)
+KINDS = {
+    "sm80": SM80,
+    "sm90": SM90,
+    "sum column": ForwardSm90(head_dim=64, tile_n=64, consumers=1, sum_column=True, q_in_registers=False),
+    "masked blocks": ForwardSm90(head_dim=32, tile_n=48, skip_masked=True, turns=False),
+    "not persistent": ForwardSm90(head_dim=72, tile_n=64, consumers=1, persistent=False, dtype=f16),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences of so many queries and keys; NaN in ``PAD`` rows behind them, and in unused ones."""
+
+    config: PackedConfig
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    window: tuple[int | None, int | None] = (None, None)
+    heads: int = 2
+    kv_heads: int = 1
+    used: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = (None, None)
+    lse: bool = True
+
+    @cached_property
+    def starts(self) -> tuple[Any, Any]:
+        """Where sequences begin."""
+        q, k = (np.concatenate([[0], np.cumsum(x)]).astype(np.int32) for x in (self.queries, self.keys))
+        return q, k
+
+    @cached_property
+    def spans(self) -> list[tuple[slice, slice]]:
+        """The rows of each sequence that count."""
+        counts = [own if used is None else used for own, used in zip((self.queries, self.keys), self.used, strict=True)]
+        q, k = (
+            [slice(a, a + n) for a, n in zip(starts[:-1], count, strict=True)]
+            for starts, count in zip(self.starts, counts, strict=True)
+        )
+        return list(zip(q, k, strict=True))
+
+    @cached_property
+    def arrays(self) -> dict[str, Any]:
+        """Everything by the kernels' names."""
+        numbers, d, dtype = np.random.default_rng(0), self.config.head_dim, self.config.dtype.numpy
+        q_rows, k_rows = (int(x[-1]) + PAD for x in self.starts)
+        q, k, v = np.full((q_rows, self.heads, d), np.nan), *np.full((2, k_rows, self.kv_heads, d), np.nan)
+        for rows, keys in self.spans:
+            q[rows] = numbers.standard_normal(q[rows].shape)
+            k[keys], v[keys] = numbers.standard_normal((2, *k[keys].shape))
+        q, k, v = (x.astype(dtype) for x in (q, k, v))
+        used = {
+            f"{name}_used": np.asarray(x, np.int32) for name, x in zip("qk", self.used, strict=True) if x is not None
+        }
+        return {
+            "q": q, "k": k, "v": v, "out": np.full_like(q, UNTOUCHED),
+            "lse": np.full((self.heads, q_rows), UNTOUCHED, np.float32),
+            "q_starts": self.starts[0], "k_starts": self.starts[1], **used,
+        }  # fmt: skip
+
+    @cached_property
+    def calls(self) -> tuple[KernelCall, KernelCall]:
+        """Both launches."""
+        x = self.arrays
+        problem = PackedProblem(
+            len(self.queries), self.heads, self.kv_heads, x["q"].shape[0], x["k"].shape[0], self.config.head_dim,
+            self.config.dtype, self.window, lse=self.lse, used=("q_used" in x, "k_used" in x),
+        )  # fmt: skip
+        q, k, v, out = ((x[name].shape[1] * x[name].shape[2], x[name].shape[2]) for name in ("q", "k", "v", "out"))
+        return packed_calls(self.config, problem, (q, k, v, out), 3)
+
+    def run(self, program: Program | None = None, seed: int | None = None) -> list[str]:
+        """What is wrong: findings, and sequences that float64 has otherwise. ``program`` in place of the second."""
+        arrays = {name: x.copy() for name, x in self.arrays.items()}
+        arrays["tiles"] = np.full(self.calls[0].workspace["tiles"], 0xDEADBEEF, np.uint32)
+        found: list[str] = []
+        for call in self.calls:
+            traced = call.source.program if program is None or call is self.calls[0] else program
+            views = [describe(arrays[name]) for name in call.arrays]
+            given = emulator_arguments(call.source.program, views, call.scalars, call.maps)
+            found += map(str, emulate(traced, call.grid, given, seed=seed).findings)
+        return found + self._wrong(arrays["out"], arrays["lse"])
+
+    def _wrong(self, out: Any, lse: Any) -> list[str]:
+        found: list[str] = []
+        rest = np.ones(out.shape[0], np.bool_)
+        left, right = (np.inf if side is None else side for side in self.window)
+        for number, (rows, keys) in enumerate(self.spans):
+            rest[rows] = False
+            q, got = (np.swapaxes(x[rows], 0, 1).astype(np.float64) for x in (self.arrays["q"], out))
+            group = self.heads // self.kv_heads
+            k, v = (np.repeat(np.swapaxes(self.arrays[x][keys], 0, 1), group, 0).astype(np.float64) for x in "kv")
+            if q.shape[1] == 0:
+                continue
+            if k.shape[1] == 0:
+                if np.any(got != 0) or (self.lse and not np.isneginf(lse[:, rows]).all()):
+                    found.append(f"sequence {number} without keys")
+                continue
+            distance = np.arange(k.shape[1])[None] - (np.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1])
+            seen = (distance >= -left) & (distance <= right)
+            exact = attention_reference(q, k, v, self.config.dtype, seen=seen)
+            error = attention_error(got, exact, self.config.dtype)
+            if not error.ok:
+                found.append(f"sequence {number}: {error}")
+            scores = np.where(seen, q @ np.swapaxes(k, 1, 2) / np.sqrt(q.shape[-1]), -np.inf)
+            with np.errstate(divide="ignore"):
+                logs = np.log(np.exp(scores - 8).sum(-1)) + 8
+            if self.lse and not np.allclose(lse[:, rows], logs, rtol=0, atol=1e-3):
+                found.append(f"log-sum-exps of sequence {number}")
+        if np.any(out[rest].astype(np.float32) != UNTOUCHED) or np.any(lse[:, rest] != UNTOUCHED):
+            found.append("rows of no sequence are written")
+        return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_of_any_lengths(kind: str) -> None:
+    """Empty ones, ones without keys, ends within a tile; NaN beside them."""
+    lse, mask = kind != "sum column", (None, None) if kind == "sum column" else (None, 0)
+    assert Case(KINDS[kind], (5, 0, 70, 20), (9, 3, 80, 0), mask, lse=lse).run() == []
+
+
+@pytest.mark.parametrize("kind", ["sm80", "sm90"])
+def test_windows_and_parts_of_sequences(kind: str) -> None:
+    used = (2, 40, 0), (9, 0, 7)
+    assert Case(KINDS[kind], (3, 60, 5), (40, 10, 9), (20, 3), heads=3, kv_heads=3, used=used).run() == []
+
+
+def test_random_problems() -> None:
+    numbers = np.random.default_rng(3)
+    for turn in range(4):
+        q, k = numbers.integers(0, 100, (2, int(numbers.integers(1, 5))))
+        window = [(None, None), (30, 0)][turn // 2]
+        case = Case((SM80, SM90)[turn % 2], tuple(q.tolist()), tuple(k.tolist()), window)
+        assert case.run(seed=turn) == [], case
+
+
+def test_the_check_sees_a_missing_mask() -> None:
+    """Were the last block not masked, the zeros behind a sequence would count as keys."""
+    case = Case(SM90, (20,), (20,))
+    source = case.calls[1].source
+    arguments = dict(source.arguments)
+    unmasked = replace(arguments["features"], ragged_kv=False)
+    assert case.run(replace(source, arguments=tuple((arguments | {"features": unmasked}).items())).program)

@@ -1,0 +1,197 @@
+"""``attention_varlen`` on arrays: right results, refusals by name, nothing compiled for new lengths."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warploom
+from tests.ops.emulated_gpu import EmulatedGpu
+from warploom.core.dtypes import bf16, f16
+from warploom.core.errors import ConfigError, EmulationError, ProblemError
+from warploom.core.targets import target
+from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
+from warploom.kernels.attention.reference import attention_error, attention_reference
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+SM90 = "attention_sm90(head_dim=32, dtype=f16, tile_n=48, consumers=1)"
+STARTS = np.array([0, 20, 20, 77, 90], np.int32)
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warploom.ops.places.gpu_present", lambda: False)
+
+
+def make(rows: int = 90, heads: int = 2, head_dim: int = 32, seed: int = 0) -> list[Any]:
+    """Q, K and V."""
+    numbers = np.random.default_rng(seed)
+    return [numbers.standard_normal((rows, heads, head_dim)).astype(np.float16) for _ in range(3)]
+
+
+def is_right(out: Any, q: Any, k: Any, v: Any, starts: Any = STARTS, causal: bool = False) -> bool:
+    """Whether each sequence is as float64 has it."""
+    for a, b in pairwise(starts):
+        if a == b:
+            continue
+        at = [np.swapaxes(np.asarray(x)[a:b], 0, 1) for x in (q, k, v, out)]
+        seen = np.tril(np.ones((b - a, b - a), np.bool_)) if causal else None
+        if not attention_error(at[3], attention_reference(*at[:3], f16, seen=seen), f16).ok:
+            return False
+    return True
+
+
+# -- right results
+@pytest.mark.parametrize("config", [None, SM90])
+def test_numpy_arrays(config: str | None) -> None:
+    q, k, v = make()
+    out, lse = warploom.attention_varlen(
+        q, k, v, STARTS, causal=True, return_lse=True, max_seqlen_q=57, check=True, config=config
+    )
+    assert is_right(out, q, k, v, causal=True)
+    one = warploom.attention(q[None, 20:77], k[None, 20:77], v[None, 20:77], causal=True, return_lse=True)
+    assert np.allclose(lse[:, 20:77], one[1][0], atol=1e-3)
+
+
+def test_strided_arrays_and_an_output_of_the_caller_s() -> None:
+    """Heads of one array side by side; rows of no sequence stay."""
+    wide = np.random.default_rng(1).standard_normal((96, 6, 32)).astype(np.float16)
+    q, k, v = wide[:, :2], wide[:, 2:4], wide[:, 4:]
+    out = np.full((96, 2, 32), 7, np.float16)
+    assert warploom.attention_varlen(q, k, v, STARTS, out=out) is out
+    assert is_right(out, q, k, v)
+    assert (out[90:] == 7).all()
+
+
+def test_torch_tensors_and_operators() -> None:
+    torch = pytest.importorskip("torch")
+    arrays = q, k, v = [torch.from_numpy(x) for x in make()]
+    starts = torch.from_numpy(STARTS)
+    out = warploom.attention_varlen(*arrays, starts)
+    assert isinstance(out, torch.Tensor)
+    assert is_right(out.numpy(), *(x.numpy() for x in arrays))
+    call = torch.compile(
+        lambda *given: warploom.attention_varlen(*given, return_lse=True), backend="eager", fullgraph=True
+    )
+    found, lse = call(q, k, v, starts)
+    assert torch.equal(found, out)
+    assert tuple(lse.shape) == (2, 90)
+    torch.library.opcheck(torch.ops.warploom.attention_varlen, (q, k, v, starts), test_utils="test_faketensor")
+    with pytest.raises(ProblemError, match="gradient"):
+        warploom.attention_varlen(q.clone().requires_grad_(), k, v, starts)
+
+
+def test_nothing_to_compute() -> None:
+    q, k, v = make()
+    assert warploom.attention_varlen(q[:0], k[:0], v[:0], np.zeros(3, np.int32)).shape == (0, 2, 32)
+    assert warploom.attention_varlen(q, k, v, np.zeros(1, np.int32)).shape == q.shape
+    none = np.zeros(2, np.int32)
+    out, lse = warploom.attention_varlen(q, k[:0], v[:0], np.array([0, 90], np.int32), none, return_lse=True)
+    assert (out == 0).all()
+    assert np.isneginf(lse).all()
+
+
+# -- refusals
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"q": make()[0][None]}, "total, heads, head_dim"),
+        ({"k": make(heads=3)[1], "v": make(heads=3)[2]}, "multiple of the 3"),
+        ({"k": make(rows=80)[1], "v": make(rows=80)[2]}, "cu_seqlens_k"),
+        ({"cu_seqlens_q": STARTS.astype(np.int64)}, "cu_seqlens_q is s64"),
+        ({"cu_seqlens_k": STARTS[:-1]}, "cu_seqlens_k has shape"),
+        ({"seqused_k": STARTS}, "seqused_k has shape"),
+        ({"out": make(rows=80)[0]}, "out is f16 of shape"),
+        ({"window": (-5, 0)}, "left side"),
+    ],
+)
+def test_what_the_host_knows_is_refused_by_name(change: dict[str, Any], words: str) -> None:
+    q, k, v = make()
+    given = {"q": q, "k": k, "v": v, "cu_seqlens_q": STARTS} | change
+    with pytest.raises(ProblemError, match=words):
+        warploom.attention_varlen(**given)
+
+
+def test_configurations_that_take_no_packed_sequences() -> None:
+    with pytest.raises(ConfigError, match="packed"):
+        warploom.attention_varlen(*make(), STARTS, config="attention_ladder(tile_m=64)")
+    with pytest.raises(ConfigError, match="head_dim"):
+        warploom.attention_varlen(*make(), STARTS, config="attention_sm80(head_dim=64, dtype=f16)")
+
+
+def test_an_output_that_is_read() -> None:
+    q, k, v = make()
+    with pytest.raises(ProblemError, match="out shares memory with v"):
+        warploom.attention_varlen(q, k, v, STARTS, out=v)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"cu_seqlens_q": [0, 20, 10, 90, 90]}, r"cu_seqlens_q\[2\] is 10, less than the entry before it, 20"),
+        ({"cu_seqlens_q": [-1, 20, 30, 90, 90]}, r"cu_seqlens_q\[0\] is -1, below 0"),
+        ({"cu_seqlens_k": [0, 20, 30, 80, 91]}, r"cu_seqlens_k\[4\] is 91, beyond the 90 rows of k"),
+        ({"seqused_k": [3, 1, 57, 13]}, r"seqused_k\[1\] is 1; the sequence has 0 rows"),
+    ],
+)
+def test_what_the_device_knows_is_named_where_somebody_asks(change: dict[str, Any], words: str) -> None:
+    q, k, v = make()
+    given = {"cu_seqlens_q": STARTS} | {name: np.array(x, np.int32) for name, x in change.items()}
+    with pytest.raises(ProblemError, match=words):
+        warploom.attention_varlen(q, k, v, **given, check=True)
+
+
+def findings(starts: list[int], config: str | None) -> set[str]:
+    """What kinds of defects the emulator finds in a call with such lengths."""
+    try:
+        warploom.attention_varlen(*make(), np.array(starts, np.int32), config=config)
+    except EmulationError as error:
+        return {found.kind for found in error.findings}
+    return set()
+
+
+@pytest.mark.parametrize("config", [None, SM90])
+def test_wrong_lengths_touch_nothing_beyond_the_arrays(config: str | None) -> None:
+    """Rows of two sequences may be written twice, which the emulator objects to; never bytes outside."""
+    assert findings([0, 60, 10, 2**31 - 1, 90], config) <= {"race", "in_flight"}
+    assert findings([-7, 2**31 - 1, 0, 500, -1], config) <= {"race", "in_flight"}
+
+
+# -- what is compiled
+def test_no_length_makes_a_new_kernel() -> None:
+    """1,000 steps with other batches, totals and lengths: for each GPU the two kernels of the first."""
+    numbers = np.random.default_rng(0)
+    for arch in ("sm_80", "sm_90a"):
+        sources = set()
+        for _ in range(500):
+            batch, total_q, total_k = (int(x) for x in numbers.integers(1, (300, 100_000, 100_000)))
+            problem = PackedProblem(batch, 16, 4, total_q, total_k, 128, bf16, (None, 0), lse=True)
+            config = choose_packed(problem, target(arch))
+            calls = packed_calls(config, problem, ((2048, 128), (512, 128), (512, 128), (2048, 128)), 132)
+            sources |= {call.source for call in calls}
+        assert len(sources) == 2
+
+
+def test_repeated_calls_are_prepared_once(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other lengths in the same arrays, and hints of any kind, come to the kernels that were prepared."""
+    gpu.hold(monkeypatch)
+    q, k, v = make()
+    starts = STARTS.copy()
+    for lengths, hint in ([STARTS, None], [[0, 5, 40, 90, 90], 50], [[0, 0, 0, 0, 64], np.array(64)]):
+        starts[:] = lengths
+        out = warploom.attention_varlen(q, k, v, starts, max_seqlen_q=hint, max_seqlen_k=hint)
+        assert is_right(out, q, k, v, starts)
+    assert len(gpu.prepared) == 2
+
+
+def test_arrays_of_the_cpu_on_a_gpu(gpu: EmulatedGpu) -> None:
+    """They travel there and back, what is in the output already with them."""
+    assert gpu.prepared == []
+    q, k, v = make(96)
+    out = np.full((96, 2, 32), 7, np.float16)
+    warploom.attention_varlen(q, k, v, STARTS, out=out)
+    assert is_right(out, q, k, v)
+    assert (out[90:] == 7).all()

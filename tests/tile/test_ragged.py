@@ -1,0 +1,76 @@
+"""The list of tiles of packed sequences: every piece once, the long ones first, nothing beyond the arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tile.support import clean
+from warploom.kernels.attention.packed_kernel import list_tiles
+from warploom.tile.order import ENTRY_WORDS, divisors, most_pieces
+
+TILE_M = 64
+
+
+def listed(
+    q_starts: Any, k_starts: Any, total: tuple[int, int], *, heads: int = 3, together: int = 2, by_row: bool = False,
+    used: tuple[Any, Any] = (None, None),
+) -> Any:  # fmt: skip
+    """The entries of the list: (first query, queries left, first key, keys, head) of each tile."""
+    batch, most = len(q_starts) - 1, most_pieces(total[0], len(q_starts) - 1, TILE_M)
+    program = list_tiles.trace(tile_m=TILE_M, by_row=by_row, used=(used[0] is not None, used[1] is not None))
+    words = np.full(ENTRY_WORDS * (1 + most * heads), 0xDEADBEEF, np.uint32)
+    given = {
+        "q_starts": np.asarray(q_starts, np.int32), "k_starts": np.asarray(k_starts, np.int32), "tiles": words,
+        "total_q": total[0], "total_k": total[1], "batch": batch, "heads": heads, "most": most,
+        **divisors(together=together),
+    }  # fmt: skip
+    given |= {
+        name: np.asarray(x, np.int32) for name, x in zip(("q_used", "k_used"), used, strict=True) if x is not None
+    }
+    assert clean(program, (-(-batch // 4), 2, 1), [given[p.name] for p in program.parameters])
+    return words.reshape(-1, ENTRY_WORDS)[1 : 1 + words[0], :5].astype(np.int64)
+
+
+def expected(q_starts: Any, k_starts: Any, heads: int) -> set[tuple[int, ...]]:
+    """All pieces."""
+    found: set[tuple[int, ...]] = set()
+    for a, b, c, d in zip(q_starts, q_starts[1:], k_starts, k_starts[1:], strict=False):
+        found |= {(row, b - row, c, d - c, head) for row in range(a, b, TILE_M) for head in range(heads)}
+    return found
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_every_piece_once_and_the_long_ones_first(by_row: bool, together: int) -> None:
+    rng = np.random.default_rng(together)
+    lengths = rng.integers(0, 300, (2, 37))  # more sequences than lanes, some with less keys than queries
+    lengths[:, 5] = 0
+    q_starts, k_starts = (np.concatenate([[0], np.cumsum(x)]) for x in lengths)
+    found = listed(q_starts, k_starts, (q_starts[-1], k_starts[-1]), together=together, by_row=by_row)
+    pieces = [tuple(map(int, entry)) for entry in found]
+    assert set(pieces) == expected(q_starts.tolist(), k_starts.tolist(), 3)
+    assert len(set(pieces)) == len(pieces)
+    groups = found[:, 4] // together
+    assert (np.diff(groups) >= 0).all()
+    seen = found[:, 3] - found[:, 1] + TILE_M if by_row else found[:, 3]  # keys up to the last query's of the tile
+    for group in set(groups.tolist()):
+        assert (np.diff(seen[groups == group]) <= 0).all()
+
+
+def test_used_rows_alone() -> None:
+    found = listed([0, 100, 200], [0, 50, 90], (200, 90), heads=1, together=1, used=([70, 0], [20, 40]))
+    assert [tuple(x) for x in found.tolist()] == [(0, 70, 0, 20, 0), (64, 6, 0, 20, 0)]
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize(
+    "starts", [[0, 100, 50, 300, 128], [-5, 20, 2**31 - 1, 4, 9], [300, 0, 300, 0, 300], [7, 7, 7, 7, 7]]
+)
+def test_lengths_that_cannot_be_reach_nothing_beyond_the_arrays(starts: list[int], by_row: bool) -> None:
+    found = listed(starts, starts, (128, 128), by_row=by_row)
+    assert len(found) <= 3 * most_pieces(128, 4, TILE_M)
+    first, count, first_key, keys, head = found.T
+    assert ((first + count <= 128) & (first_key + keys <= 128) & (head < 3)).all()  # and every entry was written
