@@ -1,0 +1,302 @@
+"""Packed sequences of even and of uneven lengths that take the same FLOPs, on one GPU in one process.
+
+    PYTHONPATH=src python benchmarks/varlen_cells.py --out OUT
+
+``warploom.attention_varlen`` on uneven lengths ("uneven") beside itself on even ones ("even") and ``attention`` there
+("dense"); on the uneven ones also FlashAttention-2 as PyTorch has it, and FlashAttention-4 where ``flash_attn.cute``
+can be imported. bf16, heads × head_dim = 2048; head_dim 64 and 128, causal and full, and grouped heads. Lengths are a
+geometric progression from the longest to a sixteenth of it, shuffled, with an empty sequence among them, and NaN in the
+rows behind. Every result is checked first, rows of several sequences against float64; then all are timed interleaved as
+replays of CUDA graphs, on inputs that rotate past the L2. Writes OUT/varlen-cells.json after each cell, prints the
+table, and exits with 1 if a result is wrong or uneven lengths run at less than 0.95 of the rate of even ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import os
+import random
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import warploom
+from warploom.core.dtypes import bf16
+from warploom.core.targets import target
+from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
+from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
+from warploom.ops.backends import built
+
+WIDTH = 2048
+SPREAD = 16
+"""How many times as long as the shortest sequence the longest one is."""
+BEHIND = 64
+"""Rows of no sequence."""
+CHECKED_ROWS = 256
+SMALLEST_SAMPLE = 0.010
+AT_LEAST = 0.95
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``batch`` sequences of ``length``, and as many uneven ones that take as many FLOPs."""
+
+    head_dim: int
+    causal: bool
+    batch: int
+    length: int
+    kv_heads: int | None = None
+
+    @property
+    def heads(self) -> int:
+        """Of the queries."""
+        return WIDTH // self.head_dim
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        group = "" if self.kv_heads is None else f" {self.heads}/{self.kv_heads} heads"
+        return f"d{self.head_dim} {'causal' if self.causal else 'full'} {self.batch}×{self.length}{group}"
+
+    @property
+    def even(self) -> list[int]:
+        """All as long."""
+        return [self.length] * self.batch
+
+    @cached_property
+    def uneven(self) -> list[int]:
+        """A geometric progression whose squares add up to those of the even ones; the last has no rows."""
+        weights = [SPREAD ** (-i / (self.batch - 1)) for i in range(self.batch)]
+        factor = self.length * math.sqrt(self.batch / sum(w * w for w in weights))
+        found = [*(round(factor * w) for w in weights), 0]
+        random.Random(0).shuffle(found)
+        return found
+
+    def flops(self, lengths: list[int]) -> int:
+        """Of the two products."""
+        scores = sum(n * (n + 1) // 2 if self.causal else n * n for n in lengths)
+        return 4 * self.heads * self.head_dim * scores
+
+
+def cells() -> list[Cell]:
+    """All of them."""
+    found = [Cell(d, causal, *size) for d in (64, 128) for causal in (False, True) for size in ((32, 1024), (8, 4096))]
+    return [*found, Cell(128, True, 8, 4096, kv_heads=4)]
+
+
+Inputs = dict[str, Any]
+Run = Callable[[Inputs], Any]
+
+
+def fresh(cell: Cell, lengths: list[int]) -> Inputs:
+    """Random q, k and v, NaN behind them, and where sequences begin."""
+    import torch
+
+    total = sum(lengths)
+
+    def make(heads: int) -> Any:
+        x = torch.randn(total + BEHIND, heads, cell.head_dim, device="cuda", dtype=torch.bfloat16)
+        x[total:] = math.nan
+        return x
+
+    starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).cuda()
+    kv_heads = cell.kv_heads or cell.heads
+    return {"q": make(cell.heads), "k": make(kv_heads), "v": make(kv_heads), "starts": starts, "longest": max(lengths)}
+
+
+def ours(cell: Cell, config: str | None = None) -> Run:
+    """This package's call."""
+    return lambda x: warploom.attention_varlen(x["q"], x["k"], x["v"], x["starts"], causal=cell.causal, config=config)
+
+
+def dense(cell: Cell) -> Run:
+    """``attention``, where all sequences are as long; the result in the place that packed ones have."""
+
+    def run(x: Inputs) -> Any:
+        q, k, v = (x[name][:-BEHIND].unflatten(0, (cell.batch, cell.length)) for name in "qkv")
+        return warploom.attention(q, k, v, causal=cell.causal).flatten(0, 1)
+
+    return run
+
+
+def flash_attention_2(cell: Cell) -> Run:
+    """PyTorch's copy, by its operator."""
+    import torch
+
+    def run(x: Inputs) -> Any:
+        lengths = x["starts"], x["starts"], x["longest"], x["longest"], 0.0, cell.causal, False
+        return torch.ops.aten._flash_attention_forward(x["q"], x["k"], x["v"], *lengths)[0]
+
+    return run
+
+
+def flash_attention_4(cell: Cell) -> Run | None:
+    """The newest release, wherever it can be imported."""
+    try:
+        function: Any = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
+    except Exception:
+        return None
+
+    def run(x: Inputs) -> Any:
+        found = function(
+            x["q"], x["k"], x["v"], cu_seqlens_q=x["starts"], cu_seqlens_k=x["starts"], max_seqlen_q=x["longest"],
+            max_seqlen_k=x["longest"], causal=cell.causal,
+        )  # fmt: skip
+        return found[0] if isinstance(found, tuple) else found
+
+    return run
+
+
+# -- checked, then timed
+def largest_error(cell: Cell, x: Inputs, lengths: list[int], out: Any) -> float:
+    """The largest |o - o64| over what bf16 allows, of rows of the longest, the shortest and the last sequences."""
+    import torch
+
+    worst, starts = 0.0, [0]
+    for n in lengths:
+        starts.append(starts[-1] + n)
+    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
+    group = cell.heads // (cell.kv_heads or cell.heads)
+    for number in {order[0], order[-1], max(order), min(order)}:
+        first, n = starts[number], lengths[number]
+        rows = torch.randperm(n, device="cuda")[:CHECKED_ROWS]
+        head = number % cell.heads
+        keys = slice(first, first + n)
+        q, k, v = x["q"][first + rows, head], x["k"][keys, head // group], x["v"][keys, head // group]
+        scores = q.double() @ k.double().T / math.sqrt(cell.head_dim)
+        if cell.causal:
+            scores = scores.masked_fill(torch.arange(n, device="cuda")[None] > rows[:, None], -math.inf)
+        p = torch.softmax(scores, -1)
+        expected, magnitude = p @ v.double(), p @ v.double().abs()
+        allowed = UNIT_ROUNDOFF["bf16"] * (expected.abs() + magnitude) + F32_SLACK * magnitude
+        error = (out[first + rows, head].double() - expected).abs()
+        worst = max(worst, float((torch.nan_to_num(error, nan=math.inf) / allowed).max()))
+    return worst
+
+
+def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
+    """One cell: checked, and timed."""
+    import torch
+
+    from warploom.bench.timing import Candidate, EventClock, graphed, input_sets, measure, paired_spread
+
+    runs: dict[str, tuple[Run | None, list[int]]] = {
+        "uneven": (ours(cell), cell.uneven), "even": (ours(cell), cell.even), "dense": (dense(cell), cell.even),
+        "flash_attention_2": (flash_attention_2(cell), cell.uneven),
+        "flash_attention_4": (flash_attention_4(cell), cell.uneven),
+        **{text: (ours(cell, text), cell.uneven) for text in options.config if f"head_dim={cell.head_dim}," in text},
+    }  # fmt: skip
+    row = cell.head_dim * 2 * 2 * (cell.heads + (cell.kv_heads or cell.heads))
+    count = input_sets(row * sum(cell.uneven), torch.cuda.get_device_properties(0).L2_cache_size)
+    inputs = {str(n): [fresh(cell, n) for _ in range(count)] for n in (cell.even, cell.uneven)}
+    errors, failed = dict[str, float](), dict[str, str]()
+    candidates: list[Any] = []
+    for name, (run, lengths) in runs.items():
+        if run is None:
+            continue
+        sets = inputs[str(lengths)]
+        torch.full_like(sets[0]["q"], math.nan)  # the memory that the result is likely to get
+        try:
+            errors[name] = largest_error(cell, sets[0], lengths, run(sets[0]))
+            candidates.append(graphed(Candidate(name, lambda i, run=run, sets=sets: run(sets[i])), count, torch))
+        except Exception as error:
+            if name not in ("flash_attention_2", "flash_attention_4"):
+                raise
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
+    found = measure(candidates, 1, clock, rounds=options.rounds, sample_seconds=SMALLEST_SAMPLE)
+    return {
+        "cell": cell.name, "head_dim": cell.head_dim, "causal": cell.causal, "batch": cell.batch,
+        "length": cell.length, "lengths": cell.uneven, "not_run": failed, "error": errors,
+        "tflops": {
+            n: m.seconds.rate(count * cell.flops(runs[n][1]) / 1e12).json() for n, m in found.items()
+        },
+        "ratio": {n: paired_spread(found["uneven"], m).json() for n, m in found.items() if n != "uneven"},
+    }  # fmt: skip
+
+
+def missed(found: list[dict[str, Any]]) -> list[str]:
+    """Every wrong result, a peer's included, and every cell where uneven lengths are slower than they should be."""
+    said = [f"{n} is wrong at {c['cell']}: {e:.2f}" for c in found for n, e in c["error"].items() if not e <= 1.0]
+    for c in found:
+        for name in ("even", "dense"):
+            ratio = c["ratio"][name]["median"]
+            if ratio < AT_LEAST:
+                said.append(f"{c['cell']}: {ratio} × {name}, wanted {AT_LEAST}")
+    return said
+
+
+# -- kernels that are compiled before
+def make(job: tuple[Cell, str]) -> None:
+    """Compile the kernels of a cell for an architecture into the cache."""
+    cell, arch = job
+    d, h, g = cell.head_dim, cell.heads, cell.kv_heads or cell.heads
+    window = None, 0 if cell.causal else None
+    packed = PackedProblem(cell.batch, h, g, WIDTH, WIDTH, d, bf16, window)
+    q, kv = (h * d, d), (g * d, d)
+    sources = [call.source for call in packed_calls(choose_packed(packed, target(arch)), packed, (q, kv, kv, q), 132)]
+    even = AttentionProblem(cell.batch, h, g, cell.length, cell.length, d, bf16, window)
+    rows, keys = (cell.length * h * d, d, h * d), (cell.length * g * d, d, g * d)
+    sources.append(choose(even, target(arch))[0].call(even, Operands((rows, keys, keys, rows), "bshd"), 132).source)
+    for source in sources:
+        built(source, arch)
+
+
+def line(c: dict[str, Any]) -> str:
+    """A cell as a line of text."""
+    speeds = (
+        f"{n} {s['median']:.0f}" + (f" ×{c['ratio'][n]['median']:.3f}" if n in c["ratio"] else "")
+        for n, s in c["tflops"].items()
+    )
+    worst = max(c["error"].values())
+    return f"{c['cell']:28} error {worst:.2f}  " + "  ".join(speeds) + (f"  {c['not_run']}" if c["not_run"] else "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
+    options = parser.parse_args()
+    todo = [c for c in cells() if c.head_dim in options.head_dims]
+    if options.compile_only:
+        arch = "sm_90a"
+    else:
+        from warploom.ops.backends import gpu_target
+
+        arch = gpu_target(0).name
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        list(pool.map(make, [(cell, arch) for cell in todo]))
+    if options.compile_only:
+        return 0
+    from warploom.bench.environment import environment
+    from warploom.bench.peers import flash_attention_4 as newest
+
+    folder: Path = options.out
+    folder.mkdir(parents=True, exist_ok=True)
+    head = environment() | {"flash_attention_4": newest()[1]}
+    found: list[dict[str, Any]] = []
+    for cell in todo:
+        found.append(timed(cell, options))
+        print(line(found[-1]), flush=True)
+        result = {"environment": head, "cells": found, "missed": missed(found)}
+        (folder / "varlen-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    failures = missed(found)
+    print("\n".join(failures) or "every figure is reached")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""``attention_varlen`` on a GPU: ragged tensor maps, lengths read there, CUDA graphs with other lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warploom
+from warploom.core.dtypes import bf16, f16
+from warploom.core.errors import ProblemError
+from warploom.kernels.attention.reference import attention_error, attention_reference
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+TYPES = {"f16": (torch.float16, f16), "bf16": (torch.bfloat16, bf16)}
+
+
+def make(total: int, heads: int, head_dim: int, dtype: str = "bf16", pad: int = 37) -> Any:
+    """Rows of sequences, and of none, which hold NaN."""
+    x = torch.randn(total + pad, heads, head_dim, device="cuda").to(TYPES[dtype][0])
+    x[total:] = float("nan")
+    return x
+
+
+def starts_of(lengths: Any) -> Any:
+    """Where sequences begin."""
+    return torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32, device="cuda")
+
+
+def wrong(arrays: tuple[Any, ...], out: Any, lengths: tuple[Any, Any], window: Any, dtype: str) -> list[str]:
+    """The sequences that float64 has otherwise."""
+    q, k, v = (x.float().cpu().numpy() for x in arrays)
+    found, group = [], q.shape[1] // k.shape[1]
+    got, (left, right) = out.float().cpu().numpy(), (np.inf if side is None else side for side in window)
+    at_q = at_k = 0
+    for number, (n, m) in enumerate(zip(*lengths, strict=True)):
+        rows, keys = slice(at_q, at_q + n), slice(at_k, at_k + m)
+        at_q, at_k = at_q + n, at_k + m
+        if n == 0:
+            continue
+        if m == 0:
+            found += [f"{number} without keys"] if np.any(got[rows] != 0) else []
+            continue
+        distance = np.arange(m)[None] - (np.arange(n)[:, None] + m - n)
+        own = [np.swapaxes(q[rows], 0, 1), *(np.repeat(np.swapaxes(x[keys], 0, 1), group, 0) for x in (k, v))]
+        exact = attention_reference(*own, TYPES[dtype][1], seen=(distance >= -left) & (distance <= right))
+        error = attention_error(np.swapaxes(got[rows], 0, 1), exact, TYPES[dtype][1])
+        found += [] if error.ok else [f"{number}: {error}"]
+    return found
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("head_dim", [32, 64, 72, 128, 192, 256])
+@pytest.mark.parametrize("window", [(None, None), (None, 0), (100, 0), (30, 50)])
+def test_uneven_lengths(head_dim: int, window: Any, dtype: str) -> None:
+    numbers = np.random.default_rng(head_dim)
+    q_lens, k_lens = numbers.integers(0, 700, (2, 9))
+    q_lens[2], k_lens[5] = 0, 0
+    q, k, v = (make(int(n.sum()), h, head_dim, dtype) for n, h in ((q_lens, 4), (k_lens, 2), (k_lens, 2)))
+    out = torch.full_like(q, 7)
+    _, lse = warploom.attention_varlen(
+        q, k, v, starts_of(q_lens), starts_of(k_lens), window=window, return_lse=True, out=out, check=True
+    )
+    total = int(q_lens.sum())
+    assert wrong((q, k, v), out, (q_lens, k_lens), window, dtype) == []
+    assert (out[total:] == 7).all()
+    assert not lse[:, :total].isnan().any()
+
+
+@pytest.mark.parametrize("tiles", ["tile_m=256", "tile_m=64, num_warps=4"])
+def test_the_kernels_without_the_tma(tiles: str) -> None:
+    lengths = np.array([5, 0, 700, 64, 300])
+    q, k, v = (make(int(lengths.sum()), 4, 128) for _ in range(3))
+    out = warploom.attention_varlen(
+        q, k, v, starts_of(lengths), causal=True, config=f"attention_sm80({tiles}, head_dim=128)"
+    )
+    assert wrong((q, k, v), out, (lengths, lengths), (None, 0), "bf16") == []
+
+
+def test_a_graph_is_replayed_with_other_lengths() -> None:
+    total = 2000
+    q, k, v = (make(total, 4, 128) for _ in range(3))
+    starts = starts_of([500, 500, 500, 500])
+    warploom.attention_varlen(q, k, v, starts, causal=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = warploom.attention_varlen(q, k, v, starts, causal=True)
+    for lengths in ([500, 500, 500, 500], [0, 1900, 3, 97], [2000, 0, 0, 0], [7, 13, 900, 5]):
+        starts.copy_(starts_of(lengths))
+        graph.replay()
+        assert wrong((q, k, v), out, (lengths, lengths), (None, 0), "bf16") == []
+
+
+def test_wrong_lengths_are_cut_and_named() -> None:
+    q, k, v = (make(1000, 4, 128, pad=0) for _ in range(3))
+    starts = torch.tensor([0, 600, 100, 2**31 - 1, -5], dtype=torch.int32, device="cuda")
+    warploom.attention_varlen(q, k, v, starts)
+    torch.cuda.synchronize()
+    with pytest.raises(ProblemError, match=r"cu_seqlens_q\[2\]"):
+        warploom.attention_varlen(q, k, v, starts, check=True)
+
+
+def test_arrays_of_the_cpu() -> None:
+    lengths = np.array([70, 0, 130])
+    q, k, v = (np.random.default_rng(i).standard_normal((200, 2, 64)).astype(np.float16) for i in range(3))
+    out = warploom.attention_varlen(q, k, v, np.array([0, 70, 70, 200], np.int32), causal=True)
+    arrays = tuple(torch.from_numpy(x) for x in (q, k, v))
+    assert wrong(arrays, torch.from_numpy(out), (lengths, lengths), (None, 0), "f16") == []
