@@ -16,6 +16,7 @@ from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.sync import AsyncProxyFence, BarSync, SetMaxRegisters
+from warploom.kernels.source import MappedArray
 from warploom.lang import Global, Kernel, TensorMap, kernel
 from warploom.lang import f32 as F32  # noqa: N812
 from warploom.layout.tensor_map import TensorMapSpec
@@ -38,7 +39,7 @@ def numbers(rows: int, cols: int) -> np.ndarray[Any, Any]:
 
 
 @kernel(threads=64, requires="sm_90a")
-def copy_box(k: Kernel, source: TensorMap, target: TensorMap, *, at: tuple[int, int], to: tuple[int, int]) -> None:
+def copy_box(k: Kernel, source: TensorMap, target: TensorMap, *, at: tuple[int, ...], to: tuple[int, ...]) -> None:
     """A box to shared memory, doubled there by all threads, and out again."""
     tile = k.shared(F32, (ROWS, COLS), name="tile")
     full = k.mbarriers(1, "full")
@@ -294,3 +295,26 @@ def bytes_expected(k: Kernel, source: TensorMap, *, count: int) -> None:
 def test_wrong_bytes_say_by_how_much(count: int, message: str) -> None:
     emulation = emulate(bytes_expected.trace(count=count), 1, [tensor_map(numbers(12, 40))])
     assert any(f.kind == "deadlock" and message in f.message for f in every(emulation))
+
+
+def ragged(array: np.ndarray[Any, Any]) -> TensorMapArgument:
+    """Rows of sequences: one at row r of a sequence of n rows from b on lies at (column, rows - n + r, b + n)."""
+    spec = MappedArray(F32, array.shape, (array.shape[1], 1), (ROWS, COLS), swizzled=False, ragged=True).spec
+    return TensorMapArgument(array, spec)
+
+
+@pytest.mark.parametrize(("begin", "count", "row"), [(0, 12, 0), (3, 5, 0), (0, 6, 4), (2, 9, 8), (5, 3, 3), (7, 0, 0)])
+def test_a_box_ends_where_its_sequence_ends(begin: int, count: int, row: int) -> None:
+    out, at = np.full((12, 40), -1, np.float32), (0, 12 - count + row, begin + count)
+    found = emulate(copy_box.trace(at=at, to=at), 1, [ragged(numbers(12, 40)), ragged(out)])
+    assert found.findings == ()
+    expected, rows = np.full((12, 40), -1, np.float32), slice(begin + row, min(begin + row + ROWS, begin + count))
+    expected[rows, :COLS] = 2 * numbers(12, 40)[rows, :COLS]
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_a_sequence_beyond_the_array_is_found() -> None:
+    """8 rows from row 6 on of 12: the map says that they exist."""
+    at = 0, 12 - 8, 6 + 8
+    program = copy_box.trace(at=at, to=(0, 0, 8))
+    assert "bounds" in kinds(emulate(program, 1, [ragged(numbers(12, 40)), ragged(np.zeros((12, 40), np.float32))]))
