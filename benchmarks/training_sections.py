@@ -29,7 +29,7 @@ def gradients(result: Result) -> str:
     names = {"cudnn": "cuDNN", "flash_attention_2": "FlashAttention-2", "flash_attention_4": "FlashAttention-4"}
     there = [text for name, text in names.items() if any(name in c["ratio"] for c in plain)]
     said = (
-        "`warploom.attention_backward`, bf16, 16384 tokens, heads × head_dim = 2048, all its kernels counted: TFLOP/s · "
+        "`warploom.attention_backward`, bf16, 16384 tokens, heads × head_dim = 2048, with all its kernels: TFLOP/s · "
         f"ratio to {' · to '.join(there)} (`benchmarks/attention_backward_cells.py`).\n\n"
     )
     return said + markdown_table(["head_dim", "mask", *(f"seq {n}" for n in SEQUENCES)], body)
