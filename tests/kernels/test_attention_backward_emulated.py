@@ -39,6 +39,9 @@ CASES = {
     "sm_90 keys nobody sees": GradientCase(SM90, 64, 400, (10, 0)),
     "sm_90 left side alone": GradientCase(SM90, 130, 300, (10, None)),
     "sm_90 groups": GradientCase(replace(SM90, dtype=f16), 100, 100, CAUSAL, (4, 2), batch=2, layout="bhsd"),
+    "sm_90 heads in turn": GradientCase(
+        replace(SM90, by_heads=True, side_by_side=1), 200, 200, CAUSAL, (4, 2), batch=2
+    ),
     "sm_90 soft cap": GradientCase(SM90, 130, 130, CAUSAL, softcap=3.0, lse_gradient=True),
     "sm_90 sinks": GradientCase(SM90, 150, 90, CAUSAL, (2, 1), batch=2, softcap=3.0, lse_gradient=True, sinks=True),
     "sm_90 scale": GradientCase(SM90, 65, 129, scale=-0.3),

@@ -10,11 +10,14 @@ from warploom.kernels.attention.backward import BackwardConfig, BackwardProblem
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
+from warploom.kernels.attention.problem import AttentionProblem
 
 _NARROW_HEAD = 64
 """Up to this head_dim registers hold the scores of 128 query rows beside dK and dV on sm_90a."""
 _OVERLAPPED_HEAD = 96
 """Up to this head_dim dV runs beside dS under every mask; above it that pays where scores are masked."""
+_LONG = 2048
+"""From so many queries on, heads that share keys come one after the other where scores are masked."""
 _ROOMY_HEAD = 192
 """Up to this head_dim blocks of 64 keys have room beside 128 rows of Q and dO."""
 _WIDE_HEAD = 128
@@ -34,11 +37,27 @@ def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig
             base = replace(base, tile_m=128, dv_first=False)
         elif p.head_dim > _OVERLAPPED_HEAD and p.window == (None, None):
             base = replace(base, dv_first=False)
-        found.append(base)
+        found.append(in_order(base, p))
     general = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, in_turn=problem.deterministic)
     if p.head_dim > _WIDE_HEAD:
         general = replace(general, tile_m=32)
     return (*found, general, replace(general, tile_m=32, num_warps=4))
+
+
+def in_order(config: BackwardSm90, p: AttentionProblem) -> BackwardSm90:
+    """The configuration with the order of tiles and heads in which what tiles share stays in the L2.
+
+    Tiles of a plane that visit a block one soon after the other find it there. Under a causal mask the tiles of later
+    keys are shorter, by as many steps as heads share them where all heads of a block are visited, and after the first
+    round their distances are those; one head after the other they meet again at each, where the shorter ones wait, the
+    less, the fewer run at a time. Without a mask nothing brings tiles together again, so the planes of a group fit.
+    """
+    left, right = p.window
+    if right is None:
+        return replace(config, side_by_side=1) if left is None else config
+    if left is None and p.heads > p.kv_heads and p.q_len >= _LONG:
+        return replace(config, side_by_side=16, by_heads=True)
+    return config
 
 
 def choose(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, str]:

@@ -24,8 +24,6 @@ KEYS = 64 * CONSUMERS
 STAGES = 2
 """Of Q, dO and dS."""
 BARRIER_BYTES = 256
-SIDE_BY_SIDE = 8
-"""Planes whose tiles run at a time, at least."""
 _MOST_HEAD_DIM = 128
 _MOST_REGISTERS = 212
 """Of a thread's 240 for accumulators and operands of products under way; ptxas needs the rest."""
@@ -45,6 +43,8 @@ class BackwardSm90(Configuration):
     in_turn: bool = flag(True, "CTAs add to dQ in the order of their keys: equal bits from run to run, and no zeroing")
     dv_first: bool = flag(True, "dV is under way while dS is formed, which takes registers")
     totals: int = flag(1, "blocks of dQ on their way to global memory", (1, 2))
+    side_by_side: int = flag(8, "planes whose tiles run at a time, at least", (1, 2, 4, 8, 16, 32))
+    by_heads: bool = flag(False, "of heads that share keys one comes after the other, not all of them at each block")
 
     @property
     def width(self) -> int:
@@ -96,6 +96,7 @@ class BackwardSm90(Configuration):
             (self.total_cols % 16 == 0, f"blocks of {self.tile_m} rows do not divide between two consumers"),
             (registers <= _MOST_REGISTERS,
              f"tile_m {self.tile_m} at head_dim {self.head_dim} takes {registers} registers for products alone"),
+            (self.side_by_side >= 1, f"no plane's tiles run at a time: side_by_side is {self.side_by_side}"),
             (1 <= self.totals <= 2, f"1 or 2 blocks of dQ are on their way, not {self.totals}"),
             (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
         ]  # fmt: skip
@@ -158,9 +159,9 @@ class BackwardSm90(Configuration):
         return -(-p.kv_len // KEYS)
 
     def _together(self, p: AttentionProblem) -> int:
-        """Planes that form a group: as many as the L2 holds Q, dO and dQ of, and so many that few tiles of one run.
+        """Planes that form a group: as many as the L2 holds Q, dO and dQ of, and at least ``side_by_side``.
 
-        Each waits for those before it: the first tiles start one after another, and the more of them, the later.
+        Each tile waits for those before it: the first ones start one after another, and the more of a plane, the later.
         """
         plane = p.q_len * p.heads // p.kv_heads * self.width * (2 * self.dtype.bytes + f32.bytes)
-        return max(1, min(p.kv_heads * p.batch, max(SIDE_BY_SIDE, L2_BYTES // max(1, plane))))
+        return max(1, min(p.kv_heads * p.batch, max(self.side_by_side, L2_BYTES // max(1, plane))))

@@ -61,7 +61,7 @@ def attention_backward_sm90(
     keys are in it.
     """
     c, f = config, features
-    tile = KeyTile.of(k, (c.tile_m, KEYS), f, (q_len, kv_len), (kv_heads, planes, together))
+    tile = KeyTile.of(k, (c.tile_m, KEYS), f, (q_len, kv_len), (kv_heads, planes, together), by_heads=c.by_heads)
     q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=STAGES)
     do_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dO", stages=STAGES)
     k_tile = operand_tile(k, c.dtype, KEYS, c.width, name="K")
@@ -117,6 +117,8 @@ class KeyTile:
     kv_heads: Traced
     lengths: tuple[Traced, Traced]
     mask: SeenBy
+    by_heads: bool = False
+    """All blocks of a query head come before those of the next; else all heads of a block."""
 
     @classmethod
     def of(
@@ -126,6 +128,8 @@ class KeyTile:
         features: AttentionFeatures,
         lengths: tuple[Traced, Traced],
         counts: tuple[Traced, Traced, Traced],
+        *,
+        by_heads: bool = False,
     ) -> KeyTile:
         """The CTA's of tiles of (query rows, keys); ``counts``: key heads, planes, and planes together."""
         kv_heads, planes, together = counts
@@ -134,7 +138,7 @@ class KeyTile:
         number = tiles - 1 - left  # the first keys have the most query rows, and CTAs wait for those of lower numbers
         mask = SeenBy(k, visible(features), tile, number * tile[1], lengths)
         place = number, plane % kv_heads, plane // kv_heads
-        return cls(k, features, tile, *place, kv_heads, lengths, mask)
+        return cls(k, features, tile, *place, kv_heads, lengths, mask, by_heads)
 
     @property
     def place(self) -> tuple[Traced, ...]:
@@ -166,7 +170,10 @@ class KeyTile:
         group = self.features.group
         if group == 1:
             return self.mask.block(turn), self.kv_head
-        return self.mask.block(turn // group), self.kv_head * group + turn % group
+        own, step = (
+            (turn // self.mask.blocks, turn % self.mask.blocks) if self.by_heads else (turn % group, turn // group)
+        )
+        return self.mask.block(step), self.kv_head * group + own
 
 
 def visible(features: AttentionFeatures) -> Visible:
