@@ -30,6 +30,7 @@ STEPS = {
     "head_dim 128": Step((256, 65), head_dim=128, page=64),
     "head_dim 192": Step((100,), head_dim=192),
     "head_dim 256": Step((130, 5), head_dim=256),
+    "sinks": Step((200, 30), (2, 2), options={"sinks": np.array([2.5, -1.0], np.float32)}),
     "a given split": Step((256, 100), (2, 2), options={"fixed_split": 128}),
 }
 
@@ -114,6 +115,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"block_table": np.zeros((2, 4), np.int32)[:, ::2]}, "last dimension of block_table is not contiguous"),
     ({"block_table": None}, "its first dimension must be the batch, 2"),
     ({"cu_seqlens_q": np.zeros(2, np.int32)}, "q has shape .* with cu_seqlens_q"),
+    ({"sinks": np.zeros(3, np.float32)}, r"sinks are f32 of shape \(3,\)"),
     ({"fixed_split": 0}, "fixed_split is a count of keys"),
     ({"fixed_split": 100}, "fixed_split 100 is no multiple"),
     ({"out": np.zeros((2, 1, 2, 64), np.float32)}, "out is f32"),
@@ -148,6 +150,19 @@ def test_nothing_to_compute_gives_zeros() -> None:
     assert not out.any()
     assert np.isneginf(lse).all()
     assert warploom.attention_paged(q[:0], k, v, lens[:0], block_table=named["block_table"][:0]).shape == (0, 1, 2, 64)
+
+
+def test_a_sink_takes_what_it_weighs() -> None:
+    """None of it at -inf, all of it at +inf; where a sequence has no key the log-sum-exp is the sink."""
+    arrays, named = Step((40, 0), page=0, capacity=48, group=3).arguments
+    plain, without = warploom.attention_paged(*arrays, **named, return_lse=True)
+    sinks = np.array([-np.inf, np.inf, 1.5], np.float32)
+    out, lse = warploom.attention_paged(*arrays, **named, sinks=sinks, return_lse=True)
+    assert np.array_equal(out[:, :, 0], plain[:, :, 0])
+    assert np.array_equal(lse[:, 0], without[:, 0])
+    assert not out[:, :, 1].any()
+    assert np.isposinf(lse[:, 1]).all()
+    assert lse[1, 2] == np.float32(1.5)
 
 
 def test_out_is_written_and_returned() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.tune.workloads import CpuTorch, EmulatedAttention
 from warploom.core.dtypes import DTYPES, bf16, f16
-from warploom.core.errors import UnsupportedDeviceError
+from warploom.core.errors import ConfigError, ProblemError, UnsupportedDeviceError
 from warploom.core.targets import target
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import attention_reference
@@ -56,7 +56,7 @@ def test_what_the_space_leaves_out_is_tried_one_at_a_time():
 @given(data=st.data())
 def test_results_are_checked_on_the_kernel_that_is_timed(data):
     arch = data.draw(st.sampled_from(["sm_80", "sm_90a"]))
-    q_len = data.draw(st.integers(1, 20000))
+    q_len = data.draw(st.integers(17, 20000))  # fewer on many keys are not tuned
     kv_len = data.draw(st.one_of(st.just(q_len), st.integers(1, 20000)))
     kv_heads = data.draw(st.sampled_from([1, 2, 8]))
     window = data.draw(st.sampled_from([(None, None), (None, 0), (64, 0)]))
@@ -65,6 +65,13 @@ def test_results_are_checked_on_the_kernel_that_is_timed(data):
     checked = checked_problem(problem, config)
     assert OPERATION.source(checked, config) == OPERATION.source(problem, config)
     assert max(checked.q_len, checked.kv_len) <= 512 + 2 * 192 * 176 or q_len != kv_len
+
+
+def test_few_queries_on_many_keys_are_refused():
+    with pytest.raises(ProblemError, match="nothing to tune: 1 queries on 4096 keys"):
+        OPERATION.choose(AttentionProblem(3, 8, 2, 1, 4096, 128, bf16), target("sm_80"))
+    with pytest.raises(ConfigError, match="is not tuned"):
+        OPERATION.parse("attention_decode(head_dim=128)")
 
 
 def test_a_type_is_the_same_object_in_another_process():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
 from warploom.operators.fakes import if_sizes_are_known, known, seen
 from warploom.operators.registration import define
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 _SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor kv_lens, Tensor? block_table=None, Tensor? cu_seqlens_q=None, "
     "bool causal=True, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, float? scale=None, "
-    "SymInt? fixed_split=None, str? config=None, Tensor? scale_tensor=None, Tensor? softcap_tensor=None) -> "
+    "SymInt? fixed_split=None, str? config=None, Tensor? scale_tensor=None, Tensor? softcap_tensor=None, "
+    "Tensor? sinks=None) -> "
 )
 
 
@@ -35,26 +37,29 @@ def _define(name: str, return_lse: bool) -> Any:
         block_table: torch.Tensor | None = None, cu_seqlens_q: torch.Tensor | None = None, causal: bool = True,
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
         scale: float | None = None, fixed_split: int | None = None, config: str | None = None,
-        scale_tensor: Any = None, softcap_tensor: Any = None,
+        scale_tensor: Any = None, softcap_tensor: Any = None, sinks: torch.Tensor | None = None,
     ) -> Any:  # fmt: skip
         return eager.attention_paged(
             q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
             window=_window(window_left, window_right), softcap=softcap if softcap_tensor is None else softcap_tensor,
-            scale=scale if scale_tensor is None else scale_tensor, fixed_split=fixed_split, return_lse=return_lse,
-            config=config,
+            scale=scale if scale_tensor is None else scale_tensor, sinks=sinks, fixed_split=fixed_split,
+            return_lse=return_lse, config=config,
         )  # fmt: skip
 
     def fake(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_lens: torch.Tensor,
         block_table: torch.Tensor | None = None, cu_seqlens_q: torch.Tensor | None = None, causal: bool = True,
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
-        scale: float | None = None, fixed_split: int | None = None, *_others: Any, **_named: Any,
+        scale: float | None = None, fixed_split: int | None = None, _config: str | None = None,
+        _scale_tensor: Any = None, _softcap_tensor: Any = None, sinks: torch.Tensor | None = None,
     ) -> Any:  # fmt: skip
         options = replace(Options(causal, scale, None, softcap, return_lse).plain(),
                           window=_window(window_left, window_right))  # fmt: skip
         given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "kv_lens": kv_lens}
         given |= {n: x for n, x in (("cu_seqlens_q", cu_seqlens_q), ("block_table", block_table)) if x is not None}
         views = {n: seen(x) for n, x in given.items()}
+        if sinks is not None:
+            views["sinks"] = seen(sinks)._replace(dtype=f32)  # 16-bit floats become that
         if_sizes_are_known(lambda: read_cache(views, options, fixed_split, lambda view: view))
         out = q.new_empty(q.shape)
         if not return_lse:
@@ -84,6 +89,7 @@ def attention_paged(
     window: Window | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     fixed_split: int | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -100,7 +106,7 @@ def attention_paged(
     operator = operators.attention_paged_lse if return_lse else operators.attention_paged
     found = operator(
         q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, causal, left, right, softcap, scale, fixed_split,
-        None if config is None else str(config), scale_tensor, softcap_tensor,
+        None if config is None else str(config), scale_tensor, softcap_tensor, sinks,
     )  # fmt: skip
     if out is None:
         return found

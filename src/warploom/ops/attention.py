@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
@@ -25,9 +25,9 @@ from warploom.ops.attention_arrays import (
     strides_of,
     widened,
 )
-from warploom.ops.attention_plan import AttentionPlan, configured, plan_for
-from warploom.ops.backends import GpuCall, run_on_emulator
+from warploom.ops.attention_plan import ARRAYS, AttentionPlan, calls_of, configured, plan_for
 from warploom.ops.places import EMULATOR
+from warploom.ops.steps import Prepared
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,7 +62,7 @@ def plan(
 
 
 _Key = tuple[Any, ...]
-_prepared: dict[_Key, GpuCall] = {}
+_prepared: dict[_Key, Prepared] = {}
 _PREPARED_KEPT = 4096
 
 
@@ -151,14 +151,14 @@ def attention(
     result = empty_like(queries)
     more = () if logits is None else (logits[0],)
     if not return_lse:
-        call.launch_again((*pointers, address(result), *more), queries.kind)
+        call.run((*pointers, address(result), *more), queries)
         return result
     lse = _empty_lse(queries, layout)
-    call.launch_again((*pointers, address(result), address(lse), *more), queries.kind)
+    call.run((*pointers, address(result), address(lse), *more), queries)
     return result, lse
 
 
-def _known(key: _Key) -> GpuCall | None:
+def _known(key: _Key) -> Prepared | None:
     """The call prepared for ``key``; None where there is none, or where the configuration is nothing to look up."""
     try:
         return _prepared.get(key)
@@ -183,23 +183,23 @@ def _first_call(
     result = empty_like(q, q.shape)
     outputs = [result, _empty_lse(q, options.layout)] if options.return_lse else [result]
     outs = [describe_new(x) for x in outputs]
-    arrays = (*inputs.all, *outs, *inputs.vectors)
+    arrays, names = (*inputs.all, *outs, *inputs.vectors), (*ARRAYS, *problem.vectors)
     if q.device[0] == "cuda":
         plain = (key[0], *[view[1:5] for view in (*inputs.all, *inputs.vectors)])  # copies lie alike in every call
         call = _known(plain)
         if call is None:
-            call = GpuCall.of(plan_for(inputs, outs[0], options.layout, config).call, q.device[1])
+            call = plan_for(inputs, outs[0], options.layout, config).steps.prepare(names, q.device[1])
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
             _prepared[plain] = call
         given = [x.pointer for x in (*views, sinks) if x is not None]
         if given == [x.pointer for x in (*inputs.all, *inputs.vectors)]:  # nothing was copied first
             _prepared[key] = call
-        call.launch_again(tuple(x.pointer for x in arrays), q.kind)
+        call.run([x.pointer for x in arrays], q)
         return (result, outputs[1]) if options.return_lse else result
     made = plan_for(inputs, outs[0], options.layout, config)
     if made.device == EMULATOR:
-        run_on_emulator(made.program, made.grid, arrays, made.call.scalars, problem.flops, made.call.maps)
+        made.steps.emulate(dict(zip(names, arrays, strict=True)))
     else:
         _run_from_host(inputs, outs, options.layout, made)
     return (result, outputs[1]) if options.return_lse else result
@@ -221,6 +221,7 @@ def _run_from_host(inputs: Inputs, outs: list[ArrayView], layout: str, made: Att
     hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.all]
     views = [*map(describe, hosts), outs[0]]
     q, k, v, out = (strides_of(x, layout) for x in views)
-    call = made.config.call(made.problem, Operands((q, k, v, out), layout), made.multiprocessors)
-    results, last = [as_numpy(out) for out in outs], [as_numpy(x) for x in inputs.vectors]
-    GpuCall.of(call, 0).run_from_host(hosts, results, last)
+    calls = calls_of(made.config, made.problem, Operands((q, k, v, out), layout), made.multiprocessors)
+    given = [*hosts, *[as_numpy(x) for x in (*outs, *inputs.vectors)]]
+    named = dict(zip((*ARRAYS, *made.problem.vectors), given, strict=True))
+    replace(made, calls=calls).steps.run_from_host(named, ("out", "lse") if made.problem.lse else ("out",))

@@ -23,7 +23,7 @@ from warploom.kernels.attention.decode import (
 )
 from warploom.kernels.settings import refuse, unsuitable
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention_arrays import Options, Window
+from warploom.ops.attention_arrays import Options, Window, widened
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, check_output, read_cache
 from warploom.ops.options import configuration, flag, whole
 from warploom.ops.places import EMULATOR, Place
@@ -82,6 +82,7 @@ def attention_paged(
     window: Window | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    sinks: Any = None,
     fixed_split: int | None = None,
     return_lse: bool = False,
     out: Any = None,
@@ -100,8 +101,8 @@ def attention_paged(
     same arrays, and no kernel is compiled for them. What they say beyond the cache is cut off, so nothing outside of it
     is read; ``check`` looks at them first, waits for the GPU and names the entry that is wrong.
 
-    ``causal`` (here the default), ``window``, ``softcap`` and ``scale`` as for :func:`attention`, by the lengths of
-    each sequence: its last query sees the last key. Keys beyond a length are never looked at, whatever memory holds.
+    ``causal`` (here the default), ``window``, ``softcap``, ``scale`` and ``sinks`` as for :func:`attention`, by the
+    lengths of each sequence: its last query sees the last key. Keys beyond a length never count, whatever memory holds.
     The work is divided among the GPU's SMs by what all lengths come to, so results may differ in their last bits with
     what else is in the batch; ``fixed_split``, a multiple of 128 keys, divides each sequence by itself.
 
@@ -114,10 +115,10 @@ def attention_paged(
     if is_tracing():
         return tracing.operator_of("attention_paged")(
             q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
-            window=window, softcap=softcap, scale=scale, fixed_split=fixed_split, return_lse=return_lse, out=out,
-            check=check, config=config,
+            window=window, softcap=softcap, scale=scale, sinks=sinks, fixed_split=fixed_split, return_lse=return_lse,
+            out=out, check=check, config=config,
         )  # fmt: skip
-    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table)
+    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, sinks)
     target = None if out is None else describe(out)
     asked = (causal, scale, window, softcap, return_lse, fixed_split, config)
     lying = tuple((name, *view[1:5]) for name, view in views.items())
@@ -141,6 +142,7 @@ def plan_attention_paged(
     window: Window | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    sinks: Any = None,
     fixed_split: int | None = None,
     return_lse: bool = False,
     config: Decode | str | None = None,
@@ -149,19 +151,23 @@ def plan_attention_paged(
     if is_tracing():
         return tracing.operator_of("plan_attention_paged")(
             q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
-            window=window, softcap=softcap, scale=scale, fixed_split=fixed_split, return_lse=return_lse, config=config,
+            window=window, softcap=softcap, scale=scale, sinks=sinks, fixed_split=fixed_split, return_lse=return_lse,
+            config=config,
         )  # fmt: skip
-    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table)
+    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, sinks)
     options = Options(causal, scale, window, softcap, return_lse).plain()
     inputs = read_cache(views, options, _split(fixed_split), as_if_compact)
     return _plan(inputs, as_if_compact(inputs.views["q"]), config)
 
 
-def _described(q: Any, k_cache: Any, v_cache: Any, kv_lens: Any, starts: Any, table: Any) -> dict[str, ArrayView]:
+def _described(
+    q: Any, k_cache: Any, v_cache: Any, kv_lens: Any, starts: Any, table: Any, sinks: Any
+) -> dict[str, ArrayView]:
     """The arrays of a call by their names, in the order that the kernels' arrays are counted in."""
     given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "kv_lens": kv_lens}
     given |= {name: x for name, x in (("cu_seqlens_q", starts), ("block_table", table)) if x is not None}
-    return {name: describe(x) for name, x in given.items()}
+    views = {name: describe(x) for name, x in given.items()}
+    return views if sinks is None else {**views, "sinks": widened(describe(sinks))}
 
 
 def _split(fixed_split: Any) -> int | None:
@@ -272,7 +278,7 @@ def _run_from_host(inputs: CacheInputs, arrays: dict[str, ArrayView], made: Atte
 
 
 def _without_keys(inputs: CacheInputs, out: Any, config: Any) -> Any:
-    """The result where there is nothing to compute: zeros, and -inf for the sums over no keys."""
+    """The result where there is nothing to compute: zeros, and -inf or the sinks for the sums over no keys."""
     q = inputs.views["q"]
     if config is not None:
         _plan(inputs, q, config)  # refuses what does not fit
@@ -282,4 +288,7 @@ def _without_keys(inputs: CacheInputs, out: Any, config: Any) -> Any:
     result = zeros if out is None else out
     if not inputs.problem.lse:
         return result
-    return result, filled(q.kind, _lse_shape(inputs.views), f32, q.device, -math.inf)
+    sinks = inputs.views.get("sinks")
+    if sinks is None:
+        return result, filled(q.kind, _lse_shape(inputs.views), f32, q.device, -math.inf)
+    return result, filled(q.kind, _lse_shape(inputs.views), f32, q.device, 0.0) + sinks.array[:, None]

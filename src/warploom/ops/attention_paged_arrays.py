@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.core.dtypes import bf16, f16, s32
+from warploom.core.dtypes import bf16, f16, f32, s32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import settled, to_host
@@ -86,9 +86,14 @@ def _problem(given: dict[str, ArrayView], options: Options, split: int | None) -
         if size % PAGE_KEYS or not size:
             raise ProblemError(f"a page has {size} keys (k_cache is {tuple(k.shape)}); it must be a multiple of 16")
         capacity = size * entries
+    sinks = given.get("sinks")
+    if sinks is not None and (tuple(sinks.shape) != (q.shape[-2],) or sinks.dtype is not f32 or not sinks.contiguous):
+        raise ProblemError(f"sinks are {sinks.dtype} of shape {tuple(sinks.shape)}; they must be one float32 (or "
+                           f"16-bit) number for each of {q.shape[-2]} heads, side by side")  # fmt: skip
     return DecodeProblem(
         batch, q.shape[-2], max(1, k.shape[2]), q.shape[-3], capacity, q.shape[-1], q.dtype, options.sides(),
         options.scale, options.softcap, options.return_lse, size, pages, entries, True, starts is not None, split,
+        sinks is not None,
     )  # fmt: skip
 
 

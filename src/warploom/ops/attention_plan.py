@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from warploom.interop.arrays import ArrayView
 from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
 from warploom.kernels.settings import refuse, unsuitable
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import Inputs, strides_of
 from warploom.ops.options import configuration
 from warploom.ops.places import Place
+from warploom.ops.steps import Step, Steps
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
     from warploom.core.targets import Target
     from warploom.ir.program import Program
+
+ARRAYS = "q", "k", "v", "out"
+"""What every kernel is given first; then come the :attr:`~AttentionProblem.vectors`."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +31,22 @@ class AttentionPlan:
     """What a call of :func:`attention` would run: nothing has been compiled or launched yet."""
 
     problem: AttentionProblem
-    config: AttentionConfig
+    config: AttentionConfig | Decode
     reason: str
     target: str
     device: str
-    call: KernelCall
+    calls: tuple[KernelCall, ...]
     multiprocessors: int
+
+    @property
+    def call(self) -> KernelCall:
+        """The first launch, mostly the only one."""
+        return self.calls[0]
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The launches in order."""
+        return Steps(tuple(Step(call, self.problem.flops if call is self.call else 0) for call in self.calls))
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -40,7 +55,7 @@ class AttentionPlan:
 
     @property
     def program(self) -> Program:
-        """The traced kernel."""
+        """The traced kernel; of few queries the first of two."""
         return self.call.source.program
 
     @cached_property
@@ -48,7 +63,7 @@ class AttentionPlan:
         """The CUDA C++ that would be compiled."""
         from warploom.cuda.printer import print_cuda
 
-        return print_cuda(self.program)
+        return "\n".join(print_cuda(call.source.program) for call in self.calls)
 
     def __str__(self) -> str:
         return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
@@ -69,11 +84,21 @@ def plan_for(inputs: Inputs, out: ArrayView, layout: str, config: Any) -> Attent
         config, reason = tuned(problem, target, place.gpu, parse_config) or choose(problem, target)
     else:
         reason = "asked for by the caller"
-    call = config.call(problem, operands_of(inputs, out, layout), place.multiprocessors)
-    return AttentionPlan(problem, config, reason, target.name, str(place), call, place.multiprocessors)
+    calls = calls_of(config, problem, operands_of(inputs, out, layout), place.multiprocessors)
+    return AttentionPlan(problem, config, reason, target.name, str(place), calls, place.multiprocessors)
 
 
-def configured(inputs: Inputs, config: Any) -> tuple[AttentionConfig | None, Place]:
+def calls_of(
+    config: AttentionConfig | Decode, problem: AttentionProblem, operands: Operands, multiprocessors: int
+) -> tuple[KernelCall, ...]:
+    """The launches of a configuration on arrays that lie so."""
+    if isinstance(config, Decode):
+        return config.calls(DecodeProblem.of(problem), DecodeOperands.of(problem, operands), multiprocessors)
+    call = config.call(problem, operands, multiprocessors)
+    return (replace(call, arrays=(*ARRAYS, *problem.vectors)),)
+
+
+def configured(inputs: Inputs, config: Any) -> tuple[AttentionConfig | Decode | None, Place]:
     """The configuration asked for, read, and where it runs. Raises ConfigError for one that does not fit."""
     if config is not None:
         config = configuration(config, parse_config)
@@ -81,7 +106,7 @@ def configured(inputs: Inputs, config: Any) -> tuple[AttentionConfig | None, Pla
     return None if config is None else read_config(config, inputs.problem, place.goal), place
 
 
-def read_config(config: Any, problem: AttentionProblem, target: Target | None = None) -> AttentionConfig:
+def read_config(config: Any, problem: AttentionProblem, target: Target | None = None) -> AttentionConfig | Decode:
     """A configuration, or its notation. Raises ConfigError for one that does not fit the problem (and the target)."""
     found = configuration(config, parse_config)
     refuse(f"{found} does not fit", unsuitable(found, problem, target))

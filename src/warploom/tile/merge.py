@@ -34,6 +34,14 @@ def logarithm(k: Kernel, top: Traced, total: Traced) -> Traced:
     return k.select(top == math.inf, top, k.fma(k.log2(total), 1 / LOG2_E, anchor(k, top)))
 
 
+def with_sink(k: Kernel, log: Traced, sink: Traced) -> tuple[Traced, Traced]:
+    """The factor of O and the log-sum-exp where a logit without a value joins the sum: 0 beside a sink of +inf."""
+    top = k.maximum(log, sink)
+    at = anchor(k, top)
+    both = k.select(top == math.inf, top, k.fma(k.log2(weight(k, log, at) + weight(k, sink, at)), 1 / LOG2_E, at))
+    return k.select(log == -math.inf, k.value(0.0, f32), weight(k, log, both)), both
+
+
 def merged(k: Kernel, logs: Sequence[Traced]) -> tuple[list[Traced], Traced]:
     """Factors for the outputs of parts with these log-sum-exps, and the log-sum-exp of them together."""
     top = reduce(k.maximum, logs)

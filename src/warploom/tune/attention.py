@@ -9,9 +9,11 @@ from typing import Any
 
 from warploom.bench.peers import torch_module
 from warploom.bench.timing import input_sets
+from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView, describe
 from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands, TensorStrides
 from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
 from warploom.kernels.attention.sm80 import ForwardSm80
@@ -32,8 +34,11 @@ class AttentionOperation:
     fixed: frozenset[str] = frozenset({"dtype", "head_dim"})
 
     def choose(self, problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, str]:
-        """The configuration that runs untuned, and why."""
-        return choose(problem, target)
+        """The configuration that runs untuned, and why. Raises ProblemError for a problem that is not tuned."""
+        config, reason = choose(problem, target)
+        if isinstance(config, Decode):
+            raise ProblemError(f"nothing to tune: {reason}, by two kernels that are the same for all lengths")
+        return config, reason
 
     def space(self, problem: AttentionProblem, target: Target) -> Iterator[AttentionConfig]:
         """Every tile of the kernels for the architecture, the fastest kernel first."""
@@ -55,7 +60,10 @@ class AttentionOperation:
 
     def parse(self, text: str) -> AttentionConfig:
         """A configuration from its notation. Raises ConfigError."""
-        return parse_config(text)
+        config = parse_config(text)
+        if isinstance(config, Decode):
+            raise ConfigError(f"{config} is not tuned: few queries have kernels that are the same for all lengths")
+        return config
 
     def workload(self, problem: AttentionProblem, device: int) -> AttentionWorkload:
         """The problem on a GPU. Raises UnsupportedDeviceError without PyTorch or a GPU."""

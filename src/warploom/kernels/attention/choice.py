@@ -8,6 +8,7 @@ from typing import Any
 from warploom.core.dtypes import bf16
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target
+from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
@@ -15,6 +16,9 @@ from warploom.kernels.attention.sm90 import ForwardSm90
 _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
 ANY = 1 << 31
+FEW_QUERIES, MANY_KEYS = 16, 512
+"""Up to so many queries on at least so many keys, the keys of a head are shared by all SMs: other kernels give them to
+the one that has the queries."""
 
 _BY_LENGTH: dict[tuple[int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
     (64, False): (
@@ -96,11 +100,15 @@ def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     return (tuned,)
 
 
-def choose(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, str]:
+def choose(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig | Decode, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits.
 
     Of the tiles that fit it takes the first whose query tile is not mostly beyond the last row.
     """
+    if problem.q_len <= FEW_QUERIES and problem.kv_len >= MANY_KEYS:
+        decode = decode_configuration(DecodeProblem.of(problem), target)
+        if not (decode.check(target) or decode.misfits(problem)):
+            return decode, f"{problem.q_len} queries on {problem.kv_len} keys: all SMs share the keys"
     fitting: list[AttentionConfig] = []
     reasons: list[str] = []
     for config in candidates(problem, target):
@@ -116,16 +124,17 @@ def choose(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, 
     return small[0], f"the first of the default tiles that suits {problem.q_len} queries, untuned{skipped}"
 
 
-def parse_config(text: str) -> AttentionConfig:
+def parse_config(text: str) -> AttentionConfig | Decode:
     """A configuration of any attention kernel from its notation. Raises ConfigError for what it does not know."""
     from warploom.kernels.attention.ladder_config import RungSm80
     from warploom.kernels.attention.ladder_sm90 import RungSm90
 
     word = text.partition("(")[0].strip()
-    for kind in (ForwardSm90, ForwardSm80, RungSm90):
+    kinds = (ForwardSm90, ForwardSm80, RungSm90, Decode)
+    for kind in kinds:
         if word == kind.word:
             return kind.parse(text)
     if word:
-        known = ", ".join(kind.word for kind in (ForwardSm90, ForwardSm80, RungSm90))
+        known = ", ".join(kind.word for kind in kinds)
         raise ConfigError(f"{text!r} is no configuration; write {known} or the seeds' notation, as {RungSm80()}")
     return RungSm80.parse(text)

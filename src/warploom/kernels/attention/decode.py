@@ -9,7 +9,7 @@ from typing import ClassVar
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.kernels.attention.problem import MOST_POSITIONS
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
@@ -49,6 +49,16 @@ class DecodeProblem:
     lengths: bool = True
     packed: bool = False
     split: int | None = None
+    sinks: bool = False
+
+    @classmethod
+    def of(cls, problem: AttentionProblem) -> DecodeProblem:
+        """The same with a cache that every sequence fills."""
+        p = problem
+        return cls(
+            p.batch, p.heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.dtype, p.window, p.scale, p.softcap, p.lse,
+            lengths=False, sinks=p.sinks,
+        )  # fmt: skip
 
     @property
     def group(self) -> int:
@@ -70,7 +80,12 @@ class DecodeProblem:
     def features(self) -> AttentionFeatures:
         """What the kernels must be able to do."""
         return AttentionFeatures(
-            window=self.window, group=self.group, scale=self.scale, softcap=self.softcap, lse=self.lse
+            window=self.window,
+            group=self.group,
+            scale=self.scale,
+            softcap=self.softcap,
+            lse=self.lse,
+            sinks=self.sinks,
         )
 
 
@@ -98,6 +113,11 @@ class DecodeOperands:
     out: tuple[int, int, int]
     lse: tuple[int, int] = (0, 0)
     table: int = 0
+
+    @classmethod
+    def of(cls, problem: AttentionProblem, operands: Operands) -> DecodeOperands:
+        """Those of arrays of four dimensions, and of row-major log-sum-exps."""
+        return cls(*operands.strides, lse=(problem.heads * problem.q_len, problem.q_len))
 
     def scalars(self) -> dict[str, int]:
         """Those that launches take, by the kernels' names."""
@@ -166,9 +186,9 @@ class Decode(Configuration):
         plan = CopyPlan(self.tile_n, padded_cols(self.head_dim), self.num_warps, False)
         return (found or plan.problems()) + shared_excess(self.shared_bytes, target)
 
-    def misfits(self, problem: DecodeProblem) -> list[str]:
+    def misfits(self, problem: DecodeProblem | AttentionProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
-        p = problem
+        p = DecodeProblem.of(problem) if isinstance(problem, AttentionProblem) else problem
         return broken_flags(self) or violated([
             (self.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {self.head_dim}"),
             (self.dtype is p.dtype, f"the arrays are {p.dtype}, the configuration {self.dtype}"),
@@ -214,14 +234,14 @@ class Decode(Configuration):
         )  # fmt: skip
         starts = [*(["lengths"] if p.lengths else ()), *(["starts"] if p.packed else ())]
         ends = ["out", *(["lse"] if p.lse else ())]
-        table = ["table"] if p.page_size else []
+        table, sinks = ["table"] if p.page_size else [], ["sinks"] if p.sinks else []
         words = {"parts": slots * self.tile_m * self.head_dim, "logs": slots * self.tile_m}
         groups = (self._tiles(p) * p.kv_heads if p.split else ctas), min(self.tile_m, max(1, p.rows)), 1
         if p.packed:
             groups = groups[0], self.tile_m, 1
         return (
-            KernelCall(main, (ctas, 1, 1), scalars, (), ("q", "k", "v", *starts, *table, *ends, *words), words),
-            KernelCall(combine, groups, scalars, (), (*starts, *words, *ends)),
+            KernelCall(main, (ctas, 1, 1), scalars, (), ("q", "k", "v", *starts, *table, *sinks, *ends, *words), words),
+            KernelCall(combine, groups, scalars, (), (*starts, *words, *sinks, *ends)),
         )
 
 

@@ -24,6 +24,7 @@ def attention_decode_combine(
     starts: Global[s32],
     parts: Global[f32],
     logs: Global[f32],
+    sinks: Global[f32],
     out: Global[u16],
     lse: Global[f32],
     o_batch: u32, o_head: u32, o_row: u32,
@@ -43,8 +44,10 @@ def attention_decode_combine(
     c, f, row = config, features, k.cta_y
     given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
     span = spans(given, c, f)
-    results = Results(k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None,
-                      (lse_batch, lse_head, k.value(1, u32)))  # fmt: skip
+    results = Results(
+        k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None, (lse_batch, lse_head, k.value(1, u32)),
+        sinks if f.sinks else None,
+    )  # fmt: skip
 
     def combine(rows: Rows, first: Traced, then: Traced, stride: int, count: Traced) -> None:
         """Parts ``first``, ``then``, ``then + stride`` …, so many."""
@@ -111,14 +114,15 @@ class Combination:
             with k.when(col < d):
                 self._sums.store([x.get() for x in quad], k.warp, col)
         k.syncthreads()
+        own, log = results.counted(rows, self._row, logarithm(k, top, total))
         with k.when(k.thread < d // 2):
             col = k.thread * 2
             found = self._sums.load(0, col, 2)
             for warp in range(1, WARPS):
                 found = [x + y for x, y in zip(found, self._sums.load(warp, col, 2), strict=True)]
-            results.store(rows, self._row, col, found)
+            results.store(rows, self._row, col, found, own)
         with k.when(k.thread == 0):
-            results.store_log(rows, self._row, logarithm(k, top, total))
+            results.store_log(rows, self._row, log)
 
     def _weigh(self, count: Traced) -> tuple[Traced, Traced]:
         """The largest log-sum-exp, and the sum of all weights; every warp finds them for itself."""

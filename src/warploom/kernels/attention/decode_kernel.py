@@ -41,6 +41,7 @@ def attention_decode(
     lengths: Global[s32],
     starts: Global[s32],
     table: Global[s32],
+    sinks: Global[f32],
     out: Global[u16],
     lse: Global[f32],
     parts: Global[f32],
@@ -79,8 +80,10 @@ def attention_decode(
     ring = WarpRing(k, *fed, warps=c.num_warps, head_dim=c.head_dim, pages=named, run=c.run(form.page_size))
     q_tile = operand_tile(k, c.dtype, c.tile_m, c.head_dim, name="Q", stages=c.stages)
     products = Products(k, c, f, q_tile, k_tile, v_tile)
-    results = Results(k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None,
-                      (lse_batch, lse_head, k.value(1, u32)))  # fmt: skip
+    results = Results(
+        k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None, (lse_batch, lse_head, k.value(1, u32)),
+        sinks if f.sinks else None,
+    )  # fmt: skip
 
     with k.when(first < end, uniform=True):
         place = shares.find(first)
@@ -269,10 +272,11 @@ class Products:
                                 for x, y in zip(loaded, sums or loaded, strict=True)]  # fmt: skip
                     leads = (col == 0) if number == 0 else None
                     with k.when(whole, uniform=True):
-                        results.store(rows, row, col + number * half, sums)
+                        own, log_of_all = results.counted(rows, row, log)
+                        results.store(rows, row, col + number * half, sums, own)
                         if leads is not None:
                             with k.when(leads):
-                                results.store_log(rows, row, log)
+                                results.store_log(rows, row, log_of_all)
                     with k.otherwise():
                         parts.output(k, slot, row).store(sums, col + number * half)
                         if leads is not None:

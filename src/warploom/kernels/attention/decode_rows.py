@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from warploom.core.dtypes import DType, s32, u32, u64
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.features import AttentionFeatures
+from warploom.tile.merge import with_sink
 from warploom.tile.shares import Cursor, Place, Span, ceiling
 
 if TYPE_CHECKING:
@@ -89,14 +90,17 @@ class Rows:
         """The query of the sequence that a row is of."""
         return (self.tile * self.tile_m + row) // self.group
 
+    def query_head(self, row: Traced) -> Traced:
+        """The query head that a row is of."""
+        return self.head * self.group + (self.tile * self.tile_m + row) % self.group
+
     def exists(self, row: Traced) -> Traced:
         """Whether there is such a row."""
         return self.tile * self.tile_m + row < self.span.queries * self.group
 
     def pointer(self, of: GlobalPointer, strides: Strides, row: Traced) -> GlobalPointer:
         """A row's first element in an array with strides (sequence, query head, query)."""
-        k, number = self.k, self.tile * self.tile_m + row
-        query, head = number // self.group + self.span.first, self.head * self.group + number % self.group
+        k, query, head = self.k, self.query(row) + self.span.first, self.query_head(row)
         outer, of_head, of_query = strides
         return of + (k.mul_wide(self.sequence, outer) + k.mul_wide(head, of_head) + k.mul_wide(query, of_query))
 
@@ -117,7 +121,7 @@ def load_queries(k: Kernel, tile: SharedTile, rows: Rows, q: GlobalPointer, stri
 
 @dataclass(frozen=True)
 class Results:
-    """O and, where asked for, the log-sum-exps, with strides (sequence, query head, query)."""
+    """O and, where asked for, the log-sum-exps, with strides (sequence, query head, query); sinks join at last."""
 
     k: Kernel
     dtype: DType
@@ -125,10 +129,18 @@ class Results:
     strides: Strides
     lse: GlobalPointer | None
     lse_strides: Strides
+    sinks: GlobalPointer | None
 
-    def store(self, rows: Rows, row: Traced, col: Traced, values: Sequence[Traced]) -> None:
+    def counted(self, rows: Rows, row: Traced, log: Traced) -> tuple[Traced | None, Traced]:
+        """The factor of a row's O, if it has one, and its log-sum-exp: with the sink of its head."""
+        if self.sinks is None:
+            return None, log
+        return with_sink(self.k, log, self.sinks.load(rows.query_head(row))[0])
+
+    def store(self, rows: Rows, row: Traced, col: Traced, values: Sequence[Traced], factor: Traced | None) -> None:
         """Some columns of a row of O."""
         k = self.k
+        values = values if factor is None else [x * factor for x in values]
         words = [k.pack(low, high, self.dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
         (rows.pointer(self.out, self.strides, row) + col).store(words, dtype=u32)
 

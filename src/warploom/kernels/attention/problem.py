@@ -87,6 +87,11 @@ class AttentionProblem:
     sinks: bool = False
 
     @property
+    def vectors(self) -> tuple[str, ...]:
+        """The float32 arrays that a call has beside Q, K, V and O, in the kernels' order."""
+        return (*(("lse",) if self.lse else ()), *(("sinks",) if self.sinks else ()))
+
+    @property
     def planes(self) -> int:
         """Heads of all batches."""
         return self.heads * self.batch

@@ -1,0 +1,46 @@
+"""``attention`` with few queries on many keys: the kernels of decode, where the chooser takes them."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import warploom
+from warploom.core.dtypes import bf16
+from warploom.kernels.attention.decode import Decode
+from warploom.kernels.attention.reference import attention_error, attention_reference
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+
+
+@pytest.mark.parametrize(("q_len", "kv_len", "layout"), [(1, 700, "bshd"), (3, 513, "bhsd")])
+def test_few_queries_are_right(q_len: int, kv_len: int, layout: str) -> None:
+    numbers = np.random.default_rng(q_len)
+    q, k, v = (
+        numbers.standard_normal((2, n, heads, 64)).astype(ml_dtypes.bfloat16)
+        for n, heads in ((q_len, 4), (kv_len, 2), (kv_len, 2))
+    )
+    given = [x if layout == "bshd" else x.swapaxes(1, 2) for x in (q, k, v)]
+    options = {"window": (600, 0), "layout": layout, "return_lse": True}
+    plan = warploom.plan(*given, **options)
+    assert isinstance(plan.config, Decode)
+    assert warploom.plan(*given, **options, config=str(plan.config)).calls == plan.calls
+    out, lse = warploom.attention(*given, **options)
+    _, logs = warploom.attention(*given, **options, config="attention_sm80(head_dim=64)")
+    assert np.abs(lse - logs).max() <= 1e-4
+    out = out if layout == "bshd" else out.swapaxes(1, 2)
+    distance = np.arange(kv_len)[None] - (np.arange(q_len)[:, None] + kv_len - q_len)
+    for batch in range(2):
+        heads_first = [np.repeat(x[batch].swapaxes(0, 1), 4 // x.shape[2], 0) for x in (q, k, v)]
+        reference = attention_reference(*heads_first, dtype=bf16, seen=(distance >= -600) & (distance <= 0))
+        assert attention_error(out[batch].swapaxes(0, 1), reference, bf16).ok
+
+
+def test_lengths_and_batches_share_kernels() -> None:
+    sources = set()
+    for batch, kv_len in ((1, 512), (3, 1000), (70, 8191)):
+        q, k = np.zeros((batch, 1, 4, 64), np.float16), np.zeros((1, 1, 1, 64), np.float16)
+        k = np.lib.stride_tricks.as_strided(k, (batch, kv_len, 1, 64), (0, 128, 128, 2))
+        sources |= {call.source for call in warploom.plan(q, k, k).calls}
+    assert len(sources) == 2
