@@ -37,7 +37,7 @@ def read(k: Kernel, matrix: GlobalPointer, layout: FragmentLayout) -> list[Trace
     pairs: list[Traced] = []
     for register in range(layout.registers):
         row, col = layout.coordinates(k.lane, 2 * register)
-        pairs += matrix.load(row * 16 + col, dtype=u32)
+        pairs.append(matrix.load(row * 16 + col, dtype=u32))
     return pairs
 
 

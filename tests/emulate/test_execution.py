@@ -70,7 +70,7 @@ def ragged_trips(k: Kernel, out: Global[U32]) -> None:
     with k.loop(k.cta_x) as i:
         tile.store([k.thread + i], 0, k.thread)
         k.syncthreads()
-        total.set(total.get() + tile.load(0, 31 - k.thread)[0])
+        total.set(total.get() + tile.load(0, 31 - k.thread))
         k.syncthreads()
     out.store([total.get()], k.cta_x * 32 + k.thread)
 
@@ -92,13 +92,13 @@ def producer_consumers(k: Kernel, source: Global[U32], out: Global[U32], *, step
         if release:
             with k.when(i > 0):
                 k.bar_sync(2, 96)
-        tile.store([source.load(i * 32 + k.lane)[0] * 2], 0, k.lane)
+        tile.store([source.load(i * 32 + k.lane) * 2], 0, k.lane)
         k.bar_arrive(1, 96)
     with k.warps(1, 3):
         total = k.register(U32, 0)
         with k.loop(steps) as i:
             k.bar_sync(1, 96)
-            total.set(total.get() + tile.load(0, k.lane)[0])
+            total.set(total.get() + tile.load(0, k.lane))
             if release:
                 with k.when(i < steps - 1):
                     k.bar_arrive(2, 96)
@@ -117,7 +117,7 @@ def test_roles_run_as_tasks_of_their_own(seed: int | None) -> None:
 
 @kernel(threads=64)
 def shared_histogram(k: Kernel, data: Global[U32], out: Global[U32]) -> None:
-    old = k.atomic("add", out, 1, data.load(k.thread)[0])
+    old = k.atomic("add", out, 1, data.load(k.thread))
     out.store([old], 8 + k.thread)
 
 
@@ -163,7 +163,7 @@ def test_arguments_are_checked() -> None:
 
 @kernel(threads=32)
 def scaled(k: Kernel, x: Global[F32], stride: U32) -> None:
-    x.store([x.load(k.thread * stride)[0] * 2.0], k.thread * stride)
+    x.store([x.load(k.thread * stride) * 2.0], k.thread * stride)
 
 
 def test_strided_views_are_changed_in_place() -> None:
@@ -186,7 +186,7 @@ def crossed(k: Kernel, out: Global[U32], extra: U32) -> None:
     """The second warp reads what the first has written, without a barrier."""
     tile = k.shared(U32, 64, name="tile")
     tile.store(k.thread * extra, 0, k.thread)
-    out.store([tile.load(0, 63 - k.thread)[0]], k.cta_x * 64 + k.thread)
+    out.store([tile.load(0, 63 - k.thread)], k.cta_x * 64 + k.thread)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -195,7 +195,7 @@ def partly_written(k: Kernel, out: Global[U32], *, first: int, half: bool) -> No
     tile = k.shared(U32, 64)
     tile.store([k.thread], 0, k.thread + first)
     k.syncwarp()
-    (word,) = tile.load(0, k.thread)
+    word = tile.load(0, k.thread)
     out.store([word & 0xFFFF if half else word], k.thread)
 
 
@@ -215,8 +215,8 @@ def masked_poison(k: Kernel, out: Global[U32], *, mask: int) -> None:
     tile = k.shared(U32, 64)
     tile.store([k.thread], 0, k.thread)
     k.syncwarp()
-    (word,) = tile.load(0, k.thread + 16)
-    out.store([k.select(k.thread < 16, word, 0) | (tile.load(0, 63)[0] & mask)], k.thread)
+    word = tile.load(0, k.thread + 16)
+    out.store([k.select(k.thread < 16, word, 0) | (tile.load(0, 63) & mask)], k.thread)
 
 
 def test_poison_is_tracked_by_bits() -> None:
@@ -254,7 +254,7 @@ def grid_sum(k: Kernel, out: Global[F32], *, atomic: bool) -> None:
         k.atomic("add", out, k.value(1.0, F32))
     else:
         with k.when(k.thread == 0):
-            out.store([out.load(0)[0] + 1.0], 0)
+            out.store([out.load(0) + 1.0], 0)
 
 
 def test_races_between_ctas() -> None:
@@ -284,10 +284,10 @@ def last_cta_sums(
             k.fence("gpu")
         flag.store([before], 0, 0)
     k.syncthreads()
-    with k.when(flag.load(0, 0)[0] == k.grid_x - 1):
+    with k.when(flag.load(0, 0) == k.grid_x - 1):
         total = k.register(U32, 0)
         with k.loop(k.grid_x) as i:
-            total.set(total.get() + parts.load(i * 64 + k.thread)[0])
+            total.set(total.get() + parts.load(i * 64 + k.thread))
         out.store([total.get()], k.thread)
 
 

@@ -33,7 +33,7 @@ def last_warp(k: Kernel, out: Global[U32], *, order: Order, sync: bool = True) -
     with k.when(k.shfl_idx(last, 0) == 1):
         total = k.register(U32, 0)
         for warp in range(4):
-            total += tile.load(0, k.lane + 32 * warp)[0]
+            total += tile.load(0, k.lane + 32 * warp)
         out.store([total], k.lane)
 
 

@@ -91,7 +91,7 @@ def add_in_turn(k: Kernel, x: Global[f32], total: Global[f32], turn: Global[u32]
     k.wait_bulk(0)
     k.syncthreads()
     with k.when(k.cta_x == k.grid_x - 1):
-        total.store(2.0 * total.load(k.thread)[0], k.thread)
+        total.store(2.0 * total.load(k.thread), k.thread)
 
 
 @pytest.mark.parametrize("seed", ORDERS)

@@ -225,9 +225,9 @@ def handed_over(k: Kernel, data: Global[U32], flag: Global[U32], out: Global[U32
     with k.when(k.thread == 0):
         last.store(k.atomic("add", flag, 1, order=order), 0)  # type: ignore[arg-type]
     k.syncthreads()
-    (before,) = last.load(0)
+    before = last.load(0)
     with k.when(before == k.grid_x - 1), k.loop(k.grid_x) as cta:
-        out.store(data.load(cta * 64 + k.thread)[0], cta * 64 + k.thread)
+        out.store(data.load(cta * 64 + k.thread), cta * 64 + k.thread)
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
@@ -258,7 +258,7 @@ def pass_on(k: Kernel, out: Global[f32], *, how: str) -> None:
         k.syncwarp()
         bar.arrive(cta=(k.cluster_rank + 3) & 3, when=k.lane == 0, scope=arrive)  # type: ignore[arg-type]
         bar.wait(0, scope=wait_at)  # type: ignore[arg-type]
-    (value,) = out.load(next_rank * 64 + k.thread)
+    value = out.load(next_rank * 64 + k.thread)
     k.cluster_sync()
     out.store(value, 256 + mine + k.thread)
     k.cluster_sync()

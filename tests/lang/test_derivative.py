@@ -29,7 +29,7 @@ from warploom.lang.functions import (
 
 @kernel(threads=32)
 def derivative(k: Kernel, x: Global[f32], y: Global[f32], dx: Global[f32], dy: Global[f32], *, function) -> None:
-    values = x.load(k.thread)[0], y.load(k.thread)[0]
+    values = x.load(k.thread), y.load(k.thread)
     found = vector_jacobian(as_f32(function(*values), values[0]), values, k.value(2.0, f32))
     dx.store(found[0], k.thread)
     dy.store(found[1], k.thread)

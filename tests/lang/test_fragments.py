@@ -27,7 +27,7 @@ def reduce_fragment(
     values = []
     for element in range(layout.elements_per_thread):
         row, col = layout.coordinates(k.lane, element)
-        values += matrix.load(row * cols + col)
+        values.append(matrix.load(row * cols + col))
     fragment = k.fragment(layout, f32, values)
     mask = k.value(0xF, u32) << (k.lane & 28) if quad_mask else 0xFFFFFFFF
     results = fragment.reduce(op, axis, member_mask=mask)
@@ -81,7 +81,7 @@ def test_any_function_of_two_values_reduces():
         values = []
         for element in range(4):
             row, col = C.coordinates(k.lane, element)
-            values += matrix.load(row * 8 + col)
+            values.append(matrix.load(row * 8 + col))
         tops = k.fragment(C, f32, values).reduce(lambda a, b: k.maximum(k.absolute(a), k.absolute(b)), "col")
         for group, value in enumerate(tops):
             out.store(value, k.lane // 4 + 8 * group)

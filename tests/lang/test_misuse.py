@@ -16,7 +16,7 @@ A = mma_fragment("m16n8k16", "A")
 
 @kernel(threads=32)
 def doubled(k: Kernel, x: Global[f32], y: Global[f32]) -> None:
-    y.store(x.load(k.lane + np.int64(0))[0] * 2.0, k.lane)
+    y.store(x.load(k.lane + np.int64(0)) * 2.0, k.lane)
 
 
 def test_numpys_integers_are_integers():
@@ -35,7 +35,7 @@ def test_a_grid_has_positive_counts(grid):
 @kernel(threads=32)
 def scaled(k: Kernel, x: Global[f32], n: u32, factor: f32) -> None:
     with k.when(k.lane < n):
-        x.store(x.load(k.lane)[0] * factor, k.lane)
+        x.store(x.load(k.lane) * factor, k.lane)
 
 
 FLOATS = np.zeros(32, np.float32)
@@ -57,7 +57,7 @@ def test_arguments_that_would_be_read_as_something_else(arguments, says):
 def test_half_precisions_are_not_each_other():
     @kernel(threads=32)
     def copied(k: Kernel, x: Global[bf16]) -> None:
-        x.store(x.load(k.lane)[0], k.lane)
+        x.store(x.load(k.lane), k.lane)
 
     with pytest.raises(ProblemError, match=r"x is float16 in memory.*the kernel reads bf16"):
         emulate(copied.trace(), 1, [np.zeros(32, np.float16)])
@@ -111,7 +111,7 @@ def over_a_loop(k, x):
         (lambda k, x: x.__setitem__(0, 1.0), r"x\.store\(value, i\)"),
         (lambda k, x: k.shared(f32, 4)[0], r"tile\.load\(row, col\)"),
         (lambda k, x: x.store(1.0, 0.5), "an index is an integer, not 0.5"),
-        (lambda k, x: x.store(1.0, x.load(0)[0]), r"an index is an integer, not <f32.*k\.convert"),
+        (lambda k, x: x.store(1.0, x.load(0)), r"an index is an integer, not <f32.*k\.convert"),
         (lambda k, x: x.load(None), "an index is an integer, not None"),
         (lambda k, x: x + x, "an index is an integer"),
         (over_a_loop, r"with k\.loop\(stop\) as i"),
@@ -168,7 +168,7 @@ async def coroutine(k: Kernel, x: Global[f32]): ...
 
 
 def returning(k: Kernel, x: Global[f32]):
-    return x.load(k.lane)[0] * 2.0
+    return x.load(k.lane) * 2.0
 
 
 @pytest.mark.filterwarnings("ignore:coroutine")
@@ -234,11 +234,11 @@ def test_global_takes_a_type():
 
 def test_pythons_max_is_pointed_at_maximum():
     with pytest.raises(TraceError, match=r"k\.maximum"):
-        traces(lambda k, x: max(x.load(k.lane)[0], 1.0))
+        traces(lambda k, x: max(x.load(k.lane), 1.0))
 
 
 def test_pythons_abs_works():
-    program = traces(lambda k, x: x.store(abs(x.load(k.lane)[0]), k.lane))
+    program = traces(lambda k, x: x.store(abs(x.load(k.lane)), k.lane))
     x = np.linspace(-1, 1, 32, dtype=np.float32)
     expected = np.abs(x)
     emulate(program, 1, [x]).raise_if_found()

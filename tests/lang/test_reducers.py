@@ -28,7 +28,7 @@ def load(k: Kernel, matrix: Any, layout: FragmentLayout) -> Any:
     values = []
     for element in range(layout.elements_per_thread):
         row, col = layout.coordinates(k.lane, element)
-        values += matrix.load(row * cols + col)
+        values.append(matrix.load(row * cols + col))
     return k.fragment(layout, matrix.dtype, values)
 
 
@@ -178,7 +178,7 @@ def test_integers_and_packed_halves_reduce(rng):
         pairs = []
         for register in range(A.registers):
             row, col = A.coordinates(k.lane, 2 * register)
-            pairs += matrix.load(row * 8 + col // 2)
+            pairs.append(matrix.load(row * 8 + col // 2))
         for group, top in enumerate(k.fragment(A, bf16, pairs).reduce("max", "col")):
             out.store(top, k.lane // 4 + 8 * group)
 

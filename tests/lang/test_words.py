@@ -29,7 +29,7 @@ def test_every_word_is_run_by_a_test(word: str) -> None:
 
 @kernel(threads=32)
 def bits(k: Kernel, x: Global[u32], out: Global[u32]) -> None:
-    (value,) = x.load(k.lane)
+    value = x.load(k.lane)
     out.store([k.popc(value), k.clz(value), k.brev(value)][:2], 4 * k.lane)
     out.store(k.brev(value), 4 * k.lane + 2)
 
@@ -88,7 +88,7 @@ def test_of_two_that_compare_and_swap_one_wins() -> None:
 @kernel(threads=32)
 def integers(k: Kernel, a: Global[u32], b: Global[u32], out: Global[s32], *, types) -> None:
     of_a, of_b = (
-        [x.load(k.lane * count + i)[0] for i in range(count)]
+        [x.load(k.lane * count + i) for i in range(count)]
         for x, count in zip((a, b), (mma_fragment("m16n8k32", which, 8).registers for which in "AB"), strict=True)
     )
     found = k.mma_integer(of_a, of_b, [k.value(i, s32) for i in range(4)], "m16n8k32", types)

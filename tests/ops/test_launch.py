@@ -28,7 +28,7 @@ def axpy(k: Kernel, x: Global[f32], y: Global[f32], factor: f32, n: u32, *, plus
     """y = factor · x + y + plus."""
     i = k.cta_x * 64 + k.thread
     with k.when(i < n):
-        (a,), (b,) = x.load(i), y.load(i)
+        a, b = x.load(i), y.load(i)
         y.store(k.fma(a, factor, b) + plus, i)
 
 

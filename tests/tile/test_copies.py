@@ -28,7 +28,7 @@ def sums_of(k: Kernel, tile: SharedTile, out: Any, first: Traced) -> None:
     with k.when(k.thread < layout.rows):
         total = k.register(f32, 0.0, "total")
         for col in range(0, layout.cols, 2):
-            (pair,) = tile.load(k.thread, col, dtype=u32)
+            pair = tile.load(k.thread, col, dtype=u32)
             for x in k.unpack(pair, tile.dtype):
                 total += x
         out.store(total.get(), first + k.thread)

@@ -24,7 +24,7 @@ ROWS = 16
 def add_columns(k: Kernel, tile: SharedTile, cols: int, totals: list[Any]) -> None:
     """Each of 16 lanes adds up its row of a tile in steps of two elements."""
     for col in range(0, cols, 2):
-        (pair,) = tile.load(k.lane & (ROWS - 1), col, dtype=u32)
+        pair = tile.load(k.lane & (ROWS - 1), col, dtype=u32)
         for total, x in zip(totals, k.unpack(pair, tile.dtype), strict=True):
             total += x
 
@@ -124,7 +124,7 @@ def copied(k: Kernel, x: TensorMap, y: TensorMap, tiles: u32, *, cols: int, comp
             stage, row = here.wait(), (k.warp - 1) * ROWS + k.lane
             for col in range(0, padded_cols(cols), 2):
                 with k.when(k.lane < ROWS):
-                    (pair,) = stage.load(row, col, dtype=u32)
+                    pair = stage.load(row, col, dtype=u32)
                     stage.store([pair ^ 0x80008000], row, col, dtype=u32)
             here.advance()
             cursor(filled, i, put).written()

@@ -142,7 +142,7 @@ def test_the_chosen_size_is_never_estimated_slower_than_one_group() -> None:
 def divided(k: Kernel, numbers: Global[u32], quotients: Global[u32], rests: Global[u32], by: Divisor) -> None:
     """quotient and remainder of each number."""
     place = k.cta_x * 32 + k.lane
-    quotient, rest = by.divide(numbers.load(place)[0])
+    quotient, rest = by.divide(numbers.load(place))
     quotients.store(quotient, place)
     rests.store(rest, place)
 

@@ -58,7 +58,7 @@ def weigh(
 
     def scores_of(block: int) -> list[tuple[Any, Traced]]:
         places = [s.layout.coordinates(k.lane, element) for element in range(len(s.registers))]
-        found = [scores.load((k.warp * 16 + row) * (BLOCKS * KEYS) + (col + block * KEYS))[0] for row, col in places]
+        found = [scores.load((k.warp * 16 + row) * (BLOCKS * KEYS) + (col + block * KEYS)) for row, col in places]
         return list(zip(s.mutable, found, strict=True))
 
     def look(block: int) -> None:
@@ -95,7 +95,7 @@ def weigh(
             def again(block: int = block) -> None:
                 look(block)
                 with k.when(k.lane == 0):
-                    recomputed.store(recomputed.load(k.warp)[0] + 1, k.warp)
+                    recomputed.store(recomputed.load(k.warp) + 1, k.warp)
 
             if mode == "stale":
                 rescale = stale.step(cuts(block), mask(block), again, nothing)

@@ -5,13 +5,13 @@ Sources: PTX ISA, "Data Movement and Conversion Instructions" and "Half Precisio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, bf16, f32, pred, s32, u16, u32, u64
+from warploom.core.dtypes import DType, bf16, f32, pred, s8, s32, s64, u8, u16, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.alu import BINARY_MEANINGS
 from warploom.isa.base import REGISTERS, Array, Lanewise, braces, inline_ptx, takes
@@ -27,6 +27,10 @@ _BITCAST = {
     ("f64", "u64"): "(unsigned long long)__double_as_longlong({})",
     ("u64", "f64"): "__longlong_as_double((long long)({}))",
 }
+
+Rounding = Literal["rzi", "rni", "rmi", "rpi"]
+_ROUNDED: dict[str, Callable[[Array], Array]] = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
+_INTRINSIC = {s32: "int", u32: "uint", s64: "ll", u64: "ull"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +76,36 @@ class Bitcast(_Cast):
 
 @dataclass(frozen=True, slots=True)
 class Convert(_Cast):
-    """A conversion by value: integers widen, narrow (wrapping) or become floats; floats truncate toward zero.
+    """A conversion by value: integers widen, narrow (wrapping) or become floats; floats become integers.
 
-    Floats beyond an integer type's range become its nearest end; a NaN becomes 0 where both types have 32 bits, else
-    the integer whose highest bit alone is set (PTX ISA, ``cvt``).
+    ``rounding`` is PTX's, and other than rzi of a float to an integer of 32 or 64 bits alone: rzi truncates, rni takes
+    the nearest (of two the even one), rmi and rpi go down and up. Floats beyond an integer type's range become its
+    nearest end; a NaN becomes 0 where both types have 32 bits, else the integer whose highest bit alone is set (PTX
+    ISA, ``cvt``).
     """
+
+    rounding: Rounding = "rzi"
+
+    def __post_init__(self) -> None:
+        _Cast.__post_init__(self)
+        if self.rounding != "rzi" and not (self.source.is_float and self.dtype in _INTRINSIC):
+            raise VerifyError(
+                f"{self.rounding} rounds f32 and f64 to s32, u32, s64 and u64, not {self.source} to {self.dtype}"
+            )
 
     @property
     def mnemonic(self) -> str:
-        """``cvt.f32.s32``: the new type, then the old (PTX ISA, "cvt")."""
-        return f"cvt.{self.dtype.name}.{self.source.name}"
+        """``cvt.f32.s32``, ``cvt.rni.s32.f32``: the new type, then the old (PTX ISA, "cvt")."""
+        rounding = "" if self.rounding == "rzi" else f"{self.rounding}."
+        return f"cvt.{rounding}{self.dtype.name}.{self.source.name}"
 
     def expression(self, operands: Sequence[str]) -> str:
-        """A C++ cast, or ``x != 0`` for a predicate."""
+        """A C++ cast, ``x != 0`` for a predicate, or the function that rounds."""
         if self.dtype is pred:
             return f"{operands[0]} != 0"
+        if self.rounding != "rzi":
+            way = {"rni": "rn", "rmi": "rd", "rpi": "ru"}[self.rounding]
+            return f"__{self.source.cuda}2{_INTRINSIC[self.dtype]}_{way}({operands[0]})"
         return f"({self.dtype.cuda}){operands[0]}"
 
     @property
@@ -102,7 +121,7 @@ class Convert(_Cast):
             if not (self.source.is_float and self.dtype.is_integer):
                 return (x.astype(self.dtype.numpy),)
             info = np.iinfo(self.dtype.numpy)
-            whole = np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
+            whole = np.nan_to_num(_ROUNDED[self.rounding](x.astype(np.float64)), nan=0.0)
             clipped = np.clip(whole, float(info.min), float(info.max))
             at_top = clipped >= float(info.max)
             converted = np.where(at_top, info.max, np.where(at_top, 0, clipped).astype(self.dtype.numpy))
@@ -199,6 +218,46 @@ class UnpackHalf(Lanewise):
         """The exact value; every f16 and bf16 value is an f32."""
         bits = (operands[0] >> np.uint32(16 * self.which)).astype(np.uint16)
         return (half_to_f32(bits, self.half),)
+
+
+@dataclass(frozen=True, slots=True)
+class PackBytes(Lanewise):
+    """``cvt.pack.sat.{s8,u8}.s32.b32``: two s32, clamped to bytes, below the low half of a word that moves up.
+
+    Of (low, high, word) the result is ``word << 16 | high << 8 | low``.
+    """
+
+    byte: DType
+
+    def __post_init__(self) -> None:
+        takes("cvt.pack", self.byte, (s8, u8))
+
+    @property
+    def mnemonic(self) -> str:
+        """``cvt.pack.sat.s8.s32.b32`` (PTX ISA, "cvt.pack")."""
+        return f"cvt.pack.sat.{self.byte.name}.s32.b32"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The value for the low byte, the one for the next, the word that moves up."""
+        return (s32, s32, u32)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """The packed word."""
+        return (u32,)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX, which names the higher byte first."""
+        low, high, word = operands
+        ins = [("r", high), ("r", low), ("r", word)]
+        return inline_ptx(f"{self.mnemonic} %0, %1, %2, %3;", [("=r", results[0])], ins, volatile=False)
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """Both values clamped; the word's upper half leaves."""
+        info = np.iinfo(self.byte.numpy)
+        low, high = (np.clip(x, info.min, info.max).astype(np.uint32) & np.uint32(0xFF) for x in operands[:2])
+        return (operands[2] << np.uint32(16) | high << np.uint32(8) | low,)
 
 
 _PAIR_COUNT = {"fma": 3, "add": 2, "mul": 2, "min": 2, "max": 2}

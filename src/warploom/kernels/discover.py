@@ -28,7 +28,7 @@ def _load_registers(k: Kernel, source: Global[u32], slot: Number, types: tuple[o
     found: list[Traced] = []
     word = 0
     for t in types:
-        found += at.load(word, dtype=t)  # type: ignore[arg-type]
+        found.append(at.load(word, dtype=t))  # type: ignore[arg-type]
         word += t.bits // 32  # type: ignore[attr-defined]
     return found
 

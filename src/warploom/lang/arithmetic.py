@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from warploom.core.dtypes import DType, bf16, f16, f32, pred, u32, u64
+import numpy as np
+
+from warploom.core.dtypes import DType, bf16, f16, f32, pred, s8, s16, s32, u8, u16, u32, u64
 from warploom.core.errors import TraceError, shown
 from warploom.isa.alu import Fma, MultiplyWide, Select
-from warploom.isa.conversion import Bitcast, Convert, PackPair, PairArithmetic, Permute, UnpackHalf
+from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, PairArithmetic, Permute, Rounding, UnpackHalf
 from warploom.lang.builder import Builder
+from warploom.lang.loaded import Element, holds_bits
 from warploom.lang.values import Mutable, Number, Traced
+
+RoundTo = Literal["zero", "nearest", "down", "up"]
+_ROUNDING: dict[RoundTo, Rounding] = {"zero": "rzi", "nearest": "rni", "down": "rmi", "up": "rpi"}
+_BYTES, _SHORTS, _HALVES = (s8, u8), (s16, u16), (f16, bf16)
+
+
+def _is_float(x: Number) -> bool:
+    return x.dtype.is_float if isinstance(x, Traced) else isinstance(x, float)
 
 
 def _is_type(what: object) -> bool:
@@ -29,18 +41,83 @@ class Arithmetic(Builder):
             )
         return self.operand(x, dtype)
 
-    def convert(self, x: Number, dtype: DType) -> Traced:
-        """``x`` converted by value: integers widen, narrow or become floats, floats truncate toward zero."""
+    def convert(self, x: Number, dtype: DType, *, rounding: RoundTo | None = None, saturate: bool = False) -> Traced:
+        """``x`` converted by value: integers widen, narrow or become floats, floats become integers.
+
+        ``rounding`` of a float to an integer is "zero" (the default), "nearest" (of two the even one), "down" or "up".
+        Integers that do not fit wrap, unless ``saturate`` clamps them to the range of ``dtype``; floats always clamp to
+        32 and 64 bits. Elements of fewer than 32 bits, as loads give them and stores take them, convert too:
+        ``k.convert(x.load(i), f32)`` of bf16, ``y.store(k.convert(v, s8, rounding="nearest", saturate=True), i)``.
+        """
+        if not _is_type(dtype):
+            raise TraceError(f"k.convert(x, dtype) takes a type of warploom.lang, not {shown(dtype)} ({self.here()})")
+        if rounding not in (None, *_ROUNDING):
+            raise TraceError(f"rounding is {', '.join(_ROUNDING)}, not {shown(rounding)} ({self.here()})")
         if isinstance(x, Mutable):
             x = x.get()
         if not isinstance(x, Traced):
+            if dtype in (*_BYTES, *_SHORTS, *_HALVES):
+                return self.convert(self.constant(x, f32 if isinstance(x, float) else s32), dtype, rounding=rounding,
+                                    saturate=saturate)  # fmt: skip
             return self.constant(int(x) if dtype.is_integer else float(x), dtype)
+        if holds_bits(x) and dtype is not u32:
+            return x if x.element is dtype else self.convert(
+                self._from_bits(x), dtype, rounding=rounding, saturate=saturate)  # fmt: skip
+        if dtype in _HALVES:
+            return Element(self.pack(self.convert(x, f32), 0.0, dtype), dtype)
+        if dtype in (*_BYTES, *_SHORTS):
+            return self._to_short(x, dtype, rounding, saturate)
+        if rounding is not None and not (x.dtype.is_float and dtype.is_integer):
+            raise TraceError(f"rounding is for floats that become integers, not {x.dtype} to {dtype} ({self.here()})")
+        if saturate and x.dtype.is_integer and dtype.is_integer:
+            x = self._clamped(x, dtype)
         if x.dtype is dtype:
             return x
         if x.constant is not None and dtype.is_integer and x.dtype.is_integer:
             return self.constant(int(x.constant) & ((1 << x.dtype.bits) - 1) if dtype.bits > x.dtype.bits
                                  and x.dtype.kind == "unsigned" else int(x.constant), dtype)  # fmt: skip
-        return self.emit(Convert(x.dtype, dtype), (x,))[0]
+        return self.emit(Convert(x.dtype, dtype, _ROUNDING[rounding or "zero"]), (x,))[0]
+
+    def _from_bits(self, x: Element) -> Traced:
+        """The value of an element that arrived as bits: f32 of a 16-bit float, s32 of a short signed integer."""
+        if x.element in _HALVES:
+            return self.unpack(x, x.element)[0]
+        unused = 32 - x.element.bits
+        return self.bitcast(x << unused, s32) >> unused
+
+    def _to_short(self, x: Traced, dtype: DType, rounding: RoundTo | None, saturate: bool) -> Element:
+        """The bits of an integer of 8 or 16 bits, in u32."""
+        if x.dtype.is_float:
+            x = self.convert(x, s32, rounding=rounding)
+        if saturate:
+            x = self._clamped(x, dtype)
+        return Element(self.convert(x, u32) & ((1 << dtype.bits) - 1), dtype)
+
+    def _clamped(self, x: Traced, dtype: DType) -> Traced:
+        """An integer clamped to what both its type and ``dtype`` hold."""
+        to, own = (np.iinfo(t.numpy) for t in (dtype, x.dtype))
+        if to.min > own.min:
+            x = self.maximum(x, int(to.min))
+        return self.minimum(x, int(to.max)) if to.max < own.max else x
+
+    def pack_bytes(self, values: Sequence[Number], dtype: DType) -> Traced:
+        """Four s32 or f32 values as s8 or u8 in one u32, the first lowest: floats to nearest, all clamped."""
+        if dtype not in _BYTES or len(values) != 4:
+            raise TraceError(f"pack_bytes packs four values of s8 or u8, not {len(values)} of {dtype} ({self.here()})")
+        low, second, third, high = (
+            self.operand(self.convert(x, s32, rounding="nearest") if _is_float(x) else x, s32) for x in values
+        )
+        upper = self.emit(PackBytes(dtype), (third, high, self.constant(0, u32)))[0]
+        return self.emit(PackBytes(dtype), (low, second, upper))[0]
+
+    def unpack_bytes(self, word: Traced, dtype: DType) -> tuple[Traced, Traced, Traced, Traced]:
+        """The four bytes of a u32, s8 or u8, the lowest first, as s32."""
+        if dtype not in _BYTES:
+            raise TraceError(f"unpack_bytes takes s8 or u8, not {dtype} ({self.here()})")
+        x = self.operand(word, u32)
+        at_top = (self.bitcast(x << (24 - 8 * i), s32) if dtype is s8 else x << (24 - 8 * i) for i in range(4))
+        first, second, third, fourth = (self.bitcast(y >> 24, s32) for y in at_top)
+        return first, second, third, fourth
 
     def bitcast(self, x: Traced, dtype: DType) -> Traced:
         """The same bits as another type of the same width."""
@@ -146,7 +223,7 @@ class Arithmetic(Builder):
         return self.emit(PairArithmetic(op, half), tuple(self.operand(x, u32) for x in operands))[0]
 
     def _check_half(self, half: DType) -> None:
-        if half not in (f16, bf16):
+        if half not in _HALVES:
             raise TraceError(f"a packed pair holds f16 or bf16, not {half} ({self.here()})")
 
     def register(self, dtype: DType, value: Number | None = None, name: str = "") -> Mutable:

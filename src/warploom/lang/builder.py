@@ -11,7 +11,6 @@ import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -36,13 +35,15 @@ from warploom.isa.alu import COMPARISONS, Binary, Unary
 from warploom.isa.base import Instruction
 from warploom.isa.conversion import Move
 from warploom.lang.fold import fold_binary, is_commutative
+from warploom.lang.loaded import holds_bits
+from warploom.lang.rebinding import refuse_rebinding
 from warploom.lang.values import Mutable, Number, TileAddress, Traced
 
-# Rooms whose frames are the language itself, never the author's.
-_OWN_ROOMS = tuple(str(Path(__file__).parent.parent / room) for room in ("lang", "layout", "tile"))
-_PACKAGE = str(Path(__file__).parent.parent)
+_PACKAGE = __name__.partition(".")[0]
+_OWN = *(f"{_PACKAGE}.{name}." for name in ("lang", "layout", "tile")), "contextlib", "functools"
+"""Modules whose frames are the language itself, never the author's."""
+_BITWISE = ("and", "or", "xor", "shl", "shr", "eq", "ne")
 _F32_BEYOND = 2.0**128 - 2.0**103  # from here on numbers round to infinity
-_CONTEXTLIB = contextmanager.__code__.co_filename
 _Key = tuple[Instruction, tuple[object, ...]]
 
 
@@ -57,11 +58,17 @@ class Builder:
         self._lines: dict[tuple[str, int], SourceLine] = {}
 
     # -- source lines
+    @staticmethod
+    def author() -> FrameType | None:
+        """The frame of the author's line."""
+        frame: FrameType | None = inspect.currentframe()
+        while frame is not None and _is_of(frame, _OWN):
+            frame = frame.f_back
+        return frame
+
     def here(self) -> SourceLine:
         """The author's line: the innermost frame outside the language and layout rooms."""
-        frame: FrameType | None = inspect.currentframe()
-        while frame is not None and frame.f_code.co_filename.startswith((*_OWN_ROOMS, "<", _CONTEXTLIB)):
-            frame = frame.f_back
+        frame = self.author()
         if frame is None:
             return SourceLine("", 0)
         key = (frame.f_code.co_filename, frame.f_lineno)
@@ -75,7 +82,7 @@ class Builder:
         frames = [(frame, line) for frame, line in walk_tb(error.__traceback__)]
         for frame, line in reversed(frames):
             code = frame.f_code
-            if not code.co_filename.startswith((_PACKAGE, "<", _CONTEXTLIB)):
+            if not _is_of(frame, (f"{_PACKAGE}.", "contextlib", "functools")):
                 return SourceLine(code.co_filename, line, code.co_name)
         return SourceLine("", 0)
 
@@ -173,6 +180,8 @@ class Builder:
 
     def binary(self, op: str, a: Number, b: Number) -> Traced:
         """``a op b`` with one common type; folded where nothing needs to run."""
+        if op not in _BITWISE:
+            self._refuse_bits(a, b)
         dtype = self._common_type(op, a, b)
         x = self.operand(a, dtype)
         y = self.operand(b, u32 if op in ("shl", "shr") else dtype)
@@ -181,6 +190,18 @@ class Builder:
         self._refuse_undefined(op, dtype, y)
         folded = fold_binary(self, op, x, y)
         return folded if folded is not None else self.emit(Binary(op, dtype), (x, y))[0]
+
+    def _refuse_bits(self, *values: Number) -> None:
+        """Arithmetic on a 16-bit float or a short signed integer as it was loaded would compute with its bits."""
+        for x in values:
+            if holds_bits(x):
+                kind, pairs = s32, ""
+                if x.element.is_float:
+                    kind, pairs = f32, f"; pairs are read with dtype=u32 and k.unpack(pair, {x.element})"
+                raise TraceError(
+                    f"{x!r} holds the bits of one {x.element} in {x.dtype} ({self.here()}): "
+                    f"k.convert(x, {kind}) gives its value{pairs}"
+                )
 
     def _refuse_undefined(self, op: str, dtype: DType, y: Traced) -> None:
         """What C++, which is printed, leaves undefined, where it is known; the emulator finds the rest."""
@@ -250,7 +271,7 @@ class Builder:
         """A dynamic loop's body."""
         where = self.here()
         index = self.new_value(dtype)
-        with self.block() as body:
+        with refuse_rebinding(self.author()), self.block() as body:
             yield Traced(self, index)
         self.append(Loop(index, start, stop, step, tuple(body), where))
 
@@ -293,6 +314,13 @@ class Builder:
         if len(self._blocks) != 1:
             raise TraceError("a block is still open at the end of the kernel")
         return tuple(self._blocks[0])
+
+
+def _is_of(frame: FrameType, modules: tuple[str, ...]) -> bool:
+    """Whether a frame runs code of a module, or code that Python made up for a class (a dataclass's ``__init__``)."""
+    if str(frame.f_globals.get("__name__", "")).startswith(modules):
+        return True
+    return frame.f_code.co_filename == "<string>" and frame.f_code.co_name.startswith("__")
 
 
 def _tiles(instruction: Instruction, operands: Sequence[Traced]) -> tuple[Tile | None, ...]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, get_type_hints
 
 from warploom.core.dtypes import DType, u64
-from warploom.core.errors import LayoutError, TraceError, VerifyError, shown
+from warploom.core.errors import LayoutError, TraceError, VerifyError, WarploomError, shown
 from warploom.ir.program import Parameter, Program
 from warploom.ir.simplify import simplify
 from warploom.ir.statements import SourceLine, operands_of, walk
 from warploom.ir.verify import verify
+from warploom.lang.explain import explain
 from warploom.lang.hopper import HopperWords, TensorMapHandle
 from warploom.lang.matrix import MatrixWords
 from warploom.lang.memory import GlobalPointer
@@ -107,6 +108,10 @@ class KernelFunction:
         except (LayoutError, VerifyError) as error:  # of a layout or an instruction, which know no lines
             where = k.line_of(error)
             raise type(error)(f"{where}: {error}" if where.line else str(error)) from error
+        except (TypeError, LookupError, AttributeError, ValueError) as error:
+            if isinstance(error, WarploomError) or (explained := explain(error)) is None:
+                raise  # of the author's own code
+            raise TraceError(f"{k.line_of(error)}: {explained}") from error
         if returned is not None:  # of a generator or coroutine nothing has run
             raise TraceError(
                 f"{self.name} returns {shown(returned)}: a kernel returns nothing, its results are what it stores"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from types import UnionType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, overload
 
 from warploom.core.dtypes import DType, f32, u32, u64
 from warploom.core.errors import TraceError, shown
@@ -27,6 +27,7 @@ from warploom.isa.memory import (
 from warploom.isa.warp import Special
 from warploom.lang.arithmetic import Arithmetic
 from warploom.lang.fold import least, split_sum
+from warploom.lang.loaded import Element, Vector
 from warploom.lang.naming import name_at
 from warploom.lang.values import Mutable, Number, TileAddress, Traced
 from warploom.layout.shared import SharedLayout
@@ -54,15 +55,40 @@ class GlobalPointer:
         """The pointer ``offset`` bytes further on."""
         return replace(self, address=self.words.advance(self.address, offset, 1))
 
+    @overload
     def load(
-        self, index: Number = 0, count: int = 1, *, cache: str = "", order: Order = "weak", dtype: DType | None = None
-    ) -> list[Traced]:
-        """``count`` consecutive elements from ``index`` on, in one access. ``dtype`` reads the memory as another type.
+        self,
+        index: Number = 0,
+        *,
+        cache: str = "",
+        order: Order = "weak",
+        dtype: DType | None = None,
+    ) -> Element: ...
+    @overload
+    def load(
+        self, index: Number, count: int, *, cache: str = "", order: Order = "weak", dtype: DType | None = None
+    ) -> Vector: ...
+    @overload
+    def load(
+        self, index: Number = 0, *, count: int, cache: str = "", order: Order = "weak", dtype: DType | None = None
+    ) -> Vector: ...
+    def load(
+        self,
+        index: Number = 0,
+        count: int | None = None,
+        *,
+        cache: str = "",
+        order: Order = "weak",
+        dtype: DType | None = None,
+    ) -> Element | Vector:
+        """The element at ``index``, or with ``count`` that many from there on, in one access.
 
-        Elements narrower than 32 bits arrive one at a time, zero-extended in u32; read pairs of 16-bit elements with
-        ``dtype=u32``.
+        ``dtype`` reads the memory as another type. Elements narrower than 32 bits arrive one at a time, as bits in u32
+        (``k.convert(x, f32)`` gives their value); read pairs of 16-bit elements with ``dtype=u32``.
         """
-        return self.words.load("global", (self + index).address, dtype or self.dtype, count, cache, order)
+        kind = dtype or self.dtype
+        values = self.words.load("global", (self + index).address, kind, count or 1, cache, order)
+        return Element(values[0], kind) if count is None else Vector(values)
 
     def store(
         self,
@@ -162,16 +188,34 @@ class SharedTile:
         """The shared address ``offset`` bytes into the tile."""
         return TileAddress(self.base + offset, self.extent)
 
+    @overload
+    def load(self, row: Number, col: Number = 0, *, dtype: DType | None = None, volatile: bool = False) -> Element: ...
+    @overload
     def load(
-        self, row: Number, col: Number = 0, count: int = 1, *, dtype: DType | None = None, volatile: bool = False
-    ) -> list[Traced]:
-        """``count`` consecutive elements of a row, in one access (keep it within a swizzle's 16 bytes).
+        self, row: Number, col: Number, count: int, *, dtype: DType | None = None, volatile: bool = False
+    ) -> Vector: ...
+    @overload
+    def load(
+        self, row: Number, col: Number = 0, *, count: int, dtype: DType | None = None, volatile: bool = False
+    ) -> Vector: ...
+    def load(
+        self,
+        row: Number,
+        col: Number = 0,
+        count: int | None = None,
+        *,
+        dtype: DType | None = None,
+        volatile: bool = False,
+    ) -> Element | Vector:
+        """The element (row, col), or with ``count`` that many of the row, in one access (within a swizzle's 16 bytes).
 
-        ``volatile`` keeps the access as written where the compiler would join it with its neighbours.
+        Types are as in :meth:`GlobalPointer.load`. ``volatile`` keeps the access as written where the compiler would
+        join it with its neighbours.
         """
         kind = dtype or self.dtype
-        base, offset = split_sum(self._address(row, col, self._elements(kind, count)))
-        return list(self.words.emit(Load("shared", kind, count, offset, volatile=volatile), (base,)))
+        base, offset = split_sum(self._address(row, col, self._elements(kind, count or 1)))
+        values = self.words.emit(Load("shared", kind, count or 1, offset, volatile=volatile), (base,))
+        return Element(values[0], kind) if count is None else Vector(values)
 
     def store(
         self, values: Number | Sequence[Number], row: Number, col: Number = 0, *, dtype: DType | None = None
@@ -294,6 +338,12 @@ class MemoryWords(Arithmetic):
     ) -> None:
         """Stores by address; see :meth:`GlobalPointer.store` and :meth:`SharedTile.store`."""
         kind = register_type(dtype)
+        for x in values:
+            if kind is not dtype and _is(x, Traced | float) and not (isinstance(x, Traced) and x.dtype.is_integer):
+                raise TraceError(
+                    f"an element of {dtype} is stored as its bits, not as {x!r} ({self.here()}): "
+                    f"store k.convert(x, {dtype})"
+                )
         base, offset = split_sum(address)
         operands = (base, *(self.operand(v, kind) for v in values))
         self.emit(Store(space, dtype, len(values), offset, cache, order), operands)

@@ -80,12 +80,10 @@ def _from_float(b: Builder, f: Form, x: Value, source: str, to: str, rounding: s
         return _float_to_float(b, f, x, source, to, rounding)
     if rounding not in ("rzi", "rni", "rmi", "rpi"):
         raise f.refusal()
-    if rounding != "rzi":
-        x = b.op(Scalar(f"cvt.{rounding}.{source}.{source}"), x)
     f.flag("sat")  # integers are clamped in any case
     if TYPES[to] >= 32:
-        return b.op(Convert(x.dtype, TYPE[to]), x)
-    return _clamped(b, b.op(Convert(x.dtype, s32), x), to)
+        return b.op(Convert(x.dtype, TYPE[to], rounding), x)
+    return _clamped(b, b.op(Convert(x.dtype, s32, rounding), x), to)
 
 
 def _float_to_float(b: Builder, f: Form, x: Value, source: str, to: str, rounding: str) -> Value:

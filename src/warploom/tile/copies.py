@@ -189,11 +189,11 @@ class TileCopy:
                 inside = None if cols is None else self._col + (col + i) < cols
                 condition = exists if inside is None else inside if exists is None else exists & inside
                 if condition is None:
-                    elements += source.load(i)
+                    elements.append(source.load(i))
                     continue
                 element = k.register(u32, 0)
                 with k.when(condition):
-                    element.set(source.load(i)[0])
+                    element.set(source.load(i))
                 elements.append(element.get())
             words = [k.prmt(low, high, _LOW_HALVES) for low, high in zip(elements[::2], elements[1::2], strict=True)]
             k.store("shared", shared.address(row, col), u32, words, "", "weak")

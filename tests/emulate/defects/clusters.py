@@ -214,7 +214,7 @@ def multicast(defect: str, *, stages: int) -> Launch:
                 if defect != "full is not waited for":
                     full.wait(use.phase, use.stage)
                 for row in range(ROWS):
-                    total += tile.stage(use.stage).load(row, k.lane)[0]
+                    total += tile.stage(use.stage).load(row, k.lane)
                 k.syncwarp()
                 if defect == "free is told at home alone":
                     free.arrive(use.stage, when=k.lane == 0)

@@ -139,7 +139,7 @@ def pipeline(defect: str, *, stages: int) -> Launch:
                     k.commit_group()
             if defect != "no empty groups at the end":
                 k.commit_group()
-            total += tile.stage(stage).load(0, k.thread ^ 32)[0]
+            total += tile.stage(stage).load(0, k.thread ^ 32)
         if defect == "not waited for before the end":
             k.syncthreads()
             copy(k.value(0, u32), k.value(0, u32))

@@ -101,7 +101,7 @@ def rounds_of_reuse(defect: str, *, rounds: int, double: bool) -> Launch:
             elif defect != "no barrier after the store":
                 k.syncthreads()
             other = where ^ 1 if defect == "the stage written is the stage read" else where
-            total += tile.stage(other).load(0, k.thread ^ 32)[0]
+            total += tile.stage(other).load(0, k.thread ^ 32)
             if not double and defect not in ("no barrier before the next round", "barrier behind the loop"):
                 k.syncthreads()
         if defect == "barrier behind the loop":
@@ -142,7 +142,7 @@ def tree_sum(defect: str, *, threads: int) -> Launch:
         while step:
             extra = threads // 2 if defect == "first step too wide" and step == threads // 2 else 0
             with k.when(k.thread < step + extra):
-                part.store(part.load(0, k.thread)[0] + part.load(0, k.thread + step)[0], 0, k.thread)
+                part.store(part.load(0, k.thread) + part.load(0, k.thread + step), 0, k.thread)
                 if defect == "barrier inside the branch" and step >= 32:
                     k.syncthreads()
             if step > 16 and defect not in ("no barrier between steps", "barrier inside the branch"):
@@ -184,9 +184,9 @@ def histogram(defect: str, *, bins: int) -> Launch:
                 counts.store(k.value(0, u32), 0, k.thread)
         if defect != "no barrier after clearing":
             k.syncthreads()
-        bin_ = data.load(k.thread)[0] % bins
+        bin_ = data.load(k.thread) % bins
         if defect == "counted without atomics":
-            counts.store(counts.load(0, bin_)[0] + 1, 0, bin_)
+            counts.store(counts.load(0, bin_) + 1, 0, bin_)
         else:
             k.emit(Atomic("shared", "add", u32, scope="cta"), (counts.address(0, bin_), k.value(1, u32)))
         if defect == "reset while others count":

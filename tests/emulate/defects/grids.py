@@ -47,7 +47,7 @@ def last_cta(defect: str, *, way: str) -> Launch:
                 "cta" if defect == "counted for the CTA alone" or (way != "fence" and before_scope == "cta") else "gpu"
             )
             if defect == "counted with a load and a store":
-                before = count.load(0)[0]
+                before = count.load(0)
                 count.store(before + 1, 0)
             else:
                 before = k.atomic("add", count, 1, order="relaxed" if way == "fence" else order, scope=scope)
@@ -57,10 +57,10 @@ def last_cta(defect: str, *, way: str) -> Launch:
         if defect != "no barrier after the count":
             k.syncthreads()
         last = k.grid_x - (2 if defect == "the last but one adds" else 1)
-        with k.when(flag.load(0, 0)[0] == last):
+        with k.when(flag.load(0, 0) == last):
             total = k.register(u32, 0)
             with k.loop(k.grid_x + (1 if defect == "one part too many is read" else 0)) as i:
-                total += parts.load(i * 64 + k.thread)[0]
+                total += parts.load(i * 64 + k.thread)
             out.store(total, k.thread)
 
     right = numbers(64) * ctas + 100 * (ctas * (ctas - 1) // 2)
@@ -101,7 +101,7 @@ def turns(defect: str, *, split: int) -> Launch:
         if defect == "the turn is told before the sum":
             with k.when(k.thread == 0):
                 k.atomic("add", turn, 1, order=order)
-        out.store(out.load(k.thread)[0] + 1.0, k.thread)
+        out.store(out.load(k.thread) + 1.0, k.thread)
         if defect not in ("no barrier before the turn is told", "counted per thread, waited for per CTA"):
             k.syncthreads()
         if defect == "counted per thread, waited for per CTA":
@@ -204,7 +204,7 @@ def sharing(defect: str, *, far: int) -> Launch:
             k.syncthreads()
             (value,) = k.emit(Load("global", u32, 1, 0, cache="nc"), ((data + at).address,))
         else:
-            value = data.load(other)[0]
+            value = data.load(other)
         if defect in ("in place, across CTAs", "in place, across warps"):
             data.store(value, at)
         elif defect == "atomics and plain stores":
@@ -212,7 +212,7 @@ def sharing(defect: str, *, far: int) -> Launch:
             out.store(value, other)
         elif defect == "atomics and plain loads":
             k.atomic("add", out, value, at)
-            data.store(out.load(other)[0], at)
+            data.store(out.load(other), at)
         elif defect == "cleared by the first CTA":
             k.atomic("add", out, value, other)
         else:

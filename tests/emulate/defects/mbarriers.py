@@ -178,7 +178,7 @@ def ring(defect: str, *, stages: int) -> Launch:
                 if defect == "free is told too early":
                     free.arrive(back, when=one)
                 read = use.stage if defect != "the wrong stage is read" else (use.stage + 1) % stages
-                total += tile.stage(read).load(0, k.lane ^ 1)[0]
+                total += tile.stage(read).load(0, k.lane ^ 1)
                 if defect != "no __syncwarp before free is told":
                     k.syncwarp()
                 if defect == "one leader frees for all consumers":

@@ -68,7 +68,7 @@ def hand_over(defect: str, *, producers: int) -> Launch:
             elif defect == "a number from memory that is no barrier's":
                 k.bar_sync(which + 16, count)
             elif defect == "a number that was never written":
-                k.bar_sync(spare.load(0, 0)[0] & 15, count)
+                k.bar_sync(spare.load(0, 0) & 15, count)
             elif defect == "numbers that differ":
                 k.bar_sync(2, count)
             else:
@@ -128,7 +128,7 @@ def ring_of_barriers(defect: str, *, steps: int) -> Launch:
                 if defect == "free is told too early":
                     with k.when(more, uniform=True):
                         k.bar_arrive(number("free", step), 64)
-                total += tile.stage(step & 1).load(0, k.lane ^ 1)[0]
+                total += tile.stage(step & 1).load(0, k.lane ^ 1)
                 if defect not in ("free is told too early", "free is not told"):
                     with k.when(more, uniform=True):
                         k.bar_arrive(number("free", step), 64)

@@ -279,7 +279,7 @@ def ring(defect: str, *, stages: int) -> Launch:
                 if defect == "free is told too early":
                     free.arrive(use.stage, when=one)
                 for row in range(ROWS):
-                    total += tile.stage(use.stage).load(row, k.lane)[0]
+                    total += tile.stage(use.stage).load(row, k.lane)
                 if defect != "no __syncwarp before free is told":
                     k.syncwarp()
                 if defect != "free is told too early":

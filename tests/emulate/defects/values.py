@@ -115,7 +115,7 @@ def rounds(defect: str, *, unit: int) -> Launch:
         if defect == "a bound below 0 in one lane":
             stop = k.thread - 4
         if defect == "a bound that nobody set":
-            stop = spare.load(0, 0)[0] & 3
+            stop = spare.load(0, 0) & 3
         total = k.register(u32, 0)
         with k.loop(stop, step=step) as i:
             total += i
@@ -180,17 +180,17 @@ def unset(defect: str) -> Launch:
         index = k.register(u32, None, name="index")
         if defect != "set by a loop without rounds":
             with k.when(k.lane < 16 if defect == "set in some lanes" else n > 5):
-                chosen.set(data.load(k.thread)[0])
+                chosen.set(data.load(k.thread))
         else:
             with k.loop(n // 64):
-                chosen.set(data.load(k.thread)[0])
+                chosen.set(data.load(k.thread))
         if defect not in ("set in one branch alone", "set in some lanes", "set by a loop without rounds"):
             with k.when(n <= 5):
-                chosen.set(data.load(0)[0])
+                chosen.set(data.load(0))
         if defect == "set in one branch alone":
             chosen = k.register(u32, None, name="chosen")
             with k.when(n > 50):
-                chosen.set(data.load(k.thread)[0])
+                chosen.set(data.load(k.thread))
         if defect == "an index that nobody set":
             with k.when(k.lane < 31):
                 index.set(k.thread)

@@ -56,7 +56,7 @@ def talk(defect: str, *, distance: int) -> Launch:
             out.store(k.ballot(k.lane < 7), k.thread)
         elif defect != "no __syncwarp":
             k.syncwarp()
-        word = tile.load(k.warp, (k.lane + distance) & 31)[0]
+        word = tile.load(k.warp, (k.lane + distance) & 31)
         if defect == "overwritten while neighbours read":
             tile.store(word, k.warp, k.lane)
         out.store(word, k.thread)
@@ -135,7 +135,7 @@ def votes(defect: str, *, kind: str) -> Launch:
         tile = k.shared(u32, 32)
         if defect != "vote on what was never written":
             tile.store(k.lane, 0, k.lane)
-        word = tile.load(0, k.lane)[0]
+        word = tile.load(0, k.lane)
         vote = getattr(k, kind)
         with k.when(k.lane < 24):
             mask = k.value(

@@ -173,7 +173,7 @@ class Writer:
 
     def load(self, step: Step, warp: int) -> None:
         """A load of shared memory."""
-        self.total += self.tile.load(0, self.cell(step))[0]
+        self.total += self.tile.load(0, self.cell(step))
 
     def copy(self, step: Step, warp: int) -> None:
         """An asynchronous copy, a group of its own."""

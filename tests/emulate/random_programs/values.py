@@ -262,7 +262,7 @@ class Printed:
 
     def __init__(self, k: Kernel, threads: int, data: GlobalPointer) -> None:
         self.k, self.threads = k, threads
-        (word,) = data.load(k.thread)
+        word = data.load(k.thread)
         first = [k.thread, k.cta_x + 1, word, word ^ 0xFFFF]
         self.registers: dict[Register, Mutable] = {("u32", i): k.register(u32, first[i]) for i in range(4)}
         for i in range(3):
@@ -362,7 +362,7 @@ class Printed:
         self.tile.store(self.value(x), 0, k.thread)
         meet()
         other = (k.thread + distance) % self.threads if whole else k.thread ^ distance
-        self.set(to, self.tile.load(0, other)[0])
+        self.set(to, self.tile.load(0, other))
         k.syncthreads()
 
     def add(self, op: str, to: Register, x: Register) -> None:
@@ -373,7 +373,7 @@ class Printed:
         k.syncthreads()
         k.emit(Atomic("shared", op, u32, scope="cta"), (self.count.address(0, 0), self.value(x)))
         k.syncthreads()
-        self.set(to, self.count.load(0, 0)[0])
+        self.set(to, self.count.load(0, 0))
         k.syncthreads()
 
     def words(self) -> list[Traced]:

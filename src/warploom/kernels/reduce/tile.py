@@ -67,7 +67,7 @@ def load_operand(k: Kernel, matrix: GlobalPointer, layout: FragmentLayout) -> Re
     registers: Registers = []
     for pair in range(layout.registers):
         row, col = layout.coordinates(k.lane, 2 * pair)
-        registers += (matrix + (row * TILE + col)).load(0, dtype=u32)
+        registers.append((matrix + (row * TILE + col)).load(0, dtype=u32))
     return registers
 
 
