@@ -19,7 +19,18 @@ from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
-from warploom.isa.conversion import Bitcast, Combine, Convert, Half, Move, PackPair, PairArithmetic, Permute, UnpackHalf
+from warploom.isa.conversion import (
+    Bitcast,
+    Combine,
+    Convert,
+    Half,
+    Move,
+    PackBytes,
+    PackPair,
+    PairArithmetic,
+    Permute,
+    UnpackHalf,
+)
 from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.members import ActiveMask, Match, Redux
@@ -79,6 +90,8 @@ ALU: list[Instruction] = [
     *(Convert(a, b) for a, b in itertools.permutations((*_INTEGERS, *_FLOATS), 2)),
     *(Convert(t, pred) for t in _INTEGERS),
     *(Convert(pred, t) for t in _INTEGERS),
+    *(Convert(a, b, r) for a in (f32, f64) for b in (s32, u32, s64, u64) for r in ("rni", "rmi", "rpi")),
+    *(PackBytes(t) for t in (s8, u8)),
     *(PackPair(t) for t in (f16, bf16)),
     *(UnpackHalf(t, which) for t in (f16, bf16) for which in (0, 1)),
     *(PairArithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),

@@ -13,10 +13,18 @@ pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
 from tests.gpu.harness import launch, on_gpu, random_operand  # noqa: E402 (after the skip)
-from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s32, s64, tf32, u32, u64  # noqa: E402
+from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u32, u64  # noqa: E402
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary  # noqa: E402
 from warploom.isa.base import Instruction  # noqa: E402
-from warploom.isa.conversion import Bitcast, Convert, PackPair, PairArithmetic, Permute, UnpackHalf  # noqa: E402
+from warploom.isa.conversion import (  # noqa: E402
+    Bitcast,
+    Convert,
+    PackBytes,
+    PackPair,
+    PairArithmetic,
+    Permute,
+    UnpackHalf,
+)
 from warploom.isa.matrix import MmaSync  # noqa: E402
 from warploom.isa.memory import LdMatrix  # noqa: E402
 from warploom.isa.warp import Shuffle, Vote  # noqa: E402
@@ -44,6 +52,8 @@ EXACT: list[Instruction] = [
     *(Convert(a, b) for a, b in itertools.permutations((*INTEGERS, *FLOATS), 2)),
     *(Convert(t, pred) for t in INTEGERS),
     *(Convert(pred, t) for t in INTEGERS),
+    *(Convert(a, b, r) for a in (f32, f64) for b in (s32, u32, s64, u64) for r in ("rni", "rmi", "rpi")),
+    *(PackBytes(t) for t in (s8, u8)),
     *(PackPair(t) for t in (f16, bf16)),
     *(UnpackHalf(t, i) for t in (f16, bf16) for i in (0, 1)),
     *(PairArithmetic(op, t) for t in (f16, bf16) for op in ("fma", "add", "mul", "min", "max")),

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from warploom import isa
-from warploom.core.dtypes import bf16, f16, f32, f64, pred, s32, tf32, u16, u32, u64
+from warploom.core.dtypes import bf16, f16, f32, f64, pred, s8, s32, tf32, u8, u16, u32, u64
 from warploom.isa.alu import Binary, Fma, Select, Unary
 from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction, inline_ptx
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
-from warploom.isa.conversion import Bitcast, Convert, PackPair, PairArithmetic, Permute, UnpackHalf
+from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, PairArithmetic, Permute, UnpackHalf
 from warploom.isa.matrix import MmaSync
 from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, ReduceAdd, StMatrix, Store, WaitAtLeast
 from warploom.isa.sync import BarArrive, BarSync, MbarrierArrival, MbarrierTryWait
@@ -25,6 +25,8 @@ from warploom.isa.warp import Elect, Shuffle, SyncWarp, Vote
 INSTRUCTIONS: list[Instruction] = [
     *(Unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
     *(PackPair(t) for t in (f16, bf16)),
+    *(PackBytes(t) for t in (s8, u8)),
+    Convert(f32, s32, "rni"),
     *(UnpackHalf(f16, i) for i in (0, 1)),
     *(PairArithmetic(op, f16) for op in ("fma", "add", "max")),
     *(Load("shared", u32, n, 64) for n in (1, 2, 4)),

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -14,24 +14,36 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from warploom.core.errors import ProblemError, UnsupportedDeviceError, WarploomError
+from warploom.core.errors import ConfigError, ProblemError, UnsupportedDeviceError, WarploomError
 from warploom.cuda.device import nvrtc_version
 from warploom.emulate import Emulation, TensorMapArgument, emulate
 from warploom.ir.program import Program
+from warploom.kernels.settings import flag_value
 from warploom.lang import KernelFunction, Launch
 from warploom.ops.backends import compiled
 
 T = TypeVar("T")
 
+_SHOWN = 3
+"""Wrong elements that are shown."""
+
 
 @dataclass(frozen=True)
 class Result:
-    """One array that was expected: an element's largest absolute error (NaN counts as infinite), and the tolerance."""
+    """One array that was expected: an element's largest absolute error (NaN counts as infinite), and the tolerance.
+
+    Of ``count`` elements ``wrong`` are beyond it, ``nans`` of them NaN; ``first`` has the indices of the first few,
+    what came out and what was expected.
+    """
 
     name: str
     error: float
     tolerance: float
     ok: bool
+    count: int = 0
+    wrong: int = 0
+    nans: int = 0
+    first: tuple[tuple[tuple[int, ...], float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,31 +90,74 @@ def kernels_of(target: str, *, runnable: bool = True) -> list[KernelFunction]:
     return chosen
 
 
-def traced_kernel(function: KernelFunction) -> Program:
-    """The Program of a user's kernel with its default configuration. Raises WarploomError where there is none."""
-    return _of_the_user(f"{function.name} cannot be traced", lambda: _traced(function))
+def without_example(target: str) -> list[str]:
+    """The names of the kernels of ``FILE.py`` that do not say how to run them; none for ``FILE.py:NAME``."""
+    return [] if _split(target)[1] else [f.name for f in kernels_of(target, runnable=False) if f.example_launch is None]
 
 
-def check_kernel(function: KernelFunction, seed: int | None = None) -> Checked:
-    """Trace, run with all checks, and compare what the example expects. Raises WarploomError for what cannot run."""
+def one_kernel(target: str, *, runnable: bool = True) -> KernelFunction:
+    """The one kernel that ``FILE.py`` or ``FILE.py:NAME`` names. Raises ProblemError if the file has several."""
+    found = kernels_of(target, runnable=runnable)
+    if len(found) > 1:
+        names = ", ".join(f.name for f in found)
+        raise ProblemError(f"{target} has several kernels: choose one by {target}:{found[0].name}, of {names}")
+    return found[0]
+
+
+def configuration_of(function: KernelFunction, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Trace-time parameters of a kernel, set by text. Raises ConfigError for one that it does not have."""
+    parameters = inspect.signature(function.function).parameters
+    known = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    for name in settings:
+        if name not in known:
+            has = ", ".join(known) or "none: they are keyword-only, after *"
+            raise ConfigError(f"{name!r} is no trace-time parameter of {function.name}; it has {has}")
+    return {name: flag_value(name, text, known[name]) for name, text in settings.items()}
+
+
+def traced_kernel(function: KernelFunction, configuration: Mapping[str, Any] | None = None) -> Program:
+    """The Program of a user's kernel; other trace-time parameters have their defaults. Raises WarploomError."""
+    return _of_the_user(f"{function.name} cannot be traced", lambda: _traced(function, configuration or {}))
+
+
+def example_of(
+    function: KernelFunction, program: Program, seed: int | None = None, configuration: Mapping[str, Any] | None = None
+) -> Launch:
+    """How a kernel's example runs it: the example takes a generator, and trace-time parameters that it names."""
     example = function.example_launch
     if example is None:
         raise ProblemError(f"{function.name} has no example: decorate a function with @{function.name}.example")
-    program = traced_kernel(function)
-    launch = _of_the_user(f"the example of {function.name} fails", lambda: example(np.random.default_rng(seed or 0)))
+    takes = inspect.signature(example).parameters
+    settings = {name: value for name, value in (configuration or {}).items() if name in takes}
+    rng = np.random.default_rng(seed or 0)
+    launch = _of_the_user(f"the example of {function.name} fails", lambda: example(rng, **settings))
     if not isinstance(launch, Launch):
         raise ProblemError(
             f"the example of {function.name} returns {type(launch).__name__}, not a warploom.lang.Launch"
         )
-    arrays = dict(zip((p.name for p in program.parameters), launch.arguments, strict=False))
-    unknown = [name for name in launch.expect if name not in arrays]
+    names = [p.name for p in program.parameters]
+    unknown = [name for name in launch.expect if name not in names]
     if unknown:
         raise ProblemError(
-            f"the example of {function.name} expects {unknown[0]!r}, which is none of {', '.join(arrays)}"
+            f"the example of {function.name} expects {unknown[0]!r}, which is none of {', '.join(names)}"
         )
+    return launch
+
+
+def results_of(program: Program, launch: Launch) -> tuple[Result, ...]:
+    """What a run that changed the launch's arrays gave, beside what was expected."""
+    arrays = dict(zip((p.name for p in program.parameters), launch.arguments, strict=False))
+    return tuple(compared(name, _array(arrays[name]), *wanted) for name, wanted in launch.expect.items())
+
+
+def check_kernel(
+    function: KernelFunction, seed: int | None = None, configuration: Mapping[str, Any] | None = None
+) -> Checked:
+    """Trace, run with all checks, and compare what the example expects. Raises WarploomError for what cannot run."""
+    program = traced_kernel(function, configuration)
+    launch = example_of(function, program, seed, configuration)
     emulation = emulate(program, launch.grid, launch.arguments, seed=seed)
-    results = tuple(compared(name, _array(arrays[name]), *wanted) for name, wanted in launch.expect.items())
-    return Checked(function.name, program, emulation, results)
+    return Checked(function.name, program, emulation, results_of(program, launch))
 
 
 ORDERS = (None, 1, 2, 3)
@@ -140,14 +195,15 @@ def _array(argument: Any) -> Any:
     return argument[0] if isinstance(argument, tuple) else argument
 
 
-def _traced(function: KernelFunction) -> Program:
+def _traced(function: KernelFunction, configuration: Mapping[str, Any]) -> Program:
     parameters = inspect.signature(function.function).parameters.values()
     missing = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    missing = [name for name in missing if name not in configuration]
     if missing:
         raise ProblemError(
             f"{function.name} has trace-time parameters without defaults: {', '.join(missing)}. Give them defaults"
         )
-    return function.trace()
+    return function.trace(**configuration)
 
 
 def compared(name: str, got: Any, expected: Any, tolerance: float) -> Result:
@@ -161,8 +217,12 @@ def compared(name: str, got: Any, expected: Any, tolerance: float) -> Result:
     with np.errstate(invalid="ignore"):
         error = np.where(found == wanted, 0.0, np.abs(found - wanted))
     error = np.where(np.isnan(found) & np.isnan(wanted), 0.0, error)
-    largest = float(np.where(np.isnan(error), np.finfo(np.float64).max, error).max())
-    return Result(name, min(largest, float(np.finfo(np.float64).max)), tolerance, largest <= tolerance)
+    off = np.where(np.isnan(error), np.finfo(np.float64).max, error)
+    largest = float(min(off.max(), np.finfo(np.float64).max))
+    wrong = np.argwhere(off > tolerance)
+    first = tuple((tuple(map(int, at)), float(found[tuple(at)]), float(wanted[tuple(at)])) for at in wrong[:_SHOWN])
+    nans = int(np.isnan(found[off > tolerance]).sum())
+    return Result(name, largest, tolerance, largest <= tolerance, found.size, len(wrong), nans, first)
 
 
 def _split(target: str) -> tuple[Path, str | None]:

@@ -10,8 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import Accumulate, DTypeName, HeadDim, RungList, Settings, Tuned, grouped, on_gpu
-from warploom.cli.output import note
+from warploom.cli.options import (
+    Accumulate,
+    DTypeName,
+    HeadDim,
+    JsonFile,
+    KernelFile,
+    KernelSettings,
+    RungList,
+    Settings,
+    TakesFiles,
+    Tuned,
+    grouped,
+    on_gpu,
+    parse_settings,
+)
+from warploom.cli.output import note, write_json
 
 if TYPE_CHECKING:
     from warploom.bench.ladder import Family
@@ -19,7 +33,7 @@ if TYPE_CHECKING:
     from warploom.kernels.ladder import Rung
     from warploom.tune.rungs import Searched
 
-app = typer.Typer(help="Measure on the GPU beside PyTorch's kernels.", no_args_is_help=True)
+app = typer.Typer(help="Measure on the GPU beside PyTorch's kernels.", no_args_is_help=True, cls=TakesFiles)
 
 TARGETS_FILE = Path("benchmarks/targets.json")
 RESULTS = Path("benchmarks/results")
@@ -140,6 +154,34 @@ def gemm(
     name = f"gemm-{'tuned-' * conditions.tuned}{accumulate or 'ladder'}.json"
     run = Run(replace(family, load_names=loads), kept, places, conditions.rounds, search)
     _measure(run, figures, out, name)
+
+
+@app.command("file")
+@explains_errors
+def file(
+    target: KernelFile,
+    set_: KernelSettings = None,
+    rounds: Annotated[int, typer.Option(min=3, help="Samples.")] = ROUNDS,
+    json: JsonFile = None,
+) -> None:
+    """Check a kernel of yours on the GPU and time its example's launch. The word ``file`` may be left out.
+
+    Its launches rotate through copies of the arguments that exceed the L2. The rate counts each array's bytes once.
+
+    \b
+    Examples:
+      warploom bench my_kernels.py:row_max
+      warploom bench my_kernels.py:row_max --set tile=128 --json -
+    """
+    from warploom.bench.checking import configuration_of, one_kernel
+    from warploom.bench.kernel_file import bench_kernel
+
+    kernel = one_kernel(target)
+    timed = bench_kernel(kernel, configuration_of(kernel, parse_settings(set_)), rounds)
+    if json != "-":
+        typer.echo(f"{kernel.name}: {timed.text()}")
+    if json is not None:
+        write_json({"kernel": kernel.name, **timed.json()}, json)
 
 
 def _figures(targets: Path | None, family: str) -> list[Figure]:

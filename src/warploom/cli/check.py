@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.output import console, write_json
+from warploom.cli.options import KernelSettings, parse_settings
+from warploom.cli.output import console, note, write_json
 
 if TYPE_CHECKING:
-    from warploom.bench.checking import Checked
+    from warploom.bench.checking import Checked, Result
     from warploom.ir.statements import SourceLine
+    from warploom.lang import KernelFunction
 
 _EXCERPT = 1  # lines of source shown before and after
 
@@ -34,6 +37,7 @@ def check(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Draw other inputs, and run the warps in an adversarial order.")
     ] = None,
+    set_: KernelSettings = None,
     json: Annotated[bool, typer.Option("--json", help="The findings as JSON on standard output.")] = False,
 ) -> None:
     """Run kernels on the emulator with all checks: races, missing waits, uninitialised data, bounds, deadlock.
@@ -54,28 +58,37 @@ def check(
       warploom check kernel.ptx --launch launch.json
       warploom check kernel.cu --launch launch.json
     """
-    checked = _checked(file, launch, seed)
+    checked = _checked(file, launch, seed, set_)
     if json:
         write_json({"kernels": [_as_json(one) for one in checked]}, "-")
     else:
         for one in checked:
             _show(one, compiles=launch is None)
+        if launch is None:
+            _name_unchecked(file)
     if not all(one.ok for one in checked):
         raise typer.Exit(1)
 
 
-def _checked(file: str, launch: str | None, seed: int | None) -> list[Checked]:
-    from warploom.bench.checking import check_kernel, in_orders, kernels_of
+def _checked(file: str, launch: str | None, seed: int | None, set_: list[str] | None) -> list[Checked]:
+    from warploom.bench.checking import in_orders, kernels_of
     from warploom.bench.launch_file import SUFFIXES, check_file
     from warploom.core.errors import ProblemError
 
     if not file.endswith(SUFFIXES):
         if launch is not None:
             raise ProblemError(f"{file} says itself how its kernels run (@KERNEL.example): leave out --launch")
-        return [in_orders(partial(check_kernel, function), seed) for function in kernels_of(file)]
+        return [_in_orders(function, seed, set_) for function in kernels_of(file)]
     if launch is None:
         raise ProblemError(f"{file} does not say how it is run: add --launch FILE.json (see warploom check --help)")
     return [in_orders(partial(check_file, file, launch), seed)]
+
+
+def _in_orders(function: KernelFunction, seed: int | None, set_: list[str] | None) -> Checked:
+    from warploom.bench.checking import check_kernel, configuration_of, in_orders
+
+    configuration = configuration_of(function, parse_settings(set_))
+    return in_orders(lambda order: check_kernel(function, order, configuration), seed)
 
 
 def _as_json(one: Checked) -> dict[str, Any]:
@@ -90,6 +103,13 @@ def _as_json(one: Checked) -> dict[str, Any]:
     }
 
 
+def _name_unchecked(file: str) -> None:
+    from warploom.bench.checking import without_example
+
+    if names := without_example(file):
+        note(f"not checked, for want of an example (@{names[0]}.example): {', '.join(names)}")
+
+
 def _show(one: Checked, compiles: bool) -> None:
     from warploom.bench.checking import code_size
 
@@ -101,11 +121,11 @@ def _show(one: Checked, compiles: bool) -> None:
             for where in filter(None, (finding.where, finding.other)):
                 out.print(excerpt(where), markup=False)
     for result in one.results:
-        verdict = "right" if result.ok else "WRONG"
-        out.print(
-            f"{one.name}: {result.name} is {verdict}, error {result.error:.3g} (tolerance {result.tolerance:g})",
-            markup=False,
-        )
+        verdict, error = "right" if result.ok else "WRONG", "NaN" if result.nans else f"{result.error:.3g}"
+        text = f"{result.name} is {verdict}, error {error} (tolerance {result.tolerance:g})"
+        out.print(f"{one.name}: {text}", markup=False)
+        for line in wrong_elements(result):
+            out.print(f"  {line}", markup=False)
     conflicts = {n: w for n, w in one.emulation.traffic.shared.items() if w.conflicts}
     for name, w in conflicts.items():
         out.print(f"{one.name}: {name} takes {w.actual} wavefronts, {w.ideal} without bank conflicts", markup=False)
@@ -121,6 +141,16 @@ def _show(one: Checked, compiles: bool) -> None:
         shown = "" if one.results else " (nothing was expected of the outputs: give expect to Launch)"
         orders = f" in {one.orders} orders" if one.orders > 1 else ""
         out.print(f"{one.name}: no findings{orders}{shown}{'; ' if code else ''}{code}", markup=False)
+
+
+def wrong_elements(result: Result) -> Iterator[str]:
+    """How many elements are wrong, and the first of them; nothing if all are right."""
+    if result.ok:
+        return
+    nans = f", {result.nans} of them NaN" if result.nans else ""
+    yield f"{result.wrong} of {result.count} elements are wrong{nans}; the first:"
+    for index, got, expected in result.first:
+        yield f"{result.name}[{', '.join(map(str, index))}] is {got:.6g}, expected {expected:.6g}"
 
 
 def excerpt(where: SourceLine) -> str:

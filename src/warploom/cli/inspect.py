@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import Accumulate, DTypeName, HeadDim, JsonFile, Settings, grouped, parse_settings
+from warploom.cli.options import (
+    Accumulate,
+    DTypeName,
+    HeadDim,
+    JsonFile,
+    Settings,
+    grouped,
+    is_kernel_file,
+    parse_settings,
+)
 from warploom.cli.output import console, write_json
 
 if TYPE_CHECKING:
@@ -64,7 +73,7 @@ class Wanted:
     @property
     def is_python(self) -> bool:
         """Whether it is a Python file of kernels, or one kernel of such a file."""
-        return self.what.endswith(".py") or ".py:" in self.what
+        return is_kernel_file(self.what)
 
     def title(self, report: SassReport) -> str:
         """What it is, in one line."""
@@ -117,15 +126,11 @@ class Wanted:
         return gemm_program(rung.config)
 
     def _of_python(self) -> Program:
-        from warploom.bench.checking import kernels_of, traced_kernel
-        from warploom.core.errors import ConfigError
+        from warploom.bench.checking import configuration_of, one_kernel, traced_kernel
 
         target = f"{self.what}:{self.kernel}" if self.kernel and self.what.endswith(".py") else self.what
-        kernels = kernels_of(target, runnable=False)
-        if len(kernels) > 1:
-            raise ConfigError(f"{self.what} has several kernels: choose one by {self.what}:{kernels[0].name}, of "
-                              f"{', '.join(f.name for f in kernels)}")  # fmt: skip
-        return traced_kernel(kernels[0])
+        kernel = one_kernel(target, runnable=False)
+        return traced_kernel(kernel, configuration_of(kernel, parse_settings(self.settings)))
 
     def _of_file(self) -> SassReport:
         from warploom.core.errors import ConfigError

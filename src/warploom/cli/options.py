@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from warploom.kernels.ladder import Ladder, Rung
@@ -34,6 +35,28 @@ Tuned = Annotated[
 On = Annotated[str, typer.Option(metavar="cpu|gpu|auto", help="gpu: also time on the GPU; auto: if there is one.")]
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - for standard output.")
+]
+
+
+def is_kernel_file(what: str) -> bool:
+    """Whether an argument names a Python file of kernels, or one kernel of such a file."""
+    return what.endswith(".py") or ".py:" in what
+
+
+class TakesFiles(TyperGroup):
+    """Commands of which the first argument may be FILE.py[:KERNEL] instead of a name: that is the command ``file``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that ``args`` begin with, and the rest of them."""
+        return super().resolve_command(ctx, ["file", *args] if args and is_kernel_file(args[0]) else args)
+
+
+KernelFile = Annotated[
+    str, typer.Argument(metavar="FILE.py[:KERNEL]", help="A file with a kernel of yours; of several, its name.")
+]
+KernelSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Set a trace-time parameter; may be given several times."),
 ]
 
 

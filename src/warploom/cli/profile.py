@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import Accumulate, JsonFile, Settings
+from warploom.cli.options import Accumulate, JsonFile, KernelFile, KernelSettings, Settings, TakesFiles
 from warploom.cli.output import console, write_json
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from warploom.bench.counters import Profile
     from warploom.bench.samples import Samples
 
-app = typer.Typer(help="Hardware counters, read by Nsight Compute.", no_args_is_help=True)
+app = typer.Typer(help="Hardware counters, read by Nsight Compute.", no_args_is_help=True, cls=TakesFiles)
 
 
 @app.callback()
@@ -85,6 +85,23 @@ def gemm(
     kind = None if accumulate is None else accumulate.lower()
     found = profile_gemm([GemmLaunch(key, size, size, size, kind, settings)])[0]
     _report(found, f"rung {key}, {size}×{size}×{size}", json)
+
+
+@app.command("file")
+@explains_errors
+def file(target: KernelFile, set_: KernelSettings = None, json: JsonFile = None) -> None:
+    """The same of a kernel of yours, launched as its example says. The word ``file`` may be left out.
+
+    \b
+    Example:
+      warploom profile my_kernels.py:row_max --set tile=128
+    """
+    from warploom.bench.kernel_file import KernelLaunch, profile_kernel
+    from warploom.cli.options import parse_settings
+
+    settings = tuple(f"{name}={value}" for name, value in parse_settings(set_).items())
+    found = profile_kernel(KernelLaunch(target, settings))
+    _report(found, " ".join(settings) or "its example", json)
 
 
 def _report(found: Profile, what: str, json: str | None) -> None:

@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import Accumulate, DTypeName, HeadDim, Settings
+from warploom.cli.options import (
+    Accumulate,
+    DTypeName,
+    HeadDim,
+    KernelFile,
+    KernelSettings,
+    Settings,
+    TakesFiles,
+    parse_settings,
+)
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
     from warploom.kernels.ladder import Rung
 
-app = typer.Typer(help="The generated code of a kernel.", no_args_is_help=True)
+app = typer.Typer(help="The generated code of a kernel.", no_args_is_help=True, cls=TakesFiles)
 
 
 What = Annotated[str, typer.Option(metavar="cuda|program|config", help="What to print.")]
@@ -70,6 +79,28 @@ def gemm(
     _print(chosen, what, gemm_program)
 
 
+@app.command("file")
+@explains_errors
+def file(
+    target: KernelFile,
+    what: Annotated[str, typer.Option(metavar="cuda|program", help="What to print.")] = "cuda",
+    set_: KernelSettings = None,
+) -> None:
+    """Print the CUDA C++ of a kernel of yours, or its Program. The word ``file`` may be left out.
+
+    \b
+    Examples:
+      warploom show my_kernels.py:row_max
+      warploom show my_kernels.py:row_max --what program --set tile=64
+    """
+    from warploom.bench.checking import configuration_of, one_kernel, traced_kernel
+
+    if what not in ("cuda", "program"):
+        raise typer.BadParameter(f"--what is cuda or program of a kernel of yours, not {what!r}")
+    kernel = one_kernel(target, runnable=False)
+    _print_code(traced_kernel(kernel, configuration_of(kernel, parse_settings(set_))), what)
+
+
 def _print(rung: Rung[Any], what: str, program_of: Callable[[Any], Program]) -> None:
     """The rung's CUDA, Program or flags. Raises typer.BadParameter for another word."""
     if what not in ("cuda", "program", "config"):
@@ -78,7 +109,10 @@ def _print(rung: Rung[Any], what: str, program_of: Callable[[Any], Program]) -> 
         typer.echo(f"{rung.key} · {rung.name}: {rung.changes}\n{rung.config}\n")
         typer.echo(_flags(rung.config))
         return
-    program = program_of(rung.config)
+    _print_code(program_of(rung.config), what)
+
+
+def _print_code(program: Program, what: str) -> None:
     if what == "program":
         typer.echo(program.text, nl=False)
         return

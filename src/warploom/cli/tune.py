@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warploom.cli.errors import explains_errors, fail
-from warploom.cli.options import grouped
+from warploom.cli.options import KernelFile, TakesFiles, grouped, parse_settings
 from warploom.cli.output import note, progress_bar, write_json
 
 if TYPE_CHECKING:
     from warploom.tune.operation import Operation
     from warploom.tune.tuner import Outcome
 
-app = typer.Typer(help="Find the fastest configuration for this GPU and keep it.", no_args_is_help=True)
+app = typer.Typer(help="Find the fastest configuration for this GPU and keep it.", no_args_is_help=True, cls=TakesFiles)
 
 _TOKENS = 16384
 _WIDTH = 2048
@@ -136,6 +136,41 @@ def tune_gemm(wanted: Product, search: Search) -> None:
         )
     problem = contiguous_problem(w.m, w.n, w.k, kind, sums, out_dtype=out, b_rows=w.b == "kn", batch=w.batch)
     _tune(MatmulOperation(), [problem], search)
+
+
+@app.command("file")
+@explains_errors
+def tune_file(
+    target: KernelFile,
+    try_: Annotated[
+        list[str] | None,
+        typer.Option("--try", metavar="NAME=VALUE,…", help="Values of a trace-time parameter; all combinations run."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=3, help="Samples of every configuration.")] = 15,
+    json: Json = False,
+) -> None:
+    """Check and time configurations of a kernel of yours, interleaved. The word ``file`` may be left out.
+
+    Trace-time parameters are the kernel's keyword-only ones; its example may take those that its launch depends on.
+
+    \b
+    Example:
+      warploom tune my_kernels.py:row_max --try tile=64,128 --try stages=2,3
+    """
+    from warploom.bench.checking import one_kernel
+    from warploom.bench.kernel_file import tune_kernel
+
+    values = {name: text.split(",") for name, text in parse_settings(try_).items()}
+    found = tune_kernel(one_kernel(target), values, rounds)
+    if json:
+        write_json({"timed": [one.json() for one in found.timed], "dropped": dict(found.dropped)}, "-")
+    else:
+        for one in found.timed:
+            typer.echo(one.text())
+        for name, reason in found.dropped.items():
+            note(f"{name}: not timed: {reason}")
+    if not found.timed:
+        raise typer.Exit(1)
 
 
 def _tune(operation: Operation[Any, Any], problems: list[Any], search: Search) -> None:

@@ -108,12 +108,12 @@ def override(
         name = others.get(word, word)
         if name not in known:
             raise ConfigError(f"{word!r} is no flag of {family}; known: {', '.join((*known, *others))}")
-        changes[name] = _value(word, text, known[name])
+        changes[name] = flag_value(word, text, known[name])
     return replace(config, **changes)  # type: ignore[type-var]
 
 
-def _value(name: str, text: str, current: Any) -> Any:
-    """``text`` as the type of the flag it sets."""
+def flag_value(name: str, text: str, current: Any) -> Any:
+    """``text`` as the type of the flag it sets, whose value now is ``current``. Raises ConfigError for another."""
     if isinstance(current, bool):
         if text.lower() in ("true", "1", "yes", "on"):
             return True
@@ -122,10 +122,13 @@ def _value(name: str, text: str, current: Any) -> Any:
         raise ConfigError(f"{name} is true or false, not {text!r}")
     if isinstance(current, DType):
         return element_type(name, text)
+    if isinstance(current, str):
+        return text
+    kind = float if isinstance(current, float) else int
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        raise ConfigError(f"{name} is an integer, not {text!r}") from None
+        raise ConfigError(f"{name} is {'a number' if kind is float else 'an integer'}, not {text!r}") from None
 
 
 def element_type(name: str, text: str) -> DType:

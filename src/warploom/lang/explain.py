@@ -8,6 +8,7 @@ import re
 import sys
 from traceback import walk_tb
 from types import FunctionType
+from typing import cast
 
 _PACKAGE = __name__.partition(".")[0]
 _CALL = re.compile(r"(\w+)\.(\w+)\(\) (.*)", re.DOTALL)
@@ -18,7 +19,7 @@ def explain(error: Exception) -> str | None:
     called = _CALL.match(str(error)) if isinstance(error, TypeError) else None
     if called is not None and (word := _word(called[1], called[2])) is not None:
         return f"{called[2]} {called[3]}; {_parameters(word)}"
-    owner: type = type(getattr(error, "obj", None))
+    owner = cast("type[object]", type(getattr(error, "obj", None)))
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     inside = _is_ours(frames[-1].f_globals.get("__name__"))
     if isinstance(error, AttributeError) and _is_ours(owner.__module__) and not inside:

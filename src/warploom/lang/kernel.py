@@ -100,7 +100,7 @@ class KernelFunction:
 
     def trace(self, *, threads: int | None = None, name: str | None = None, **configuration: Any) -> Program:
         """Run the function once with traced arguments and the given keyword-only configuration."""
-        cluster = self._cluster(self.cluster(**configuration) if callable(self.cluster) else self.cluster)
+        cluster = self._cluster(self._of_configuration(self.cluster, configuration))
         k = Kernel(share=self.share, cluster=cluster)
         parameters, arguments = self._parameters(k)
         try:
@@ -116,8 +116,7 @@ class KernelFunction:
             raise TraceError(
                 f"{self.name} returns {shown(returned)}: a kernel returns nothing, its results are what it stores"
             )
-        given: Any = self.threads
-        count: Any = threads or (given(**configuration) if callable(given) else given)
+        count: Any = threads or self._of_configuration(self.threads, configuration)
         if not isinstance(count, int):
             raise TraceError(f"{self.name}: threads is an int or a function of the configuration, not {shown(count)}")
         code = self.function.__code__
@@ -140,6 +139,17 @@ class KernelFunction:
         )
         verify(program)
         return program
+
+    def _of_configuration(self, given: Any, configuration: Mapping[str, Any]) -> Any:
+        """What ``given`` is, or says as a function of those trace-time parameters that it names."""
+        if not callable(given):
+            return given
+        own, takes = (inspect.signature(f).parameters for f in (self.function, given))
+        values: dict[str, Any] = {name: p.default for name, p in own.items() if p.kind is p.KEYWORD_ONLY}
+        values |= configuration
+        if not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+            values = {name: value for name, value in values.items() if name in takes}
+        return given(**{name: value for name, value in values.items() if value is not inspect.Parameter.empty})
 
     def _cluster(self, extent: Cluster) -> tuple[int, int, int]:
         sizes: tuple[Any, ...] = (extent,) if isinstance(extent, int) else tuple(extent)

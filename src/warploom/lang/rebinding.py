@@ -56,7 +56,7 @@ def _read_then_bound(frame: FrameType, name: str, first: int, last: int) -> int 
         if not first < instruction.offset < last or not instruction.opname.startswith(_OF_NAMES):
             continue
         given: Any = instruction.argval  # one name, or two of instructions that access two
-        names: tuple[str, ...] = given if isinstance(given, tuple) else (given,)
+        names = (given,) if isinstance(given, str) else given
         ways = [part for part in instruction.opname.split("_") if part in ("LOAD", "STORE")]
         for way, of in zip(ways, names, strict=False):
             if of != name:

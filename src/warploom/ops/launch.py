@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from warploom.ops.backends import compiled, gpu_present, gpu_target
 
 if TYPE_CHECKING:
     from warploom.core.dtypes import DType
+    from warploom.cuda.buffers import DeviceCopy
     from warploom.cuda.launch import LoadedKernel
     from warploom.ir.program import Parameter, Program
     from warploom.lang import KernelFunction
@@ -67,11 +69,7 @@ def launch(
         return
     program = _program(kernel, configuration)
     grid = grid_of(grid)
-    given = [
-        scalar_value(p.name, p.dtype, x) if p.kind == "scalar" else x
-        for p, x in zip(program.parameters, _in_order(program, arguments), strict=True)
-    ]
-    views = [None if p.kind == "scalar" else _view(p, x) for p, x in zip(program.parameters, given, strict=True)]
+    given, views = _described(program, arguments)
     arrays = [view for view in views if view is not None]
     names = [p.name for p in program.parameters if p.kind != "scalar"]
     on = same_device(arrays, names) if arrays else ("cpu", 0)
@@ -83,11 +81,49 @@ def launch(
             )
     if on[0] == "cuda":
         kind = arrays[0].kind
-        _queue(program, grid, given, [None if v is None else v.pointer for v in views], on[1], kind)
+        queue = _ready(program, grid, given, [None if v is None else v.pointer for v in views], on[1])
+        stream = current_stream(kind, on[1])
+        queue(stream)
+        if kind in SYNCHRONOUS_KINDS:
+            from warploom.cuda.launch import synchronize
+
+            synchronize(stream, on[1])
     elif gpu_present():
-        _run_copies(program, grid, given, views, written)
+        copies = _copied(program, grid, given, views)
+        copies.queue(0)
+        copies.download()
     else:
         _emulate(program, grid, given, views)
+
+
+@dataclass(frozen=True)
+class CopiedLaunch:
+    """A launch on copies of CPU arrays on GPU 0: ``queue(stream)`` runs it, as often as one likes."""
+
+    queue: Callable[[Any], None]
+    written: tuple[DeviceCopy, ...]
+
+    def download(self) -> None:
+        """Copy what the kernel writes back to the CPU arrays; waits for the kernel."""
+        for copy in self.written:
+            copy.download()
+
+
+def copied_launch(program: Program, grid: int | Sequence[int], arguments: Sequence[Any]) -> CopiedLaunch:
+    """A launch with CPU arrays, ready to run on GPU 0. Raises what :func:`launch` raises."""
+    given, views = _described(program, arguments)
+    return _copied(program, grid_of(grid), given, views)
+
+
+def _described(
+    program: Program, arguments: Sequence[Any] | Mapping[str, Any]
+) -> tuple[list[Any], list[ArrayView | None]]:
+    """The arguments in the order of the parameters, scalars checked, and the arrays among them."""
+    given = [
+        scalar_value(p.name, p.dtype, x) if p.kind == "scalar" else x
+        for p, x in zip(program.parameters, _in_order(program, arguments), strict=True)
+    ]
+    return given, [None if p.kind == "scalar" else _view(p, x) for p, x in zip(program.parameters, given, strict=True)]
 
 
 def _program(kernel: KernelFunction | Program, configuration: Mapping[str, Any]) -> Program:
@@ -176,11 +212,11 @@ def _loaded(program: Program, device: int) -> LoadedKernel:
     return load(compiled(program, goal.name), device)
 
 
-def _queue(
-    program: Program, grid: Grid, given: Sequence[Any], pointers: Sequence[int | None], device: int, kind: str
-) -> None:
-    """Queue the kernel on the stream of the arrays' framework; their addresses are ``pointers``."""
-    from warploom.cuda.launch import current_context, scalar, synchronize
+def _ready(
+    program: Program, grid: Grid, given: Sequence[Any], pointers: Sequence[int | None], device: int
+) -> Callable[[Any], None]:
+    """What queues the kernel on a stream: its code is loaded, its arguments (arrays at ``pointers``) are packed."""
+    from warploom.cuda.launch import current_context, scalar
 
     kernel = _loaded(program, device)
     config = kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
@@ -195,16 +231,11 @@ def _queue(
                 arguments.append(encode_spec(pointer, argument[1]))
         else:
             arguments.append(pointer)
-    stream = current_stream(kind, device)
-    kernel.launch(stream, config, arguments)
-    if kind in SYNCHRONOUS_KINDS:
-        synchronize(stream, device)
+    return lambda stream: kernel.launch(stream, config, arguments)
 
 
-def _run_copies(
-    program: Program, grid: Grid, given: Sequence[Any], views: Sequence[ArrayView | None], written: frozenset[str]
-) -> None:
-    """Run on GPU 0 with copies of CPU arrays; what the kernel writes comes back. Arrays that overlap share a copy."""
+def _copied(program: Program, grid: Grid, given: Sequence[Any], views: Sequence[ArrayView | None]) -> CopiedLaunch:
+    """A launch on GPU 0 with copies of CPU arrays. Arrays that overlap share a copy."""
     from warploom.cuda.buffers import DeviceCopy
 
     spans = sorted(memory_span(view) for view in views if view is not None)
@@ -217,6 +248,7 @@ def _run_copies(
     copies = {first: DeviceCopy(_memory(first, end - first), 0) for first, end in regions}
     pointers: list[int | None] = []
     back: dict[int, DeviceCopy] = {}
+    written = _written(program)
     for parameter, view in zip(program.parameters, views, strict=True):
         if view is None:
             pointers.append(None)
@@ -225,9 +257,12 @@ def _run_copies(
         pointers.append(copies[region].pointer + view.pointer - region)
         if parameter.name in written:
             back[region] = copies[region]
-    _queue(program, grid, given, pointers, 0, "numpy")
-    for copy in back.values():
-        copy.download()
+    queue = _ready(program, grid, given, pointers, 0)
+
+    def run(stream: Any, _alive: object = copies) -> None:
+        queue(stream)
+
+    return CopiedLaunch(run, tuple(back.values()))
 
 
 def _memory(first: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -1,0 +1,140 @@
+"""A kernel of the user's own in show, bench, profile, tune and check: what needs a GPU runs on the emulator here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from warploom.bench import kernel_file
+from warploom.bench.timing import EventClock
+from warploom.cuda.device import has_gpu
+from warploom.emulate import emulate
+from warploom.ops.launch import CopiedLaunch
+
+KERNELS = """
+import numpy as np
+from warploom.lang import Global, Kernel, Launch, f32, kernel
+
+
+@kernel(threads=lambda tile: tile)
+def scaled(k: Kernel, x: Global[f32], y: Global[f32], *, tile: int = 64, factor: float = 2.0) -> None:
+    i = k.cta_x * tile + k.thread
+    y.store(x.load(i) * factor, i)
+
+
+@scaled.example
+def ones(rng: np.random.Generator, tile: int = 64) -> Launch:
+    x = rng.standard_normal(256).astype(np.float32)
+    return Launch(256 // tile, [x, np.full(256, np.nan, np.float32)], expect={"y": (2.0 * x, 0)})
+
+
+@kernel(threads=32)
+def unused(k: Kernel, y: Global[f32]) -> None:
+    y.store(1.0, k.lane)
+"""
+
+
+@pytest.fixture
+def target(tmp_path):
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+    return f"{path}:scaled"
+
+
+@pytest.fixture
+def emulated_gpu(monkeypatch):
+    """Launches run on the emulator; of a clock that the test owns a launch of 64 threads takes 1 ms, of others 2."""
+    now = [0.0]
+
+    class Clock(EventClock):
+        def __init__(self, stream: int) -> None:
+            pass
+
+        def mark(self):
+            return now[0]
+
+        def seconds(self, start, end):
+            return end - start
+
+    def copied(program, grid, arguments):
+        ran = []
+
+        def queue(stream):
+            if not ran:
+                ran.append(emulate(program, grid, arguments))
+            now[0] += 1e-3 if program.threads == 64 else 2e-3
+
+        return CopiedLaunch(queue, ())
+
+    monkeypatch.setattr(kernel_file, "copied_launch", copied)
+    monkeypatch.setattr(kernel_file, "require_driver", lambda: None)
+    monkeypatch.setattr(kernel_file, "EventClock", Clock)
+
+
+def test_show_prints_what_a_configuration_compiles_to(invoke, target):
+    assert "* 2.0f" in invoke("show", target).stdout
+    assert "* 3.0f" in invoke("show", target, "--set", "factor=3.0").stdout
+    assert invoke("show", target, "--what", "program").stdout.startswith("kernel scaled")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--what", "config"], "cuda or program"),
+        (["--set", "tiles=64"], "no trace-time parameter of scaled; it has tile, factor"),
+        (["--set", "tile=many"], "an integer"),
+    ],
+)
+def test_show_says_what_it_does_not_take(invoke, target, arguments, says):
+    result = invoke("show", target, *arguments)
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_of_several_kernels_one_is_named(invoke, target):
+    result = invoke("show", target.removesuffix(":scaled"))
+    assert result.exit_code == 2
+    assert "scaled, unused" in result.stderr
+
+
+def test_bench_checks_and_times_the_example(invoke, target, emulated_gpu):
+    result = invoke("bench", target, "--set", "tile=128", "--json", "-")
+    found = json.loads(result.stdout)
+    assert found["configuration"] == {"tile": "128"}
+    assert found["microseconds"]["median"] == pytest.approx(2000)
+    assert found["array_gigabytes_per_second"] == pytest.approx(2 * 256 * 4 / 2e-3 / 1e9)
+    assert "scaled: as it is: 1000 µs" in invoke("bench", target).stdout
+
+
+def test_bench_times_nothing_that_is_wrong(invoke, target, emulated_gpu):
+    result = invoke("bench", target, "--set", "factor=3.0")
+    assert result.exit_code == 2
+    assert "wrong on the GPU (y)" in result.stderr
+
+
+def test_tune_times_every_right_combination_the_fastest_first(invoke, target, emulated_gpu):
+    result = invoke("tune", target, "--try", "tile=32,64,128", "--try", "factor=2.0,3.0")
+    first, *others = result.stdout.splitlines()
+    assert first.startswith("tile=64, factor=2.0: 1000 µs")
+    assert [line.partition(":")[0] for line in others] == ["tile=32, factor=2.0", "tile=128, factor=2.0"]
+    assert result.stderr.count("wrong on the GPU") == 3
+
+
+@pytest.mark.skipif(has_gpu(), reason="for machines without a GPU")
+@pytest.mark.parametrize(("command", "options"), [("bench", []), ("tune", ["--try", "tile=32"]), ("profile", [])])
+def test_what_measures_needs_a_gpu(invoke, target, command, options):
+    result = invoke(command, target, *options)
+    assert result.exit_code == 2
+    assert "GPU" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_check_shows_which_elements_are_wrong_and_which_kernels_it_left_out(invoke, target):
+    result = invoke("check", target, "--set", "factor=3.0", "--seed", "1")
+    assert result.exit_code == 1
+    assert "256 of 256 elements are wrong" in result.stdout
+    assert "y[0] is" in result.stdout
+    whole = invoke("check", target.removesuffix(":scaled"), "--seed", "1")
+    assert whole.exit_code == 0
+    assert "unused" in whole.stderr
