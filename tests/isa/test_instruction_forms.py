@@ -26,7 +26,6 @@ INSTRUCTIONS: list[Instruction] = [
     *(Unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32")),
     *(PackPair(t) for t in (f16, bf16)),
     *(PackBytes(t) for t in (s8, u8)),
-    Convert(f32, s32, "rni"),
     *(UnpackHalf(f16, i) for i in (0, 1)),
     *(PairArithmetic(op, f16) for op in ("fma", "add", "max")),
     *(Load("shared", u32, n, 64) for n in (1, 2, 4)),
@@ -190,7 +189,7 @@ def test_instructions_are_values():
 
 
 LANEWISE: list[Instruction] = [
-    Binary("add", f32), Binary("lt", s32), Binary("shl", u64), Fma(), Select(f32), Bitcast(f32, u32), Convert(f32, s32),
+    Binary("add", f32), Binary("lt", s32), Binary("shl", u64), Fma(), Select(f32), Bitcast(f32, u32), Convert(f32, s32, "rni"),
     Convert(u32, pred), PackPair(f16), UnpackHalf(bf16, 1), PairArithmetic("mul", bf16), Permute(0x3210),
     *(Unary(op, f32) for op in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "tf32", "neg", "abs")),
 ]  # fmt: skip
