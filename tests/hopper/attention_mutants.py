@@ -22,7 +22,7 @@ from typing import Any
 from tests.hopper.mutants import Rewrite, index_edits, rewritten
 from tests.hopper.mutants import edits as synchronisation_edits
 from tests.kernels.attention_cases import Case
-from warploom.core.errors import WarploomError
+from warploom.core.errors import EmulationError, WarploomError
 from warploom.cuda.compile import available_cores
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Value
@@ -160,9 +160,10 @@ def objection(mutant: Mutant) -> str | None:
         return type(error).__name__
     for seed in seeds:
         for case in cases(mutant.config):
-            outcome = case.run(seed=seed, program=changed)
-            if outcome.emulation.findings:
-                return outcome.emulation.findings[0].kind
+            try:
+                outcome = case.run(seed=seed, program=changed, stop=True)
+            except EmulationError as error:
+                return error.findings[0].kind
             if not outcome.fine:
                 return "a wrong result alone"
     return None

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from warploom.core.errors import EmulationError
 from warploom.emulate import Emulation, emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
@@ -92,6 +93,13 @@ class Case:
         with np.errstate(invalid="ignore"):
             reference = attention_reference(q, k, v, self.config.dtype, seen=self.seen)
             return Outcome(found, out, attention_error(out, reference, self.config.dtype))
+
+    def survives(self, program: Program, seed: int | None = None) -> bool:
+        """Whether nothing objects to ``program`` in the kernel's place; the first finding is enough."""
+        try:
+            return self.run(program=program, seed=seed, stop=True).fine
+        except EmulationError:
+            return False
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,13 @@ class GradientCase:
             found[name] = np.ascontiguousarray(np.swapaxes(found[name], 1, 2))
         return found
 
-    def run(self, seed: int | None = None, changed: Program | None = None, of: str = "dk") -> Outcome:
-        """All kernels in order, in an order of warps; with another Program for the one that multiplies for ``of``."""
+    def run(
+        self, seed: int | None = None, changed: Program | None = None, of: str = "dk", stop: bool = False
+    ) -> Outcome:
+        """All kernels in order, in an order of warps; with another Program for the one that multiplies for ``of``.
+
+        Raises EmulationError at the first finding where it is asked to ``stop``.
+        """
         arrays, findings = self.arrays(), list[Finding]()
         for call in self.calls:
             for name, words in call.workspace.items():
@@ -130,10 +135,8 @@ class GradientCase:
             replaced = changed is not None and {"q", of} <= {*call.arrays}
             program = changed if changed is not None and replaced else call.source.program
             views = [describe(arrays[name]) for name in call.arrays]
-            emulation = emulate(
-                program, call.grid, emulator_arguments(program, views, call.scalars, call.maps), seed=seed
-            )
-            findings += emulation.findings
+            arguments = emulator_arguments(program, views, call.scalars, call.maps)
+            findings += emulate(program, call.grid, arguments, seed=seed, stop=stop).findings
         swapped = (arrays[n] if self.layout == "bhsd" else np.swapaxes(arrays[n], 1, 2) for n in GRADIENTS)
         of_sinks = (arrays["dsinks"],) if self.sinks else ()
         return Outcome(tuple(findings), self, (*swapped, *of_sinks))

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.hopper.mutants import Rewrite, edits, index_edits, rewritten
 from tests.kernels.gradient_cases import GradientCase
-from warploom.core.errors import WarploomError
+from warploom.core.errors import EmulationError, WarploomError
 from warploom.cuda.compile import available_cores
 from warploom.ir.program import Program
 from warploom.ir.statements import Op
@@ -111,9 +111,10 @@ def objection(mutant: Mutant) -> str | None:
     except WarploomError as error:
         return type(error).__name__
     for seed in SEEDS:
-        outcome = CASES[mutant.case].run(seed, changed, gradient(mutant.case))
-        if outcome.findings:
-            return outcome.findings[0].kind
+        try:
+            outcome = CASES[mutant.case].run(seed, changed, gradient(mutant.case), stop=True)
+        except EmulationError as error:
+            return error.findings[0].kind
         if not outcome.fine:
             return "a wrong result alone"
     return None

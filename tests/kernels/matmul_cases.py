@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from warploom.core.dtypes import DType
+from warploom.core.errors import EmulationError
 from warploom.emulate import Emulation, Finding, emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
@@ -107,19 +108,27 @@ class Case:
         """The traced kernel of the product."""
         return self.calls[0].source.program
 
-    def run(self, *, seed: int | None = None, program: Program | None = None) -> Outcome:
+    def run(self, *, seed: int | None = None, program: Program | None = None, stop: bool = False) -> Outcome:
         """Emulate the kernels (``program`` in place of the first); the result and what lies between start as NaN."""
         a, b, reference = inputs(self.m, self.n, self.k, self.config.dtype)
         stored = [(a if self.a_rows else a.T), (b if self.b_rows else b.T)]
         out = np.full((self.m, self.n), np.nan, self.problem.out_dtype.numpy)
         arrays = {**dict(zip("ab", (padded(x, self._line) for x in stored), strict=True)), "out": out}
-        found = run_calls(self.calls, arrays, seed, program)
+        found = run_calls(self.calls, arrays, seed, program, stop)
         return Outcome(found, gemm_error(out, reference, self.problem.out_dtype, self.config.accumulate), out)
+
+    def survives(self, program: Program, seed: int | None = None) -> bool:
+        """Whether nothing objects to ``program`` in the kernel's place; the first finding is enough."""
+        try:
+            return self.run(program=program, seed=seed, stop=True).fine
+        except EmulationError:
+            return False
 
 
 def run_calls(
-    calls: Sequence[KernelCall], arrays: dict[str, Any], seed: int | None = None, program: Program | None = None
-) -> tuple[Emulation, ...]:
+    calls: Sequence[KernelCall], arrays: dict[str, Any], seed: int | None = None, program: Program | None = None,
+    stop: bool = False,
+) -> tuple[Emulation, ...]:  # fmt: skip
     """Emulate kernels on arrays by name, ``program`` in place of the first; workspace starts as NaN, or 0 if asked."""
     found: list[Emulation] = []
     for number, call in enumerate(calls):
@@ -128,7 +137,8 @@ def run_calls(
             arrays[name] = fresh.view(np.uint32)
         used = program if program is not None and number == 0 else call.source.program
         views = [describe(arrays[name]) for name in call.arrays]
-        found.append(emulate(used, call.grid, emulator_arguments(used, views, call.scalars, call.maps), seed=seed))
+        arguments = emulator_arguments(used, views, call.scalars, call.maps)
+        found.append(emulate(used, call.grid, arguments, seed=seed, stop=stop))
     return tuple(found)
 
 

@@ -51,7 +51,7 @@ def case(config: AttentionConfig) -> Case:
 
 def escapes(of: Case, mutants: list[Mutant]) -> list[str]:
     """The mutants that nothing objects to."""
-    return [m.what for m in mutants if of.run(program=m.program).fine]
+    return [m.what for m in mutants if of.survives(m.program)]
 
 
 def equivalent(config: AttentionConfig) -> dict[str, str]:
@@ -98,7 +98,7 @@ MASKED: dict[str, dict[str, Any]] = {
 """Masks whose blocks are skipped or cut; ``short``: so many positions less than whole tiles."""
 
 
-@pytest.mark.parametrize("key", ["10", "best"])
+@pytest.mark.parametrize("key", [pytest.param("10", marks=pytest.mark.mutation), "best"])
 @pytest.mark.parametrize("mask", MASKED)
 def test_the_mutants_of_masked_kernels(key: str, mask: str) -> None:
     """Loops over fewer blocks, and blocks of their own for the masked ones, synchronise as well."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.hopper.mutants import edits, index_edits, rewritten
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.core.errors import WarploomError
+from warploom.core.errors import EmulationError, WarploomError
 from warploom.emulate import TensorMapArgument, emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import Register
@@ -43,8 +43,12 @@ def as_boxes(x: Array, rows: int, cols: int, dtype: DType = bf16) -> TensorMapAr
 
 
 def clean(program: Program, grid: Any, arguments: Any, seed: int | None = None) -> bool:
-    """Emulate; whether nothing was found."""
-    return not emulate(program, grid, arguments, seed=seed).findings
+    """Emulate up to the first finding; whether there was none."""
+    try:
+        emulate(program, grid, arguments, seed=seed, stop=True)
+    except EmulationError:
+        return False
+    return True
 
 
 def mutants(program: Program) -> Iterator[tuple[str, Program | None]]:
