@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli import bench, check, discover, doctor, ladder, ladder_reduce, layout, profile, show, tune
+from warploom.cli import bench, check, discover, doctor, ladder, ladder_reduce, layout, new, profile, show, tune
 from warploom.cli.errors import settings
 from warploom.cli.inspect import inspect_command
 from warploom.cli.output import accept_any_text
@@ -27,6 +27,7 @@ app = typer.Typer(
 ladder.app.command("reduce")(ladder_reduce.reduce)
 app.add_typer(ladder.app, name="ladder")
 app.command("check")(check.check)
+app.add_typer(new.app, name="new")
 app.add_typer(show.app, name="show")
 app.add_typer(bench.app, name="bench")
 app.add_typer(tune.app, name="tune")
