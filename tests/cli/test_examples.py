@@ -99,3 +99,34 @@ def test_a_small_gpt_trains_alike_with_own_and_pytorchs_kernels(monkeypatch, tmp
         runpy.run_path(str(EXAMPLES / "train_gpt.py"), run_name="__main__")
         losses[kind] = json.loads(file.read_text(encoding="utf-8"))["losses"]
     np.testing.assert_allclose(losses["warploom"], losses["torch"], rtol=1e-4)  # the second is after a step
+
+
+@emulated
+def test_requests_served_together_are_answered_as_if_they_were_alone():
+    """By the same weights without a cache, all tokens of a request at once, in float32."""
+    torch = pytest.importorskip("torch")
+    example = runpy.run_path(str(EXAMPLES / "serve.py"))
+    size = example["TINY"]
+    torch.manual_seed(0)
+    server = example["Server"](size, "cpu")
+    for parameter in server.layers.parameters():
+        parameter.data.mul_(3)  # so that attention decides about tokens
+    given = example["requests"](size, 4, seed=0)
+    example["serve"](server, given)
+    assert sorted(server.free) == list(range(size.pages))
+    (layer,) = server.layers.float()
+    server.words.float()
+    for request in given:
+        assert len(request.answer) == request.wanted
+        tokens = request.prompt + request.answer
+        x = server.words(torch.tensor(tokens))
+        parts = layer.qkv(layer.norms[0](x)).unflatten(-1, (-1, layer.head_dim))
+        q, k, v = parts.split((size.heads, size.kv_heads, size.kv_heads), 1)
+        q, k = (layer.turned(y, torch.arange(len(tokens))) for y in (q, k))
+        q, k, v = (y.transpose(0, 1) for y in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + layer.merge(out.transpose(0, 1).flatten(1))
+        logits = (x + layer.feed(layer.norms[1](x))) @ server.words.weight.T
+        best = logits[len(request.prompt) - 1 : -1]
+        chosen = best.gather(1, torch.tensor(request.answer)[:, None])[:, 0]
+        assert (best.max(1).values - chosen).max() <= 0.02 * best.abs().max()  # ties of bfloat16 apart
