@@ -59,6 +59,7 @@ from warploom.isa.sync import (
     MbarrierTryWait,
     SetMaxRegisters,
 )
+from warploom.isa.tensor_map import FIELDS, TensorMapAcquire, TensorMapRelease, TensorMapReplace
 from warploom.isa.warp import SPECIAL_REGISTERS, Elect, ReadClock, Shuffle, Special, SyncWarp, Vote
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
 from warploom.isa.wmma import ALL_SHAPES, WmmaLoad, WmmaMma, WmmaStore
@@ -147,6 +148,7 @@ ASYNC: list[Instruction] = [
     WaitCopies(0, "bulk", reads_only=True),
     *(TensorCopy(direction, rank, 128, 8) for direction in ("load", "store") for rank in (1, 2, 3, 4, 5)),
     *(TensorCopy("load", rank, 128, 8, eviction, True) for rank in (1, 2, 5) for eviction in ("", "first", "last")),
+    *(TensorCopy("store", 2, reduction=operation) for operation in ("add", "min", "max")),
     *(TensorCopy("load", 4, 128, 8, eviction) for eviction in ("first", "last")),
     *(BulkStoreBytes(4096, adds, 64, 128) for adds in (False, True)),
 ]
@@ -168,13 +170,22 @@ SYNC: list[Instruction] = [
     MbarrierArrival(count=3),
     MbarrierInvalidate(8),
     BarSync(64, aligned=False),
-    ClusterArrive(),
-    ClusterWait(),
+    MbarrierArrival(4096, count=0),
+    MbarrierArrival(4096, 8, True, count=0),
+    MbarrierArrival(drops=True),
+    *(ClusterArrive(relaxed, aligned) for relaxed in (False, True) for aligned in (True, False)),
+    *(ClusterWait(aligned) for aligned in (True, False)),
     MapShared(),
     *(AsyncProxyFence(space) for space in ("shared", "global", "all")),
     SetMaxRegisters(240, "inc"),
     SetMaxRegisters(24, "dec"),
 ]
+MAPS: list[Instruction] = [
+    *(TensorMapReplace(space, name, field.count - 1) for space in ("shared", "global")
+      for name, field in FIELDS.items()),
+    TensorMapRelease(),
+    TensorMapAcquire(),
+]  # fmt: skip
 MATRIX: list[Instruction] = [
     *(MmaSync(shape, t) for shape in ("m16n8k16", "m16n8k8") for t in (f16, bf16)),
     *(MmaSync(shape, tf32) for shape in ("m16n8k8", "m16n8k4")),
@@ -211,12 +222,14 @@ SCALAR: list[Instruction] = [
 ]
 GROUPS = {
     "alu": ALU, "warp": WARP, "memory": MEMORY, "async": ASYNC, "sync": SYNC, "matrix": MATRIX, "exact": EXACT,
-    "wmma": WMMA, "wgmma": WGMMA, "scalar": SCALAR,
+    "wmma": WMMA, "wgmma": WGMMA, "scalar": SCALAR, "maps": MAPS,
 }  # fmt: skip
 
 
 def _operand(instruction: Instruction, position: int, dtype: DType, of_parameter: dict[DType, Value]) -> Operand:
     immediate = {BarSync: 1, BarArrive: 1}.get(type(instruction))
+    if isinstance(instruction, TensorMapReplace) and FIELDS[instruction.field].immediate and position == 1:
+        immediate = 0
     if immediate is not None:
         return Const(dtype, immediate)
     return of_parameter[dtype]

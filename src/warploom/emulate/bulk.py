@@ -27,7 +27,7 @@ from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.spans import Span
 from warploom.emulate.tensor_maps import CHUNK, TensorMapArgument
 from warploom.ir.statements import Op
-from warploom.isa.effects import BulkStore
+from warploom.isa.effects import BulkStore, BulkTensorCopy
 
 Array = NDArray[Any]
 _ALIGNMENT = 128  # of a box in shared memory
@@ -85,8 +85,8 @@ class BulkCopies:
     # -- issue ---------------------------------------------------------------------------------------------------
 
     def issue(
-        self, frame: Frame, op: Op, tensor_map: Array, shared: Array, coordinates: list[Array], barrier: Array | None,
-        multicast: Array | None, guard: Array,
+        self, frame: Frame, op: Op, copy: BulkTensorCopy, tensor_map: Array, shared: Array, coordinates: list[Array],
+        barrier: Array | None, multicast: Array | None, guard: Array,
     ) -> None:  # fmt: skip
         """The acting lanes start a copy; each of them should be the only one of its CTA to do so."""
         maps, places = frame.full(tensor_map), frame.full(shared).astype(np.int64)
@@ -119,7 +119,7 @@ class BulkCopies:
                     self._start_load(row, lane, op, source, at, chunks, int(bars[i, lane]) - SHARED_BASE, cta)
             elif chunks is not None:
                 self.proxy.counter.engine("tma.store", size, moved)
-                self._start_store(row, lane, op, source, at, chunks)
+                self._start_store(row, lane, op, source.combining(copy.reduction), at, chunks)
 
     def issue_bytes(self, frame: Frame, op: Op, store: BulkStore, shared: Array, target: Array, guard: Array) -> None:
         """The acting lanes start a copy of consecutive bytes to global memory."""
@@ -214,7 +214,7 @@ class BulkCopies:
         bar = self.barriers.find(barrier, row, [lane], op, cta)
         if bar is None:
             return
-        if not (bar.fenced and self.proxy.clocks.knows(row, [lane], bar.row, bar.lane, bar.fenced)):
+        if not (bar.fenced and self.barriers.is_known(bar, row, [lane], bar.fenced)):
             message = (
                 f"{op.instruction.mnemonic} completes on {self.barriers.name(barrier)}, whose initialisation the async "
                 "proxy may not see: fence (fence.mbarrier_init) after mbarrier.init in the thread that runs it"

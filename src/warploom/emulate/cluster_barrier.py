@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.barriers import Wait
 from warploom.emulate.clocks import Clocks
+from warploom.emulate.columns import PUBLISHED
 from warploom.emulate.frames import Frame
 from warploom.emulate.known import Known
 from warploom.emulate.report import Reporter
@@ -42,7 +43,7 @@ class ClusterBarriers:
         self.clusters = [_Cluster() for _ in range(rows // self.domain)]
         self.last: dict[int, Op] = {}
 
-    def arrive(self, frame: Frame, op: Op) -> None:
+    def arrive(self, frame: Frame, op: Op, relaxed: bool) -> None:
         """All warps of the frame arrive."""
         self.clocks.stamp(op)
         self.clocks.absorb(frame.flat)
@@ -55,7 +56,7 @@ class ClusterBarriers:
                 self.report.add("barrier", op.where, message, row, 0, other=self.last[row].where)
                 continue
             cluster = self.clusters[row // self.domain]
-            known = self.clocks.release(row, None)
+            known = self._published(row) if relaxed else self.clocks.release(row, None)
             if cluster.known is None:
                 cluster.known = known
             else:
@@ -64,6 +65,13 @@ class ClusterBarriers:
             self.last[row] = op
         for number in np.unique(frame.flat // self.domain).tolist():
             self._complete(number)
+
+    def _published(self, row: int) -> Known:
+        """What a relaxed arrival tells: how far control has come, and which mbarriers' initialisation was published."""
+        known, control = self.clocks.release(row, None), self.clocks.columns.control
+        clock = np.zeros_like(known.clock)
+        clock[control] = known.clock[control]
+        return Known(clock, {key: stamp for key, stamp in known.singles.items() if key[0] <= PUBLISHED})
 
     def wait(self, frame: Frame, op: Op) -> Wait | None:
         """What the warps of the frame wait for, or None."""

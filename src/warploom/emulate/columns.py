@@ -19,6 +19,8 @@ Array = NDArray[Any]
 
 ASYNC_AGENT = -(1 << 40)
 """Agents from here downwards are loads of global memory by the mbarrier they complete on; known singly alone."""
+PUBLISHED = 4 * ASYNC_AGENT
+"""Agents from here downwards are mbarriers whose initialisation was published to the cluster."""
 
 
 class Columns:

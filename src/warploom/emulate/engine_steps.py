@@ -69,7 +69,7 @@ class EngineSteps:
         if isinstance(effect, fx.ClusterBarrier):
             if effect.waits:
                 return lambda frame: self.state.clusters.wait(frame, op)
-            return lambda frame: self.state.clusters.arrive(frame, op)
+            return lambda frame: self.state.clusters.arrive(frame, op, effect.relaxed)
         if isinstance(effect, fx.ProxyFence):
             return self._proxy_fence(op, effect)
         if isinstance(effect, fx.TensorMapFence):
@@ -123,7 +123,7 @@ class EngineSteps:
         keys: tuple[Value, ...],
     ) -> Step:  # fmt: skip
         if isinstance(effect, fx.MbarrierFence):
-            return lambda frame: self.state.mbarriers.fence(frame, op)
+            return lambda frame: self.state.mbarriers.fence(frame, op, publishes=True)
         if isinstance(effect, fx.MbarrierInit):
 
             def initialise(frame: Frame) -> None:
@@ -181,6 +181,7 @@ class EngineSteps:
             self.state.bulk.issue(
                 frame,
                 op,
+                copy,
                 frame.env[keys[copy.tensor_map]],
                 shared,
                 coordinates,

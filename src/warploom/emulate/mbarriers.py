@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from warploom.emulate.acting import Lanes, by_both, lanes_of, split
 from warploom.emulate.barriers import Wait
 from warploom.emulate.clocks import Clocks
+from warploom.emulate.columns import PUBLISHED
 from warploom.emulate.frames import Frame
 from warploom.emulate.known import Known
 from warploom.emulate.mbarrier_state import Mbarrier, Remote, Waiter
@@ -96,13 +97,29 @@ class Mbarriers:
         self.report.add(kind, op.where, message, row, lane, address=where)
         return False
 
-    def fence(self, frame: Frame, op: Op) -> None:
-        """The active lanes make the mbarriers they initialised visible to the async proxy."""
+    def fence(self, frame: Frame, op: Op, *, publishes: bool = False) -> None:
+        """The active lanes make the mbarriers they initialised visible to the async proxy, and to the cluster."""
         stamp = self.clocks.stamp(op)
         for _, row, lanes in lanes_of(frame, None):
             for bar in self.all.values():
-                if bar.row == row and not bar.fenced and (lanes is None or bar.lane in lanes):
-                    bar.fenced = stamp
+                if bar.row != row or not (lanes is None or bar.lane in lanes):
+                    continue
+                bar.fenced = bar.fenced or stamp
+                if publishes and self.clocks.columns.clustered:
+                    nothing = np.zeros(self.clocks.columns.count, np.int64)
+                    self.clocks.acquire(row, [bar.lane], Known(nothing, {(self._published(bar), 0): stamp}))
+
+    def _published(self, bar: Mbarrier) -> int:
+        """In whose name it is known that an mbarrier's initialisation was published."""
+        return PUBLISHED - (bar.cta * self.shared.stride + bar.address)
+
+    def is_known(self, bar: Mbarrier, row: int, lanes: Lanes, stamp: int) -> bool:
+        """Whether some lanes know of an mbarrier's initialisation (of a stamp), or that it was published."""
+        if self.clocks.knows(row, lanes, bar.row, bar.lane, stamp):
+            return True
+        mine = np.arange(32) if lanes is None else np.array(lanes)
+        theirs = (np.full(mine.shape, x) for x in (self._published(bar), 0, stamp))
+        return bool(self.clocks.ordered(np.full(mine.shape, row), mine, False, *theirs).all())
 
     def find(self, where: int, row: int, lanes: Lanes, op: Op, cta: int | None = None) -> Mbarrier | None:
         """The mbarrier that some lanes use; a finding (and None) unless its initialisation is known to each.
@@ -122,7 +139,7 @@ class Mbarriers:
             message += f"initialise it, fence, and meet at {meeting} before its first use"
             self.report.add("mbarrier", op.where, message, row, lane, address=where)
             return None
-        if not self.clocks.knows(row, lanes, bar.row, bar.lane, bar.stamp):
+        if not self.is_known(bar, row, lanes, bar.stamp):
             message = f"{op.instruction.mnemonic} uses {self.name(where)}{whose}, and nothing orders its "
             message += f"initialisation before: put {meeting} between them"
             self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=where)
@@ -142,10 +159,15 @@ class Mbarriers:
                 if bar is None:
                     continue
                 self.check_follows(bar, row, group, op)
+                if effect.count == 0:
+                    bar.tx += (effect.expected_bytes or 0) * (32 if group is None else len(group))
+                    self._complete(bar, op, row, lane)
+                    continue
                 bar.events.arrivals[row] = self.clocks.now
                 self._release(bar, row, group, effect.scope, op)
                 bar.arrival = op
                 for number in [*(range(32) if group is None else group)] * effect.count:
+                    bar.count -= effect.drops
                     self._arrive(bar, effect.expected_bytes or 0, row, number, op)
 
     def _window(self, place: int, row: int, lane: int, op: Op) -> tuple[int | None, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ class TensorMapArgument:
     array: Array
     spec: TensorMapSpec
     buffer: GlobalBuffer | None = field(default=None, repr=False)
+    reduction: str = ""
 
     def bound(self, buffer: GlobalBuffer) -> TensorMapArgument:
         """The same over a buffer. Raises ProblemError for a tensor that does not lie within the array."""
@@ -71,8 +72,14 @@ class TensorMapArgument:
         """What messages call the array."""
         return "" if self.buffer is None else self.buffer.name
 
-    adds = False
-    """A box replaces what is there."""
+    @property
+    def adds(self) -> bool:
+        """Whether a box that is stored is combined with what is there."""
+        return bool(self.reduction)
+
+    def combining(self, reduction: str) -> TensorMapArgument:
+        """The same tensor for a store that combines ("add", "min", "max"), or for one that replaces ('')."""
+        return replace(self, reduction=reduction) if reduction else self
 
     @property
     def element_bytes(self) -> int:
@@ -140,7 +147,15 @@ class TensorMapArgument:
         parts = self.inside(at)
         if parts is not None:
             box = chunks.reshape(-1).view(f"u{self.spec.dtype.bytes}").reshape(self.spec.box[::-1])
-            self._part(parts[0])[...] = box[parts[1]]
+            part = self._part(parts[0])
+            part[...] = self._combined(part, box[parts[1]])
+
+    def _combined(self, old: Array, new: Array) -> Array:
+        if not self.reduction:
+            return new
+        combine: Any = {"add": np.add, "min": np.minimum, "max": np.maximum}[self.reduction]
+        kind = self.spec.dtype.numpy
+        return combine(old.view(kind), new.view(kind)).view(old.dtype)
 
     def element_offsets(self, at: tuple[int, ...]) -> Array:
         """Byte offsets in the buffer of the box's elements that exist."""

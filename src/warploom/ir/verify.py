@@ -49,6 +49,8 @@ from warploom.isa.effects import (
     MbarrierWait,
     ProxyFence,
     RegisterBudget,
+    TensorMapFence,
+    TensorMapWrite,
     WaitGroup,
     WarpgroupFence,
 )
@@ -60,6 +62,7 @@ from warploom.isa.warp import Elect, Special
 _EFFECT_NEEDS: dict[type[Effect], str] = {
     BulkTensorCopy: "sm_90", BulkStore: "sm_90", MbarrierWait: "sm_90", MbarrierFence: "sm_90", ProxyFence: "sm_90",
     ClusterBarrier: "sm_90", RegisterBudget: "sm_90a", AsyncMatrix: "sm_90a", WarpgroupFence: "sm_90a",
+    TensorMapWrite: "sm_90a", TensorMapFence: "sm_90",
 }  # fmt: skip
 _INSTRUCTION_NEEDS: dict[type[Instruction], str] = {StMatrix: "sm_90", Elect: "sm_90", MapShared: "sm_90"}
 _QUEUE_NEEDS = {"bulk": "sm_90", "wgmma": "sm_90a"}

@@ -124,7 +124,8 @@ class TensorCopy(Instruction):
     ``multicast``, the mask of the cluster's CTAs that receive it (bit r: rank r), at the same place of each, on the
     mbarrier at the same place of each; of a store: shared address, tensor map, predicate, coordinates. The threads
     whose predicate holds issue it (one should). ``eviction`` of a load is its L2 priority: what is read once goes
-    first, what other CTAs read again goes last.
+    first, what other CTAs read again goes last. ``reduction`` of a store: each element is combined with what is there
+    (``cp.reduce.async.bulk.tensor``).
     """
 
     direction: Literal["load", "store"]
@@ -133,10 +134,17 @@ class TensorCopy(Instruction):
     barrier_offset: int = 0
     eviction: Literal["", "first", "last"] = ""
     multicast: bool = False
+    reduction: Literal["", "add", "min", "max"] = ""
+
+    def __post_init__(self) -> None:
+        if self.reduction and self.direction != "store":
+            raise VerifyError("a tensor copy reduces into global memory alone")
 
     @property
     def mnemonic(self) -> str:
         """Rank, direction and hints: ``cp.async.bulk.tensor.2d.load.multicast::cluster.L2::evict_last``."""
+        if self.reduction:
+            return f"cp.reduce.async.bulk.tensor.{self.rank}d.store.{self.reduction}"
         hint = f".L2::evict_{self.eviction}" if self.eviction else ""
         several = ".multicast::cluster" if self.multicast else ""
         return f"cp.async.bulk.tensor.{self.rank}d.{self.direction}{several}{hint}"
@@ -168,6 +176,7 @@ class TensorCopy(Instruction):
                 self.barrier_offset,
                 first - 1,
                 mask,
+                self.reduction,
             ),
         )
 
@@ -187,7 +196,9 @@ class TensorCopy(Instruction):
                 f"{shared}, [%1, {{{listed}}}], {address(2, self.barrier_offset)}{mask}{policy};"
             )
         else:
-            text = f"cp.async.bulk.tensor.{self.rank}d.global.shared::cta.bulk_group [%1, {{{listed}}}], {shared};"
+            reduce, how = (".reduce", f".{self.reduction}.tile") if self.reduction else ("", "")
+            text = f"cp{reduce}.async.bulk.tensor.{self.rank}d.global.shared::cta{how}.bulk_group [%1, {{{listed}}}], "
+            text += f"{shared};"
         return guarded(text, len(ins), ins, guard)
 
 

@@ -22,16 +22,24 @@ WINDOW_BITS = 24
 
 @dataclass(frozen=True, slots=True)
 class ClusterArrive(Instruction):
-    """``barrier.cluster.arrive.release.aligned``: the warp's threads arrive at the cluster's barrier, and go on."""
+    """``barrier.cluster.arrive``: the warp's threads arrive at the cluster's barrier, and go on.
+
+    ``relaxed``: it publishes nothing but mbarriers whose initialisation was fenced (``fence.mbarrier_init``).
+    ``aligned``: all threads of a warp execute it together; without, each comes when it comes.
+    """
+
+    relaxed: bool = False
+    aligned: bool = True
 
     @property
     def mnemonic(self) -> str:
-        """``barrier.cluster.arrive.release.aligned`` (PTX ISA, "barrier.cluster")."""
-        return "barrier.cluster.arrive.release.aligned"
+        """With its order: ``barrier.cluster.arrive.release.aligned`` (PTX ISA, "barrier.cluster")."""
+        order = "relaxed" if self.relaxed else "release"
+        return f"barrier.cluster.arrive.{order}{'.aligned' if self.aligned else ''}"
 
     def effects(self) -> tuple[Effect, ...]:
         """The whole warp arrives, and releases its accesses at cluster scope."""
-        return (WarpSync(aligned=True), ClusterBarrier(waits=False))
+        return (WarpSync(aligned=self.aligned), ClusterBarrier(waits=False, relaxed=self.relaxed))
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX without operands."""
@@ -40,16 +48,18 @@ class ClusterArrive(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class ClusterWait(Instruction):
-    """``barrier.cluster.wait.acquire.aligned``: waits until all threads of the cluster have arrived or exited."""
+    """``barrier.cluster.wait.acquire``: waits until all threads of the cluster have arrived or exited."""
+
+    aligned: bool = True
 
     @property
     def mnemonic(self) -> str:
         """``barrier.cluster.wait.acquire.aligned`` (PTX ISA, "barrier.cluster")."""
-        return "barrier.cluster.wait.acquire.aligned"
+        return f"barrier.cluster.wait.acquire{'.aligned' if self.aligned else ''}"
 
     def effects(self) -> tuple[Effect, ...]:
         """The whole warp waits, and acquires what the cluster's threads released by arriving."""
-        return (WarpSync(aligned=True), ClusterBarrier(waits=True))
+        return (WarpSync(aligned=self.aligned), ClusterBarrier(waits=True))
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX without operands."""

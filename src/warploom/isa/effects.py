@@ -157,7 +157,8 @@ class MbarrierArrive(Effect):
     """``count`` arrivals per executing thread; ``expected_bytes`` raises the phase's transaction count first.
 
     ``guard`` is the operand of a predicate that selects the threads that arrive. ``remote``: the address is one of the
-    cluster's (``mapa``), in any of its CTAs. ``scope`` is how far the arrival releases what was done before it: with
+    cluster's (``mapa``), in any of its CTAs. A count of 0 only expects bytes. ``drops``: who arrives takes no part in
+    later phases. ``scope`` is how far the arrival releases what was done before it: with
     ``"cta"`` a remote arrival orders accesses to shared memory, but publishes no writes to global memory.
     """
 
@@ -168,6 +169,7 @@ class MbarrierArrive(Effect):
     remote: bool = False
     scope: ClusterScope = "cta"
     count: int = 1
+    drops: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +200,12 @@ class MbarrierWait(Effect):
 class ClusterBarrier(Effect):
     """``barrier.cluster``: one of its halves. All threads of the cluster's CTAs that have not exited take part.
 
-    The arrival releases, the wait acquires; shared and global memory alike, at the scope of the cluster.
+    The arrival releases, the wait acquires; shared and global memory alike, at the scope of the cluster. A ``relaxed``
+    arrival releases only what fences of mbarriers' initialisation have published.
     """
 
     waits: bool
+    relaxed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,8 @@ class BulkTensorCopy(Effect):
     Loads complete on the mbarrier in operand ``barrier`` by their bytes (out-of-bounds elements are zero and count);
     stores belong to the thread's bulk group. ``coordinates`` are operand positions, innermost dimension first.
     ``guard`` selects the thread that issues it. ``multicast`` is the operand of a mask of CTAs of the cluster: the box
-    goes to the same place of each of them, and completes there on the mbarrier at the same place.
+    goes to the same place of each of them, and completes there on the mbarrier at the same place. With ``reduction`` a
+    store combines each element with what is there, by one atomic operation, in no order.
     """
 
     direction: Literal["load", "store"]
@@ -223,6 +228,7 @@ class BulkTensorCopy(Effect):
     barrier_offset: int = 0
     guard: int | None = None
     multicast: int | None = None
+    reduction: Literal["", "add", "min", "max"] = ""
 
 
 @dataclass(frozen=True, slots=True)

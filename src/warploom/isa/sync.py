@@ -136,6 +136,7 @@ class MbarrierArrival(Instruction):
 
     The predicate guards the PTX instruction itself, which keeps loop variables in uniform registers where a branch
     around it would not. ``remote``: the address comes from :class:`MapShared`, and the mbarrier is another CTA's.
+    A ``count`` of 0 is ``mbarrier.expect_tx``: bytes, and no arrival; ``drops`` is ``mbarrier.arrive_drop``.
     ``scope`` ``"cluster"`` (``.release.cluster``) publishes writes to the whole cluster, at the price of a fence of
     the whole GPU (``MEMBAR.ALL.GPU`` in sm_90a's SASS); giving back a stage that was only read needs none.
     """
@@ -145,16 +146,26 @@ class MbarrierArrival(Instruction):
     remote: bool = False
     scope: ClusterScope = "cta"
     count: int = 1
+    drops: bool = False
 
     def __post_init__(self) -> None:
-        if self.count < 1 or (self.count > 1 and self.expected_bytes is not None):
-            raise VerifyError(f"an arrival counts 1 or more, and 1 where it expects bytes, not {self.count}")
+        counts = (0, 1) if self.expected_bytes is not None else range(1, 1 << 20)
+        if self.count not in counts or (self.drops and self.count == 0):
+            raise VerifyError(f"an arrival counts 1 or more, and 1 (none: 0) where it expects bytes, not {self.count}")
 
     @property
     def mnemonic(self) -> str:
         """With bytes, scope and space: ``mbarrier.arrive.expect_tx.4096`` (PTX ISA, "mbarrier.arrive")."""
-        name = "mbarrier.arrive" + self._qualifiers("" if self.expected_bytes is None else f".{self.expected_bytes}")
+        if self.count == 0:
+            return f"mbarrier.expect_tx.{self.expected_bytes}{'.shared::cluster' if self.remote else ''}"
+        name = f"mbarrier.{self._opcode}" + self._qualifiers(
+            "" if self.expected_bytes is None else f".{self.expected_bytes}"
+        )
         return name if self.count == 1 else f"{name}.{self.count}"
+
+    @property
+    def _opcode(self) -> str:
+        return "arrive_drop" if self.drops else "arrive"
 
     def _qualifiers(self, count: str = "") -> str:
         expect = "" if self.expected_bytes is None else f".expect_tx{count}"
@@ -168,14 +179,20 @@ class MbarrierArrival(Instruction):
 
     def effects(self) -> tuple[Effect, ...]:
         """One arrival per thread whose predicate holds, after it raised the bytes to expect."""
-        return (MbarrierArrive(0, self.offset, self.expected_bytes, 1, self.remote, self.scope, self.count),)
+        return (
+            MbarrierArrive(0, self.offset, self.expected_bytes, 1, self.remote, self.scope, self.count, self.drops),
+        )
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX under the predicate; the state that the arrival returns is dropped."""
         space = "" if self.remote else ".shared::cta"
         count = f", {self.count}" if self.count > 1 else ""
         count = count if self.expected_bytes is None else f", {self.expected_bytes}"
-        arrive = f"mbarrier.arrive{self._qualifiers()}{space}.b64 _, {address(0, self.offset)}{count};"
+        if self.count == 0:
+            scope = "cluster.shared::cluster" if self.remote else "cta.shared::cta"
+            expect = f"mbarrier.expect_tx.relaxed.{scope}.b64 {address(0, self.offset)}{count};"
+            return guarded(expect, 1, [("r", operands[0])], operands[1])
+        arrive = f"mbarrier.{self._opcode}{self._qualifiers()}{space}.b64 _, {address(0, self.offset)}{count};"
         return guarded(arrive, 1, [("r", operands[0])], operands[1])
 
 

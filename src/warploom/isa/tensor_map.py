@@ -39,7 +39,7 @@ FIELDS = {
     "global_address": Field(0, u64), "rank": Field(8), "box_dim": Field(12, count=5), "global_dim": Field(32, count=5),
     "elemtype": Field(52, immediate=True), "global_stride": Field(56, u64, 4), "element_stride": Field(88, count=5),
     "interleave_layout": Field(108, immediate=True), "swizzle_mode": Field(112, immediate=True),
-    "fill_mode": Field(116, immediate=True), "swizzle_atomicity": Field(120, immediate=True),
+    "fill_mode": Field(116, immediate=True),
 }  # fmt: skip
 """The fields by their names in ``tensormap.replace``."""
 

@@ -17,6 +17,7 @@ def check_cuda(
     *,
     target: str = "sm_80",
     shared_bytes: int = 0,
+    cluster: int | Sequence[int] | None = None,
     options: Sequence[str] = (),
     file: str = "kernel.cu",
     seed: int | None = None,
@@ -24,7 +25,8 @@ def check_cuda(
     """Compile CUDA C++ with NVRTC for ``target`` and run one kernel on the CPU with all checks; no GPU is needed.
 
     ``name`` is the kernel's, with its namespace and template arguments: ``"scan<float, 128>"``. ``grid`` counts CTAs
-    (blocks), ``block`` threads, along x, y and z; ``shared_bytes`` of dynamic shared memory. ``arguments`` are those of
+    (blocks), ``block`` threads, along x, y and z; ``shared_bytes`` of dynamic shared memory, ``cluster`` the CTAs
+    of a cluster where the launch gives them. ``arguments`` are those of
     :func:`warploom.check_ptx`: arrays of NumPy or of torch on the CPU for pointers, which are changed in place,
     numbers, and what it says of structures and tensor maps. ``options`` are NVRTC's (``-I``, ``-D``, ``-std=c++20``);
     headers of CUDA and of CCCL are found where their wheels are installed. With ``seed`` the warps run in an
@@ -38,5 +40,6 @@ def check_cuda(
 
     found = ptx_of(source, file, target, [*header_options(), *options], kernel=name)
     return check_ptx(
-        found.text, grid, block, arguments, kernel=found.entry, shared_bytes=shared_bytes, file=file, seed=seed
-    )
+        found.text, grid, block, arguments, kernel=found.entry, shared_bytes=shared_bytes, cluster=cluster, file=file,
+        seed=seed,
+    )  # fmt: skip

@@ -52,16 +52,18 @@ def check_ptx(
     *,
     kernel: str | None = None,
     shared_bytes: int = 0,
+    cluster: int | Sequence[int] | None = None,
     names: Sequence[str] | None = None,
     file: str = "kernel.ptx",
     seed: int | None = None,
 ) -> CheckedPtx:
     """Run a PTX kernel of any compiler on the CPU, and say what is wrong with it.
 
-    ``grid`` counts CTAs, ``block`` threads, along x, y and z; ``shared_bytes`` of dynamic shared memory. ``kernel``
-    names the entry of a file with several. ``arguments`` follow its parameters, by position or by name: arrays of NumPy
-    or on torch's CPU for pointers, which are changed in place, numbers for scalars, an (array, TensorMapSpec) pair for
-    a tensor map, for a structure a list of its members (with NumPy's types, unless they are f32 or s32). ``names`` call
+    ``grid`` counts CTAs, ``block`` threads, along x, y and z; ``shared_bytes`` of dynamic shared memory; ``cluster``
+    the CTAs of a cluster where the launch gives them (None: what the kernel was compiled for). ``kernel`` names the
+    entry of a file with several. ``arguments`` follow its parameters, by position or by name: arrays of NumPy or on
+    torch's CPU for pointers, which are changed in place, numbers for scalars, an (array, TensorMapSpec) pair for a
+    tensor map, for a structure a list of its members (with NumPy's types, unless they are f32 or s32). ``names`` call
     the parameters otherwise than the PTX does, ``file`` says where the text comes from: for messages. With ``seed`` the
     warps run in an adversarial order.
 
@@ -76,19 +78,21 @@ def check_ptx(
     module = parse(ptx, file)
     function = entry_of(module, kernel)
     given, kinds = _arguments(function, arguments, names)
-    threads = _threads(block)
-    program = to_program(module, function, block=threads, arguments=kinds, shared_bytes=shared_bytes)
+    program = to_program(
+        module, function, block=_sizes("a block", "threads", block), arguments=kinds, shared_bytes=shared_bytes,
+        cluster=None if cluster is None else _sizes("a cluster", "CTAs", cluster),
+    )  # fmt: skip
     given += [_initial(module.variables[p.name]) for p in program.parameters[len(given) :]]
     return CheckedPtx(program, emulate(program, grid_of(grid), given, seed=seed))
 
 
-def _threads(block: int | Sequence[int]) -> tuple[int, int, int]:
+def _sizes(what: str, unit: str, given: int | Sequence[int]) -> tuple[int, int, int]:
     try:
-        sizes = [operator.index(block)] if not isinstance(block, Sequence) else [operator.index(n) for n in block]
+        sizes = [operator.index(given)] if not isinstance(given, Sequence) else [operator.index(n) for n in given]
     except TypeError:
         sizes = []
     if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
-        raise ProblemError(f"a block is one to three positive counts of threads, not {shown(block)}")
+        raise ProblemError(f"{what} is one to three positive counts of {unit}, not {shown(given)}")
     x, y, z = (*sizes, 1, 1)[:3]
     return x, y, z
 

@@ -15,6 +15,7 @@ from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Select
 from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
+from warploom.isa.spaces import FromGeneric, ToGeneric
 from warploom.isa.sync import (
     AsyncProxyFence,
     MbarrierArrival,
@@ -50,9 +51,9 @@ def _count(b: Builder, f: Form, operand: Operand, what: str) -> int:
 
 @form("mbarrier")
 def mbarrier(b: Builder, f: Form) -> None:
-    """``mbarrier.{init, inval, arrive[.expect_tx], try_wait.parity, test_wait.parity}``."""
-    for name, handler in (("init", _init), ("inval", _invalidate), ("arrive", _arrive), ("try_wait", _wait),
-                          ("test_wait", _wait)):  # fmt: skip
+    """``mbarrier.{init, inval, arrive[.expect_tx], arrive_drop, expect_tx, try_wait, test_wait}``."""
+    for name, handler in (("init", _init), ("inval", _invalidate), ("arrive", _arrive), ("arrive_drop", _arrive),
+                          ("expect_tx", _expect), ("try_wait", _wait), ("test_wait", _wait)):  # fmt: skip
         if f.flag(name):
             if f.type() != "b64":
                 raise f.refusal()
@@ -103,7 +104,21 @@ def _arrive(b: Builder, f: Form) -> None:
         odd = b.fresh(pred)
         b.emit(MbarrierTestWait(offset, relaxed=True), (base, constant(0, u32)), (odd,), within)
         b.assign(state, b.op(Select(u64), odd, constant(1, u64), constant(0, u64)))
-    b.emit(MbarrierArrival(size, offset, remote, scope, count), (base, _YES), within=within)
+    drops = "arrive_drop" in f.instruction.modifiers
+    b.emit(MbarrierArrival(size, offset, remote, scope, count, drops), (base, _YES), within=within)
+
+
+def _expect(b: Builder, f: Form) -> None:
+    """``mbarrier.expect_tx``: bytes to expect, and no arrival."""
+    f.flag("relaxed")
+    f.one_of("cta", "cluster")
+    remote = f.flag("shared::cluster")
+    if not remote:
+        _own(f)
+    address, size = f.operands(2)
+    base, offset, within = b.address(address, "shared")
+    expected = MbarrierArrival(_count(b, f, size, "the count of bytes"), offset, remote, count=0)
+    b.emit(expected, (base, _YES), within=within)
 
 
 def _wait(b: Builder, f: Form) -> None:
@@ -156,6 +171,9 @@ def tensor_copy(b: Builder, f: Form) -> None:
     """``cp.async.bulk.tensor`` between shared and global memory."""
     rank = f.one_of("1d", "2d", "3d", "4d", "5d")
     f.flag("tile")
+    if f.flag("prefetch"):
+        f.drop("")
+        return
     shared, written = f.one_of("shared::cluster", "shared::cta"), f.instruction.modifiers
     if not rank or not shared or not f.flag("global"):
         raise f.refusal()
@@ -190,15 +208,20 @@ def _load(b: Builder, f: Form, rank: int) -> None:
 def _store(b: Builder, f: Form, rank: int) -> None:
     if not f.flag("bulk_group"):
         raise f.refusal()
+    reduction = f.one_of("add", "min", "max") if f.flag("reduce") else ""
     hinted = f.flag("L2::cache_hint")
     target, shared = f.operands(2 + hinted)[:2]
     base, offset, _ = b.address(shared, "shared")
     tensor_map, at = _place(b, f, target, rank)
-    b.emit(TensorCopy("store", rank, offset), (base, tensor_map, _YES, *at))
+    copy = TensorCopy("store", rank, offset, reduction=cast("Literal['', 'add', 'min', 'max']", reduction))
+    b.emit(copy, (base, tensor_map, _YES, *at))
 
 
 def bulk_copy(b: Builder, f: Form) -> None:
     """``cp[.reduce].async.bulk`` of consecutive bytes: from shared to global memory."""
+    if f.flag("prefetch"):
+        f.drop("")
+        return
     adds = f.flag("reduce")
     written = f.instruction.modifiers
     if not (f.flag("global") and f.flag("shared::cta") and f.flag("bulk_group")):
@@ -298,22 +321,25 @@ def _product(b: Builder, f: Form) -> None:
 
 @form("mapa")
 def map_shared(b: Builder, f: Form) -> None:
-    """``mapa.shared::cluster.u32``."""
-    if not f.flag("shared::cluster") or f.type() != "u32":
+    """``mapa``: of an address in shared memory, or of a generic one."""
+    own, kind = f.flag("shared::cluster"), f.type()
+    if kind not in ("u32", "u64") or not (own or kind == "u64"):
         raise f.refusal()
     target, address, rank = f.operands(3)
-    b.set(target, MapShared(), b.read(address, u32), b.read(rank, u32))
+    if own:
+        b.assign(target, b.op(MapShared(), b.read(address, u32), b.read(rank, u32)))
+        return
+    place = b.op(MapShared(), b.op(FromGeneric("shared"), b.read(address, u64)), b.read(rank, u32))
+    b.assign(target, b.op(ToGeneric("shared"), place))
 
 
 def cluster_barrier(b: Builder, f: Form) -> None:
     """``barrier.cluster.{arrive, wait}``, which release and acquire unless they say otherwise."""
+    aligned = f.flag("aligned")
     if f.flag("arrive"):
-        f.flag("release")
-        b.emit(ClusterArrive())
+        b.emit(ClusterArrive(f.one_of("release", "relaxed") == "relaxed", aligned))
     elif f.flag("wait"):
         f.flag("acquire")
-        b.emit(ClusterWait())
+        b.emit(ClusterWait(aligned))
     else:
         raise f.refusal()
-    if not f.flag("aligned"):
-        raise f.refusal("barrier.cluster must be aligned")

@@ -14,7 +14,15 @@ from warploom.core.dtypes import DType, u8, u16, u32, u64
 from warploom.core.errors import PtxError
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Flow, Tile, Value
-from warploom.ptx import conversion_forms, hopper_forms, integer_forms, memory_forms, scalar_forms, warp_forms
+from warploom.ptx import (
+    conversion_forms,
+    hopper_forms,
+    integer_forms,
+    memory_forms,
+    scalar_forms,
+    warp_forms,
+    wmma_forms,
+)
 from warploom.ptx.blocks import basic_blocks
 from warploom.ptx.builder import TYPE, Builder, Names
 from warploom.ptx.inline import inlined
@@ -22,7 +30,7 @@ from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, Symbol, Variable, Vector
 from warploom.ptx.usage import usage
 
-FAMILIES = (scalar_forms, integer_forms, conversion_forms, memory_forms, warp_forms, hopper_forms)
+FAMILIES = (scalar_forms, integer_forms, conversion_forms, memory_forms, warp_forms, hopper_forms, wmma_forms)
 """The modules whose import registers the forms that can be run."""
 _TENSOR_MAP_BYTES = 128
 
@@ -116,7 +124,7 @@ def _cluster(function: Function, launched: tuple[int, int, int] | None) -> tuple
     if launched is not None and launched != (x, y, z):
         raise PtxError(f"{function.name} was compiled for clusters of {(x, y, z)} CTAs, not of {launched}")
     if compiled is None and launched is None and "explicitcluster" in function.directives:
-        raise PtxError(f"{function.name} is for clusters whose CTAs its launch counts, which is not supported here: "
+        raise PtxError(f"{function.name} is for clusters whose CTAs its launch counts: pass cluster=, or "
                        "compile it for a size (__cluster_dims__)")  # fmt: skip
     return x, y, z
 

@@ -16,7 +16,7 @@ from warploom.ptx.builder import Builder, constant
 from warploom.ptx.forms import Form, form
 from warploom.ptx.syntax import Integer, Operand
 
-_DEFAULTS = ("interleave_layout", "fill_mode", "swizzle_atomicity")
+_DEFAULTS = ("interleave_layout", "fill_mode")
 """Fields of which the first choice is supported alone."""
 
 
