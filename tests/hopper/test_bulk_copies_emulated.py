@@ -19,7 +19,7 @@ from warploom.isa.sync import AsyncProxyFence, BarSync, SetMaxRegisters
 from warploom.kernels.source import MappedArray
 from warploom.lang import Global, Kernel, TensorMap, kernel
 from warploom.lang import f32 as F32  # noqa: N812
-from warploom.layout.tensor_map import TensorMapSpec
+from warploom.layout.tensor_map import RAGGED_ROWS, TensorMapSpec
 
 ROWS, COLS = 8, 32  # a box: rows of 128 bytes
 SEEDS = (None, *range(20))
@@ -298,14 +298,14 @@ def test_wrong_bytes_say_by_how_much(count: int, message: str) -> None:
 
 
 def ragged(array: np.ndarray[Any, Any]) -> TensorMapArgument:
-    """Rows of sequences: one at row r of a sequence of n rows from b on lies at (column, rows - n + r, b + n)."""
+    """An array of sequences' rows, for boxes that see one of them."""
     spec = MappedArray(F32, array.shape, (array.shape[1], 1), (ROWS, COLS), swizzled=False, ragged=True).spec
     return TensorMapArgument(array, spec)
 
 
 @pytest.mark.parametrize(("begin", "count", "row"), [(0, 12, 0), (3, 5, 0), (0, 6, 4), (2, 9, 8), (5, 3, 3), (7, 0, 0)])
 def test_a_box_ends_where_its_sequence_ends(begin: int, count: int, row: int) -> None:
-    out, at = np.full((12, 40), -1, np.float32), (0, 12 - count + row, begin + count)
+    out, at = np.full((12, 40), -1, np.float32), (0, RAGGED_ROWS - count + row, RAGGED_ROWS, begin + count)
     found = emulate(copy_box.trace(at=at, to=at), 1, [ragged(numbers(12, 40)), ragged(out)])
     assert found.findings == ()
     expected, rows = np.full((12, 40), -1, np.float32), slice(begin + row, min(begin + row + ROWS, begin + count))
@@ -314,7 +314,6 @@ def test_a_box_ends_where_its_sequence_ends(begin: int, count: int, row: int) ->
 
 
 def test_a_sequence_beyond_the_array_is_found() -> None:
-    """8 rows from row 6 on of 12: the map says that they exist."""
-    at = 0, 12 - 8, 6 + 8
-    program = copy_box.trace(at=at, to=(0, 0, 8))
+    """12 rows that end before row 8: the coordinates say that the first begins before the array."""
+    program = copy_box.trace(at=(0, RAGGED_ROWS - 8, RAGGED_ROWS, 8), to=(0, RAGGED_ROWS - 12, RAGGED_ROWS, 8))
     assert "bounds" in kinds(emulate(program, 1, [ragged(numbers(12, 40)), ragged(np.zeros((12, 40), np.float32))]))

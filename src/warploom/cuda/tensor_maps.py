@@ -80,7 +80,7 @@ def encode(
 class DriverMap:
     """A tensor map as the driver makes it, for :class:`warploom.cuda.packed.PackedLaunch` alone.
 
-    cuda.core makes none of a tensor that begins elsewhere than its array: it asks the driver whose memory that is.
+    cuda.core's view of memory has no strides that wrap around.
     """
 
     def __init__(self, pointer: int, spec: TensorMapSpec) -> None:
@@ -92,7 +92,7 @@ class DriverMap:
         status, self._map = driver.cuTensorMapEncodeTiled(
             getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[spec.dtype.name]}"),
             len(spec.shape),
-            (pointer + spec.origin) % 2**64,
+            pointer,
             [words(n) for n in spec.shape],
             [words(n) for n in spec.strides],
             [halves(n) for n in spec.box],
@@ -113,7 +113,7 @@ class DriverMap:
 
 def encode_spec(pointer: int, spec: TensorMapSpec) -> Any:
     """:func:`encode` of what a spec says, whose dimensions are innermost first and its strides bytes."""
-    if spec.origin:
+    if spec.wraps:
         return DriverMap(pointer, spec)
     strides = tuple(stride // spec.dtype.bytes for stride in reversed(spec.strides))
     return encode(

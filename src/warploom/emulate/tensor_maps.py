@@ -55,7 +55,7 @@ class TensorMapArgument:
                 f"a tensor map's array starts at a multiple of {_ALIGNMENT} bytes, this one "
                 f"{buffer.skew % _ALIGNMENT} bytes behind: pass one that does, and move the box"
             )
-        if spec.origin:  # what a box reaches is known when it is copied
+        if spec.wraps:  # what a box reaches is known when it is copied
             return ""
         last = sum((n - 1) * s for n, s in zip(spec.shape, (spec.dtype.bytes, *spec.strides), strict=True))
         if last + spec.dtype.bytes <= buffer.data.size:
@@ -93,7 +93,8 @@ class TensorMapArgument:
 
     def _span(self, source: tuple[slice, ...]) -> tuple[int, int]:
         """(first, one past the last) byte of a part of the tensor, counted from the array's first element."""
-        first = sum(part.start * stride for part, stride in zip(source, self._strides, strict=True)) + self.spec.origin
+        first = sum(part.start * stride for part, stride in zip(source, self._strides, strict=True))
+        first = (first + 2**63) % 2**64 - 2**63
         reach = sum((part.stop - part.start - 1) * n for part, n in zip(source, self._strides, strict=True))
         return first, first + reach + self.spec.dtype.bytes
 
@@ -106,9 +107,9 @@ class TensorMapArgument:
     def outside(self, at: tuple[int, ...]) -> int | None:
         """The first byte beyond the array that a copy of the box at ``at`` reaches; None if there is none.
 
-        Only a tensor that begins elsewhere than its array (``spec.origin``) may reach beyond it.
+        Only a tensor whose addresses wrap around may reach beyond it.
         """
-        parts = self.inside(at) if self.spec.origin else None
+        parts = self.inside(at) if self.spec.wraps else None
         if parts is None:
             return None
         assert self.buffer is not None
@@ -162,11 +163,11 @@ class TensorMapArgument:
         parts = self.inside(at)
         if parts is None:
             return np.zeros(0, np.int64)
-        total = np.full((1,) * len(self.spec.box), self.spec.origin, np.int64)
+        total = np.full((1,) * len(self.spec.box), self._span(parts[0])[0], np.int64)
         for axis, (part, stride) in enumerate(zip(parts[0], self._strides, strict=True)):
             shape = [1] * len(self._strides)
             shape[axis] = -1
-            total = total + (np.arange(part.start, part.stop, dtype=np.int64) * stride).reshape(shape)
+            total = total + (np.arange(part.stop - part.start, dtype=np.int64) * stride).reshape(shape)
         return total.reshape(-1)
 
     # -- shared memory -------------------------------------------------------------------------------------------

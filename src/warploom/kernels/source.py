@@ -57,10 +57,7 @@ class MappedArray:
 
     The innermost stride is 1; rows of the box are 128, 64 or 32 bytes, ``swizzled`` over their width, or any.
 
-    ``ragged``: the first dimension's rows are those of sequences, one behind the other, and a box sees a sequence as if
-    it were all: rows beyond its end read as zero and are not written. The tensor has one dimension more, and a box at
-    row r of the sequence of so many rows from ``begin`` on lies at (…, shape[0] - rows + r, begin + rows): the bound
-    that clips is the end of dimension 0, where the sequence ends too.
+    ``ragged``: the first dimension's rows are those of sequences (:meth:`TensorMapSpec.ragged`).
     """
 
     dtype: DType
@@ -77,13 +74,8 @@ class MappedArray:
 
         row_bytes = tuple(self.dtype.bytes * stride for stride in reversed(self.strides[:-1]))
         swizzle = self.box[-1] * self.dtype.bytes if self.swizzled else 0
-        shape, box = self.shape[::-1], self.box[::-1]
-        if not self.ragged:
-            return TensorMapSpec(self.dtype, shape, row_bytes, box, swizzle)
-        rows, pitch = shape[-1], row_bytes[-1]
-        return TensorMapSpec(
-            self.dtype, (*shape, rows + 1), (*row_bytes, pitch), (*box, 1), swizzle, origin=-rows * pitch
-        )  # fmt: skip
+        make = TensorMapSpec.ragged if self.ragged else TensorMapSpec
+        return make(self.dtype, self.shape[::-1], row_bytes, self.box[::-1], swizzle)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from warploom.core.errors import LayoutError
 from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
 
 _LARGEST_BOX = 256
+RAGGED_ROWS = 1 << 30
+"""Rows that a ragged tensor has by its tensor map, and how often its address wraps around (:attr:`wraps`)."""
+_ADDRESSES = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -19,9 +22,8 @@ class TensorMapSpec:
     """Dimensions innermost first: ``shape`` and ``box`` in elements, ``strides`` in bytes of dimensions 1 and up.
 
     ``swizzle_bytes`` is 0, 32, 64 or 128: the width of the box's innermost dimension that is swizzled in shared
-    memory. Elements outside the tensor read as zero and are not written. ``origin``: bytes from the array's first
-    element to the tensor's, which may lie outside of the array where no box begins there. Raises LayoutError for what
-    the hardware does not take.
+    memory. Elements outside the tensor read as zero and are not written. Addresses wrap
+    around at 2^64, so that strides can lead back. Raises LayoutError for what the hardware does not take.
     """
 
     dtype: DType
@@ -29,7 +31,6 @@ class TensorMapSpec:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int = 0
-    origin: int = 0
 
     def __post_init__(self) -> None:
         rank = len(self.shape)
@@ -37,8 +38,6 @@ class TensorMapSpec:
             raise LayoutError(f"a tensor map has 1 to 5 dimensions, one stride less; got {self}")
         if any(not 1 <= b <= _LARGEST_BOX for b in self.box):
             raise LayoutError(f"a box is 1 to {_LARGEST_BOX} elements along each dimension, not {self.box}")
-        if self.origin % 16:
-            raise LayoutError(f"a tensor begins at a multiple of 16 bytes, not {self.origin} from its array")
         if any(s % 16 for s in self.strides):
             raise LayoutError(f"the strides of a tensor map are multiples of 16 bytes, not {self.strides}")
         if self.swizzle_bytes not in (0, 32, 64, 128):
@@ -46,6 +45,29 @@ class TensorMapSpec:
         inner = self.box[0] * self.dtype.bytes
         if inner % 16 or (self.swizzle_bytes and inner > self.swizzle_bytes):
             raise LayoutError(f"a box's inner row is a multiple of 16 bytes within the swizzle's width, not {inner}")
+
+    @classmethod
+    def ragged(
+        cls, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle_bytes: int
+    ) -> TensorMapSpec:
+        """An array whose outermost rows are those of sequences, one behind the other, for boxes that see one sequence.
+
+        Rows beyond its end read as zero and are not written. The tensor has two dimensions more: the box at row r of
+        the sequence of so many rows from ``begin`` on lies at (…, RAGGED_ROWS - rows + r, RAGGED_ROWS, begin + rows).
+        The bound of the first of these is the sequence's end; the other two lead from there to its place, by way of
+        2^64. (A map that begins as far before the array instead is refused by the TMA where no memory lies there.)
+        """
+        pitch = strides[-1]
+        back = _ADDRESSES // RAGGED_ROWS - pitch
+        return cls(
+            dtype, (*shape[:-1], RAGGED_ROWS, RAGGED_ROWS + 1, shape[-1] + 1), (*strides, back, pitch), (*box, 1, 1),
+            swizzle_bytes,
+        )  # fmt: skip
+
+    @property
+    def wraps(self) -> bool:
+        """Whether some coordinates within the shape lead around: which bytes a box reaches, only its place says."""
+        return sum((n - 1) * s for n, s in zip(self.shape[1:], self.strides, strict=True)) >= _ADDRESSES // 2
 
     @property
     def box_bytes(self) -> int:

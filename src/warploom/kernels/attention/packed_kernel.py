@@ -16,6 +16,7 @@ from warploom.kernels.attention.sm90_kernel import Consumer, Tile, Tiles, run
 from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
+from warploom.layout.tensor_map import RAGGED_ROWS
 from warploom.tile import ragged
 from warploom.tile.copies import Rows
 from warploom.tile.pipeline import Boxes
@@ -41,7 +42,7 @@ def list_tiles(
 @kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
 def attention_packed_sm90(
     k: Kernel, q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, o_map: TensorMap, lse: Global[f32],
-    sinks: Global[f32], tiles: Global[u32], total_q: u32, total_k: u32,
+    sinks: Global[f32], tiles: Global[u32], total_q: u32,
     *, config: ForwardSm90, features: AttentionFeatures,
 ) -> None:  # fmt: skip
     """O = softmax(scale · Q·Kᵀ)·V of the listed pieces. ``lse`` is (heads, total_q), ``sinks`` (heads,).
@@ -49,7 +50,7 @@ def attention_packed_sm90(
     The tensor maps are ragged ones of (total, heads, head_dim): what lies beyond a sequence reads as zero and is not
     written.
     """
-    maps = PackedMaps(q_map, k_map, v_map, o_map, total_q, total_k)
+    maps = PackedMaps(q_map, k_map, v_map, o_map)
     run(k, config, maps, PackedTiles(k, config, features, lse, sinks, PieceList(k, tiles), total_q), Consumer)
 
 
@@ -61,15 +62,12 @@ class PackedMaps:
     k: TensorMapHandle
     v: TensorMapHandle
     o: TensorMapHandle
-    total_q: Traced
-    total_k: Traced
 
     def boxes(self, of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
         """Boxes at (row of the sequence, head, where it begins, how many rows it has)."""
-        total = self.total_q if of is self.q or of is self.o else self.total_k
 
         def order(col: Number, row: Number, head: Number, begin: Number, rows: Number) -> tuple[Number, ...]:
-            return col, head, total - rows + row, begin + rows
+            return col, head, RAGGED_ROWS - rows + row, RAGGED_ROWS, begin + rows
 
         return Boxes(of, order, eviction)
 
