@@ -24,6 +24,7 @@ from tests.hopper.mutants import edits as synchronisation_edits
 from tests.kernels.attention_cases import Case
 from warploom.core.errors import EmulationError, WarploomError
 from warploom.cuda.compile import available_cores
+from warploom.emulate import Finding
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Value
 from warploom.isa.alu import Binary
@@ -163,7 +164,9 @@ def objection(mutant: Mutant) -> str | None:
             try:
                 outcome = case.run(seed=seed, program=changed, stop=True)
             except EmulationError as error:
-                return error.findings[0].kind
+                (first, *_) = error.findings
+                assert isinstance(first, Finding)
+                return first.kind
             if not outcome.fine:
                 return "a wrong result alone"
     return None

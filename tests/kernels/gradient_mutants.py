@@ -19,6 +19,7 @@ from tests.hopper.mutants import Rewrite, edits, index_edits, rewritten
 from tests.kernels.gradient_cases import GradientCase
 from warploom.core.errors import EmulationError, WarploomError
 from warploom.cuda.compile import available_cores
+from warploom.emulate import Finding
 from warploom.ir.program import Program
 from warploom.ir.statements import Op
 from warploom.isa.memory import Atomic, MemoryFence, WaitAtLeast
@@ -114,7 +115,9 @@ def objection(mutant: Mutant) -> str | None:
         try:
             outcome = CASES[mutant.case].run(seed, changed, gradient(mutant.case), stop=True)
         except EmulationError as error:
-            return error.findings[0].kind
+            (first, *_) = error.findings
+            assert isinstance(first, Finding)
+            return first.kind
         if not outcome.fine:
             return "a wrong result alone"
     return None
