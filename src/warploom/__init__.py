@@ -15,6 +15,7 @@ from warploom.operators.names import operator_of
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from warploom.ops.append_to_cache import append_to_cache
     from warploom.ops.attention import attention, plan
     from warploom.ops.attention_backward import AttentionBackwardPlan, attention_backward, plan_attention_backward
     from warploom.ops.attention_paged import AttentionPagedPlan, attention_paged, plan_attention_paged
@@ -38,6 +39,7 @@ _PUBLIC = {
     "attention_backward": "warploom.ops.attention_backward",
     "plan_attention_backward": "warploom.ops.attention_backward",
     "AttentionBackwardPlan": "warploom.ops.attention_backward",
+    "append_to_cache": "warploom.ops.append_to_cache",
     "attention_paged": "warploom.ops.attention_paged",
     "plan_attention_paged": "warploom.ops.attention_paged",
     "AttentionPagedPlan": "warploom.ops.attention_paged",
@@ -64,6 +66,7 @@ __all__ = [
     "CheckedPtx",
     "MatmulPlan",
     "ReducePlan",
+    "append_to_cache",
     "attention",
     "attention_backward",
     "attention_paged",

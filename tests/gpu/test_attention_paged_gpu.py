@@ -81,3 +81,28 @@ def test_a_given_split_gives_equal_bits() -> None:
         own = slice(number, number + 1)
         alone = warploom.attention_paged(q[own], k, v, lens[own], block_table=table[own], **named)
         assert torch.equal(alone[0], together[number])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_new_keys_are_turned_and_lie_where_attention_looks(interleaved: bool) -> None:
+    import torch
+
+    step = Step((1500, 3, 700), page=64, capacity=1536, kv_heads=2, head_dim=128)
+    (_, k, v, lens), named = tensors(step)
+    table = named["block_table"]
+    new = torch.randn(3, 1, 2, 128, device="cuda", dtype=torch.bfloat16)
+    angles = torch.rand(1536, 48, device="cuda")
+    before = k.clone()
+    tables = {"cos": angles.cos(), "sin": angles.sin()}
+    warploom.append_to_cache(k, v, new, new, lens, block_table=table, interleaved=interleaved, **tables)
+    for number, length in enumerate(step.lengths):
+        page, within = int(table[number, (length - 1) // 64]), (length - 1) % 64
+        x, c, s = new[number, 0].double(), angles[length - 1].double().cos(), angles[length - 1].double().sin()
+        first, second = (x[:, 0:96:2], x[:, 1:96:2]) if interleaved else (x[:, :48], x[:, 48:96])
+        pair = first * c - second * s, second * c + first * s
+        turned = torch.stack(pair, -1).flatten(1) if interleaved else torch.cat(pair, -1)
+        expected = torch.cat([turned, x[:, 96:]], -1)
+        assert (k[page, within].double() - expected).abs().max() <= 0.02
+        assert torch.equal(v[page, within], new[number, 0])
+        k[page, within] = before[page, within]
+    assert torch.equal(k.view(torch.int16), before.view(torch.int16))

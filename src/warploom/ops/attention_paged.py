@@ -272,7 +272,7 @@ def _run_from_host(inputs: CacheInputs, arrays: dict[str, ArrayView], made: Atte
     again = CacheInputs({name: lying[name] for name in inputs.views}, inputs.problem)
     calls = made.config.calls(made.problem, again.operands(lying["out"]), Place.of(lying["q"].device).multiprocessors)
     steps = AttentionPagedPlan(made.problem, made.config, made.reason, made.target, made.device, calls).steps
-    steps.run_from_host({NAMES.get(name, name): x for name, x in hosts.items()}, tuple(results))
+    steps.run_from_host({NAMES.get(name, name): x for name, x in hosts.items()}, tuple(results), filled=True)
     for name, found in results.items():
         as_numpy(arrays[name])[...] = found
 

@@ -54,12 +54,52 @@ def read_cache(
     options.check()
     problem = _problem(given, options, split)
     same_device(list(given.values()), list(given))
+    _check_rows(given)
+    return CacheInputs({**given, "q": aligned(settled(given["q"]), copy)}, problem)
+
+
+def _check_rows(given: dict[str, ArrayView]) -> None:
+    """Raises ProblemError for a cache whose rows no copy of 16 bytes takes."""
     for name in ("k_cache", "v_cache"):
         view = settled(given[name])
         odd = view.pointer % 16 or any(s % _ALIGNED_ELEMENTS or not 0 <= s < _STRIDE_LIMIT for s in view.strides[:3])
         if odd and 0 not in view.shape:
             raise ProblemError(f"the rows of {name} do not start at multiples of 16 bytes: allocate it so")
-    return CacheInputs({**given, "q": aligned(settled(given["q"]), copy)}, problem)
+
+
+def check_cache(given: dict[str, ArrayView]) -> None:
+    """Raises ProblemError for caches that new keys and values cannot be written to."""
+    k, v = given["k_cache"], given["v_cache"]
+    for name, view in (("k_cache", k), ("v_cache", v)):
+        require_dtype(view, name, (bf16, f16))
+        if len(view.shape) != 4 or (view.strides[3] != 1 and view.shape[3] > 1):
+            raise ProblemError(f"{name} has shape {tuple(view.shape)}, strides {tuple(view.strides)}; it must be "
+                               "(pages or batch, keys, kv_heads, head_dim), the last dimension contiguous")  # fmt: skip
+        if view.readonly:
+            raise ProblemError(f"{name} cannot be written to: pass an array that can")
+    if tuple(k.shape) != tuple(v.shape) or k.dtype is not v.dtype:
+        raise ProblemError(f"k_cache is {k.dtype} {tuple(k.shape)} and v_cache {v.dtype} {tuple(v.shape)}: they must "
+                           "be alike")  # fmt: skip
+    _check_rows(given)
+
+
+def check_table(table: ArrayView | None, cache: ArrayView, batch: int) -> tuple[int, int, int, int]:
+    """(keys of a page, pages, entries of a sequence, keys that a sequence has room for); without a table zeros first.
+
+    Raises ProblemError for a table or a cache that is none of ``batch`` sequences.
+    """
+    if table is None:
+        if cache.shape[0] != batch:
+            raise ProblemError(f"k_cache has shape {tuple(cache.shape)}: its first dimension must be the batch, {batch}"
+                               ", or pages named by block_table")  # fmt: skip
+        return 0, 0, 0, cache.shape[1]
+    if len(table.shape) != 2:
+        raise ProblemError(f"block_table has shape {tuple(table.shape)}; it must be (batch, pages of a sequence)")
+    check_integers("block_table", table, (batch, table.shape[1]))
+    pages, size, entries = cache.shape[0], cache.shape[1], table.shape[1]
+    if size % PAGE_KEYS or not size:
+        raise ProblemError(f"a page has {size} keys (k_cache is {tuple(cache.shape)}); it must be a multiple of 16")
+    return size, pages, entries, size * entries
 
 
 def _problem(given: dict[str, ArrayView], options: Options, split: int | None) -> DecodeProblem:
@@ -70,22 +110,10 @@ def _problem(given: dict[str, ArrayView], options: Options, split: int | None) -
     if batch < 0 or (starts is None and batch != q.shape[0]):
         expected = "(batch,)" if starts is not None else f"({q.shape[0]},), a length for each sequence of q"
         raise ProblemError(f"kv_lens has shape {tuple(lens.shape)}; it must be {expected}")
-    _check_integers("kv_lens", lens, (batch,))
+    check_integers("kv_lens", lens, (batch,))
     if starts is not None:
-        _check_integers("cu_seqlens_q", starts, (batch + 1,))
-    if table is None and k.shape[0] != batch:
-        raise ProblemError(f"k_cache has shape {tuple(k.shape)}: its first dimension must be the batch, {batch}, or "
-                           "pages named by block_table")  # fmt: skip
-    size = pages = entries = 0
-    capacity = k.shape[1]
-    if table is not None:
-        if len(table.shape) != 2:
-            raise ProblemError(f"block_table has shape {tuple(table.shape)}; it must be (batch, pages of a sequence)")
-        _check_integers("block_table", table, (batch, table.shape[1]))
-        pages, size, entries = k.shape[0], k.shape[1], table.shape[1]
-        if size % PAGE_KEYS or not size:
-            raise ProblemError(f"a page has {size} keys (k_cache is {tuple(k.shape)}); it must be a multiple of 16")
-        capacity = size * entries
+        check_integers("cu_seqlens_q", starts, (batch + 1,))
+    size, pages, entries, capacity = check_table(table, k, batch)
     sinks = given.get("sinks")
     if sinks is not None and (tuple(sinks.shape) != (q.shape[-2],) or sinks.dtype is not f32 or not sinks.contiguous):
         raise ProblemError(f"sinks are {sinks.dtype} of shape {tuple(sinks.shape)}; they must be one float32 (or "
@@ -120,7 +148,8 @@ def _check_values(q: ArrayView, k: ArrayView, v: ArrayView, *, packed: bool) -> 
         raise ProblemError(f"head_dim is {d}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
 
 
-def _check_integers(name: str, view: ArrayView, shape: tuple[int, ...]) -> None:
+def check_integers(name: str, view: ArrayView, shape: tuple[int, ...]) -> None:
+    """Raises ProblemError for an array that is none of int32 of this shape."""
     if tuple(view.shape) != shape:
         raise ProblemError(f"{name} has shape {tuple(view.shape)}; it must be {shape}")
     require_dtype(view, name, (s32,))
@@ -148,19 +177,20 @@ def check_entries(inputs: CacheInputs) -> None:
     """Raises ProblemError that names the first entry of lengths or tables which points outside. Waits for the GPU."""
     p, views = inputs.problem, inputs.views
     lens = to_host(views["kv_lens"]).astype(np.int64)
-    _refuse_first("kv_lens", (lens < 0) | (lens > p.capacity), lens, f"a sequence has room for {p.capacity} keys")
+    refuse_first("kv_lens", (lens < 0) | (lens > p.capacity), lens, f"a sequence has room for {p.capacity} keys")
     if p.packed:
         starts = to_host(views["cu_seqlens_q"]).astype(np.int64)
         wrong = (starts < 0) | (starts > p.q_len) | (np.diff(starts, prepend=0) < 0)
-        _refuse_first("cu_seqlens_q", wrong, starts, f"starts ascend from 0 to at most {p.q_len}")
+        refuse_first("cu_seqlens_q", wrong, starts, f"starts ascend from 0 to at most {p.q_len}")
     if p.page_size:
         table = to_host(views["block_table"]).astype(np.int64)
         used = np.arange(p.table_pages)[None] * p.page_size < lens[:, None]
         wrong = used & ((table < 0) | (table >= p.pages))
-        _refuse_first("block_table", wrong, table, f"there are {p.pages} pages")
+        refuse_first("block_table", wrong, table, f"there are {p.pages} pages")
 
 
-def _refuse_first(name: str, wrong: Any, values: Any, why: str) -> None:
+def refuse_first(name: str, wrong: Any, values: Any, why: str) -> None:
+    """Raises ProblemError that names the first entry where ``wrong`` holds."""
     places: Any = np.argwhere(wrong)
     if len(places):
         place = tuple(int(i) for i in places[0])

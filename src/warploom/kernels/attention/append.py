@@ -1,0 +1,75 @@
+"""New keys and values into a cache, with rotary embedding on the way: what is asked, and the launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.core.dtypes import DType
+from warploom.core.errors import ProblemError
+from warploom.kernels.source import KernelCall, KernelSource
+
+THREADS = 128
+CHUNK = 8
+"""Elements that a thread moves: 16 bytes."""
+MOST_BATCH = 65535
+MOST_ROWS = 2**28
+
+Strides = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class AppendForm:
+    """What a kernel is traced for. ``page_size``: 0 without pages. ``rotary``: elements of a head that are turned.
+
+    ``interleaved``: neighbours are turned together, not the elements a half of ``rotary`` apart. ``table``: the type of
+    cosines and sines. ``queries``: queries are turned too.
+    """
+
+    head_dim: int
+    dtype: DType
+    page_size: int
+    rotary: int = 0
+    interleaved: bool = False
+    table: DType | None = None
+    queries: bool = False
+
+
+@dataclass(frozen=True)
+class AppendProblem:
+    """``tokens`` new keys of each sequence, ``q_len`` queries (0: none), and cosines for ``positions`` positions."""
+
+    form: AppendForm
+    batch: int
+    kv_heads: int
+    tokens: int
+    capacity: int
+    pages: int = 0
+    table_pages: int = 0
+    heads: int = 0
+    q_len: int = 0
+    positions: int = 0
+
+    def call(self, strides: dict[str, Strides], table_row: int) -> KernelCall:
+        """The launch. ``strides``: (batch or page, head, token) of k, v, k_cache, v_cache, and q and q_out.
+
+        Raises ProblemError for more than a launch takes.
+        """
+        rows = max(self.tokens * self.kv_heads, self.q_len * self.heads)
+        if self.batch > MOST_BATCH or rows >= MOST_ROWS:
+            raise ProblemError(f"{self.batch} sequences with {rows} rows: append fewer at once")
+        source = KernelSource.of(
+            "attention.append_kernel:append_to_cache", f"append_to_cache_{self.form.head_dim}", form=self.form
+        )
+        scalars = {
+            "kv_heads": self.kv_heads, "heads": self.heads, "tokens": self.tokens, "q_len": self.q_len,
+            "capacity": self.capacity, "pages": self.pages, "table_pages": self.table_pages, "table_row": table_row,
+            "positions": self.positions,
+        }  # fmt: skip
+        for name, of in strides.items():
+            scalars |= {f"{name}_{axis}": stride for axis, stride in zip(("outer", "head", "row"), of, strict=True)}
+        arrays = ["k", "v", "k_cache", "v_cache", "lengths"]
+        arrays += ["table"] if self.form.page_size else []
+        arrays += ["cos", "sin"] if self.form.rotary else []
+        arrays += ["q", "q_out"] if self.form.queries else []
+        grid = -(-rows * (self.form.head_dim // CHUNK) // THREADS), 3 if self.form.queries else 2, self.batch
+        return KernelCall(source, grid, scalars, (), tuple(arrays))

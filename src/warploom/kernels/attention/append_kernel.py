@@ -1,0 +1,147 @@
+# pyright: reportInvalidTypeForm=false
+"""New keys and values into a cache, keys (and queries) turned by their positions: rotary embedding.
+
+Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (neighbours turned together); most
+models turn the elements a half apart.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from warploom.core.dtypes import f32, s32, u16, u32
+from warploom.kernels.attention.append import CHUNK, THREADS, AppendForm
+from warploom.lang import Global, GlobalPointer, Kernel, Traced, kernel
+
+WORDS = CHUNK // 2
+Strides = tuple[Traced, Traced, Traced]
+
+
+@kernel(threads=THREADS, drop_unused=True)
+def append_to_cache(
+    k: Kernel,
+    keys: Global[u16],
+    values: Global[u16],
+    k_cache: Global[u16],
+    v_cache: Global[u16],
+    lengths: Global[s32],
+    table: Global[s32],
+    cos: Global[u16],
+    sin: Global[u16],
+    wide_cos: Global[f32],
+    wide_sin: Global[f32],
+    q: Global[u16],
+    q_out: Global[u16],
+    k_outer: u32, k_head: u32, k_row: u32,
+    v_outer: u32, v_head: u32, v_row: u32,
+    k_cache_outer: u32, k_cache_head: u32, k_cache_row: u32,
+    v_cache_outer: u32, v_cache_head: u32, v_cache_row: u32,
+    q_outer: u32, q_head: u32, q_row: u32,
+    q_out_outer: u32, q_out_head: u32, q_out_row: u32,
+    kv_heads: u32, heads: u32, tokens: u32, q_len: u32, capacity: u32,
+    pages: u32, table_pages: u32, table_row: u32, positions: u32,
+    *,
+    form: AppendForm,
+) -> None:  # fmt: skip
+    """Grid: (rows of heads, 16 bytes a thread; keys, values and queries; sequences).
+
+    Sequence b has ``lengths[b]`` keys with its new ones, which are its last. What has no place in the cache is left
+    out.
+    """
+    sequence, chunks = k.cta_z, form.head_dim // CHUNK
+    item = k.cta_x * THREADS + k.thread
+    row, col = item // chunks, item % chunks * CHUNK
+    (length,) = lengths.load(sequence)
+    turn = Rotation(k, form, (wide_cos, wide_sin) if form.table is f32 else (cos, sin), positions)
+
+    def kept(at: Traced, outer: Traced, head: Traced, of_row: Traced) -> tuple[Traced, Traced]:
+        """Elements from the cache's first to a token's row of a head, and whether the cache has a place for it."""
+        exists = (at >= 0) & (k.bitcast(at, u32) < capacity)
+        position = k.minimum(k.bitcast(at, u32), capacity - 1)
+        if not form.page_size:
+            return k.mul_wide(sequence, outer) + k.mul_wide(position, of_row), exists
+        entry = k.minimum(position // form.page_size, table_pages - 1)
+        (page,) = (table + k.mul_wide(sequence, table_row)).load(entry)
+        within = k.mul_wide(position % form.page_size, of_row)
+        return k.mul_wide(k.bitcast(page, u32), outer) + within, exists & (k.bitcast(page, u32) < pages)
+
+    def move(
+        source: GlobalPointer, of: Strides, to: GlobalPointer, into: Strides,
+        count: tuple[Traced, Traced], *, turned: bool, cached: bool,
+    ) -> None:  # fmt: skip
+        each, per_token = count
+        with k.when(row < each * per_token):
+            token, head = row // per_token, row % per_token
+            at = length + k.bitcast(token, s32) - k.bitcast(each, s32)
+            offset = k.mul_wide(sequence, of[0]) + k.mul_wide(head, of[1]) + k.mul_wide(token, of[2])
+            place, exists = (
+                kept(at, into[0], head, into[2])
+                if cached
+                else (k.mul_wide(sequence, into[0]) + k.mul_wide(token, into[2]), None)
+            )
+            with nullcontext() if exists is None else k.when(exists):
+                words = turn.load(source + offset, col, at if turned else None)
+                (to + (place + k.mul_wide(head, into[1])) + col).store(words, dtype=u32)
+
+    with k.when(k.cta_y == 0, uniform=True):
+        move(keys, (k_outer, k_head, k_row), k_cache, (k_cache_outer, k_cache_head, k_cache_row), (tokens, kv_heads),
+             turned=True, cached=True)  # fmt: skip
+    with k.when(k.cta_y == 1, uniform=True):
+        move(values, (v_outer, v_head, v_row), v_cache, (v_cache_outer, v_cache_head, v_cache_row), (tokens, kv_heads),
+             turned=False, cached=True)  # fmt: skip
+    if form.queries:
+        with k.when(k.cta_y == 2, uniform=True):
+            move(q, (q_outer, q_head, q_row), q_out, (q_out_outer, q_out_head, q_out_row), (q_len, heads),
+                 turned=True, cached=False)  # fmt: skip
+
+
+class Rotation:
+    """Pairs (x, y) of a row become (x·cos - y·sin, y·cos + x·sin) by its position's row of a table."""
+
+    def __init__(
+        self, k: Kernel, form: AppendForm, table: tuple[GlobalPointer, GlobalPointer], positions: Traced
+    ) -> None:
+        self._k, self._form, self._table, self._positions = k, form, table, positions
+
+    def load(self, row: GlobalPointer, col: Traced, at: Traced | None) -> list[Traced]:
+        """Eight elements of a row from a column on, packed; turned by position ``at``, if given."""
+        k, f = self._k, self._form
+        words = (row + col).load(0, WORDS, dtype=u32)
+        if at is None or not f.rotary:
+            return words
+        kept = k.registers(u32, WORDS, None)
+        for register, word in zip(kept, words, strict=True):
+            register.set(word)
+        with k.when(col < f.rotary):
+            position = k.minimum(k.bitcast(k.maximum(at, 0), u32), self._positions - 1)
+            for register, word in zip(kept, self._turned(row, col, words, position), strict=True):
+                register.set(word)
+        return [register.get() for register in kept]
+
+    def _turned(self, row: GlobalPointer, col: Traced, words: list[Traced], position: Traced) -> list[Traced]:
+        k, f, half = self._k, self._form, self._form.rotary // 2
+        if f.interleaved:
+            cos, sin = (self._angles(table, position, col // 2, CHUNK // 2) for table in self._table)
+            pairs = [k.unpack(word, f.dtype) for word in words]
+            return [
+                k.pack(k.fma(x, c, -(y * s)), k.fma(y, c, x * s), f.dtype)
+                for (x, y), c, s in zip(pairs, cos, sin, strict=True)
+            ]
+        lower = col < half
+        other = (row + k.select(lower, col + half, col - half)).load(0, WORDS, dtype=u32)
+        first = k.select(lower, col, col - half)
+        cos, sin = (self._angles(table, position, first, CHUNK) for table in self._table)
+        mine, theirs = ([x for word in given for x in k.unpack(word, f.dtype)] for given in (words, other))
+        turned = [
+            k.fma(x, c, k.select(lower, -(y * s), y * s)) for x, y, c, s in zip(mine, theirs, cos, sin, strict=True)
+        ]
+        return k.pack_all(turned, f.dtype)
+
+    def _angles(self, table: GlobalPointer, position: Traced, first: Traced, count: int) -> list[Traced]:
+        """Consecutive numbers of a position's row."""
+        k, kind = self._k, self._form.table
+        at = k.mul_wide(position, self._form.rotary // 2)
+        if kind is f32:
+            return [x for i in range(0, count, WORDS) for x in (table + at + first).load(i, WORDS)]
+        assert kind is not None
+        return [x for word in (table + at + first).load(0, count // 2, dtype=u32) for x in k.unpack(word, kind)]

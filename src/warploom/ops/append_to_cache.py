@@ -1,0 +1,203 @@
+"""``append_to_cache``: new keys and values into a cache, with rotary embedding on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from warploom.core.dtypes import bf16, f16, f32
+from warploom.core.errors import ProblemError
+from warploom.interop import tracing
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty_like, require_dtype
+from warploom.interop.arrays import same_device as on_one_device
+from warploom.interop.copies import compact, settled, to_host
+from warploom.interop.tracing import is_tracing
+from warploom.kernels.attention.append import AppendForm, AppendProblem, Strides
+from warploom.ops.attention_arrays import aligned
+from warploom.ops.attention_paged_arrays import check_cache, check_integers, check_table, refuse_first
+from warploom.ops.options import flag
+from warploom.ops.places import EMULATOR, Place
+from warploom.ops.steps import Prepared, Step, Steps
+
+Arrays = dict[str, ArrayView]
+_Key = tuple[Any, ...]
+_prepared: dict[_Key, Prepared] = {}
+_PREPARED_KEPT = 4096
+
+
+def append_to_cache(
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    kv_lens: Any,
+    *,
+    block_table: Any = None,
+    q: Any = None,
+    cos: Any = None,
+    sin: Any = None,
+    interleaved: bool = False,
+    check: bool = False,
+) -> Any:
+    """Write new keys and values of each sequence into its cache, as the last of its ``kv_lens`` keys.
+
+    Shapes: k and v (batch, tokens, kv_heads, head_dim); caches, ``block_table`` and ``kv_lens`` as for
+    :func:`attention_paged`, which takes the same lengths: the new tokens count. dtypes: float16 or bfloat16, all alike.
+
+    ``cos`` and ``sin`` (positions, rotary_dim / 2), of the same type or float32, turn the keys by their positions on
+    the way: rotary embedding of the first ``rotary_dim`` elements of each head, a multiple of 16. Elements
+    rotary_dim / 2 apart are turned together, or with ``interleaved`` neighbours. ``q`` (batch, q_len, heads, head_dim),
+    whose last query has the last key's position, is turned as well and returned in a new array; q itself stays.
+
+    Lengths and pages are read on the GPU, and nothing waits for it. A token that the cache has no place for, by its
+    length or its page, is left out, and a position beyond the table of cosines takes its last row; ``check`` looks
+    first, waits for the GPU and names the entry that is wrong.
+
+    Returns the turned q, or None without one. Raises ProblemError for arrays it does not take.
+    """
+    if is_tracing():
+        return tracing.operator_of("append_to_cache")(
+            k_cache, v_cache, k, v, kv_lens, block_table=block_table, q=q, cos=cos, sin=sin, interleaved=interleaved,
+            check=check,
+        )  # fmt: skip
+    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "lengths": kv_lens}
+    given |= {n: x for n, x in (("table", block_table), ("cos", cos), ("sin", sin), ("q", q)) if x is not None}
+    views = {name: describe(x) for name, x in given.items()}
+    key = interleaved, tuple((name, *view[1:5]) for name, view in views.items())
+    ready = None if check or any(views[n].pointer % 16 for n in views if n in _ROWS) else _prepared.get(key)
+    if ready is None:
+        return _call_anew(views, interleaved, check, key)
+    pointers = [view.pointer for view in views.values()]
+    if q is None:
+        ready.run(pointers, views["k"])
+        return None
+    out = empty_like(views["q"], views["q"].shape)
+    ready.run([*pointers, address(out)], views["k"])
+    return out
+
+
+_ROWS = "k", "v", "k_cache", "v_cache", "q", "cos", "sin"
+
+
+def _call_anew(views: Arrays, interleaved: Any, check: Any, key: _Key) -> Any:
+    """Everything that :func:`append_to_cache` need not repeat for arrays of the same shapes, strides and device."""
+    problem = _problem(views, flag("interleaved", interleaved))
+    if flag("check", check):
+        _check_entries(views, problem)
+    arrays = dict(views)
+    for name in ("k", "v", "q"):
+        if name in arrays:
+            arrays[name] = aligned(settled(arrays[name]), compact)
+    out = empty_like(arrays["q"], arrays["q"].shape) if "q" in arrays else None
+    if out is not None:
+        arrays["q_out"] = describe_new(out)
+    first = arrays["k"]
+    if 0 in (problem.batch, problem.kv_heads) or not (problem.tokens or problem.q_len):
+        return out
+    if 0 in (problem.capacity, *views["k_cache"].shape):
+        raise ProblemError("the cache has room for no key: allocate it larger")
+    place = Place.of(first.device)
+    if first.device[0] == "cuda":
+        ready = _steps(arrays, problem).prepare(tuple(arrays), first.device[1])
+        if all(arrays[name].pointer == view.pointer for name, view in views.items()):
+            if len(_prepared) >= _PREPARED_KEPT:
+                _prepared.clear()
+            _prepared[key] = ready
+        ready.run([x.pointer for x in arrays.values()], first)
+    elif str(place) == EMULATOR:
+        _steps(arrays, problem).emulate(arrays)
+    else:
+        _run_from_host(arrays, problem)
+    return out
+
+
+def _run_from_host(arrays: Arrays, problem: AppendProblem) -> None:
+    """CPU arrays on a GPU: row-major copies there and back, caches included."""
+    hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in arrays.items()}
+    results = [name for name in hosts if name in ("k_cache", "v_cache", "q_out")]
+    steps = _steps({name: describe(x) for name, x in hosts.items()}, problem)
+    steps.run_from_host(hosts, results, filled=True)
+    for name in results:
+        as_numpy(arrays[name])[...] = hosts[name]
+
+
+def _steps(arrays: Arrays, problem: AppendProblem) -> Steps:
+    names = [name for name in ("k", "v", "k_cache", "v_cache", "q", "q_out") if name in arrays]
+    strides = {name: _strides(settled(arrays[name])) for name in names}
+    row = settled(arrays["table"]).strides[0] if "table" in arrays else 0
+    return Steps((Step(problem.call(strides, row), 0),))
+
+
+def _strides(view: ArrayView) -> Strides:
+    """(sequence or page, head, token)."""
+    outer, row, head, _ = view.strides
+    return outer, head, row
+
+
+def _problem(views: Arrays, interleaved: bool) -> AppendProblem:
+    """Check the arrays. Raises ProblemError with the first thing that is wrong."""
+    k, cache, table, q = views["k"], views["k_cache"], views.get("table"), views.get("q")
+    named = {_PUBLIC.get(name, name): view for name, view in views.items()}
+    on_one_device(list(named.values()), list(named))
+    check_cache(named)
+    for name in ("k", "v", *(("q",) if q is not None else ())):
+        view = views[name]
+        require_dtype(view, name, (cache.dtype,))
+        if len(view.shape) != 4 or (view.strides[3] != 1 and view.shape[3] > 1):
+            raise ProblemError(f"{name} has shape {tuple(view.shape)} and strides {tuple(view.strides)}; it must be "
+                               "(batch, tokens, heads, head_dim) with a contiguous last dimension")  # fmt: skip
+    batch, tokens, kv_heads, d = k.shape
+    if tuple(views["v"].shape) != tuple(k.shape) or (kv_heads, d) != tuple(cache.shape[2:]):
+        raise ProblemError(f"k has shape {tuple(k.shape)}, v {tuple(views['v'].shape)}, k_cache {tuple(cache.shape)}: "
+                           "k and v must be equal, and have the cache's heads and head_dim")  # fmt: skip
+    if q is not None and (q.shape[0] != batch or q.shape[3] != d):
+        raise ProblemError(f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}: batch and head_dim must be equal")
+    if d % 8 or not 8 <= d <= 256:
+        raise ProblemError(f"head_dim is {d}; caches have multiples of 8 from 8 to 256")
+    check_integers("kv_lens", views["lengths"], (batch,))
+    size, pages, entries, capacity = check_table(table, cache, batch)
+    rotary, kind, positions = _rotary(views, d)
+    form = AppendForm(d, cache.dtype, size, rotary, interleaved if rotary else False, kind, q is not None)
+    heads, q_len = (0, 0) if q is None else (q.shape[2], q.shape[1])
+    return AppendProblem(form, batch, kv_heads, tokens, capacity, pages, entries, heads, q_len, positions)
+
+
+_PUBLIC = {"lengths": "kv_lens", "table": "block_table"}
+
+
+def _rotary(views: Arrays, head_dim: int) -> tuple[int, Any, int]:
+    """(rotary_dim, the tables' type, positions); zeros without tables."""
+    cos, sin = views.get("cos"), views.get("sin")
+    if cos is None and sin is None:
+        if "q" in views:
+            raise ProblemError("q is turned by cos and sin: pass both")
+        return 0, None, 0
+    if cos is None or sin is None or tuple(cos.shape) != tuple(sin.shape) or cos.dtype is not sin.dtype:
+        raise ProblemError("cos and sin come together, of one shape and type")
+    for name, view in (("cos", cos), ("sin", sin)):
+        require_dtype(view, name, (f32, bf16, f16))
+        if len(view.shape) != 2 or not view.contiguous or view.pointer % 16:
+            raise ProblemError(
+                f"{name} has shape {tuple(view.shape)}; it must be row-major (positions, rotary_dim / 2)"
+            )
+    rotary = 2 * cos.shape[1]
+    if rotary % 16 or not 0 < rotary <= head_dim or not cos.shape[0]:
+        raise ProblemError(f"cos has shape {tuple(cos.shape)}: rotary_dim is a multiple of 16 up to {head_dim}, of one "
+                           "position at least")  # fmt: skip
+    return rotary, cos.dtype, cos.shape[0]
+
+
+def _check_entries(views: Arrays, problem: AppendProblem) -> None:
+    """Raises ProblemError that names the first entry which points outside. Waits for the GPU."""
+    p = problem
+    lens = to_host(views["lengths"]).astype(np.int64)
+    most = min(p.capacity, p.positions) if p.form.rotary else p.capacity
+    refuse_first("kv_lens", lens > most, lens, f"there is room for {p.capacity} keys, and cosines for {p.positions}"
+                 if p.form.rotary else f"there is room for {p.capacity} keys")  # fmt: skip
+    refuse_first("kv_lens", lens < p.tokens, lens, f"the {p.tokens} new keys count")
+    if p.form.page_size:
+        table = to_host(views["table"]).astype(np.int64)
+        entry = np.arange(p.table_pages)[None] * p.form.page_size
+        used = (entry < lens[:, None]) & (entry + p.form.page_size > (lens - p.tokens)[:, None])
+        refuse_first("block_table", used & ((table < 0) | (table >= p.pages)), table, f"there are {p.pages} pages")
