@@ -41,6 +41,7 @@ def family(number):
     draw = random.Random(number)
     return {
         "head_dim": draw.choice([8, 24, 40, 64, 72, 96, 128, 160, 192, 224, 256]),
+        "v_dim": draw.choice([None, None, None, 64, 128, 72]),
         "group": draw.choice([1, 1, 2, 4]),
         "dtype": draw.choice([torch.bfloat16, torch.float16]),
         "causal": draw.random() < 0.4,
@@ -62,11 +63,11 @@ def test_random_problems(number):
         q_len, kv_len = (draw.choice([1, 2, 63, 64, 65, 128, draw.randint(1, 700)]) for _ in range(2))
         heads = kv_heads * f["group"]
 
-        def make(length, count, batch=batch):
-            heads_first = torch.randn(batch, count, length, f["head_dim"], device="cuda").to(f["dtype"])
+        def make(length, count, cols=f["head_dim"], batch=batch):
+            heads_first = torch.randn(batch, count, length, cols, device="cuda").to(f["dtype"])
             return heads_first if seq == 2 else heads_first.transpose(1, 2).contiguous()
 
-        q, k, v = make(q_len, heads), make(kv_len, kv_heads), make(kv_len, kv_heads)
+        q, k, v = make(q_len, heads), make(kv_len, kv_heads), make(kv_len, kv_heads, f["v_dim"] or f["head_dim"])
         options = {key: f[key] for key in ("causal", "window", "softcap", "scale", "layout")}
         sinks = None if f["sinks"] is None else (3 * torch.randn(heads, device="cuda")).to(f["sinks"])
         torch.full_like(q, math.nan)  # what the output's memory is likely to hold

@@ -51,14 +51,21 @@ class Case:
     def problem(self) -> AttentionProblem:
         """What is asked."""
         c, h = self.config, self.heads
-        return AttentionProblem(1, h, h, self.q_len, self.kv_len, c.head_dim, c.dtype, self.window)
+        v_dim = 0 if c.value_dim == c.head_dim else c.value_dim
+        return AttentionProblem(1, h, h, self.q_len, self.kv_len, c.head_dim, c.dtype, self.window, v_dim=v_dim)
 
     @cached_property
     def call(self) -> KernelCall:
         """The kernel and its launch on arrays (batch, sequence, heads, head_dim)."""
-        d, h = self.config.head_dim, self.heads
-        q, k = ((length * h * d, d, h * d) for length in (self.q_len, self.kv_len))
-        return self.config.call(self.problem, Operands((q, k, k, q), "bshd"), self.ctas)
+        c, h = self.config, self.heads
+        lying = (
+            (self.q_len, c.head_dim),
+            (self.kv_len, c.head_dim),
+            (self.kv_len, c.value_dim),
+            (self.q_len, c.value_dim),
+        )
+        q, k, v, out = ((length * h * d, d, h * d) for length, d in lying)
+        return c.call(self.problem, Operands((q, k, v, out), "bshd"), self.ctas)
 
     @property
     def program(self) -> Program:
@@ -67,8 +74,9 @@ class Case:
 
     def inputs(self, seed: int) -> Arrays:
         """Q, K and V, (1, length, heads, head_dim)."""
-        numbers, d = np.random.default_rng(seed), self.config.head_dim
-        q, k, v = (numbers.standard_normal((1, n, self.heads, d)) for n in (self.q_len, self.kv_len, self.kv_len))
+        numbers, d, v_dim = np.random.default_rng(seed), self.config.head_dim, self.config.value_dim
+        shapes = (self.q_len, d), (self.kv_len, d), (self.kv_len, v_dim)
+        q, k, v = (numbers.standard_normal((1, n, self.heads, cols)) for n, cols in shapes)
         k *= np.linspace(self.growth, 1.0, self.kv_len)[:, None, None]
         return tuple(x.astype(self.config.dtype.numpy) for x in (q, k, v))  # type: ignore[return-value]
 
@@ -84,7 +92,7 @@ class Case:
     ) -> Outcome:
         """Emulate the kernel (or ``program`` in its place) on ``arrays``, by default its own; O starts as NaN."""
         q, k, v = arrays or self.inputs(seed or 0)
-        out = np.full_like(q, np.nan)
+        out = np.full_like(q, np.nan, shape=(*q.shape[:3], v.shape[3]))
         scalars, maps = self.call.scalars, self.call.maps
         program = program or self.program
         arguments = emulator_arguments(program, [describe(x) for x in (q, k, v, out)], scalars, maps)

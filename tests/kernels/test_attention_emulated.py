@@ -13,6 +13,7 @@ from warploom.core.dtypes import f16
 from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.attention.sm80 import ForwardSm80
+from warploom.kernels.attention.sm90 import ForwardSm90
 
 KEYS = list(RUNGS)
 
@@ -83,6 +84,22 @@ def test_every_width_of_the_production_kernel(head_dim: int, stages: int) -> Non
     config = ForwardSm80(tile_m=64, tile_n=tile_n, num_warps=4, stages=stages, head_dim=head_dim)
     assert config.check() == []
     assert (outcome := Case(config, 72, 136, (None, 0), growth=8.0).run()).fine, outcome
+
+
+APART = [
+    ForwardSm90(head_dim=192, v_dim=128, tile_n=128, persistent=False, q_in_registers=False),
+    ForwardSm90(head_dim=128, v_dim=64, tile_n=64, sum_column=True),
+    ForwardSm90(head_dim=16, v_dim=72, tile_n=64),
+    ForwardSm80(tile_m=64, num_warps=4, tile_n=32, head_dim=192, v_dim=128),
+    ForwardSm80(tile_m=64, num_warps=4, tile_n=64, head_dim=8, v_dim=136),
+]
+
+
+@pytest.mark.parametrize("config", APART, ids=str)
+def test_values_with_a_head_dim_of_their_own(config: AttentionConfig) -> None:
+    assert config.check() == []
+    assert (outcome := Case(config, 72, 136, (None, 0), growth=8.0, ctas=1).run()).fine, outcome
+    assert type(config).parse(str(config)) == config  # type: ignore[attr-defined]
 
 
 TRAFFIC = {

@@ -46,6 +46,7 @@ class Problem:
     layout: str
     stride: int
     sinks: bool = False
+    v_dim: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -58,9 +59,9 @@ class Problem:
         found = np.array([-np.inf, 1.5, -1.0, 9.0, 0.0, 3.0], np.float32)[: self.kv_heads * self.group]
         return found if self.sinks else None
 
-    def array(self, seed: int, length: int, heads: int) -> Any:
+    def array(self, seed: int, length: int, heads: int, cols: int = 0) -> Any:
         """Random numbers in the layout; a view of a longer array where ``stride`` is 2."""
-        shape = [self.batch, length * self.stride, heads, self.head_dim]
+        shape = [self.batch, length * self.stride, heads, cols or self.head_dim]
         whole = np.random.default_rng(seed).standard_normal(shape, np.float32).astype(NUMPY[self.dtype])
         view = whole[:, :: self.stride]
         return view if self.layout == "bshd" else view.swapaxes(1, 2)
@@ -82,12 +83,15 @@ PROBLEMS = st.builds(
     layout=st.sampled_from(["bshd", "bhsd"]),
     stride=st.sampled_from([1, 2]),
     sinks=st.booleans(),
+    v_dim=st.sampled_from([0, 0, 16, 72, 128]),
 )
 
 
 def small(config: AttentionConfig, problem: Problem) -> AttentionConfig:
     """The configuration at the problem's head_dim and type, with the smallest tiles that keep its rows per warp."""
     config = replace(config, head_dim=problem.head_dim, dtype=problem.dtype)
+    if not isinstance(config, RungSm80):
+        config = replace(config, v_dim=0 if problem.v_dim == problem.head_dim else problem.v_dim)
     if isinstance(config, RungSm80 | ForwardSm80):
         return replace(config, tile_m=2 * config.warp_rows, num_warps=2, tile_n=32)
     config = replace(config, tile_n=64)
@@ -123,12 +127,13 @@ def check(config: AttentionConfig, problem: Problem, *, with_lse: bool) -> None:
     """One call with all checks on (a finding raises), every element against float64."""
     heads = problem.kv_heads * problem.group
     q = problem.array(1, problem.q_len, heads)
-    k, v = (problem.array(seed, problem.kv_len, problem.kv_heads) for seed in (2, 3))
+    k = problem.array(2, problem.kv_len, problem.kv_heads)
+    v = problem.array(3, problem.kv_len, problem.kv_heads, problem.v_dim)
     found: Any = warploom.attention(
         q, k, v, config=small(config, problem), return_lse=with_lse, sinks=problem.logits, **problem.options
     )
     out, lse = found if with_lse else (found, None)
-    assert out.shape == q.shape
+    assert out.shape == (*q.shape[:3], v.shape[3])
     assert out.dtype == q.dtype
     expected, magnitude, lse64 = reference(problem, q, k, v)
     got = (out.swapaxes(1, 2) if problem.layout == "bshd" else out).astype(np.float64)
@@ -172,7 +177,7 @@ def test_options_at_their_ends(options, config):
 def test_random_problems_for_rungs(key, problem):
     config = FULL_LADDER.rung(key).config
     if isinstance(config, RungSm80):
-        problem = replace(problem, softcap=None, sinks=False)
+        problem = replace(problem, softcap=None, sinks=False, v_dim=0)
     check(config, problem, with_lse=False)
 
 

@@ -124,7 +124,7 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         problem = if_sizes_are_known(lambda: checked((seen(q), seen(k), seen(v)), options, last))
         if config is not None and problem is not None:
             read_config(config, problem)
-        out = q.new_empty(q.shape)  # row-major, whatever the strides of q
+        out = q.new_empty((*q.shape[:3], v.shape[3]))  # row-major, whatever the strides of q
         if not return_lse:
             return out
         return out, q.new_empty([q.shape[axis] for axis in AXES[layout]], dtype=torch.float32)

@@ -22,6 +22,7 @@ from warploom.ops.attention_arrays import (
     Views,
     Window,
     read_inputs,
+    result_shape,
     strides_of,
     widened,
 )
@@ -58,7 +59,8 @@ def plan(
     options = Options(causal, scale, window, softcap, return_lse, layout).plain()
     views = describe(q), describe(k), describe(v)
     inputs = read_inputs(views, options, as_if_compact, None if sinks is None else describe(sinks))
-    return plan_for(inputs, as_if_compact(inputs.q), layout, config)
+    out = as_if_compact(inputs.q._replace(shape=result_shape(inputs.q, inputs.v)))
+    return plan_for(inputs, out, layout, config)
 
 
 _Key = tuple[Any, ...]
@@ -102,8 +104,9 @@ def attention(
 
     Shapes: q (batch, q_len, heads, head_dim), k and v (batch, kv_len, kv_heads, head_dim) with ``layout="bshd"``; with
     ``"bhsd"`` heads come before the sequence, as in PyTorch's SDPA. heads is a multiple of kv_heads (grouped-query
-    attention). dtypes: float16 or bfloat16. head_dim: a multiple of 8 up to 256. Any lengths, zero included, and any
-    strides with a contiguous last dimension; arrays whose rows do not start at multiples of 16 bytes are copied first.
+    attention). dtypes: float16 or bfloat16. head_dim: a multiple of 8 up to 256; v may have another, and so has the
+    result. Any lengths, zero included, and any strides with a contiguous last dimension; arrays whose rows do not start
+    at multiples of 16 bytes are copied first.
 
     ``scale`` defaults to 1/√head_dim (each other value compiles a kernel of its own). ``causal`` lets query i see the
     keys up to i + kv_len - q_len (the last query sees all). ``window`` = (left, right) limits it to that many keys on
@@ -148,7 +151,8 @@ def attention(
         call = _known(key)
         if call is None or (pointers[0] | pointers[1] | pointers[2]) % 16:
             return _first_call(views, logits, options, config, key)
-    result = empty_like(queries)
+    plain = queries[1][3] == values[1][3]
+    result = empty_like(queries) if plain else empty_like(queries, result_shape(queries, values))
     more = () if logits is None else (logits[0],)
     if not return_lse:
         call.run((*pointers, address(result), *more), queries)
@@ -179,8 +183,8 @@ def _first_call(
     if 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len):
         if config is not None:
             configured(inputs, config)  # refuses what does not fit
-        return _without_keys(q, sinks, options)
-    result = empty_like(q, q.shape)
+        return _without_keys(q, inputs.v, sinks, options)
+    result = empty_like(q, result_shape(q, inputs.v))
     outputs = [result, _empty_lse(q, options.layout)] if options.return_lse else [result]
     outs = [describe_new(x) for x in outputs]
     arrays, names = (*inputs.all, *outs, *inputs.vectors), (*ARRAYS, *problem.vectors)
@@ -205,9 +209,9 @@ def _first_call(
     return (result, outputs[1]) if options.return_lse else result
 
 
-def _without_keys(q: ArrayView, sinks: ArrayView | None, options: Options) -> Any:
+def _without_keys(q: ArrayView, v: ArrayView, sinks: ArrayView | None, options: Options) -> Any:
     """The result where there is nothing to compute: zeros, and -inf or the sinks for the sums over no keys."""
-    zeros = filled(q.kind, q.shape, q.dtype, q.device, 0.0)
+    zeros = filled(q.kind, result_shape(q, v), q.dtype, q.device, 0.0)
     if not options.return_lse:
         return zeros
     rows = [q.shape[axis] for axis in AXES[options.layout]]

@@ -156,23 +156,31 @@ def check_sinks(sinks: ArrayView | None, heads: int) -> None:
 def _problem(views: Views, options: Options, sinks: bool) -> AttentionProblem:
     batch, head, seq = AXES[options.layout]
     q, k, v = (tuple(view.shape) for view in views)
-    if k != v:
-        raise ProblemError(f"k has shape {k} and v {v}: they must be equal")
+    if k[:3] != v[:3]:
+        raise ProblemError(f"k has shape {k} and v {v}: they must be equal, but for the last dimension")
     if (q[batch], q[3]) != (k[batch], k[3]):
         raise ProblemError(f"q has shape {q} and k {k} ({options.layout}): batch and head_dim must be equal")
     if q[head] != k[head] and (k[head] == 0 or q[head] % k[head]):
         raise ProblemError(
             f"q has {q[head]} heads, no multiple of the {k[head]} of k and v: heads share keys in groups"
         )
-    if q[3] % 8 or not 8 <= q[3] <= 256:
-        raise ProblemError(f"head_dim is {q[3]}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
+    for whose, size in (("", q[3]), (" of v", v[3])):
+        if size % 8 or not 8 <= size <= 256:
+            raise ProblemError(
+                f"head_dim{whose} is {size}; attention takes multiples of 8 from 8 to 256: pad the last dimension"
+            )
     scale = options.scale
     if scale is not None and math.isclose(scale, q[3] ** -0.5):
         scale = None  # the default, whoever says it: no kernel of its own
     return AttentionProblem(
         q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], views[0].dtype,
-        options.sides(), scale, options.softcap, options.return_lse, sinks,
+        options.sides(), scale, options.softcap, options.return_lse, sinks, 0 if v[3] == q[3] else v[3],
     )  # fmt: skip
+
+
+def result_shape(q: ArrayView, v: ArrayView) -> tuple[int, ...]:
+    """The shape of the output: q's, with V's head_dim."""
+    return (*q.shape[:3], v.shape[3])
 
 
 def aligned(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:

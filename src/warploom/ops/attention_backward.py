@@ -28,7 +28,17 @@ from warploom.kernels.attention.backward import TENSORS, BackwardConfig, Backwar
 from warploom.kernels.attention.backward_choice import choose, parse_config
 from warploom.kernels.settings import refuse
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention_arrays import AXES, Layout, Options, Window, aligned, read_inputs, strides_of, widened
+from warploom.ops.attention_arrays import (
+    AXES,
+    Layout,
+    Options,
+    Window,
+    aligned,
+    read_inputs,
+    result_shape,
+    strides_of,
+    widened,
+)
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import EMULATOR, Place
 from warploom.ops.steps import Prepared, Step, Steps
@@ -197,15 +207,15 @@ def _gradients(views: _Views) -> tuple[str, ...]:
 
 def _read(views: _Views, options: Options, deterministic: bool, copy: Callable[[ArrayView], ArrayView]) -> _Inputs:
     """Check the arrays. Raises ProblemError with the first thing that is wrong."""
-    q = views["q"]
+    q, shape = views["q"], result_shape(views["q"], views["v"])
     forward = read_inputs((q, views["k"], views["v"]), options, copy, views.get("sinks"))
     rows = [q.shape[axis] for axis in AXES[options.layout]]
     for name in ("dout", "out"):
         view = views[name]
-        if tuple(view.shape) != tuple(q.shape) or view.dtype is not q.dtype:
+        if tuple(view.shape) != shape or view.dtype is not q.dtype:
             raise ProblemError(
-                f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be {q.dtype} of q's shape "
-                f"{tuple(q.shape)}"
+                f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be {q.dtype} of the result's "
+                f"shape {shape}"
             )
     logarithms = {name: views[name] for name in ("lse", "dlse") if name in views}
     for name, view in logarithms.items():

@@ -44,6 +44,7 @@ class BackwardProblem:
         p = self.forward
         return broken_flags(config) or violated([
             (config.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {config.head_dim}"),
+            (not p.v_dim, f"V's head_dim is {p.value_dim}, not {p.head_dim}"),
             (config.dtype is p.dtype, f"the arrays are {p.dtype}, the configuration {config.dtype}"),
             (max(p.q_len, p.kv_len) < MOST_POSITIONS,
              f"lengths {p.q_len} and {p.kv_len} reach {MOST_POSITIONS} positions"),

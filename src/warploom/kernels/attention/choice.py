@@ -65,11 +65,16 @@ _BY_LENGTH: dict[tuple[int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
 """By (the width that head_dim fits, whether rows see different ends): up to so many queries, what differs from the
 default. The fastest of some forty on an H200 at 16384 tokens (benchmarks/sweep_h200.py)."""
 
+_APART: dict[tuple[int, int], tuple[tuple[int, dict[str, Any]], ...]] = {
+    (192, 128): ((ANY, {"tile_n": 128, "persistent": False, "q_in_registers": False, "sum_column": False}),),
+}
+"""The same by (head_dim, V's head_dim) where they differ and leave room for longer blocks than the wider one does."""
+
 
 def candidates(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, ...]:
     """Configurations for a problem, the fastest per multiply first."""
-    base = ForwardSm80(head_dim=problem.head_dim, dtype=problem.dtype)
-    if problem.head_dim > _WIDE_HEAD:
+    base = ForwardSm80(head_dim=problem.head_dim, dtype=problem.dtype, v_dim=problem.v_dim)
+    if max(problem.head_dim, problem.value_dim) > _WIDE_HEAD:
         wide = replace(base, tile_m=128)
         narrow = replace(wide, tile_m=64, num_warps=4)
         general = (wide, replace(wide, tile_n=32), narrow, replace(narrow, tile_n=32))
@@ -86,12 +91,12 @@ def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     shared memory, which is what counts at the power limit. Their registers hold no Q, and short sequences have too few
     such tiles. From 256 on, short blocks leave fewer masked scores, and two Q tiles have room beside them.
     """
-    widths = [w for w in (64, 128, 192, 256) if problem.head_dim <= w]
+    widths = [w for w in (64, 128, 192, 256) if max(problem.head_dim, problem.value_dim) <= w]
     if not widths:
         return ()
-    columns = problem.dtype is bf16 and problem.head_dim in (64, 128) and not problem.lse
-    base = ForwardSm90(head_dim=problem.head_dim, dtype=problem.dtype, sum_column=columns)
-    rows = _BY_LENGTH[widths[0], problem.window[1] is not None]
+    columns = problem.dtype is bf16 and problem.value_dim in (64, 128) and not problem.lse
+    base = ForwardSm90(head_dim=problem.head_dim, dtype=problem.dtype, v_dim=problem.v_dim, sum_column=columns)
+    rows = _APART.get((problem.head_dim, problem.value_dim)) or _BY_LENGTH[widths[0], problem.window[1] is not None]
     left, right = problem.window
     seen = problem.q_len if left is None or right is None else min(problem.q_len, left + right + 1)
     tuned = next(replace(base, **flags) for most, flags in rows if seen <= most)

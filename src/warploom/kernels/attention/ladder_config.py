@@ -62,6 +62,11 @@ class RungSm80(Configuration):
 
     # -- derived
     @property
+    def value_dim(self) -> int:
+        """Elements per head of V and O."""
+        return self.head_dim
+
+    @property
     def threads(self) -> int:
         """Threads per CTA."""
         return 32 * self.num_warps

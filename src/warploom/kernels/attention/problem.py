@@ -14,12 +14,35 @@ from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.classes import size_class
 from warploom.kernels.settings import broken_flags, violated
 from warploom.kernels.source import KernelCall
+from warploom.tile.panels import padded_cols
 
 MOST_GRID_ROWS = 65535  # CTAs along y and z
 MOST_POSITIONS = 2**30  # positions and their differences are s32 in the kernel
 
 TensorStrides = tuple[int, int, int]
 """(batch, head, sequence) in elements."""
+
+
+class HeadDims:
+    """What follows of the ``head_dim`` of Q and K and the ``v_dim`` of V and O, which is 0 where it is the same."""
+
+    head_dim: int
+    v_dim: int
+
+    @property
+    def value_dim(self) -> int:
+        """Elements per head of V and O."""
+        return self.v_dim or self.head_dim
+
+    @property
+    def query_cols(self) -> int:
+        """Columns of the tile that Q comes in and O leaves through."""
+        return padded_cols(max(self.head_dim, self.value_dim))
+
+    @property
+    def dims(self) -> str:
+        """Both in a kernel's name."""
+        return f"{self.head_dim}x{self.v_dim}" if self.v_dim else str(self.head_dim)
 
 
 class AttentionConfig(Protocol):
@@ -32,6 +55,11 @@ class AttentionConfig(Protocol):
     @property
     def head_dim(self) -> int:
         """Elements per head."""
+        ...
+
+    @property
+    def value_dim(self) -> int:
+        """Elements per head of V and O."""
         ...
 
     @property
@@ -70,6 +98,7 @@ class AttentionConfig(Protocol):
 class AttentionProblem:
     """What is asked: Q and O (batch, q_len, heads, head_dim), K and V (batch, kv_len, kv_heads, head_dim), and options.
 
+    ``v_dim``: the head_dim of V and O, where it is another (0: it is not).
     ``window`` as in :class:`AttentionFeatures`; ``scale`` None is 1/√head_dim; ``sinks``: one float32 a query head.
     """
 
@@ -85,6 +114,12 @@ class AttentionProblem:
     softcap: float | None = None
     lse: bool = False
     sinks: bool = False
+    v_dim: int = 0
+
+    @property
+    def value_dim(self) -> int:
+        """Elements per head of V and O."""
+        return self.v_dim or self.head_dim
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -98,14 +133,15 @@ class AttentionProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the two products: 4 · batch · heads · head_dim · visible scores."""
-        return 4 * self.batch * self.heads * self.head_dim * self.visible_scores
+        """Floating-point operations of the two products: 2 · batch · heads · (d of Q and V) · visible scores."""
+        return 2 * self.planes * (self.head_dim + self.value_dim) * self.visible_scores
 
     @property
     def size_class(self) -> str:
         """Which problems share a tuned configuration."""
         mask = {(None, None): "full", (None, 0): "causal"}.get(self.window, "window")
         fixed = {"dtype": self.dtype, "head_dim": self.head_dim, "mask": mask, "softcap": self.softcap is not None}
+        fixed |= {"v_dim": self.v_dim} if self.v_dim else {}
         sizes = {
             "q_len": (self.q_len, 0, 14), "kv_len": (self.kv_len, 4, 14),
             "batch_heads": (self.planes, 0, 10), "group": (self.heads // self.kv_heads, 0, 4),
@@ -140,6 +176,8 @@ class AttentionProblem:
         """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
         return broken_flags(config) or violated([
             (config.head_dim == self.head_dim, f"head_dim is {self.head_dim}, the configuration's {config.head_dim}"),
+            (config.value_dim == self.value_dim,
+             f"V's head_dim is {self.value_dim}, the configuration's {config.value_dim}"),
             (config.dtype is self.dtype, f"the arrays are {self.dtype}, the configuration {config.dtype}"),
             (max(self.q_len, self.kv_len) < MOST_POSITIONS,
              f"lengths {self.q_len} and {self.kv_len} reach {MOST_POSITIONS} positions"),
@@ -177,10 +215,10 @@ class Operands:
     def arrays(self, problem: AttentionProblem) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """(shape, strides) of Q, K, V and O as arrays of four dimensions."""
         p = problem
-        sizes = [(p.batch, heads, length) for heads, length in
-                 ((p.heads, p.q_len), (p.kv_heads, p.kv_len), (p.kv_heads, p.kv_len), (p.heads, p.q_len))]  # fmt: skip
+        queries, keys = (p.batch, p.heads, p.q_len), (p.batch, p.kv_heads, p.kv_len)
+        sizes = (queries, p.head_dim), (keys, p.head_dim), (keys, p.value_dim), (queries, p.value_dim)
         axes = (0, 2, 1) if self.layout == "bshd" else (0, 1, 2)
         return [
-            ((*(size[i] for i in axes), p.head_dim), (*(stride[i] for i in axes), 1))
-            for size, stride in zip(sizes, self.strides, strict=True)
+            ((*(size[i] for i in axes), cols), (*(stride[i] for i in axes), 1))
+            for (size, cols), stride in zip(sizes, self.strides, strict=True)
         ]

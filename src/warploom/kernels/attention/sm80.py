@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, Operands
+from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ForwardSm80(Configuration):
+class ForwardSm80(HeadDims, Configuration):
     """A kernel of :mod:`.sm80_kernel`: ``num_warps`` warps copy, and each owns ``tile_m / num_warps`` query rows."""
 
     word: ClassVar[str] = "attention_sm80"
@@ -32,6 +32,7 @@ class ForwardSm80(Configuration):
     stages: int = flag(2, "K and V tiles in flight", (2, 3))
     head_dim: int = flag(128, "elements per head", (64, 128, 256))
     dtype: DType = flag(bf16, "element type of Q, K, V and O", (bf16, f16))
+    v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
     min_ctas: int = flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
 
     @property
@@ -47,8 +48,8 @@ class ForwardSm80(Configuration):
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: Q (O leaves through it), then K and V of each stage."""
-        rows = self.tile_m + 2 * self.stages * self.tile_n
-        return rows * padded_cols(self.head_dim) * self.dtype.bytes
+        keys = self.stages * self.tile_n * (padded_cols(self.head_dim) + padded_cols(self.value_dim))
+        return (self.tile_m * self.query_cols + keys) * self.dtype.bytes
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
@@ -59,6 +60,7 @@ class ForwardSm80(Configuration):
             (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
             (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
              f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
+            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= 256, f"v_dim {self.v_dim} is no multiple of 8 up to 256"),
             (self.tile_m % (16 * self.num_warps) == 0,
              f"tile_m {self.tile_m} is no multiple of 16 rows for each of {self.num_warps} warps"),
             (self.tile_n % 16 == 0, f"tile_n {self.tile_n} is no multiple of 16"),
@@ -66,8 +68,12 @@ class ForwardSm80(Configuration):
         ]  # fmt: skip
         found = violated(constraints) or [
             f"{what}: {problem}"
-            for what, rows in (("tile_m", self.tile_m), ("tile_n", self.tile_n))
-            for problem in CopyPlan(rows, padded_cols(self.head_dim), self.num_warps, True).problems()
+            for what, rows, cols in (
+                ("tile_m", self.tile_m, self.query_cols),
+                ("tile_n", self.tile_n, padded_cols(self.head_dim)),
+                ("tile_n", self.tile_n, padded_cols(self.value_dim)),
+            )
+            for problem in CopyPlan(rows, cols, self.num_warps, True).problems()
         ]
         return found + shared_excess(self.shared_bytes, target)
 
@@ -82,7 +88,7 @@ class ForwardSm80(Configuration):
     def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
         """The kernel for a problem, on arrays that lie so; one CTA per block of query rows."""
         source = KernelSource.of(
-            self.function, f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}", min_ctas=self.min_ctas,
+            self.function, f"attention_{self.tile_m}x{self.tile_n}x{self.dims}", min_ctas=self.min_ctas,
             config=self, features=problem.features(self.tile_m, self.tile_n),
             row_strides=tuple(seq for _, _, seq in operands.strides),
         )  # fmt: skip

@@ -50,7 +50,7 @@ def attention_sm80(
 
     def plane(of: GlobalPointer, strides: tuple[Traced, Traced], number: int, rows: Traced | None) -> Rows:
         start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(kv_head if number in (1, 2) else head, strides[1]))
-        return Rows(start, row_strides[number], rows, config.head_dim)
+        return Rows(start, row_strides[number], rows, config.head_dim if number < 2 else config.value_dim)
 
     q_rows, kv_rows = q_len if features.ragged_q else None, kv_len if features.ragged_kv else None
     attend(
@@ -93,9 +93,9 @@ def attend(k: Kernel, config: ForwardSm80, features: AttentionFeatures, at: Quer
     c, f, d = config, features, config.head_dim
     row = at.row
     warp_row = k.warp * c.warp_rows
-    q_tile = operand_tile(k, c.dtype, c.tile_m, d, name="Q")
+    q_tile = operand_tile(k, c.dtype, c.tile_m, c.query_cols, name="Q")
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
-    v_tile = operand_tile(k, c.dtype, c.tile_n, d, name="V", stages=c.stages)
+    v_tile = operand_tile(k, c.dtype, c.tile_n, c.value_dim, name="V", stages=c.stages)
     RowCopy(k, q_tile, at.q(), c.threads).load((row, 0))
     k.commit_group()
     ring = CopyRing(k, (k_tile, at.key()), (v_tile, at.value()), threads=c.threads)
@@ -103,7 +103,8 @@ def attend(k: Kernel, config: ForwardSm80, features: AttentionFeatures, at: Quer
     visible = Visible(f.window, f.ragged_kv)
     mask = Mask(k, visible, (c.tile_m, c.tile_n), row, at.lengths, may_lack_keys=at.may_lack_keys)
     cores = MmaSync(k, c.dtype, ahead=True)
-    s, o = cores.accumulator(c.warp_rows, c.tile_n, "s"), cores.accumulator(c.warp_rows, -(-d // 16) * 16, "o")
+    s = cores.accumulator(c.warp_rows, c.tile_n, "s")
+    o = cores.accumulator(c.warp_rows, -(-c.value_dim // 16) * 16, "o")
     scores = cores.product(s, q_tile, k_tile, warp=(k.warp, 0), depth=d)
     product = cores.product(o, s, v_tile, transposed_b=True)
     softmax = OnlineSoftmax(k, s, o, f.softmax_scale(d), c.dtype, cap=f.softcap, lse=f.lse, sinks=f.sinks)

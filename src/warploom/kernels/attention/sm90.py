@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims, Operands
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.order import FLOPS_PER_SECOND, Work, divisors, planes_together, row_tiles
@@ -25,7 +25,7 @@ SUM_COLS = 8
 
 
 @dataclass(frozen=True)
-class ForwardSm90(Configuration):
+class ForwardSm90(HeadDims, Configuration):
     """A kernel of :mod:`.sm90_kernel`: a producer warpgroup, and ``consumers`` that own 64 query rows each."""
 
     word: ClassVar[str] = "attention_sm90"
@@ -39,6 +39,7 @@ class ForwardSm90(Configuration):
     stages: int = flag(2, "K and V tiles in flight", (2, 3))
     head_dim: int = flag(128, "elements per head", (64, 128, 256))
     dtype: DType = flag(bf16, "element type of Q, K, V and O", (bf16, f16))
+    v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
     persistent: bool = flag(True, "a CTA takes several tiles, each one's first Q·Kᵀ beside the last P·V before it")
     turns: bool = flag(True, "consumers take turns at the tensor cores")
     q_in_registers: bool = flag(True, "Q as the register operand of Q·Kᵀ, loaded once a tile")
@@ -72,8 +73,8 @@ class ForwardSm90(Configuration):
 
     @property
     def output_cols(self) -> int:
-        """Columns of the accumulator of P·V: head_dim in steps of 16, and those of the row sums."""
-        return -(-self.head_dim // 16) * 16 + (SUM_COLS if self.sum_column else 0)
+        """Columns of the accumulator of P·V: V's head_dim in steps of 16, and those of the row sums."""
+        return -(-self.value_dim // 16) * 16 + (SUM_COLS if self.sum_column else 0)
 
     @property
     def most_masked(self) -> int:
@@ -83,9 +84,9 @@ class ForwardSm90(Configuration):
     @property
     def shared_bytes(self) -> int:
         """Shared memory for the tiles and the mbarriers, in bytes."""
-        cols = padded_cols(self.head_dim)
+        cols = padded_cols(self.head_dim) + padded_cols(self.value_dim) + self.spare_cols
         q, keys = self.q_stages * self.tile_m, self.stages * self.tile_n
-        return (q * cols + keys * (2 * cols + self.spare_cols)) * self.dtype.bytes + BARRIER_BYTES
+        return (q * self.query_cols + keys * cols) * self.dtype.bytes + BARRIER_BYTES
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
@@ -96,12 +97,13 @@ class ForwardSm90(Configuration):
             (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
             (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
              f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
+            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= 256, f"v_dim {self.v_dim} is no multiple of 8 up to 256"),
             (1 <= self.consumers <= 3, f"there are 1 to 3 consumer warpgroups, not {self.consumers}"),
             (self.tile_n % 16 == 0 and 16 <= self.tile_n <= 256,
              f"tile_n {self.tile_n} is no multiple of 16 from 16 to 256"),
             (self.stages >= 2, "the ring has at least 2 stages"),
-            (not self.sum_column or (self.head_dim % PANEL_COLS == 0 and self.output_cols <= 256),
-             f"sum_column puts ones behind V's last panel: head_dim {self.head_dim} is not 64, 128 or 192"),
+            (not self.sum_column or (self.value_dim % PANEL_COLS == 0 and self.output_cols <= 256),
+             f"sum_column puts ones behind V's last panel: its head_dim {self.value_dim} is not 64, 128 or 192"),
             (not self.sum_column or self.dtype is bf16,
              "sum_column needs bf16: f16's exponents leave no room for maxima that grew"),
             (not self.skip_masked or self.most_masked <= self.stages,
@@ -123,7 +125,7 @@ class ForwardSm90(Configuration):
         # Of rounded P the sums are good enough to divide by, which are rounded as well, but not for a log-sum-exp.
         config = replace(self, sum_column=False) if problem.lse else self
         source = KernelSource.of(
-            self.function, f"attention_{self.tile_m}x{self.tile_n}x{self.head_dim}",
+            self.function, f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=config, features=problem.features(self.tile_m, self.tile_n), heads_inside=heads_inside,
         )  # fmt: skip
         tiles = self._tiles(problem)
@@ -131,11 +133,11 @@ class ForwardSm90(Configuration):
             "q_len": problem.q_len, "kv_len": problem.kv_len, **divisors(heads=problem.heads),
             **row_tiles(tiles // problem.planes, problem.planes, self._together(problem, multiprocessors)),
         }  # fmt: skip
-        box = panel_cols(self.head_dim)
-        rows_of = ROWS, self.tile_n, self.tile_n, ROWS
+        queries = ROWS, panel_cols(self.query_cols)
+        boxes = queries, *((self.tile_n, panel_cols(cols)) for cols in (self.head_dim, self.value_dim)), queries
         maps = tuple(
-            MappedArray(self.dtype, *array, (1, rows, 1, box) if heads_inside else (1, 1, rows, box))
-            for array, rows in zip(operands.arrays(problem), rows_of, strict=True)
+            MappedArray(self.dtype, *array, (1, rows, 1, cols) if heads_inside else (1, 1, rows, cols))
+            for array, (rows, cols) in zip(operands.arrays(problem), boxes, strict=True)
         )
         return KernelCall(source, (min(tiles, multiprocessors) if self.persistent else tiles, 1, 1), scalars, maps)
 
@@ -164,7 +166,8 @@ class ForwardSm90(Configuration):
         """Planes that form a group where tiles differ in work; elsewhere it means nothing."""
         if problem.window[1] is None:
             return max(1, problem.planes)
-        flops, row = 4 * self.tile_m * self.tile_n * self.head_dim, 2 * self.head_dim * self.dtype.bytes
+        cols = self.head_dim + self.value_dim
+        flops, row = 2 * self.tile_m * self.tile_n * cols, cols * self.dtype.bytes
         return planes_together(
             Work(
                 problem.planes, problem.visited_blocks(self.tile_m, self.tile_n), flops / FLOPS_PER_SECOND,

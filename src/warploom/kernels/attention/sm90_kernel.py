@@ -101,13 +101,14 @@ class Maps(Protocol):
 def run(k: Kernel, config: ForwardSm90, maps: Maps, tiles: Tiles, consume: type[Consumer]) -> None:
     """The kernel with consumers of a kind."""
     c, d, warps = config, config.head_dim, 4 * config.consumers
-    q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, d, name="Q", stages=c.q_stages * c.consumers)
+    q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, c.query_cols, name="Q", stages=c.q_stages * c.consumers)
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
-    v_tile = operand_tile(k, c.dtype, c.tile_n, d, name="V", stages=c.stages, spare_cols=c.spare_cols)
+    v_tile = operand_tile(k, c.dtype, c.tile_n, c.value_dim, name="V", stages=c.stages, spare_cols=c.spare_cols)
     queries = Pipeline(k, (q_tile, maps.boxes(maps.q, "first")), readers=0, parts=c.consumers)
     keys = Pipeline(k, (k_tile, maps.boxes(maps.k, "last")), readers=warps)
-    values = Pipeline(k, (v_tile, maps.boxes(maps.v, "last")), readers=warps, cols=d)
-    output = Pipeline(k, q_tile, writers=4, readers=0, parts=c.consumers, name="O")  # leaves through its Q's buffer
+    values = Pipeline(k, (v_tile, maps.boxes(maps.v, "last")), readers=warps, cols=c.value_dim)
+    # leaves through its Q's buffer
+    output = Pipeline(k, q_tile, writers=4, readers=0, parts=c.consumers, cols=c.value_dim, name="O")
     if c.sum_column:
         put_ones(k, v_tile, v_tile.layout.cols - c.spare_cols, c.dtype)
     ready(k, queries, keys, values, output)
@@ -400,7 +401,7 @@ class Consumer:
         logs = self._softmax.finish(sink)
         k.syncwarp()  # every lane has read its Q
         out = self._out.at(tile.turn, self._me)
-        store_rows(k, out.tile, self._o, self._warp * 16, cols=self._config.head_dim)
+        store_rows(k, out.tile, self._o, self._warp * 16, cols=self._config.value_dim)
         out.written()
         if logs:
             plane, row, end = self._tiles.lse_of(tile)
