@@ -1,0 +1,161 @@
+"""Mutants of other compilers' PTX on a GPU: what each tool of compute-sanitizer reports of what the emulator finds.
+
+    PYTHONPATH=src:. python benchmarks/ptx_sanitizer_h200.py [--dry-run] [--count 40] [--out FILE.json]
+
+Takes mutants of ``tests.ptx.mutants`` that the emulator finds, one of each kind of change from kernel after kernel,
+and leaves out what would hang. Each is assembled under a name of its own and launched once under memcheck, racecheck,
+synccheck and initcheck, the four at the same time, each in one process; a mutant that hangs costs its tool the rest.
+Writes, of each mutant, the emulator's kinds of findings, the reports that each tool counted, and whether the result was
+right there. ``--dry-run`` assembles and launches nothing: it needs no GPU. Needs cuda.core, compute-sanitizer, and
+PyTorch for memory on the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.ptx.mutants import Subject, judged, mutants, subjects
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from ptx_round_trip_h200 import Gpu, triple
+
+from warploom.bench.environment import environment
+
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+SECONDS = 60
+_HANGS = {"deadlock", "mbarrier", "barrier", "divergence", "member_mask", "bounds", "misaligned"}
+"""Kinds of findings after which a kernel may wait for ever, or break the context for those after it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch: a cubin and its kernel's name, the launch's sizes, arguments and the parameters' types."""
+
+    name: str
+    cubin: bytes
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    program: Any
+    values: list[Any]
+
+
+def chosen(subject: Subject) -> Iterator[dict[str, Any]]:
+    """The first mutant of each kind of change that the emulator finds and that ends: its row and its text."""
+    known: set[str] = set()
+    for mutant in mutants(subject.text, flips=0):
+        if mutant.kind in known:
+            continue
+        row = judged(subject, mutant)
+        if row["verdict"] == "found" and not _HANGS & set(row["kinds"]):
+            known.add(mutant.kind)
+            yield {**row, "text": mutant.text}
+
+
+def assembled(subject: Subject, text: str, number: int, arch: str) -> Job:
+    """A text as a cubin, its kernel renamed."""
+    core: Any = importlib.import_module("cuda.core")
+    call = subject.call
+    entry = call.options.get("kernel") or re.findall(r"\.entry\s+([\w$]+)", text)[0]
+    name = f"mutant_{number}"
+    renamed = re.sub(rf"(?<![\w$]){re.escape(entry)}(?![\w$])", name, text)
+    code = core.Program(renamed, "ptx", core.ProgramOptions(arch=arch)).compile("cubin").code
+    given = [np.copy(x) if isinstance(x, np.ndarray) else x for x in call.arguments]
+    program = call.again(subject.text, None, [np.copy(x) if isinstance(x, np.ndarray) else x for x in given]).program
+    shared = call.options.get("shared_bytes", 0)
+    return Job(name, bytes(code), triple(call.grid), triple(call.block), shared, program, given)
+
+
+def run_all(folder: Path) -> None:
+    """Launch every job of a folder; prints a line for each."""
+    gpu = Gpu()
+    for job in pickle.loads((folder / "jobs.pickle").read_bytes()):
+        kernel = gpu.core.ObjectCode.from_cubin(job.cubin).get_kernel(job.name)
+        config = gpu.core.LaunchConfig(grid=job.grid, block=job.block, shmem_size=job.shared_bytes)
+        try:
+            gpu.run(
+                lambda a, kernel=kernel, config=config: gpu.core.launch(gpu.device.default_stream, config, kernel, *a),
+                job.program, job.values[: len(job.program.parameters)],
+            )  # fmt: skip
+        except RuntimeError as error:
+            print(f"FAILED {job.name}: {error}", flush=True)
+            return
+        print(f"RAN {job.name}", flush=True)
+
+
+def under_tools(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Of each tool: its reports of each kernel (None: it did not come so far), and the end of its output."""
+
+    def command(tool: str) -> list[str]:
+        quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
+        return ["compute-sanitizer", "--tool", tool, *quiet, sys.executable, __file__, "--run", str(folder)]
+
+    running = {
+        tool: subprocess.Popen(command(tool), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for tool in TOOLS
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for tool, process in running.items():
+        try:
+            text = process.communicate(timeout=SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text = process.communicate()[0] + "\nstopped after its time"
+        reports = {name: len(re.findall(rf"\b(?:at|in) {name}\b", text)) if f"{name}\n" in text else None
+                   for name in names}  # fmt: skip
+        found[tool] = {"reports": reports, "tail": text[-600:]}
+    return found
+
+
+def main() -> int:
+    """Choose, assemble, run and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="assemble, launch nothing")
+    parser.add_argument("--count", type=int, default=40, help="mutants, at most")
+    parser.add_argument("--arch", default="sm_90a")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run:
+        run_all(options.run)
+        return 0
+    rows: list[dict[str, Any]] = []
+    jobs: list[Job] = []
+    for _, make in subjects():
+        subject = make()
+        if len(rows) >= options.count or any(isinstance(x, tuple) for x in subject.call.arguments):
+            continue  # the maps of a host are no arguments of a plain launch
+        for row in chosen(subject):
+            jobs.append(assembled(subject, row.pop("text"), len(rows), options.arch))
+            rows.append(row)
+    rows, jobs = rows[: options.count], jobs[: options.count]
+    result: dict[str, Any] = {"mutants": rows}
+    if not options.dry_run:
+        with tempfile.TemporaryDirectory() as scratch:
+            (Path(scratch) / "jobs.pickle").write_bytes(pickle.dumps(jobs))
+            tools = under_tools(Path(scratch), [job.name for job in jobs])
+        result = {"environment": environment(), "tails": {tool: of["tail"] for tool, of in tools.items()}, **result}
+        for row, job in zip(rows, jobs, strict=True):
+            row["tools"] = {tool: of["reports"][job.name] for tool, of in tools.items()}
+    for row in rows:
+        print(f"{row['kernel']}, {row['change']}: emulator {', '.join(row['kinds'])}; {row.get('tools', 'assembled')}")
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
