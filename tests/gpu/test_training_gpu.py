@@ -106,7 +106,7 @@ def test_sharded_weights(tmp_path: Path) -> None:
     expected = gradients(torch, loss, given)
     distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        sharded = fully_shard(Model(), mesh=init_device_mesh("cuda", (1,)))
+        sharded: Any = fully_shard(Model(), mesh=init_device_mesh("cuda", (1,)))
         for _ in range(2):  # gradients add up
             sharded(*given).backward()
         found = [p.grad.full_tensor() for p in sharded.parameters()]

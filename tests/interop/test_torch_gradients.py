@@ -32,8 +32,8 @@ def loss(x, w, **options):
     return warploom.linear_cross_entropy(x, w, TARGET, **options)
 
 
-def plain_loss(x, w, label_smoothing=0.0, z_loss=0.0, softcap=None, reduction="none"):
-    s = x @ w.T
+def plain_loss(x, w, label_smoothing=0.0, z_loss=0.0, softcap=None, reduction="none", bias=0.0):
+    s = x @ w.T + bias
     s = s if softcap is None else softcap * torch.tanh(s / softcap)
     kept = TARGET != IGNORED
     more = z_loss * torch.logsumexp(s, 1) ** 2 * kept
@@ -78,10 +78,12 @@ CALLS: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
         lambda a, b, c: warploom.matmul_reduce(a, b, "sum", scale=0.5, bias=c),
         lambda a, b, c: (0.5 * (a @ b) + c).sum(1), ((24, 40), (40, 56), (56,))),
     "logsumexp": (
-        lambda a, b: warploom.matmul_reduce(a, b, "logsumexp", scale=0.5),
-        lambda a, b: torch.logsumexp(0.5 * (a @ b), 1), ((24, 40), (40, 56))),
+        lambda a, b, c: warploom.matmul_reduce(a, b, "logsumexp", scale=0.5, bias=c),
+        lambda a, b, c: torch.logsumexp(0.5 * (a @ b) + c, 1), ((24, 40), (40, 56), (56,))),
     "loss": (loss, plain_loss, ((24, 40), (56, 40))),
-    "loss, options": (lambda x, w: loss(x, w, **ALL), lambda x, w: plain_loss(x, w, **ALL), ((24, 40), (56, 40))),
+    "loss, options": (
+        lambda x, w, b: loss(x, w, bias=b, **ALL), lambda x, w, b: plain_loss(x, w, bias=b, **ALL),
+        ((24, 40), (56, 40), (56,))),
     "loss, log-sum-exp": (
         lambda x, w: (lambda a, b: a + b)(*loss(x, w, return_lse=True)),
         lambda x, w: plain_loss(x, w) + torch.logsumexp(x @ w.T, 1), ((24, 40), (56, 40))),
@@ -264,12 +266,9 @@ def test_products_are_differentiated_twice_and_losses_are_not():
 
 
 def test_what_has_no_gradient_is_named():
-    a, b, c, h = (x.requires_grad_() for x in tensors((16, 24), (24, 32), (32,), (16, 32)))
+    a, b, h = (x.requires_grad_() for x in tensors((16, 24), (24, 32), (16, 32)))
     calls = {
         r"matmul_reduce\('max'\) has no backward": lambda: warploom.matmul_reduce(a, b),
-        r"matmul_reduce\('logsumexp'\) has no gradient by the bias": lambda: warploom.matmul_reduce(
-            a, b, "logsumexp", bias=c
-        ),
         "an epilogue with 2 extra matrices has no backward": lambda: warploom.matmul(
             a, b, epilogue=lambda x, y, z: x * y + z, extras=(h, h)
         ),
@@ -285,8 +284,13 @@ def test_what_has_no_gradient_is_named():
 
 def test_rows_and_columns_of_nothing():
     for m, n, k in ((0, 8, 16), (8, 8, 0)):
-        x, w = (y.requires_grad_() for y in tensors((m, k), (n, k)))
-        warploom.linear_cross_entropy(x, w, torch.zeros(m, dtype=torch.int64), reduction="sum").backward()
+        x, w, b = (y.requires_grad_() for y in tensors((m, k), (n, k), (n,)))
+        target = torch.zeros(m, dtype=torch.int64)
+        warploom.linear_cross_entropy(x, w, target, bias=b, reduction="sum").backward()
+        hot = torch.nn.functional.one_hot(target, n).double()
+        torch.testing.assert_close(
+            b.grad.double(), (torch.softmax(b.detach().double(), 0) - hot).sum(0), rtol=0.01, atol=0
+        )
         warploom.matmul(x, w.mT).float().sum().backward()
         assert x.grad.shape == x.shape
         assert (w.grad == 0).all()

@@ -34,9 +34,9 @@ def inputs(m, n, k, dtype=bf16, seed=0):
 class Reference:
     """A loss in float64: of the rows, and the derivatives by the logits before the soft cap."""
 
-    def __init__(self, x, w, target, label_smoothing=0.0, z_loss=0.0, softcap=None):
+    def __init__(self, x, w, target, label_smoothing=0.0, z_loss=0.0, softcap=None, bias=None):
         self.x, self.w = x.astype(np.float64), w.astype(np.float64)
-        plain = self.x @ self.w.T
+        plain = self.x @ self.w.T + (0 if bias is None else bias.astype(np.float64))
         logits = plain if softcap is None else softcap * np.tanh(plain / softcap)
         self.slope = 1.0 if softcap is None else 1.0 - (logits / softcap) ** 2
         self.lse = np.logaddexp.reduce(logits, 1)
@@ -49,10 +49,11 @@ class Reference:
         self.rows = (self.lse - (self.hot * logits).sum(1) + z_loss * self.lse**2) * self.kept
 
     def gradients(self, by_loss, by_lse=None):
-        """((gradient, magnitude of its sum) by x, by w), the gradients by the logits aside."""
+        """((gradient, magnitude of its sum) by x, by w), those by the bias in ``by_bias``."""
         own = by_loss * self.kept
         factor = own * (1 + 2 * self.z_loss * self.lse) + (0 if by_lse is None else by_lse)
         d = (factor[:, None] * self.softmax - own[:, None] * self.hot) * self.slope
+        self.by_bias = d.sum(0), abs(d).sum(0)
         return (d @ self.w, abs(d) @ abs(self.w)), (d.T @ self.x, abs(d).T @ abs(self.x))
 
 
@@ -140,11 +141,36 @@ def test_gradients(name):
     loss = loss_of(IGNORED, options.get("label_smoothing", 0), options.get("z_loss", 0), options.get("softcap"))
     for other in (None, by_lse):
         rows = ops.RowGradients(lse, by_loss, other, target, loss)
-        found = ops.gradients(x, w, rows, (True, True), config=SMALL[bf16], blocks=blocks)
+        found = ops.gradients(x, w, rows, (True, True, False), config=SMALL[bf16], blocks=blocks)[:2]
         expected = reference.gradients(by_loss, other)
         assert_gradients(found, expected, bf16, 1 if blocks is None else -(-m // blocks[0]))
         if other is None:
             assert (found[0][~reference.kept] == 0).all()
+
+
+@pytest.mark.parametrize(("blocks", "options"), [(None, {}), ((16, 24), EVERYTHING), ((40, 24), {})])
+def test_a_bias(blocks, options):
+    x, w, target = inputs(40, 71, 48)
+    bias = np.random.default_rng(5).standard_normal(71).astype(bf16.numpy)
+    reference, by_loss = Reference(x, w, target, **options, bias=bias), np.linspace(0.5, 1.5, 40).astype(np.float32)
+    found, lse = linear_cross_entropy(x, w, target, bias=bias, return_lse=True, config=SMALL[bf16], **options)
+    np.testing.assert_allclose(found, reference.rows, atol=1e-4)
+    np.testing.assert_allclose(lse, reference.lse, atol=1e-4)
+    loss = loss_of(IGNORED, options.get("label_smoothing", 0), options.get("z_loss", 0), options.get("softcap"))
+    rows = ops.RowGradients(lse, by_loss, None, target, loss)
+    given = {"bias": bias, "config": SMALL[bf16], "blocks": blocks}
+    *products, by_bias = ops.gradients(x, w, rows, (True, True, True), **given)
+    expected = reference.gradients(by_loss)
+    assert_gradients(products, expected, bf16, 3)
+    assert_gradients([by_bias], [reference.by_bias], bf16)
+    alone = ops.gradients(x, w, rows, (False, False, True), **given)
+    np.testing.assert_array_equal(alone[2], by_bias)
+
+
+def test_a_bias_of_another_size_is_named():
+    x, w, target = inputs(8, 40, 32)
+    with pytest.raises(ProblemError, match=r"bias is bf16 of shape \(8,\): it must be bf16 of shape \(40,\)"):
+        linear_cross_entropy(x, w, target, bias=x[:, 0])
 
 
 def test_gradients_by_wgmma_and_of_columns_that_lie_apart():
@@ -152,10 +178,10 @@ def test_gradients_by_wgmma_and_of_columns_that_lie_apart():
     reference, by_loss = Reference(x, w, target, **EVERYTHING), np.ones(80, np.float32)
     lse = reference.lse.astype(np.float32)
     rows = ops.RowGradients(lse, by_loss, None, target, loss_of(IGNORED, 0.1, 0.01, 3.0))
-    found = ops.gradients(x, w, rows, (True, True), config=BULK, blocks=(64, 64))
+    found = ops.gradients(x, w, rows, (True, True, False), config=BULK, blocks=(64, 64))[:2]
     assert_gradients(found, reference.gradients(by_loss), bf16, 2)
     turned = np.asfortranarray(x), np.asfortranarray(w)
-    again = ops.gradients(*turned, rows, (True, True), config=SMALL[bf16], blocks=(32, 64))
+    again = ops.gradients(*turned, rows, (True, True, False), config=SMALL[bf16], blocks=(32, 64))[:2]
     assert_gradients(again, reference.gradients(by_loss), bf16, 3)
 
 
@@ -163,9 +189,9 @@ def test_only_what_is_wanted_is_computed():
     x, w, target = inputs(24, 40, 32, f16)
     reference, by_loss = Reference(x, w, target), np.ones(24, np.float32)
     rows = ops.RowGradients(reference.lse.astype(np.float32), by_loss, None, target, loss_of(IGNORED, 0, 0, None))
-    dx, nothing = ops.gradients(x, w, rows, (True, False), config=SMALL[f16])
-    assert nothing is None
-    nothing, dw = ops.gradients(x, w, rows, (False, True), config=SMALL[f16])
+    dx, *nothing = ops.gradients(x, w, rows, (True, False, False), config=SMALL[f16])
+    assert nothing == [None, None]
+    nothing, dw, _ = ops.gradients(x, w, rows, (False, True, False), config=SMALL[f16])
     assert nothing is None
     assert_gradients((dx, dw), reference.gradients(by_loss), f16)
 
@@ -178,7 +204,7 @@ def test_repeated_calls_on_a_gpu_read_their_own_arrays(gpu, monkeypatch):
         reference, by_loss = Reference(x, w, target), np.ones(24, np.float32)
         lse = linear_cross_entropy(x, w, target, return_lse=True)[1]
         rows = ops.RowGradients(lse, by_loss, None, target, loss_of(IGNORED, 0, 0, None))
-        found = ops.gradients(x, w, rows, (True, True), blocks=(16, 24))
+        found = ops.gradients(x, w, rows, (True, True, False), blocks=(16, 24))[:2]
         assert_gradients(found, reference.gradients(by_loss), bf16, 2)
         if seed == 0:
             kernels = len(gpu.prepared)
@@ -190,7 +216,7 @@ def test_the_workspace_is_bounded(size):
     m, n, k = size
     product = contiguous_problem(m, n, k, bf16, b_rows=False)
     goal = architecture("sm_90a")
-    plan = GradientPlan(product, loss_of(IGNORED, 0, 0, None), 2, (True, False), (True, True), goal, 132)
+    plan = GradientPlan(product, loss_of(IGNORED, 0, 0, None), 2, (True, False), (True, True, True), goal, 132)
     steps = plan.steps()
     assert 4 * steps.words <= 64 << 20
     assert plan.workspace_bytes <= 4 * steps.words <= plan.workspace_bytes + 4096

@@ -16,26 +16,28 @@ from warploom.ops import loss as eager
 from warploom.ops.matmul_arrays import checked_config
 
 _OPTIONS = "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float? softcap=None"
-_LOSS = f"(Tensor x, Tensor w, Tensor target, {_OPTIONS}, str? config=None) -> (Tensor, Tensor)"
+_LOSS = f"(Tensor x, Tensor w, Tensor target, {_OPTIONS}, str? config=None, Tensor? bias=None) -> (Tensor, Tensor)"
 _GRADIENTS = (
     "(Tensor x, Tensor w, Tensor lse, Tensor? target, Tensor? by_loss, Tensor? by_lse, Tensor? bias=None, "
-    f"float scale=1.0, bool wants_x=True, bool wants_w=True, {_OPTIONS}, str? config=None) -> (Tensor, Tensor)"
+    f"float scale=1.0, bool wants_x=True, bool wants_w=True, {_OPTIONS}, str? config=None, bool wants_bias=False) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 
 
 def _losses(
     x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, ignore_index: int = -100, label_smoothing: float = 0.0,
-    z_loss: float = 0.0, softcap: float | None = None, config: str | None = None,
+    z_loss: float = 0.0, softcap: float | None = None, config: str | None = None, bias: torch.Tensor | None = None,
 ) -> Any:  # fmt: skip
-    return eager.losses(x, w, target, eager.loss_of(ignore_index, label_smoothing, z_loss, softcap), config)
+    return eager.losses(x, w, target, eager.loss_of(ignore_index, label_smoothing, z_loss, softcap), config, bias)
 
 
 def _fake_losses(
     x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, ignore_index: int = -100, label_smoothing: float = 0.0,
-    z_loss: float = 0.0, softcap: float | None = None, config: str | None = None,
+    z_loss: float = 0.0, softcap: float | None = None, config: str | None = None, bias: torch.Tensor | None = None,
 ) -> Any:  # fmt: skip
     eager.loss_of(ignore_index, label_smoothing, z_loss, softcap)
-    if_sizes_are_known(lambda: eager.check_loss(seen(x), seen(w), seen(target)))
+    views = [seen(y) for y in (x, w, target, bias) if y is not None]
+    if_sizes_are_known(lambda: eager.check_loss(*views))
     if config is not None:
         checked_config(config, seen(x).dtype)
     rows = x.new_empty((x.shape[0],), dtype=torch.float32)
@@ -46,47 +48,52 @@ def _gradients(
     x: torch.Tensor, w: torch.Tensor, lse: torch.Tensor, target: torch.Tensor | None, by_loss: torch.Tensor | None,
     by_lse: torch.Tensor | None, bias: torch.Tensor | None = None, scale: float = 1.0, wants_x: bool = True,
     wants_w: bool = True, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
-    softcap: float | None = None, config: str | None = None,
+    softcap: float | None = None, config: str | None = None, wants_bias: bool = False,
 ) -> Any:  # fmt: skip
-    if x.shape[0] == 0 or w.shape[1] == 0:
-        return tuple(torch.zeros_like(y) if wants else y.new_empty(0) for y, wants in ((x, wants_x), (w, wants_w)))
     loss = None if target is None else eager.loss_of(ignore_index, label_smoothing, z_loss, softcap)
-    rows = eager.RowGradients(lse, by_loss, by_lse, target, loss)
-    found = eager.gradients(x, w, rows, (wants_x, wants_w), bias=bias, scale=scale, config=config)
-    return tuple(x.new_empty(0) if gradient is None else gradient for gradient in found)
+    rows, some = eager.RowGradients(lse, by_loss, by_lse, target, loss), x.shape[0] > 0
+    products = some and w.shape[1] > 0
+    wanted = wants_x and products, wants_w and products, wants_bias and some
+    found = eager.gradients(x, w, rows, wanted, bias=bias, scale=scale, config=config) if any(wanted) else [None] * 3
+    shapes = zip((x.shape, w.shape, w.shape[:1]), (wants_x, wants_w, wants_bias), strict=True)
+    none = (x.new_zeros(shape if wants else (0,)) for shape, wants in shapes)
+    return tuple(b if a is None else a for a, b in zip(found, none, strict=True))
 
 
 def _fake_gradients(
     x: torch.Tensor, w: torch.Tensor, lse: torch.Tensor, target: Any, by_loss: Any, by_lse: Any, bias: Any = None,
-    scale: float = 1.0, wants_x: bool = True, wants_w: bool = True, *_options: Any, **_named: Any,
+    scale: float = 1.0, wants_x: bool = True, wants_w: bool = True, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, config: str | None = None,
+    wants_bias: bool = False,
 ) -> Any:  # fmt: skip
-    return tuple(y.new_empty(y.shape if wants else (0,)) for y, wants in ((x, wants_x), (w, wants_w)))
+    sizes = zip((x.shape, w.shape, w.shape[:1]), (wants_x, wants_w, wants_bias), strict=True)
+    return tuple(x.new_empty(shape if wants else (0,)) for shape, wants in sizes)
 
 
 gradients_operator = define("row_gradients", _GRADIENTS, _gradients, _fake_gradients)
-"""The gradients by x and w of losses, or log-sum-exps, of the rows of scale · x·wᵀ + bias; empty where not wanted."""
+"""The gradients by x, w and bias of losses, or log-sum-exps, of rows of scale · x·wᵀ + bias; empty if not wanted."""
 
 
 def _saved(given: Named, results: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    return given["x"], given["w"], given["target"], results[1]
+    return given["x"], given["w"], given["target"], given["bias"], results[1]
 
 
 def _backward(
     saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
 ) -> Named:
     """The logits again, chunk by chunk, as their derivatives (:class:`warploom.ops.loss_plan.GradientPlan`)."""
-    (x, w, target, lse), (by_loss, by_lse) = saved, gradients
+    (x, w, target, bias, lse), (by_loss, by_lse) = saved, gradients
     if by_loss is None and by_lse is None:
         return {}
-    dx, dw = gradients_operator(
-        x, w, lse, target, by_loss, by_lse, None, 1.0, "x" in wanted, "w" in wanted, others["ignore_index"],
-        others["label_smoothing"], others["z_loss"], others["softcap"], others["config"],
+    found = gradients_operator(
+        x, w, lse, target, by_loss, by_lse, bias, 1.0, "x" in wanted, "w" in wanted, others["ignore_index"],
+        others["label_smoothing"], others["z_loss"], others["softcap"], others["config"], "bias" in wanted,
     )  # fmt: skip
-    return {"x": dx, "w": dw}
+    return dict(zip(("x", "w", "bias"), found, strict=True))
 
 
 loss_operator = define(
-    "linear_cross_entropy", _LOSS, _losses, _fake_losses, Derivative(frozenset({"x", "w"}), _saved, _backward)
+    "linear_cross_entropy", _LOSS, _losses, _fake_losses, Derivative(frozenset({"x", "w", "bias"}), _saved, _backward)
 )
 """The losses of all rows, and their log-sum-exps, by :func:`warploom.linear_cross_entropy`."""
 
@@ -96,6 +103,7 @@ def linear_cross_entropy(
     w: torch.Tensor,
     target: torch.Tensor,
     *,
+    bias: torch.Tensor | None = None,
     ignore_index: int = -100,
     reduction: eager.Reduction = "none",
     label_smoothing: float = 0.0,
@@ -108,7 +116,7 @@ def linear_cross_entropy(
     operators: Any = torch.ops.warploom
     eager.check_reduction(reduction)
     rows, lse = operators.linear_cross_entropy(
-        x, w, target, ignore_index, label_smoothing, z_loss, softcap, None if config is None else str(config)
+        x, w, target, ignore_index, label_smoothing, z_loss, softcap, None if config is None else str(config), bias
     )
     result = eager.reduced(rows, target, ignore_index, reduction)
     return (result, lse) if return_lse else result

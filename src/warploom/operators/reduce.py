@@ -90,8 +90,6 @@ def _fake_argmax(
 def _saved(given: Named, result: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     if given["op"] == "max":
         raise ProblemError("matmul_reduce('max') has no backward pass: call under torch.no_grad(), or pass x.detach()")
-    if given["op"] == "logsumexp" and given["bias"] is not None and given["bias"].requires_grad:
-        raise ProblemError("matmul_reduce('logsumexp') has no gradient by the bias: pass bias.detach()")
     return given["a"], given["b"], given["bias"], result, given["scale_tensor"]
 
 
@@ -104,8 +102,10 @@ def _backward(
         return found
     scale = others["scale"] if tensor is None else float(tensor)
     if others["op"] == "logsumexp":
-        dx, dw = gradients_operator(a, b.mT, lse, None, None, gradient, bias, scale, "a" in wanted, "b" in wanted)
-        return {"a": dx, "b": dw.mT} if "b" in wanted else {"a": dx}
+        dx, dw, dbias = gradients_operator(
+            a, b.mT, lse, None, None, gradient, bias, scale, "a" in wanted, "b" in wanted, wants_bias="bias" in wanted
+        )
+        return {"a": dx, "b": dw.mT if "b" in wanted else dw, "bias": dbias}
     if "a" in wanted:
         found["a"] = torch.outer(gradient, b.sum(1, dtype=torch.float32) * scale).to(a.dtype)
     if "b" in wanted:  # the gradient in two parts of 16 bits: it enters the product with f32's accuracy, or nearly

@@ -68,6 +68,7 @@ def linear_cross_entropy(
     w: Any,
     target: Any,
     *,
+    bias: Any = None,
     ignore_index: int = -100,
     reduction: Reduction = "none",
     label_smoothing: float = 0.0,
@@ -76,10 +77,11 @@ def linear_cross_entropy(
     return_lse: bool = False,
     config: MatmulConfig | str | None = None,
 ) -> Any:
-    """The cross-entropy of a language model's output layer: logsumexp(s) - s[target] for each row of s = x·wᵀ.
+    """The cross-entropy of a language model's output layer: logsumexp(s) - s[target] for each row of s = x·wᵀ + bias.
 
-    Shapes: x (m, k) hidden states, w (n, k) the vocabulary's embeddings, target (m,) int32 or int64; losses float32
-    (m,). dtypes of x and w: float16 or bfloat16. The m×n logits are never written, forward or backward.
+    Shapes: x (m, k) hidden states, w (n, k) the vocabulary's embeddings, target (m,) int32 or int64, bias (n,) or none;
+    losses float32 (m,). dtypes of x, w and bias: float16 or bfloat16. The m×n logits are never written, forward or
+    backward.
 
     A row with target ``ignore_index`` has loss 0 and no gradient; other targets outside 0 … n-1 raise a ProblemError
     where they lie on the CPU, and give NaN on a GPU, where looking at them would wait for it. ``reduction``: "none",
@@ -97,14 +99,14 @@ def linear_cross_entropy(
     Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``.
     Raises ProblemError as :func:`matmul_reduce` does.
     """
-    if is_watched(x, w):
+    if is_watched(x, w, bias):
         return tracing.operator_of("linear_cross_entropy")(
-            x, w, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
+            x, w, target, bias=bias, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
             z_loss=z_loss, softcap=softcap, return_lse=return_lse, config=config,
         )  # fmt: skip
     loss = loss_of(ignore_index, label_smoothing, z_loss, softcap)
     check_reduction(reduction)
-    rows, lse = losses(x, w, target, loss, config)
+    rows, lse = losses(x, w, target, loss, config, bias)
     result = reduced(rows, target, loss.ignore_index, reduction)
     return (result, lse) if flag("return_lse", return_lse) else result
 
@@ -113,36 +115,39 @@ def plan_linear_cross_entropy(
     x: Any,
     w: Any,
     *,
+    bias: Any = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float | None = None,
     config: MatmulConfig | str | None = None,
 ) -> tuple[LossPlan, GradientPlan]:
-    """What :func:`linear_cross_entropy` would run, forward and for the gradients of x and w. Runs nothing."""
+    """What :func:`linear_cross_entropy` would run, forward and for the gradients of x, w and bias. Runs nothing."""
     if is_tracing():
         return tracing.operator_of("plan_linear_cross_entropy")(
-            x, w, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap, config=config
+            x, w, bias=bias, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap, config=config
         )
     loss, views = loss_of(-100, label_smoothing, z_loss, softcap), (settled(describe(x)), settled(describe(w)))
-    inputs = _inputs(*views, None, 1.0, as_if_compact)
+    inputs = _inputs(*views, None if bias is None else settled(describe(bias)), 1.0, as_if_compact)
     chosen = matmul_config(config, inputs.problem.dtype)
-    place = _place(views[0], chosen)
-    return _forward(inputs, loss, chosen, place), _backward(inputs, loss, 2, (True, False), (True, True), chosen, place)
+    place, wanted = _place(views[0], chosen), (True, True, bias is not None)
+    return _forward(inputs, loss, chosen, place), _backward(inputs, loss, 2, (True, False), wanted, chosen, place)
 
 
 # -- forward
-def losses(x: Any, w: Any, target: Any, loss: Loss, config: Any) -> tuple[Any, Any]:
+def losses(x: Any, w: Any, target: Any, loss: Loss, config: Any, bias: Any = None) -> tuple[Any, Any]:
     """(losses, log-sum-exps) of the rows, float32 (m,) each."""
-    rows, words, chosen = (settled(describe(array)) for array in (x, w, target))
-    check_loss(rows, words, chosen)
+    rows, words, chosen, *more = (settled(describe(y)) for y in (x, w, target, bias) if y is not None)
+    check_loss(rows, words, chosen, *more)
     check_targets(chosen, words.shape[0], loss.ignore_index)
     config = matmul_config(config, rows.dtype)
     x, w = (view if view.strides[1] == 1 else compact(view) for view in (rows, words))  # their elements are read too
     given = {"x": readable(x), "w": readable(w), "target": _row_major(chosen)}
+    if more:
+        given["bias"] = _row_major(more[0])
 
     def plan(given: Arrays) -> tuple[Steps, Arrays]:
         arrays = given | {"target": as_words(given["target"])}
-        inputs, place = _inputs(given["x"], given["w"], None, 1.0), _place(given["x"], config)
+        inputs, place = _inputs(given["x"], given["w"], given.get("bias"), 1.0), _place(given["x"], config)
         return _forward(inputs, loss, config, place).steps(arrays, chosen.dtype.bits // 32), arrays
 
     shape = (rows.shape[0],)
@@ -188,10 +193,10 @@ class RowGradients:
 
 
 def gradients(
-    x: Any, w: Any, rows: RowGradients, wanted: tuple[bool, bool], *, bias: Any = None, scale: float = 1.0,
+    x: Any, w: Any, rows: RowGradients, wanted: tuple[bool, bool, bool], *, bias: Any = None, scale: float = 1.0,
     config: Any = None, blocks: tuple[int, int] | None = None,
-) -> tuple[Any, Any]:  # fmt: skip
-    """The gradients by x (m, k) and w (n, k), or None where not ``wanted``, of losses of the rows of scale·x·wᵀ + bias.
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """The gradients by x (m, k), w (n, k) and bias (n,), or None where not ``wanted``, of losses of scale·x·wᵀ + bias.
 
     float32 (m,): ``rows.lse`` and its gradients. ``blocks``: rows and columns to take at a time.
     """
@@ -203,7 +208,8 @@ def gradients(
     given = {name: (readable if name in "xw" else _row_major)(view) for name, view in given.items()}
     config, (m, k) = matmul_config(config, given["x"].dtype), given["x"].shape
     known = rows.by_loss is not None, rows.by_lse is not None
-    shapes = {"dx": (m, k), "dw": (given["w"].shape[0], k)}
+    n = given["w"].shape[0]
+    shapes: dict[str, tuple[int, ...]] = {"dx": (m, k), "dw": (n, k), "dbias": (n,)}
     results = {
         name: (shape, given["x"].dtype)
         for (name, shape), is_wanted in zip(shapes.items(), wanted, strict=True)
@@ -220,11 +226,11 @@ def gradients(
         return replace(made, blocks=blocks).steps(), arrays
 
     found = dict(zip(results, _run(("backward", rows.loss, config, scale, blocks), given, results, plan), strict=True))
-    return found.get("dx"), found.get("dw")
+    return found.get("dx"), found.get("dw"), found.get("dbias")
 
 
 def _backward(
-    inputs: Inputs, loss: Loss | None, target_words: int, given: tuple[bool, bool], wanted: tuple[bool, bool],
+    inputs: Inputs, loss: Loss | None, target_words: int, given: tuple[bool, bool], wanted: tuple[bool, bool, bool],
     config: MatmulConfig | None, place: Place,
 ) -> GradientPlan:  # fmt: skip
     return GradientPlan(inputs.problem, loss, target_words, given, wanted, place.goal, place.multiprocessors, config)

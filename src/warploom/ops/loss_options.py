@@ -44,7 +44,7 @@ def reduced(losses: Any, target: Any, ignore_index: int, reduction: Reduction) -
     return total if reduction == "sum" else total / (target != ignore_index).sum()
 
 
-def check_loss(rows: ArrayView, words: ArrayView, chosen: ArrayView) -> None:
+def check_loss(rows: ArrayView, words: ArrayView, chosen: ArrayView, bias: ArrayView | None = None) -> None:
     """Raises ProblemError where shapes, types or devices of :func:`linear_cross_entropy` are wrong."""
     if len(rows.shape) != 2 or len(words.shape) != 2 or tuple(chosen.shape) != (rows.shape[0],):
         raise ProblemError(
@@ -63,7 +63,15 @@ def check_loss(rows: ArrayView, words: ArrayView, chosen: ArrayView) -> None:
         raise ProblemError(f"w has shape {tuple(words.shape)}: a vocabulary has at least one word")
     if rows.dtype is not words.dtype:
         raise ProblemError(f"x is {rows.dtype} and w is {words.dtype}: convert them to one type")
-    same_device((rows, words, chosen), ("x", "w", "target"))
+    views = [rows, words, chosen]
+    if bias is not None:
+        if tuple(bias.shape) != (words.shape[0],) or bias.dtype is not rows.dtype:
+            raise ProblemError(
+                f"bias is {bias.dtype} of shape {tuple(bias.shape)}: it must be {rows.dtype} of shape "
+                f"({words.shape[0]},), one number for each row of w"
+            )
+        views.append(bias)
+    same_device(views, ("x", "w", "target", "bias"))
 
 
 def check_targets(chosen: ArrayView, n: int, ignore_index: int) -> None:

@@ -20,7 +20,15 @@ from warploom.interop.arrays import ArrayView
 from warploom.kernels.matmul.choice import choose
 from warploom.kernels.matmul.features import Epilogue
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, Matrix, aligned_elements
-from warploom.kernels.matmul_reduce.loss import LogitGradient, Loss, SoftCap, gradient_call, losses_call, table_words
+from warploom.kernels.matmul_reduce.loss import (
+    LogitGradient,
+    Loss,
+    SoftCap,
+    columns_call,
+    gradient_call,
+    losses_call,
+    table_words,
+)
 from warploom.kernels.source import KernelCall
 from warploom.ops.reduce_plan import ReducePlan
 from warploom.ops.steps import Step, Steps
@@ -59,14 +67,15 @@ class LossPlan:
         return self.lse.workspace_bytes + (4 * self.lse.problem.product.m if self.sums is not None else 0)
 
     def steps(self, arrays: dict[str, ArrayView], target_words: int) -> Steps:
-        """The launches, of arrays x, w, target, lse and loss; a target has so many 32-bit words."""
+        """The launches, of arrays x, w, bias (if any), target, lse and loss; a target has so many 32-bit words."""
         p, x, w = self.lse.problem.product, arrays["x"], arrays["w"]
-        own = {"a": x, "b": w}
+        own, size = {"a": x, "b": w}, (p.m, p.n, p.k)
         found = [_renamed(step) for step in self.lse.steps(own, "lse").steps]
         if self.sums is not None:
             found += [_renamed(step, sums=p.m) for step in self.sums.steps(own, "sums").steps]
         strides = x.strides[0], w.strides[0]
-        found.append(Step(losses_call(p.m, p.n, p.k, strides, p.dtype, target_words, self.loss), 2 * p.m * p.k))
+        losses = losses_call(size, strides, p.dtype, target_words, self.loss, bias=p.epilogue.bias)
+        found.append(Step(losses, 2 * p.m * p.k))
         return Steps(tuple(found))
 
 
@@ -79,7 +88,7 @@ def _renamed(step: Step, **more: int) -> Step:
 
 @dataclass(frozen=True)
 class GradientPlan:
-    """A backward pass: the gradients of x and w (those ``wanted``) by a loss or a log-sum-exp of the rows of a product.
+    """A backward pass: of x, w and the bias the gradients ``wanted``, by a loss or log-sum-exp of a product's rows.
 
     ``product`` is alpha · x·wᵀ + bias, ``loss`` None for a log-sum-exp alone; of the gradients by the losses and by the
     log-sum-exps some are ``given``. ``blocks``: rows and columns that are taken at a time, by default as many as fit.
@@ -89,7 +98,7 @@ class GradientPlan:
     loss: Loss | None
     target_words: int
     given: tuple[bool, bool]
-    wanted: tuple[bool, bool]
+    wanted: tuple[bool, bool, bool]
     target: Target
     multiprocessors: int
     config: MatmulConfig | None = None
@@ -123,6 +132,7 @@ class GradientPlan:
         """Memory for blocks of such a size."""
         p, chunks = self.product, -(-self.product.n // max(cols, 1))
         sums = 4 * rows * p.k if self.wanted[0] and chunks > 1 else 0
+        sums += 4 * p.n if self.wanted[2] and rows < p.m else 0
         return rows * _line(cols) * p.dtype.bytes + sums + 4 * table_words(rows, chunks)
 
     @property
@@ -179,7 +189,7 @@ class GradientPlan:
 
     # -- the launches
     def steps(self) -> Steps:
-        """The launches, of arrays x, w, bias, target, lse, loss_gradient, lse_gradient, dx and dw."""
+        """The launches, of arrays x, w, bias, target, lse, loss_gradient, lse_gradient, dx, dw and dbias."""
         return Steps(tuple(self._steps()))
 
     def _steps(self) -> Iterator[Step]:
@@ -205,15 +215,23 @@ class GradientPlan:
             for first in range(0, p.n, chunk):
                 cols, last = min(chunk, p.n - first), first + chunk >= p.n
                 at = at_rows | {"w": w_step * first, "dw": p.dtype.bytes * p.k * first, "bias": p.dtype.bytes * first}
-                at["table"] = 4 * table_words(rows, first // chunk)
+                at |= {"table": 4 * table_words(rows, first // chunk), "dbias": at["bias"], "bias_sums": 4 * first}
                 logits = self._logits(rows, cols, chunk)
                 yield step(logits, at, a="x", b="w", out="derivatives", row_values="table")
+                if self.wanted[2]:
+                    sums = self._columns(rows, cols, chunk, first=first_row == 0, last=first_row + rows >= p.m)
+                    yield Step(sums, rows * cols, at)
                 if self.wanted[1]:
                     of_w = self._of_w(rows, cols, chunk, add=first_row > 0)
                     yield step(of_w, at, a="derivatives", b="x", out="dw", extra0="dw")
                 if self.wanted[0]:
                     of_x = self._of_x(rows, cols, chunk, add=first > 0, last=last)
                     yield step(of_x, at, a="derivatives", b="w", out="dx" if last else "sums", extra0="sums")
+
+    def _columns(self, rows: int, cols: int, chunk: int, *, first: bool, last: bool) -> KernelCall:
+        """A block's part of the bias's gradient."""
+        call = columns_call(rows, cols, _line(chunk), self.product.dtype, first=first, last=last)
+        return replace(call, workspace={"bias_sums": self.product.n}) if "bias_sums" in call.arrays else call
 
     def _call(self, problem: MatmulProblem, names: Mapping[str, str]) -> KernelCall:
         """The one kernel of a product, its arrays renamed."""

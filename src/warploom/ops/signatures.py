@@ -83,6 +83,7 @@ class MatmulOptions(TypedDict, total=False):
 class LossOptions(TypedDict, total=False):
     """What :func:`warploom.linear_cross_entropy` takes beside its arrays and ``return_lse``."""
 
+    bias: Any
     ignore_index: int
     reduction: Reduction
     label_smoothing: float

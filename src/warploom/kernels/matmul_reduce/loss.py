@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import DType
-from warploom.kernels.matmul_reduce.states import DOT_WARPS, MERGE_THREADS
+from warploom.kernels.matmul_reduce.states import COLUMNS, DOT_WARPS, MERGE_THREADS
 from warploom.kernels.source import KernelCall, KernelSource
 
 if TYPE_CHECKING:
@@ -73,19 +73,21 @@ class LogitGradient:
 
 
 def losses_call(
-    m: int, n: int, depth: int, strides: tuple[int, int], dtype: DType, target_words: int, loss: Loss
+    size: tuple[int, int, int], strides: tuple[int, int], dtype: DType, target_words: int, loss: Loss, *, bias: bool
 ) -> KernelCall:
-    """The losses of rows from their log-sum-exps, of arrays x (m, depth), w (n, depth), target, lse, sums (and loss).
+    """The losses of rows from their log-sum-exps, of arrays x (m, depth), w (n, depth), target, lse, sums, bias, loss.
 
-    ``strides`` are those between rows of x and w in elements; a target has so many 32-bit words. ``sums``, those of the
-    rows' logits, is left out without label smoothing.
+    ``size`` = (m, n, depth); ``strides`` are those between rows of x and w in elements; a target has so many 32-bit
+    words. ``sums``, those of the rows' logits, is left out without label smoothing, and the bias where there is none.
     """
     source = KernelSource.of(
-        "matmul_reduce.loss_kernel:row_losses", "row_losses", dtype=dtype, target_words=target_words, loss=loss
-    )
-    scalars = {"m": m, "n": n, "depth": depth, "x_stride": strides[0], "w_stride": strides[1]}
-    sums = ("sums",) if loss.label_smoothing else ()
-    return KernelCall(source, (-(-m // DOT_WARPS), 1, 1), scalars, (), ("x", "w", "target", "lse", *sums, "loss"))
+        "matmul_reduce.loss_kernel:row_losses", "row_losses", dtype=dtype, target_words=target_words, loss=loss,
+        with_bias=bias,
+    )  # fmt: skip
+    scalars = {**dict(zip(("m", "n", "depth"), size, strict=True)), "x_stride": strides[0], "w_stride": strides[1]}
+    more = (*(["sums"] if loss.label_smoothing else []), *(["bias"] if bias else []))
+    grid = -(-size[0] // DOT_WARPS), 1, 1
+    return KernelCall(source, grid, scalars, (), ("x", "w", "target", "lse", *more, "loss"))
 
 
 def gradient_call(m: int, n: int, chunk: int, *, target_words: int, loss: Loss, given: tuple[bool, bool]) -> KernelCall:
@@ -109,3 +111,15 @@ def gradient_call(m: int, n: int, chunk: int, *, target_words: int, loss: Loss, 
 def table_words(m: int, chunks: int) -> int:
     """32-bit words of the row values of m rows and so many chunks."""
     return 4 * m * chunks
+
+
+def columns_call(m: int, n: int, line: int, dtype: DType, *, first: bool, last: bool) -> KernelCall:
+    """The gradients of a bias: the sums of the columns of ``derivatives`` (m, n), in lines of ``line`` elements.
+
+    They are added to ``bias_sums`` unless these rows are the ``first``; those of the ``last`` are rounded to ``dbias``.
+    """
+    source = KernelSource.of(
+        "matmul_reduce.loss_kernel:column_sums", "column_sums", dtype=dtype, first=first, last=last
+    )
+    arrays = ("derivatives", *(() if first and last else ("bias_sums",)), *(("dbias",) if last else ()))
+    return KernelCall(source, (-(-n // COLUMNS), 1, 1), {"m": m, "n": n, "line": line}, (), arrays)

@@ -1,14 +1,14 @@
 # pyright: reportInvalidTypeForm=false
-"""The kernels beside the products of a cross-entropy: a row's loss, and what a row adds to the logits' gradients."""
+"""The kernels beside the products of a cross-entropy: a row's loss, and what the gradients take beside products."""
 
 from __future__ import annotations
 
 import math
 
-from warploom.core.dtypes import DType, f32, u16, u32
+from warploom.core.dtypes import DType, f32, u16, u32, u64
 from warploom.kernels.matmul.features import ROW_VALUES
 from warploom.kernels.matmul_reduce.loss import Loss, SoftCap
-from warploom.kernels.matmul_reduce.states import DOT_WARPS, MERGE_THREADS
+from warploom.kernels.matmul_reduce.states import COLUMN_WARPS, COLUMNS, DOT_WARPS, MERGE_THREADS
 from warploom.lang import Global, GlobalPointer, Kernel, Traced, kernel
 from warploom.lang.functions import LOG2_E
 
@@ -33,12 +33,14 @@ def row_losses(
     target: Global[u32],
     lse: Global[f32],
     sums: Global[f32],
+    bias: Global[u16],
     out: Global[f32],
     m: u32, n: u32, depth: u32, x_stride: u32, w_stride: u32,
     *,
     dtype: DType,
     target_words: int,
     loss: Loss,
+    with_bias: bool,
 ) -> None:  # fmt: skip
     """out[i] = the loss of row i: one warp a row, grid ⌈m / 4⌉.
 
@@ -60,6 +62,8 @@ def row_losses(
         for mask in (1, 2, 4, 8, 16):
             value = value + k.shfl_xor(value, mask)
         with k.when(k.lane == 0):
+            if with_bias:
+                value = value + k.unpack((bias + safe).load()[0], dtype)[0]
             if loss.softcap is not None:
                 value = SoftCap(loss.softcap)(value)
             log_sum = lse.load(row)[0]
@@ -110,3 +114,49 @@ def gradient_rows(
             factor = factor + lse_gradient.load(row)[0]
         at = (k.mul_wide(k.cta_y, m) + k.mul_wide(row, 1)) * ROW_VALUES
         (table + at).store([top, factor, own, k.bitcast(column, f32)])
+
+
+@kernel(threads=32 * COLUMN_WARPS, drop_unused=True)
+def column_sums(
+    k: Kernel,
+    values: Global[u16],
+    sums: Global[f32],
+    out: Global[u16],
+    m: u32, n: u32, line: u32,
+    *,
+    dtype: DType,
+    first: bool,
+    last: bool,
+) -> None:  # fmt: skip
+    """The sums of the columns of ``values`` (m, n), lines ``line`` elements apart, an even number; grid ⌈n / 64⌉.
+
+    ``sums`` (n) are those of the rows before, unless these are the ``first``. The sums of the ``last`` rows' calls are
+    rounded to ``out`` (n), all others are added to ``sums``.
+    """
+    start = k.cta_x * COLUMNS
+    pair, total = start + k.lane * 2, k.registers(f32, 2, 0.0)
+    step = COLUMN_WARPS * _ROWS_UNDER_WAY
+    with k.loop(m, start=k.warp * _ROWS_UNDER_WAY, step=step) as row:
+        found = k.registers(u32, _ROWS_UNDER_WAY, 0)
+        for i, word in enumerate(found):  # all loads before the first use
+            with k.when((row + i < m) & (pair < n)):
+                word.set(values.load(k.mul_wide(row + i, line) + k.convert(pair, u64), 1, dtype=u32)[0])
+        for word in found:
+            for part, x in zip(total, k.unpack(word.get(), dtype), strict=True):
+                part.set(part.get() + x)
+    parts = k.shared(f32, (COLUMN_WARPS, COLUMNS))
+    parts.store([x.get() for x in total], k.warp, k.lane * 2)
+    k.syncthreads()
+    column = start + k.thread
+    with k.when((k.thread < COLUMNS) & (column < n)):
+        value = k.value(0.0, f32) if first else sums.load(column)[0]
+        for warp in range(COLUMN_WARPS):
+            value = value + parts.load(warp, k.thread)[0]
+        if last:
+            out.store(k.pack(value, 0.0, dtype), column)
+        else:
+            sums.store(value, column)
+
+
+_ROWS_UNDER_WAY = 8
+"""Rows that a thread has loads of under way."""

@@ -21,6 +21,8 @@ MERGE_THREADS = 64
 """Rows per CTA of the kernel that merges the states of tiles."""
 DOT_WARPS = 4
 """Rows per CTA of the kernel that computes one logit per row."""
+COLUMN_WARPS, COLUMNS = 16, 64
+"""Warps and columns per CTA of the kernel that sums columns."""
 
 
 @dataclass(frozen=True)
