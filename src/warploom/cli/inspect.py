@@ -78,7 +78,7 @@ class Wanted:
     def title(self, report: SassReport) -> str:
         """What it is, in one line."""
         if self.what not in _FIRST_RUNGS:
-            return self.what
+            return f"{self.what}: {report.name} for {report.arch or 'an unknown architecture'}"
         level = "" if self.opt_level is None else f" -O{self.opt_level}"
         return " ".join([f"{self.what}, rung {self.of_rung} for {report.arch}{level}", *(self.settings or ())])
 

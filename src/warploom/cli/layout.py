@@ -65,7 +65,8 @@ def find_fragment(name: str) -> FragmentLayout:
 
     known = all_fragments()
     if name not in known:
-        close = get_close_matches(name, known, 5, 0.5) or list(known)[:5]
+        longer = [other for other in known if other.startswith(name)][:5]
+        close = longer or get_close_matches(name, known, 5, 0.5) or list(known)[:5]
         raise LayoutError(
             f"no fragment is called {name!r}; did you mean {', '.join(close)}? `warploom layout` lists all"
         )
@@ -164,9 +165,18 @@ def _list(json: str | None) -> None:
         write_json([_as_json(f, None) for f in known.values()], json)
         if json == "-":
             return
-    table = Table(title="Fragments", title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for head in ("name", "shape", "elements/thread", "registers", "row", "col"):
-        table.add_column(head, no_wrap=True)
+    table = Table(
+        title="Fragments: elements and registers of a thread",
+        title_justify="left",
+        box=None,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+    )
+    table.add_column("name", no_wrap=True, min_width=max(map(len, known)))  # to be typed: never cut
+    for head in ("shape", "elements", "registers"):
+        table.add_column(head, no_wrap=True, min_width=len(head))
+    for head in ("row", "col"):
+        table.add_column(head, overflow="fold")
     from warploom.layout.fit import formulas
 
     for f in known.values():
