@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, get_type_hints
+from weakref import WeakValueDictionary
 
 from warploom.core.dtypes import DType, u64
 from warploom.core.errors import LayoutError, TraceError, VerifyError, WarploomError, shown
@@ -83,6 +84,10 @@ class Launch:
     expect: Mapping[str, tuple[Any, float]] = field(default_factory=dict[str, tuple[Any, float]])
 
 
+WITH_OUTPUTS: WeakValueDictionary[str, KernelFunction] = WeakValueDictionary()
+"""Kernels that declare their outputs, by their keys."""
+
+
 @dataclass(eq=False)
 class KernelFunction:
     """A kernel before tracing. :meth:`trace` gives the Program of one configuration."""
@@ -96,7 +101,21 @@ class KernelFunction:
     share: bool = True
     drop_unused: bool = False
     cluster: Cluster | Callable[..., Cluster] = 1
+    outputs: tuple[str, ...] = ()
     example_launch: Callable[..., Launch] | None = None
+
+    def __post_init__(self) -> None:
+        given = self.function.__code__
+        self.names = given.co_varnames[1 : given.co_argcount]
+        """The names of the launch's arguments."""
+        if unknown := [name for name in self.outputs if name not in self.names]:
+            raise TraceError(f"{self.name} has no parameter {unknown[0]!r}, which outputs names")
+        self.key = f"{self.function.__module__}.{self.function.__qualname__}"
+        """What a kernel with declared outputs is called in graphs of PyTorch."""
+        if self.outputs:
+            while self.key in WITH_OUTPUTS:  # defined again, as in a notebook
+                self.key += "'"
+            WITH_OUTPUTS[self.key] = self
 
     def trace(self, *, threads: int | None = None, name: str | None = None, **configuration: Any) -> Program:
         """Run the function once with traced arguments and the given keyword-only configuration."""
@@ -215,6 +234,7 @@ def kernel(
     share: bool = True,
     drop_unused: bool = False,
     cluster: Cluster | Callable[..., Cluster] = 1,
+    outputs: Sequence[str] = (),
     name: str | None = None,
 ) -> Callable[[Callable[..., None]], KernelFunction]:
     """Decorator that makes a function a kernel.
@@ -224,7 +244,8 @@ def kernel(
     function of the configuration, ``min_ctas`` the CTAs per SM asked of ptxas, ``opt_level`` ptxas's. ``drop_unused``
     leaves parameters out of the Program that a configuration does not use: each costs a launch about 0.3 µs.
     ``cluster`` (sm_90) are the CTAs along x, y and z that run together and reach each other's shared memory, at most 8
-    in all, or a function of the configuration; the grid is a multiple of it.
+    in all, or a function of the configuration; the grid is a multiple of it. ``outputs`` names all parameters that the
+    kernel writes to: a launch of it is then one operator under ``torch.compile``.
     """
 
     if undecorated:
@@ -232,7 +253,8 @@ def kernel(
 
     def wrap(function: Callable[..., None]) -> KernelFunction:
         return KernelFunction(
-            function, name or function.__name__, threads, min_ctas, opt_level, requires, share, drop_unused, cluster
-        )
+            function, name or function.__name__, threads, min_ctas, opt_level, requires, share, drop_unused, cluster,
+            tuple(outputs),
+        )  # fmt: skip
 
     return wrap

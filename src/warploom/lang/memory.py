@@ -83,8 +83,8 @@ class GlobalPointer:
     ) -> Element | Vector:
         """The element at ``index``, or with ``count`` that many from there on, in one access.
 
-        ``dtype`` reads the memory as another type; ``index`` counts elements of the pointer's own type nevertheless, and
-        ``count`` those of ``dtype``. Elements narrower than 32 bits arrive one at a time, as bits in u32
+        ``dtype`` reads the memory as another type: ``index`` still counts elements of the pointer's own type, ``count``
+        those of ``dtype``. Elements narrower than 32 bits arrive one at a time, as bits in u32
         (``k.convert(x, f32)`` gives their value); read pairs of 16-bit elements with ``dtype=u32``.
         """
         kind = dtype or self.dtype

@@ -35,6 +35,10 @@ def operator_of(name: str) -> Callable[..., Any]:
         from warploom.operators.loss import linear_cross_entropy
 
         return linear_cross_entropy
+    if name == "launch":
+        from warploom.operators.launch import launch
+
+        return launch
     from warploom.operators import untraced
 
     return getattr(untraced, name)

@@ -100,6 +100,15 @@ def define(
     return operator
 
 
+def define_mutating(name: str, schema: str, run: Callable[..., None], fake: Callable[..., None]) -> Any:
+    """``torch.ops.warploom.<name>``, which changes the tensors that ``schema`` marks and has no derivative."""
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for key in _DEVICES:
+        _LIBRARY.impl(name, run, key)
+    torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    return getattr(getattr(torch.ops, _NAMESPACE), name).default
+
+
 def _function(name: str, run: Callable[..., Any], derivative: Derivative) -> Callable[..., Any]:
     """What runs an operator (operator, keys below autograd, arguments) so that its results have a history."""
     signature = inspect.signature(run)

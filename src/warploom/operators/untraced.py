@@ -50,8 +50,8 @@ def _untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
 
 launch = _untraced(
     of_launch.launch,
-    "warploom.launch is no PyTorch operator: compile without fullgraph=True, or make the launch an operator of your "
-    "own with torch.library.custom_op",
+    "a launch is a PyTorch operator if its kernel declares what it writes, as in @kernel(threads=128, outputs=['y']), "
+    "and its arguments are tensors and numbers: declare it, or compile without fullgraph=True",
 )
 matmul = _untraced(
     epilogues.matmul,

@@ -59,7 +59,9 @@ def launch(
     arrays) are copied to the GPU and back where there is one; else the kernel runs on the emulator with all its checks,
     which says so.
 
-    Under ``torch.compile`` a launch breaks the graph and runs as it is: it is no operator.
+    Under ``torch.compile`` a launch of a kernel that declares its outputs (``@kernel(outputs=["y"])``) is one operator,
+    if its arguments are tensors and numbers and its configuration is made of numbers and text; others break the graph
+    and run as they are.
 
     Raises ProblemError for arguments that do not fit, ConfigError for a launch that the GPU does not take,
     EmulationError if the emulator finds a defect, and what tracing raises.
@@ -71,6 +73,7 @@ def launch(
     grid = grid_of(grid)
     given, views = _described(program, arguments)
     arrays = [view for view in views if view is not None]
+    _check_outputs(kernel, program)
     names = [p.name for p in program.parameters if p.kind != "scalar"]
     on = same_device(arrays, names) if arrays else ("cpu", 0)
     written = _written(program)
@@ -149,6 +152,16 @@ def _program(kernel: KernelFunction | Program, configuration: Mapping[str, Any])
 @once(maxsize=256)
 def _traced(kernel: KernelFunction, settings: tuple[tuple[str, Any], ...]) -> Program:
     return kernel.trace(**dict(settings))
+
+
+def _check_outputs(kernel: KernelFunction | Program, program: Program) -> None:
+    """Raises ProblemError for a kernel that writes to what it does not declare, if it declares anything."""
+    outputs: tuple[str, ...] = getattr(kernel, "outputs", ())
+    more = _written(program).difference(outputs)
+    if outputs and more:
+        raise ProblemError(
+            f"{program.name} writes to {', '.join(sorted(more))}, which its outputs={list(outputs)} do not name"
+        )
 
 
 def _in_order(program: Program, arguments: Sequence[Any] | Mapping[str, Any]) -> list[Any]:

@@ -1,0 +1,71 @@
+"""A launch of a user's kernel under ``torch.compile``: an operator that changes the declared tensors."""
+
+# pyright: reportInvalidTypeForm=false
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import warploom  # noqa: E402
+from warploom.core.errors import ProblemError, TraceError  # noqa: E402
+from warploom.lang import Global, Kernel, f32, kernel, u32  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:no GPU")
+
+
+def body(k: Kernel, x: Global[f32], y: Global[f32], n: u32, factor: f32, *, tile: int = 64) -> None:
+    i = k.cta_x * tile + k.thread
+    with k.when(i < n):
+        y.store(x.load(i) * factor, i)
+
+
+scaled = kernel(threads=lambda tile: tile, outputs=["y"])(body)
+
+
+def six_times(x):
+    y = torch.empty_like(x)
+    warploom.launch(scaled, -(-x.numel() // 32), [x + 1, y, x.numel(), 3.0], tile=32)
+    return y * 2
+
+
+def by_name(x):
+    y = torch.empty_like(x)
+    warploom.launch(scaled, (-(-x.numel() // 64),), {"y": y, "x": x + 1, "factor": 6.0, "n": x.numel()})
+    return y
+
+
+@pytest.mark.parametrize("function", [six_times, by_name])
+def test_a_declared_launch_is_part_of_the_graph(function):
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in (100, 77):
+        x = torch.randn(size)
+        torch.testing.assert_close(compiled(x), (x + 1) * 6)
+    torch.testing.assert_close(function(x), (x + 1) * 6)
+
+
+def test_what_is_written_in_place_is_seen_by_what_follows():
+    def twice(x, y):
+        warploom.launch(scaled, 1, [x, y, 32, 2.0])
+        first = y + 0
+        warploom.launch(scaled, 1, [first, y, 32, 2.0])
+        return first + y
+
+    x, y = torch.randn(32), torch.zeros(32)
+    torch.testing.assert_close(torch.compile(twice, fullgraph=True, backend="aot_eager")(x, y), 6 * x)
+    torch.testing.assert_close(y, 4 * x)
+
+
+def test_the_operator_keeps_to_its_schema():
+    x, y = torch.randn(32), torch.zeros(32)
+    arguments = (scaled.key, [1], "rwif", [y], [x], [32], [2.0], "{}")
+    torch.library.opcheck(torch.ops.warploom.launch.default, arguments, test_utils="test_schema")
+    torch.library.opcheck(torch.ops.warploom.launch.default, arguments, test_utils="test_faketensor")
+
+
+def test_declarations_are_checked():
+    with pytest.raises(TraceError, match="no parameter 'out'"):
+        kernel(threads=32, outputs=["out"])(body)
+    wrong = kernel(threads=lambda tile: tile, outputs=["x"])(body)
+    with pytest.raises(ProblemError, match="writes to y"):
+        warploom.launch(wrong, 1, [torch.zeros(32), torch.zeros(32), 32, 1.0])
