@@ -1,0 +1,101 @@
+"""FlashAttention-4's forward kernel for sm_90a, compiled by CuTe DSL without a GPU, under all checks of the emulator.
+
+    PYTHONPATH=src python benchmarks/ptx_flash_attention.py [--out benchmarks/results/static/ptx-flash-attention.json]
+
+Needs Python 3.12 or newer and ``pip install flash-attn-4`` (which brings CuTe DSL and PyTorch), but no GPU. For head
+dimensions 64 and 128, in the emulator's own order and an adversarial one: the error to attention in float64 relative to
+bf16's rounding, findings, seconds. Exit status 1 where a result is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.update(CUTE_DSL_ARCH="sm_90a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_LINEINFO="1", CUTE_DSL_NO_CACHE="1")
+
+import ml_dtypes
+import numpy as np
+
+import warploom
+from warploom.core.dtypes import bf16
+from warploom.layout.tensor_map import TensorMapSpec
+
+SEQUENCE, HEADS, TILE, SHARED_BYTES = 256, 2, 128, 227 * 1024
+"""One batch; 227 KiB is what a CTA may have on sm_90."""
+
+
+def compiled(head_dim: int) -> str:
+    """The PTX of FlashAttention-4's kernel for (1, SEQUENCE, HEADS, head_dim), not causal."""
+    cutlass: Any = importlib.import_module("cutlass")
+    cute: Any = importlib.import_module("cutlass.cute")
+    runtime: Any = importlib.import_module("cutlass.cute.runtime")
+    family: Any = importlib.import_module("flash_attn.cute.flash_fwd_sm90").FlashAttentionForwardSm90
+    forward = family(
+        cutlass.BFloat16, head_dim, head_dim, 1, is_causal=False, is_local=False, pack_gqa=False, tile_m=TILE,
+        tile_n=TILE, num_stages=2, num_threads=384, Q_in_regs=False,
+    )  # fmt: skip
+
+    def tensor(dtype: Any, *shape: int) -> Any:
+        order = tuple(reversed(range(len(shape))))
+        return runtime.make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=16)
+
+    arrays = [tensor(cutlass.BFloat16, 1, SEQUENCE, HEADS, head_dim) for _ in range(4)]
+    lse = tensor(cutlass.Float32, 1, HEADS, SEQUENCE)
+    stream = runtime.make_fake_stream()
+    return cute.compile(forward, *arrays, lse, cutlass.Float32(head_dim**-0.5), stream=stream).__ptx__
+
+
+def checked(ptx: str, head_dim: int, seed: int | None) -> dict[str, Any]:
+    """One run: error, findings, seconds."""
+    rng = np.random.default_rng(0)
+    shape = (1, SEQUENCE, HEADS, head_dim)
+    q, k, v = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for _ in range(3))
+    out, lse = np.full(shape, np.nan, ml_dtypes.bfloat16), np.full((HEADS, SEQUENCE), np.nan, np.float32)
+    spec = TensorMapSpec(bf16, (head_dim, SEQUENCE, HEADS), (2 * HEADS * head_dim, 2 * head_dim), (64, TILE, 1), 128)
+    scale = head_dim**-0.5
+    unused = [[np.uint8(0)], [np.uint8(0)], [np.int32(0)] * 3]  # absent windows, and divisors of absent features
+    given = [[lse], *((x, spec) for x in (q, k, v, out)), np.float32(scale * np.log2(np.e)), *unused, HEADS]
+    start = time.perf_counter()
+    found = warploom.check_ptx(
+        ptx, (SEQUENCE // TILE, HEADS, 1), 384, given, shared_bytes=SHARED_BYTES, seed=seed, file="flash_fwd_sm90.ptx"
+    )
+    seconds = time.perf_counter() - start
+    exact = [x[0].astype(np.float64).transpose(1, 0, 2) for x in (q, k, v)]
+    scores = exact[0] @ exact[1].transpose(0, 2, 1) * scale
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    wanted = powers / powers.sum(-1, keepdims=True) @ exact[2]
+    error = np.abs(out[0].astype(np.float64).transpose(1, 0, 2) - wanted).max() / np.abs(wanted).max() * 2**8
+    far = np.abs(lse - np.log(powers.sum(-1)) - scores.max(-1)).max()
+    findings = [{"kind": f.kind, "where": str(f.where), "message": f.message} for f in found.findings]
+    return {"head_dim": head_dim, "seed": seed, "error": float(error), "log-sum-exp error": float(far),
+            "findings": findings, "seconds": round(seconds, 2)}  # fmt: skip
+
+
+def main() -> int:
+    """Compile, check, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for head_dim in (64, 128):
+        ptx = compiled(head_dim)
+        rows += [checked(ptx, head_dim, seed) for seed in (None, 3)]
+        for row in rows[-2:]:
+            print(row, flush=True)
+    names = ("flash-attn-4", "nvidia-cutlass-dsl")
+    result = {"versions": {name: importlib.metadata.version(name) for name in names}, "runs": rows}
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(not all(row["error"] <= 2 and row["log-sum-exp error"] < 1e-3 for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+"""Tests on CuTe DSL's kernels; without the package they are skipped."""
+
+import os
+
+# What the package reads when it is imported: the architecture to compile for, PTX to be kept, and its lines.
+os.environ.update(CUTE_DSL_ARCH="sm_90a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_LINEINFO="1", CUTE_DSL_NO_CACHE="1")
