@@ -14,7 +14,17 @@ from warploom.emulate import emulate
 from warploom.interop import copies
 from warploom.interop.arrays import ArrayView, describe, memory_span
 from warploom.kernels.source import KernelSource
-from warploom.ops import attention, attention_backward, attention_varlen, backends, loss, matmul, reduce, steps
+from warploom.ops import (
+    attention,
+    attention_backward,
+    attention_varlen,
+    attention_varlen_backward,
+    backends,
+    loss,
+    matmul,
+    reduce,
+    steps,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -38,6 +48,12 @@ class EmulatedGpu:
         words = np.full(-(-int(np.prod(shape)) * dtype.bytes // 4), 0xFFFFFFFF, np.uint32)
         made = words.view(np.uint8)[: int(np.prod(shape)) * dtype.bytes].view(dtype.numpy).reshape(tuple(shape))
         self.keep(made)
+        return made
+
+    def filled(self, kind: str, shape: Sequence[int], dtype: DType, device: Any, value: float) -> Array:
+        """An array of one number."""
+        made = self.empty(kind, shape, dtype, device)
+        made[...] = value
         return made
 
     def empty_like(self, view: ArrayView, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Array:
@@ -76,6 +92,7 @@ class EmulatedGpu:
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(np.array(view.owner, order="C")))
         for room in (attention, attention_varlen, reduce, loss, steps):
             monkeypatch.setattr(room, "empty", self.empty)
+        monkeypatch.setattr(attention_varlen_backward, "filled", self.filled)
         for room in (attention, attention_backward, matmul):
             monkeypatch.setattr(room, "empty_like", self.empty_like)
 

@@ -15,6 +15,7 @@ from warploom.core.errors import ConfigError, EmulationError, ProblemError
 from warploom.core.targets import target
 from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
 from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.ops.attention_varlen_backward import attention_varlen_backward
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 SM90 = "attention_sm90(head_dim=32, dtype=f16, tile_n=48, consumers=1)"
@@ -83,9 +84,9 @@ def test_torch_tensors_and_operators() -> None:
     found, lse = compiled(q, k, v, starts)
     assert torch.equal(found, out)
     assert tuple(lse.shape) == (2, 90)
-    torch.library.opcheck(torch.ops.warploom.attention_varlen, (q, k, v, starts), test_utils="test_faketensor")
-    with pytest.raises(ProblemError, match="gradient"):
-        warploom.attention_varlen(q.clone().requires_grad_(), k, v, starts)
+    logits = torch.zeros(2, requires_grad=True)
+    with pytest.raises(ProblemError, match="sinks"):
+        warploom.attention_varlen(q, k, v, starts, sinks=logits, return_lse=True)
 
 
 def test_nothing_to_compute() -> None:
@@ -199,3 +200,34 @@ def test_arrays_of_the_cpu_on_a_gpu(gpu: EmulatedGpu) -> None:
     warploom.attention_varlen(q, k, v, STARTS, out=out)
     assert is_right(out, q, k, v)
     assert (out[90:] == 7).all()
+
+
+# -- gradients
+def test_gradients_in_pytorch_are_those_of_each_sequence() -> None:
+    """Also of a result that is summed, whose gradient is one number; rows of no sequence have none."""
+    torch = pytest.importorskip("torch")
+    arrays, again = ([torch.from_numpy(x).requires_grad_() for x in make(96)] for _ in range(2))
+    out, lse = warploom.attention_varlen(*arrays, torch.from_numpy(STARTS), causal=True, return_lse=True)
+    (out[:90].float().sum() + lse[:, :90].sum()).backward()
+    total = torch.zeros(())
+    for a, b in pairwise(STARTS.tolist()):
+        if a < b:
+            own, logs = warploom.attention(*(x[None, a:b] for x in again), causal=True, return_lse=True)
+            total = total + own.float().sum() + logs.sum()
+    total.backward()
+    for x, y in zip(arrays, again, strict=True):
+        assert torch.allclose(x.grad[:90].float(), y.grad[:90].float(), atol=2e-2)
+        assert (x.grad[90:] == 0).all()
+
+
+def test_gradients_are_prepared_once(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.hold(monkeypatch)
+    q, k, v = make()
+    out, lse = warploom.attention_varlen(q, k, v, STARTS, return_lse=True)
+    first = attention_varlen_backward(np.ones_like(q), q, k, v, out, lse, STARTS)
+    prepared = len(gpu.prepared)
+    again = attention_varlen_backward(np.ones_like(q), q, k, v, out, lse, STARTS)
+    assert len(gpu.prepared) == prepared
+    assert all(
+        np.allclose(x.astype(np.float32), y.astype(np.float32), atol=1e-2) for x, y in zip(first, again, strict=True)
+    )

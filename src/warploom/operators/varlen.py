@@ -12,10 +12,11 @@ import torch
 from warploom.kernels.attention.packed import PackedConfig
 from warploom.operators.attention import pair
 from warploom.operators.fakes import if_sizes_are_known, known, seen
-from warploom.operators.registration import define
+from warploom.operators.registration import Derivative, Named, define
 from warploom.operators.untraced import attention_varlen as untraced
 from warploom.ops import attention_varlen as eager
 from warploom.ops.attention_arrays import Options, Window
+from warploom.ops.attention_varlen_backward import attention_varlen_backward
 from warploom.ops.varlen_arrays import checked_packed
 
 _SCHEMA = (
@@ -26,7 +27,61 @@ _SCHEMA = (
 )
 
 
-def _define(name: str, return_lse: bool) -> Any:
+_BACKWARD = (
+    "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor cu_seqlens_q, "
+    "Tensor? cu_seqlens_k=None, Tensor? dlse=None, Tensor? seqused_q=None, Tensor? seqused_k=None, bool causal=False, "
+    "float? scale=None, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, "
+    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _run_backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor | None = None, dlse: torch.Tensor | None = None,
+    seqused_q: torch.Tensor | None = None, seqused_k: torch.Tensor | None = None, causal: bool = False,
+    scale: float | None = None, window_left: int | None = None, window_right: int | None = None,
+    softcap: float | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
+) -> Any:  # fmt: skip
+    return attention_varlen_backward(
+        dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, dlse=dlse, seqused_q=seqused_q, seqused_k=seqused_k,
+        causal=causal, window=pair(window_left, window_right), scale=scale if scale_tensor is None else scale_tensor,
+        softcap=softcap if softcap_tensor is None else softcap_tensor,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+
+
+def _fake_backward(
+    _dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_others: Any, **_named: Any
+) -> Any:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+backward_operator = define("attention_varlen_backward", _BACKWARD, _run_backward, _fake_backward)
+"""The gradients by q, k and v."""
+
+_LENGTHS = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
+_NUMBERS = "scale_tensor", "softcap_tensor"
+
+
+def _saved(given: Named, results: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    return given["q"], given["k"], given["v"], *results, *(given[name] for name in (*_LENGTHS, *_NUMBERS))
+
+
+def _backward(
+    saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], _wanted: frozenset[str]
+) -> Named:
+    (q, k, v, out, lse, q_starts, k_starts, q_used, k_used, scale, softcap), (dout, dlse) = saved, gradients
+    if dout is None and dlse is None:
+        return {}
+    found = backward_operator(
+        torch.zeros_like(out) if dout is None else dout, q, k, v, out, lse, q_starts, k_starts, dlse, q_used, k_used,
+        others["causal"], others.get("scale"), others["window_left"], others["window_right"], others.get("softcap"),
+        scale, softcap,
+    )  # fmt: skip
+    return dict(zip("qkv", found, strict=True))
+
+
+def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
     def run(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
         cu_seqlens_k: torch.Tensor | None = None, seqused_q: torch.Tensor | None = None,
@@ -61,13 +116,15 @@ def _define(name: str, return_lse: bool) -> Any:
         out = q.new_empty(q.shape)
         return (out, q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)) if return_lse else out
 
-    return define(name, _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor"), run, fake)
+    return define(name, _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor"), run, fake, derivative)
 
 
 varlen_operator = _define("attention_varlen", return_lse=False)
 """The output of :func:`warploom.attention_varlen`; ``config`` in the notation that ``str(config)`` prints."""
 
-varlen_lse_operator = _define("attention_varlen_lse", return_lse=True)
+varlen_lse_operator = _define(
+    "attention_varlen_lse", return_lse=True, derivative=Derivative(frozenset("qkv"), _saved, _backward)
+)
 """The output and the log-sum-exps (float32, (heads, total_q)) of :func:`warploom.attention_varlen`."""
 
 
@@ -106,8 +163,12 @@ def attention_varlen(
     scale, scale_tensor = known("scale", scale)
     softcap, softcap_tensor = known("softcap", softcap)
     operators: Any = torch.ops.warploom
-    operator = operators.attention_varlen_lse if return_lse else operators.attention_varlen
-    return operator(
+    given = (
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, causal, scale, left, right, softcap,
         None if config is None else str(config), scale_tensor, softcap_tensor, sinks,
     )  # fmt: skip
+    differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if not (return_lse or differentiated):
+        return operators.attention_varlen(*given)
+    found = operators.attention_varlen_lse(*given)  # the backward pass needs the log-sum-exps
+    return found if return_lse else found[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
@@ -11,7 +12,6 @@ from warploom.core.dtypes import f32
 from warploom.core.errors import ConfigError
 from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty
-from warploom.interop.copies import settled
 from warploom.interop.tracing import is_watched
 from warploom.kernels.attention.packed import (
     PackedConfig,
@@ -26,7 +26,7 @@ from warploom.ops.attention_arrays import Options, Window, widened
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import EMULATOR, Place
 from warploom.ops.steps import Prepared, Step, Steps
-from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refuse_shared
+from warploom.ops.varlen_arrays import Arrays, check_lengths, laid_out, read_packed, refuse_shared
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,7 +97,7 @@ def attention_varlen(
     device, and raises a ProblemError that names the entry.
 
     Beside the result a call takes 32 bytes a head for every tile of 64 to 256 queries. Under ``torch.compile`` it is
-    one operator, ``warploom::attention_varlen``. Gradients are not there yet: arrays that require them are refused.
+    one operator, ``warploom::attention_varlen``. torch tensors that require gradients get them, but for sinks.
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
@@ -110,47 +110,63 @@ def attention_varlen(
         )  # fmt: skip
     given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
              "k_used": seqused_k, "sinks": sinks, "out": out}  # fmt: skip
-    views = {name: describe(array) for name, array in given.items() if array is not None}
-    if sinks is not None:
-        views["sinks"] = widened(views["sinks"])
+    views = described(given)
     asked = (causal, scale, window, softcap, return_lse, "bshd", config)
-    lying = tuple([(name, *view[1:6], view.pointer & 15) for name, view in views.items()])
     refuse_shared(views)
     if flag("check", check):
         check_lengths(views)
-    ready = _known((asked, lying))
+    key = asked, how_they_lie(views)
+    ready = known(key)
     if ready is None:
         options = Options(*asked[:6]).plain()
-        key = (*astuple(options), config), lying
-        ready = _known(key)
+        key = (*astuple(options), config), key[1]
+        ready = known(key)
         if ready is None:
             return _first_call(views, options, config, key, out)
     first = views["q"]
     result = empty(first.kind, first.shape, first.dtype, first.device) if out is None else out
     lse = [_empty_lse(first)] if ready.lse else []
-    pointers = [views[name].pointer for name in ready.given]
-    ready.prepared.run([*pointers, *map(address, (result, *lse))], first)
+    ready.run(views, (result, *lse))
     return (result, lse[0]) if lse else result
 
 
+def described(given: Mapping[str, Any]) -> Arrays:
+    """The arrays that are given, as kernels read them, by the kernels' names."""
+    views = {name: describe(array) for name, array in given.items() if array is not None}
+    if "sinks" in views:
+        views["sinks"] = widened(views["sinks"])
+    return laid_out(views)
+
+
+def how_they_lie(views: Arrays) -> tuple[Any, ...]:
+    """What launches depend on beside addresses: names, shapes, strides, types and devices."""
+    return tuple([(name, *view[1:6]) for name, view in views.items()])
+
+
 @dataclass(frozen=True)
-class _Ready:
+class Ready:
     """What a repeated call on a GPU needs: the launches, and which of the caller's arrays they take, in order."""
 
     prepared: Prepared
     given: tuple[str, ...]
     lse: bool
 
+    def run(self, views: Arrays, results: Sequence[Any]) -> None:
+        """Queue the launches on the caller's arrays and new results."""
+        pointers = [views[name].pointer for name in self.given]
+        self.prepared.run([*pointers, *map(address, results)], views["q"])
 
-_Key = tuple[Any, ...]
-_prepared: dict[_Key, _Ready] = {}
+
+Key = tuple[Any, ...]
+_prepared: dict[Key, Ready] = {}
 _PREPARED_KEPT = 4096
 
 
-def _known(key: _Key) -> _Ready | None:
+def known(key: Key) -> Ready | None:
+    """The launches prepared for a key; None where there are none, or where an option is nothing to look up."""
     try:
         return _prepared.get(key)
-    except TypeError:  # an array among the options, which no key can hold
+    except TypeError:
         return None
 
 
@@ -158,17 +174,17 @@ def _empty_lse(q: ArrayView) -> Any:
     return empty(q.kind, (q.shape[1], q.shape[0]), f32, q.device)
 
 
-def _first_call(views: Arrays, options: Options, config: Any, key: _Key, out: Any) -> Any:
+def _first_call(views: Arrays, options: Options, config: Any, key: Key, out: Any) -> Any:
     """Everything that :func:`attention_varlen` need not repeat for arrays of the same shapes, strides and device."""
-    given = read_packed(views, options)
-    q, problem = views["q"], given.problem
+    problem, inputs = read_packed(views, options)
+    q = views["q"]
     chosen, place = configured_packed(problem, q, config)
     result = empty(q.kind, q.shape, q.dtype, q.device) if out is None else out
     lse = [_empty_lse(q)] if options.return_lse else []
     found = (result, lse[0]) if lse else result
     if 0 in (problem.batch, problem.total_q, problem.heads):
         return found
-    results = {"out": settled(views["out"]) if out is not None else describe_new(result)}
+    results = {"out": views["out"] if out is not None else describe_new(result)}
     if lse:
         results["lse"] = describe_new(lse[0])
 
@@ -177,14 +193,21 @@ def _first_call(views: Arrays, options: Options, config: Any, key: _Key, out: An
         calls = packed_calls(chosen, problem, (q, k, v, out), place.multiprocessors)
         return Steps(tuple(Step(call, problem.flops if call is calls[-1] else 0) for call in calls))
 
-    arrays = given.arrays | results
+    run_anew(steps, (views, inputs, results), place, key)
+    return found
+
+
+def run_anew(steps: Callable[[Arrays], Steps], given: tuple[Arrays, Arrays, Arrays], place: Place, key: Key) -> None:
+    """Run launches for the first time: ``given`` are the caller's arrays, what the kernels take, and the results."""
+    views, inputs, results = given
+    arrays, q = inputs | results, views["q"]
     if q.device[0] == "cuda":
         prepared = steps(arrays).prepare(tuple(arrays), q.device[1])
-        callers = {name: name if name in views else "q_starts" for name in given.arrays}
-        if all(given.arrays[name].pointer == views[own].pointer for name, own in callers.items()):  # nothing was copied
+        callers = {name: name if name in views else "q_starts" for name in inputs}
+        if all(inputs[name].pointer == views[own].pointer for name, own in callers.items()):
             if len(_prepared) >= _PREPARED_KEPT:
                 _prepared.clear()
-            _prepared[key] = _Ready(prepared, tuple(callers.values()), bool(lse))
+            _prepared[key] = Ready(prepared, tuple(callers.values()), "lse" in results)
         prepared.run([view.pointer for view in arrays.values()], q)
     elif str(place) == EMULATOR:
         steps(arrays).emulate(arrays)
@@ -193,7 +216,6 @@ def _first_call(views: Arrays, options: Options, config: Any, key: _Key, out: An
         steps({name: describe(host) for name, host in hosts.items()}).run_from_host(hosts, tuple(results), filled=True)
         for name, view in results.items():
             as_numpy(view)[...] = hosts[name]
-    return found
 
 
 def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Place]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,28 +28,37 @@ NAMES = {"q_starts": "cu_seqlens_q", "k_starts": "cu_seqlens_k", "q_used": "sequ
 """What callers call the kernels' arrays of lengths."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """Described, checked and aligned inputs by the kernels' names, and what is asked."""
+def laid_out(views: Arrays) -> Arrays:
+    """The arrays as kernels read them, by the kernels' names: copies of those whose rows they cannot.
 
-    problem: PackedProblem
-    arrays: Arrays
+    That comes first of all, so that a call with copies is one that is known when it comes again.
+    """
+    return {name: _laid_out(name, view) for name, view in views.items()}
 
 
-def read_packed(views: Arrays, options: Options, copy: Callable[[ArrayView], ArrayView] = compact) -> Given:
-    """Check the arrays, by the kernels' names. Raises ProblemError with the first thing that is wrong."""
+def _laid_out(name: str, view: ArrayView) -> ArrayView:
+    if len(view.shape) != 3:
+        return view if view.contiguous or len(view.shape) > 2 else compact(view)
+    if name in _GRADIENTS:  # a gradient may be one number that is shown everywhere
+        spread = any(stride == 0 < size - 1 for size, stride in zip(view.shape, view.strides, strict=True))
+        if spread or view.strides[2] != 1:
+            return compact(view)
+    return aligned(settled(view), compact)
+
+
+_GRADIENTS = "dout", "o"
+
+
+def read_packed(views: Arrays, options: Options) -> tuple[PackedProblem, Arrays]:
+    """The problem, and the arrays that its kernels take. Raises ProblemError with the first thing that is wrong."""
     problem = checked_packed(views, options)
-    arrays = {name: aligned(settled(views[name]), copy) for name in ("q", "k", "v")}
+    arrays = {name: view for name, view in views.items() if name != "out"}
     if problem.total_k == 0 < problem.total_q:  # no tensor map without a row: one that no sequence has
         rows = (1, problem.kv_heads, problem.head_dim)
         q = views["q"]
         arrays |= {name: describe_new(filled(q.kind, rows, q.dtype, q.device, 0.0)) for name in ("k", "v")}
-    starts = views["q_starts"]
-    lengths = {"q_starts": starts, "k_starts": views.get("k_starts", starts)}
-    lengths |= {name: views[name] for name in ("q_used", "k_used") if name in views}
-    lengths |= {"sinks": views["sinks"]} if "sinks" in views else {}
-    arrays |= {name: view if view.contiguous else copy(view) for name, view in lengths.items()}
-    return Given(problem, arrays)
+    arrays.setdefault("k_starts", views["q_starts"])
+    return problem, arrays
 
 
 def checked_packed(views: Mapping[str, ArrayView], options: Options) -> PackedProblem:

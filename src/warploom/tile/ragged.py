@@ -63,6 +63,17 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Slot:
+    """Where a tile is: its ``number`` in the sequence, and the number of the sequence's ``first`` slot of a head.
+
+    Slots are places for blocks of rows in memory between kernels.
+    """
+
+    number: Traced
+    first: Traced
+
+
+@dataclass(frozen=True)
 class PieceList:
     """The list of tiles in memory: how many there are, then an entry of ``ENTRY_WORDS`` for each."""
 
@@ -80,14 +91,38 @@ class PieceList:
         q_begin, q_count, k_begin, k_count = place.load(0, 4)
         return Piece(Rows(q_begin, q_count), Rows(k_begin, k_count), place.load(4)[0])
 
-    def put(self, number: Traced, piece: Piece) -> None:
+    def slot(self, number: Traced) -> Slot:
+        """Where a tile is, if the list says so."""
+        place = self._entry(number)
+        return Slot(place.load(5)[0], place.load(6)[0])
+
+    def put(self, number: Traced, piece: Piece, slot: Slot | None = None) -> None:
         """Write a tile's entry."""
         place = self._entry(number)
         place.store([piece.queries.begin, piece.queries.count, piece.keys.begin, piece.keys.count], 0)
         place.store(piece.head, 4)
+        if slot is not None:
+            place.store(slot.number, 5)
+            place.store(slot.first, 6)
 
     def _entry(self, number: Traced) -> GlobalPointer:
         return self.words + self.k.mul_wide(number + 1, ENTRY_WORDS)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Slots for blocks of ``rows`` of the other side's sequences (``of_keys``), or the own; at most ``most`` a head.
+
+    A sequence that has none left is listed without rows.
+    """
+
+    rows: int
+    of_keys: bool
+    most: Traced
+
+    def of(self, queries: Traced, keys: Traced) -> Traced:
+        """How many a sequence takes."""
+        return ((keys if self.of_keys else queries) + (self.rows - 1)) // self.rows
 
 
 @dataclass(frozen=True)
@@ -108,6 +143,7 @@ class RaggedTiles:
     most: Traced
     tile_m: int
     by_row: bool
+    slots: Slots | None = None
 
     def write(self, to: PieceList, sequence: Traced, first: Traced, step: Traced) -> None:
         """A warp: the entries of a sequence, of its tiles ``first``, ``first + step`` … ."""
@@ -118,18 +154,34 @@ class RaggedTiles:
         count = k.minimum(count, self.most)
         with k.when((sequence == 0) & (first == 0) & (k.lane == 0)):
             to.words.store(count * self.heads)
+        slots, fits = self._first_slot(sequence, queries.count, keys.count)
         with k.loop(own, first, step) as tile:
             place = ahead + tile
             if self.by_row:
                 last = _signed(k, keys.count) - _signed(k, queries.count) + _signed(k, (tile + 1) * self.tile_m)
                 place, _ = self._over_sequences(self._later(last, sequence))
             row = tile * self.tile_m
-            piece = Rows(queries.begin + row, queries.count - row)
+            piece, others = Rows(queries.begin + row, queries.count - row), keys
+            if fits is not None:
+                none = k.value(0, u32)
+                piece = Rows(k.select(fits, piece.begin, none), k.select(fits, piece.count, none))
+                others = Rows(k.select(fits, keys.begin, none), k.select(fits, keys.count, none))
+            slot = None if slots is None else Slot(tile, slots)
             with k.when(place < count), k.loop(self.heads, k.lane, WARP) as head:
                 group, member = self.together.divide(head)
                 before = group * self.together.value
                 members = k.minimum(self.heads - before, self.together.value)
-                to.put(before * count + place * members + member, Piece(piece, keys, head))
+                to.put(before * count + place * members + member, Piece(piece, others, head), slot)
+
+    def _first_slot(self, me: Traced, queries: Traced, keys: Traced) -> tuple[Traced | None, Traced | None]:
+        """The number of a sequence's first slot, and whether all of them are there."""
+        k, slots = self.k, self.slots
+        if slots is None:
+            return None, None
+        zero: Traced = k.value(0, u32)
+        first, _ = self._over_sequences(lambda j, q, n: k.select(j < me, slots.of(q, n), zero))
+        fits = first + slots.of(queries, keys) <= slots.most
+        return k.select(fits, first, zero), fits
 
     def _tiles(self, rows: Traced) -> Traced:
         return (rows + (self.tile_m - 1)) // self.tile_m

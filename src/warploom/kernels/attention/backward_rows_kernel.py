@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, f32, u16, u32, u64
 from warploom.kernels.attention.backward import ROW_THREADS, SINK_THREADS, RowGroups
@@ -47,14 +49,53 @@ def attention_backward_rows(
         start = k.mul_wide(batch, strides[0]) + k.mul_wide(head, strides[1]) + k.mul_wide(row, strides[2])
         return of + start + k.mul_wide(chunk, 8)
 
+    form(
+        k,
+        RowPlaces(
+            q_len,
+            padded,
+            lambda row: k.mul_wide(plane, q_len) + k.convert(row, u64),
+            lambda row: k.mul_wide(plane, padded // tile[0] * tile[1]) + k.convert(_slot(row, tile), u64),
+        ),
+        rows,
+        lambda row: (
+            line(out, (out_batch, out_head, out_row), row),
+            line(dout, (dout_batch, dout_head, dout_row), row),
+        ),
+        (lse, dlse if lse_gradient else None),
+        (shift, delta),
+        (head_dim, dtype),
+    )
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """Rows that exist, and those that have a place; ``at`` and ``to``: of a row in lse and dlse, in shift and delta."""
+
+    rows: Traced
+    padded: Traced | int
+    at: Callable[[Traced], Traced]
+    to: Callable[[Traced], Traced]
+
+
+def form(
+    k: Kernel,
+    place: RowPlaces,
+    rows: list[Traced],
+    lines: Callable[[Traced], tuple[GlobalPointer, GlobalPointer]],
+    logarithms: tuple[GlobalPointer, GlobalPointer | None],
+    results: tuple[GlobalPointer, GlobalPointer],
+    elements: tuple[int, DType],
+) -> None:
+    """Shift and delta of the rows that a thread has a part of; ``lines`` are those of O and dO, ``elements`` theirs."""
+    (head_dim, dtype), (lse, dlse), (shift, delta) = elements, logarithms, results
+    groups, q_len, padded = RowGroups(head_dim), place.rows, place.padded
+    chunk = k.lane % groups.lanes
     found: list[tuple[list[Mutable], list[Mutable]]] = []
     for row in rows:  # all loads before the first use
         found.append((k.registers(u32, CHUNK_WORDS, 0, "o"), k.registers(u32, CHUNK_WORDS, 0, "do")))
         with k.when((row < q_len) & (chunk < head_dim // 8)):
-            for words, source in zip(
-                found[-1], (line(out, (out_batch, out_head, out_row), row),
-                            line(dout, (dout_batch, dout_head, dout_row), row)), strict=True,
-            ):  # fmt: skip
+            for words, source in zip(found[-1], lines(row), strict=True):
                 for word, loaded in zip(words, source.load(0, CHUNK_WORDS, dtype=u32), strict=True):
                     word.set(loaded)
     for row, (o, do) in zip(rows, found, strict=True):
@@ -67,12 +108,12 @@ def attention_backward_rows(
         with k.when((chunk == 0) & (row < padded)):
             exponent, change = k.register(f32, 0.0, "exponent"), k.register(f32, 0.0, "delta")
             with k.when(row < q_len):
-                at = k.mul_wide(plane, q_len) + k.convert(row, u64)
+                at = place.at(row)
                 (logarithm,) = lse.load(at)
                 # a row that sees no key has no scores but -inf, and any finite shift makes them 0
                 exponent.set(k.select(logarithm == -math.inf, k.value(0.0, f32), logarithm * -LOG2_E))
-                change.set(total - dlse.load(at)[0] if lse_gradient else total)
-            to = k.mul_wide(plane, padded // tile[0] * tile[1]) + k.convert(_slot(row, tile), u64)
+                change.set(total if dlse is None else total - dlse.load(at)[0])
+            to = place.to(row)
             shift.store(exponent, to)
             delta.store(change, to)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,9 +13,12 @@ from warploom.kernels.attention.backward import (
     BackwardProblem,
     rows_calls,
 )
+from warploom.kernels.attention.packed import Strides
+from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_values
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.order import most_pieces
 from warploom.tile.panels import PANEL_COLS
 
 ROWS = 16
@@ -136,3 +140,32 @@ class BackwardSm80(Configuration):
         grid = -(-p.q_len // self.tile_m), p.heads, p.batch
         scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **operands.scalars("dq")}
         return KernelCall(source, grid, scalars, (), ("dq", "total"))
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Query rows of a block, and keys of a tile."""
+        return self.tile_m, self.keys
+
+    def calls_packed(self, problem: PackedBackwardProblem, strides: Mapping[str, Strides]) -> tuple[KernelCall, ...]:
+        """The kernels for packed sequences, on their lists of tiles."""
+        p, names = problem.forward, ("q", "k", "v", "dout", "dk", "dv")
+        kernels, slots, given = "attention.packed_backward_kernel", problem.slots(self.tile_m), features(problem)
+        products = KernelSource.of(
+            f"{kernels}:packed_backward_sm80", f"packed_backward_{self.tile_m}x{self.keys}x{self.head_dim}",
+            config=self, features=given, row_strides=tuple(strides[x][0] for x in names),
+        )  # fmt: skip
+        blocks = slots * p.heads
+        memory = {"total": blocks * self.tile_m * self.width} | ({"turns": blocks} if self.in_turn else {})
+        arrays = "q", "k", "v", "dout", "shift", "delta", "tiles", "dk", "dv", *memory
+        scalars = {"slots": slots, **{f"{x}_head": strides[x][1] for x in names}}
+        grid = most_pieces(p.total_k, p.batch, self.keys) * p.kv_heads, 1, 1
+        rounding = KernelSource.of(
+            f"{kernels}:packed_backward_dq_sm80", f"packed_backward_dq_{self.head_dim}",
+            config=self, features=given, row_strides=(strides["dq"][0],),
+        )  # fmt: skip
+        return (
+            row_values(problem, strides, self.tile_m, self.tile_m),
+            KernelCall(products, grid, scalars, (), arrays, memory, [*memory][-1]),
+            KernelCall(rounding, (blocks, 1, 1), {"slots": slots, "dq_head": strides["dq"][1]},
+                       (), ("dq", "total", "blocks")),
+        )  # fmt: skip

@@ -8,6 +8,9 @@ same scores, and each sums a half of the columns of dV and dK.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.backward_sm80 import ROWS, BackwardSm80
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
@@ -55,7 +58,6 @@ def attention_backward_sm80(
     """
     c, f = config, features
     head, batch, first = k.cta_y, k.cta_z, k.cta_x * c.keys
-    own, part = (k.warp, 0) if c.halves == 1 else (k.warp // 2, k.warp % 2)
     q_rows, kv_rows = q_len if f.ragged_q else None, kv_len if f.ragged_kv else None
 
     def keys_of(of: GlobalPointer, strides: tuple[Traced, Traced], number: int) -> Rows:
@@ -66,17 +68,58 @@ def attention_backward_sm80(
         start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(head * f.group, strides[1]))
         return Rows(start, row_strides[number], q_rows, c.head_dim, plane=strides[1])
 
+    def slot(block: Traced, head: Traced) -> Traced:
+        plane = batch * (k.special("nctaid.y") * f.group) + head
+        return plane * ((q_len + (c.tile_m - 1)) // c.tile_m) + block
+
+    at = KeyBlock(
+        k.cta_x,
+        first,
+        head,
+        (q_len, kv_len),
+        lambda: (keys_of(key, (k_batch, k_head), 1), keys_of(value, (v_batch, v_head), 2)),
+        lambda: (queries_of(q, (q_batch, q_head), 0), queries_of(dout, (dout_batch, dout_head), 3)),
+        lambda: (keys_of(dk, (dk_batch, dk_head), 4), keys_of(dv, (dv_batch, dv_head), 5)),
+        slot,
+    )
+    differentiate(k, c, f, at, (shift, delta), (total, Turns(k, turns) if c.in_turn else None))
+
+
+@dataclass(frozen=True)
+class KeyBlock:
+    """A CTA's keys: tile ``number`` of their sequence, from key ``first`` on, of a key head; and what lies where.
+
+    ``slot``: the number of a block of query rows of a query head among those of all.
+    """
+
+    number: Traced
+    first: Traced
+    head: Traced
+    lengths: tuple[Traced, Traced]
+    keys: Callable[[], tuple[Rows, Rows]]
+    queries: Callable[[], tuple[Rows, Rows]]
+    results: Callable[[], tuple[Rows, Rows]]
+    slot: Callable[[Traced, Traced], Traced]
+
+
+def differentiate(
+    k: Kernel,
+    config: BackwardSm80,
+    features: AttentionFeatures,
+    place: KeyBlock,
+    vectors: tuple[GlobalPointer, GlobalPointer],
+    total: tuple[GlobalPointer, Turns | None],
+) -> None:
+    """dK and dV of a tile of keys, and what it adds to dQ (``total``), by all threads of the CTA."""
+    c, f, head, first = config, features, place.head, place.first
+    own, part = (k.warp, 0) if c.halves == 1 else (k.warp // 2, k.warp % 2)
     k_tile, v_tile = (operand_tile(k, c.dtype, c.keys, c.width, name=name) for name in ("K", "V"))
     q_tile, do_tile = (operand_tile(k, c.dtype, c.tile_m, c.width, name=name, stages=c.stages) for name in ("Q", "dO"))
     ds_tile = operand_tile(k, c.dtype, c.keys, c.tile_m, name="dS")
-    for tile, matrix in ((k_tile, keys_of(key, (k_batch, k_head), 1)), (v_tile, keys_of(value, (v_batch, v_head), 2))):
+    for tile, matrix in zip((k_tile, v_tile), place.keys(), strict=True):
         RowCopy(k, tile, matrix, c.threads).load((first, 0))
-    ring = CopyRing(
-        k,
-        (q_tile, queries_of(q, (q_batch, q_head), 0)),
-        (do_tile, queries_of(dout, (dout_batch, dout_head), 3)),
-        threads=c.threads,
-    )
+    q, dout = place.queries()
+    ring = CopyRing(k, (q_tile, q), (do_tile, dout), threads=c.threads)
 
     cores = MmaSync(k, c.dtype)
     s, dp = cores.accumulator(ROWS, c.tile_m, "s"), cores.accumulator(ROWS, c.tile_m, "dp")
@@ -92,27 +135,27 @@ def attention_backward_sm80(
     )
     assert rows * ROWS == c.tile_m
     softmax = SoftmaxGradient(k, s, f.softmax_scale(c.head_dim), cap=f.softcap)
-    mask = SeenBy(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.keys), first, (q_len, kv_len))
-    sums = Sums(k, c, f, total, Turns(k, turns) if c.in_turn else None, (q_len, kv_len))
+    mask = SeenBy(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.keys), first, place.lengths)
+    sums = Sums(k, c, f, place, *total)
     zero(dks)
     zero(dvs)
 
-    def place(turn: Traced) -> tuple[Traced, Traced]:
+    def block_of(turn: Traced) -> tuple[Traced, Traced]:
         """(block of query rows, member of the group of heads)."""
         if f.group == 1:
             return mask.block(turn), k.value(0, u32)
         return mask.block(turn // f.group), turn % f.group
 
     def block(turn: Traced, queries: SharedTile, gradients: SharedTile) -> None:
-        at, member = place(turn)
-        number = sums.number(at, head * f.group + member)
-        vectors = [of + k.mul_wide(number, c.tile_m) for of in (shift, delta)]
-        exponents = column_values(vectors[0], s, k.lane)  # under way beside the product
+        at, member = block_of(turn)
+        number = place.slot(at, head * f.group + member)
+        shift, delta = (of + k.mul_wide(number, c.tile_m) for of in vectors)
+        exponents = column_values(shift, s, k.lane)  # under way beside the product
         form_s.start(k_tile, queries, zero=True)
         softmax.probabilities(exponents, lambda: mask.apply(s, at, row=own * ROWS))
         add_dv.start(cores.left(s), gradients)
         softmax.uncap(exponents)
-        changes = column_values(vectors[1], dp, k.lane)
+        changes = column_values(delta, dp, k.lane)
         form_dp.start(v_tile, gradients, zero=True)
         ds = softmax.scores(dp, changes)
         if c.halves == 1:
@@ -126,7 +169,7 @@ def attention_backward_sm80(
         sums.add(number, at, dq)
 
     def places(turn: Traced) -> list[tuple[Traced | int, ...]]:
-        at, member = place(turn)
+        at, member = block_of(turn)
         return 2 * [(at * c.tile_m, 0, member)]
 
     ring.each(mask.blocks * f.group, places, block)
@@ -138,7 +181,7 @@ def attention_backward_sm80(
     store_pairs(k, k_tile, dks, own * ROWS, part)
     store_pairs(k, v_tile, dvs, own * ROWS, part)
     k.syncthreads()
-    for tile, matrix in ((k_tile, keys_of(dk, (dk_batch, dk_head), 4)), (v_tile, keys_of(dv, (dv_batch, dv_head), 5))):
+    for tile, matrix in zip((k_tile, v_tile), place.results(), strict=True):
         RowCopy(k, tile, matrix, c.threads).store((first, 0))
 
 
@@ -150,18 +193,12 @@ class Sums:
         k: Kernel,
         config: BackwardSm80,
         features: AttentionFeatures,
+        place: KeyBlock,
         total: GlobalPointer,
         turns: Turns | None,
-        lengths: tuple[Traced, Traced],
     ) -> None:
-        self._k, self._config, self._features, self._lengths = k, config, features, lengths
+        self._k, self._config, self._features, self._place = k, config, features, place
         self._total, self._turns = total, turns
-
-    def number(self, block: Traced, head: Traced) -> Traced:
-        """The number of a block among those of all heads."""
-        c, k = self._config, self._k
-        plane = k.cta_z * (k.special("nctaid.y") * self._features.group) + head
-        return plane * ((self._lengths[0] + (c.tile_m - 1)) // c.tile_m) + block
 
     def add(self, number: Traced, block: Traced, dq: Fragment) -> None:
         """Add every warp's part of a block."""
@@ -173,7 +210,7 @@ class Sums:
             return
         f = self._features
         visible = Visible(f.window, f.ragged_kv)
-        before = k.cta_x - key_tiles(k, visible, (c.tile_m, c.keys), block, self._lengths)[0]
+        before = self._place.number - key_tiles(k, visible, (c.tile_m, c.keys), block, self._place.lengths)[0]
         with k.when(k.thread == 0):
             self._turns.await_turn(number, before)
         k.syncthreads()
@@ -196,21 +233,35 @@ def attention_backward_dq_sm80(
     row_strides: tuple[int, ...],
 ) -> None:  # fmt: skip
     """dQ from the sums, scaled and rounded; grid (blocks of query rows, heads, batches)."""
-    c, f, block, head, batch = config, features, k.cta_x, k.cta_y, k.cta_z
+    block, head, batch = k.cta_x, k.cta_y, k.cta_z
+    number = (batch * k.special("nctaid.y") + head) * k.grid_x + block
+    start = dq + (k.mul_wide(batch, dq_batch) + k.mul_wide(head, dq_head))
+    rows = Rows(start, row_strides[0], q_len if features.ragged_q else None, config.head_dim)
+    round_sums(k, config, features, total, number, (block, (q_len, kv_len)), rows)
+
+
+def round_sums(
+    k: Kernel,
+    config: BackwardSm80,
+    features: AttentionFeatures,
+    total: GlobalPointer,
+    number: Traced,
+    place: tuple[Traced, tuple[Traced, Traced]],
+    to: Rows,
+) -> None:
+    """A block of dQ from sums number ``number``; ``place``: the block and the lengths of its sequence."""
+    c, f, (block, lengths) = config, features, place
     tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
     cores = MmaSync(k, c.dtype)
     layout = cores.accumulator(ROWS, c.dq_cols, "dq").layout
-    number = (batch * k.special("nctaid.y") + head) * k.grid_x + block
     part = (number * c.num_warps + k.warp) * c.dq_registers
     values = load_warp_part(k, total + k.mul_wide(part, 32), c.dq_registers)
     if c.in_turn:  # where no tile of keys adds anything, nobody has stored the first sum either
-        seen = key_tiles(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.keys), block, (q_len, kv_len))
+        seen = key_tiles(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.keys), block, lengths)
         values = [k.select(seen[0] < seen[1], x, k.value(0.0, f32)) for x in values]
     factor: Traced = k.value(f.softmax_scale(c.head_dim), f32)
     cols = c.dq_warps[1]
     sums = k.fragment(layout, f32, [x * factor for x in values])
     store_pairs(k, tile, sums, k.warp // cols * ROWS, k.warp % cols)
     k.syncthreads()
-    start = dq + (k.mul_wide(batch, dq_batch) + k.mul_wide(head, dq_head))
-    rows = Rows(start, row_strides[0], q_len if f.ragged_q else None, c.head_dim)
-    RowCopy(k, tile, rows, c.threads).store((block * c.tile_m, 0))
+    RowCopy(k, tile, to, c.threads).store((block * c.tile_m, 0))

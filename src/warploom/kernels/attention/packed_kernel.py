@@ -20,7 +20,7 @@ from warploom.layout.tensor_map import RAGGED_ROWS
 from warploom.tile import ragged
 from warploom.tile.copies import Rows
 from warploom.tile.pipeline import Boxes
-from warploom.tile.ragged import PieceList, RaggedTiles, Sequences
+from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Slots
 from warploom.tile.scheduler import Divisor, Persistent, Single
 
 
@@ -28,12 +28,16 @@ from warploom.tile.scheduler import Divisor, Persistent, Single
 def list_tiles(
     k: Kernel, q_starts: Global[u32], k_starts: Global[u32], q_used: Global[u32], k_used: Global[u32],
     tiles: Global[u32], total_q: u32, total_k: u32, batch: u32, heads: u32, together: Divisor, most: u32,
-    *, tile_m: int, by_row: bool, used: tuple[bool, bool],
+    most_slots: u32, *, tile_m: int, by_row: bool, used: tuple[bool, bool], slots: tuple[int, bool] | None = None,
 ) -> None:  # fmt: skip
-    """The list of tiles, a warp for each sequence; CTAs along y share the tiles of one."""
+    """The list of tiles, a warp for each sequence; CTAs along y share the tiles of one. ``slots``: of :class:`Slots`.
+
+    What is called queries here is what is cut into tiles: in a backward pass that may be the keys.
+    """
     queries = Sequences(k, q_starts, total_q, q_used if used[0] else None)
     keys = Sequences(k, k_starts, total_k, k_used if used[1] else None)
-    ragged = RaggedTiles(k, queries, keys, batch, heads, together, most, tile_m, by_row)
+    places = None if slots is None else Slots(*slots, most_slots)
+    ragged = RaggedTiles(k, queries, keys, batch, heads, together, most, tile_m, by_row, places)
     sequence = k.cta_x * LISTING_WARPS + k.warp
     with k.when(sequence < batch, uniform=True):
         ragged.write(PieceList(k, tiles), sequence, k.cta_y, k.special("nctaid.y"))

@@ -1,0 +1,100 @@
+"""The backward pass of packed sequences: what is asked, and the launches that configurations make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.targets import Target
+from warploom.kernels.attention.backward import BackwardConfig
+from warploom.kernels.attention.backward_choice import candidates
+from warploom.kernels.attention.backward_sm80 import BackwardSm80
+from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, Strides
+from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
+from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
+
+
+@runtime_checkable
+class PackedBackwardConfig(BackwardConfig, Protocol):
+    """A configuration whose kernels take packed sequences."""
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Query rows of a block, and keys of a tile."""
+        ...
+
+    def calls_packed(self, problem: PackedBackwardProblem, strides: Mapping[str, Strides]) -> tuple[KernelCall, ...]:
+        """The launches on arrays with these strides, after the lists "blocks" and "tiles"."""
+        ...
+
+
+def choose_packed_backward(problem: PackedBackwardProblem, target: Target) -> PackedBackwardConfig:
+    """The configuration for packed sequences on a target. Raises ProblemError when none fits."""
+    reasons: list[str] = []
+    for config in candidates(problem.typical, target):
+        found = config.check(target) + config.misfits(problem.typical)
+        if not found and isinstance(config, PackedBackwardConfig):
+            return config
+        reasons += found[:1]
+    raise ProblemError("no backward kernel takes packed sequences: " + "; ".join(dict.fromkeys(reasons)))
+
+
+def parse_packed_backward(text: str) -> PackedBackwardConfig:
+    """A configuration from its notation. Raises ConfigError for those of other kernels."""
+    word = text.partition("(")[0].strip()
+    if word == BackwardSm80.word:
+        return BackwardSm80.parse(text)
+    raise ConfigError(f"{text!r} takes no packed sequences; write {BackwardSm80.word}")
+
+
+def packed_backward_calls(
+    config: PackedBackwardConfig, problem: PackedBackwardProblem, strides: Mapping[str, Strides]
+) -> tuple[KernelCall, ...]:
+    """The launches in order: both lists, then the configuration's. Arrays as for the forward pass, and gradients."""
+    return *lists(config, problem), *config.calls_packed(problem, strides)
+
+
+def lists(config: PackedBackwardConfig, problem: PackedBackwardProblem) -> tuple[KernelCall, KernelCall]:
+    """The launches that list blocks of queries ("blocks") and tiles of keys ("tiles"), each with its slots."""
+    p, (rows, keys) = problem.forward, config.blocks
+    queries = _Side("q", p.total_q, p.heads, rows, "blocks")
+    others = _Side("k", p.total_k, p.kv_heads, keys, "tiles")
+    slots = problem.slots(rows)
+    return _list(problem, queries, others, (rows, False), slots), _list(problem, others, queries, (rows, True), slots)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Queries or keys: whose sequences are cut into tiles of ``tile`` rows, of so many heads, in a list."""
+
+    name: str
+    total: int
+    heads: int
+    tile: int
+    words: str
+
+
+def _list(
+    problem: PackedBackwardProblem, own: _Side, other: _Side, slots: tuple[int, bool], most_slots: int
+) -> KernelCall:
+    p = problem.forward
+    used = dict(zip("qk", p.used, strict=True))
+    source = KernelSource.of(
+        "attention.packed_kernel:list_tiles", f"list_tiles_{own.tile}_{own.words}",
+        tile_m=own.tile, by_row=False, used=(used[own.name], used[other.name]), slots=slots,
+    )  # fmt: skip
+    most = most_pieces(own.total, p.batch, own.tile)
+    row_bytes = p.head_dim * p.dtype.bytes * (2 if own.name == "q" else 4 * p.group)
+    scalars = {
+        "total_q": own.total, "total_k": other.total, "batch": p.batch, "heads": own.heads, "most": most,
+        "most_slots": most_slots, **divisors(together=heads_together(other.total, row_bytes, own.heads)),
+    }  # fmt: skip
+    counts = [f"{side.name}_used" for side in (own, other) if used[side.name]]
+    grid = -(-p.batch // LISTING_WARPS), min(64, -(-own.total // (own.tile * LISTED_AT_ONCE))), 1
+    return KernelCall(
+        source, grid, scalars, arrays=(f"{own.name}_starts", f"{other.name}_starts", *counts, own.words),
+        workspace={own.words: ENTRY_WORDS * (1 + most * own.heads)},
+    )  # fmt: skip

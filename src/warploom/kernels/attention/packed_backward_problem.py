@@ -1,0 +1,61 @@
+"""The backward pass of packed sequences as a problem, and the launch that every configuration begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from warploom.kernels.attention.backward import BackwardProblem, RowGroups
+from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.packed import PackedProblem, Strides
+from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.order import most_pieces
+
+
+@dataclass(frozen=True)
+class PackedBackwardProblem:
+    """The forward problem (its ``lse`` means nothing here), and as for :class:`BackwardProblem`."""
+
+    forward: PackedProblem
+    lse_gradient: bool = False
+    deterministic: bool = False
+
+    @property
+    def typical(self) -> BackwardProblem:
+        """A problem of one length that asks for the same: what a configuration is chosen by."""
+        return BackwardProblem(self.forward.typical, self.lse_gradient, self.deterministic)
+
+    @property
+    def flops(self) -> int:
+        """Of the five products: for estimates."""
+        return self.forward.flops * 5 // 2
+
+    def slots(self, tile: int) -> int:
+        """Blocks of so many query rows of a head that there may be."""
+        return most_pieces(self.forward.total_q, self.forward.batch, tile)
+
+
+def row_values(problem: PackedBackwardProblem, strides: Mapping[str, Strides], tile: int, vector: int) -> KernelCall:
+    """The launch that forms ``shift`` and ``delta``: ``vector`` places for a block of ``tile`` rows."""
+    p = problem.forward
+    source = KernelSource.of(
+        "attention.packed_backward_kernel:packed_backward_rows", f"packed_backward_rows_{p.head_dim}",
+        head_dim=p.head_dim, dtype=p.dtype, lse_gradient=problem.lse_gradient, tile=(tile, vector),
+    )  # fmt: skip
+    slots = problem.slots(tile)
+    scalars = {"total_q": p.total_q, "slots": slots, **named(strides, "out", "dout")}
+    gradient = ("dlse",) if problem.lse_gradient else ()
+    memory: dict[str, int] = dict.fromkeys(("shift", "delta"), p.heads * slots * vector)
+    grid = slots * p.heads, -(-tile // RowGroups(p.head_dim).rows), 1
+    arrays = "o", "dout", "lse", *gradient, "blocks", "shift", "delta"
+    return KernelCall(source, grid, scalars, (), arrays, memory)
+
+
+def named(strides: Mapping[str, Strides], *names: str) -> dict[str, int]:
+    """Strides by the kernels' names of them."""
+    return {f"{x}_{axis}": n for x in names for axis, n in zip(("row", "head"), strides[x], strict=True)}
+
+
+def features(problem: PackedBackwardProblem) -> AttentionFeatures:
+    """What the kernels must be able to do."""
+    return replace(problem.forward.features, lse=False, sinks=False)

@@ -1,0 +1,112 @@
+"""The gradients of :func:`.attention_varlen.attention_varlen`, for PyTorch's autograd and on arrays."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+from warploom.core.dtypes import f32
+from warploom.core.errors import ConfigError, ProblemError
+from warploom.interop.arrays import describe_new, filled
+from warploom.kernels.attention.packed_backward import (
+    PackedBackwardConfig,
+    choose_packed_backward,
+    packed_backward_calls,
+    parse_packed_backward,
+)
+from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
+from warploom.kernels.settings import refuse
+from warploom.ops.attention_arrays import Options, Window
+from warploom.ops.attention_varlen import described, how_they_lie, known, run_anew
+from warploom.ops.options import configuration, flag
+from warploom.ops.places import Place
+from warploom.ops.steps import Step, Steps
+from warploom.ops.varlen_arrays import Arrays, read_packed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ROWS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+
+
+def attention_varlen_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None, *,
+    dlse: Any = None, seqused_q: Any = None, seqused_k: Any = None, causal: bool = False,
+    window: Window | None = None, softcap: float | None = None, scale: float | None = None,
+    deterministic: bool = False, config: PackedBackwardConfig | str | None = None,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """The gradients (dq, dk, dv) of ``attention_varlen(q, k, v, …)`` for the gradient ``dout`` of its result.
+
+    ``out`` and ``lse`` are what ``attention_varlen(…, return_lse=True)`` returned, ``dlse`` is the gradient of ``lse``.
+    Rows of no sequence have gradients of zero; what lies there in the arrays is not read. The lengths are read on the
+    device. Arrays and errors as for :func:`warploom.attention_varlen`.
+    """
+    given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
+             "k_used": seqused_k, "o": out, "dout": dout, "lse": lse, "dlse": dlse}  # fmt: skip
+    views = described(given)
+    options = Options(causal, scale, window, softcap, False).plain()
+    same = flag("deterministic", deterministic)
+    key = ("backward", *astuple(options), same, config), how_they_lie(views)
+    gradients = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in (views[name] for name in "qkv")]
+    ready = known(key)
+    if ready is None:
+        _first_call(views, options, (same, config), key, gradients)
+    else:
+        ready.run(views, gradients)
+    return gradients[0], gradients[1], gradients[2]
+
+
+def _first_call(
+    views: Arrays, options: Options, how: tuple[bool, Any], key: tuple[Any, ...], gradients: list[Any]
+) -> None:
+    """Everything that need not be repeated for arrays of the same shapes, strides and device."""
+    deterministic, config = how
+    forward = {name: view for name, view in views.items() if name not in ("o", "dout", "lse", "dlse")}
+    problem, inputs = read_packed(forward, options)
+    _check(views)
+    asked = PackedBackwardProblem(problem, "dlse" in views, deterministic)
+    chosen, place = _configured(asked, views, config)
+    if 0 in (problem.batch, problem.total_q, problem.total_k, problem.heads):
+        return
+    inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
+    results = dict(zip(("dq", "dk", "dv"), map(describe_new, gradients), strict=True))
+
+    def steps(arrays: Mapping[str, Any]) -> Steps:
+        strides = {name: arrays["o" if name == "out" else name].strides[:2] for name in _ROWS}
+        calls = packed_backward_calls(chosen, asked, strides)
+        most = max(calls, key=lambda call: len(call.arrays))
+        return Steps(tuple(Step(call, asked.flops if call is most else 0) for call in calls))
+
+    run_anew(steps, (views, inputs, results), place, key)
+
+
+def _check(views: Arrays) -> None:
+    """Raises ProblemError for results of the forward pass, or gradients of them, that are not such."""
+    q = views["q"]
+    for name, caller in (("dout", "dout"), ("o", "out")):
+        view = views[name]
+        if tuple(view.shape) != tuple(q.shape) or view.dtype is not q.dtype:
+            raise ProblemError(
+                f"{caller} is {view.dtype} of shape {tuple(view.shape)}; it must be {q.dtype} of {tuple(q.shape)}"
+            )
+    rows = (q.shape[1], q.shape[0])
+    for name in ("lse", "dlse"):
+        view = views.get(name)
+        if view is not None and (tuple(view.shape) != rows or view.dtype is not f32):
+            raise ProblemError(
+                f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be float32 (heads, total_q) = {rows}"
+            )
+
+
+def _configured(problem: PackedBackwardProblem, views: Arrays, config: Any) -> tuple[PackedBackwardConfig, Place]:
+    """The configuration and where it runs. Raises ConfigError for one asked for that does not fit."""
+    device = views["q"].device
+    if config is None:
+        place = Place.of(device)
+        return choose_packed_backward(problem, place.goal), place
+    found = configuration(config, parse_packed_backward)
+    if not isinstance(found, PackedBackwardConfig):
+        raise ConfigError(f"{found} takes no packed sequences")
+    place = Place.of(device, requires=found.requires)
+    refuse(f"{found} does not fit", list(dict.fromkeys(found.check(place.goal) + found.misfits(problem.typical))))
+    return found, place

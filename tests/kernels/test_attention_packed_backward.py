@@ -1,0 +1,114 @@
+"""Gradients of packed sequences, emulated: sequence by sequence as float64 has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warploom.core.dtypes import f16
+from warploom.interop.arrays import describe
+from warploom.kernels.attention.backward_sm80 import BackwardSm80
+from warploom.kernels.attention.gradient_reference import gradient_reference
+from warploom.kernels.attention.packed import PackedProblem
+from warploom.kernels.attention.packed_backward import PackedBackwardConfig, packed_backward_calls
+from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
+from warploom.ops.steps import Step, Steps
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+UNTOUCHED, PAD = 7.0, 5
+SM80 = BackwardSm80(head_dim=32, tile_m=32, num_warps=4)
+KINDS = {
+    "sm80": SM80,
+    "sm80 in turn": BackwardSm80(head_dim=40, tile_m=32, num_warps=4, dtype=f16, in_turn=True),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences of so many queries and keys, and NaN in ``PAD`` rows behind them."""
+
+    config: PackedBackwardConfig
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    window: tuple[int | None, int | None] = (None, None)
+    heads: int = 2
+    kv_heads: int = 1
+
+    @cached_property
+    def starts(self) -> tuple[Any, Any]:
+        """Where sequences begin."""
+        q, k = (np.concatenate([[0], np.cumsum(x)]).astype(np.int32) for x in (self.queries, self.keys))
+        return q, k
+
+    def sequences(self) -> Any:
+        """(rows of queries, rows of keys, which scores count) of each."""
+        left, right = (np.inf if side is None else side for side in self.window)
+        for i, (n, m) in enumerate(zip(self.queries, self.keys, strict=True)):
+            q, k = (slice(int(x[i]), int(x[i + 1])) for x in self.starts)
+            distance = np.arange(m)[None] - (np.arange(n)[:, None] + m - n)
+            yield q, k, (distance >= -left) & (distance <= right)
+
+    @cached_property
+    def arrays(self) -> dict[str, Any]:
+        """Everything by the kernels' names; the forward pass in float64."""
+        numbers, d, dtype = np.random.default_rng(0), self.config.head_dim, self.config.dtype.numpy
+        rows, keys = (int(x[-1]) + PAD for x in self.starts)
+        q, dout = (numbers.standard_normal((rows, self.heads, d)).astype(dtype) for _ in range(2))
+        k, v = (numbers.standard_normal((keys, self.kv_heads, d)).astype(dtype) for _ in range(2))
+        out, lse = np.full_like(q, np.nan), np.full((self.heads, rows), np.nan, np.float32)
+        for own, others, seen in self.sequences():
+            group = self.heads // self.kv_heads
+            queries = np.swapaxes(q[own], 0, 1).astype(np.float64)
+            left, right = (np.repeat(np.swapaxes(x[others], 0, 1), group, 0).astype(np.float64) for x in (k, v))
+            scores = np.where(seen, queries @ np.swapaxes(left, 1, 2) / np.sqrt(d), -np.inf)
+            weights = np.exp(scores)
+            total = weights.sum(-1, keepdims=True)
+            with np.errstate(divide="ignore"):
+                lse[:, own] = np.log(total)[..., 0]
+            out[own] = np.swapaxes(weights @ right / np.where(total == 0, 1, total), 0, 1)
+        for x in (q, k, v, dout):
+            x[-PAD:] = np.nan
+        gradients = {f"d{name}": np.full_like(x, UNTOUCHED) for name, x in (("q", q), ("k", k), ("v", v))}
+        change = numbers.standard_normal(lse.shape).astype(np.float32)
+        starts = {"q_starts": self.starts[0], "k_starts": self.starts[1]}
+        return {"q": q, "k": k, "v": v, "o": out, "dout": dout, "lse": lse, "dlse": change, **starts, **gradients}
+
+    def run(self) -> list[str]:
+        """The sequences that float64 has otherwise."""
+        x, config = self.arrays, self.config
+        forward = PackedProblem(
+            len(self.queries), self.heads, self.kv_heads, x["q"].shape[0], x["k"].shape[0], config.head_dim,
+            config.dtype, self.window,
+        )  # fmt: skip
+        problem = PackedBackwardProblem(forward, True, getattr(config, "in_turn", True))
+        strides = {name: (a.shape[1] * a.shape[2], a.shape[2]) for name, a in x.items() if a.ndim == 3}
+        calls = packed_backward_calls(config, problem, strides | {"out": strides["o"]})
+        Steps(tuple(Step(call, 0) for call in calls)).emulate({name: describe(a) for name, a in x.items()})
+        return [f"{i}: {excess}" for i, excess in enumerate(map(self._excess, self.sequences())) if excess > 1.0] + [
+            f"rows of no sequence in {name}"
+            for name in ("dq", "dk", "dv")
+            if np.any(x[name][-PAD:].astype(np.float32) != UNTOUCHED)
+        ]
+
+    def _excess(self, sequence: Any) -> float:
+        own, others, seen = sequence
+        x = self.arrays
+        found = [np.swapaxes(x[name][rows], 0, 1) for name, rows in (("dq", own), ("dk", others), ("dv", others))]
+        if 0 in seen.shape:
+            return 2.0 if any(np.any(g != 0) for g in found) else 0.0
+        given = [np.swapaxes(x[name][others if name in "kv" else own], 0, 1) for name in ("dout", "q", "k", "v", "o")]
+        reference = gradient_reference(*given, dtype=self.config.dtype, seen=seen, dlse=x["dlse"][:, own])
+        return max(reference.excess(*found).values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_of_any_lengths(kind: str) -> None:
+    assert Case(KINDS[kind], (5, 0, 40, 30), (9, 3, 80, 0), (None, 0)).run() == []
+
+
+def test_windows_and_more_keys_than_queries() -> None:
+    assert Case(SM80, (40, 3), (90, 70), (20, 5), heads=3, kv_heads=3).run() == []
