@@ -38,9 +38,9 @@ def is_right(out: Any, q: Any, k: Any, v: Any, starts: Any = STARTS, causal: boo
     for a, b in pairwise(starts):
         if a == b:
             continue
-        at = [np.swapaxes(np.asarray(x)[a:b], 0, 1) for x in (q, k, v, out)]
+        *at, found = [np.swapaxes(np.asarray(x)[a:b], 0, 1) for x in (q, k, v, out)]
         seen = np.tril(np.ones((b - a, b - a), np.bool_)) if causal else None
-        if not attention_error(at[3], attention_reference(*at[:3], f16, seen=seen), f16).ok:
+        if not attention_error(found, attention_reference(at[0], at[1], at[2], f16, seen=seen), f16).ok:
             return False
     return True
 
@@ -75,7 +75,7 @@ def test_torch_tensors_and_operators() -> None:
     torch = pytest.importorskip("torch")
     arrays = q, k, v = [torch.from_numpy(x) for x in make()]
     starts = torch.from_numpy(STARTS)
-    out = warploom.attention_varlen(*arrays, starts)
+    out = call(*arrays, starts)
     assert isinstance(out, torch.Tensor)
     assert is_right(out.numpy(), *(x.numpy() for x in arrays))
     compiled = torch.compile(
@@ -207,7 +207,7 @@ def test_gradients_in_pytorch_are_those_of_each_sequence() -> None:
     """Also of a result that is summed, whose gradient is one number; rows of no sequence have none."""
     torch = pytest.importorskip("torch")
     arrays, again = ([torch.from_numpy(x).requires_grad_() for x in make(96)] for _ in range(2))
-    out, lse = warploom.attention_varlen(*arrays, torch.from_numpy(STARTS), causal=True, return_lse=True)
+    out, lse = call(*arrays, torch.from_numpy(STARTS), causal=True, return_lse=True)
     (out[:90].float().sum() + lse[:, :90].sum()).backward()
     total = torch.zeros(())
     for a, b in pairwise(STARTS.tolist()):

@@ -69,7 +69,7 @@ def _first_call(
     if 0 in (problem.batch, problem.total_q, problem.total_k, problem.heads):
         return
     inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
-    results = dict(zip(("dq", "dk", "dv"), map(describe_new, gradients), strict=True))
+    results: Arrays = dict(zip(("dq", "dk", "dv"), map(describe_new, gradients), strict=True))
 
     def steps(arrays: Mapping[str, Any]) -> Steps:
         strides = {name: arrays["o" if name == "out" else name].strides[:2] for name in _ROWS}
