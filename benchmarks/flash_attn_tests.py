@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/flash_attn_tests.py [--count 60] [--seconds 60] [--out DIR] [--dry-run]
 
 Their parametrisation, their references and their bounds, as ``tests/test_flash_attn.py`` of FlashAttention-2 has them
-(https://github.com/Dao-AILab/flash-attention, August 2026), without dropout and ALiBi: ``--count`` cases of each test
+(https://github.com/Dao-AILab/flash-attention, August 2026), without dropout and ALiBi, packed sequences and caches
+without gradients: ``--count`` cases of each test
 are drawn with ``--seed``. A result's largest error must be at most so many times that of the same computation in 16
 bits with PyTorch; both are judged against float64, rounded to 16 bits. Cases run in several processes, since each
 compiles kernels, and those that do not begin within ``--seconds`` are left out. Writes DIR/flash-attn-tests.json, and
@@ -92,6 +93,7 @@ def drawn(case: Case) -> tuple[Any, Any, Any, dict[str, Any]]:
     import torch
 
     torch.manual_seed(0)
+    random.seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     (q_len, kv_len), heads = case["lengths"], case["heads"]
     softcap = case.get("softcap", 0.0)
@@ -192,6 +194,97 @@ def run_again(case: Case, _test: Test) -> dict[str, float]:
     return {"bits": math.inf if differs else 0.0}
 
 
+def run_varlen(case: Case, test: Test) -> dict[str, float]:
+    """``flash_attn_varlen_func`` on sequences up to 20 shorter than the longest, forward."""
+    import torch
+
+    q, k, v, options = drawn(case)
+    lengths = [[random.randint(max(1, n - 20), n) for _ in range(case["batch"])] for n in case["lengths"]]
+    parts = [[x[i, :n] for i, n in enumerate(lengths[which])] for x, which in ((q, 0), (k, 1), (v, 1))]
+    starts = [torch.tensor([0, *ns], device=q.device).cumsum(0).to(torch.int32) for ns in lengths]
+    packed = [torch.cat(part) for part in parts]
+    with torch.no_grad():
+        if case["kvpacked"]:
+            call, given = flash_attn.flash_attn_varlen_kvpacked_func, (packed[0], torch.stack(packed[1:], 1))
+        else:
+            call, given = flash_attn.flash_attn_varlen_func, packed
+        where: Any = (*starts, *map(max, lengths))
+        out, lse, _ = call(*given, *where, return_attn_probs=True, **options)
+        exact, rounded = (
+            torch.cat(
+                [
+                    reference(*(x[None] for x in one), options=options, exact=exact)[0]
+                    for one in zip(*parts, strict=True)
+                ]
+            )
+            for exact in (True, False)
+        )
+    if lse.shape != (case["heads"], len(packed[0])):
+        raise AssertionError(f"log-sum-exps of shape {tuple(lse.shape)}")
+    return {"out": test.out.excess(out, rounded, exact)}
+
+
+def turned(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool) -> Any:
+    """Rotary embedding of (length, heads, d) in float32."""
+
+    c, s = (table[positions.long(), None].float() for table in (cos, sin))
+    half, found = c.shape[-1], x.float().clone()
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    )
+    a, b = x[..., first].float(), x[..., second].float()
+    found[..., first], found[..., second] = a * c - b * s, b * c + a * s
+    return found.to(x.dtype) if half else x
+
+
+def run_kvcache(case: Case, test: Test) -> dict[str, float]:
+    """``flash_attn_with_kvcache``: new keys, rotary embedding and pages, forward."""
+    import torch
+
+    q, k, v, options = drawn(case)
+    (q_len, kv_len), batch, like = case["lengths"], case["batch"], {"device": q.device, "dtype": q.dtype}
+    new = (q_len if case["seqlen_new_eq_seqlen_q"] else random.randint(1, q_len)) if case["new_kv"] else 0
+    if new and q_len > kv_len:
+        return {}
+    size = case["paged_kv_block_size"] or kv_len
+    pages = -(-kv_len // size) * batch
+    table = torch.randperm(pages, device=q.device).to(torch.int32).view(batch, -1)
+    caches = [torch.randn(pages, size, k.shape[2], case["d"], **like) for _ in range(2)]
+    if not case["paged_kv_block_size"]:
+        table = torch.arange(batch, device=q.device, dtype=torch.int32)[:, None]
+    rows = [[cache[table[i].long()].flatten(0, 1) for i in range(batch)] for cache in caches]
+    lengths = [random.randint(0 if new else 1, kv_len - (q_len if new else 0)) for _ in range(batch)]
+    rotary = int(case["rotary_fraction"] * case["d"]) // 16 * 16 if new else 0
+    angle = torch.rand(pages * size, rotary // 2, device=q.device) * 2 * math.pi
+    cos, sin = (f(angle).to(q.dtype) for f in (torch.cos, torch.sin))
+    with torch.no_grad():
+        added = [x[:, :new].contiguous() for x in (k, v)] if new else [None, None]
+        out = flash_attn.flash_attn_with_kvcache(
+            q, *caches, *added, *((cos, sin) if rotary else ()), num_splits=case["num_splits"], **options,
+            cache_seqlens=torch.tensor(lengths, device=q.device, dtype=torch.int32),
+            block_table=table if case["paged_kv_block_size"] else None,
+            rotary_interleaved=case["rotary_interleaved"],
+        )  # fmt: skip
+        exact, rounded = [], []
+        masked = options["causal"] or options["window_size"] != (-1, -1)
+        count = torch.arange(max(q_len, 1), device=q.device)
+        for i, length in enumerate(lengths):
+            keys, values, query = rows[0][i], rows[1][i], q[i]
+            if new:
+                keys[length : length + new] = turned(
+                    k[i, :new], cos, sin, count[:new] + length, case["rotary_interleaved"]
+                )
+                values[length : length + new] = v[i, :new]
+                query = turned(query, cos, sin, count * masked + length, case["rotary_interleaved"])
+            held = [cache[table[i].long()].flatten(0, 1) for cache in caches]
+            if not (torch.allclose(held[0], keys, rtol=1e-3, atol=1e-3) and torch.equal(held[1], values)):
+                raise AssertionError("the cache holds something else")
+            one = query[None], keys[None, : length + new], values[None, : length + new]
+            exact.append(reference(*one, options=options, exact=True))
+            rounded.append(reference(*one, options=options, exact=False))
+    return {"out": test.out.excess(out, torch.cat(rounded), torch.cat(exact))}
+
+
 _MASKS = {"local": BOTH, "causal": BOTH}
 TESTS = (
     Test("output", run_dense, {
@@ -224,6 +317,19 @@ TESTS = (
     Test("deterministic", run_again, {
         "dtype": HALVES, **_MASKS, "d": HEAD_DIMS, "lengths": [*UNEQUAL, *((b, a) for a, b in UNEQUAL)],
     }, 4, 9, Bound(1), Bound(1)),
+    Test("varlen_output", run_varlen, {
+        "kvpacked": BOTH, "dtype": HALVES, "mha_type": ["mha", "mqa", "gqa"], **_MASKS,
+        "d": [d for d in HEAD_DIMS if d not in (40, 80)], "softcap": [0.0, 50.0],
+        "lengths": [(1, 147), (113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024),
+                    (1023, 1024), (1024, 1023), (2048, 2048)],
+    }, 4, 6, Bound(2), Bound(3)),
+    Test("kvcache", run_kvcache, {
+        "dtype": HALVES[:1], "num_splits": [1, 0], "mha_type": ["mha", "mqa", "gqa"], "new_kv": BOTH, **_MASKS,
+        "seqlen_new_eq_seqlen_q": BOTH, "rotary_interleaved": BOTH, "rotary_fraction": [0.0, 0.5, 1.0],
+        "paged_kv_block_size": [None, 256], "d": [32, 64, 80, 128, 256],
+        "lengths": [(1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048), (16, 20000), (1, 131072),
+                    (16, 131072), (128, 128)],
+    }, 2, 6, Bound(3, 1e-5), Bound(3)),
 )  # fmt: skip
 
 
@@ -248,7 +354,7 @@ def run_share(cases: list[Case], deadline: float) -> list[Case]:
 
 def worst(case: Case) -> float:
     """The largest error of a case over what is allowed."""
-    return max(case["excess"].values())
+    return max(case["excess"].values(), default=0.0)
 
 
 def main() -> int:

@@ -5,16 +5,26 @@ positional order is that of FlashAttention-2; what FlashAttention-3 and -4 add o
 Options that only steer their schedule (``num_splits``, ``pack_gqa``, ``sm_margin``, …) are taken and not used; what
 warploom does not compute is refused by name.
 
+Of all functions: ``causal`` and ``window_size`` (left, right) are aligned with the last query and the last key; -1 or
+None is open. ``softcap`` of 0 is none. ``learnable_sink``, or ``s_aux``, is a logit for each query head. With
+``return_lse`` (FlashAttention-4's) log-sum-exps are returned beside the result, with ``return_attn_probs``
+(FlashAttention-2's) a third tensor too, which is empty as theirs is without dropout. They raise ProblemError for
+dropout, ALiBi, what else is not computed, and arrays that the kernels do not take; TypeError for options that no
+FlashAttention has.
+
 Source: https://github.com/Dao-AILab/flash-attention, ``flash_attn/flash_attn_interface.py``,
 ``hopper/flash_attn_interface.py`` and ``flash_attn/cute/interface.py`` of August 2026.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.errors import ProblemError
 from warploom.ops.attention import attention
+from warploom.ops.attention_paged import attention_paged
+from warploom.ops.attention_varlen import attention_varlen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +40,7 @@ _HINTS = frozenset({
 _NOT_COMPUTED = frozenset({
     "qv", "q_descale", "k_descale", "v_descale", "attention_chunk", "gather_kv_indices", "score_mod", "score_mod_bwd",
     "mask_mod", "aux_tensors", "aux_scalars", "block_sparse_tensors", "block_sparse_tensors_bwd",
-    "learnable_sink", "s_aux",
+    "seqlen_k_per_split",
 })  # fmt: skip
 """Options of FlashAttention-3 and -4 that change the result."""
 
@@ -38,56 +48,30 @@ _NOT_COMPUTED = frozenset({
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    deterministic: bool = False, return_attn_probs: bool = False, *, return_lse: bool = False, **others: Any,
+    deterministic: bool = False, return_attn_probs: bool = False, *, return_lse: bool = False,
+    learnable_sink: Tensor | None = None, s_aux: Tensor | None = None, **others: Any,
 ) -> Any:  # fmt: skip
     """Attention of q (batch, q_len, heads, head_dim) and k, v (batch, kv_len, kv_heads, head_dim), float16 or bfloat16.
 
-    ``causal`` and ``window_size`` (left, right) are aligned with the last query and the last key; -1 or None is open.
-    ``softcap`` of 0 is none. ``deterministic`` asks for gradients with equal bits. Any head_dim up to 256.
-
-    Returns the result, shaped like q; with ``return_lse`` (FlashAttention-4's) and its log-sum-exps, float32 (batch,
-    heads, q_len); with ``return_attn_probs`` (FlashAttention-2's) a third tensor too, which is empty as theirs is
-    without dropout.
-
-    Raises ProblemError for dropout, ALiBi, what else is not computed, and arrays that :func:`warploom.attention` does
-    not take; TypeError for options that no FlashAttention has.
+    Any head_dim up to 256. ``deterministic`` asks for gradients with equal bits. Log-sum-exps are float32 (batch,
+    heads, q_len).
     """
     _refuse("flash_attn_func", dropout_p, alibi_slopes, others)
-    head_dim = q.shape[-1]
-    if head_dim % 8:
-        softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-        q, k, v = (_padded(x) for x in (q, k, v))
-    call = _deterministic if deterministic else attention
+    call: Callable[..., Any] = _deterministic if deterministic else attention
     found = call(
-        q, k, v, causal=causal, scale=softmax_scale, window=window_size, softcap=softcap or None,
-        return_lse=return_lse or return_attn_probs,
+        *_padded(q, k, v), causal=causal, scale=_scale(q, softmax_scale), window=window_size, softcap=softcap or None,
+        sinks=s_aux if learnable_sink is None else learnable_sink, return_lse=return_lse or return_attn_probs,
     )  # fmt: skip
-    out, *lse = found if isinstance(found, tuple) else (found,)
-    if head_dim % 8:
-        out = out[..., :head_dim]
-    if return_attn_probs:
-        return out, lse[0], q.new_empty(0)
-    return (out, lse[0]) if return_lse else out
+    return _returned(found, q, return_attn_probs, return_lse)
 
 
-def flash_attn_kvpacked_func(
-    q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    deterministic: bool = False, return_attn_probs: bool = False, **others: Any,
-) -> Any:  # fmt: skip
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *options: Any, **named: Any) -> Any:
     """:func:`flash_attn_func` with k and v in one tensor, (batch, kv_len, 2, kv_heads, head_dim), read in place."""
     k, v = kv.unbind(2)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, **others,
-    )  # fmt: skip
+    return flash_attn_func(q, k, v, *options, **named)
 
 
-def flash_attn_qkvpacked_func(
-    qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    deterministic: bool = False, return_attn_probs: bool = False, *, num_heads_q: int | None = None, **others: Any,
-) -> Any:  # fmt: skip
+def flash_attn_qkvpacked_func(qkv: Tensor, *options: Any, num_heads_q: int | None = None, **named: Any) -> Any:
     """:func:`flash_attn_func` with q, k and v in one tensor, (batch, length, 3, heads, head_dim), read in place.
 
     With ``num_heads_q`` (FlashAttention-3's) it is (batch, length, num_heads_q + 2 · kv_heads, head_dim).
@@ -97,10 +81,139 @@ def flash_attn_qkvpacked_func(
     else:
         kv_heads = (qkv.shape[2] - num_heads_q) // 2
         q, k, v = qkv.split((num_heads_q, kv_heads, kv_heads), dim=2)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs, **others,
+    return flash_attn_func(q, k, v, *options, **named)
+
+
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: Any = None, max_seqlen_k: Any = None, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None, *,
+    seqused_q: Tensor | None = None, seqused_k: Tensor | None = None, page_table: Tensor | None = None,
+    out: Tensor | None = None, return_lse: bool = False, learnable_sink: Tensor | None = None,
+    s_aux: Tensor | None = None, **others: Any,
+) -> Any:  # fmt: skip
+    """Attention of sequences packed one behind the other: q (total_q, heads, head_dim), k, v (total_k, kv_heads, …).
+
+    ``cu_seqlens_q`` and ``cu_seqlens_k``, int32 (batch + 1,), are where sequences begin, ``seqused_q`` and
+    ``seqused_k``, int32 (batch,), how much of each counts. ``max_seqlen_q`` and ``max_seqlen_k`` are not needed:
+    lengths are read on the device. With ``block_table`` (or ``page_table``), int32 (batch, pages of a sequence), k and
+    v are pages (pages, page_size, kv_heads, head_dim). Log-sum-exps are float32 (heads, total_q).
+    """
+    _refuse("flash_attn_varlen_func", dropout_p, alibi_slopes, others)
+    options: dict[str, Any] = {
+        "causal": causal, "scale": _scale(q, softmax_scale), "window": window_size, "softcap": softcap or None,
+        "sinks": s_aux if learnable_sink is None else learnable_sink, "return_lse": return_lse or return_attn_probs,
+        "out": out,
+    }  # fmt: skip
+    call: Callable[..., Any] = attention_varlen
+    table = block_table if page_table is None else page_table
+    if table is not None:
+        lengths = cu_seqlens_k.diff() if seqused_k is None and cu_seqlens_k is not None else seqused_k
+        found = attention_paged(q, k, v, lengths, block_table=table, cu_seqlens_q=cu_seqlens_q, **options)
+    else:
+        options |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
+        found = call(*_padded(q, k, v), cu_seqlens_q, cu_seqlens_k, **options)
+    return _returned(found, q, return_attn_probs, return_lse)
+
+
+def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *options: Any, **named: Any) -> Any:
+    """:func:`flash_attn_varlen_func` with k and v in one tensor, (total_k, 2, kv_heads, head_dim), read in place."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, *options, **named)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: Any = None, *options: Any, **named: Any
+) -> Any:
+    """:func:`flash_attn_varlen_func` with q, k and v in one tensor, (total, 3, heads, head_dim), read in place."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *options, **named)
+
+
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None, cache_seqlens: Tensor | int | None = None,
+    cache_batch_idx: Tensor | None = None, cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0,
+    rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
+    return_softmax_lse: bool = False, *, page_table: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: Any = None, cu_seqlens_k_new: Tensor | None = None, s_aux: Tensor | None = None,
+    sinks: Tensor | None = None, out: Tensor | None = None, **others: Any,
+) -> Any:  # fmt: skip
+    """Attention of q (batch, q_len, heads, head_dim) on the first ``cache_seqlens`` keys and values of a cache.
+
+    k_cache and v_cache are (batch, capacity, kv_heads, head_dim), or with ``block_table`` (or ``page_table``), int32
+    (batch, pages of a sequence), pages (pages, page_size, kv_heads, head_dim); ``cache_batch_idx`` says which of their
+    rows is whose. k and v (batch, new, kv_heads, head_dim) are written behind the first ``cache_seqlens`` before.
+    ``rotary_cos`` and ``rotary_sin`` (positions, rotary_dim / 2) turn k, and q: at its own positions if the mask is
+    causal or a window, all at the first otherwise. With ``cu_seqlens_q`` q is (queries, heads, head_dim).
+
+    Nothing waits for the GPU. Returns the result, and with ``return_softmax_lse`` log-sum-exps, float32 (batch, heads,
+    q_len). There are no gradients. Raises ProblemError for ``cache_leftpad`` and for new keys of uneven lengths.
+    """
+    _refuse("flash_attn_with_kvcache", 0.0, alibi_slopes, others)
+    if cache_leftpad is not None or (k is not None and cu_seqlens_q is not None):
+        raise ProblemError("cache_leftpad and k beside cu_seqlens_q are not supported: begin caches at 0, append first")
+    table = page_table if block_table is None else block_table
+    if cache_batch_idx is not None:  # a row of the cache is a page
+        table = cache_batch_idx[:, None]
+    lengths = _lengths(cache_seqlens, k_cache, table)
+    if k is not None and v is not None:
+        positions = lengths[:, None] + _count(k)
+        if rotary_cos is not None and rotary_sin is not None:
+            k = _turned(k, rotary_cos, rotary_sin, positions, rotary_interleaved)
+            masked = causal or any(side not in (-1, None) for side in window_size)
+            q = _turned(q, rotary_cos, rotary_sin, lengths[:, None] + _count(q) * masked, rotary_interleaved)
+        _append(k_cache, k, positions, table)
+        _append(v_cache, v, positions, table)
+        lengths = lengths + k.shape[1]
+    elif rotary_cos is not None:
+        raise ProblemError("rotary_cos without k and v: FlashAttention turns q beside new keys only; turn it yourself")
+    return attention_paged(
+        q, k_cache, v_cache, lengths, block_table=table, cu_seqlens_q=cu_seqlens_q, causal=causal, window=window_size,
+        softcap=softcap or None, scale=softmax_scale, sinks=s_aux if sinks is None else sinks,
+        return_lse=return_softmax_lse, out=out,
     )  # fmt: skip
+
+
+def _lengths(given: Tensor | int | None, cache: Tensor, table: Tensor | None) -> Tensor:
+    """Keys of each sequence: all that there is room for, if nothing says so."""
+    import torch
+
+    if isinstance(given, torch.Tensor):
+        return given
+    batch, most = (len(cache), cache.shape[1]) if table is None else (len(table), table.shape[1] * cache.shape[1])
+    return torch.full((batch,), most if given is None else given, dtype=torch.int32, device=cache.device)
+
+
+def _count(x: Tensor) -> Tensor:
+    """0, 1, … for each position of (batch, positions, …)."""
+    import torch
+
+    return torch.arange(x.shape[1], dtype=torch.int32, device=x.device)
+
+
+def _append(cache: Tensor, x: Tensor, positions: Tensor, table: Tensor | None) -> None:
+    """Write ``x`` at these positions of each sequence, in place."""
+    import torch
+
+    size = cache.shape[1]
+    pages = torch.arange(len(x), device=x.device)[:, None] if table is None else table
+    cache[pages.long().gather(1, positions.long() // size), positions.long() % size] = x.to(cache.dtype)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
+    """Rotary embedding of (batch, n, heads, head_dim) at positions (batch, n), in float32; later dimensions stay."""
+    import torch
+
+    c, s = (table[positions.long()].float()[:, :, None] for table in (cos, sin))
+    half = c.shape[-1]
+    turning, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    a, b = (turning[..., ::2], turning[..., 1::2]) if interleaved else turning.chunk(2, -1)
+    parts = a * c - b * s, b * c + a * s
+    turned = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    return torch.cat([turned.to(x.dtype), rest], -1)
 
 
 def _refuse(name: str, dropout_p: float, alibi_slopes: Any, others: dict[str, Any]) -> None:
@@ -120,11 +233,30 @@ def _refuse(name: str, dropout_p: float, alibi_slopes: Any, others: dict[str, An
             raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
 
 
-def _padded(x: Tensor) -> Tensor:
+def _padded(*tensors: Tensor) -> list[Tensor]:
     """With zeros up to the next head_dim that kernels take, a multiple of 8."""
+    missing = -tensors[0].shape[-1] % 8
+    if not missing:
+        return list(tensors)
     from torch.nn.functional import pad
 
-    return pad(x, (0, -x.shape[-1] % 8))
+    return [pad(x, (0, missing)) for x in tensors]
+
+
+def _scale(q: Tensor, softmax_scale: float | None) -> float | None:
+    """The scale, by the head_dim before it is padded."""
+    head_dim = q.shape[-1]
+    return head_dim**-0.5 if softmax_scale is None and head_dim % 8 else softmax_scale
+
+
+def _returned(found: Any, q: Tensor, return_attn_probs: bool, return_lse: bool) -> Any:
+    """The results in the form that was asked for, without padding."""
+    out, *lse = found if isinstance(found, tuple) else (found,)
+    head_dim = q.shape[-1]
+    out = out[..., :head_dim] if head_dim % 8 else out
+    if return_attn_probs:
+        return out, lse[0], q.new_empty(0)
+    return (out, lse[0]) if return_lse else out
 
 
 def _deterministic(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:

@@ -48,12 +48,14 @@ class _Override:
     """Kernels of the FlashAttention operators at a dispatch key, until ``remove``."""
 
     def __init__(self, key: str = "CUDA") -> None:
-        from torch.library import Library
+        import torch
 
-        self._library: Any = Library("aten", "IMPL", key)
+        self._library: Any = torch.library.Library("aten", "IMPL", key)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "[^$]*Overriding a previously registered kernel")
             for name, run in _OPERATORS.items():
+                if not hasattr(torch.ops.aten, name):  # newer than this PyTorch
+                    continue
                 kernel = _with_fallback(run, _current(name, key))
                 self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
         self._priority = _flash_before_cudnn()
@@ -119,15 +121,29 @@ def _flash_attention_forward(
     _max_k: int, dropout_p: float, is_causal: bool, return_debug_mask: bool, *, scale: float | None = None,
     window_size_left: int | None = None, window_size_right: int | None = None, seqused_k: Tensor | None = None,
     alibi_slopes: Tensor | None = None, block_table: Tensor | None = None, num_splits: int | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Tensors are (batch, length, heads, head_dim)."""
-    _refuse(
-        dropout_p, return_debug_mask, cum_seq_q=cum_seq_q, cum_seq_k=cum_seq_k, seqused_k=seqused_k,
-        alibi_slopes=alibi_slopes, block_table=block_table,
-    )  # fmt: skip
-    window = window_size_left, window_size_right
-    out, lse = _forward(query, key, value, "bshd", causal=is_causal, scale=scale, window=window)
-    return out, lse, *_unused(query)
+    """Tensors are (batch, length, heads, head_dim), or with ``cum_seq_q`` (tokens, heads, head_dim)."""
+    _refuse(dropout_p, return_debug_mask, alibi_slopes=alibi_slopes)
+    options = {"causal": is_causal, "scale": scale, "window": (window_size_left, window_size_right)}
+    if cum_seq_q is None:
+        _refuse(0.0, seqused_k=seqused_k, block_table=block_table, out=out)
+        return *_forward(query, key, value, "bshd", **options), *_unused(query)
+    from warploom.ops.attention_paged import attention_paged
+    from warploom.ops.attention_varlen import attention_varlen
+
+    call: Any
+    if block_table is None:
+        call, options["seqused_k"], where = attention_varlen, seqused_k, (cum_seq_q, cum_seq_k)
+    else:
+        call, where = attention_paged, (seqused_k if cum_seq_k is None or seqused_k is not None else cum_seq_k.diff(),)
+        options |= {"block_table": block_table, "cu_seqlens_q": cum_seq_q}
+    return *call(query, key, value, *where, return_lse=True, out=out, **options), *_unused(query)
+
+
+def _flash_attention_forward_no_dropout_inplace(out: Tensor, *arguments: Any, **named: Any) -> Tensor:
+    """The same into ``out``. Returns the log-sum-exps."""
+    return _flash_attention_forward(*arguments, **named, out=out)[1]
 
 
 def _scaled_dot_product_flash_attention(
@@ -164,6 +180,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     run.__name__: run
     for run in (
         _flash_attention_forward,
+        _flash_attention_forward_no_dropout_inplace,
         _flash_attention_backward,
         _scaled_dot_product_flash_attention,
         _scaled_dot_product_flash_attention_backward,

@@ -1,7 +1,7 @@
 """Transformers' models on warploom's kernels: ``register()``, then ``attn_implementation="warploom"``.
 
-Models say what they need by parameter names (scaling, sliding_window, softcap, is_causal); all of it is computed by the
-kernels. What they do not compute is refused by its name, or runs on Transformers' own ``sdpa``.
+Models say what they need by parameter names (scaling, sliding_window, softcap, is_causal, s_aux), and the kernels
+compute it. What they do not compute is refused by its name, or runs on Transformers' own ``sdpa``.
 
 Source: Transformers, "Attention Interface", and ``integrations/flash_attention.py`` of 5.23, whose meaning of every
 option this keeps.
@@ -9,13 +9,18 @@ option this keeps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.errors import ProblemError
+from warploom.ops.attention import attention
+from warploom.ops.attention_varlen import attention_varlen
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
+
+_varlen: Callable[..., Any] = attention_varlen
 
 NAME = "warploom"
 """What ``attn_implementation`` is called."""
@@ -40,29 +45,28 @@ def attention_forward(
     query (batch, heads, q_len, head_dim), key and value (batch, kv_heads, kv_len, head_dim); ``sliding_window`` counts
     the query's own key. Returns (batch, q_len, heads, head_dim), and None for the probabilities, which nobody has.
 
-    A mask of four dimensions runs on ``sdpa``. Raises ProblemError for dropout and for padded batches.
+    Batches that a mask of two dimensions pads, and sequences packed in one row, are computed as the sequences they are;
+    a mask of four dimensions runs on ``sdpa``. Raises ProblemError for dropout.
     """
     if dropout:
         raise ProblemError(f"attention dropout is {dropout}, and warploom has no dropout: set attention_dropout to 0")
-    if s_aux is not None:
-        raise ProblemError("s_aux (attention sinks) is not supported: load the model with attn_implementation='eager'")
     if attention_mask is not None and attention_mask.dim() == 4:
+        if s_aux is not None:
+            raise ProblemError("s_aux (sinks) beside a four-dimensional mask: use attn_implementation='eager'")
         return _by_sdpa(module, query, key, value, attention_mask, scaling, softcap, is_causal, others)
-    if attention_mask is not None or others.get("cu_seq_lens_q") is not None or _is_packed(query, others):
-        raise ProblemError(
-            "padded and packed batches are not supported: pass sequences of one length, or load the model with "
-            "attn_implementation='sdpa'"
-        )
-    from warploom.ops.attention import attention
-
     length, kv_length = query.shape[2], key.shape[2]
-    causal = (module.is_causal if is_causal is None else is_causal) and length > 1
     sides = None
     if sliding_window is not None and kv_length > sliding_window:
         sides = sliding_window - 1, sliding_window - 1
+    causal = (module.is_causal if is_causal is None else is_causal) and length > 1
+    options = {"causal": bool(causal), "scale": scaling, "window": sides, "softcap": softcap, "sinks": s_aux}
     # heads beside each other, so that the result is what the next layer reads, and nothing is copied
     q, k, v = (x.transpose(1, 2) for x in (query, key, _as_wide(value, query)))
-    out = attention(q, k, v, causal=bool(causal), scale=scaling, window=sides, softcap=softcap)
+    if attention_mask is not None:
+        out = _padded(q, k, v, attention_mask.bool(), options)
+    else:
+        starts = _starts(query, others)
+        out = attention(q, k, v, **options) if starts is None else _packed(q, k, v, starts, options)
     return out[..., : value.shape[3]], None
 
 
@@ -74,12 +78,63 @@ def _as_wide(value: Tensor, query: Tensor) -> Tensor:
     return pad(value, (0, missing)) if missing else value
 
 
-def _is_packed(query: Tensor, others: dict[str, Any]) -> bool:
-    """Whether the positions of the only row of a batch say that it holds several sequences."""
+def _starts(query: Tensor, others: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """Where the sequences of queries and keys begin in the only row of a batch; None if it is one sequence.
+
+    The model says so, or its positions do, which begin anew with each sequence.
+    """
+    import torch
+
+    given = others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k")
+    if given[0] is not None and given[1] is not None:
+        return given[0].to(torch.int32), given[1].to(torch.int32)
     positions: Tensor | None = others.get("position_ids")
     if positions is None or query.shape[0] != 1 or positions.dim() != 2 or positions.shape[-1] < 2:
-        return False
-    return bool((positions.diff() != 1).any())
+        return None
+    begins = (positions[0].diff() != 1).nonzero().flatten() + 1
+    if not len(begins):
+        return None
+    starts = torch.nn.functional.pad(begins, (1, 0)).to(torch.int32)
+    starts = torch.cat([starts, starts.new_tensor([positions.shape[1]])])
+    return starts, starts
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor, starts: tuple[Tensor, Tensor], options: dict[str, Any]) -> Tensor:
+    """Sequences one behind the other in the only row of a batch."""
+    rows = (x.flatten(0, 1) for x in (q, k, v))
+    return _varlen(*rows, *starts, **options)[None]
+
+
+def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, Any]) -> Tensor:
+    """Sequences of the lengths that a mask (batch, kv_len) says: those tokens count, and are brought to the front.
+
+    Queries are the last of the tokens. The result is zero where the mask is. Nothing waits for the device.
+    """
+    import torch
+
+    batch, length = q.shape[:2]
+    kv_length = mask.shape[1]  # a cache may have room for more
+    kept = {"q": mask[:, -length:] if length > 1 else mask.new_ones(batch, 1), "k": mask}
+    order = {name: torch.argsort(~x, dim=1, stable=True)[..., None, None] for name, x in kept.items()}
+    starts = {name: _every(x.shape[1], batch, q) for name, x in kept.items()}
+    used = {name: x.sum(1, dtype=torch.int32) for name, x in kept.items()}
+    rows = (
+        torch.take_along_dim(x[:, :kv_length], order[name], 1).flatten(0, 1)
+        for x, name in ((q, "q"), (k, "k"), (v, "k"))
+    )
+    out = _varlen(
+        *rows, starts["q"], starts["k"], seqused_q=used["q"], seqused_k=used["k"],
+        out=torch.zeros(batch * length, *q.shape[2:], dtype=q.dtype, device=q.device), **options,
+    )  # fmt: skip
+    found = out.view(q.shape)
+    return torch.empty_like(found).scatter_(1, order["q"].expand_as(found), found)
+
+
+def _every(length: int, batch: int, like: Tensor) -> Tensor:
+    """Where sequences begin that have equal room."""
+    import torch
+
+    return torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=like.device)
 
 
 def _by_sdpa(

@@ -94,3 +94,116 @@ def test_features_can_be_told_by_parameter_names():
     """Transformers looks for these in the signature."""
     names = set(inspect.signature(flash_attn.flash_attn_func).parameters)
     assert {"dropout_p", "window_size", "softcap", "deterministic"} <= names
+
+
+LENGTHS = (9, 0, 24), (20, 5, 24)
+"""Of queries and keys of three sequences."""
+
+
+def starts(lengths):
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def assert_each_sequence(out, q, k, v, lengths, **options):
+    parts = (x.split(n) for x, n in zip((q, k, v), (lengths[0], lengths[1], lengths[1]), strict=True))
+    expected = [attention64(*(x[None] for x in one), **options)[0][0] for one in zip(*parts, strict=True)]
+    assert_near(out, torch.cat(expected))
+
+
+@torch.no_grad()
+def test_packed_sequences():
+    q, k, v = tensors((33, 2, 16), (49, 1, 16), (49, 1, 16))
+    out, lse, _ = flash_attn.flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        starts(LENGTHS[0]),
+        starts(LENGTHS[1]),
+        torch.tensor(24),
+        24,
+        causal=True,
+        window_size=(7, -1),
+        return_attn_probs=True,
+    )
+    assert_each_sequence(out, q, k, v, LENGTHS, causal=True, window=(7, -1))
+    assert lse.shape == (2, 33)
+    qkv = torch.stack([q, q, q], 1)
+    lengths = LENGTHS[0], LENGTHS[0]
+    out = flash_attn.flash_attn_varlen_qkvpacked_func(qkv, starts(lengths[0]), 24, causal=True)
+    assert_each_sequence(out, q, q, q, lengths, causal=True)
+    out = flash_attn.flash_attn_varlen_kvpacked_func(q, torch.stack([k, v], 1), *map(starts, LENGTHS), 24, 24, 0.0, 0.5)
+    assert_each_sequence(out, q, k, v, LENGTHS, scale=0.5)
+
+
+def test_sinks_by_both_names():
+    q, k, v = tensors((1, 24, 2, 16), (1, 40, 1, 16), (1, 40, 1, 16))
+    sinks = torch.tensor([1.0, -2.0])
+    with torch.no_grad():
+        by_4 = flash_attn.flash_attn_func(q, k, v, learnable_sink=sinks)
+        by_others = flash_attn.flash_attn_func(q, k, v, s_aux=sinks)
+        plain, lse = attention64(q, k, v)
+    kept = torch.exp(lse - torch.logaddexp(lse, sinks.double()[:, None])).mT[..., None]
+    assert_near(by_4, plain * kept)
+    assert torch.equal(by_4, by_others)
+
+
+def turned(x, cos, sin, first, interleaved):
+    """Rotary embedding in float64 of (length, heads, head_dim), from position ``first`` on."""
+    c, s = (table[first : first + len(x), None].double() for table in (cos, sin))
+    half = c.shape[-1]
+    order = torch.arange(2 * half).view(half, 2).T if interleaved else torch.arange(2 * half).view(2, half)
+    a, b = (x[..., i].double() for i in order)
+    found = x.double().clone()
+    found[..., order[0]], found[..., order[1]] = a * c - b * s, b * c + a * s
+    return found
+
+
+@pytest.mark.parametrize("cache", ["plain", "pages", "rows"])
+@torch.no_grad()
+def test_caches_are_extended_and_read(cache):
+    q, k, v, k_cache, v_cache = tensors(
+        (2, 2, 4, 32), (2, 2, 2, 32), (2, 2, 2, 32), (6, 16, 2, 32), (6, 16, 2, 32), dtype=torch.float16
+    )
+    angles = torch.rand(48, 8, generator=torch.Generator().manual_seed(3))
+    cos, sin = angles.cos().half(), angles.sin().half()
+    lengths, interleaved = torch.tensor([5, 14], dtype=torch.int32), cache != "pages"
+    places = {"block_table": torch.tensor([[4, 1], [0, 3]], dtype=torch.int32)}
+    if cache != "pages":
+        k_cache, v_cache = (x.reshape(3, 32, 2, 32) for x in (k_cache, v_cache))
+        places = {"cache_batch_idx": torch.tensor([2, 0], dtype=torch.int32)} if cache == "rows" else {}
+    if cache == "plain":
+        k_cache, v_cache = k_cache[:2].clone(), v_cache[:2].clone()
+    before = {"k": k_cache.clone(), "v": v_cache.clone()}
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, cos, sin, lengths, causal=True, rotary_interleaved=interleaved,
+        return_softmax_lse=True, **places,
+    )  # fmt: skip
+    assert lse.shape == (2, 4, 2)
+    for i, length in enumerate(lengths.tolist()):
+        rows = {"pages": [[4, 1], [0, 3]], "rows": [[2], [0]], "plain": [[0], [1]]}[cache][i]
+        keys, values = (before[n][rows].flatten(0, 1)[: length + 2].double() for n in "kv")
+        keys[length:], values[length:] = turned(k[i], cos, sin, length, interleaved), v[i]
+        assert_near(k_cache[rows].flatten(0, 1)[: length + 2], keys)
+        assert torch.equal(v_cache[rows].flatten(0, 1)[: length + 2].double(), values)
+        query = turned(q[i], cos, sin, length, interleaved)
+        assert_near(out[i], attention64(query[None], keys[None], values[None], causal=True)[0][0])
+    touched = torch.zeros(k_cache.shape[:2], dtype=torch.bool)
+    for i, length in enumerate(lengths.tolist()):
+        rows = {"pages": [[4, 1], [0, 3]], "rows": [[2], [0]], "plain": [[0], [1]]}[cache][i]
+        size = k_cache.shape[1]
+        for position in (length, length + 1):
+            touched[rows[position // size], position % size] = True
+    assert torch.equal((k_cache != before["k"]).flatten(2).any(-1), touched)
+
+
+@torch.no_grad()
+def test_packed_queries_of_pages():
+    q, k, v = tensors((3, 4, 32), (4, 16, 2, 32), (4, 16, 2, 32), dtype=torch.float16)
+    table = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32)
+    out = flash_attn.flash_attn_varlen_func(
+        q, k, v, starts((1, 2)), seqused_k=torch.tensor([7, 20], dtype=torch.int32), causal=True, block_table=table,
+        max_seqlen_q=2, max_seqlen_k=20,
+    )  # fmt: skip
+    for part, pages, length in zip(q.split((1, 2)), table.long(), (7, 20), strict=True):
+        expected, _ = attention64(part[None], *(x[pages].flatten(0, 1)[None, :length] for x in (k, v)), causal=True)
+        assert_near(out[:1] if len(part) == 1 else out[1:], expected[0])

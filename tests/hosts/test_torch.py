@@ -1,11 +1,13 @@
 """PyTorch's FlashAttention operators on warploom's kernels: through the dispatcher, at the CPU's key without a GPU."""
 
+import inspect
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import warploom.torch  # noqa: E402
-from tests.hosts.reference import assert_like_float64, tensors  # noqa: E402
+from tests.hosts.reference import assert_like_float64, assert_near, attention64, tensors  # noqa: E402
 from warploom.core.errors import ProblemError  # noqa: E402
 from warploom.torch import _Override  # noqa: E402
 
@@ -53,6 +55,42 @@ def test_flash_attention_with_a_window():
     )
     assert lse.shape == (1, 2, 24)
     assert_like_float64(out, given, *given, window=(7, 2))
+
+
+STARTS = torch.tensor([0, 9, 9, 33], dtype=torch.int32), torch.tensor([0, 20, 25, 49], dtype=torch.int32)
+
+
+@pytest.mark.usefixtures("overridden")
+def test_packed_sequences_of_varlen_attn():
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    q, k, v = (x.detach() for x in tensors((33, 2, 16), (49, 1, 16), (49, 1, 16)))
+    names = inspect.signature(varlen.varlen_attn).parameters
+    more = {"enable_gqa": True, "window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
+    out = varlen.varlen_attn(q, k, v, *STARTS, 24, 24, **more)
+    parts = zip(q.split((9, 0, 24)), k.split((20, 5, 24)), v.split((20, 5, 24)), strict=True)
+    expected = [attention64(*(x[None] for x in one), causal=True)[0][0] for one in parts]
+    assert_near(out, torch.cat(expected))
+    if hasattr(aten, "_flash_attention_forward_no_dropout_inplace"):
+        into = torch.empty_like(q)
+        lse = aten._flash_attention_forward_no_dropout_inplace(into, q, k, v, *STARTS, 24, 24, 0.0, True, False)
+        assert lse.shape == (2, 33)
+        assert torch.equal(into, out)
+
+
+@pytest.mark.usefixtures("overridden")
+def test_pages_of_flash_attention():
+    schema = aten._flash_attention_forward.default._schema
+    if "block_table" not in [argument.name for argument in schema.arguments]:
+        pytest.skip("newer PyTorch")
+    q, k, v = (x.detach() for x in tensors((2, 4, 32), (4, 16, 2, 32), (4, 16, 2, 32), dtype=torch.float16))
+    table, used = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32), torch.tensor([7, 20], dtype=torch.int32)
+    starts = torch.arange(3, dtype=torch.int32)
+    out, *_ = aten._flash_attention_forward(
+        q, k, v, starts, None, 1, 32, 0.0, False, False, seqused_k=used, block_table=table
+    )
+    for i, length in enumerate((7, 20)):
+        held = (x[table[i].long()].flatten(0, 1)[None, :length] for x in (k, v))
+        assert_near(out[i : i + 1], attention64(q[None, i : i + 1], *held)[0][0])
 
 
 def test_what_is_not_taken_goes_to_pytorchs_own_kernel():

@@ -24,6 +24,7 @@ CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "qwen3": lambda: transformers.Qwen3Config(**SMALL),
     "gemma2": lambda: transformers.Gemma2Config(**SLIDING, attn_logit_softcapping=2.0),
+    "gpt_oss": lambda: transformers.GptOssConfig(**SLIDING | {"num_local_experts": 2, "num_experts_per_tok": 1}),
     "gemma3": lambda: transformers.Gemma3TextConfig(**SLIDING),
 }
 
@@ -86,6 +87,35 @@ def test_gradients_reach_the_weights():
     tokens = torch.arange(3, 23)[None]
     model(tokens, labels=tokens).loss.backward()
     assert model.model.layers[0].self_attn.k_proj.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_padded_batches(name):
+    tokens = torch.randint(3, 60, (2, 21), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(tokens)
+    mask[0, :9] = 0
+
+    def call(model):
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        first = model(tokens[:, :20], attention_mask=mask[:, :20], position_ids=positions[:, :20], use_cache=True)
+        last = model(
+            tokens[:, 20:], attention_mask=mask, position_ids=positions[:, 20:], past_key_values=first.past_key_values
+        )
+        return torch.cat([first.logits, last.logits], 1)[mask.bool()]
+
+    assert_as_near(model_of(name), call)
+
+
+def test_sequences_packed_in_one_row():
+    tokens = torch.randint(3, 60, (1, 21), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(8), torch.arange(13)])[None]
+
+    def call(model):
+        if model.dtype is torch.bfloat16 and model.config._attn_implementation == "warploom":
+            return model(tokens, position_ids=positions, use_cache=False).logits
+        return torch.cat([model(part).logits for part in tokens.split((8, 13), 1)], 1)
+
+    assert_as_near(model_of("llama"), call)
 
 
 def test_masks_of_four_dimensions_run_on_sdpa():
