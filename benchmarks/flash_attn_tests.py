@@ -204,10 +204,10 @@ def run_varlen(case: Case, test: Test) -> dict[str, float]:
     starts = [torch.tensor([0, *ns], device=q.device).cumsum(0).to(torch.int32) for ns in lengths]
     packed = [torch.cat(part) for part in parts]
     with torch.no_grad():
+        call: Any = flash_attn.flash_attn_varlen_func
+        given: list[Any] = packed
         if case["kvpacked"]:
-            call, given = flash_attn.flash_attn_varlen_kvpacked_func, (packed[0], torch.stack(packed[1:], 1))
-        else:
-            call, given = flash_attn.flash_attn_varlen_func, packed
+            call, given = flash_attn.flash_attn_varlen_kvpacked_func, [packed[0], torch.stack(packed[1:], 1)]
         where: Any = (*starts, *map(max, lengths))
         out, lse, _ = call(*given, *where, return_attn_probs=True, **options)
         exact, rounded = (
