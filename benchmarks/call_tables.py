@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
 
-from warploom.bench.tables import markdown_table
+from page_tables import markdown_table
 
 Result = Mapping[str, Any]
 

@@ -25,11 +25,11 @@ from gemm_page_tuned import beside_kernels, search_summary, tuned_tables
 from gemm_page_waves import layer_summary, layer_table, uneven, wave_table
 from gemm_static import EVIDENCE
 from page_parts import distance, filled, group_table, loop_changes, registers, spread, write_or_check
+from page_tables import markdown_table
 from render import provenance
 
 from warploom.bench.gemm import ACCUMULATORS, GemmFamily, settled
 from warploom.bench.ladder import config_json
-from warploom.bench.tables import markdown_table
 from warploom.core.dtypes import DType
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.ladder import BEST32, FULL_LADDER, HOPPER_LADDER, LADDER

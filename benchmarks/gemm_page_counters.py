@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from warploom.bench.tables import markdown_table
+from page_tables import markdown_table
+
 from warploom.kernels.matmul.ladder import LADDER
 
 Row = Mapping[str, Any]

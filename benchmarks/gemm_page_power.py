@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from warploom.bench.tables import markdown_table
+from page_tables import markdown_table
 
 HERE = Path(__file__).resolve().parent
 KINDS = ("f16", "f32")

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from page_parts import spread
+from page_tables import markdown_table
 
-from warploom.bench.tables import markdown_table, tile_text
+from warploom.bench.tables import tile_text
 
 Row = Mapping[str, Any]
 CONDITIONS = tuple((data, load) for data in ("uniform", "normal") for load in ("sustained", "rested"))

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from warploom.bench.tables import markdown_table
+from page_tables import markdown_table
+
 from warploom.kernels.matmul.ladder import BEST32
 
 SCHEDULES = {"whole": "whole tiles", "split_k": "split K", "stream_k": "stream-K"}

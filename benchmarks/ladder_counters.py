@@ -12,8 +12,7 @@ from typing import Any
 
 import ladder_seeds as seeds
 import render
-
-from warploom.bench.tables import markdown_table
+from page_tables import markdown_table
 
 RESULTS = Path(__file__).resolve().parent / "results" / "h200"
 Row = Mapping[str, Any]

@@ -21,9 +21,9 @@ import ladder_counters as counters
 import ladder_seeds as seeds
 from ladder_static import EVIDENCE
 from page_parts import distance, filled, group_table, loop_changes, registers, spread, wavefronts, write_or_check
+from page_tables import markdown_table
 from render import provenance
 
-from warploom.bench.tables import markdown_table
 from warploom.kernels.attention.ladder import FULL_LADDER, HOPPER_LADDER
 from warploom.kernels.ladder import Rung
 

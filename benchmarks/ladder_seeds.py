@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from warploom.bench.tables import markdown_table
+from page_tables import markdown_table
+
 from warploom.layout.catalogue import mma_fragment
 
 SEEDS = Path(__file__).resolve().parent / "seeds"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from warploom.bench.tables import markdown_table
+from page_tables import markdown_table
 
 Row = Mapping[str, Any]
 

@@ -16,8 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from page_parts import write_or_check
-
-from warploom.bench.tables import markdown_table
+from page_tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "evidence" / "ptx-mutants.md"

@@ -20,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from reduce_counters import add_counters
 from reduce_peers import against_torch, loss_against_torch, search_ten_millions
 from textbook import measured
 
@@ -79,6 +80,8 @@ def main() -> int:
 
     if "experiment" in parts:
         experiment = run_experiment(LADDER.rungs, True, progress)
+        progress("counters", 0.9)
+        add_counters(experiment)
         write("reduce.json", experiment)
         wrong += below_experiment(experiment)
         for row in experiment["rungs"]:

@@ -17,9 +17,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from page_parts import filled, write_or_check
+from page_tables import markdown_table
 from render import provenance
 
-from warploom.bench.tables import markdown_table
 from warploom.kernels.reduce.ladder import LADDER
 
 ROOT = Path(__file__).resolve().parents[1]

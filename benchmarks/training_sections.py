@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from warploom.bench.tables import markdown_table
+from page_tables import markdown_table
 
 Result = Mapping[str, Any]
 

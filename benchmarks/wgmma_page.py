@@ -22,9 +22,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from page_parts import filled, spread, write_or_check
+from page_tables import markdown_table, power_markdown
 from render import provenance
 
-from warploom.bench.tables import markdown_table, power_markdown
 from warploom.kernels.attention.ladder import HOPPER_LADDER
 from warploom.layout.catalogue import wgmma_accumulator
 from warploom.layout.draw import draw_banks, draw_elements

@@ -5,16 +5,19 @@ import types
 
 import numpy as np
 import pytest
+from tests.project import load
 
 from warploom.bench import monitor
 from warploom.bench.environment import environment, gpu_slug
 from warploom.bench.monitor import GpuMonitor, parse_nvidia_smi
-from warploom.bench.tables import MARKDOWN_TABLES, fill_markdown, ladder_tables, table_names
+from warploom.bench.tables import ladder_tables
 from warploom.bench.targets import BEFORE, Figure, load_targets, missed
 from warploom.core.errors import ProblemError
 from warploom.cuda.device import Gpu
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.matmul.ladder import FULL_LADDER as GEMM_LADDER
+
+PAGES = load("page_tables")
 
 
 def row(rung="best", median=400.0, ratio=1.2, seq=4096):
@@ -130,15 +133,15 @@ def test_the_projects_own_targets_name_its_rungs(pytestconfig, family, ladder):
 
 def test_markdown_tables_are_filled_from_rows():
     text = "a\n<!-- table: h200/x.json gpu -->\nold\n<!-- end table -->\nb\n"
-    assert table_names(text) == ["h200/x.json gpu"]
-    filled = fill_markdown(text, {"h200/x.json gpu": MARKDOWN_TABLES["gpu"]([row()])})
+    assert PAGES.table_names(text) == ["h200/x.json gpu"]
+    filled = PAGES.fill_markdown(text, {"h200/x.json gpu": PAGES.MARKDOWN_TABLES["gpu"]([row()])})
     assert "| best | name | 400 (1.20×) |" in filled
     assert "old" not in filled
-    assert fill_markdown(filled, {"h200/x.json gpu": MARKDOWN_TABLES["gpu"]([row()])}) == filled
+    assert PAGES.fill_markdown(filled, {"h200/x.json gpu": PAGES.MARKDOWN_TABLES["gpu"]([row()])}) == filled
     assert filled.startswith("a\n<!-- table")
     assert filled.endswith("b\n")
-    assert "| torch_flash | 400 (399–401) |" in MARKDOWN_TABLES["peers"]([row()])
-    assert "| 8.00 | – | 168 (8) | does not fit |" in MARKDOWN_TABLES["static"]([row()])
+    assert "| torch_flash | 400 (399–401) |" in PAGES.MARKDOWN_TABLES["peers"]([row()])
+    assert "| 8.00 | – | 168 (8) | does not fit |" in PAGES.MARKDOWN_TABLES["static"]([row()])
 
 
 def test_rich_tables_have_a_second_part_only_where_rows_were_timed():

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from tests.project import load
 
-from warploom.bench.tables import MARKDOWN_TABLES
-
 
 @pytest.fixture
 def script() -> Any:
@@ -77,7 +75,8 @@ def test_the_projects_figures_are_there(pytestconfig):
 
 def test_tables_of_calls():
     spread = {"median": 0.021, "low": 0.02, "high": 0.0226, "samples": [0.021]}
-    text = MARKDOWN_TABLES["first-call"]([{"call": "matmul", "fresh_s": spread | {"median": 0.366}, "later_s": spread}])
+    tables = load("page_tables").MARKDOWN_TABLES
+    text = tables["first-call"]([{"call": "matmul", "fresh_s": spread | {"median": 0.366}, "later_s": spread}])
     assert "| matmul | 366 (20–23) | 21 (20–23) |" in text
-    text = MARKDOWN_TABLES["host-cost"]([{"call": "x.y", "microseconds": {"median": 9.71, "low": 9.0, "high": 12.3}}])
+    text = tables["host-cost"]([{"call": "x.y", "microseconds": {"median": 9.71, "low": 9.0, "high": 12.3}}])
     assert "| `x.y` | 9.7 (9.0–12.3) |" in text

@@ -70,12 +70,14 @@ def test_another_size_is_drawn_and_an_unknown_one_refused(result, tmp_path):
 
 def test_without_a_gpu_conflicts_and_registers_are_drawn(result, tmp_path):
     pytest.importorskip("matplotlib")
-    out = tmp_path / "static.svg"
-    assert plot_ladder(static(result), out) == "wavefronts and registers"
+    out, rows = tmp_path / "static.svg", static(result)
+    spilling = rows[0]["targets"]["sm_90a"] | {"spill_bytes": 80}
+    rows[0] = rows[0] | {"targets": rows[0]["targets"] | {"sm_90a": spilling}}
+    assert plot_ladder(rows, out) == "wavefronts and registers"
     text = out.read_text(encoding="utf-8")
     assert "conflict-free" in text
     assert "sm_90a" in text
-    assert "+80 B" in text  # what rung 8 spills
+    assert "+80 B" in text
 
 
 def test_png_is_a_png(result, tmp_path):

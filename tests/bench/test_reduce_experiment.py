@@ -9,7 +9,6 @@ from tests.project import load
 
 from warploom.bench.counters import Profile
 from warploom.bench.reduce import PAPER, loop_opcodes
-from warploom.bench.reduce_counters import ctas, figures, operations
 from warploom.cli import ladder_reduce
 from warploom.kernels.reduce.ladder import LADDER, SETTINGS
 
@@ -20,8 +19,6 @@ def script() -> Any:
 
 def experiment(speed_up: float) -> dict[str, Any]:
     spread = {"median": 2e-6, "low": 1e-6, "high": 3e-6}
-    counted = {"achieved_occupancy_percent": 1.56, "bank_conflicts": {"all shared": 30.0}, "instructions": 20.0,
-               "mio_stalls_percent": 50.0, "stall_shares_percent": {"mio_throttle": 40.0, "wait": 20.0}}  # fmt: skip
     rows = [{
         "rung": rung.key, "name": rung.name, "right": True, "findings": [], "shared_bytes": 1024, "barriers": 1,
         "shuffles": 0, "wavefronts": 144, "bank_conflicts": 120, "compiled": {"registers": 22},
@@ -29,12 +26,13 @@ def experiment(speed_up: float) -> dict[str, Any]:
         "loop": {"cycles_per_operation": {"median": 100.0 * (1 + number)}},
         "grid": {"operations_per_s": {"median": 1e9}, "speed_up": {"median": speed_up if number else 1.0},
                  "watts": 250.0, "idle_watts": 120.0, "energy_per_operation_j": 5e-8},
-        "counters": {"launch": counted, "grid": counted},
     } for number, rung in enumerate(LADDER.rungs)]  # fmt: skip
     return {"rungs": rows, "paper": PAPER}
 
 
 def test_counters_are_of_one_operation():
+    counters = load("reduce_counters")
+    operations, ctas, figures = counters.operations, counters.ctas, counters.figures
     launch, loop, grid = SETTINGS
     assert (operations(launch, 132), operations(loop, 132)) == (1, 1024)
     assert operations(grid, 132) == 512 * ctas(grid, 132) == 512 * 8 * 132 * 32
@@ -67,7 +65,6 @@ def test_what_falls_short_is_named():
 def test_the_tables_of_a_gpu(capsys):
     ladder_reduce._print(experiment(12.0), True)  # pyright: ignore[reportPrivateUsage]
     shown = capsys.readouterr()
-    assert "mio_throttle 40, wait 20" in shown.out
     assert "12.00" in shown.out
     assert "6.1 times as fast" in shown.err
 

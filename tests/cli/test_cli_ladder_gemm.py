@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from tests.project import load
 
 from warploom.bench.gemm import GemmFamily, settled, torch_error
 from warploom.bench.ladder import run_ladder
-from warploom.bench.tables import gpu_markdown
 from warploom.core.dtypes import f16, f32
 from warploom.core.errors import ConfigError
 from warploom.kernels.matmul.ladder import BEST16, BEST32, FULL_LADDER, HOPPER_LADDER, LADDER
@@ -139,7 +139,7 @@ def test_the_reference_on_the_gpu_is_the_one_of_the_emulator():
 
 def test_cells_are_shown_by_their_size_and_beside_cublas():
     cell = {"n": 4096, "tflops": {"median": 500.0, "low": 490.0, "high": 510.0}, "ratio": {"cublas": 0.65}}
-    text = gpu_markdown([{"rung": "02", "name": "swizzle", "gpu": {"cells": [cell]}}])
+    text = load("page_tables").gpu_markdown([{"rung": "02", "name": "swizzle", "gpu": {"cells": [cell]}}])
     assert "N = 4096" in text
     assert "500 (0.65×)" in text
 

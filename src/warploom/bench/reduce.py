@@ -17,7 +17,6 @@ import numpy as np
 from warploom.bench.monitor import GpuMonitor
 from warploom.bench.peers import torch_module
 from warploom.bench.power import power_of
-from warploom.bench.reduce_counters import count
 from warploom.bench.resources import compile_for
 from warploom.bench.timing import Candidate, EventClock, Spread, graphed, measure
 from warploom.core.errors import WarploomError
@@ -223,10 +222,8 @@ class Experiment:
         return row
 
 
-def run_experiment(
-    rungs: Sequence[Rung[ReduceConfig]], on_gpu: bool, progress: Callable[[str, float], None], counters: bool = True
-) -> Row:
-    """Every rung on the emulator and compiled; with a GPU the three settings as well, with counters where ncu runs."""
+def run_experiment(rungs: Sequence[Rung[ReduceConfig]], on_gpu: bool, progress: Callable[[str, float], None]) -> Row:
+    """Every rung on the emulator and compiled; with a GPU the three settings as well."""
     rows: list[Row] = []
     for number, rung in enumerate(rungs):
         progress(rung.name, number / len(rungs) * (0.3 if on_gpu else 1.0))
@@ -237,17 +234,8 @@ def run_experiment(
     experiment = Experiment()
     parts = (("launch", experiment.launches), ("loop", experiment.loops), ("grid", experiment.grids))
     for number, (name, part) in enumerate(parts):
-        progress(f"setting {name}", 0.3 + 0.5 * number / len(parts))
+        progress(f"setting {name}", 0.3 + 0.7 * number / len(parts))
         measured = part(rungs)
         for row in rows:
             row[name] = measured[row["rung"]]
-    if counters:
-        progress("counters", 0.8)
-        try:
-            counted = count([rung.key for rung in rungs])
-        except WarploomError as error:
-            found["counters_refused"] = str(error)
-        else:
-            for row in rows:
-                row["counters"] = counted[row["rung"]]
     return found

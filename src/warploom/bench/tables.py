@@ -1,4 +1,4 @@
-"""Rows as tables: for the terminal (rich) and, generated from committed result files, for Markdown."""
+"""Rows of a ladder as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ Rows = Sequence[Mapping[str, Any]]
 _FEW_SIZES = 2
 """Up to so many, a cell has the spread and every peer; with more, the median and the first peer."""
 _NUMBERED = re.compile(r"^kernel \w+: ")
-_MARKER = re.compile(r"(<!-- table: (?P<spec>[^>]*?) -->\n)(?P<body>.*?)(<!-- end table -->)", re.DOTALL)
 
 
 def static_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
@@ -28,7 +27,7 @@ def static_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
 
 def gpu_cells(rows: Rows, condition: str | None = None) -> tuple[list[str], list[list[str]]]:
     """(header, cells) of the rows that were timed: a column for each size; of one of :func:`conditions` if given."""
-    timed = [(row, {_size(c): c for c in _cells(row) if condition in (None, condition_of(c))})
+    timed = [(row, {size_of(c): c for c in _cells(row) if condition in (None, condition_of(c))})
              for row in rows if row["gpu"]]  # fmt: skip
     sizes = list(dict.fromkeys(size for _, cells in timed for size in cells))
     cell_of = _beside_peers if len(sizes) <= _FEW_SIZES else _short
@@ -96,7 +95,7 @@ def ladder_tables(rows: Rows) -> list[Any]:
 def _gpu_title(rows: Rows) -> str:
     """What the cells of :func:`gpu_cells` are."""
     cells = [cell for row in rows for cell in _cells(row)]
-    if len({_size(cell) for cell in cells}) <= _FEW_SIZES:
+    if len({size_of(cell) for cell in cells}) <= _FEW_SIZES:
         return "TFLOP/s, median (10th–90th percentile), and × the peers' in the same rounds"
     return f"TFLOP/s, median, and × {_first_peer(cells[0])[0]} in the same rounds"
 
@@ -104,36 +103,6 @@ def _gpu_title(rows: Rows) -> str:
 def _stacked(header: str) -> str:
     """One word a line; signs stay with the word beside them."""
     return header.replace(" /", "\u00a0/").replace("× ", "×\u00a0").replace(" ", "\n").replace("\u00a0", " ")
-
-
-def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    rows = [header, ["---"] * len(header), *body]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def gpu_markdown(rows: Rows) -> str:
-    """TFLOP/s and, in brackets, the ratio to the first peer: a row for each rung, a column for each size."""
-    cells = [{_size(c): c for c in (row["gpu"] or {}).get("cells", ())} for row in rows]
-    sizes = list(dict.fromkeys(size for of_row in cells for size in of_row))
-    body = [
-        [row["rung"], row["name"], *(_beside_first_peer(of_row.get(size)) for size in sizes)]
-        for row, of_row in zip(rows, cells, strict=True)
-    ]
-    return markdown_table(["rung", "name", *sizes], body)
-
-
-def static_markdown(rows: Rows) -> str:
-    """What needs no GPU: bank conflicts, registers and spills."""
-    return markdown_table(*static_cells(rows))
-
-
-def peers_markdown(rows: Rows) -> str:
-    """The peers' own TFLOP/s, from the cells of the row that has most of them."""
-    cells = max(((row["gpu"] or {}).get("cells", ()) for row in rows), key=len, default=())
-    names = list(dict.fromkeys(name for cell in cells for name in cell["peers"]))
-    body = [[n, *(_rate(c["peers"][n]["tflops"]) if n in c["peers"] else "–" for c in cells)] for n in names]
-    return markdown_table(["peer", *(_size(cell) for cell in cells)], body)
 
 
 def power_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
@@ -144,16 +113,11 @@ def power_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
     for row in rows:
         for cell in (row["gpu"] or {}).get("cells", ()):
             if cell.get("power"):
-                label = _size(cell)
+                label = size_of(cell)
                 body.append([row["rung"], row["name"], *_power(cell["power"])])
                 peers |= {name: peer["power"] for name, peer in cell["peers"].items() if peer.get("power")}
     body += [["", name, *_power(power)] for name, power in peers.items()]
     return ["rung", "name", f"TFLOP/s, {label}", "W", "MHz", "TFLOP/J"], body
-
-
-def power_markdown(rows: Rows) -> str:
-    """Watts, clock and TFLOP per joule at the size that was run for power, the peers last."""
-    return markdown_table(*power_cells(rows))
 
 
 def _power(power: Mapping[str, Any]) -> list[str]:
@@ -162,54 +126,15 @@ def _power(power: Mapping[str, Any]) -> list[str]:
             f"{power['tflop_per_joule']:.3f}"]  # fmt: skip
 
 
-def first_call_markdown(rows: Rows) -> str:
-    """Milliseconds of the first call of a shape family: with an empty cache, and in a later process."""
-    body = [[row["call"], *(_spread(row[key], 1e3) for key in ("fresh_s", "later_s"))] for row in rows]
-    return markdown_table(["first call of", "ms, empty cache", "ms, later process"], body)
-
-
-def host_cost_markdown(rows: Rows) -> str:
-    """Microseconds of host time of a repeated call."""
-    body = [[f"`{row['call']}`", _spread(row["microseconds"], 1, 1)] for row in rows]
-    return markdown_table(["call", "µs"], body)
-
-
-def _spread(spread: Mapping[str, float], scale: float, digits: int = 0) -> str:
-    median, low, high = (f"{spread[name] * scale:.{digits}f}" for name in ("median", "low", "high"))
-    return f"{median} ({low}–{high})"
-
-
-MARKDOWN_TABLES = {
-    "gpu": gpu_markdown, "static": static_markdown, "peers": peers_markdown, "power": power_markdown,
-    "first-call": first_call_markdown, "host-cost": host_cost_markdown,
-}  # fmt: skip
-"""The tables a Markdown file can ask for."""
-
-
-def table_names(text: str) -> list[str]:
-    """The names of the tables that ``text`` asks for."""
-    return [match["spec"].strip() for match in _MARKER.finditer(text)]
-
-
-def fill_markdown(text: str, tables: Mapping[str, str]) -> str:
-    """``text`` with the body of every ``<!-- table: NAME -->`` … ``<!-- end table -->`` replaced by ``tables[NAME]``.
-
-    Raises KeyError for a name without a table.
-    """
-
-    def replaced(match: re.Match[str]) -> str:
-        return match[1] + tables[match["spec"].strip()] + match[4]
-
-    return _MARKER.sub(replaced, text)
-
-
-def _size(cell: Mapping[str, Any]) -> str:
+def size_of(cell: Mapping[str, Any]) -> str:
+    """The size that a cell was timed at, as the head of its column."""
     if "seq" in cell:
         return f"seq {cell['seq']}"
     return f"N = {cell['n']}" if "n" in cell else str(cell.get("label", ""))
 
 
-def _rate(spread: Mapping[str, float]) -> str:
+def rate_text(spread: Mapping[str, float]) -> str:
+    """A median with its 10th and 90th percentile."""
     return f"{spread['median']:.0f} ({spread['low']:.0f}–{spread['high']:.0f})"
 
 
@@ -217,14 +142,14 @@ def _beside_peers(cell: Mapping[str, Any] | None) -> str:
     if cell is None:
         return "–"
     ratios = [f"{ratio:.2f}× {peer}" for peer, ratio in cell["ratio"].items()]
-    return "\n".join([_rate(cell["tflops"]), *ratios])
+    return "\n".join([rate_text(cell["tflops"]), *ratios])
 
 
 def _short(cell: Mapping[str, Any] | None) -> str:
-    return _beside_first_peer(cell).replace(" (", "\n").rstrip(")")
+    return beside_first_peer(cell).replace(" (", "\n").rstrip(")")
 
 
-def _beside_first_peer(cell: Mapping[str, Any] | None) -> str:
+def beside_first_peer(cell: Mapping[str, Any] | None) -> str:
     """The first peer measured: PyTorch's flash backend for attention, cuBLAS for matmul."""
     if cell is None:
         return "–"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -16,19 +16,18 @@ from warploom.cli.output import console, note, progress_bar, write_json
 def reduce(
     rung: RungList = None,
     on: On = "auto",
-    counters: Annotated[bool, typer.Option("--counters", help="Read hardware counters too, where ncu runs.")] = False,
     json: JsonFile = None,
 ) -> None:
     """Row maxima of 16×16 products: through shared memory, done fairly, and in registers.
 
     Every rung runs on the emulator with all checks and is compiled for sm_90a; on a GPU it is timed in three settings:
     one warp per launch, a loop inside one warp, a grid that fills the GPU. Power is sampled over seconds through NVML
-    (nvidia-ml-py); --counters adds what ncu counts. Exit code 1 if a rung is wrong.
+    (nvidia-ml-py). Exit code 1 if a rung is wrong.
 
     \b
     Examples:
       warploom ladder reduce
-      warploom ladder reduce --rung 1w,4 --counters
+      warploom ladder reduce --rung 1w,4
       warploom ladder reduce --on gpu --json reduce.json
     """
     from warploom.bench.environment import environment
@@ -37,7 +36,7 @@ def reduce(
 
     timed = on_gpu(on)
     with progress_bar() as progress:
-        found = run_experiment(chosen_rungs(LADDER, rung), timed, progress, counters)
+        found = run_experiment(chosen_rungs(LADDER, rung), timed, progress)
     if json != "-":
         _print(found, timed)
     if json is not None:
@@ -57,10 +56,6 @@ def _print(found: dict[str, Any], timed: bool) -> None:
         return
     _table("A launch of one warp (times a launch, energy as the paper has it: power × latency)", _launched, rows)
     _table("Operations inside the kernel: one warp, and every SM full", _inside, rows)
-    if "counters_refused" in found:
-        note(f"no counters: {found['counters_refused']}")
-    elif "counters" in rows[0]:
-        _table("Counters of ncu; conflicts and instructions of one operation, every SM full", _counted, rows)
     for gpu, row in found["paper"].items():
         (slow, fast), (much, little) = row["latency_ms"], row["energy_mj"]
         note(f"the paper on an {gpu}: {slow * 1e3:.1f} and {fast * 1e3:.1f} µs a launch, {row['speed_up']} times as "
@@ -117,19 +112,6 @@ def _inside(row: dict[str, Any], first: dict[str, Any]) -> dict[str, str]:
         "nJ/op": _number(energy, 1e9, "{:.2f}"),
         "energy ×": f"{base / energy:.1f}" if base and energy else "–",
     }  # fmt: skip
-
-
-def _counted(row: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:
-    one, grid = row["counters"]["launch"], row["counters"]["grid"]
-    stalls = list(grid["stall_shares_percent"].items())[:3]
-    return {
-        "occupancy % (one warp)": _number(one["achieved_occupancy_percent"], 1, "{:.2f}"),
-        "(full)": _number(grid["achieved_occupancy_percent"], 1, "{:.1f}"),
-        "conflicts": f"{grid['bank_conflicts'].get('all shared', 0.0):.1f}",
-        "instructions": f"{grid['instructions']:.1f}",
-        "MIO stalls %": f"{grid['mio_stalls_percent']:.0f}",
-        "most stalls": ", ".join(f"{name} {share:.0f}" for name, share in stalls),
-    }
 
 
 def _number(value: float | None, factor: float, form: str) -> str:

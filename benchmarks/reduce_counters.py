@@ -10,7 +10,7 @@ import numpy as np
 
 from warploom.bench.counters import OPCODES, Profile, choose_metrics, parse_profiles
 from warploom.bench.ncu import available_metrics, find_ncu, record
-from warploom.core.errors import UnsupportedDeviceError
+from warploom.core.errors import UnsupportedDeviceError, WarploomError
 from warploom.kernels.reduce.ladder import LADDER, SETTINGS, Setting
 from warploom.kernels.reduce.tile import matmul_row_max
 from warploom.ops.backends import GpuCall, multiprocessors
@@ -30,7 +30,7 @@ def count(rungs: Sequence[str], seconds: float = 120.0) -> dict[str, dict[str, R
     ncu = find_ncu()
     chosen = choose_metrics(available_metrics(ncu))
     wanted = [*(m for table in chosen.values() for m in table.values()), OPCODES]
-    driver = [sys.executable, "-m", "warploom.bench.reduce_counters", *rungs]
+    driver = [sys.executable, __file__, *rungs]
     profiles = parse_profiles(record(ncu, wanted, driver, samples=False, seconds=seconds)[0], chosen)
     names = [(rung, setting) for rung in rungs for setting in SETTINGS]
     if len(profiles) != len(names):
@@ -39,6 +39,18 @@ def count(rungs: Sequence[str], seconds: float = 120.0) -> dict[str, dict[str, R
     for (rung, setting), profile in zip(names, profiles, strict=True):
         found.setdefault(rung, {})[setting.name] = figures(profile, operations(setting, multiprocessors(0)))
     return found
+
+
+def add_counters(experiment: Row) -> None:
+    """Give the rows of ``warploom.bench.reduce.run_experiment`` their counters, or say why there are none."""
+    rows = experiment["rungs"]
+    try:
+        counted = count([row["rung"] for row in rows])
+    except WarploomError as error:
+        experiment["counters_refused"] = str(error)
+        return
+    for row in rows:
+        row["counters"] = counted[row["rung"]]
 
 
 def operations(setting: Setting, multiprocessors: int) -> int:

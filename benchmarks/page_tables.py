@@ -1,0 +1,86 @@
+"""Rows of committed results as Markdown tables, and pages that ask for them by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from warploom.bench.tables import Rows, beside_first_peer, power_cells, rate_text, size_of, static_cells
+
+_MARKER = re.compile(r"(<!-- table: (?P<spec>[^>]*?) -->\n)(?P<body>.*?)(<!-- end table -->)", re.DOTALL)
+
+
+def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    rows = [header, ["---"] * len(header), *body]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def gpu_markdown(rows: Rows) -> str:
+    """TFLOP/s and, in brackets, the ratio to the first peer: a row for each rung, a column for each size."""
+    cells = [{size_of(c): c for c in (row["gpu"] or {}).get("cells", ())} for row in rows]
+    sizes = list(dict.fromkeys(size for of_row in cells for size in of_row))
+    body = [
+        [row["rung"], row["name"], *(beside_first_peer(of_row.get(size)) for size in sizes)]
+        for row, of_row in zip(rows, cells, strict=True)
+    ]
+    return markdown_table(["rung", "name", *sizes], body)
+
+
+def static_markdown(rows: Rows) -> str:
+    """What needs no GPU: bank conflicts, registers and spills."""
+    return markdown_table(*static_cells(rows))
+
+
+def peers_markdown(rows: Rows) -> str:
+    """The peers' own TFLOP/s, from the cells of the row that has most of them."""
+    cells = max(((row["gpu"] or {}).get("cells", ()) for row in rows), key=len, default=())
+    names = list(dict.fromkeys(name for cell in cells for name in cell["peers"]))
+    body = [[n, *(rate_text(c["peers"][n]["tflops"]) if n in c["peers"] else "–" for c in cells)] for n in names]
+    return markdown_table(["peer", *(size_of(cell) for cell in cells)], body)
+
+
+def power_markdown(rows: Rows) -> str:
+    """Watts, clock and TFLOP per joule at the size that was run for power, the peers last."""
+    return markdown_table(*power_cells(rows))
+
+
+def first_call_markdown(rows: Rows) -> str:
+    """Milliseconds of the first call of a shape family: with an empty cache, and in a later process."""
+    body = [[row["call"], *(_spread(row[key], 1e3) for key in ("fresh_s", "later_s"))] for row in rows]
+    return markdown_table(["first call of", "ms, empty cache", "ms, later process"], body)
+
+
+def host_cost_markdown(rows: Rows) -> str:
+    """Microseconds of host time of a repeated call."""
+    body = [[f"`{row['call']}`", _spread(row["microseconds"], 1, 1)] for row in rows]
+    return markdown_table(["call", "µs"], body)
+
+
+def _spread(spread: Mapping[str, float], scale: float, digits: int = 0) -> str:
+    median, low, high = (f"{spread[name] * scale:.{digits}f}" for name in ("median", "low", "high"))
+    return f"{median} ({low}–{high})"
+
+
+MARKDOWN_TABLES = {
+    "gpu": gpu_markdown, "static": static_markdown, "peers": peers_markdown, "power": power_markdown,
+    "first-call": first_call_markdown, "host-cost": host_cost_markdown,
+}  # fmt: skip
+"""The tables a Markdown file can ask for."""
+
+
+def table_names(text: str) -> list[str]:
+    """The names of the tables that ``text`` asks for."""
+    return [match["spec"].strip() for match in _MARKER.finditer(text)]
+
+
+def fill_markdown(text: str, tables: Mapping[str, str]) -> str:
+    """``text`` with the body of every ``<!-- table: NAME -->`` … ``<!-- end table -->`` replaced by ``tables[NAME]``.
+
+    Raises KeyError for a name without a table.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        return match[1] + tables[match["spec"].strip()] + match[4]
+
+    return _MARKER.sub(replaced, text)
