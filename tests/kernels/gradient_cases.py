@@ -44,9 +44,10 @@ class GradientCase:
     def problem(self) -> BackwardProblem:
         """What is asked."""
         c, (heads, kv_heads) = self.config, self.heads
+        v_dim = 0 if c.value_dim == c.head_dim else c.value_dim
         forward = AttentionProblem(
             self.batch, heads, kv_heads, self.q_len, self.kv_len, c.head_dim, c.dtype, self.window, self.scale,
-            self.softcap, sinks=self.sinks,
+            self.softcap, sinks=self.sinks, v_dim=v_dim,
         )  # fmt: skip
         return BackwardProblem(forward, self.lse_gradient, deterministic=False)
 
@@ -67,10 +68,11 @@ class GradientCase:
     def inputs(self) -> dict[str, Any]:
         """Random arrays, heads first, and what the forward pass gives for them."""
         numbers = np.random.default_rng(self.q_len + 7 * self.kv_len)
-        (heads, kv_heads), d, dtype = self.heads, self.config.head_dim, self.config.dtype.numpy
-        shapes = {"q": (heads, self.q_len), "k": (kv_heads, self.kv_len), "v": (kv_heads, self.kv_len),
-                  "dout": (heads, self.q_len)}  # fmt: skip
-        found = {n: numbers.standard_normal((self.batch, *s, d)).astype(dtype) for n, s in shapes.items()}
+        (heads, kv_heads), d, v_dim = self.heads, self.config.head_dim, self.config.value_dim
+        shapes = {"q": (heads, self.q_len, d), "k": (kv_heads, self.kv_len, d), "v": (kv_heads, self.kv_len, v_dim),
+                  "dout": (heads, self.q_len, v_dim)}  # fmt: skip
+        dtype = self.config.dtype.numpy
+        found = {n: numbers.standard_normal((self.batch, *s)).astype(dtype) for n, s in shapes.items()}
         found["sinks"] = SINKS[:heads] if self.sinks else np.full(heads, -np.inf, np.float32)
         found["out"], found["lse"] = self._forward(found)
         found["dlse"] = numbers.standard_normal(found["lse"].shape).astype(np.float32)

@@ -43,6 +43,11 @@ CASES = {
         replace(SM90, by_heads=True, side_by_side=1), 200, 200, CAUSAL, (4, 2), batch=2
     ),
     "sm_90 soft cap": GradientCase(SM90, 130, 130, CAUSAL, softcap=3.0, lse_gradient=True),
+    "wide 192 and 128": GradientCase(replace(ROLES, head_dim=192, v_dim=128, tile_n=64), 70, 90, CAUSAL),
+    "wide 136 and 40": GradientCase(replace(ROLES, v_dim=40), 70, 70, lse_gradient=True, heads=(2, 1)),
+    "wide 24 and 136": GradientCase(replace(ROLES, head_dim=24, v_dim=136), 70, 70),
+    "sm_90 128 and 64": GradientCase(BackwardSm90(head_dim=128, v_dim=64), 130, 150, CAUSAL),
+    "sm_90 40 and 128": GradientCase(replace(SM90, head_dim=40, v_dim=128), 70, 130, heads=(2, 1)),
     "sm_90 sinks": GradientCase(SM90, 150, 90, CAUSAL, (2, 1), batch=2, softcap=3.0, lse_gradient=True, sinks=True),
     "sm_90 scale": GradientCase(SM90, 65, 129, scale=-0.3),
     "sm_90 128": GradientCase(BackwardSm90(), 130, 200),

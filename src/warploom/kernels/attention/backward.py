@@ -20,7 +20,7 @@ from warploom.kernels.settings import broken_flags, violated
 from warploom.kernels.source import KernelCall, KernelSource
 
 TENSORS = ("dout", "q", "k", "v", "out", "dq", "dk", "dv")
-"""The arrays with head_dim elements a row, in the order that :class:`BackwardOperands` has their strides."""
+"""The arrays with rows of a head_dim, Q's or V's, in the order that :class:`BackwardOperands` has their strides."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,16 @@ class BackwardProblem:
     @property
     def flops(self) -> int:
         """Floating-point operations of the five products."""
-        return self.forward.flops * 5 // 2
+        p = self.forward
+        return 2 * p.planes * (3 * p.head_dim + 2 * p.value_dim) * p.visible_scores
 
     def differences(self, config: BackwardConfig) -> list[str]:
         """How a configuration differs from the problem, and what no kernel takes; empty if nothing does."""
         p = self.forward
         return broken_flags(config) or violated([
             (config.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {config.head_dim}"),
-            (not p.v_dim, f"V's head_dim is {p.value_dim}, not {p.head_dim}"),
+            (config.value_dim == p.value_dim,
+             f"V's head_dim is {p.value_dim}, the configuration's {config.value_dim}"),
             (config.dtype is p.dtype, f"the arrays are {p.dtype}, the configuration {config.dtype}"),
             (max(p.q_len, p.kv_len) < MOST_POSITIONS,
              f"lengths {p.q_len} and {p.kv_len} reach {MOST_POSITIONS} positions"),
@@ -67,7 +69,8 @@ class BackwardOperands:
         sizes = (p.batch, p.kv_heads, p.kv_len) if of_keys else (p.batch, p.heads, p.q_len)
         axes = (0, 2, 1) if self.layout == "bshd" else (0, 1, 2)
         stride = self.strides[TENSORS.index(name)]
-        return (*(sizes[i] for i in axes), p.head_dim), (*(stride[i] for i in axes), 1)
+        cols = p.value_dim if name in ("v", "dv", "out", "dout") else p.head_dim
+        return (*(sizes[i] for i in axes), cols), (*(stride[i] for i in axes), 1)
 
     def row_strides(self, *names: str) -> tuple[int, ...]:
         """The strides between positions of some of TENSORS."""
@@ -121,10 +124,10 @@ def rows_calls(problem: BackwardProblem, operands: BackwardOperands, tile: int, 
     After it the one of the gradient of the sinks, if there are any.
     """
     p = problem.forward
-    groups, tiles = RowGroups(p.head_dim), -(-p.q_len // tile)
+    groups, tiles = RowGroups(p.value_dim), -(-p.q_len // tile)
     source = KernelSource.of(
-        "attention.backward_rows_kernel:attention_backward_rows", f"attention_backward_rows_{p.head_dim}",
-        head_dim=p.head_dim, dtype=p.dtype, lse_gradient=problem.lse_gradient, tile=(tile, slots),
+        "attention.backward_rows_kernel:attention_backward_rows", f"attention_backward_rows_{p.value_dim}",
+        head_dim=p.value_dim, dtype=p.dtype, lse_gradient=problem.lse_gradient, tile=(tile, slots),
     )  # fmt: skip
     grid = -(-tiles * tile // groups.rows), p.heads, p.batch
     scalars = {"q_len": p.q_len, "padded": tiles * tile, **operands.scalars("out", "dout")}
@@ -151,6 +154,11 @@ class BackwardConfig(Protocol):
     @property
     def head_dim(self) -> int:
         """Elements per head."""
+        ...
+
+    @property
+    def value_dim(self) -> int:
+        """Elements per head of V and O."""
         ...
 
     @property

@@ -27,15 +27,16 @@ _WIDE_HEAD = 128
 def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, ...]:
     """Configurations for a problem, the fastest first."""
     p = problem.forward
+    widest = max(p.head_dim, p.value_dim)
     found: list[BackwardConfig] = []
-    if target.has_wgmma and p.head_dim > _WIDE_HEAD:
-        keys = 64 if p.head_dim <= _ROOMY_HEAD else 48
-        found.append(BackwardWideSm90(tile_n=keys, head_dim=p.head_dim, dtype=p.dtype))
+    if target.has_wgmma and widest > _WIDE_HEAD:
+        keys = 64 if widest <= _ROOMY_HEAD else 48
+        found.append(BackwardWideSm90(tile_n=keys, head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim))
     elif target.has_wgmma:
-        base = BackwardSm90(head_dim=p.head_dim, dtype=p.dtype)
-        if p.head_dim <= _NARROW_HEAD and p.softcap is None:
+        base = BackwardSm90(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim)
+        if widest <= _NARROW_HEAD and p.softcap is None:
             base = replace(base, tile_m=128, dv_first=False)
-        elif p.head_dim > _OVERLAPPED_HEAD and p.window == (None, None):
+        elif widest > _OVERLAPPED_HEAD and p.window == (None, None):
             base = replace(base, dv_first=False)
         found.append(in_order(base, p))
     general = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, in_turn=problem.deterministic)

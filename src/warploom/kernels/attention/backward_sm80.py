@@ -43,6 +43,11 @@ class BackwardSm80(Configuration):
     in_turn: bool = flag(False, "CTAs add to dQ in the order of their keys: equal bits from run to run")
 
     @property
+    def value_dim(self) -> int:
+        """Elements per head of V and O."""
+        return self.head_dim
+
+    @property
     def threads(self) -> int:
         """Threads per CTA."""
         return 32 * self.num_warps

@@ -12,7 +12,7 @@ from warploom.kernels.attention.backward import (
     BackwardProblem,
     rows_calls,
 )
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.order import L2_BYTES
@@ -30,7 +30,7 @@ _MOST_REGISTERS = 212
 
 
 @dataclass(frozen=True)
-class BackwardSm90(Configuration):
+class BackwardSm90(HeadDims, Configuration):
     """The kernels of :mod:`.backward_sm90_kernel`: a CTA owns 128 keys and streams blocks of ``tile_m`` query rows."""
 
     word: ClassVar[str] = "attention_backward_sm90"
@@ -40,6 +40,7 @@ class BackwardSm90(Configuration):
     tile_m: int = flag(64, "query rows per step", (64, 128))
     head_dim: int = flag(128, "elements per head", (64, 128))
     dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
+    v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
     in_turn: bool = flag(True, "CTAs add to dQ in the order of their keys: equal bits from run to run, and no zeroing")
     dv_first: bool = flag(True, "dV is under way while dS is formed, which takes registers")
     totals: int = flag(1, "blocks of dQ on their way to global memory", (1, 2))
@@ -48,13 +49,23 @@ class BackwardSm90(Configuration):
 
     @property
     def width(self) -> int:
-        """Columns of the shared tiles: head_dim in whole panels, zeros beyond it."""
+        """Columns of the shared tiles of Q and K: head_dim in whole panels, zeros beyond it."""
         return -(-self.head_dim // PANEL_COLS) * PANEL_COLS
 
     @property
+    def value_width(self) -> int:
+        """Columns of the shared tiles of V and dO."""
+        return -(-self.value_dim // PANEL_COLS) * PANEL_COLS
+
+    @property
     def sum_cols(self) -> int:
-        """Columns of the accumulators of dK and dV: head_dim in steps of 16."""
+        """Columns of the accumulator of dK: head_dim in steps of 16."""
         return -(-self.head_dim // 16) * 16
+
+    @property
+    def value_sum_cols(self) -> int:
+        """Columns of the accumulator of dV."""
+        return -(-self.value_dim // 16) * 16
 
     @property
     def vector(self) -> int:
@@ -74,23 +85,25 @@ class BackwardSm90(Configuration):
     @property
     def shared_bytes(self) -> int:
         """Shared memory for the tiles and the mbarriers, in bytes."""
-        rows = 2 * KEYS + 2 * STAGES * self.tile_m
+        rows = KEYS + STAGES * self.tile_m
         grads = STAGES * self.tile_m * KEYS
         vectors = 2 * STAGES * self.vector * f32.bytes
         parts = 2 * self.totals * self.total_registers * 128 * f32.bytes
-        return (rows * self.width + grads) * self.dtype.bytes + vectors + parts + BARRIER_BYTES
+        return (rows * (self.width + self.value_width) + grads) * self.dtype.bytes + vectors + parts + BARRIER_BYTES
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
         found = broken_flags(self)
         if found:
             return found
-        registers = max(self.tile_m, self.total_registers) + self.sum_cols
+        registers = max(self.tile_m, self.total_registers) + (self.sum_cols + self.value_sum_cols) // 2
         registers += self.tile_m // 4 if self.dv_first else 0
         constraints = [
             (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
             (self.head_dim % 8 == 0 and 8 <= self.head_dim <= _MOST_HEAD_DIM,
              f"head_dim {self.head_dim} is no multiple of 8 from 8 to {_MOST_HEAD_DIM}"),
+            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= _MOST_HEAD_DIM,
+             f"v_dim {self.v_dim} is no multiple of 8 up to {_MOST_HEAD_DIM}"),
             (self.tile_m % 16 == 0 and 16 <= self.tile_m <= 128,
              f"tile_m {self.tile_m} is no multiple of 16 from 16 to 128"),
             (self.total_cols % 16 == 0, f"blocks of {self.tile_m} rows do not divide between two consumers"),
@@ -119,7 +132,7 @@ class BackwardSm90(Configuration):
         """The kernel that multiplies."""
         source = KernelSource.of(
             "attention.backward_sm90_kernel:attention_backward_sm90",
-            f"attention_backward_{self.tile_m}x{KEYS}x{self.head_dim}",
+            f"attention_backward_{self.tile_m}x{KEYS}x{self.dims}",
             config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.layout == "bshd",
         )  # fmt: skip
         blocks, planes = -(-p.q_len // self.tile_m), p.kv_heads * p.batch
@@ -163,5 +176,6 @@ class BackwardSm90(Configuration):
 
         Each tile waits for those before it: the first ones start one after another, and the more of a plane, the later.
         """
-        plane = p.q_len * p.heads // p.kv_heads * self.width * (2 * self.dtype.bytes + f32.bytes)
+        row = (self.width + self.value_width) * self.dtype.bytes + self.width * f32.bytes
+        plane = p.q_len * p.heads // p.kv_heads * row
         return max(1, min(p.kv_heads * p.batch, max(self.side_by_side, L2_BYTES // max(1, plane))))

@@ -8,7 +8,7 @@ from typing import ClassVar
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.targets import Target
 from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, rows_calls
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.panels import PANEL_COLS
@@ -26,7 +26,7 @@ SIDE_BY_SIDE = 16
 
 
 @dataclass(frozen=True)
-class BackwardWideSm90(Configuration):
+class BackwardWideSm90(HeadDims, Configuration):
     """The kernels of :mod:`.backward_wide_kernel`: seven products, dK and dV in one kernel and dQ in another."""
 
     word: ClassVar[str] = "attention_backward_wide_sm90"
@@ -37,16 +37,32 @@ class BackwardWideSm90(Configuration):
     tile_n: int = flag(48, "keys per step of dQ", (32, 48, 64))
     head_dim: int = flag(256, "elements per head", (192, 256))
     dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
+    v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
 
     @property
     def width(self) -> int:
-        """Columns of the shared tiles: head_dim in whole panels, zeros beyond it."""
+        """Columns of the shared tiles of Q and K: head_dim in whole panels, zeros beyond it."""
         return -(-self.head_dim // PANEL_COLS) * PANEL_COLS
 
     @property
+    def value_width(self) -> int:
+        """Columns of the shared tiles of V and dO."""
+        return -(-self.value_dim // PANEL_COLS) * PANEL_COLS
+
+    @property
+    def key_width(self) -> int:
+        """Columns of the tiles of the keys' own K and V, through which dV and dK leave."""
+        return max(self.width, self.value_width)
+
+    @property
     def sum_cols(self) -> int:
-        """Columns of the accumulators of the gradients: head_dim in steps of 16."""
+        """Columns of the accumulators of dQ and dK: head_dim in steps of 16."""
         return -(-self.head_dim // 16) * 16
+
+    @property
+    def value_sum_cols(self) -> int:
+        """Columns of the accumulator of dV."""
+        return -(-self.value_dim // 16) * 16
 
     @property
     def score_registers(self) -> int:
@@ -56,11 +72,11 @@ class BackwardWideSm90(Configuration):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of the larger kernel, in bytes."""
-        key_rows = 2 * KEYS + 2 * STAGES * self.tile_m
+        both = self.width + self.value_width
         vectors = STAGES * (2 + KEYS) * self.tile_m * f32.bytes
-        query_rows = 2 * ROWS + 2 * STAGES * self.tile_n
-        row = self.width * self.dtype.bytes
-        return max(key_rows * row + vectors, query_rows * row) + BARRIER_BYTES
+        of_keys = (2 * KEYS * self.key_width + STAGES * self.tile_m * both) * self.dtype.bytes + vectors
+        of_queries = (ROWS + STAGES * self.tile_n) * both * self.dtype.bytes
+        return max(of_keys, of_queries) + BARRIER_BYTES
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
@@ -71,6 +87,7 @@ class BackwardWideSm90(Configuration):
             (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
             (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
              f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
+            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= 256, f"v_dim {self.v_dim} is no multiple of 8 up to 256"),
             (self.tile_m in (16, 32, 64), f"tile_m is 16, 32 or 64, not {self.tile_m}"),
             (self.tile_n in (16, 32, 48, 64), f"tile_n is 16, 32, 48 or 64, not {self.tile_n}"),
             (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
@@ -94,7 +111,7 @@ class BackwardWideSm90(Configuration):
         """The kernel of dK and dV."""
         source = KernelSource.of(
             "attention.backward_wide_kernel:attention_backward_keys_sm90",
-            f"attention_backward_keys_{self.tile_m}x{KEYS}x{self.head_dim}",
+            f"attention_backward_keys_{self.tile_m}x{KEYS}x{self.dims}",
             config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.layout == "bshd",
         )  # fmt: skip
         padded, planes = -(-p.q_len // ROWS) * ROWS, p.kv_heads * p.batch
@@ -115,7 +132,7 @@ class BackwardWideSm90(Configuration):
         """The kernel of dQ."""
         source = KernelSource.of(
             "attention.backward_wide_kernel:attention_backward_queries_sm90",
-            f"attention_backward_queries_{ROWS}x{self.tile_n}x{self.head_dim}",
+            f"attention_backward_queries_{ROWS}x{self.tile_n}x{self.dims}",
             config=self, features=p.features(ROWS, self.tile_n), heads_inside=operands.layout == "bshd",
         )  # fmt: skip
         blocks = -(-p.q_len // ROWS)

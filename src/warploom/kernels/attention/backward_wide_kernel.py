@@ -66,8 +66,11 @@ def attention_backward_keys_sm90(
     """dK and dV of 64 keys; a grid of (tiles of keys · planes) along x. Arguments as for the fused kernel."""
     c, warps = config, WARPS * CONSUMERS
     tile = KeyTile.of(k, (c.tile_m, KEYS), features, (q_len, kv_len), (kv_heads, planes, together))
-    k_tile, v_tile = (operand_tile(k, c.dtype, KEYS, c.width, name=name) for name in ("K", "V"))
-    q_tile, do_tile = (operand_tile(k, c.dtype, c.tile_m, c.width, name=n, stages=STAGES) for n in ("Q", "dO"))
+    k_tile, v_tile = (operand_tile(k, c.dtype, KEYS, c.key_width, name=name) for name in ("K", "V"))
+    q_tile, do_tile = (
+        operand_tile(k, c.dtype, c.tile_m, cols, name=name, stages=STAGES)
+        for name, cols in (("Q", c.width), ("dO", c.value_width))
+    )
     shift_tile, delta_tile = (
         k.shared(f32, c.tile_m, name=name, panel_cols=c.tile_m, stages=STAGES) for name in ("shift", "delta")
     )
@@ -136,11 +139,13 @@ class Half:
         self._k, self._tile, self._own = k, tile, own
         self._stream, self._summed = streams
         self._cores = cores = Wgmma(k, config.dtype)
-        self.block, self.sums = cores.accumulator(config.tile_m, f"s{name}"), cores.accumulator(config.sum_cols, name)
+        # P is of the rows of K, and dV has those of V
+        depth, cols = (config.head_dim, config.value_sum_cols) if name == "v" else (config.value_dim, config.sum_cols)
+        self.block, self.sums = cores.accumulator(config.tile_m, f"s{name}"), cores.accumulator(cols, name)
         """The block's product, transposed, and the gradient."""
         self._operand = cores.left(config.tile_m, f"p{name}")
         (left,), first, second = own.tiles, self._stream.tiles[0], self._summed.tiles[0]
-        self._form = cores.product(self.block, left, first, depth=config.head_dim)
+        self._form = cores.product(self.block, left, first, depth=depth)
         self._add = cores.product(self.sums, self._operand, second, transposed_b=True)
 
     def pack(self, values: Fragment) -> None:
@@ -209,9 +214,10 @@ def attention_backward_queries_sm90(
     block, plane = RowTiles.of(k, (q_len + (ROWS - 1)) // ROWS, planes, together).tile(k.cta_x)
     row, head, batch = block * ROWS, plane % heads, plane // heads
     kv_head = head // f.group if f.group > 1 else head
-    q_tile, do_tile = (operand_tile(k, c.dtype, ROWS, c.width, name=name) for name in ("Q", "dO"))
+    q_tile = operand_tile(k, c.dtype, ROWS, c.width, name="Q")
+    do_tile = operand_tile(k, c.dtype, ROWS, c.value_width, name="dO")
     k_tile = operand_tile(k, c.dtype, c.tile_n, c.width, name="K", stages=STAGES)
-    v_tile = operand_tile(k, c.dtype, c.tile_n, c.width, name="V", stages=STAGES)
+    v_tile = operand_tile(k, c.dtype, c.tile_n, c.value_width, name="V", stages=STAGES)
     q_boxes, k_boxes, v_boxes, do_boxes, dq_boxes = (
         _boxes(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dq_map)
     )
@@ -260,7 +266,7 @@ class Rows:
         self._g = cores.left(c.tile_n, "ds")
         (q_tile, do_tile), (k_tile,), (v_tile,) = (stream.tiles for stream in pipelines)
         self._form_s = cores.product(self._s, q_tile, k_tile, row=self._row, depth=d)
-        self._form_dp = cores.product(self._dp, do_tile, v_tile, row=self._row, depth=d)
+        self._form_dp = cores.product(self._dp, do_tile, v_tile, row=self._row, depth=c.value_dim)
         self._add = cores.product(self.sums, self._g, k_tile, transposed_b=True)
         self._scale = features.softmax_scale(d)
         self._softmax = SoftmaxGradient(k, self._s, self._scale, cap=features.softcap)
