@@ -14,7 +14,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "warploom"
 ROOMS = sorted(p.name for p in SOURCE.iterdir() if p.is_dir() and (p / "__init__.py").exists())
 
-HOSTS = frozenset({"flash_attn", "torch", "transformers"})
+HOSTS = frozenset({"flash_attn", "jax", "torch", "transformers"})
 """Modules that other libraries' callers import, by those libraries' names: one room."""
 
 CORE = frozenset({"core"})
@@ -56,7 +56,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "core": EVERYWHERE,
     "cuda": EVERYWHERE | {"cuda"},
     "operators": EVERYWHERE | {"torch"},
-    "hosts": EVERYWHERE | {"torch", "transformers"},
+    "hosts": EVERYWHERE | {"jax", "torch", "transformers"},
     "cli": EVERYWHERE | {"typer", "rich", "click", "matplotlib"},
     "emulate": EVERYWHERE | {"rich"},
     "inspect": EVERYWHERE | {"rich"},
@@ -207,7 +207,8 @@ def test_only_the_cuda_room_imports_cuda():
 def test_frameworks_and_drawing_are_imported_when_needed_only():
     lazy = {"torch", "jax", "cupy", "matplotlib", "cuda"}
     early = [i for i in IMPORTS if i.module.split(".")[0] in lazy and not i.deferred and not i.for_types]
-    assert [str(i) for i in early if i.room != "operators"] == []  # imported when PyTorch traces a graph
+    # operators are imported when PyTorch traces a graph, warploom.jax by JAX programs
+    assert [str(i) for i in early if i.room != "operators" and i.source != "jax"] == []
 
 
 def test_imports_form_no_circle():
