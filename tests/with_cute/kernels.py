@@ -1,5 +1,5 @@
 """CuTe DSL kernels; compiled for sm_90a without a GPU."""
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 
 import cutlass
 import cutlass.cute as cute

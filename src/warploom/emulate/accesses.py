@@ -110,7 +110,9 @@ class AccessSteps:
 
         def step(frame: Frame) -> None:
             run.observe(frame, key, op, "an address")
-            place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, access.lanes, op)
+            place = run.shared.locate(
+                frame, frame.env[key], access.offset, access.bytes, access.lanes, op, access.remote
+            )
             if run.checks:
                 self._count_shared(frame, place, access.bytes, name, op)
                 self._strong_shared(frame, access, place)
@@ -129,7 +131,9 @@ class AccessSteps:
 
         def step(frame: Frame) -> None:
             run.observe(frame, key, op, "an address")
-            place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, access.lanes, op)
+            place = run.shared.locate(
+                frame, frame.env[key], access.offset, access.bytes, access.lanes, op, access.remote
+            )
             if run.checks:
                 self._count_shared(frame, place, access.bytes, name, op)
             data = self._values(frame, op, values)

@@ -233,7 +233,9 @@ class _Launch:
         report = self.report = Reporter(self.findings, engines, start, clocks)
         self.memory.clocks, self.memory.report = clocks, report
         size, granule, parts = self.program.shared_bytes, self.ready.shared_granule, self.ready.meets_in_part
-        shared = SharedMemory(ctas, size, granule, clocks, SharedReports(report), self.checks, parts)
+        shared = SharedMemory(
+            ctas, size, granule, clocks, SharedReports(report), self.checks, parts, self.ready.distributed
+        )
         copies = CopyQueue(rows, shared, self.memory, report)
         barriers = self.barriers = Barriers(clocks, report, self.program.threads)
         ordering = Ordering(clocks, self.published)
@@ -256,6 +258,7 @@ class _Launch:
             state.mbarriers.at_exit()
             state.warpgroups.at_exit()
             state.clusters.at_exit()
+            shared.afar.at_exit()
 
     def _engines(
         self, rows: int, engines: Engines, shared: SharedMemory, clocks: Clocks, report: Reporter

@@ -31,6 +31,7 @@ class Prepared:
         self.written = written_parameters(program)
         self.shared_granule, self.global_granule = granules(program)
         self.meets_in_part = any(_meets_in_part(op) for op in ops)
+        self.distributed = any(_is_remote(op) for op in ops)
         self.across = checks and any(_orders(op) for op in ops)
         self.waits_for_ctas = any(isinstance(e, GlobalWait) for op in ops for e in op.instruction.effects())
         self.uses_engines = uses_engines(program)
@@ -69,6 +70,11 @@ def _meets_in_part(op: Op) -> bool:
             mask = op.operands[effect.mask]
             return not (isinstance(mask, Const) and int(mask.value) % 2**32 == FULL_MASK)
     return False
+
+
+def _is_remote(op: Op) -> bool:
+    """Whether an instruction may access the shared memory of another CTA."""
+    return any(isinstance(e, Access) and e.remote for e in op.instruction.effects())
 
 
 def _orders(op: Op) -> bool:

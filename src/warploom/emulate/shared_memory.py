@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.findings import Kind
 from warploom.emulate.frames import Frame, Origin
+from warploom.emulate.remote_accesses import RemoteAccesses
 from warploom.emulate.shared_reports import MBARRIER, SharedReports
 from warploom.ir.statements import Op
 
@@ -37,18 +38,23 @@ class Place:
 class SharedMemory:
     """``size`` bytes for each of ``ctas`` CTAs; cells of ``granule`` bytes, the smallest access of the program.
 
-    ``parts``: whether part of a warp may meet, so that it matters which lanes have read a cell.
+    ``parts``: part of a warp may meet, so that it matters which lanes have read a cell. ``distributed``: CTAs of a
+    cluster access each other's memory, so that all its warps have tables and each access is compared with all others.
     """
 
     def __init__(
-        self, ctas: int, size: int, granule: int, clocks: Clocks, report: SharedReports, checks: bool, parts: bool
-    ) -> None:
+        self, ctas: int, size: int, granule: int, clocks: Clocks, report: SharedReports, checks: bool, parts: bool,
+        distributed: bool = False,
+    ) -> None:  # fmt: skip
         self.size = size
         self.stride = -(-max(size, 16) // 16) * 16
         self.granule = granule
         self.clocks = clocks
         self.report = report
         self.checks = checks
+        self.distributed = distributed
+        self.warps = clocks.domain if distributed else clocks.warps_per_cta  # those that have tables, of a CTA's memory
+        self.afar = RemoteAccesses(clocks, report, self.stride)
         self.data = np.zeros(ctas * self.stride, np.uint8)
         self.shadow: Array | None = None  # allocated when poison is first stored
         self.origins: dict[int, Origin] = {}  # stamp of a store → where its poison came from
@@ -57,7 +63,7 @@ class SharedMemory:
         if checks:
             self.writer = np.full(cells, NEVER, np.int32)
             self.writer_warp = np.zeros(cells, np.uint16)  # warps of the domain, then its engines
-            self.readers = np.zeros((clocks.warps_per_cta, cells), np.int32)
+            self.readers = np.zeros((self.warps, cells), np.int32)
             # The same of strong accesses, such as atomics, which do not conflict with each other.
             self.strong: dict[str, Array] = {}
             # Whom MANY stands for in readers, where parts of a warp meet: lane → its last read; none: all at once.
@@ -76,8 +82,16 @@ class SharedMemory:
             frame.seen[-1] = base
         return base
 
-    def locate(self, frame: Frame, address: Array, offset: int, size: int, lanes: int, op: Op) -> Place:
-        """Check bounds and alignment; ``index`` counts units of ``size`` bytes over the whole batch."""
+    def locate(
+        self, frame: Frame, address: Array, offset: int, size: int, lanes: int, op: Op, remote: bool = False
+    ) -> Place:
+        """Check bounds and alignment; ``index`` counts units of ``size`` bytes over the whole batch.
+
+        ``remote``: addresses may be those of other CTAs of the cluster.
+        """
+        base = self.cta_base(frame)
+        if remote:
+            address, base = self.afar.locate(frame, address, lanes, op)
         local = address.astype(np.int64) + (offset - SHARED_BASE)
         local = np.broadcast_to(local, (*local.shape[:2], 32))[..., :lanes]
         active = None if frame.mask is None else frame.mask[..., :lanes]
@@ -86,7 +100,7 @@ class SharedMemory:
         if bad.any():
             active = self._refuse(frame, local, bad, active, size, op)
             local = np.where(bad, 0, local)
-        unit = (local + self.cta_base(frame)) >> (size.bit_length() - 1)
+        unit = (local + base) >> (size.bit_length() - 1)
         index = np.broadcast_to(unit, (*frame.shape, lanes)).reshape(frame.n, lanes)
         if active is not None:
             active = np.broadcast_to(active, (*frame.shape, lanes)).reshape(frame.n, lanes)
@@ -130,7 +144,7 @@ class SharedMemory:
         stamp = self.clocks.stamp(op)
         cells = size // self.granule
         writer = self.writer.reshape(-1, cells).take(place.index, axis=0)
-        limit = ((self.clocks.limit[frame.flat] << LANE_BITS) | 63)[:, None, None]
+        limit = self._limit(frame)
         suspicious = writer > limit
         if place.active is not None:
             suspicious &= place.active[:, :, None]
@@ -156,6 +170,11 @@ class SharedMemory:
         self._record(self._strong("read") if strong else self.readers, frame, place, cells, stamp, collective)
         return data, shadow, origin
 
+    def _limit(self, frame: Frame) -> Array:
+        """Records up to here are ordered before the next access of each warp, whatever they are; 0: ask."""
+        limit = (self.clocks.limit[frame.flat] << LANE_BITS) | 63
+        return (np.zeros_like(limit) if self.distributed else limit)[:, None, None]
+
     def _strong(self, past: str) -> Array:
         """Strong reads, or strong writes, of each warp."""
         if past not in self.strong:
@@ -165,7 +184,7 @@ class SharedMemory:
     def _record(self, records: Array, frame: Frame, place: Place, cells: int, stamp: int, collective: bool) -> None:
         """Note an access in the table of its kind (warps, cells)."""
         table = records.reshape(-1, cells)
-        where = place.index + (frame.local * (self.cells // cells))[:, None]
+        where = place.index + (frame.flat % self.warps * (self.cells // cells))[:, None]
         each = self.each if records is self.readers else None
         if collective:
             if place.active is not None:
@@ -214,7 +233,7 @@ class SharedMemory:
     ) -> None:  # fmt: skip
         """Compare a write (or the start of a copy) with every unordered access before it."""
         cells = size // self.granule
-        limit = ((self.clocks.limit[frame.flat] << LANE_BITS) | 63)[:, None, None]
+        limit = self._limit(frame)
         suspicious = self.writer.reshape(-1, cells).take(place.index, axis=0) > limit
         if place.active is not None:
             suspicious &= place.active[:, :, None]
@@ -355,6 +374,7 @@ class SharedMemory:
 
         ``first`` is the CTA's first warp in the domain; with ``writes=False`` only what a read conflicts with.
         """
+        first = 0 if self.distributed else first
         kinds = [("wrote", self.strong.get("wrote", ()))]
         kinds += [("read", self.readers), ("read", self.strong.get("read", ()))] if writes else []
         tables = [(past, first + warp, table) for past, tables in kinds for warp, table in enumerate(tables)]
@@ -410,10 +430,7 @@ class SharedMemory:
         cell = place.index[row, lane] * cells + part
         record, rows = records[cell], frame.flat[row]
         stamps, lanes = record >> LANE_BITS, record & 63
-        if agent < 0:
-            agents = np.full(rows.shape, agent)
-        else:
-            agents = self.report.first + rows - rows % self.clocks.warps_per_cta + agent
+        agents = np.full(rows.shape, agent) if agent < 0 else self.report.first + rows - rows % self.warps + agent
         fine = self.clocks.ordered(rows, lane, collective, agents, lanes, stamps)
         if self.each is not None and agent >= 0 and records.base is self.readers:
             self._ask_each(fine, (rows, lane, agents, stamps), agent * self.cells + cell, lanes == MANY, collective)

@@ -27,7 +27,7 @@ class SharedReports:
     """Findings about shared memory, one for each cause that an access meets."""
 
     def __init__(self, report: Reporter) -> None:
-        self.first, self.races, self._add = report.first, report.races, report.add
+        self.first, self.races, self._add, self.cta = report.first, report.races, report.add, report.cta
 
     def refused(
         self, kind: Kind, op: Op, who: tuple[int, int, int], byte: int, size: int, extent: tuple[int, int], total: int
@@ -44,6 +44,14 @@ class SharedReports:
             text += f"{first} to {end - 1}): correct the row, column or stage"
         row, lane, count = who
         self._add(kind, op.where, text, row, lane, count=count, address=byte)
+
+    def gone(self, op: Op, row: int, lane: int, owner: int) -> None:
+        """An access to the memory of another CTA (of the warp ``owner``) that may have exited."""
+        message = (
+            f"{op.instruction.mnemonic} may reach the shared memory of {self.cta(owner)} when that CTA has exited: let "
+            "the cluster meet (barrier.cluster) at the end"
+        )
+        self._add("cluster", op.where, message, row, lane)
 
     def clash(self, op: Op, rows: Array, lanes: Array, addresses: Array) -> None:
         """Threads that write different values to one byte at once."""

@@ -36,7 +36,7 @@ class Access(Effect):
     give the addresses (``ldmatrix``), so that the access conflicts with every unordered access of the warp itself.
     ``words`` is the count of parts the instruction's meaning sees, each ``bytes // words`` wide. ``read_only``: through
     a cache that does not see what the kernel writes (``.nc``). ``volatile``: each time anew, so that a loop may wait by
-    it for what others write; it orders nothing.
+    it for what others write; it orders nothing. ``remote``: the shared address may be one of another CTA's (``mapa``).
     """
 
     space: Space
@@ -51,6 +51,7 @@ class Access(Effect):
     scope: Scope = "gpu"
     read_only: bool = False
     volatile: bool = False
+    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)

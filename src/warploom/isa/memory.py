@@ -69,6 +69,8 @@ def _check_qualifiers(access: _VectorAccess) -> None:
         raise VerifyError(f"an access with an order takes no cache hint {access.cache!r}: it goes past the L1")
     if access.space == "local" and (access.cache or access.order != "weak" or access.volatile):
         raise VerifyError("an access to local memory, a thread's own, takes no cache hint and no order")
+    if access.remote and access.space != "shared":
+        raise VerifyError("only shared memory is that of other CTAs")
     if access.space == "shared" and access.cache:
         raise VerifyError(f"shared memory has no caches: leave out the hint {access.cache!r}")
 
@@ -82,7 +84,8 @@ class _VectorAccess(Instruction):
     """``count`` consecutive elements at one address, between memory and registers of a thread.
 
     ``volatile`` keeps an access as written: ptxas joins neighbouring ones of any other kind into wider ones. It orders
-    nothing here (PTX gives it the ordering of a relaxed access, which no kernel should need).
+    nothing here (PTX gives it the ordering of a relaxed access, which no kernel should need). ``remote``: the address
+    may lie in the shared memory of another CTA of the cluster, as :class:`~warploom.isa.cluster.MapShared` gives it.
     """
 
     space: Space
@@ -93,6 +96,7 @@ class _VectorAccess(Instruction):
     order: Order = "weak"
     scope: Scope = "gpu"
     volatile: bool = False
+    remote: bool = False
     moves_bits: ClassVar[bool] = True
     action: ClassVar[Literal["load", "store"]] = "load"
 
@@ -106,14 +110,15 @@ class _VectorAccess(Instruction):
         opcode = ("ld" if self.action == "load" else "st") + ordering
         vector = f".v{self.count}" if self.count > 1 else ""
         kind = f"{'b' if self.dtype.bits >= 32 else 'u'}{self.dtype.bits}"
-        return f"{opcode}.{self.space}{CACHE_HINTS[self.cache]}{vector}.{kind}"
+        space = "shared::cluster" if self.remote else self.space
+        return f"{opcode}.{space}{CACHE_HINTS[self.cache]}{vector}.{kind}"
 
     def effects(self) -> tuple[Effect, ...]:
         size = self.count * self.dtype.bytes
         return (
             Access(
                 self.space, self.action, 0, size, self.offset, words=self.count, order=self.order, scope=self.scope,
-                read_only=self.cache.startswith("nc"), volatile=self.volatile,
+                read_only=self.cache.startswith("nc"), volatile=self.volatile, remote=self.remote,
             ),
         )  # fmt: skip
 

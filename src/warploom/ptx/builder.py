@@ -82,6 +82,8 @@ class Builder:
         self.parameters = names.parameters
         self.numbers = count(sum(map(len, names.parameters.values())) + len(names.pointers))
         self.windows = _windows(function)
+        self.maps_generic = any(isinstance(i, Instruction) and i.opcode == "mapa" and "u64" in i.modifiers
+                                for i in function.body)  # fmt: skip
         self.blocks, self.number = list[Block](), 0
         self.completed: dict[int, tuple[str, ...]] = {}
         self.where = NOWHERE

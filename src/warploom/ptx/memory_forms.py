@@ -26,10 +26,24 @@ _EVICTION = ("no_allocate", "evict_first", "evict_last")
 
 def _space(f: Form) -> str:
     """The space of an access, '' for a generic address. Constant memory is global memory that nobody writes."""
-    found = f.one_of("shared", "shared::cta", "global", "const", "local", "shared::cluster")
-    if found == "shared::cluster":
-        raise f.refusal("accesses to the shared memory of other CTAs are not supported")
+    found = f.one_of("shared", "shared::cta", "global", "const", "local")
     return {"const": "global", "shared::cta": "shared"}.get(found, found)
+
+
+def _near(b: Builder, f: Form) -> str:
+    """The same for what cannot go to the shared memory of other CTAs here."""
+    space = _space(f)
+    if f.flag("shared::cluster") or (not space and b.maps_generic):
+        raise f.refusal("only loads and stores may go to the shared memory of other CTAs")
+    return space
+
+
+def _reach(b: Builder, f: Form) -> tuple[str, bool]:
+    """The space of a load or store, and whether shared memory may be another CTA's."""
+    if f.flag("shared::cluster"):
+        return "shared", True
+    space = _space(f)
+    return space, not space and b.maps_generic
 
 
 def _cache(f: Form) -> str:
@@ -77,7 +91,7 @@ def load(b: Builder, f: Form) -> None:
     if f.flag("param"):
         _parameter(b, f)
         return
-    space, (order, scope) = _space(f), _order(f)
+    (space, remote), (order, scope) = _reach(b, f), _order(f)
     hinted = any(m == "L2::cache_hint" for m in f.instruction.modifiers)
     cache, kind, count = _cache(f), f.type(), _count(f)
     target, address = f.operands(3 if hinted else 2)[:2]
@@ -92,7 +106,8 @@ def load(b: Builder, f: Form) -> None:
         word, words = (u8 if size == 1 else u16 if size == 2 else u32), max(1, size // 4)
 
     def make(where: Space, offset: int) -> tuple[Load, tuple[Value, ...]]:
-        return Load(where, word, words, offset, *_ordered(where, order, scope, cache)), ()
+        ordered = _ordered(where, order, scope, cache)
+        return Load(where, word, words, offset, *ordered, remote and where == "shared"), ()
 
     if TYPES[kind] >= 32 and (space or not b.windows):
         base, offset, within = b.address(address, space or "global")
@@ -143,7 +158,7 @@ def _parameter(b: Builder, f: Form) -> None:
 @form("st")
 def store(b: Builder, f: Form) -> None:
     """``st``."""
-    space, (order, scope) = _space(f), _order(f)
+    (space, remote), (order, scope) = _reach(b, f), _order(f)
     hinted = any(m == "L2::cache_hint" for m in f.instruction.modifiers)
     cache, kind, count = _cache(f), f.type(), _count(f)
     address, source = f.operands(3 if hinted else 2)[:2]
@@ -159,7 +174,8 @@ def store(b: Builder, f: Form) -> None:
         words = _words(b, values, kind)
 
     def make(where: Space, offset: int) -> tuple[Store, list[Value]]:
-        return Store(where, dtype, len(words), offset, *_ordered(where, order, scope, cache)), words
+        ordered = _ordered(where, order, scope, cache)
+        return Store(where, dtype, len(words), offset, *ordered, remote and where == "shared"), words
 
     b.access(address, space, make, ())
 
@@ -185,7 +201,7 @@ _ATOMIC_TYPES = {"b32": u32, "u32": u32, "s32": s32, "b64": u64, "u64": u64, "s6
 @form("atom", "red")
 def atomic(b: Builder, f: Form) -> None:
     """``atom`` and, without the old value, ``red``."""
-    space = _space(f)
+    space = _near(b, f)
     if space == "local":
         raise f.refusal("local memory has no atomics")
     order = f.one_of("relaxed", "acquire", "release", "acq_rel", default="relaxed")

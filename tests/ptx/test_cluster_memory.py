@@ -1,0 +1,64 @@
+"""Shared memory of other CTAs of a cluster: loads and stores by addresses of ``mapa``, what must order them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ptx.text import check, kernel, kinds
+from warploom.core.errors import PtxError
+
+SYNC = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+START = """mov.u32 %r0, %tid.x; mov.u32 %r9, %cluster_ctarank; xor.b32 %r8, %r9, 1; mov.u32 %r1, s;
+    mul.lo.u32 %r2, %r0, 4; add.u32 %r1, %r1, %r2; mad.lo.u32 %r3, %r9, 100, %r0;"""
+OUT = """mov.u32 %r7, %ctaid.x; mad.lo.u32 %r5, %r7, 64, %r0;
+    mul.wide.u32 %d2, %r5, 4; add.u64 %d3, %d0, %d2; st.global.u32 [%d3], %r4;"""
+LOADS = f"""{START} st.shared.u32 [%r1], %r3; FIRST mapa.shared::cluster.u32 %r6, %r1, %r8;
+    ld.shared::cluster.u32 %r4, [%r6]; LAST {OUT}"""
+STORES = f"""{START} mapa.shared::cluster.u32 %r6, %r1, %r8; st.shared::cluster.u32 [%r6], %r3; FIRST
+    ld.shared.u32 %r4, [%r1]; {OUT}"""
+GENERIC = f"""{START} st.shared.u32 [%r1], %r3; FIRST cvt.u64.u32 %d4, %r1; cvta.shared.u64 %d5, %d4;
+    mapa.u64 %d6, %d5, %r8; ld.u32 %r4, [%d6]; LAST {OUT}"""
+TEXTS = {"loads": LOADS, "stores": STORES, "generic": GENERIC}
+
+
+def run(text: str, first: str = SYNC, last: str = SYNC, seed: int | None = None):
+    """Two clusters of two CTAs, whose threads exchange 100 times their rank plus their number."""
+    text = kernel(text.replace("FIRST", first).replace("LAST", last), before=".shared .align 4 .b8 s[256];",
+                  target="sm_90")  # fmt: skip
+    out = np.zeros(256, np.uint32)
+    return out, check(text, [out], 64, grid=4, cluster=2, seed=seed).findings
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("name", TEXTS)
+def test_ctas_exchange_what_they_hold(name: str, seed: int | None) -> None:
+    out, findings = run(TEXTS[name], seed=seed)
+    assert findings == ()
+    assert out.tolist() == ([100 + i for i in range(64)] + list(range(64))) * 2
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("instead", ["", "bar.sync 0;"])
+def test_a_barrier_of_the_cta_does_not_order_them(name: str, instead: str) -> None:
+    assert kinds(run(TEXTS[name], first=instead)[1]) & {"race", "uninitialised"}
+
+
+@pytest.mark.parametrize("name", ["loads", "generic"])
+def test_a_cta_must_not_exit_while_others_read_its_memory(name: str) -> None:
+    assert kinds(run(TEXTS[name], last="")[1]) == {"cluster"}
+
+
+def test_what_is_read_from_afar_may_not_be_overwritten() -> None:
+    again = f"st.shared.u32 [%r1], 5; {SYNC}"
+    assert "race" in kinds(run(LOADS, last=again)[1])
+    assert run(LOADS, last=SYNC + again)[1] == ()
+
+
+def test_a_rank_that_the_cluster_does_not_have() -> None:
+    assert kinds(run(LOADS.replace("xor.b32 %r8, %r9, 1", "add.u32 %r8, %r9, 2"))[1]) >= {"bounds"}
+
+
+def test_atomics_from_afar_are_refused() -> None:
+    with pytest.raises(PtxError, match="only loads and stores"):
+        run(LOADS.replace("ld.shared::cluster.u32 %r4, [%r6]", "atom.shared::cluster.add.u32 %r4, [%r6], 1"))
