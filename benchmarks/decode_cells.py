@@ -55,6 +55,7 @@ class Cell:
     megabytes: float
     uneven: bool
     kv_heads: int = 8
+    fp8: bool = False
 
     @property
     def name(self) -> str:
@@ -62,12 +63,14 @@ class Cell:
         lengths = "uneven" if self.uneven else "even"
         pages = f"pages {self.page}" if self.page else "no pages"
         heads = f"{self.group * self.kv_heads}/{self.kv_heads}"
-        return f"d{self.head_dim} {heads} {pages} b{self.batch} {lengths} {self.megabytes:g}MB"
+        return (
+            f"d{self.head_dim} {heads} {pages} b{self.batch} {lengths} {self.megabytes:g}MB{' fp8' if self.fp8 else ''}"
+        )
 
     @cached_property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Keys of each sequence."""
-        keys = int(self.megabytes * MEGABYTE / (4 * self.head_dim * self.kv_heads))
+        keys = int(self.megabytes * MEGABYTE / self.key_bytes)
         shares = np.ones(self.batch)
         if self.uneven:
             shares = np.random.default_rng(self.batch).exponential(1.0, self.batch) ** 2
@@ -77,7 +80,12 @@ class Cell:
     @property
     def bytes(self) -> int:
         """Of keys and values that the call has to read."""
-        return int(self.lengths.sum()) * 4 * self.head_dim * self.kv_heads
+        return int(self.lengths.sum()) * self.key_bytes
+
+    @property
+    def key_bytes(self) -> int:
+        """Of a key and a value, of all heads."""
+        return (2 if self.fp8 else 4) * self.head_dim * self.kv_heads
 
     @property
     def capacity(self) -> int:
@@ -101,7 +109,7 @@ class Cell:
         entries = self.capacity // self.page if self.page else 0
         return DecodeProblem(
             self.batch, self.group * self.kv_heads, self.kv_heads, 1, self.capacity, self.head_dim, bf16, (None, 0),
-            page_size=self.page, pages=self.blocks, table_pages=entries,
+            page_size=self.page, pages=self.blocks, table_pages=entries, fp8=self.fp8,
         )  # fmt: skip
 
 
@@ -116,6 +124,10 @@ def cells() -> list[Cell]:
         for page in (0, 64) for batch in (1, 4, 64, 256) for uneven in (False, True) if batch > 1 or not uneven
     ]  # fmt: skip
     found += [Cell(128, 4, page, 16, size, False) for page in (0, 64) for size in (64, 128, 1024)]
+    found += [
+        Cell(d, group, page, 16, 256, uneven, fp8=True)
+        for d in (64, 128, 256) for group in (4, 16) for page in (0, 64) for uneven in (False, True)
+    ]  # fmt: skip
     return [*found, small()]
 
 
@@ -143,14 +155,15 @@ def make(job: tuple[Cell, str, str]) -> None:
     cell, text, arch = job
     heads, d = cell.group * cell.kv_heads, cell.head_dim
     _, keys, kv, _ = cell.shape
-    q, rows = (heads * d, d, heads * d), (keys * kv * d, d, kv * d)
+    q, row = (heads * d, d, heads * d), d // 2 if cell.fp8 else d
+    rows = keys * kv * row, row, kv * row
     for call in Decode.parse(text).calls(cell.problem, DecodeOperands(q, rows, rows, q), 132):
         built(call.source, arch)
 
 
 def compile_all(todo: list[Cell], options: argparse.Namespace, arch: str) -> None:
     """In as many processes as there are cores: afterwards nothing waits for a compiler."""
-    distinct = {(c.head_dim, c.group, c.page): c for c in todo}
+    distinct = {(c.head_dim, c.group, c.page, c.fp8): c for c in todo}
     jobs = [(c, str(config), arch) for c in distinct.values() for config in configurations(c, options, arch).values()]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         list(pool.map(make, jobs))
@@ -170,19 +183,30 @@ class Pool:
         for part in self._numbers.split(2**28):
             part.normal_()
 
-    def take(self, shape: tuple[int, ...]) -> Any:
+    def take(self, shape: tuple[int, ...], *, fp8: bool = False) -> Any:
         """The next part, from the start again where the pool ends."""
+        if fp8:
+            return self._narrow(shape)
         count = int(np.prod(shape))
         if self._next + count > self._numbers.numel():
             self._next = 0
         start, self._next = self._next, self._next + count
         return self._numbers[start : start + count].view(shape)
 
+    def _narrow(self, shape: tuple[int, ...]) -> Any:
+        """The same in fp8."""
+        torch = self._torch
+        found = torch.empty(shape, device="cuda", dtype=torch.float8_e4m3fn)
+        parts = found.view(-1).split(2**26)
+        for part in parts:
+            part.copy_(self.take((part.numel(),)))
+        return found
+
     def inputs(self, cell: Cell) -> dict[str, Any]:
         """Arguments of a call."""
         torch = self._torch
         q = torch.randn(cell.batch, 1, cell.group * cell.kv_heads, cell.head_dim, device="cuda", dtype=torch.bfloat16)
-        x = {"q": q, "k_cache": self.take(cell.shape), "v_cache": self.take(cell.shape)}
+        x = {"q": q, **{name: self.take(cell.shape, fp8=cell.fp8) for name in ("k_cache", "v_cache")}}
         x["kv_lens"] = torch.from_numpy(cell.lengths).cuda()
         if cell.page:
             entries = -(-cell.lengths // cell.page)
@@ -214,10 +238,13 @@ def error(cell: Cell, x: dict[str, Any], config: Decode) -> float:
 
 def _rows(cell: Cell, x: dict[str, Any], name: str, number: int) -> Any:
     """Keys or values of a sequence, side by side."""
+    import torch
+
     if not cell.page:
         return x[name][number]
+    cache = x[name].view(torch.uint8) if cell.fp8 else x[name]  # PyTorch gathers no fp8
     pages = x["block_table"][number, : -(-int(cell.lengths[number]) // cell.page)].long()
-    return x[name][pages].flatten(0, 1)
+    return cache[pages].view(x[name].dtype).flatten(0, 1)
 
 
 def peers(cell: Cell, sets: list[dict[str, Any]]) -> dict[str, Any]:
@@ -225,7 +252,7 @@ def peers(cell: Cell, sets: list[dict[str, Any]]) -> dict[str, Any]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if cell.page or cell.uneven:
+    if cell.page or cell.uneven or cell.fp8:
         return {}
     found: dict[str, Any] = {}
     length = int(cell.lengths[0])

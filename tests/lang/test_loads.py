@@ -200,3 +200,16 @@ def test_four_values_pack_into_a_word(dtype, kind):
     wanted = np.stack([np.rint(v), np.rint(v * 0.5), np.rint(-v), np.trunc(v)], 1)
     assert (out == np.clip(wanted, info.min, info.max)).all()
     assert (back == out).all()
+
+
+@kernel(threads=32, requires="sm_90")
+def fp8_as_halves(k: Kernel, x: Global[u32], out: Global[u32]) -> None:
+    for i in range(2):
+        (word,) = x.load(k.lane + 32 * i)
+        out.store(list(k.unpack_fp8(word)), 2 * (k.lane + 32 * i))
+
+
+def test_every_fp8_unpacks_exactly():
+    x, out = np.arange(256, dtype=np.uint8), np.zeros(256, np.float16)
+    run(fp8_as_halves, x.view(np.uint32), out.view(np.uint32))
+    assert np.array_equal(out, x.view(ml_dtypes.float8_e4m3fn).astype(np.float16), equal_nan=True)

@@ -35,6 +35,7 @@ class Step:
     dtype: DType = bf16
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     seed: int = 0
+    fp8: bool = False
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -55,6 +56,8 @@ class Step:
             return [numbers.standard_normal((n, heads, d)).astype(kind) for n in lengths]
 
         q = random(self.counts, self.kv_heads * self.group)
+        if self.fp8:
+            kind = np.dtype(ml_dtypes.float8_e4m3fn)
         return q, random(self.lengths, self.kv_heads), random(self.lengths, self.kv_heads)
 
     @cached_property
@@ -70,7 +73,7 @@ class Step:
         """What the call gets of keys or values."""
         batch, size = len(self.lengths), self.page or self.capacity
         blocks = batch * (self.capacity // size)
-        found = np.full((blocks, size, self.kv_heads, self.head_dim), np.nan, NUMPY[self.dtype])
+        found = np.full((blocks, size, self.kv_heads, self.head_dim), np.nan, rows[0].dtype)
         for sequence, own in enumerate(rows):
             for first in range(0, len(own), size):
                 at = self.table[sequence, first // size] if self.page else sequence
@@ -119,9 +122,17 @@ class Step:
     def _problems(self, outs: list[Array], logs: list[Array]) -> list[str]:
         found: list[str] = []
         for number, (out, lse, *of) in enumerate(zip(outs, logs, *self.dense, strict=True)):
-            wrong = self._wrong(out, lse, *[np.swapaxes(x, 0, 1) for x in of])
+            q, k, v = (np.swapaxes(x, 0, 1) for x in of)
+            wrong = self._wrong(out, lse, q, self._scaled(k, "k_scale", number), self._scaled(v, "v_scale", number))
             found += [f"sequence {number}: {what}" for what in wrong]
         return found
+
+    def _scaled(self, x: Array, name: str, number: int) -> Array:
+        """Keys or values (heads, keys, head_dim) as they count."""
+        if name not in self.options:
+            return x
+        scale = np.broadcast_to(self.options[name], (len(self.lengths), self.kv_heads))[number]
+        return x.astype(np.float64) * scale[:, None, None]
 
     def _wrong(self, out: Array, lse: Array, q: Array, k: Array, v: Array) -> list[str]:
         queries, keys = q.shape[1], k.shape[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -31,6 +32,25 @@ STEPS = {
     "head_dim 192": Step((100,), head_dim=192),
     "head_dim 256": Step((130, 5), head_dim=256),
     "sinks": Step((200, 30), (2, 2), options={"sinks": np.array([2.5, -1.0], np.float32)}),
+    "fp8": Step((200, 3, 40), (2, 2, 2), fp8=True),
+    "fp8, contiguous, scales by head": Step(
+        (130, 70),
+        page=0,
+        kv_heads=2,
+        head_dim=128,
+        fp8=True,
+        options={name: np.array([[0.5, 2.0], [1.0, 0.25]], np.float32) for name in ("k_scale", "v_scale")},
+    ),
+    "fp8, head_dim 80, one scale, sinks": Step(
+        (64, 200),
+        page=32,
+        head_dim=80,
+        fp8=True,
+        options={
+            **{name: np.array([2.0], np.float32) for name in ("k_scale", "v_scale")},
+            "sinks": np.array([0.5, 3.0], np.float32),
+        },
+    ),
     "a given split": Step((256, 100), (2, 2), options={"fixed_split": 128}),
 }
 
@@ -115,6 +135,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"block_table": np.zeros((2, 4), np.int32)[:, ::2]}, "last dimension of block_table is not contiguous"),
     ({"block_table": None}, "its first dimension must be the batch, 2"),
     ({"cu_seqlens_q": np.zeros(2, np.int32)}, "q has shape .* with cu_seqlens_q"),
+    ({"k_scale": np.zeros(1, np.float32)}, "belong to a float8_e4m3fn cache"),
+    ({"k_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn)}, "k_cache is float8_e4m3fn and v_cache is f16"),
+    ({"k_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn),
+      "v_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn), "k_scale": np.zeros(1, np.float32),
+      "v_scale": np.zeros(2, np.float32)}, r"v_scale has shape \(2,\)"),
     ({"sinks": np.zeros(3, np.float32)}, r"sinks are f32 of shape \(3,\)"),
     ({"fixed_split": 0}, "fixed_split is a count of keys"),
     ({"fixed_split": 100}, "fixed_split 100 is no multiple"),

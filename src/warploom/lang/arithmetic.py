@@ -11,6 +11,7 @@ from warploom.core.dtypes import DType, bf16, f16, f32, pred, s8, s16, s32, u8, 
 from warploom.core.errors import TraceError, shown
 from warploom.isa.alu import Fma, MultiplyWide, Select
 from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, PairArithmetic, Permute, Rounding, UnpackHalf
+from warploom.isa.scalar import Scalar
 from warploom.lang.builder import Builder
 from warploom.lang.loaded import Element, holds_bits
 from warploom.lang.values import Mutable, Number, Traced
@@ -118,6 +119,13 @@ class Arithmetic(Builder):
         at_top = (self.bitcast(x << (24 - 8 * i), s32) if dtype is s8 else x << (24 - 8 * i) for i in range(4))
         first, second, third, fourth = (self.bitcast(y >> 24, s32) for y in at_top)
         return first, second, third, fourth
+
+    def unpack_fp8(self, word: Traced) -> tuple[Traced, Traced]:
+        """The four ``e4m3`` of a u32 as two packed pairs of f16, the lowest first, exactly (sm_90)."""
+        x = self.operand(word, u32)
+        pairs = [self.emit(Convert(u32, u16), (y,))[0] for y in (x, x >> 16)]
+        low, high = (self.emit(Scalar("cvt.rn.f16x2.e4m3x2"), (pair,))[0] for pair in pairs)
+        return low, high
 
     def bitcast(self, x: Traced, dtype: DType) -> Traced:
         """The same bits as another type of the same width."""

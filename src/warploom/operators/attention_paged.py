@@ -23,7 +23,7 @@ _SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor kv_lens, Tensor? block_table=None, Tensor? cu_seqlens_q=None, "
     "bool causal=True, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, float? scale=None, "
     "SymInt? fixed_split=None, str? config=None, Tensor? scale_tensor=None, Tensor? softcap_tensor=None, "
-    "Tensor? sinks=None) -> "
+    "Tensor? sinks=None, Tensor? k_scale=None, Tensor? v_scale=None) -> "
 )
 
 
@@ -38,12 +38,13 @@ def _define(name: str, return_lse: bool) -> Any:
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
         scale: float | None = None, fixed_split: int | None = None, config: str | None = None,
         scale_tensor: Any = None, softcap_tensor: Any = None, sinks: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None, v_scale: torch.Tensor | None = None,
     ) -> Any:  # fmt: skip
         return eager.attention_paged(
             q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
             window=_window(window_left, window_right), softcap=softcap if softcap_tensor is None else softcap_tensor,
-            scale=scale if scale_tensor is None else scale_tensor, sinks=sinks, fixed_split=fixed_split,
-            return_lse=return_lse, config=config,
+            scale=scale if scale_tensor is None else scale_tensor, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+            fixed_split=fixed_split, return_lse=return_lse, config=config,
         )  # fmt: skip
 
     def fake(
@@ -52,12 +53,14 @@ def _define(name: str, return_lse: bool) -> Any:
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
         scale: float | None = None, fixed_split: int | None = None, _config: str | None = None,
         _scale_tensor: Any = None, _softcap_tensor: Any = None, sinks: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None, v_scale: torch.Tensor | None = None,
     ) -> Any:  # fmt: skip
         options = replace(Options(causal, scale, None, softcap, return_lse).plain(),
                           window=_window(window_left, window_right))  # fmt: skip
         given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "kv_lens": kv_lens}
         given |= {n: x for n, x in (("cu_seqlens_q", cu_seqlens_q), ("block_table", block_table)) if x is not None}
         views = {n: seen(x) for n, x in given.items()}
+        views |= {n: seen(x) for n, x in (("k_scale", k_scale), ("v_scale", v_scale)) if x is not None}
         if sinks is not None:
             views["sinks"] = seen(sinks)._replace(dtype=f32)  # 16-bit floats become that
         if_sizes_are_known(lambda: read_cache(views, options, fixed_split, lambda view: view))
@@ -90,6 +93,8 @@ def attention_paged(
     softcap: float | None = None,
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     fixed_split: int | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -106,7 +111,7 @@ def attention_paged(
     operator = operators.attention_paged_lse if return_lse else operators.attention_paged
     found = operator(
         q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, causal, left, right, softcap, scale, fixed_split,
-        None if config is None else str(config), scale_tensor, softcap_tensor, sinks,
+        None if config is None else str(config), scale_tensor, softcap_tensor, sinks, k_scale, v_scale,
     )  # fmt: skip
     if out is None:
         return found

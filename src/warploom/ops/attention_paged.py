@@ -83,6 +83,8 @@ def attention_paged(
     softcap: float | None = None,
     scale: float | None = None,
     sinks: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     fixed_split: int | None = None,
     return_lse: bool = False,
     out: Any = None,
@@ -95,7 +97,9 @@ def attention_paged(
     after another, (queries, heads, head_dim). With ``block_table`` (int32, (batch, entries)) k_cache and v_cache are
     pages (pages, page_size, kv_heads, head_dim), page_size a multiple of 16; without one (batch, capacity, kv_heads,
     head_dim). ``kv_lens`` (int32, (batch,)): keys of each sequence, those of its own queries included; none is allowed.
-    dtypes: float16 or bfloat16. heads is a multiple of kv_heads, head_dim a multiple of 8 up to 256.
+    dtypes: float16 or bfloat16; the caches may be float8_e4m3fn as well (compute capability 9.0), with float32
+    ``k_scale`` and ``v_scale``, one number or (batch, kv_heads), that keys and values are times. Queries count as
+    float16 then. heads is a multiple of kv_heads, head_dim a multiple of 8 up to 256.
 
     Lengths, starts and pages are read on the GPU: nothing waits for it, a CUDA graph may be replayed with others in the
     same arrays, and no kernel is compiled for them. What they say beyond the cache is cut off, so nothing outside of it
@@ -115,10 +119,10 @@ def attention_paged(
     if is_tracing():
         return tracing.operator_of("attention_paged")(
             q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
-            window=window, softcap=softcap, scale=scale, sinks=sinks, fixed_split=fixed_split, return_lse=return_lse,
-            out=out, check=check, config=config,
+            window=window, softcap=softcap, scale=scale, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+            fixed_split=fixed_split, return_lse=return_lse, out=out, check=check, config=config,
         )  # fmt: skip
-    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, sinks)
+    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, sinks, (k_scale, v_scale))
     target = None if out is None else describe(out)
     asked = (causal, scale, window, softcap, return_lse, fixed_split, config)
     lying = tuple((name, *view[1:5]) for name, view in views.items())
@@ -143,6 +147,8 @@ def plan_attention_paged(
     softcap: float | None = None,
     scale: float | None = None,
     sinks: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     fixed_split: int | None = None,
     return_lse: bool = False,
     config: Decode | str | None = None,
@@ -151,21 +157,29 @@ def plan_attention_paged(
     if is_tracing():
         return tracing.operator_of("plan_attention_paged")(
             q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
-            window=window, softcap=softcap, scale=scale, sinks=sinks, fixed_split=fixed_split, return_lse=return_lse,
-            config=config,
+            window=window, softcap=softcap, scale=scale, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+            fixed_split=fixed_split, return_lse=return_lse, config=config,
         )  # fmt: skip
-    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, sinks)
+    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, sinks, (k_scale, v_scale))
     options = Options(causal, scale, window, softcap, return_lse).plain()
     inputs = read_cache(views, options, _split(fixed_split), as_if_compact)
     return _plan(inputs, as_if_compact(inputs.views["q"]), config)
 
 
 def _described(
-    q: Any, k_cache: Any, v_cache: Any, kv_lens: Any, starts: Any, table: Any, sinks: Any
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    kv_lens: Any,
+    starts: Any,
+    table: Any,
+    sinks: Any,
+    scales: tuple[Any, Any],
 ) -> dict[str, ArrayView]:
     """The arrays of a call by their names, in the order that the kernels' arrays are counted in."""
     given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "kv_lens": kv_lens}
     given |= {name: x for name, x in (("cu_seqlens_q", starts), ("block_table", table)) if x is not None}
+    given |= {name: x for name, x in zip(("k_scale", "v_scale"), scales, strict=True) if x is not None}
     views = {name: describe(x) for name, x in given.items()}
     return views if sinks is None else {**views, "sinks": widened(describe(sinks))}
 
@@ -190,11 +204,11 @@ def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPla
     problem = inputs.problem
     if config is not None:
         config = configuration(config, parse_config)
-    place = Place.of(inputs.views["q"].device)
+    place = Place.of(inputs.views["q"].device, requires="sm_90" if problem.fp8 else None)
     reason = "asked for by the caller"
     if config is None:
         config, reason = decode_configuration(problem, place.goal), "by head_dim and rows"
-        if misfits := config.misfits(problem):
+        if misfits := config.check(place.goal) + config.misfits(problem):
             raise ProblemError("; ".join(misfits))
     else:
         refuse(f"{config} does not fit", unsuitable(config, problem, place.goal))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.core.dtypes import bf16, f16, f32, s32
+from warploom.core.dtypes import bf16, f16, f32, s32, u16
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import settled, to_host
@@ -16,6 +16,7 @@ from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem
 from warploom.ops.attention_arrays import Options, aligned
 
 PAGE_KEYS = 16
+FP8 = "float8_e4m3fn"
 _STRIDE_LIMIT = 2**32
 _ALIGNED_ELEMENTS = 8
 
@@ -33,9 +34,21 @@ class CacheInputs:
         k, v = (settled(self.views[name]).strides for name in ("k_cache", "v_cache"))
         lse = (0, p.q_len) if p.packed else (p.heads * p.q_len, p.q_len)
         row = 0 if table is None else settled(table).strides[0]
+        scales = [_of_scale(self.views.get(name)) for name in ("k_scale", "v_scale")]
         return DecodeOperands(
-            _of_queries(settled(q)), (k[0], k[2], k[1]), (v[0], v[2], v[1]), _of_queries(settled(out)), lse, row
+            _of_queries(settled(q)),
+            (k[0], k[2], k[1]),
+            (v[0], v[2], v[1]),
+            _of_queries(settled(out)),
+            lse,
+            row,
+            *scales,
         )
+
+
+def _of_scale(view: ArrayView | None) -> tuple[int, int]:
+    """(sequence, key head) strides of scales."""
+    return (0, 0) if view is None or len(view.shape) < 2 else (view.shape[1], 1)
 
 
 def _of_queries(view: ArrayView) -> tuple[int, int, int]:
@@ -54,8 +67,40 @@ def read_cache(
     options.check()
     problem = _problem(given, options, split)
     same_device(list(given.values()), list(given))
+    if problem.fp8:
+        given = {**given, **{name: _in_pairs(given[name]) for name in ("k_cache", "v_cache")}}
     _check_rows(given)
     return CacheInputs({**given, "q": aligned(settled(given["q"]), copy)}, problem)
+
+
+def is_fp8(view: ArrayView) -> bool:
+    """Whether elements are ``float8_e4m3fn``."""
+    return view.dtype.name == FP8
+
+
+def _in_pairs(view: ArrayView) -> ArrayView:
+    """An fp8 cache as the kernels see it: pairs of elements. Raises ProblemError where rows hold none."""
+    view = settled(view)
+    if any(stride % 2 for stride in view.strides[:3]) or view.shape[3] % 2:
+        raise ProblemError("the rows of an fp8 cache do not start at multiples of 16 bytes: allocate it so")
+    owner = view.owner.view(np.uint16) if view.kind == "numpy" else view.owner
+    shape, strides = (*view.shape[:3], view.shape[3] // 2), (*(s // 2 for s in view.strides[:3]), 1)
+    return view._replace(shape=shape, strides=strides, dtype=u16, owner=owner)
+
+
+def _check_scales(given: dict[str, ArrayView], batch: int, kv_heads: int, fp8: bool) -> bool:
+    """Whether there are scales, one number each or (batch, kv_heads). Raises ProblemError for others."""
+    named = {name: given[name] for name in ("k_scale", "v_scale") if name in given}
+    if not named:
+        return False
+    if len(named) == 1 or not fp8:
+        raise ProblemError("k_scale and v_scale belong to a float8_e4m3fn cache, both of them")
+    for name, view in named.items():
+        require_dtype(view, name, (f32,))
+        if tuple(view.shape) not in ((), (1,), (batch, kv_heads)) or not view.contiguous:
+            raise ProblemError(f"{name} has shape {tuple(view.shape)}; it must be one number or a row-major (batch, "
+                               f"kv_heads) = ({batch}, {kv_heads})")  # fmt: skip
+    return True
 
 
 def _check_rows(given: dict[str, ArrayView]) -> None:
@@ -121,7 +166,7 @@ def _problem(given: dict[str, ArrayView], options: Options, split: int | None) -
     return DecodeProblem(
         batch, q.shape[-2], max(1, k.shape[2]), q.shape[-3], capacity, q.shape[-1], q.dtype, options.sides(),
         options.scale, options.softcap, options.return_lse, size, pages, entries, True, starts is not None, split,
-        sinks is not None,
+        sinks is not None, is_fp8(k), _check_scales(given, batch, max(1, k.shape[2]), is_fp8(k)),
     )  # fmt: skip
 
 
@@ -132,9 +177,14 @@ def _check_values(q: ArrayView, k: ArrayView, v: ArrayView, *, packed: bool) -> 
         if len(view.shape) != rank:
             expected = shape if name == "q" else "(pages or batch, keys, kv_heads, head_dim)"
             raise ProblemError(f"{name} has shape {tuple(view.shape)}; it must be {expected}")
+        if name != "q" and is_fp8(view) and is_fp8(k):
+            continue
         require_dtype(view, name, (bf16, f16))
         if view.dtype is not q.dtype:
             raise ProblemError(f"q is {q.dtype} and {name} is {view.dtype}: convert them to one type")
+    if k.dtype is not v.dtype:
+        raise ProblemError(f"k_cache is {k.dtype} and v_cache is {v.dtype}: convert them to one type")
+    for name, view in (("q", q), ("k_cache", k), ("v_cache", v)):
         if view.strides[-1] != 1 and view.shape[-1] > 1 and 0 not in view.shape:
             raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[-1]}): copy it")
     if tuple(k.shape) != tuple(v.shape):

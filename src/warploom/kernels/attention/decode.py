@@ -28,6 +28,7 @@ class DecodeProblem:
 
     ``q_len``: queries of each sequence, or with ``packed`` of all of them. ``page_size``: keys of one of ``pages``
     pages, of which a row of the block table names ``table_pages``; 0 where each sequence's keys lie side by side.
+    ``fp8``: keys and values are ``e4m3``, with ``scaled`` times a scale of each sequence and key head.
     ``lengths``: the GPU knows how many keys a sequence has; else it has ``capacity``. ``split``: keys of a piece whose
     bounds depend on nothing else. ``window`` as in :class:`AttentionFeatures`.
     """
@@ -50,6 +51,8 @@ class DecodeProblem:
     packed: bool = False
     split: int | None = None
     sinks: bool = False
+    fp8: bool = False
+    scaled: bool = False
 
     @classmethod
     def of(cls, problem: AttentionProblem) -> DecodeProblem:
@@ -97,6 +100,7 @@ class CacheForm:
     lengths: bool
     packed: bool
     split: bool
+    scaled: bool
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ class DecodeOperands:
     """Strides in elements: (batch, head, position) of q and out, of k and v; (batch, head, query) of the lse.
 
     In pages the first of k's and v's strides is a page's, and the last that between keys of a page. ``table``: the
-    block table's between rows.
+    block table's between rows. ``k_scale`` and ``v_scale``: between sequences and key heads. Strides of an fp8 cache
+    count pairs.
     """
 
     q: tuple[int, int, int]
@@ -113,6 +118,8 @@ class DecodeOperands:
     out: tuple[int, int, int]
     lse: tuple[int, int] = (0, 0)
     table: int = 0
+    k_scale: tuple[int, int] = (0, 0)
+    v_scale: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, problem: AttentionProblem, operands: Operands) -> DecodeOperands:
@@ -122,6 +129,8 @@ class DecodeOperands:
     def scalars(self) -> dict[str, int]:
         """Those that launches take, by the kernels' names."""
         found = {"table_row": self.table, "lse_batch": self.lse[0], "lse_head": self.lse[1]}
+        for name, (outer, head) in (("k_scale", self.k_scale), ("v_scale", self.v_scale)):
+            found |= {f"{name}_batch": outer, f"{name}_head": head}
         for name, strides in (("q", self.q), ("k", self.k), ("v", self.v), ("o", self.out)):
             found |= {f"{name}_batch": strides[0], f"{name}_head": strides[1], f"{name}_row": strides[2]}
         return found
@@ -145,6 +154,7 @@ class Decode(Configuration):
     head_dim: int = flag(128, "elements per head", (64, 128, 256))
     dtype: DType = flag(bf16, "element type of Q, K, V and O", (bf16, f16))
     ctas: int = flag(2, "CTAs per SM", (1, 2, 3, 4))
+    fp8: bool = flag(False, "K and V are e4m3, two elements in the place of a 16-bit one (sm_90)")
 
     @property
     def threads(self) -> int:
@@ -159,10 +169,18 @@ class Decode(Configuration):
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: Q, K and V of each stage, and the warps' log-sum-exps."""
-        return (
-            self.stages * (self.tile_m + 2 * self.tile_n) * padded_cols(self.head_dim) * self.dtype.bytes
-            + 4 * self.num_warps * self.tile_m
-        )
+        rows = self.tile_m * padded_cols(self.head_dim) + 2 * self.tile_n * padded_cols(self.key_cols)
+        return self.stages * rows * self.dtype.bytes + 4 * self.num_warps * self.tile_m
+
+    @property
+    def key_cols(self) -> int:
+        """16-bit places of a row of K or V."""
+        return self.head_dim // 2 if self.fp8 else self.head_dim
+
+    @property
+    def factors(self) -> DType:
+        """What products take: the type of the arrays, of an fp8 cache f16."""
+        return f16 if self.fp8 else self.dtype
 
     def run(self, page_size: int) -> int:
         """Keys of a warp that lie side by side: all of them where there are no pages."""
@@ -179,11 +197,14 @@ class Decode(Configuration):
              f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
             (self.tile_m % 16 == 0, f"tile_m {self.tile_m} is no multiple of 16"),
             (self.keys % 16 == 0, f"keys {self.keys} is no multiple of 16"),
-            (self.tile_m <= self.keys,
-             f"tile_m {self.tile_m} is more than the {self.keys} keys of a warp, through whose place its sums leave"),
+            (self.tile_m * (1 + self.fp8) <= self.keys,
+             f"the sums of {self.tile_m} rows leave through the place of a warp's keys, which {self.keys} have not"),
+            (not self.fp8 or (self.head_dim % 16 == 0 and self.head_dim >= 48),
+             f"head_dim {self.head_dim} of fp8 is no multiple of 16 from 48 on"),
+            (not self.fp8 or target is None or target.has_tma, "fp8 needs compute capability 9.0"),
             (self.stages >= 2, "the ring has at least 2 stages"),
         ])  # fmt: skip
-        plan = CopyPlan(self.tile_n, padded_cols(self.head_dim), self.num_warps, False)
+        plan = CopyPlan(self.tile_n, padded_cols(self.key_cols), self.num_warps, False)
         return (found or plan.problems()) + shared_excess(self.shared_bytes, target)
 
     def misfits(self, problem: DecodeProblem | AttentionProblem) -> list[str]:
@@ -191,6 +212,7 @@ class Decode(Configuration):
         p = DecodeProblem.of(problem) if isinstance(problem, AttentionProblem) else problem
         return broken_flags(self) or violated([
             (self.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {self.head_dim}"),
+            (self.fp8 == p.fp8, f"the cache is {'' if p.fp8 else 'not '}fp8, the configuration's fp8={self.fp8}"),
             (self.dtype is p.dtype, f"the arrays are {p.dtype}, the configuration {self.dtype}"),
             (max(p.q_len * p.group, p.capacity) < MOST_POSITIONS,
              f"lengths {p.q_len} and {p.capacity} reach {MOST_POSITIONS} positions"),
@@ -213,7 +235,10 @@ class Decode(Configuration):
         self, problem: DecodeProblem, operands: DecodeOperands, multiprocessors: int
     ) -> tuple[KernelCall, KernelCall]:
         """The kernels for a problem on arrays that lie so: pieces, and what is put together of them."""
-        p, form = problem, CacheForm(problem.page_size, problem.lengths, problem.packed, problem.split is not None)
+        p, form = (
+            problem,
+            CacheForm(problem.page_size, problem.lengths, problem.packed, problem.split is not None, problem.scaled),
+        )
         ctas = min(self.ctas * multiprocessors, self._most_blocks(p), MOST_GRID_CTAS)
         split = 0 if p.split is None else p.split // self.tile_n
         pieces = -(-p.capacity // p.split) if p.split else 0
@@ -225,8 +250,8 @@ class Decode(Configuration):
         features = p.features()
         name = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}"
         main = KernelSource.of(
-            "attention.decode_kernel:attention_decode", name, min_ctas=self.ctas, config=self, features=features,
-            form=form, row_strides=(operands.k[2], operands.v[2]),
+            f"attention.decode_kernel:attention_decode{'_fp8' if self.fp8 else ''}", name, min_ctas=self.ctas,
+            config=self, features=features, form=form, row_strides=(operands.k[2], operands.v[2]),
         )  # fmt: skip
         combine = KernelSource.of(
             "attention.decode_combine_kernel:attention_decode_combine", f"{name}_combine", config=self,
@@ -235,13 +260,21 @@ class Decode(Configuration):
         starts = [*(["lengths"] if p.lengths else ()), *(["starts"] if p.packed else ())]
         ends = ["out", *(["lse"] if p.lse else ())]
         table, sinks = ["table"] if p.page_size else [], ["sinks"] if p.sinks else []
+        scales = [["k_scale"], ["v_scale"]] if p.scaled else [[], []]
         words = {"parts": slots * self.tile_m * self.head_dim, "logs": slots * self.tile_m}
         groups = (self._tiles(p) * p.kv_heads if p.split else ctas), min(self.tile_m, max(1, p.rows)), 1
         if p.packed:
             groups = groups[0], self.tile_m, 1
         return (
-            KernelCall(main, (ctas, 1, 1), scalars, (), ("q", "k", "v", *starts, *table, *sinks, *ends, *words), words),
-            KernelCall(combine, groups, scalars, (), (*starts, *words, *sinks, *ends)),
+            KernelCall(
+                main,
+                (ctas, 1, 1),
+                scalars,
+                (),
+                ("q", "k", "v", *starts, *table, *scales[0], *scales[1], *sinks, *ends, *words),
+                words,
+            ),
+            KernelCall(combine, groups, scalars, (), (*starts, *words, *scales[1], *sinks, *ends)),
         )
 
 
@@ -250,9 +283,9 @@ def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
     p = problem
     wide = padded_cols(p.head_dim)
     tile_m = 16 if p.rows <= 16 or wide > 128 else 32
-    keys = max(tile_m, 32 if wide <= 64 else 16)
+    keys = max(tile_m, 32 if wide <= 64 else 16) * (1 + p.fp8)
     tried = [
-        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas)
+        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, p.fp8)
         for warps in (4, 2)
         for ctas, stages in ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2))
     ]

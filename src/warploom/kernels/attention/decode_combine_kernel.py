@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import COMBINE_THREADS, CacheForm, Decode
-from warploom.kernels.attention.decode_rows import Lengths, Parts, Results, Rows, spans
+from warploom.kernels.attention.decode_rows import Lengths, Parts, Results, Rows, Scales, spans
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Global, Kernel, Traced, kernel
 from warploom.tile.merge import anchor, inverse, logarithm, weight
@@ -24,11 +24,13 @@ def attention_decode_combine(
     starts: Global[s32],
     parts: Global[f32],
     logs: Global[f32],
+    v_scale: Global[f32],
     sinks: Global[f32],
     out: Global[u16],
     lse: Global[f32],
     o_batch: u32, o_head: u32, o_row: u32,
     lse_batch: u32, lse_head: u32,
+    v_scale_batch: u32, v_scale_head: u32,
     batch: u32, kv_heads: u32, q_len: u32, capacity: u32,
     split: u32, pieces: u32, ctas: u32,
     *,
@@ -46,7 +48,7 @@ def attention_decode_combine(
     span = spans(given, c, f)
     results = Results(
         k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None, (lse_batch, lse_head, k.value(1, u32)),
-        sinks if f.sinks else None,
+        sinks if f.sinks else None, Scales(k, v_scale, v_scale_batch, v_scale_head) if form.scaled else None,
     )  # fmt: skip
 
     def combine(rows: Rows, first: Traced, then: Traced, stride: int, count: Traced) -> None:

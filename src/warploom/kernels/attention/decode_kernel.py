@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 
 from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import CacheForm, Decode
-from warploom.kernels.attention.decode_rows import Lengths, Parts, Results, Rows, load_queries, spans
+from warploom.kernels.attention.decode_rows import (
+    Lengths,
+    Parts,
+    Results,
+    Rows,
+    Scales,
+    load_queries,
+    load_queries_for_fp8,
+    spans,
+)
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Global, Kernel, SharedTile, Traced, kernel
 from warploom.lang.fragments import TileAddresses
 from warploom.layout.reduction import reduction_plan
 from warploom.layout.shared import SharedLayout
 from warploom.tile.cache import Pages, Source, WarpRing
+from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns
 from warploom.tile.mask import Visible, hide
 from warploom.tile.merge import merged
 from warploom.tile.pipeline import operand_tile
@@ -41,6 +52,8 @@ def attention_decode(
     lengths: Global[s32],
     starts: Global[s32],
     table: Global[s32],
+    k_scale: Global[f32],
+    v_scale: Global[f32],
     sinks: Global[f32],
     out: Global[u16],
     lse: Global[f32],
@@ -51,6 +64,8 @@ def attention_decode(
     v_batch: u32, v_head: u32,
     o_batch: u32, o_head: u32, o_row: u32,
     lse_batch: u32, lse_head: u32,
+    k_scale_batch: u32, k_scale_head: u32,
+    v_scale_batch: u32, v_scale_head: u32,
     batch: u32, kv_heads: u32, q_len: u32, capacity: u32,
     pages: u32, table_pages: u32, table_row: u32,
     split: u32, pieces: u32, ctas: u32,
@@ -69,7 +84,7 @@ def attention_decode(
     given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
     shares = Shares(k, spans(given, c, f), batch, kv_heads, ctas=ctas, split=split if form.split else None)
     first, end = shares.of(k.cta_x)
-    k_tile, v_tile = (operand_tile(k, c.dtype, c.tile_n, c.head_dim, name=x, stages=c.stages) for x in "KV")
+    k_tile, v_tile = (operand_tile(k, c.dtype, c.tile_n, c.key_cols, name=x, stages=c.stages) for x in "KV")
     fed = [
         (tile, Source(pointer, outer, head, row))
         for tile, pointer, outer, head, row in zip(
@@ -77,13 +92,14 @@ def attention_decode(
         )
     ]
     named = Pages(form.page_size, table, table_row, table_pages, pages) if form.page_size else None
-    ring = WarpRing(k, *fed, warps=c.num_warps, head_dim=c.head_dim, pages=named, run=c.run(form.page_size))
-    q_tile = operand_tile(k, c.dtype, c.tile_m, c.head_dim, name="Q", stages=c.stages)
+    ring = WarpRing(k, *fed, warps=c.num_warps, head_dim=c.key_cols, pages=named, run=c.run(form.page_size))
+    q_tile = operand_tile(k, c.factors, c.tile_m, c.head_dim, name="Q", stages=c.stages)
     products = Products(k, c, f, q_tile, k_tile, v_tile)
     results = Results(
         k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None, (lse_batch, lse_head, k.value(1, u32)),
-        sinks if f.sinks else None,
+        sinks if f.sinks else None, Scales(k, v_scale, v_scale_batch, v_scale_head) if form.scaled else None,
     )  # fmt: skip
+    of_keys = Scales(k, k_scale, k_scale_batch, k_scale_head) if form.scaled else None
 
     with k.when(first < end, uniform=True):
         place = shares.find(first)
@@ -93,8 +109,14 @@ def attention_decode(
         slot = k.register(u32, k.cta_x * 2, "slot")
 
         def put(to: Traced | int) -> None:
-            ahead.put(to, lambda tile: load_queries(
-                k, tile, Rows.at(k, ahead.cursor, f.group, c.tile_m), q, (q_batch, q_head, q_row), c))  # fmt: skip
+            def load(tile: SharedTile) -> None:
+                rows, strides = Rows.at(k, ahead.cursor, f.group, c.tile_m), (q_batch, q_head, q_row)
+                if c.fp8:
+                    load_queries_for_fp8(k, tile, rows, q, strides, c, of_keys)
+                else:
+                    load_queries(k, tile, rows, q, strides, c)
+
+            ahead.put(to, load)
 
         for number in range(c.stages - 1):
             with k.when(first + number < end, uniform=True):
@@ -125,6 +147,10 @@ def attention_decode(
                 q_stage.advance()
             at.advance()
             stage.advance()
+
+
+attention_decode_fp8 = replace(attention_decode, name="attention_decode_fp8", requires="sm_90")
+"""The same for fp8 caches, whose conversions GPUs have from sm_90 on."""
 
 
 class Turn:
@@ -186,19 +212,24 @@ class Products:
         self._k, self._config, self._features = k, config, features
         self._q, self._keys, self._values = q, keys, values
         c, f = config, features
-        self._cores = cores = MmaSync(k, c.dtype, ahead=True)
+        self._cores = cores = MmaSync(k, c.factors, ahead=True)
         self._s = s = cores.accumulator(c.tile_m, c.keys, "s")
         self._o = o = cores.accumulator(c.tile_m, -(-c.head_dim // 16) * 16, "o")
-        self._scores = cores.product(s, q, keys, warp=(0, k.warp), depth=c.head_dim)
-        self._product = cores.product(o, s, values, transposed_b=True, depth=c.keys, first=k.warp * c.keys)
-        self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.dtype, cap=f.softcap, lse=True)
+        if c.fp8:
+            self._scores = ProductAlongRows(k, s, q, keys, c.head_dim, k.warp)
+            self._product = ProductDownRows(k, o, values, c.keys, k.warp * c.keys)
+        else:
+            self._scores = cores.product(s, q, keys, warp=(0, k.warp), depth=c.head_dim)
+            self._product = cores.product(o, s, values, transposed_b=True, depth=c.keys, first=k.warp * c.keys)
+        self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.factors, cap=f.softcap, lse=True)
         self._logs = k.shared(f32, (c.num_warps, c.tile_m), name="logs")
-        # A warp's sums leave through the place of its keys and values, a half of the columns through each.
+        # A warp's sums leave through the place of its keys and values, so many columns through each in turn.
         half = keys.layout.cols // 2
         panel = keys.layout.panels[0].cols // 2
         self._halves = SharedLayout(keys.layout.rows, half, 4, keys.layout.swizzle, panel)
-        self._places = [TileAddresses(k, x.seen_as(f32, self._halves), o.layout.atom.restrict("lane"), k.lane,
-                                      k.warp * c.keys, "strided") for x in (keys, values)]  # fmt: skip
+        lanes = LANES if c.fp8 else o.layout.atom.restrict("lane")
+        self._places = [TileAddresses(k, x.seen_as(f32, self._halves), lanes, k.lane, k.warp * c.keys, "strided")
+                        for x in (keys, values)]  # fmt: skip
 
     def begin(self) -> None:
         """Rows that have seen no key."""
@@ -240,26 +271,33 @@ class Products:
         half = self._halves.cols
         places = [to.on(x.stage(stage).seen_as(f32, self._halves))
                   for to, x in zip(self._places, (self._keys, self._values), strict=True)]  # fmt: skip
-        layout, o = self._o.layout, self._o.mutable
-        for element in range(0, layout.elements_per_thread, 2):
-            row, col = layout.coordinates(0, element)
-            address = places[col // half].address(row, col % half)
-            k.store("shared", address, f32, [o[element].get(), o[element + 1].get()], "", "weak")
+        for row, col, values in self._neighbours():
+            part, at = divmod(col, half)
+            address = places[part % 2].address(row + part // 2 * self._config.tile_m, at)
+            k.store("shared", address, f32, values, "", "weak")
         plan = reduction_plan(self._s.layout, "col")
         with k.when((k.lane & sum(plan.lane_masks)) == 0):
             for group, log in enumerate(logs):
                 self._logs.store(log, k.warp, plan.result_coordinate(group, k.lane, 0))
+
+    def _neighbours(self) -> list[tuple[int, int, list[Traced]]]:
+        """(row, first column, values) of neighbouring sums of lane 0."""
+        if self._config.fp8:
+            return columns(self._o)
+        layout, o = self._o.layout, self._o.mutable
+        return [
+            (*layout.coordinates(0, element), [o[element].get(), o[element + 1].get()])
+            for element in range(0, layout.elements_per_thread, 2)
+        ]
 
     def collect(self, stage: Traced, rows: Rows, whole: Traced, results: Results, parts: Parts, slot: Traced) -> None:
         """O of all warps together: the result where ``whole`` says so, else a part for the second kernel."""
         k, c = self._k, self._config
         k.syncthreads()  # every warp's sums are there
         half = self._halves.cols
-        for number, tile in enumerate((self._keys, self._values)):
-            source = tile.stage(stage).seen_as(f32, self._halves)
-            quads = (min(c.head_dim - number * half, half)) // QUAD
-            if quads <= 0:
-                continue
+        for number in range(-(-c.head_dim // half)):
+            source = (self._keys, self._values)[number % 2].stage(stage).seen_as(f32, self._halves)
+            quads, below = min(c.head_dim - number * half, half) // QUAD, number // 2 * c.tile_m
             with k.loop(c.tile_m * quads, k.thread, c.threads) as item:
                 row, col = item // quads, item % quads * QUAD
                 with k.when(rows.exists(row)):
@@ -267,7 +305,7 @@ class Products:
                     factors, log = merged(k, logs)
                     sums: list[Traced] = []
                     for warp, factor in enumerate(factors):
-                        loaded = source.load(row + warp * c.keys, col, QUAD)
+                        loaded = source.load(row + (warp * c.keys + below), col, QUAD)
                         sums = [x * factor if not sums else k.fma(x, factor, y)
                                 for x, y in zip(loaded, sums or loaded, strict=True)]  # fmt: skip
                     leads = (col == 0) if number == 0 else None

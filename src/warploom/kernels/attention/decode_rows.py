@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from warploom.core.dtypes import DType, s32, u32, u64
+from warploom.core.dtypes import DType, f16, f32, s32, u32, u64
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.features import AttentionFeatures
+from warploom.tile.eight_bits import position
 from warploom.tile.merge import with_sink
+from warploom.tile.product import DEPTH
 from warploom.tile.shares import Cursor, Place, Span, ceiling
 
 if TYPE_CHECKING:
@@ -120,6 +122,44 @@ def load_queries(k: Kernel, tile: SharedTile, rows: Rows, q: GlobalPointer, stri
 
 
 @dataclass(frozen=True)
+class Scales:
+    """A number for each sequence and key head, or one for all: the strides are 0 then."""
+
+    k: Kernel
+    pointer: GlobalPointer
+    outer: Traced
+    head: Traced
+
+    def of(self, rows: Rows) -> Traced:
+        """That of a tile of query rows."""
+        k = self.k
+        return (self.pointer + (k.mul_wide(rows.sequence, self.outer) + k.mul_wide(rows.head, self.head))).load()
+
+
+def load_queries_for_fp8(
+    k: Kernel, tile: SharedTile, rows: Rows, q: GlobalPointer, strides: Strides, of: Decode, scale: Scales | None
+) -> None:
+    """Copy a tile of query rows as f16, times the scale of their keys, in the order of fp8 keys; by all threads."""
+    chunks = tile.layout.cols // CHUNK
+    count = of.tile_m * chunks
+    factor = k.value(1.0, f32) if scale is None else scale.of(rows)
+    for first in range(0, count, of.threads):
+        number = k.thread + first
+        row, col = number // chunks, number % chunks * CHUNK
+        words = k.registers(u32, CHUNK // 2, 0)
+        with k.when((number < count) & rows.exists(row) & (col < of.head_dim)):
+            source = rows.pointer(q, strides, row) + col
+            for word, pair in zip(words, source.load(count=CHUNK // 2, dtype=u32), strict=True):
+                low, high = k.unpack(pair, of.dtype)
+                word.set(k.pack(low * factor, high * factor, f16))
+        block, half = col & ~(DEPTH - 1), (col & CHUNK) >> 1  # four columns on in each half of the 16
+        with k.when(number < count):
+            for pair in range(2):
+                at = block + half + position(2 * pair)
+                tile.store([words[pair].get(), words[pair + 2].get()], row, at, dtype=u32)
+
+
+@dataclass(frozen=True)
 class Results:
     """O and, where asked for, the log-sum-exps, with strides (sequence, query head, query); sinks join at last."""
 
@@ -130,12 +170,16 @@ class Results:
     lse: GlobalPointer | None
     lse_strides: Strides
     sinks: GlobalPointer | None
+    scale: Scales | None
+    """Of values."""
 
     def counted(self, rows: Rows, row: Traced, log: Traced) -> tuple[Traced | None, Traced]:
         """The factor of a row's O, if it has one, and its log-sum-exp: with the sink of its head."""
+        factor = None if self.scale is None else self.scale.of(rows)
         if self.sinks is None:
-            return None, log
-        return with_sink(self.k, log, self.sinks.load(rows.query_head(row))[0])
+            return factor, log
+        part, log = with_sink(self.k, log, self.sinks.load(rows.query_head(row)))
+        return part if factor is None else part * factor, log
 
     def store(self, rows: Rows, row: Traced, col: Traced, values: Sequence[Traced], factor: Traced | None) -> None:
         """Some columns of a row of O."""
