@@ -106,6 +106,12 @@ EPILOGUES: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
     "gate": (
         lambda a, b, h: warploom.matmul(a, b, alpha=0.5, epilogue=lambda x, y: silu(x) * y, extras=(h,)),
         lambda a, b, h: F.silu(0.5 * a @ b) * h, ((24, 40), (40, 56), (24, 56))),
+    "a value for each row": (
+        lambda a, b, r: warploom.matmul(a, b, epilogue=lambda x, y: x * y, extras=(r.float(),)),
+        lambda a, b, r: (a @ b) * r, ((24, 40), (40, 56), (24, 1))),
+    "a value for each column": (
+        lambda a, b, r: warploom.matmul(a, b, epilogue=lambda x, y: silu(x) * y, extras=(r,)),
+        lambda a, b, r: F.silu(a @ b) * r, ((24, 40), (40, 56), (1, 56))),
     "batches": (
         lambda a, b: warploom.matmul(a, b, epilogue=gelu),
         lambda a, b: F.gelu(a @ b, approximate="tanh"), ((2, 8, 24), (24, 16))),

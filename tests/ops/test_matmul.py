@@ -122,6 +122,28 @@ def test_extra_matrices(config, out_dtype, n):
     assert np.abs(c - expected).max() < (0.05 if out_dtype == "f16" else 1e-4)
 
 
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("shape", "n"), [((35, 96), 40), ((2, 20, 96), 37)], ids=["matrix", "folded"])
+def test_extra_matrices_of_rows_and_columns(config, shape, n):
+    """Each dequantised by a scale per row and one per column in f32, which 16 bits would round."""
+    a, b = random(*shape), random(96, n)
+    of_rows = random(*shape[:-1], 1).astype(np.float32) / 3
+    of_cols = random(1, n, seed=9).astype(np.float32) / 3
+    c = warploom.matmul(
+        a, b, epilogue=lambda x, r, s: x * r * s, extras=(of_rows, of_cols), out_dtype="f32", config=config
+    )
+    expected = a.astype(np.float64) @ b.astype(np.float64) * of_rows * of_cols
+    assert np.abs(c - expected).max() < 3e-5
+
+
+@pytest.mark.parametrize("n", [40, 37])
+def test_wide_extra_matrices_beside_narrow_rows(n):
+    a, b, rest, of_rows = random(20, 96), random(96, n), random(20, n).astype(np.float32) / 3, random(20, 1)
+    c = warploom.matmul(a, b, epilogue=lambda x, y, r: x * r + y, extras=(rest, of_rows), out_dtype="f32")
+    expected = a.astype(np.float64) @ b.astype(np.float64) * of_rows + rest
+    assert np.abs(c - expected).max() < 3e-5
+
+
 def test_hyperbolic_tangent_is_approximate():
     a, b = random(16, 32), random(32, 16)
     c = warploom.matmul(a, b, epilogue=tanh, out_dtype="f32")
@@ -237,9 +259,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "bias": (lambda: warploom.matmul(random(3, 4), random(4, 6), bias=random(3)), "must be (6,)"),
     "bias type": (lambda: warploom.matmul(random(3, 4), random(4, 3), bias=random(3, dtype=np.float32)), "must be f16"),
     "extras alone": (lambda: warploom.matmul(random(3, 4), random(4, 6), extras=(random(3, 6),)), "epilogue"),
+    "extra rows of a batch": (
+        lambda: warploom.matmul(
+            random(2, 3, 8), random(2, 8, 16), epilogue=lambda x, y: x + y, extras=(random(2, 3, 1),)
+        ),
+        "a batch of products takes extra matrices",
+    ),
     "extra shape": (
         lambda: warploom.matmul(random(3, 4), random(4, 6), epilogue=lambda x, y: x + y, extras=(random(6),)),
-        "make them equal",
+        "give it that shape",
     ),
     "no value": (lambda: warploom.matmul(random(3, 4), random(4, 6), epilogue=lambda x: None), "one traced value"),
     "accumulate": (

@@ -70,11 +70,16 @@ class WithEpilogue(torch.autograd.Function):
         needed = ctx.needs_input_grad
         others = grad_outputs[0].to(a.dtype), *extras
 
-        def of(by: int) -> torch.Tensor:
+        def of(by: int, out_dtype: Any = None) -> torch.Tensor:
             own = EpilogueGradient(function, function_key(function), by)
-            return eager.matmul(a, b, bias=bias, extras=others, alpha=alpha, epilogue=own)
+            return eager.matmul(a, b, bias=bias, extras=others, alpha=alpha, epilogue=own, out_dtype=out_dtype)
 
-        found = [of(1 + i) if needs else None for i, needs in enumerate(needed[4:])]
+        def of_extra(i: int, extra: torch.Tensor) -> torch.Tensor:
+            """Of a value for a row or a column the sum of its elements' gradients."""
+            whole = extra.dtype == a.dtype and extra.shape == grad_outputs[0].shape
+            return of(1 + i) if whole else of(1 + i, "f32").sum_to_size(extra.shape).to(extra.dtype)
+
+        found = [of_extra(i, x) if needs else None for i, (x, needs) in enumerate(zip(extras, needed[4:], strict=True))]
         wanted = frozenset(name for name, needs in zip(("a", "b", "bias"), needed, strict=False) if needs)
         product = gradients_of_product(a, b, of(0), alpha, wanted) if wanted else {}
         return *(product.get(name) for name in ("a", "b", "bias")), None, *found

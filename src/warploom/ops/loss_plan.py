@@ -18,7 +18,7 @@ from warploom.core.dtypes import DType, f32
 from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView
 from warploom.kernels.matmul.choice import choose
-from warploom.kernels.matmul.features import Epilogue
+from warploom.kernels.matmul.features import Epilogue, Extra
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, Matrix, aligned_elements
 from warploom.kernels.matmul_reduce.loss import (
     LogitGradient,
@@ -176,14 +176,14 @@ class GradientPlan:
         p = self.product
         derivatives = Matrix(False, _line(chunk), 0, 8)
         x = replace(p.a, k_contiguous=not p.a.k_contiguous)
-        epilogue = Epilogue(extras=1, function=summed, key=summed) if add else Epilogue()
+        epilogue = Epilogue(extras=(Extra(),), function=summed, key=summed) if add else Epilogue()
         return self._product((cols, p.k, rows), derivatives, x, p.k, p.dtype, epilogue)
 
     def _of_x(self, rows: int, cols: int, chunk: int, *, add: bool, last: bool) -> MatmulProblem:
         """A chunk's part of x's gradient: the derivatives times w, in f32 until the ``last`` one."""
         p = self.product
         w = replace(p.b, k_contiguous=not p.b.k_contiguous)
-        epilogue = Epilogue(extras=1, function=summed, key=summed, wide=True) if add else Epilogue()
+        epilogue = Epilogue(extras=(Extra(wide=True),), function=summed, key=summed) if add else Epilogue()
         derivatives = Matrix(True, _line(chunk), 0, 8)
         return self._product((rows, p.k, cols), derivatives, w, p.k, p.dtype if last else f32, epilogue)
 

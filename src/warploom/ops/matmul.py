@@ -74,7 +74,8 @@ def matmul(
     inputs; faster where the hardware is, and the sum is rounded to 11 bits at every step of 16). ``bias``, (n,), of the
     inputs' type, is added to every row. ``epilogue`` is a Python function of the f32 sum that is compiled into the
     kernel (``warploom.lang.functions`` has relu, gelu, silu, maximum …); with ``extras``, one or two matrices of the
-    result's shape and the inputs' type, it takes their elements too: ``epilogue=lambda x, gate: silu(x) * gate``.
+    inputs' type or float32, it takes their elements too: ``epilogue=lambda x, gate: silu(x) * gate``. They have the
+    result's shape, or a value for each row, (m, 1), or each column, (1, n).
     ``out`` receives the result: of that shape, row-major with any stride between rows. It shares no memory with a, b or
     bias; an extra matrix may be ``out`` itself.
 

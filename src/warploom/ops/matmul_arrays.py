@@ -15,7 +15,7 @@ from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import compact
 from warploom.interop.overlap import overlaps_itself, share_memory
 from warploom.kernels.matmul.choice import parse_config
-from warploom.kernels.matmul.features import MOST_EXTRAS, Epilogue, EpilogueFunction
+from warploom.kernels.matmul.features import MOST_EXTRAS, Epilogue, EpilogueFunction, Extra
 from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulConfig, MatmulProblem, Matrix
 from warploom.kernels.settings import refuse
 from warploom.ops.matmul_plan import Offsets
@@ -63,7 +63,9 @@ def read_inputs(
     if out is not None:
         refuse_overlap(views, out, has_bias)
     batches = _Batches.of(kept, shape, target[1])
-    epilogue = Epilogue(alpha != 1.0, has_bias, len(extras), function, function_key(function))
+    own = tuple(_extra(x, shape) for x in extras)
+    _check_batches(own, batches)
+    epilogue = Epilogue(alpha != 1.0, has_bias, own, function, function_key(function))
     problem = replace(_problem(kept, batches, shape, target, dtypes, epilogue), alpha=alpha)
 
     def reread(again: Sequence[ArrayView], result: ArrayView) -> Inputs:
@@ -193,12 +195,37 @@ def _check_others(
         raise ProblemError(f"an epilogue takes at most {MOST_EXTRAS} extra matrices, not {len(extras)}")
     if extras and function is None:
         raise ProblemError("extras are arguments of an epilogue: pass epilogue=lambda x, y: …")
-    for extra in extras:
-        if tuple(extra.shape) != shape:
-            raise ProblemError(f"an extra matrix has shape {tuple(extra.shape)}, the result {shape}: make them equal")
     for view in others:
-        if view.dtype is not dtype:
-            raise ProblemError(f"bias and extras must be {dtype} as a and b are, not {view.dtype}")
+        if view.dtype is not dtype and not (view.dtype is f32 and any(view is extra for extra in extras)):
+            raise ProblemError(f"bias and extras must be {dtype} as a and b are (extras also f32), not {view.dtype}")
+    for extra in extras:
+        _extra(extra, shape)
+
+
+def _extra(view: ArrayView, shape: tuple[int, ...]) -> Extra:
+    """What an extra matrix has values for. Raises ProblemError for a shape that fits no result of this one."""
+    own, wide = tuple(view.shape), view.dtype is f32
+    if own == shape:
+        return Extra(wide)
+    if own == (*shape[:-1], 1):
+        return Extra(wide, "rows")
+    if len(own) >= 2 and own == (*(1,) * (len(own) - 1), shape[-1]):
+        return Extra(wide, "cols")
+    raise ProblemError(
+        f"an extra matrix has shape {own}, the result {shape}: give it that shape, {(*shape[:-1], 1)} for a value of "
+        f"each row, or {(1, shape[-1])} for a value of each column"
+    )
+
+
+def _check_batches(extras: Sequence[Extra], batches: _Batches) -> None:
+    """Raises ProblemError for extra matrices that the launches of a batch do not reach."""
+    several = len(batches.offsets) > 1
+    if any((x.along != "both" and (several or (batches.count > 1 and not batches.folded))) or (x.wide and several)
+           for x in extras):  # fmt: skip
+        raise ProblemError(
+            "a batch of products takes extra matrices of the result's shape and the inputs' type alone: multiply the "
+            "matrices one by one, or give all their values"
+        )
 
 
 def refuse_overlap(views: Sequence[ArrayView], out: ArrayView, has_bias: bool) -> None:
@@ -354,7 +381,11 @@ def _problem(
     b_k, b_line = _lines(b, cols, b.strides[-1], 1)
     out_line = row_stride[1] if rows > 1 else 0
     pairs = cols % 2 == 0 and (address % (8 if dtypes[0] is f32 else 4)) == 0 and not (out_line | inner[2]) & 1
-    pairs = pairs and all(x.pointer % 4 == 0 for x in others) and not any(o & 1 for o in steps[2])
+    pairs = (
+        pairs
+        and all(x.pointer % (2 * x.dtype.bytes) == 0 for x in others if x.shape[-1] > 1)
+        and not any(o & 1 for o in steps[2])
+    )
     return MatmulProblem(
         rows, cols, depth, a.dtype, dtypes[1], dtypes[0],
         Matrix(a_k, a_line, inner[0], _chunk(a.pointer, a_line, inner[0], *steps[0])),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.core.dtypes import f32
+from warploom.core.dtypes import DType, f32
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import GpuCall, run_on_emulator, zero_words
@@ -61,7 +61,7 @@ class Steps:
             kinds = [x.dtype for x in call.maps]
             kinds += [p.dtype for p in call.source.program.parameters if p.kind == "pointer"]
             known = [
-                describe(own[name].view(kind.numpy)) if name in own else arrays[name]
+                describe(own[name].view(kind.numpy)) if name in own else _in_elements(arrays[name], kind)
                 for name, kind in zip(call.arrays, kinds, strict=True)
             ]
             views = [_moved(x, step.offsets.get(name, 0)) for name, x in zip(call.arrays, known, strict=True)]
@@ -145,6 +145,11 @@ class Prepared:
                 first, count = one.zeroed
                 zero_words(memory + 4 * first, count, kind, self.device)
             one.call.launch_again(tuple([everything[i] + offset for i, offset in one.arrays]), kind)
+
+
+def _in_elements(view: ArrayView, kind: DType) -> ArrayView:
+    """A contiguous array as elements of the size that a kernel names: f32 extra matrices come as halves."""
+    return view if view.dtype.bytes == kind.bytes else describe(as_numpy(view).view(kind.numpy))
 
 
 def _moved(view: ArrayView, offset: int) -> ArrayView:

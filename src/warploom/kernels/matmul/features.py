@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from warploom.core.dtypes import DType, f16, f32, pred
 from warploom.core.errors import ProblemError
@@ -42,20 +42,35 @@ class OperandFeatures:
 
 
 @dataclass(frozen=True)
+class Extra:
+    """An extra matrix: ``wide`` if it is f32 and not of the inputs' type, and what it has a value for.
+
+    ``along``: "both" for each element, "rows" for each row, "cols" for each column.
+    """
+
+    wide: bool = False
+    along: Literal["both", "rows", "cols"] = "both"
+
+    @property
+    def size(self) -> int:
+        """The size of an element, in 16 bits."""
+        return 2 if self.wide else 1
+
+
+@dataclass(frozen=True)
 class Epilogue:
     """What happens to a sum before it is stored: ``function(alpha · sum + bias[col], extra[0][row, col], …)``.
 
-    ``wide``: the extra matrices are f32, not of the inputs' type. With ``row_values`` the function also takes the f32
+    With ``row_values`` the function also takes the f32
     that a table has for the row, :data:`ROW_VALUES` of them, and the column. ``key`` stands for ``function`` in
     comparisons, so that equal lambdas share a kernel: :func:`warploom.core.identity.function_key`.
     """
 
     scaled: bool = False
     bias: bool = False
-    extras: int = 0
+    extras: tuple[Extra, ...] = ()
     function: EpilogueFunction | None = field(default=None, compare=False)
     key: Hashable = None
-    wide: bool = False
     row_values: bool = False
 
     def __copy__(self) -> Epilogue:
@@ -66,12 +81,7 @@ class Epilogue:
 
     def __reduce__(self) -> tuple[Any, ...]:
         function = importable("the epilogue", self.function)
-        return _epilogue, (self.scaled, self.bias, self.extras, function, self.wide, self.row_values)
-
-    @property
-    def extra_size(self) -> int:
-        """The size of an element of the extra matrices, in 16 bits."""
-        return 2 if self.wide else 1
+        return _epilogue, (self.scaled, self.bias, self.extras, function, self.row_values)
 
     @property
     def plain(self) -> bool:
@@ -101,10 +111,10 @@ class Epilogue:
 
 
 def _epilogue(
-    scaled: bool, bias: bool, extras: int, function: EpilogueFunction | None, wide: bool, row_values: bool
+    scaled: bool, bias: bool, extras: tuple[Extra, ...], function: EpilogueFunction | None, row_values: bool
 ) -> Epilogue:
     """An epilogue in another process: its function, and what that sees there."""
-    return Epilogue(scaled, bias, extras, function, function_key(function), wide, row_values)
+    return Epilogue(scaled, bias, extras, function, function_key(function), row_values)
 
 
 @dataclass(frozen=True)

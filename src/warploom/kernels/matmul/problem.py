@@ -215,7 +215,7 @@ class MatmulProblem:
     def combined(self) -> tuple[str, ...]:
         """The arrays that are combined with the product."""
         e = self.epilogue
-        extras = (f"extra{i}" for i in range(e.extras))
+        extras = (f"extra{i}" for i in range(len(e.extras)))
         return (*(["bias"] if e.bias else []), *extras, *(["row_values"] if e.row_values else []))
 
     def calls(

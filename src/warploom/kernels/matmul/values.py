@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from warploom.core.dtypes import DType, f32, u16, u32
-from warploom.kernels.matmul.features import ROW_VALUES, Epilogue, MatmulFeatures, OperandFeatures
+from warploom.kernels.matmul.features import ROW_VALUES, Epilogue, Extra, MatmulFeatures, OperandFeatures
 from warploom.lang import GlobalPointer, Kernel, Traced
 from warploom.lang.values import Number
 from warploom.tile.copies import Rows
@@ -77,10 +77,10 @@ class Output:
         target = Target(k, pointer, self.strides[0], f.out_dtype, rows, cols, f.out_chunk, f.pairs)
         if f.epilogue.plain:
             return target, None
-        extras = self.extras[: f.epilogue.extras]
+        extras = self.extras[: len(f.epilogue.extras)]
         if f.batched:
-            size = f.epilogue.extra_size
-            extras = tuple(extra + k.mul_wide(batch, self.batches[1]) * size for extra in extras)
+            step = k.mul_wide(batch, self.batches[1])
+            extras = tuple(at + step * own.size for at, own in zip(extras, f.epilogue.extras, strict=True))
         value = EpilogueValue(
             k, f.epilogue, target, self.half, self.alpha, self.bias, extras, self.strides[1], self.row_values
         )
@@ -115,20 +115,31 @@ class EpilogueValue:
         if e.bias:
             added = self._load_pair(self.bias + col, row, col, self.half)
             first, second = first + added[0], second + added[1]
-        if self.extras:
-            at = (k.mul_wide(row, self.extra_stride) + k.mul_wide(col, 1)) * e.extra_size
-            kind = f32 if e.wide else self.half
-            others = [self._load_pair(pointer + at, row, col, kind) for pointer in self.extras]
+        others += [self._extra(x, own, row, col) for x, own in zip(self.extras, e.extras, strict=True)]
         if e.row_values:
             of_row = self._of_row(row)
             others += [(x, x) for x in of_row] + [(col, col + 1)]
         return e.call(first, [pair[0] for pair in others]), e.call(second, [pair[1] for pair in others])
 
+    def _extra(self, pointer: GlobalPointer, own: Extra, row: Traced, col: Traced) -> Pair:
+        """The values of an extra matrix for (row, col) and (row, col + 1)."""
+        k, kind = self.k, f32 if own.wide else self.half
+        if own.along == "rows":
+            at = pointer + k.mul_wide(self._inside(row), own.size)
+            value = k.convert(at.load(dtype=kind), f32)
+            return value, value
+        at = k.mul_wide(col, own.size)
+        if own.along == "both":
+            at = k.mul_wide(row, self.extra_stride) * own.size + at
+        return self._load_pair(pointer + at, row, col, kind)
+
+    def _inside(self, row: Traced) -> Traced:
+        """The row; of rows beyond the target's edge the last."""
+        return row if self.target.rows is None else self.k.minimum(row, self.target.rows - 1)
+
     def _of_row(self, row: Traced) -> list[Traced]:
         """The row's numbers in the table; of rows beyond the target's edge those of the last."""
-        if self.target.rows is not None:
-            row = self.k.minimum(row, self.target.rows - 1)
-        return (self.row_values + self.k.mul_wide(row, ROW_VALUES)).load(count=ROW_VALUES)
+        return (self.row_values + self.k.mul_wide(self._inside(row), ROW_VALUES)).load(count=ROW_VALUES)
 
     def _load_pair(self, source: GlobalPointer, row: Traced, col: Traced, kind: DType) -> Pair:
         """Two neighbouring elements of type ``kind`` as f32; those beyond the target's edge are 0."""
