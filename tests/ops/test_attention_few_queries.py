@@ -8,6 +8,7 @@ import pytest
 
 import warploom
 from warploom.core.dtypes import bf16
+from warploom.core.errors import ConfigError
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.reference import attention_error, attention_reference
 
@@ -44,3 +45,12 @@ def test_lengths_and_batches_share_kernels() -> None:
         k = np.lib.stride_tricks.as_strided(k, (batch, kv_len, 1, 64), (0, 128, 128, 2))
         sources |= {call.source for call in warploom.plan(q, k, k).calls}
     assert len(sources) == 2
+
+
+def test_another_head_dim_of_values_has_another_kernel() -> None:
+    q, k, v = (np.ones((1, n, 2, d), np.float16) for n, d in ((1, 64), (600, 64), (600, 32)))
+    plan = warploom.plan(q, k, v)
+    assert not isinstance(plan.config, Decode)
+    assert np.array_equal(warploom.attention(q, k, v), np.ones((1, 1, 2, 32)))
+    with pytest.raises(ConfigError, match="v has head_dim 32"):
+        warploom.attention(q, k, v, config="attention_decode(head_dim=64, dtype=f16)")

@@ -209,6 +209,8 @@ class Decode(Configuration):
 
     def misfits(self, problem: DecodeProblem | AttentionProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""
+        if isinstance(problem, AttentionProblem) and problem.value_dim != problem.head_dim:
+            return [f"v has head_dim {problem.value_dim}, keys {problem.head_dim}: this kernel takes one"]
         p = DecodeProblem.of(problem) if isinstance(problem, AttentionProblem) else problem
         return broken_flags(self) or violated([
             (self.head_dim == p.head_dim, f"head_dim is {p.head_dim}, the configuration's {self.head_dim}"),
