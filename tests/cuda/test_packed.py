@@ -70,7 +70,7 @@ def test_each_launch_hands_over_its_own_arguments():
     driver = Driver()
     call, _ = prepared(driver)
     sets = [call.pack((2**40 + i, i, scalar(u32, 7 * i))) for i in range(50)]
-    gc.collect()
+    gc.collect(1)
     for i in (3, 49, 0, 3):
         call.queue(i, sets[i])
     expected = [(i, (2, 3, 4), 1000, ("function", 77), [2**40 + i, i, 7 * i], 0) for i in (3, 49, 0, 3)]

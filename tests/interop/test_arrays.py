@@ -148,7 +148,7 @@ def test_bytes_are_zero_copy_and_keep_the_array_alive():
     assert array[0] == 9.0
     expected = array.tobytes()
     del array
-    gc.collect()
+    gc.collect(1)
     assert memory.tobytes() == expected
     assert memory.dtype == np.uint8
 

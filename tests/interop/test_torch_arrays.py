@@ -33,7 +33,7 @@ def test_bfloat16_is_zero_copy():
     array[1, 2] = 3.0
     assert tensor[1, 2] == 3.0
     del tensor
-    gc.collect()
+    gc.collect(1)
     assert array[1, 2] == 3.0
 
 

@@ -118,7 +118,7 @@ PROBLEMS = st.builds(
 PLAIN = Problem(65, 40, 1, 1, 1, 16, f16)
 
 
-@slow_property(12)
+@slow_property(8)
 @given(PROBLEMS)
 def test_gradients_of_random_problems(problem: Problem) -> None:
     x = problem.arrays()

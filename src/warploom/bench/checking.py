@@ -151,10 +151,14 @@ def results_of(program: Program, launch: Launch) -> tuple[Result, ...]:
 
 
 def check_kernel(
-    function: KernelFunction, seed: int | None = None, configuration: Mapping[str, Any] | None = None
-) -> Checked:
-    """Trace, run with all checks, and compare what the example expects. Raises WarploomError for what cannot run."""
-    program = traced_kernel(function, configuration)
+    function: KernelFunction, seed: int | None = None, configuration: Mapping[str, Any] | None = None,
+    program: Program | None = None,
+) -> Checked:  # fmt: skip
+    """Trace, run with all checks, and compare what the example expects; ``program`` is what was traced already.
+
+    Raises WarploomError for what cannot run.
+    """
+    program = program or traced_kernel(function, configuration)
     launch = example_of(function, program, seed, configuration)
     emulation = emulate(program, launch.grid, launch.arguments, seed=seed)
     return Checked(function.name, program, emulation, results_of(program, launch))

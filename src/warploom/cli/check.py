@@ -85,10 +85,11 @@ def _checked(file: str, launch: str | None, seed: int | None, set_: list[str] | 
 
 
 def _in_orders(function: KernelFunction, seed: int | None, set_: list[str] | None) -> Checked:
-    from warploom.bench.checking import check_kernel, configuration_of, in_orders
+    from warploom.bench.checking import check_kernel, configuration_of, in_orders, traced_kernel
 
     configuration = configuration_of(function, parse_settings(set_))
-    return in_orders(lambda order: check_kernel(function, order, configuration), seed)
+    program = traced_kernel(function, configuration)
+    return in_orders(lambda order: check_kernel(function, order, configuration, program), seed)
 
 
 def _as_json(one: Checked) -> dict[str, Any]:
