@@ -172,7 +172,7 @@ EXTENTS = [(64, 64, 64), (72, 88, 104), (70, 66, 98), (33, 51, 37), (5, 3, 7), (
 PRODUCTS = [
     (variant, rows, extents)
     for (i, variant), (j, rows), (n, extents) in product(enumerate(VARIANTS), enumerate(LAYOUTS), enumerate(EXTENTS))
-    if variant == "sm80" or (i + j + n) % 2 == 0
+    if variant == "sm80" or j == (i + n) % len(LAYOUTS)
 ]
 """Every pair of two of them, and all three of the production kernel."""
 
