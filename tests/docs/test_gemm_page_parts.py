@@ -93,30 +93,6 @@ def evidence() -> Any:
     return found
 
 
-def test_what_both_sides_count_differently_has_its_reason(evidence: Any) -> None:
-    module = load("gemm_page_counters")
-    head, merged, arrival = module.both_sides(evidence).split("\n- ")
-    assert head.startswith("On the H200, ncu counts exactly these wavefronts, class by class, on 256×256×256")
-    assert merged == (
-        f"`ld.shared`, 0.60 times on whole tiles (rung 01a), 0.60 times on unaligned (rung 01a): {module.MERGED}."
-    )
-    assert arrival.startswith("`cp.async`, 1.50 to 4.00 times on unaligned (rungs 01a to best32): the hardware counts")
-    agreeing = {"04": {"whole tiles": {"cp.async": counted(40, 40.0)}}}
-    evidence.profile["without the hint"] = agreeing
-    assert module.both_sides(evidence).endswith("all classes agree for rung 04 on whole tiles.")
-
-
-def test_what_ncu_counts_of_the_wmma_api_stands_by_itself(evidence: Any) -> None:
-    """The emulator counts none of it, so there is no ratio."""
-    module = load("gemm_page_counters")
-    for key, wavefronts in (("00a", 2048.0), ("00b", 256.0)):
-        whole = {"ldmatrix": counted(0, wavefronts), "ld.shared": counted(8, 8.0), "st.shared": counted(0, 32.0)}
-        evidence.profile["rungs"][key] = {"wavefronts": {"whole tiles": whole}}
-    text = module.both_sides(evidence)
-    assert text.endswith("2048 in rung 00a, 256 in rung 00b wavefronts of LDSM on whole tiles.")
-    assert "inf" not in text
-
-
 def test_a_difference_that_nothing_explains_is_no_page(evidence: Any) -> None:
     module = load("gemm_page_counters")
     evidence.profile["without the hint"] = {"04": {"whole tiles": {"cp.async": counted(40, 41.0)}}}

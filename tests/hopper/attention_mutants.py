@@ -15,16 +15,16 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from tests.hopper.mutants import Rewrite, index_edits, rewritten
 from tests.hopper.mutants import edits as synchronisation_edits
 from tests.kernels.attention_cases import Case
-from warploom.core.errors import EmulationError, WarploomError
+from tests.kernels.mutate import objection as first_objection
+from warploom.core.errors import WarploomError
 from warploom.cuda.compile import available_cores
-from warploom.emulate import Finding
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, Value
 from warploom.isa.alu import Binary
@@ -161,14 +161,8 @@ def objection(mutant: Mutant) -> str | None:
         return type(error).__name__
     for seed in seeds:
         for case in cases(mutant.config):
-            try:
-                outcome = case.run(seed=seed, program=changed, stop=True)
-            except EmulationError as error:
-                (first, *_) = error.findings
-                assert isinstance(first, Finding)
-                return first.kind
-            if not outcome.fine:
-                return "a wrong result alone"
+            if (said := first_objection(partial(case.run, seed=seed, program=changed, stop=True))) is not None:
+                return said
     return None
 
 

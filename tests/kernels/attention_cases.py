@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.core.errors import EmulationError
+from tests.kernels.mutate import objection
 from warploom.emulate import Emulation, emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
@@ -104,10 +104,7 @@ class Case:
 
     def survives(self, program: Program, seed: int | None = None) -> bool:
         """Whether nothing objects to ``program`` in the kernel's place; the first finding is enough."""
-        try:
-            return self.run(program=program, seed=seed, stop=True).fine
-        except EmulationError:
-            return False
+        return objection(lambda: self.run(program=program, seed=seed, stop=True)) is None
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from tests.hopper.mutants import Rewrite, edits, index_edits, rewritten
 from tests.kernels.gradient_cases import GradientCase
-from warploom.core.errors import EmulationError, WarploomError
+from tests.kernels.mutate import objection as first_objection
+from warploom.core.errors import WarploomError
 from warploom.cuda.compile import available_cores
-from warploom.emulate import Finding
 from warploom.ir.program import Program
 from warploom.ir.statements import Op
 from warploom.isa.memory import Atomic, MemoryFence, WaitAtLeast
@@ -112,14 +112,9 @@ def objection(mutant: Mutant) -> str | None:
     except WarploomError as error:
         return type(error).__name__
     for seed in SEEDS:
-        try:
-            outcome = CASES[mutant.case].run(seed, changed, gradient(mutant.case), stop=True)
-        except EmulationError as error:
-            (first, *_) = error.findings
-            assert isinstance(first, Finding)
-            return first.kind
-        if not outcome.fine:
-            return "a wrong result alone"
+        run = partial(CASES[mutant.case].run, seed, changed, gradient(mutant.case), stop=True)
+        if (said := first_objection(run)) is not None:
+            return said
     return None
 
 

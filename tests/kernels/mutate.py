@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+from warploom.core.errors import EmulationError
+from warploom.emulate import Finding
 from warploom.ir.program import Program
 from warploom.ir.statements import Loop, Op, Role, Roles, SharedRegion, Statement, When
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
@@ -15,6 +18,26 @@ from warploom.isa.warp import SyncWarp
 Body = tuple[Statement, ...]
 Path = tuple[int, ...]
 """Where a statement stands: its position in each block from the outermost in, with the branch number between them."""
+
+
+class Outcome(Protocol):
+    """What a run of a case says."""
+
+    @property
+    def fine(self) -> bool:
+        """No finding, and every element within its bound."""
+        ...
+
+
+def objection(run: Callable[[], Outcome]) -> str | None:
+    """What a run that stops at its first finding says: the kind of finding, or None."""
+    try:
+        return None if run().fine else "a wrong result alone"
+    except EmulationError as error:
+        (first, *_) = error.findings
+        assert isinstance(first, Finding)
+        return first.kind
+
 
 SYNCHRONISATION = (BarSync, BarArrive, SyncWarp, WaitCopies, CommitCopies)
 
