@@ -20,6 +20,7 @@ def family(number):
     draw = random.Random(number)
     return {
         "head_dim": draw.choice([8, 40, 64, 72, 96, 128, 160, 192, 224, 256]),
+        "v_dim": draw.choice([None, None, None, 64, 128, 72]),
         "group": draw.choice([1, 1, 2, 4]),
         "dtype": draw.choice([torch.bfloat16, torch.float16]),
         "causal": draw.random() < 0.4,
@@ -51,19 +52,28 @@ def test_random_problems(number):
     torch.manual_seed(number)
     dtype = bf16 if f["dtype"] is torch.bfloat16 else f16
     options = {key: f[key] for key in ("causal", "window", "softcap", "scale", "layout")}
-    rows = 64 if f["head_dim"] <= 128 else 32
-    text = f"attention_backward_sm80(tile_m={rows}, head_dim={f['head_dim']}, dtype={dtype}, in_turn=true)"
+    rows = 64 if max(f["head_dim"], f["v_dim"] or 0) <= 128 else 32
+    v_dim = 0 if f["v_dim"] == f["head_dim"] else f["v_dim"] or 0
+    text = (
+        f"attention_backward_sm80(tile_m={rows}, head_dim={f['head_dim']}, dtype={dtype}, v_dim={v_dim}, in_turn=true)"
+    )
     config = text if f["sync"] else None
     for _ in range(PROBLEMS_PER_FAMILY):
         batch, kv_heads = draw.randint(1, 3), draw.randint(1, 3)
         q_len, kv_len = (draw.choice([1, 2, 63, 64, 65, 128, draw.randint(1, 700)]) for _ in range(2))
 
-        def make(length, count, batch=batch):
-            heads_first = torch.randn(batch, count, length, f["head_dim"], device="cuda").to(f["dtype"])
+        def make(length, count, cols=f["head_dim"], batch=batch):
+            heads_first = torch.randn(batch, count, length, cols, device="cuda").to(f["dtype"])
             return heads_first if f["layout"] == "bhsd" else heads_first.transpose(1, 2).contiguous()
 
         heads = kv_heads * f["group"]
-        q, k, v, dout = make(q_len, heads), make(kv_len, kv_heads), make(kv_len, kv_heads), make(q_len, heads)
+        cols = f["v_dim"] or f["head_dim"]
+        q, k, v, dout = (
+            make(q_len, heads),
+            make(kv_len, kv_heads),
+            make(kv_len, kv_heads, cols),
+            make(q_len, heads, cols),
+        )
         sinks = 3 * torch.randn(heads, device="cuda") if f["sinks"] else None
         out, lse = warploom.attention(q, k, v, return_lse=True, sinks=sinks, **options)
         dlse = torch.randn_like(lse) if draw.random() < 0.5 else None

@@ -42,6 +42,7 @@ class Problem:
     stride: int = 1
     lse_gradient: bool = False
     sinks: bool = False
+    v_dim: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -52,14 +53,14 @@ class Problem:
         """Random inputs, and what ``attention`` makes of them."""
         numbers = np.random.default_rng(self.q_len + self.kv_len)
 
-        def make(length: int, heads: int) -> Any:
-            shape = self.batch, length * self.stride, heads, self.head_dim
+        def make(length: int, heads: int, cols: int = 0) -> Any:
+            shape = self.batch, length * self.stride, heads, cols or self.head_dim
             view = numbers.standard_normal(shape).astype(NUMPY[self.dtype])[:, :: self.stride]
             return view if self.layout == "bshd" else view.swapaxes(1, 2)
 
         heads = self.kv_heads * self.group
         found = {"q": make(self.q_len, heads), "k": make(self.kv_len, self.kv_heads)}
-        found |= {"v": make(self.kv_len, self.kv_heads), "dout": make(self.q_len, heads)}
+        found |= {"v": make(self.kv_len, self.kv_heads, self.v_dim), "dout": make(self.q_len, heads, self.v_dim)}
         found["out"], found["lse"] = warploom.attention(
             found["q"], found["k"], found["v"], return_lse=True, sinks=self.logits, **self.options
         )
@@ -114,6 +115,7 @@ PROBLEMS = st.builds(
     stride=st.integers(1, 2),
     lse_gradient=st.booleans(),
     sinks=st.booleans(),
+    v_dim=st.sampled_from([0, 0, 24, 64, 136]),
 )
 PLAIN = Problem(65, 40, 1, 1, 1, 16, f16)
 
@@ -192,7 +194,8 @@ def test_a_call_again_prepares_nothing(gpu: EmulatedGpu, monkeypatch: pytest.Mon
         ({"dlse": np.zeros((1, 1, 64), np.float32)}, "dlse is f32 of shape"),
         ({"dout": np.zeros((1, 65, 1, 8), np.float16)}, "dout is f16 of shape"),
         ({"out": np.zeros((1, 65, 1, 16), np.float32)}, "out is f32"),
-        ({"k": np.zeros((1, 40, 1, 8), np.float16)}, "k has shape"),
+        ({"k": np.zeros((1, 40, 1, 8), np.float16)}, "head_dim must be equal"),
+        ({"k": np.zeros((1, 30, 1, 16), np.float16)}, "k has shape"),
     ],
 )
 def test_arrays_that_do_not_go_together(change: dict[str, Any], said: str) -> None:

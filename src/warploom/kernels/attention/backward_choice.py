@@ -39,8 +39,8 @@ def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig
         elif widest > _OVERLAPPED_HEAD and p.window == (None, None):
             base = replace(base, dv_first=False)
         found.append(in_order(base, p))
-    general = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, in_turn=problem.deterministic)
-    if p.head_dim > _WIDE_HEAD:
+    general = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
+    if widest > _WIDE_HEAD:
         general = replace(general, tile_m=32)
     return (*found, general, replace(general, tile_m=32, num_warps=4))
 

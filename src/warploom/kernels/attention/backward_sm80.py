@@ -15,7 +15,7 @@ from warploom.kernels.attention.backward import (
 )
 from warploom.kernels.attention.packed import Strides
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_values
-from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.attention.problem import AttentionProblem, HeadDims
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import most_pieces
@@ -28,7 +28,7 @@ _WHOLE_HEAD = 128
 
 
 @dataclass(frozen=True)
-class BackwardSm80(Configuration):
+class BackwardSm80(HeadDims, Configuration):
     """The kernels of :mod:`.backward_sm80_kernel`: warps own 16 keys each, or a half of their dK and dV."""
 
     word: ClassVar[str] = "attention_backward_sm80"
@@ -40,12 +40,8 @@ class BackwardSm80(Configuration):
     stages: int = flag(2, "blocks of Q and dO in flight", (2, 3))
     head_dim: int = flag(128, "elements per head", (64, 128, 256))
     dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
+    v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
     in_turn: bool = flag(False, "CTAs add to dQ in the order of their keys: equal bits from run to run")
-
-    @property
-    def value_dim(self) -> int:
-        """Elements per head of V and O."""
-        return self.head_dim
 
     @property
     def threads(self) -> int:
@@ -55,7 +51,7 @@ class BackwardSm80(Configuration):
     @property
     def halves(self) -> int:
         """Warps that share their keys, each with a part of the columns of dK and dV."""
-        return 1 if self.head_dim <= _WHOLE_HEAD else 2
+        return 1 if max(self.head_dim, self.value_dim) <= _WHOLE_HEAD else 2
 
     @property
     def keys(self) -> int:
@@ -64,13 +60,23 @@ class BackwardSm80(Configuration):
 
     @property
     def width(self) -> int:
-        """Columns of the shared tiles: head_dim in whole panels, zeros beyond it."""
+        """Columns of the shared tiles of Q and K: head_dim in whole panels, zeros beyond it."""
         return -(-self.head_dim // PANEL_COLS) * PANEL_COLS
 
     @property
+    def value_width(self) -> int:
+        """Columns of the shared tiles of V and dO."""
+        return -(-self.value_dim // PANEL_COLS) * PANEL_COLS
+
+    @property
     def sum_cols(self) -> int:
-        """Columns of dK and dV that a warp sums."""
+        """Columns of dK that a warp sums."""
         return self.width // 2 if self.halves == 2 else -(-self.head_dim // 16) * 16
+
+    @property
+    def value_sum_cols(self) -> int:
+        """Columns of dV that a warp sums."""
+        return self.value_width // 2 if self.halves == 2 else -(-self.value_dim // 16) * 16
 
     @property
     def dq_warps(self) -> tuple[int, int]:
@@ -90,8 +96,8 @@ class BackwardSm80(Configuration):
     @property
     def shared_bytes(self) -> int:
         """Shared memory for the tiles, in bytes."""
-        rows = 2 * self.keys + 2 * self.stages * self.tile_m
-        return (rows * self.width + self.keys * self.tile_m) * self.dtype.bytes
+        rows = self.keys + self.stages * self.tile_m
+        return (rows * (self.width + self.value_width) + self.keys * self.tile_m) * self.dtype.bytes
 
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
@@ -103,6 +109,7 @@ class BackwardSm80(Configuration):
             (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
             (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
              f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
+            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= 256, f"v_dim {self.v_dim} is no multiple of 8 up to 256"),
             (self.num_warps in (4, 8), f"there are 4 or 8 warps, not {self.num_warps}"),
             (self.tile_m in (16, 32, 64) and self.tile_m % step == 0 and self.dq_cols % 16 == 0,
              f"tile_m {self.tile_m} is not 16, 32 or 64, copied {step} rows at once, in parts of 16 columns for warps"),
@@ -126,7 +133,7 @@ class BackwardSm80(Configuration):
         names = "q", "k", "v", "dout", "dk", "dv"
         source = KernelSource.of(
             "attention.backward_sm80_kernel:attention_backward_sm80",
-            f"attention_backward_{self.tile_m}x{self.keys}x{self.head_dim}",
+            f"attention_backward_{self.tile_m}x{self.keys}x{self.dims}",
             config=self, features=p.features(self.tile_m, self.keys), row_strides=operands.row_strides(*names),
         )  # fmt: skip
         grid = -(-p.kv_len // self.keys), p.kv_heads, p.batch

@@ -62,11 +62,12 @@ def attention_backward_sm80(
 
     def keys_of(of: GlobalPointer, strides: tuple[Traced, Traced], number: int) -> Rows:
         start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(head, strides[1]))
-        return Rows(start, row_strides[number], kv_rows, c.head_dim)
+        return Rows(start, row_strides[number], kv_rows, c.value_dim if number in (2, 5) else c.head_dim)
 
     def queries_of(of: GlobalPointer, strides: tuple[Traced, Traced], number: int) -> Rows:
         start = of + (k.mul_wide(batch, strides[0]) + k.mul_wide(head * f.group, strides[1]))
-        return Rows(start, row_strides[number], q_rows, c.head_dim, plane=strides[1])
+        cols = c.value_dim if number == 3 else c.head_dim
+        return Rows(start, row_strides[number], q_rows, cols, plane=strides[1])
 
     def slot(block: Traced, head: Traced) -> Traced:
         plane = batch * (k.special("nctaid.y") * f.group) + head
@@ -113,8 +114,10 @@ def differentiate(
     """dK and dV of a tile of keys, and what it adds to dQ (``total``), by all threads of the CTA."""
     c, f, head, first = config, features, place.head, place.first
     own, part = (k.warp, 0) if c.halves == 1 else (k.warp // 2, k.warp % 2)
-    k_tile, v_tile = (operand_tile(k, c.dtype, c.keys, c.width, name=name) for name in ("K", "V"))
-    q_tile, do_tile = (operand_tile(k, c.dtype, c.tile_m, c.width, name=name, stages=c.stages) for name in ("Q", "dO"))
+    k_tile = operand_tile(k, c.dtype, c.keys, c.width, name="K")
+    v_tile = operand_tile(k, c.dtype, c.keys, c.value_width, name="V")
+    q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=c.stages)
+    do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=c.stages)
     ds_tile = operand_tile(k, c.dtype, c.keys, c.tile_m, name="dS")
     for tile, matrix in zip((k_tile, v_tile), place.keys(), strict=True):
         RowCopy(k, tile, matrix, c.threads).load((first, 0))
@@ -123,10 +126,10 @@ def differentiate(
 
     cores = MmaSync(k, c.dtype)
     s, dp = cores.accumulator(ROWS, c.tile_m, "s"), cores.accumulator(ROWS, c.tile_m, "dp")
-    dks, dvs = cores.accumulator(ROWS, c.sum_cols, "dk"), cores.accumulator(ROWS, c.sum_cols, "dv")
+    dks, dvs = cores.accumulator(ROWS, c.sum_cols, "dk"), cores.accumulator(ROWS, c.value_sum_cols, "dv")
     dq = cores.accumulator(ROWS, c.dq_cols, "dq")
     form_s = cores.product(s, k_tile, q_tile, warp=(own, 0), depth=c.head_dim)
-    form_dp = cores.product(dp, v_tile, do_tile, warp=(own, 0), depth=c.head_dim)
+    form_dp = cores.product(dp, v_tile, do_tile, warp=(own, 0), depth=c.value_dim)
     add_dv = cores.product(dvs, s, do_tile, warp=(0, part), transposed_b=True)
     add_dk = cores.product(dks, s, q_tile, warp=(0, part), transposed_b=True)
     rows, cols = c.dq_warps
