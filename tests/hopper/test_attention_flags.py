@@ -16,7 +16,7 @@ from warploom.kernels.attention.sm90 import ForwardSm90
 
 def flags(kind: type[ForwardSm90]) -> list[str]:
     """The names of a kernel's flags."""
-    return [f.name for f in fields(kind) if f.default in (True, False)]
+    return [f.name for f in fields(kind) if isinstance(f.default, bool)]
 
 
 def accepted(kind: type[ForwardSm90]) -> list[ForwardSm90]:
