@@ -18,6 +18,8 @@ LARGE = {
     "many CTAs a sequence": Step((9000, 3, 700), page=64, capacity=9024, kv_heads=2, group=8, head_dim=128),
     "many sequences": Step((5,) * 300 + (2000,), page=16, capacity=2000, group=4, head_dim=64),
     "one long sequence": Step((20000,), page=0, capacity=20000, group=1, head_dim=256, dtype=f16),
+    "fp8": Step((5000, 64, 2000), page=64, capacity=5056, kv_heads=2, group=4, head_dim=128, fp8=True),
+    "fp8, wide": Step((3000, 200), (2, 2), page=16, capacity=3008, kv_heads=2, group=8, head_dim=256, fp8=True),
     "sixteen queries": Step((3000, 800), (16, 16), page=256, capacity=3072, kv_heads=2, group=4, head_dim=128),
 }
 
@@ -29,9 +31,10 @@ def tensors(step: Step) -> tuple[list[Any], dict[str, Any]]:
     def moved(x: Any) -> Any:
         if not isinstance(x, np.ndarray):
             return x
-        found = torch.from_numpy(x.view(np.int16) if x.dtype.itemsize == 2 else x).cuda()
-        kind = torch.float16 if step.dtype is f16 else torch.bfloat16
-        return found.view(kind) if x.dtype.itemsize == 2 else found
+        kind = {1: torch.float8_e4m3fn, 2: torch.float16 if step.dtype is f16 else torch.bfloat16}.get(x.itemsize)
+        if kind is None:
+            return torch.from_numpy(x).cuda()
+        return torch.from_numpy(x.view(np.int8 if x.itemsize == 1 else np.int16)).cuda().view(kind)
 
     arrays, named = step.arguments
     return [moved(x) for x in arrays], {name: moved(x) for name, x in named.items()}
@@ -93,7 +96,7 @@ def test_new_keys_are_turned_and_lie_where_attention_looks(interleaved: bool) ->
     new = torch.randn(3, 1, 2, 128, device="cuda", dtype=torch.bfloat16)
     angles = torch.rand(1536, 48, device="cuda")
     before = k.clone()
-    tables = {"cos": angles.cos(), "sin": angles.sin()}
+    tables: dict[str, Any] = {"cos": angles.cos(), "sin": angles.sin()}
     warploom.append_to_cache(k, v, new, new, lens, block_table=table, interleaved=interleaved, **tables)
     for number, length in enumerate(step.lengths):
         page, within = int(table[number, (length - 1) // 64]), (length - 1) % 64
