@@ -1,10 +1,13 @@
 """FlashAttention-4's forward kernel for sm_90a, compiled by CuTe DSL without a GPU, under all checks of the emulator.
 
-    PYTHONPATH=src python benchmarks/ptx_flash_attention.py [--out benchmarks/results/static/ptx-flash-attention.json]
+    PYTHONPATH=src:. python benchmarks/ptx_flash_attention.py [--mutants] [--out FILE.json]
 
 Needs Python 3.12 or newer and ``pip install flash-attn-4`` (which brings CuTe DSL and PyTorch), but no GPU. For head
 dimensions 64 and 128, in the emulator's own order and an adversarial one: the error to attention in float64 relative to
-bf16's rounding, findings, seconds. Exit status 1 where a result is wrong.
+bf16's rounding, findings, seconds. With ``--mutants`` also every change of one line of the kernel for 64 that
+``tests.ptx.mutants`` knows, after one thread has been elected for the copy of the output; found is what the kernel
+itself does not show. Exit status 1 where a result
+is wrong.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ import importlib
 import importlib.metadata
 import json
 import os
+import re
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.update(CUTE_DSL_ARCH="sm_90a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_LINEINFO="1", CUTE_DSL_NO_CACHE="1")
@@ -53,8 +59,8 @@ def compiled(head_dim: int) -> str:
     return cute.compile(forward, *arrays, lse, cutlass.Float32(head_dim**-0.5), stream=stream).__ptx__
 
 
-def checked(ptx: str, head_dim: int, seed: int | None) -> dict[str, Any]:
-    """One run: error, findings, seconds."""
+def checked(ptx: str, head_dim: int, seed: int | None) -> tuple[Any, dict[str, Any]]:
+    """One run: what it found, and a row of error, findings, seconds."""
     rng = np.random.default_rng(0)
     shape = (1, SEQUENCE, HEADS, head_dim)
     q, k, v = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for _ in range(3))
@@ -74,27 +80,60 @@ def checked(ptx: str, head_dim: int, seed: int | None) -> dict[str, Any]:
     wanted = powers / powers.sum(-1, keepdims=True) @ exact[2]
     error = np.abs(out[0].astype(np.float64).transpose(1, 0, 2) - wanted).max() / np.abs(wanted).max() * 2**8
     far = np.abs(lse - np.log(powers.sum(-1)) - scores.max(-1)).max()
-    findings = [{"kind": f.kind, "where": str(f.where), "message": f.message} for f in found.findings]
-    return {"head_dim": head_dim, "seed": seed, "error": float(error), "log-sum-exp error": float(far),
-            "findings": findings, "seconds": round(seconds, 2)}  # fmt: skip
+    each = [f for cause in found.findings for f in (cause, *cause.follows)]
+    findings = [{"kind": f.kind, "where": str(f.where), "message": f.message} for f in each]
+    return found, {"head_dim": head_dim, "seed": seed, "error": float(np.nan_to_num(error, nan=np.inf)),
+                   "log-sum-exp error": float(np.nan_to_num(far, nan=np.inf)), "findings": findings,
+                   "seconds": round(seconds, 2)}  # fmt: skip
+
+
+def right(row: dict[str, Any]) -> bool:
+    """Whether the result of a run is attention's, within bf16's rounding."""
+    return row["error"] <= 2 and row["log-sum-exp error"] < 1e-3
+
+
+def tried(ptx: str) -> list[dict[str, Any]]:
+    """What became of each mutant of a kernel for 64."""
+    tools: Any = importlib.import_module("tests.ptx.mutants")
+    elected = r"{ .reg .pred one; elect.sync _|one, -1; @one \1 }"
+    text = re.sub(r"(cp\.async\.bulk\.tensor\.3d\.global[^;]*;)", elected, ptx)
+
+    known = {f["message"] for seed in tools.SEEDS for f in checked(text, 64, seed)[1]["findings"]}
+
+    def run(mutant: str, seed: int | None) -> tuple[Any, float]:
+        found, row = checked(mutant, 64, seed)
+        new = [f for cause in found.findings for f in (cause, *cause.follows) if f.message not in known]
+        return SimpleNamespace(findings=new), 0.0 if right(row) else 2.0
+
+    subject = tools.Subject("FlashAttention-4, head_dim 64", text, run, None)
+    rows: list[dict[str, Any]] = []
+    for mutant in tools.mutants(text, flips=6):
+        rows.append(tools.judged(subject, mutant))
+        if rows[-1]["verdict"] not in ("found", "wrong result"):
+            print(rows[-1], flush=True)
+    return rows
 
 
 def main() -> int:
     """Compile, check, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for head_dim in (64, 128):
         ptx = compiled(head_dim)
-        rows += [checked(ptx, head_dim, seed) for seed in (None, 3)]
+        rows += [checked(ptx, head_dim, seed)[1] for seed in (None, 3)]
         for row in rows[-2:]:
             print(row, flush=True)
     names = ("flash-attn-4", "nvidia-cutlass-dsl")
-    result = {"versions": {name: importlib.metadata.version(name) for name in names}, "runs": rows}
+    result: dict[str, Any] = {"versions": {name: importlib.metadata.version(name) for name in names}, "runs": rows}
+    if options.mutants:
+        result["mutants"] = tried(compiled(64))
+        print(Counter(row["verdict"] for row in result["mutants"]))
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return int(not all(row["error"] <= 2 and row["log-sum-exp error"] < 1e-3 for row in rows))
+    return int(not all(map(right, rows)))
 
 
 if __name__ == "__main__":

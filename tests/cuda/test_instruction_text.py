@@ -16,7 +16,7 @@ from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Const, Op, Operand, Register, Value
 from warploom.ir.verify import least_architecture, verify
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
-from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.async_copy import BulkLoadBytes, BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
 from warploom.isa.conversion import (
@@ -150,6 +150,9 @@ ASYNC: list[Instruction] = [
     *(TensorCopy("load", rank, 128, 8, eviction, True) for rank in (1, 2, 5) for eviction in ("", "first", "last")),
     *(TensorCopy("store", 2, reduction=operation) for operation in ("add", "min", "max")),
     *(TensorCopy("load", 4, 128, 8, eviction) for eviction in ("first", "last")),
+    BulkLoadBytes(16, 32, 8),
+    Load("shared", u32, 2, 8, remote=True),
+    Store("shared", u32, remote=True),
     *(BulkStoreBytes(4096, adds, 64, 128) for adds in (False, True)),
 ]
 SYNC: list[Instruction] = [

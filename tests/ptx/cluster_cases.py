@@ -1,4 +1,4 @@
-"""CUDA C++ for clusters on sm_90, as CUTLASS's kernels do it: multicast copies, arrivals at other CTAs, their memory."""
+"""CUDA C++ for clusters on sm_90, as CUTLASS does it: multicast copies, arrivals at other CTAs, their memory."""
 
 from __future__ import annotations
 

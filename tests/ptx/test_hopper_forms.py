@@ -105,3 +105,24 @@ def test_a_box_is_combined_with_the_tensor(operation: str, combine: np.ufunc, dt
     found = check(text, [(x, spec)]).findings
     assert np.array_equal(x, wanted)
     assert kinds(found) <= {"race", "proxy"}  # it reads what it writes: two boxes that overlap
+
+
+SPAN = """mov.u32 %r0, %tid.x; setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [bar], 1;
+    fence.mbarrier_init.release.cluster; bar.sync 0; @!%p1 bra wait; mov.u32 %r1, 112;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 112;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [box], [%d0+16], %r1, [bar]; wait:
+    { .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [bar], 0; @!done bra again; }
+    mul.lo.u32 %r2, %r0, 4; mov.u32 %r3, box; add.u32 %r3, %r3, %r2; ld.shared.u32 %r4, [%r3];
+    cvt.u64.u32 %d2, %r2; add.u64 %d3, %d1, %d2; setp.lt.u32 %p2, %r0, 28; @%p2 st.global.u32 [%d3], %r4;"""
+
+
+def test_consecutive_bytes_arrive_on_an_mbarrier() -> None:
+    before = ".shared .align 128 .b8 box[128]; .shared .align 8 .b8 bar[8];"
+    x, out = np.arange(40, dtype=np.uint32), np.zeros(28, np.uint32)
+    text = kernel(SPAN, ["u64", "u64"], before, "sm_90")
+    assert kinds(check(text, [x, out]).findings) == set()
+    assert out.tolist() == list(range(4, 32))
+    wait = "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [bar], 0; @!done bra again; }"
+    assert "in_flight" in kinds(check(text.replace(wait, ""), [x, out]).findings)
+    assert "misaligned" in kinds(check(text.replace("%r1, 112;", "%r1, 100;"), [x, out]).findings)
+    assert "bounds" in kinds(check(text, [x[:28].copy(), out]).findings)

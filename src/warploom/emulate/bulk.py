@@ -41,7 +41,7 @@ class _Load:
     row: int
     lane: int
     cta: int
-    source: TensorMapArgument
+    source: TensorMapArgument | Span
     at: tuple[int, ...]
     chunks: Array
     cells: Array
@@ -137,6 +137,30 @@ class BulkCopies:
                 span = Span(found[0].buffer, int(found[0].offsets[0]), store.bytes, store.adds)
                 self._start_store(row, lane, op, span, (), chunks)
 
+    def issue_load(
+        self, frame: Frame, op: Op, shared: Array, source: Array, sizes: Array, barrier: Array, guard: Array
+    ) -> None:
+        """The acting lanes start a copy of consecutive bytes to their CTA's shared memory."""
+        places, bars = (frame.full(x).astype(np.int64) for x in (shared, barrier))
+        starts, counts = frame.full(source), frame.full(sizes).astype(np.int64)
+        alone = np.zeros((frame.n, 32), np.bool_)
+        for i, row, lanes in lanes_of(frame, guard):
+            lane = self._only(row, lanes, op)
+            size, address = int(counts[i, lane]), int(places[i, lane])
+            if size % CHUNK or size <= 0:
+                message = f"{op.instruction.mnemonic} of {size} bytes: a bulk copy moves a positive multiple of {CHUNK}"
+                self.report.add("misaligned", op.where, message, row, lane)
+                continue
+            alone[:] = False
+            alone[i, lane] = True
+            found = self.memory.resolve(frame, starts, size, op, alone, CHUNK)
+            chunks = self._inside(address + np.arange(0, size, CHUNK), size, CHUNK, row, lane, op)
+            if found:
+                self.proxy.counter.engine("tma.load", size, size)
+                span = Span(found[0].buffer, int(found[0].offsets[0]), size)
+                where = int(bars[i, lane]) - SHARED_BASE
+                self._start_load(row, lane, op, span, (), chunks, where, row // self.warps)
+
     def _receivers(self, row: int, lane: int, mask: int, op: Op) -> list[int]:
         """The CTAs (of the batch) that a mask names; a finding for those that the cluster does not have."""
         together = self.engines.places.together
@@ -208,7 +232,7 @@ class BulkCopies:
             self.report.add("bounds", op.where, message, row, lane)
 
     def _start_load(
-        self, row: int, lane: int, op: Op, source: TensorMapArgument, at: tuple[int, ...], chunks: Array | None,
+        self, row: int, lane: int, op: Op, source: TensorMapArgument | Span, at: tuple[int, ...], chunks: Array | None,
         barrier: int, cta: int,
     ) -> None:  # fmt: skip
         bar = self.barriers.find(barrier, row, [lane], op, cta)
@@ -266,7 +290,7 @@ class BulkCopies:
             singles = {} if load.box is None else self.globally.end_read(load.box, slot)
             known = clocks.of_engine(engine, clocks.now, load.passed)
             known.singles = singles
-        self.barriers.complete_bytes(load.barrier, source.spec.box_bytes, known, engine, load.op)
+        self.barriers.complete_bytes(load.barrier, source.box_bytes, known, engine, load.op)
         return True
 
     def commit(self, frame: Frame) -> None:

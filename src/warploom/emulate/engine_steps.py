@@ -66,6 +66,8 @@ class EngineSteps:
             return self._copy(op, effect, keys)
         if isinstance(effect, fx.BulkStore):
             return self._store_bytes(op, effect, keys)
+        if isinstance(effect, fx.BulkLoad):
+            return self._load_bytes(op, effect, keys)
         if isinstance(effect, fx.ClusterBarrier):
             if effect.waits:
                 return lambda frame: self.state.clusters.wait(frame, op)
@@ -201,6 +203,19 @@ class EngineSteps:
             target = frame.env[keys[store.target]] + np.uint64(store.target_offset % 2**64)
             everyone = np.ones((1, 1, 1), np.bool_)
             self.state.bulk.issue_bytes(frame, op, store, shared, target, everyone if guard is None else guard)
+
+        return step
+
+    def _load_bytes(self, op: Op, load: fx.BulkLoad, keys: tuple[Value, ...]) -> Step:
+        def step(frame: Frame) -> None:
+            for key in keys:
+                self.run.observe(frame, key, op, "an operand")
+            guard = self._guard(frame, op, load.guard, keys)
+            shared = self._address(frame, op, load.shared, load.shared_offset, guard)
+            barrier = self._address(frame, op, load.barrier, load.barrier_offset, guard)
+            source = frame.env[keys[load.source]] + np.uint64(load.source_offset % 2**64)
+            everyone = np.ones((1, 1, 1), np.bool_) if guard is None else guard
+            self.state.bulk.issue_load(frame, op, shared, source, frame.env[keys[load.bytes]], barrier, everyone)
 
         return step
 

@@ -1,4 +1,4 @@
-"""Consecutive bytes of global memory as the destination of a bulk copy."""
+"""Consecutive bytes of global memory as the source or destination of a bulk copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ class Span:
     buffer: GlobalBuffer
     first: int
     size: int
-    adds: bool
+    adds: bool = False
+
+    @property
+    def box_bytes(self) -> int:
+        """What a copy moves."""
+        return self.size
 
     @property
     def element_bytes(self) -> int:
@@ -31,6 +36,10 @@ class Span:
     def element_offsets(self, _at: tuple[int, ...]) -> Array:
         """Byte offsets in the buffer of the elements."""
         return np.arange(self.first, self.first + self.size, f32.bytes)
+
+    def load(self, _at: tuple[int, ...]) -> Array:
+        """The bytes, (chunks, 16)."""
+        return self.buffer.data[self.first : self.first + self.size].reshape(-1, 16)
 
     def store(self, _at: tuple[int, ...], chunks: Array) -> None:
         """Write the bytes, or add them."""

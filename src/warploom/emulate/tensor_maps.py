@@ -82,6 +82,11 @@ class TensorMapArgument:
         return replace(self, reduction=reduction) if reduction else self
 
     @property
+    def box_bytes(self) -> int:
+        """What a copy moves into shared memory, or out of it."""
+        return self.spec.box_bytes
+
+    @property
     def element_bytes(self) -> int:
         """Of what one access reaches."""
         return self.spec.dtype.bytes

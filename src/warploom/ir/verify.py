@@ -38,7 +38,9 @@ from warploom.isa.base import Instruction
 from warploom.isa.cluster import MapShared
 from warploom.isa.conversion import PairArithmetic
 from warploom.isa.effects import (
+    Access,
     AsyncMatrix,
+    BulkLoad,
     BulkStore,
     BulkTensorCopy,
     ClusterBarrier,
@@ -60,7 +62,8 @@ from warploom.isa.scalar import SM_90_SCALARS, Scalar
 from warploom.isa.warp import Elect, Special
 
 _EFFECT_NEEDS: dict[type[Effect], str] = {
-    BulkTensorCopy: "sm_90", BulkStore: "sm_90", MbarrierWait: "sm_90", MbarrierFence: "sm_90", ProxyFence: "sm_90",
+    BulkTensorCopy: "sm_90", BulkStore: "sm_90", BulkLoad: "sm_90", MbarrierWait: "sm_90",
+    MbarrierFence: "sm_90", ProxyFence: "sm_90",
     ClusterBarrier: "sm_90", RegisterBudget: "sm_90a", AsyncMatrix: "sm_90a", WarpgroupFence: "sm_90a",
     TensorMapWrite: "sm_90a", TensorMapFence: "sm_90",
 }  # fmt: skip
@@ -95,6 +98,8 @@ def least_architecture(instruction: Instruction) -> str:
             plain = effect.expected_bytes is None and not effect.remote and effect.scope == "cta"
             plain &= effect.count == 1
             needs.append("sm_80" if plain else "sm_90")
+        if isinstance(effect, Access) and effect.remote:
+            needs.append("sm_90")
     if isinstance(instruction, Special) and instruction.register.startswith("cluster"):
         needs.append("sm_90")
     if isinstance(instruction, PairArithmetic) and instruction.half is bf16 and instruction.op in ("add", "mul"):

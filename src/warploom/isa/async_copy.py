@@ -13,7 +13,7 @@ from typing import Literal
 from warploom.core.dtypes import DType, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.base import Instruction, address, inline_ptx, waits_for_groups
-from warploom.isa.effects import AsyncCopy, BulkStore, BulkTensorCopy, CommitGroup, Effect, WaitGroup
+from warploom.isa.effects import AsyncCopy, BulkLoad, BulkStore, BulkTensorCopy, CommitGroup, Effect, WaitGroup
 from warploom.isa.sync import guarded
 
 Queue = Literal["cp.async", "bulk"]
@@ -239,3 +239,36 @@ class BulkStoreBytes(Instruction):
         places = f"{address(1, self.global_offset)}, {address(0, self.shared_offset)}"
         ins = list(zip("rl", operands[:2], strict=True))
         return guarded(f"{self.mnemonic} {places}, {self.bytes};", 2, ins, operands[2])
+
+
+@dataclass(frozen=True, slots=True)
+class BulkLoadBytes(Instruction):
+    """``cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes``: consecutive bytes to this CTA's memory.
+
+    Operands: shared address, global address, count of bytes, mbarrier address, predicate of the threads that issue it
+    (one should). The count and both addresses are multiples of 16.
+    """
+
+    shared_offset: int = 0
+    global_offset: int = 0
+    barrier_offset: int = 0
+
+    @property
+    def mnemonic(self) -> str:
+        """As in PTX (PTX ISA, "cp.async.bulk")."""
+        return "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """Shared address (u32), global address (u64), bytes (u32), mbarrier (u32), predicate."""
+        return (u32, u64, u32, u32, pred)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """One copy through the async proxy."""
+        return (BulkLoad(0, 1, 2, 3, 4, self.shared_offset, self.global_offset, self.barrier_offset),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX under the predicate."""
+        places = f"{address(0, self.shared_offset)}, {address(1, self.global_offset)}, %2"
+        ins = list(zip("rlrr", operands[:4], strict=True))
+        return guarded(f"{self.mnemonic} {places}, {address(3, self.barrier_offset)};", 4, ins, operands[4])

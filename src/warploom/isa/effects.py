@@ -250,6 +250,23 @@ class BulkStore(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class BulkLoad(Effect):
+    """Consecutive bytes from global to shared memory, through the async proxy; they complete on an mbarrier.
+
+    ``shared``, ``source``, ``bytes`` (a multiple of 16), ``barrier`` and ``guard`` are operands.
+    """
+
+    shared: int
+    source: int
+    bytes: int
+    barrier: int
+    guard: int
+    shared_offset: int
+    source_offset: int
+    barrier_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class TensorMapWrite(Effect):
     """Writes ``bytes`` at ``place`` within the tensor map at ``operand[address]``: a weak access to the whole map."""
 

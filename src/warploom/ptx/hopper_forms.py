@@ -13,7 +13,7 @@ from warploom.core.errors import VerifyError
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Select
-from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.async_copy import BulkLoadBytes, BulkStoreBytes, CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
 from warploom.isa.spaces import FromGeneric, ToGeneric
 from warploom.isa.sync import (
@@ -218,12 +218,15 @@ def _store(b: Builder, f: Form, rank: int) -> None:
 
 
 def bulk_copy(b: Builder, f: Form) -> None:
-    """``cp[.reduce].async.bulk`` of consecutive bytes: from shared to global memory."""
+    """``cp[.reduce].async.bulk`` of consecutive bytes: from shared to global memory and back."""
     if f.flag("prefetch"):
         f.drop("")
         return
     adds = f.flag("reduce")
     written = f.instruction.modifiers
+    if "mbarrier::complete_tx::bytes" in written and not adds:
+        _load_bytes(b, f)
+        return
     if not (f.flag("global") and f.flag("shared::cta") and f.flag("bulk_group")):
         raise f.refusal()
     if adds and not (f.flag("add") and f.type() == "f32"):
@@ -234,6 +237,20 @@ def bulk_copy(b: Builder, f: Form) -> None:
     (to, to_offset, _), (base, offset, _) = b.address(target, "global"), b.address(source, "shared")
     copy = BulkStoreBytes(_count(b, f, size, "the count of bytes"), adds, offset, to_offset)
     b.emit(copy, (base, to, _YES))
+
+
+def _load_bytes(b: Builder, f: Form) -> None:
+    """From global memory to this CTA's shared memory."""
+    shared = f.one_of("shared::cluster", "shared::cta")
+    if not shared or not f.flag("global") or not f.flag("mbarrier::complete_tx::bytes"):
+        raise f.refusal()
+    if (written := f.instruction.modifiers).index(shared) > written.index("global"):
+        raise f.refusal()
+    hinted = f.flag("L2::cache_hint")
+    target, source, size, barrier = f.operands(4 + hinted)[:4]
+    (to, to_offset, _), (base, offset, _) = b.address(target, "shared"), b.address(source, "global")
+    bar, bar_offset, _ = b.address(barrier, "shared")
+    b.emit(BulkLoadBytes(to_offset, offset, bar_offset), (to, base, b.read(size, u32), bar, _YES))
 
 
 def bulk_group(b: Builder, f: Form) -> None:
