@@ -12,6 +12,7 @@ import pytest
 from warploom.core.dtypes import f16
 from warploom.interop.arrays import describe
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
+from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.packed import PackedProblem
 from warploom.kernels.attention.packed_backward import PackedBackwardConfig, packed_backward_calls
@@ -23,6 +24,7 @@ UNTOUCHED, PAD = 7.0, 5
 SM80 = BackwardSm80(head_dim=32, tile_m=32, num_warps=4)
 KINDS = {
     "sm80": SM80,
+    "sm90": BackwardSm90(head_dim=64, tile_m=32),
     "sm80 in turn": BackwardSm80(head_dim=40, tile_m=32, num_warps=4, dtype=f16, in_turn=True),
 }
 

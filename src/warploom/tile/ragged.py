@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from warploom.core.dtypes import s32, u32
+from warploom.layout.tensor_map import RAGGED_ROWS
 from warploom.tile.order import ENTRY_WORDS
+from warploom.tile.pipeline import Boxes
 
 if TYPE_CHECKING:
     from warploom.lang import GlobalPointer, Kernel, Traced
+    from warploom.lang.hopper import TensorMapHandle
     from warploom.lang.values import Number
     from warploom.tile.scheduler import Divisor
 
@@ -28,6 +31,15 @@ class Rows:
 
     begin: Traced
     count: Traced
+
+
+def sequence_boxes(of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
+    """A ragged array (total, heads, columns): boxes at (row of the sequence, head, where it begins, its rows)."""
+
+    def order(col: Number, row: Number, head: Number, begin: Number, rows: Number) -> tuple[Number, ...]:
+        return col, head, RAGGED_ROWS - rows + row, RAGGED_ROWS, begin + rows
+
+    return Boxes(of, order, eviction)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,10 +13,12 @@ from warploom.kernels.attention.backward import (
     BackwardProblem,
     rows_calls,
 )
+from warploom.kernels.attention.packed import Strides
+from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_values
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
-from warploom.tile.order import L2_BYTES
+from warploom.tile.order import L2_BYTES, most_pieces
 from warploom.tile.panels import PANEL_COLS
 
 CONSUMERS = 2
@@ -179,3 +182,43 @@ class BackwardSm90(HeadDims, Configuration):
         row = (self.width + self.value_width) * self.dtype.bytes + self.width * f32.bytes
         plane = p.q_len * p.heads // p.kv_heads * row
         return max(1, min(p.kv_heads * p.batch, max(self.side_by_side, L2_BYTES // max(1, plane))))
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Query rows of a block, and keys of a tile."""
+        return self.tile_m, KEYS
+
+    def calls_packed(self, problem: PackedBackwardProblem, strides: Mapping[str, Strides]) -> tuple[KernelCall, ...]:
+        """The kernels for packed sequences, on their lists of tiles."""
+        p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
+        kernels = "attention.packed_backward_kernel"
+
+        def mapped(name: str, rows: int) -> MappedArray:
+            size = (p.total_k, p.kv_heads) if name in ("k", "v", "dk", "dv") else (p.total_q, p.heads)
+            shape, box = (*size, p.head_dim), (rows, 1, PANEL_COLS)
+            return MappedArray(self.dtype, shape, (*strides[name], 1), box, ragged=True)
+
+        products = KernelSource.of(
+            f"{kernels}:packed_backward_sm90", f"packed_backward_{self.tile_m}x{KEYS}x{self.head_dim}",
+            config=self, features=given,
+        )  # fmt: skip
+        places = slots * self.vector
+        vector = MappedArray(f32, (p.heads, places), (places, 1), (1, self.vector), False)
+        maps = (
+            mapped("q", self.tile_m), mapped("k", KEYS), mapped("v", KEYS), mapped("dout", self.tile_m),
+            vector, vector, mapped("dk", 64), mapped("dv", 64),
+        )  # fmt: skip
+        memory = {"total": p.heads * slots * self.tile_m * self.width}
+        if self.in_turn:
+            memory["turns"] = CONSUMERS * p.heads * slots
+        arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", "tiles", *memory
+        grid = most_pieces(p.total_k, p.batch, KEYS) * p.kv_heads, 1, 1
+        rounding = KernelSource.of(
+            f"{kernels}:packed_backward_dq_sm90", f"packed_backward_dq_{self.head_dim}", config=self, features=given
+        )
+        return (
+            row_values(problem, strides, self.tile_m, self.vector),
+            KernelCall(products, grid, {"slots": slots}, maps, arrays, memory, [*memory][-1]),
+            KernelCall(rounding, (slots * p.heads, 1, 1), {"slots": slots}, (mapped("dq", self.tile_m),),
+                       ("dq", "total", "blocks")),
+        )  # fmt: skip

@@ -7,6 +7,8 @@ shared memory for dQᵀ = Kᵀ·dSᵀ, whose sums over all tiles of keys meet in
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u32
@@ -62,13 +64,6 @@ def attention_backward_sm90(
     """
     c, f = config, features
     tile = KeyTile.of(k, (c.tile_m, KEYS), f, (q_len, kv_len), (kv_heads, planes, together), by_heads=c.by_heads)
-    q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=STAGES)
-    do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=STAGES)
-    k_tile = operand_tile(k, c.dtype, KEYS, c.width, name="K")
-    v_tile = operand_tile(k, c.dtype, KEYS, c.value_width, name="V")
-    ds_tile = operand_tile(k, c.dtype, c.tile_m, KEYS, name="dS", stages=STAGES)
-    shift_tile = k.shared(f32, c.vector, name="shift", panel_cols=c.vector, stages=STAGES)
-    delta_tile = k.shared(f32, c.vector, name="delta", panel_cols=c.vector, stages=STAGES)
 
     def boxes(of: TensorMapHandle) -> Boxes:
         def order(col: Number, row: Number, head: Number, batch: Number) -> tuple[Number, ...]:
@@ -76,32 +71,61 @@ def attention_backward_sm90(
 
         return Boxes(of, order)
 
-    vectors = [Boxes(of, lambda _, row, plane: (row, plane)) for of in (shift_map, delta_map)]
+    maps = (*map(boxes, (q_map, k_map, v_map, do_map)), *map(vectors, (shift_map, delta_map)))
+    differentiate(k, c, f, tile, (*maps, boxes(dk_map), boxes(dv_map)), (total, Turns(k, turns) if c.in_turn else None))
+
+
+def vectors(of: TensorMapHandle) -> Boxes:
+    """Shift or delta, at (element, plane)."""
+    return Boxes(of, lambda _, row, plane: (row, plane))
+
+
+def differentiate(
+    k: Kernel,
+    config: BackwardSm90,
+    features: AttentionFeatures,
+    tile: KeyTile,
+    maps: tuple[Boxes, ...],
+    sums_of: tuple[GlobalPointer, Turns | None],
+) -> None:
+    """dK and dV of a tile of keys, and what it adds to dQ.
+
+    ``maps``: Q, K, V, dO, shift, delta, dK and dV at the places that the tile says.
+    """
+    c, f = config, features
+    (q_map, k_map, v_map, do_map, shift_map, delta_map, dk_map, dv_map), (total, turns) = maps, sums_of
+    q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=STAGES)
+    do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=STAGES)
+    k_tile = operand_tile(k, c.dtype, KEYS, c.width, name="K")
+    v_tile = operand_tile(k, c.dtype, KEYS, c.value_width, name="V")
+    ds_tile = operand_tile(k, c.dtype, c.tile_m, KEYS, name="dS", stages=STAGES)
+    shift_tile = k.shared(f32, c.vector, name="shift", panel_cols=c.vector, stages=STAGES)
+    delta_tile = k.shared(f32, c.vector, name="delta", panel_cols=c.vector, stages=STAGES)
     warps = 4 * CONSUMERS
-    keys = Pipeline(k, (k_tile, boxes(k_map)), (v_tile, boxes(v_map)), readers=0)
-    queries = Pipeline(k, (q_tile, boxes(q_map)), (shift_tile, vectors[0]), readers=warps)
-    gradients = Pipeline(k, (do_tile, boxes(do_map)), (delta_tile, vectors[1]), readers=warps)
+    keys = Pipeline(k, (k_tile, k_map), (v_tile, v_map), readers=0)
+    queries = Pipeline(k, (q_tile, q_map), (shift_tile, shift_map), readers=warps)
+    gradients = Pipeline(k, (do_tile, do_map), (delta_tile, delta_map), readers=warps)
     shared = Pipeline(k, ds_tile, writers=warps, readers=0)
     parts = part_tile(k, c.total_registers, name="dQ", stages=CONSUMERS * c.totals)
     sums = Pipeline(k, parts, writers=4, readers=1, parts=CONSUMERS)
     ready(k, keys, queries, gradients, shared, sums)
 
-    with producer(k, CONSUMERS):
+    with producer(k, CONSUMERS), tile.present():
         with k.when(k.thread == 0):
             keys.at(0, filling=True).put(tile.place, tile.place)
         for thread, stream in ((0, queries), (96, gradients)):
             with k.when(k.thread == thread), k.loop(tile.count) as turn:
                 block, head = tile.at(turn)
-                rows = block * c.tile_m, head, tile.batch
-                stream.at(turn, filling=True).put(rows, (block * c.vector, tile.plane_of(head)))
+                place = tile.rows(block, head)
+                stream.at(turn, filling=True).put(place, tile.values(block, head, c.vector))
         for me in range(CONSUMERS):
             with k.when(k.thread == 32 * (me + 1)):
-                add(k, c, tile, sums, total, Turns(k, turns) if c.in_turn else None, me)
+                add(k, c, tile, sums, total, turns, me)
 
-    with consumer(k, CONSUMERS):
+    with consumer(k, CONSUMERS), tile.present():
         work = Consumer(k, c, f, tile, (keys, queries, gradients, shared, sums))
         work.run()
-        work.store(boxes(dk_map), boxes(dv_map))
+        work.store(dk_map, dv_map)
 
 
 @dataclass(frozen=True)
@@ -141,9 +165,22 @@ class KeyTile:
         return cls(k, features, tile, *place, kv_heads, lengths, mask, by_heads)
 
     @property
-    def place(self) -> tuple[Traced, ...]:
+    def place(self) -> tuple[Number, ...]:
         """Where its K and V lie."""
         return self.number * self.tile[1], self.kv_head, self.batch
+
+    def present(self) -> AbstractContextManager[None]:
+        """Where this CTA has such a tile."""
+        return nullcontext()
+
+    def rows(self, block: Traced, head: Traced) -> tuple[Number, ...]:
+        """Where Q and dO of a block of query rows lie."""
+        rows = block * self.tile[0]
+        return rows, head, self.batch
+
+    def values(self, block: Traced, head: Traced, vector: int) -> tuple[Traced, Traced]:
+        """Where shift and delta of a block lie, each with ``vector`` places."""
+        return block * vector, self.plane_of(head)
 
     def plane_of(self, head: Traced) -> Traced:
         """The number of a query head among those of all batches."""
@@ -297,8 +334,8 @@ class Consumer:
 
     def store(self, dk: Boxes, dv: Boxes) -> None:
         """dV and dK on their way out, through the consumer's own rows of V and K."""
-        k, (row, head, batch) = self._k, self._tile.place
-        place, barrier = (row + self._row, head, batch), self._me + OWN
+        k, (row, *rest) = self._k, self._tile.place
+        place, barrier = (row + self._row, *rest), self._me + OWN
         send_rows(k, self._v_tile, self._dv, self._me, dv, place, barrier=barrier)
         for element in range(self._dk.layout.elements_per_thread):
             self._dk.scale(element, self._scale)
@@ -319,14 +356,35 @@ def attention_backward_dq_sm90(
     heads_inside: bool = True,
 ) -> None:
     """dQ from the sums, scaled and rounded; grid (blocks of query rows, heads, batches)."""
-    c, block, head, batch = config, k.cta_x, k.cta_y, k.cta_z
+    block, head, batch = k.cta_x, k.cta_y, k.cta_z
+    number = ((batch * k.special("nctaid.y") + head) * k.grid_x + block) * CONSUMERS + k.warpgroup
+    row = block * config.tile_m
+
+    def where(col: int) -> tuple[Number, ...]:
+        return (col, head, row, batch) if heads_inside else (col, row, head, batch)
+
+    round_sums(k, config, features, (total, number), (block, (q_len, kv_len)), (dq_map, where))
+
+
+def round_sums(
+    k: Kernel,
+    config: BackwardSm90,
+    features: AttentionFeatures,
+    sums_of: tuple[GlobalPointer, Traced],
+    place: tuple[Traced, tuple[Traced, Traced]],
+    to: tuple[TensorMapHandle, Callable[[int], tuple[Number, ...]]],
+) -> None:
+    """A block of dQ from its sums by their number; ``place``: the block and the lengths of its sequence.
+
+    ``to``: dQ, and where a panel of the block lies there.
+    """
+    c, me, (total, number), (block, lengths), (dq_map, where) = config, k.warpgroup, sums_of, place, to
     tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
-    cores, me = Wgmma(k, c.dtype), k.warpgroup
-    number = ((batch * k.special("nctaid.y") + head) * k.grid_x + block) * CONSUMERS + me
+    cores = Wgmma(k, c.dtype)
     factor: Traced = k.value(features.softmax_scale(c.head_dim), f32)
     values = load_part(k, total + k.mul_wide(number, part_size(c.total_registers)), c.total_registers)
     if c.in_turn:  # where no tile of keys adds anything, nobody has stored the first sum either
-        first, end = key_tiles(k, visible(features), (c.tile_m, KEYS), block, (q_len, kv_len))
+        first, end = key_tiles(k, visible(features), (c.tile_m, KEYS), block, lengths)
         values = [k.select(first < end, x, k.value(0.0, f32)) for x in values]
     sums = k.fragment(wgmma_accumulator(c.total_cols), f32, [x * factor for x in values])
     packed = cores.left(c.total_cols, "dq")
@@ -336,8 +394,6 @@ def attention_backward_dq_sm90(
     k.syncthreads()
     with k.when(k.thread == 0):
         for panel in tile.layout.panels:
-            col, row = panel.first_col, block * c.tile_m
-            where = (col, head, row, batch) if heads_inside else (col, row, head, batch)
-            k.tma_store(dq_map, where, tile, offset=panel.byte_offset)
+            k.tma_store(dq_map, where(panel.first_col), tile, offset=panel.byte_offset)
         k.commit_bulk()
         k.wait_bulk(0, reads_only=True)

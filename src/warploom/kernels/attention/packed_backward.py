@@ -11,10 +11,14 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.backward import BackwardConfig
 from warploom.kernels.attention.backward_choice import candidates
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
+from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, Strides
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
+
+HEADS_TOGETHER = 8
+"""Of keys, whose tiles come side by side, at least: those of a head wait for each other."""
 
 
 @runtime_checkable
@@ -45,9 +49,10 @@ def choose_packed_backward(problem: PackedBackwardProblem, target: Target) -> Pa
 def parse_packed_backward(text: str) -> PackedBackwardConfig:
     """A configuration from its notation. Raises ConfigError for those of other kernels."""
     word = text.partition("(")[0].strip()
-    if word == BackwardSm80.word:
-        return BackwardSm80.parse(text)
-    raise ConfigError(f"{text!r} takes no packed sequences; write {BackwardSm80.word}")
+    for kind in (BackwardSm90, BackwardSm80):
+        if word == kind.word:
+            return kind.parse(text)
+    raise ConfigError(f"{text!r} takes no packed sequences; write {BackwardSm90.word} or {BackwardSm80.word}")
 
 
 def packed_backward_calls(
@@ -88,9 +93,12 @@ def _list(
     )  # fmt: skip
     most = most_pieces(own.total, p.batch, own.tile)
     row_bytes = p.head_dim * p.dtype.bytes * (2 if own.name == "q" else 4 * p.group)
+    together = heads_together(other.total, row_bytes, own.heads)
+    if own.name == "k":
+        together = min(own.heads, max(HEADS_TOGETHER, together))
     scalars = {
         "total_q": own.total, "total_k": other.total, "batch": p.batch, "heads": own.heads, "most": most,
-        "most_slots": most_slots, **divisors(together=heads_together(other.total, row_bytes, own.heads)),
+        "most_slots": most_slots, **divisors(together=together),
     }  # fmt: skip
     counts = [f"{side.name}_used" for side in (own, other) if used[side.name]]
     grid = -(-p.batch // LISTING_WARPS), min(64, -(-own.total // (own.tile * LISTED_AT_ONCE))), 1

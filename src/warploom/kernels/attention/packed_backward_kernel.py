@@ -6,17 +6,26 @@ Blocks of query rows have slots, which the lists name: places for shift, delta a
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
 from warploom.core.dtypes import DType, f32, u16, u32
+from warploom.kernels.attention import backward_sm90_kernel as sm90
 from warploom.kernels.attention.backward import RowGroups
 from warploom.kernels.attention.backward_rows_kernel import ROW_THREADS, RowPlaces, form
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm80_kernel import KeyBlock, differentiate, round_sums
+from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
+from warploom.kernels.attention.backward_sm90_kernel import KeyTile, visible
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.lang import Global, GlobalPointer, Kernel, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
+from warploom.lang.values import Number
 from warploom.tile import ragged
 from warploom.tile.accumulation import Turns
 from warploom.tile.copies import Rows
-from warploom.tile.ragged import PieceList
+from warploom.tile.mask import SeenBy
+from warploom.tile.ragged import Piece, PieceList, Slot, sequence_boxes
+from warploom.tile.roles import WARPGROUP, threads_of
 
 
 @kernel(threads=ROW_THREADS, drop_unused=True)
@@ -100,3 +109,91 @@ def packed_backward_dq_sm80(
         rows = Rows(start, row_strides[0], piece.queries.count, config.head_dim)
         lengths = piece.queries.count, piece.keys.count
         round_sums(k, config, features, total, number, (k.value(0, u32), lengths), rows)
+
+
+# -- by wgmma and the TMA
+@dataclass(frozen=True)
+class PackedKeyTile(KeyTile):
+    """A listed tile of keys."""
+
+    piece: Piece | None = None
+    slot: Slot | None = None
+    slots: Traced | None = None
+    """Of a head."""
+    listed: Traced | None = None
+    """Whether there is such a tile."""
+
+    @classmethod
+    def listed_as(
+        cls, k: Kernel, config: BackwardSm90, features: AttentionFeatures, tiles: PieceList, slots: Traced
+    ) -> PackedKeyTile:
+        """The CTA's of a list, with so many slots of a head."""
+        tile, (piece, slot) = (config.tile_m, KEYS), (tiles.at(k.cta_x), tiles.slot(k.cta_x))
+        first, none = slot.number * KEYS, k.value(0, u32)
+        lengths = piece.keys.count, piece.queries.count + first
+        mask = SeenBy(k, visible(features), tile, first, lengths)
+        return cls(
+            k, features, tile, slot.number, piece.head, none, none, lengths, mask, config.by_heads, piece, slot, slots,
+            k.cta_x < tiles.count,
+        )  # fmt: skip
+
+    @property
+    def place(self) -> tuple[Number, ...]:
+        """Where its K and V lie."""
+        assert self.piece is not None
+        first = self.number * KEYS
+        return first, self.kv_head, self.piece.queries.begin - first, self.lengths[1]
+
+    def present(self) -> AbstractContextManager[None]:
+        """Where this CTA has such a tile."""
+        assert self.listed is not None
+        return self.k.when(self.listed, uniform=True)
+
+    def rows(self, block: Traced, head: Traced) -> tuple[Number, ...]:
+        """Where Q and dO of a block of query rows lie."""
+        assert self.piece is not None
+        return block * self.tile[0], head, self.piece.keys.begin, self.lengths[0]
+
+    def values(self, block: Traced, head: Traced, vector: int) -> tuple[Traced, Traced]:
+        """Where shift and delta of a block lie."""
+        assert self.slot is not None
+        return (self.slot.first + block) * vector, head
+
+    def part(self, turn: Traced, me: Number) -> Traced:
+        """The number of a consumer's part of a block of dQ."""
+        assert self.slot is not None
+        assert self.slots is not None
+        block, head = self.at(turn)
+        return (head * self.slots + self.slot.first + block) * CONSUMERS + me
+
+
+@kernel(threads=threads_of(CONSUMERS), requires="sm_90a", drop_unused=True)
+def packed_backward_sm90(
+    k: Kernel, q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, do_map: TensorMap, shift_map: TensorMap,
+    delta_map: TensorMap, dk_map: TensorMap, dv_map: TensorMap, tiles: Global[u32], total: Global[f32],
+    turns: Global[u32], slots: u32, *, config: BackwardSm90, features: AttentionFeatures,
+) -> None:  # fmt: skip
+    """As :func:`.backward_sm90_kernel.attention_backward_sm90`; a CTA for each tile of keys there may be.
+
+    The tensor maps of tensors are ragged ones, those of shift and delta of (heads, slots · places).
+    """
+    tile = PackedKeyTile.listed_as(k, config, features, PieceList(k, tiles), slots)
+    maps = (*map(sequence_boxes, (q_map, k_map, v_map, do_map)), *map(sm90.vectors, (shift_map, delta_map)))
+    maps = *maps, sequence_boxes(dk_map), sequence_boxes(dv_map)
+    sm90.differentiate(k, config, features, tile, maps, (total, Turns(k, turns) if config.in_turn else None))
+
+
+@kernel(threads=CONSUMERS * WARPGROUP, requires="sm_90a", drop_unused=True)
+def packed_backward_dq_sm90(
+    k: Kernel, dq_map: TensorMap, total: Global[f32], blocks: Global[u32], slots: u32,
+    *, config: BackwardSm90, features: AttentionFeatures,
+) -> None:  # fmt: skip
+    """As :func:`.backward_sm90_kernel.attention_backward_dq_sm90`; a CTA for each block there may be."""
+    listed = PieceList(k, blocks)
+    with k.when(k.cta_x < listed.count, uniform=True):
+        piece, slot = listed.at(k.cta_x), listed.slot(k.cta_x)
+        number = (piece.head * slots + slot.first + slot.number) * CONSUMERS + k.warpgroup
+        queries, order = piece.queries, sequence_boxes(dq_map).order
+        place = k.value(0, u32), (queries.count, piece.keys.count)
+        to = dq_map, lambda col: tuple(order(col, 0, piece.head, queries.begin, queries.count))
+        sm90.round_sums(k, config, features, (total, number), place, to)

@@ -16,11 +16,10 @@ from warploom.kernels.attention.sm90_kernel import Consumer, Tile, Tiles, run
 from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
-from warploom.layout.tensor_map import RAGGED_ROWS
 from warploom.tile import ragged
 from warploom.tile.copies import Rows
 from warploom.tile.pipeline import Boxes
-from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Slots
+from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Slots, sequence_boxes
 from warploom.tile.scheduler import Divisor, Persistent, Single
 
 
@@ -69,11 +68,7 @@ class PackedMaps:
 
     def boxes(self, of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
         """Boxes at (row of the sequence, head, where it begins, how many rows it has)."""
-
-        def order(col: Number, row: Number, head: Number, begin: Number, rows: Number) -> tuple[Number, ...]:
-            return col, head, RAGGED_ROWS - rows + row, RAGGED_ROWS, begin + rows
-
-        return Boxes(of, order, eviction)
+        return sequence_boxes(of, eviction)
 
 
 @dataclass(frozen=True)
