@@ -9,7 +9,7 @@ import typer
 
 from warploom.cli.errors import explains_errors
 from warploom.cli.options import JsonFile, On, RungList, chosen_rungs, on_gpu
-from warploom.cli.output import console, note, progress_bar, write_json
+from warploom.cli.output import console, listed, note, progress_bar, write_json
 
 
 @explains_errors
@@ -64,18 +64,8 @@ def _print(found: dict[str, Any], timed: bool) -> None:
 
 def _table(title: str, cells: Callable[[dict[str, Any], dict[str, Any]], dict[str, str]], rows: list[Any]) -> None:
     """A line for each rung; ``cells`` gives head → text of a rung, beside the first one."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     lines = [{"rung": row["rung"], "": row["name"]} | cells(row, rows[0]) for row in rows]
-    for head in lines[0]:
-        table.add_column(head, justify="left" if head in ("rung", "") else "right")
-    for line in lines:
-        table.add_row(*line.values())
-    out = console()
-    if not out.is_terminal:
-        out.width = max(out.width, 140)
-    out.print(table)
+    console().print(listed(title, lines, ("rung", "")))
 
 
 def _static(row: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -14,6 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 PLAIN_WIDTH = 140
 """Columns of a table that does not go to a terminal."""
@@ -49,6 +50,18 @@ def console(stderr: bool = False) -> Console:
     if not found.is_terminal:
         found = Console(stderr=stderr, highlight=False, width=PLAIN_WIDTH)
     return found
+
+
+def listed(title: str, rows: Sequence[Mapping[str, str]], words: Collection[str]) -> Table:
+    """A line for each row and a column for each of its heads; those in ``words`` are words, the others numbers."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for head in rows[0] if rows else ():
+        table.add_column(head, justify="left" if head in words else "right")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import typer
 
 from warploom.cli.errors import explains_errors
 from warploom.cli.options import Accumulate, JsonFile, KernelFile, KernelSettings, Settings, TakesFiles
-from warploom.cli.output import console, write_json
+from warploom.cli.output import console, listed, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -129,17 +129,11 @@ def _shown(found: Profile) -> dict[str, Mapping[str, float]]:
 
 def _pairs(samples: Samples) -> Table:
     """Who waits for whom."""
-    from rich.table import Table
-
-    table = Table(title="who waits for whom, % of all samples", title_justify="left")
-    for name in ("reason", "waits", "for"):
-        table.add_column(name)
-    for name in ("between", "places", "share"):
-        table.add_column(name, justify="right")
-    for row in samples.pairs()[:8]:
-        share = f"{row['share, %']:.2f}"
-        table.add_row(row["reason"], row["waits"], row["for"], f"{row['between']}", f"{row['places']}", share)
-    return table
+    rows = [
+        {name: str(row[name]) for name in ("reason", "waits", "for", "between", "places")}
+        | {"share": f"{row['share, %']:.2f}"} for row in samples.pairs()[:8]
+    ]  # fmt: skip
+    return listed("who waits for whom, % of all samples", rows, ("reason", "waits", "for"))
 
 
 def _hottest(samples: Samples) -> Iterator[str]:
