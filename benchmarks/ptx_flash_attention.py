@@ -34,7 +34,7 @@ import warploom
 from warploom.core.dtypes import bf16
 from warploom.layout.tensor_map import TensorMapSpec
 
-SEQUENCE, HEADS, TILE, SHARED_BYTES = 256, 2, 128, 227 * 1024
+SEQUENCE, HEADS, TILE, SHARED_BYTES = 512, 2, 128, 227 * 1024
 """One batch; 227 KiB is what a CTA may have on sm_90."""
 
 

@@ -110,3 +110,8 @@ def test_fp8(kind: str, relu: str) -> None:
     wanted = np.where(x < 0, np.float32(0), x).astype(ml_dtypes.bfloat16)
     assert np.array_equal((halves >> 16).astype(np.uint16).view(ml_dtypes.bfloat16).astype(np.float32),
                           wanted.astype(np.float32), equal_nan=True)  # fmt: skip
+
+
+def test_the_constant_that_ptx_defines() -> None:
+    x = words(dtype=np.uint32)
+    assert np.array_equal(lanewise("mov.u32 %r1, WARP_SZ; add.u32 %out, %in0, %r1;", [x], np.uint32), x + np.uint32(32))

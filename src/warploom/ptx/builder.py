@@ -271,6 +271,8 @@ class Builder:
         if symbol.name in self.names.pointers:
             pointer = self.names.pointers[symbol.name]
             return self.binary("add", pointer, symbol.offset) if symbol.offset else pointer
+        if symbol.name == "WARP_SZ":  # the one constant that PTX defines
+            return Const(u32, 32)
         if symbol.name in self.parameters:
             return Const(u64, self.parameter_address(symbol.name) + symbol.offset)
         raise self.refusal(f"the address of {symbol.name} is not supported")

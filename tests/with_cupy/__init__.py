@@ -1,0 +1,1 @@
+"""Tests on CuPy's own CUDA sources; without CuPy they are skipped."""
