@@ -23,6 +23,11 @@ class Driver:
 
     CUfunction = staticmethod(lambda handle: ("function", handle))
 
+    def __getattr__(self, name):
+        if not name.startswith("CUlaunch"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module("cuda.bindings.driver"), name)
+
     def __init__(self, *, device=0, status=0) -> None:
         self.device, self.status, self.launches = device, status, []
 
@@ -75,6 +80,20 @@ def test_each_launch_hands_over_its_own_arguments():
         call.queue(i, sets[i])
     expected = [(i, (2, 3, 4), 1000, ("function", 77), [2**40 + i, i, 7 * i], 0) for i in (3, 49, 0, 3)]
     assert driver.launches == expected
+
+
+def test_a_launch_overlaps_where_it_is_asked_to():
+    seen = []
+    driver = Driver()
+    driver.cuLaunchKernelEx = lambda config, *_: (
+        seen.append([x.id.name for x in config.attrs[: config.numAttrs]]) or (0,)
+    )
+    call, _ = prepared(driver)
+    packed = call.pack((1, 2, scalar(u32, 3)))
+    call.queue(0, packed)
+    call.overlap()
+    call.queue(0, packed)
+    assert seen == [[], ["CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"]]
 
 
 def test_more_streams_than_are_kept():

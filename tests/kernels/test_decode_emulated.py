@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,21 @@ def test_shares_of_any_size_give_the_same_result(stages: int, warps: int) -> Non
     for out, lse in outs[1:]:
         assert np.abs(out - outs[0][0]).max() <= 2.0**-7
         assert np.abs(lse - outs[0][1]).max() <= 1e-5
+
+
+def test_the_second_kernel_waits_for_the_first_where_it_may_begin_before() -> None:
+    case = DecodeCase(replace(SMALL, overlap=True), STEP, 3)
+    first, second = case.calls
+    assert (first.overlaps, second.overlaps) == (False, True)
+    names = [op.instruction.mnemonic for op in second.source.program.ops()]
+    reads = [i for i, name in enumerate(names) if name.startswith("ld.global")]
+    assert names.count("griddepcontrol.wait") == 1
+    assert names.index("griddepcontrol.wait") < reads[-4], "parts are read after it"
+    findings, out, lse = case.run()
+    assert findings == []
+    plain = DecodeCase(SMALL, STEP, 3).run()
+    assert np.array_equal(out.view(np.uint16), plain[1].view(np.uint16))
+    assert np.array_equal(lse, plain[2])
 
 
 def test_a_given_split_gives_equal_bits_on_any_number_of_ctas() -> None:

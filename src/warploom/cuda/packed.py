@@ -51,10 +51,27 @@ class PackedLaunch:
         self._device = kernel.device
         self._packing = _packing()
         self._natives: dict[int, Any] = {}
+        self._overlaps = False
         self._driver = kernel.driver
         self._current = kernel.driver.cuCtxGetDevice
         self._launch = kernel.driver.cuLaunchKernelEx
         self._function = kernel.driver.CUfunction(int(kernel.kernel.handle))  # the driver takes a CUkernel for one
+
+    def overlap(self) -> None:
+        """Let launches begin before the launch before them in the stream ends: the kernel waits for it itself.
+
+        Where launches take ``cuda.core``'s way they do not, which is as right.
+        """
+        self._overlaps = True
+        self._natives.clear()
+
+    def _overlap_attribute(self) -> Any:
+        """Programmatic stream serialization (CUDA C++ Programming Guide, "Programmatic Dependent Launch")."""
+        found = self._driver.CUlaunchAttribute()
+        names = self._driver.CUlaunchAttributeID
+        found.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        found.value.programmaticStreamSerializationAllowed = 1
+        return found
 
     def pack(self, arguments: Sequence[Any]) -> Any:
         """The arguments for :meth:`queue`, any number of times; each is what :meth:`LoadedKernel.launch` takes.
@@ -88,6 +105,9 @@ class PackedLaunch:
         assert self._packing is not None
         made = self._packing[1](self._config)
         made.hStream = self._driver.CUstream(stream)
+        if self._overlaps:
+            made.attrs = [*made.attrs, self._overlap_attribute()]
+            made.numAttrs = len(made.attrs)
         if len(self._natives) >= _STREAMS_KEPT:
             self._natives.clear()
         self._natives[stream] = made

@@ -59,6 +59,7 @@ from warploom.isa.effects import (
 from warploom.isa.matrix_exact import MmaDouble
 from warploom.isa.memory import ReduceAdd, StMatrix
 from warploom.isa.scalar import SM_90_SCALARS, Scalar
+from warploom.isa.sync import GridDependency
 from warploom.isa.warp import Elect, Special
 
 _EFFECT_NEEDS: dict[type[Effect], str] = {
@@ -67,7 +68,7 @@ _EFFECT_NEEDS: dict[type[Effect], str] = {
     ClusterBarrier: "sm_90", RegisterBudget: "sm_90a", AsyncMatrix: "sm_90a", WarpgroupFence: "sm_90a",
     TensorMapWrite: "sm_90a", TensorMapFence: "sm_90",
 }  # fmt: skip
-_INSTRUCTION_NEEDS: dict[type[Instruction], str] = {StMatrix: "sm_90", Elect: "sm_90", MapShared: "sm_90"}
+_INSTRUCTION_NEEDS: dict[type[Instruction], str] = dict.fromkeys((StMatrix, Elect, MapShared, GridDependency), "sm_90")
 _QUEUE_NEEDS = {"bulk": "sm_90", "wgmma": "sm_90a"}
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)(a?)")
 

@@ -328,6 +328,29 @@ class AsyncProxyFence(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class GridDependency(Instruction):
+    """``griddepcontrol``: the next launch may begin (``launch_dependents``), or until those before are done (``wait``).
+
+    Where a launch is not said to overlap with the one before, both do nothing.
+    """
+
+    action: Literal["launch_dependents", "wait"]
+
+    @property
+    def mnemonic(self) -> str:
+        """``griddepcontrol.wait`` or ``griddepcontrol.launch_dependents``."""
+        return f"griddepcontrol.{self.action}"
+
+    def effects(self) -> tuple[Effect, ...]:
+        """None within a launch: the emulator runs launches one after another."""
+        return ()
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory: what the launch before wrote is read after it."""
+        return inline_ptx(f"{self.mnemonic};", memory=True)
+
+
+@dataclass(frozen=True, slots=True)
 class SetMaxRegisters(Instruction):
     """``setmaxnreg.{inc,dec}.sync.aligned.u32``: a warpgroup's register budget, a multiple of 8 in 24 … 256."""
 

@@ -85,7 +85,8 @@ class KernelCall:
     ``maps``: how the TMA sees the first arrays, in the order of the kernel's parameters. ``arrays``: what each array
     parameter is given, by the operation's names, where there are several kernels or memory of their own.
     ``workspace``: memory between the kernels that this one is the first to use, in 32-bit words by its names;
-    ``zeroed``, one of those, holds zeros at the start.
+    ``zeroed``, one of those, holds zeros at the start. ``overlaps``: it may begin before the launch before it ends, for
+    which it waits itself.
     """
 
     source: KernelSource
@@ -95,3 +96,4 @@ class KernelCall:
     arrays: tuple[str, ...] = ()
     workspace: Mapping[str, int] = field(default_factory=dict[str, int])
     zeroed: str = ""
+    overlaps: bool = False

@@ -12,6 +12,7 @@ from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, TensorCopy, Wa
 from warploom.isa.effects import ClusterScope
 from warploom.isa.sync import (
     AsyncProxyFence,
+    GridDependency,
     MbarrierArrival,
     MbarrierInitFence,
     MbarrierInitialise,
@@ -137,6 +138,19 @@ class HopperWords(ClusterWords):
         """A fresh position in a ring, at stage 0; a producer that waits for free stages starts with ``phase=1``."""
         stage = self.register(u32, 0, f"{name}_stage")
         return Ring(self, stages, stage, self.register(u32, phase, f"{name}_phase"))
+
+    def await_launch_before(self) -> None:
+        """``griddepcontrol.wait``: until the launch before is done, and what it wrote is there.
+
+        For launches that overlap with the one before (:attr:`KernelCall.overlaps
+        <warploom.kernels.source.KernelCall.overlaps>`): every thread does this once, before it reads or writes memory
+        that the other launch has to do with.
+        """
+        self.emit(GridDependency("wait"), ())
+
+    def allow_next_launch(self) -> None:
+        """``griddepcontrol.launch_dependents``: an overlapping next launch may begin once every CTA has said so."""
+        self.emit(GridDependency("launch_dependents"), ())
 
     def elect(self) -> Traced:
         """A predicate that holds in one lane of the warp (``elect.sync``)."""

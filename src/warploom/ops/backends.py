@@ -123,7 +123,10 @@ class GpuCall:
     @classmethod
     def of(cls, call: KernelCall, device: int) -> GpuCall:
         """A configuration's call, on one GPU."""
-        return cls.prepare(call.source, call.grid, call.scalars, device, call.maps)
+        made = cls.prepare(call.source, call.grid, call.scalars, device, call.maps)
+        if call.overlaps:
+            made.queued.overlap()
+        return made
 
     @classmethod
     def prepare(

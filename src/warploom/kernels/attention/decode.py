@@ -154,6 +154,7 @@ class Decode(Configuration):
     head_dim: int = flag(128, "elements per head", (64, 128, 256))
     dtype: DType = flag(bf16, "element type of Q, K, V and O", (bf16, f16))
     ctas: int = flag(2, "CTAs per SM", (1, 2, 3, 4))
+    overlap: bool = flag(False, "the second kernel begins while the first one ends (sm_90)")
     fp8: bool = flag(False, "K and V are e4m3, two elements in the place of a 16-bit one (sm_90)")
 
     @property
@@ -182,6 +183,11 @@ class Decode(Configuration):
         """What products take: the type of the arrays, of an fp8 cache f16."""
         return f16 if self.fp8 else self.dtype
 
+    @property
+    def _suffix(self) -> str:
+        """Of the kernel's name where it needs sm_90."""
+        return "_sm90" if self.fp8 or self.overlap else ""
+
     def run(self, page_size: int) -> int:
         """Keys of a warp that lie side by side: all of them where there are no pages."""
         return gcd(page_size, self.keys) if page_size else self.keys
@@ -201,6 +207,7 @@ class Decode(Configuration):
              f"the sums of {self.tile_m} rows leave through the place of a warp's keys, which {self.keys} have not"),
             (not self.fp8 or (self.head_dim % 16 == 0 and self.head_dim >= 48),
              f"head_dim {self.head_dim} of fp8 is no multiple of 16 from 48 on"),
+            (not self.overlap or target is None or target.has_tma, "overlap needs compute capability 9.0"),
             (not self.fp8 or target is None or target.has_tma, "fp8 needs compute capability 9.0"),
             (self.stages >= 2, "the ring has at least 2 stages"),
         ])  # fmt: skip
@@ -252,12 +259,12 @@ class Decode(Configuration):
         features = p.features()
         name = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}"
         main = KernelSource.of(
-            f"attention.decode_kernel:attention_decode{'_fp8' if self.fp8 else ''}", name, min_ctas=self.ctas,
+            f"attention.decode_kernel:attention_decode{self._suffix}", name, min_ctas=self.ctas,
             config=self, features=features, form=form, row_strides=(operands.k[2], operands.v[2]),
         )  # fmt: skip
         combine = KernelSource.of(
-            "attention.decode_combine_kernel:attention_decode_combine", f"{name}_combine", config=self,
-            features=features, form=form,
+            f"attention.decode_combine_kernel:attention_decode_combine{'_sm90' if self.overlap else ''}",
+            f"{name}_combine", config=self, features=features, form=form,
         )  # fmt: skip
         starts = [*(["lengths"] if p.lengths else ()), *(["starts"] if p.packed else ())]
         ends = ["out", *(["lse"] if p.lse else ())]
@@ -276,7 +283,9 @@ class Decode(Configuration):
                 ("q", "k", "v", *starts, *table, *scales[0], *scales[1], *sinks, *ends, *words),
                 words,
             ),
-            KernelCall(combine, groups, scalars, (), (*starts, *words, *scales[1], *sinks, *ends)),
+            KernelCall(
+                combine, groups, scalars, (), (*starts, *words, *scales[1], *sinks, *ends), overlaps=self.overlap
+            ),
         )
 
 
@@ -287,7 +296,7 @@ def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
     tile_m = 16 if p.rows <= 16 or wide > 128 else 32
     keys = max(tile_m, 32 if wide <= 64 else 16) * (1 + p.fp8)
     tried = [
-        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, p.fp8)
+        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, fp8=p.fp8)
         for warps in (4, 2)
         for ctas, stages in ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2))
     ]

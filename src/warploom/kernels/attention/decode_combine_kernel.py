@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import COMBINE_THREADS, CacheForm, Decode
 from warploom.kernels.attention.decode_rows import Lengths, Parts, Results, Rows, Scales, spans
@@ -56,7 +58,12 @@ def attention_decode_combine(
         with k.when(rows.exists(row), uniform=True):
             Combination(k, c, Parts(c, parts, logs), row, (first, then, stride)).store(count, rows, results)
 
+    def wait() -> None:
+        if c.overlap:
+            k.await_launch_before()
+
     if form.split:
+        wait()
         head, number = k.cta_x % kv_heads, k.cta_x // kv_heads
         tiles = span(k.value(0, u32)).tiles  # as many of each sequence
         at = span(number // tiles)
@@ -68,13 +75,19 @@ def attention_decode_combine(
         return
     shares = Shares(k, span, batch, kv_heads, ctas=ctas)
     begin, end = shares.of(k.cta_x)
-    with k.when(begin < end, uniform=True):
-        found = shares.find(end - 1)
-        with k.when((found.start >= begin) & (found.stop > end), uniform=True):
-            count = shares.cta_of(found.stop - 1) - k.cta_x + 1
-            own = k.select(found.start > begin, k.value(1, u32), k.value(0, u32))
-            rows = Rows.at(k, found, f.group, c.tile_m)
-            combine(rows, k.cta_x * 2 + own, k.cta_x * 2 + 2, 2, count)
+    found = shares.find(k.maximum(end, 1) - 1)
+    wait()
+    with k.when(begin < end, uniform=True), k.when((found.start >= begin) & (found.stop > end), uniform=True):
+        count = shares.cta_of(found.stop - 1) - k.cta_x + 1
+        own = k.select(found.start > begin, k.value(1, u32), k.value(0, u32))
+        rows = Rows.at(k, found, f.group, c.tile_m)
+        combine(rows, k.cta_x * 2 + own, k.cta_x * 2 + 2, 2, count)
+
+
+attention_decode_combine_sm90 = replace(
+    attention_decode_combine, name="attention_decode_combine_sm90", requires="sm_90"
+)
+"""The same where it begins while the first kernel ends."""
 
 
 class Combination:

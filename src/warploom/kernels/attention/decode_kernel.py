@@ -101,6 +101,8 @@ def attention_decode(
     )  # fmt: skip
     of_keys = Scales(k, k_scale, k_scale_batch, k_scale_head) if form.scaled else None
 
+    if c.overlap:
+        k.allow_next_launch()
     with k.when(first < end, uniform=True):
         place = shares.find(first)
         ahead = Feed(k, ring, q_tile, shares.cursor(place, "ahead"), c.stages)
@@ -149,8 +151,8 @@ def attention_decode(
             stage.advance()
 
 
-attention_decode_fp8 = replace(attention_decode, name="attention_decode_fp8", requires="sm_90")
-"""The same for fp8 caches, whose conversions GPUs have from sm_90 on."""
+attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", requires="sm_90")
+"""The same where it converts fp8, or overlaps with the second kernel: GPUs do from sm_90 on."""
 
 
 class Turn:
