@@ -26,7 +26,7 @@ from warploom.bench.environment import environment
 from warploom.bench.gemm import GemmFamily
 from warploom.bench.ladder import wavefronts_json
 from warploom.bench.ncu import ncu_version
-from warploom.bench.profile_gemm import GemmLaunch, profile_gemm
+from warploom.bench.profile import GemmLaunch, profile_launches
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
 from warploom.kernels.matmul.ladder import LADDER
@@ -47,13 +47,13 @@ def emulated(launch: GemmLaunch) -> dict[str, dict[str, int]]:
 def together(launches: dict[str, GemmLaunch], **options: Any) -> dict[str, Profile | str]:
     """The profile of each launch, from one process; where that fails, from one process each, or why there is none."""
     try:
-        return dict(zip(launches, profile_gemm(list(launches.values()), seconds=100, **options), strict=True))
+        return dict(zip(launches, profile_launches(list(launches.values()), seconds=100, **options), strict=True))
     except WarploomError as error:
         print(f"one by one, since together ncu said: {error}", flush=True)
     apart: dict[str, Profile | str] = {}
     for name, launch in launches.items():
         try:
-            apart[name] = profile_gemm([launch], seconds=20, **options)[0]
+            apart[name] = profile_launches([launch], seconds=20, **options)[0]
         except WarploomError as error:
             apart[name] = str(error)
     return apart

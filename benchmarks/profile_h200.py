@@ -35,7 +35,7 @@ from warploom.bench.counters import Profile, compare_wavefronts
 from warploom.bench.environment import environment
 from warploom.bench.ladder import wavefronts_json
 from warploom.bench.ncu import ncu_version
-from warploom.bench.profile import Launch, profile_attention
+from warploom.bench.profile import Launch, profile_launches
 from warploom.core.dtypes import DTYPES
 from warploom.core.errors import WarploomError
 from warploom.emulate import emulate
@@ -58,14 +58,14 @@ def emulated_wavefronts(launch: Launch) -> dict[str, dict[str, int]]:
 def together(launches: dict[str, Launch], **options: Any) -> dict[str, Profile | str]:
     """The profile of each launch, from one process; where that fails, from one process each, or why there is none."""
     try:
-        found = profile_attention(list(launches.values()), seconds=400, **options)
+        found = profile_launches(list(launches.values()), seconds=400, **options)
         return dict(zip(launches, found, strict=True))
     except WarploomError as error:
         print(f"one by one, since together ncu said: {error}", flush=True)
     apart: dict[str, Profile | str] = {}
     for name, launch in launches.items():
         try:
-            apart[name] = profile_attention([launch], seconds=60, **options)[0]
+            apart[name] = profile_launches([launch], seconds=60, **options)[0]
         except WarploomError as error:
             apart[name] = str(error)
     return apart

@@ -1,18 +1,15 @@
 """The reference kernel under our counters: PyTorch's flash backend, which is FlashAttention-2 for ``mma.sync``.
 
-``profile_h200.py --only reference`` reads it. Run by itself, from the project's root, this is the process that ncu
-watches: ``python -m benchmarks.profile_reference '[{"seq": 4096, "batch": 4, "heads": 16, "dtype": "bf16"}]'``.
+``profile_h200.py --only reference`` reads it, from the project's root.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.bench.counters import METRICS, Profile
+from warploom.bench.counters import Profile
 from warploom.bench.peers import sdpa, torch_module
 from warploom.bench.profile import profile_launches
 from warploom.bench.samples import Samples
@@ -37,14 +34,24 @@ class FlashLaunch:
     def config(self) -> None:
         """It has none that we know."""
 
-    def report(self) -> None:
+    @property
+    def program(self) -> None:
         """Its cubin is PyTorch's: ncu's own listing stands in."""
+
+    def run(self) -> None:
+        """Launch it once."""
+        torch = torch_module()
+        torch.manual_seed(0)
+        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[self.dtype]
+        shape = self.batch, self.seq, self.heads, HEAD_DIM
+        q, k, v = (torch.randn(shape, device="cuda").to(kind).transpose(1, 2) for _ in range(3))
+        sdpa("torch_flash")(q, k, v)
+        torch.cuda.synchronize()
 
 
 def profile_reference(launches: Sequence[FlashLaunch], seconds: float = 120.0) -> list[Profile]:
     """Counters and samples of each launch; raises what :func:`profile_launches` does."""
-    return profile_launches(launches, "benchmarks.profile_reference", tables=tuple(METRICS), samples=True,
-                            seconds=seconds, kernels=KERNELS)  # fmt: skip
+    return profile_launches(launches, seconds=seconds, kernels=KERNELS, module="benchmarks.profile_reference")
 
 
 def sass(samples: Samples) -> dict[str, Any]:
@@ -63,19 +70,3 @@ def sass(samples: Samples) -> dict[str, Any]:
         "loop_instructions": len(loop), "loop_groups": count_groups(loop), "loop_counts": count_opcodes(loop),
         "ldsm_to_hmma": None,
     }  # fmt: skip
-
-
-def launch(launches: Sequence[FlashLaunch]) -> None:
-    """Run each once."""
-    torch = torch_module()
-    torch.manual_seed(0)
-    for one in launches:
-        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[one.dtype]
-        shape = one.batch, one.seq, one.heads, HEAD_DIM
-        q, k, v = (torch.randn(shape, device="cuda").to(kind).transpose(1, 2) for _ in range(3))
-        sdpa("torch_flash")(q, k, v)
-        torch.cuda.synchronize()
-
-
-if __name__ == "__main__":
-    launch([FlashLaunch(**one) for one in json.loads(sys.argv[1])])

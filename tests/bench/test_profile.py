@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from warploom.bench import ncu as tool
+from warploom.bench import profile
 from warploom.bench.counters import METRICS, OPCODES, STALLS, choose_metrics, compare_wavefronts, parse_profiles
 from warploom.bench.ncu import SAMPLED, available_metrics, find_ncu, ncu_version, refusal
-from warploom.bench.profile import Launch, profile_attention
-from warploom.bench.profile_gemm import GemmLaunch, profile_gemm
+from warploom.bench.profile import GemmLaunch, Launch, profile_launches
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
 
 LDSM = "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldsm.sum"
@@ -146,7 +146,7 @@ def ncu(tmp_path, monkeypatch):
 
 def test_a_run_asks_for_what_there_is(ncu):
     _, asked = ncu
-    found = profile_attention([Launch("8", 256, settings=("swizzle=off",))])[0]
+    found = profile_launches([Launch("8", 256, settings=("swizzle=off",))])[0]
     assert found.tables == {"wavefronts": {"ldmatrix": 135168.0}, "pipes, %": {"tensor": 66.15}}
     assert found.samples is not None
     assert found.samples.total == 100
@@ -164,19 +164,38 @@ def test_a_run_of_gemm_launches_products(ncu):
     assert launch.config.stages == 2
     assert launch.config.accumulate.name == "f32"
     assert launch.plan().problem.k == 96
-    assert profile_gemm([launch])[0].tables["wavefronts"] == {"ldmatrix": 135168.0}
+    assert profile_launches([launch])[0].tables["wavefronts"] == {"ldmatrix": 135168.0}
     arguments = asked.read_text(encoding="utf-8").splitlines()
-    assert arguments[-2] == "warploom.bench.profile_gemm"
+    assert arguments[-2] == "warploom.bench.profile:GemmLaunch"
     assert json.loads(arguments[-1])[0] == {
         "rung": "02", "m": 64, "n": 72, "k": 96, "accumulate": "f32", "settings": ["stages=2"],
     }  # fmt: skip
     with pytest.raises(ConfigError, match="no rung"):
-        profile_gemm([GemmLaunch("99", 64, 64, 64)])
+        profile_launches([GemmLaunch("99", 64, 64, 64)])
+
+
+def test_the_watched_process_launches_each_once(monkeypatch):
+    ran = []
+
+    def record(*arrays, config, **_):
+        ran.append((*(x.shape for x in arrays), config.stages))
+
+    monkeypatch.setattr("warploom.ops.attention.attention", record)
+    monkeypatch.setattr("warploom.ops.matmul.matmul", record)
+    monkeypatch.setattr(profile, "require_driver", lambda: None)
+    for kind, one in (
+        ("Launch", {"rung": "best", "seq": 64}),
+        ("GemmLaunch", {"rung": "02", "m": 64, "n": 72, "k": 96}),
+    ):
+        described = json.dumps([one | {"settings": ["stages=2"]}, one | {"settings": ["stages=3"]}])
+        profile.main(f"warploom.bench.profile:{kind}", described)
+    qkv, ab = 3 * [(1, 64, 1, 128)], [(64, 96), (96, 72)]
+    assert ran == [(*qkv, 2), (*qkv, 3), (*ab, 2), (*ab, 3)]
 
 
 def test_another_number_of_kernels_is_an_error(ncu):
     with pytest.raises(UnsupportedDeviceError, match="1 kernels where 2 were launched"):
-        profile_attention([Launch("8", 256), Launch("9", 256)])
+        profile_launches([Launch("8", 256), Launch("9", 256)])
 
 
 def test_the_query_is_read_by_base_names(ncu):

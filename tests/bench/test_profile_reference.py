@@ -46,8 +46,8 @@ def test_ncu_is_asked_for_its_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> 
     (found,) = reference.profile_reference([reference.FlashLaunch(4096, 4, 16)])
     assert found.tables["instructions"] == {"all": 8.0}
     assert asked["kernels"] == "flash_fwd"
-    assert asked["driver"][1:3] == ["-m", "benchmarks.profile_reference"]
-    assert json.loads(asked["driver"][3]) == [{"seq": 4096, "batch": 4, "heads": 16, "dtype": "bf16"}]
+    assert asked["driver"][1:4] == ["-m", "warploom.bench.profile", "benchmarks.profile_reference:FlashLaunch"]
+    assert json.loads(asked["driver"][4]) == [{"seq": 4096, "batch": 4, "heads": 16, "dtype": "bf16"}]
 
 
 def test_names_of_kernels_reach_ncus_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +17,9 @@ from warploom.bench.checking import (
     results_of,
     traced_kernel,
 )
-from warploom.bench.counters import METRICS, Profile
-from warploom.bench.profile import profile_launches
 from warploom.bench.timing import Candidate, Clock, EventClock, Measured, input_sets, measure
-from warploom.core.errors import ConfigError, ProblemError, UnsupportedDeviceError, WarploomError
-from warploom.cuda.device import require_driver, target_of
-from warploom.inspect import SassReport, inspect_program
+from warploom.core.errors import ConfigError, ProblemError, WarploomError
+from warploom.cuda.device import require_driver
 from warploom.ir.program import Program
 from warploom.lang import KernelFunction
 from warploom.ops.launch import CopiedLaunch, copied_launch
@@ -181,40 +176,16 @@ class KernelLaunch:
         function = one_kernel(self.file)
         return function, configuration_of(function, dict(text.split("=", 1) for text in self.settings))
 
-    def report(self) -> SassReport | None:
-        """What it compiles to, with lines and encodings; None where nvdisasm is missing."""
+    @property
+    def program(self) -> Program:
+        """The Program that runs."""
+        return traced_kernel(*self.config)
+
+    def run(self) -> None:
+        """Launch the example once."""
         function, configuration = self.config
-        try:
-            return inspect_program(traced_kernel(function, configuration), target_of(0).name, with_source=True)
-        except UnsupportedDeviceError:
-            return None
-
-
-def profile_kernel(launch: KernelLaunch, *, seconds: float = 120.0) -> Profile:
-    """Counters and samples of a kernel's example: :func:`warploom.bench.profile.profile_launches`."""
-    module = "warploom.bench.kernel_file"
-    return profile_launches([launch], module, tables=tuple(METRICS), samples=True, seconds=seconds)[0]
-
-
-def run_launches(launches: Sequence[KernelLaunch]) -> None:
-    """Run each example once: the process that ncu watches."""
-    require_driver()
-    for one in launches:
-        function, configuration = one.config
-        program = traced_kernel(function, configuration)
+        program = self.program
         launch = example_of(function, program, 0, configuration)
         copied = copied_launch(program, launch.grid, launch.arguments)
         copied.queue(0)
         copied.download()
-
-
-def main() -> None:
-    """``python -m warploom.bench.kernel_file '[{"file": "kernels.py:row_max"}]'``: each once."""
-    parser = argparse.ArgumentParser(description="Launch the examples of kernels, each once, for a profiler to watch.")
-    parser.add_argument("launches", help='as JSON: [{"file": "kernels.py:row_max", "settings": ["tile=64"]}]')
-    described: list[dict[str, Any]] = json.loads(parser.parse_args().launches)
-    run_launches([KernelLaunch(one["file"], tuple(one.get("settings", ()))) for one in described])
-
-
-if __name__ == "__main__":
-    main()

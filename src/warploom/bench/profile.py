@@ -1,21 +1,43 @@
-"""Hardware counters of attention rungs, read by Nsight Compute (``ncu``) from a process that launches each once."""
+"""Hardware counters of launches, read by Nsight Compute (``ncu``) from a process that runs each once."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 from warploom.bench.counters import METRICS, OPCODES, Profile, choose_metrics, parse_profiles
 from warploom.bench.ncu import available_metrics, find_ncu, record
 from warploom.bench.samples import locate, parse_source_page
 from warploom.core.errors import ConfigError, UnsupportedDeviceError
-from warploom.cuda.device import target_of
+from warploom.cuda.device import require_driver, target_of
 from warploom.inspect import SassReport, inspect_program
+from warploom.ir.program import Program
 from warploom.kernels.attention.problem import AttentionConfig
+
+
+class Watched(Protocol):
+    """A launch that can be described as JSON: a dataclass of plain values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def config(self) -> Any:
+        """What runs. Raises ConfigError for a rung or a flag that does not exist."""
+        ...
+
+    @property
+    def program(self) -> Program | None:
+        """The Program that runs; None for another's kernel, of which ncu's listing is all there is."""
+        ...
+
+    def run(self) -> None:
+        """Launch it once, in the process that ncu watches."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,56 +65,96 @@ class Launch:
         flags = dict(text.split("=", 1) for text in self.settings)
         return settled(FULL_LADDER.rung(self.rung), 128, bf16, flags).config
 
-    def report(self) -> SassReport | None:
-        """What the launched Program compiles to, with lines and encodings; None where nvdisasm is missing."""
+    @property
+    def program(self) -> Program:
+        """The Program that runs."""
         import numpy as np
 
         from warploom.ops.attention import plan
 
         q = np.empty(self.shape, self.config.dtype.numpy)  # never touched: planning reads shapes and strides
-        program = plan(q, q, q, config=self.config).program
-        try:
-            return inspect_program(program, target_of(0).name, with_source=True)
-        except UnsupportedDeviceError:
-            return None
+        return plan(q, q, q, config=self.config).program
+
+    def run(self) -> None:
+        """Launch it once on random NumPy arrays."""
+        from warploom.ops.attention import attention
+
+        attention(*_inputs(self.shape, self.config.dtype.numpy), config=self.config)
 
 
-class Watched(Protocol):
-    """A launch that can be described as JSON: a dataclass of plain values."""
+@lru_cache(maxsize=1)  # a long problem fills a gigabyte
+def _inputs(shape: tuple[int, ...], kind: Any) -> list[Any]:
+    import numpy as np
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape, np.float32).astype(kind) for _ in range(3)]
+
+
+@dataclass(frozen=True)
+class GemmLaunch:
+    """One launch to profile: a rung on random row-major matrices of its own types; ``settings`` are FLAG=VALUE.
+
+    ``accumulate``: "f16" or "f32" instead of the rung's own.
+    """
+
+    rung: str
+    m: int
+    n: int
+    k: int
+    accumulate: str | None = None
+    settings: tuple[str, ...] = ()
 
     @property
     def config(self) -> Any:
-        """What runs. Raises ConfigError for a rung or a flag that does not exist."""
-        ...
+        """The rung's configuration with the settings. Raises ConfigError for a rung or a flag that does not exist."""
+        from warploom.bench.gemm import ACCUMULATORS, settled
+        from warploom.kernels.matmul.ladder import LADDER
 
-    def report(self) -> SassReport | None:
-        """What it compiles to, with lines and encodings; None where nvdisasm is missing."""
-        ...
+        flags = dict(text.split("=", 1) for text in self.settings)
+        kind = None if self.accumulate is None else ACCUMULATORS[self.accumulate]
+        return settled([LADDER.rung(self.rung)], kind, flags)[0].config
 
+    def plan(self) -> Any:
+        """What runs."""
+        import numpy as np
 
-def profile_attention(
-    launches: Sequence[Launch], *, tables: Sequence[str] = tuple(METRICS), samples: bool = True, seconds: float = 120.0
-) -> list[Profile]:
-    """:func:`profile_launches` of attention."""
-    return profile_launches(launches, "warploom.bench.profile", tables=tables, samples=samples, seconds=seconds)
+        from warploom.ops.matmul import plan_matmul
+
+        config = self.config
+        a, b = (np.empty(shape, config.dtype.numpy) for shape in ((self.m, self.k), (self.k, self.n)))
+        return plan_matmul(a, b, config=config, accumulate=config.accumulate)  # reads shapes and strides alone
+
+    @property
+    def program(self) -> Program:
+        """The Program that runs; of a split K the first of two."""
+        return self.plan().program
+
+    def run(self) -> None:
+        """Launch it once on random NumPy arrays."""
+        import numpy as np
+
+        from warploom.ops.matmul import matmul
+
+        rng, config = np.random.default_rng(0), self.config
+        shapes = (self.m, self.k), (self.k, self.n)
+        a, b = (rng.standard_normal(shape, np.float32).astype(config.dtype.numpy) for shape in shapes)
+        matmul(a, b, config=config, accumulate=config.accumulate)
 
 
 def profile_launches(
     launches: Sequence[Watched],
-    module: str,
     *,
-    tables: Sequence[str],
-    samples: bool,
-    seconds: float,
+    tables: Sequence[str] = tuple(METRICS),
+    samples: bool = True,
+    seconds: float = 120.0,
     kernels: str = "",
+    module: str = "",
 ) -> list[Profile]:
     """Counters and samples of each launch, from one process that ncu watches; clocks as they are.
 
-    The process is ``python -m MODULE JSON``, which launches each once and nothing else (or nothing whose name
-    ``kernels``, a regular expression, matches). Of :data:`METRICS` ``tables`` are read: a launch is replayed until all
-    of them are, so few take less time.
+    The launches are of one class, which the process imports from ``module`` (by default its own). It launches each once
+    and nothing else (or nothing whose name ``kernels``, a regular expression, matches). Of :data:`METRICS` ``tables``
+    are read: a launch is replayed until all of them are, so few take less time.
 
     Raises UnsupportedDeviceError where ncu is missing, refuses or takes longer than ``seconds``, ConfigError for a rung
     or flag that does not exist.
@@ -106,7 +168,9 @@ def profile_launches(
         *(m for table in chosen.values() for m in table.values()),
         *([OPCODES] if "instructions" in tables else []),
     ]
-    driver = [sys.executable, "-m", module, json.dumps([asdict(one) for one in launches])]
+    kind = type(launches[0])
+    driver = [sys.executable, "-m", __name__, f"{module or kind.__module__}:{kind.__qualname__}",
+              json.dumps([asdict(one) for one in launches])]  # fmt: skip
     raw, source = record(ncu, wanted, driver, samples=samples, seconds=seconds, kernels=kernels)
     profiles = parse_profiles(raw, chosen)
     if len(profiles) != len(launches):
@@ -123,34 +187,26 @@ def with_samples(profiles: Sequence[Profile], source: str, launches: Sequence[Wa
     if len(kernels) != len(profiles):
         return list(profiles)
     joined = zip(profiles, kernels, launches, strict=True)
-    return [replace(profile, samples=locate(sampled, one.report())) for profile, sampled, one in joined]
+    return [replace(profile, samples=locate(sampled, _report(one))) for profile, sampled, one in joined]
 
 
-def run_launches(launches: Sequence[Launch]) -> None:
-    """Run each once on random NumPy arrays: the process that ncu watches."""
-    import numpy as np
+def _report(one: Watched) -> SassReport | None:
+    """What a launch compiles to, with lines and encodings; None where that is not known or nvdisasm is missing."""
+    try:
+        program = one.program
+        return None if program is None else inspect_program(program, target_of(0).name, with_source=True)
+    except UnsupportedDeviceError:
+        return None
 
-    from warploom.cuda.device import require_driver
-    from warploom.ops.attention import attention
 
+def main(name: str, described: str) -> None:
+    """``python -m warploom.bench.profile MODULE:CLASS JSON``: launch each once; the process that ncu watches."""
+    module, _, kind = name.partition(":")
+    make = getattr(import_module(module), kind)
     require_driver()
-    rng = np.random.default_rng(0)
-    inputs: dict[tuple[int, ...], list[Any]] = {}
-    for one in launches:
-        if one.shape not in inputs:
-            inputs.clear()  # of one problem at a time: a long one fills a gigabyte
-            kind = one.config.dtype.numpy
-            inputs[one.shape] = [rng.standard_normal(one.shape, np.float32).astype(kind) for _ in range(3)]
-        attention(*inputs[one.shape], config=one.config)
-
-
-def main() -> None:
-    """``python -m warploom.bench.profile '[{"rung": "1", "seq": 256}, …]'``: one launch of each."""
-    parser = argparse.ArgumentParser(description="Launch attention kernels, each once, for a profiler to watch.")
-    parser.add_argument("launches", help='as JSON: [{"rung": "1", "seq": 256, "batch": 1, "heads": 1}, …]')
-    described: list[dict[str, Any]] = json.loads(parser.parse_args().launches)
-    run_launches([Launch(**{**one, "settings": tuple(one.get("settings", ()))}) for one in described])
+    for one in json.loads(described):
+        make(**{key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}).run()
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

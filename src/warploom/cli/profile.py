@@ -47,13 +47,13 @@ def attention(
       warploom profile attention --rung 8
       warploom profile attention --rung 8 --set swizzle=off --json unswizzled.json
     """
-    from warploom.bench.profile import Launch, profile_attention
+    from warploom.bench.profile import Launch, profile_launches
     from warploom.cli.options import parse_settings
     from warploom.kernels.attention.ladder import FULL_LADDER
 
     key = FULL_LADDER.rung(rung).key
     settings = [f"{name}={value}" for name, value in parse_settings(set_).items()]
-    found = profile_attention([Launch(key, seq, batch, heads, tuple(settings))])[0]
+    found = profile_launches([Launch(key, seq, batch, heads, tuple(settings))])[0]
     _report(found, f"rung {key}, batch {batch}, heads {heads}, seq {seq}", json)
 
 
@@ -74,7 +74,7 @@ def gemm(
       warploom profile gemm --rung best32 --size 8192 --set block_stride=8 --json -
     """
     from warploom.bench.gemm import ACCUMULATORS
-    from warploom.bench.profile_gemm import GemmLaunch, profile_gemm
+    from warploom.bench.profile import GemmLaunch, profile_launches
     from warploom.cli.options import parse_settings
     from warploom.kernels.matmul.ladder import LADDER
 
@@ -83,7 +83,7 @@ def gemm(
     key = LADDER.rung(rung).key
     settings = tuple(f"{name}={value}" for name, value in parse_settings(set_).items())
     kind = None if accumulate is None else accumulate.lower()
-    found = profile_gemm([GemmLaunch(key, size, size, size, kind, settings)])[0]
+    found = profile_launches([GemmLaunch(key, size, size, size, kind, settings)])[0]
     _report(found, f"rung {key}, {size}×{size}×{size}", json)
 
 
@@ -96,11 +96,12 @@ def file(target: KernelFile, set_: KernelSettings = None, json: JsonFile = None)
     Example:
       warploom profile my_kernels.py:row_max --set tile=128
     """
-    from warploom.bench.kernel_file import KernelLaunch, profile_kernel
+    from warploom.bench.kernel_file import KernelLaunch
+    from warploom.bench.profile import profile_launches
     from warploom.cli.options import parse_settings
 
     settings = tuple(f"{name}={value}" for name, value in parse_settings(set_).items())
-    found = profile_kernel(KernelLaunch(target, settings))
+    found = profile_launches([KernelLaunch(target, settings)])[0]
     _report(found, " ".join(settings) or "its example", json)
 
 
