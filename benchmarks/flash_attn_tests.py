@@ -3,8 +3,7 @@
     PYTHONPATH=src python benchmarks/flash_attn_tests.py [--count 60] [--seconds 60] [--out DIR] [--dry-run]
 
 Their parametrisation, their references and their bounds, as ``tests/test_flash_attn.py`` of FlashAttention-2 has them
-(https://github.com/Dao-AILab/flash-attention, August 2026), without dropout and ALiBi, packed sequences and caches
-without gradients: ``--count`` cases of each test
+(https://github.com/Dao-AILab/flash-attention, August 2026), without dropout and ALiBi: ``--count`` cases of each test
 are drawn with ``--seed``. A result's largest error must be at most so many times that of the same computation in 16
 bits with PyTorch; both are judged against float64, rounded to 16 bits. Cases run in several processes, since each
 compiles kernels, and those that do not begin within ``--seconds`` are left out. Writes DIR/flash-attn-tests.json, and
@@ -136,16 +135,19 @@ def reference(q: Any, k: Any, v: Any, options: dict[str, Any], *, exact: bool) -
 
 
 def excesses(
-    case: Case, test: Test, given: tuple[Any, ...], out: Any, qkv: Any, options: dict[str, Any]
+    case: Case, test: Test, given: tuple[Any, ...], out: Any, parts: list[Any], options: dict[str, Any]
 ) -> dict[str, float]:
-    """Errors of a result and of its gradients by ``given``, from which q, k and v were made, over what is allowed."""
+    """Errors of a result and of its gradients by ``given``, from which the q, k and v of each part were made."""
     import torch
 
     by = torch.randn_like(out)
     if case.get("strided_gradient"):  # as of a result whose sequence comes first, in twice the batch
         by = torch.randn(out.shape[1], 2 * out.shape[0], *out.shape[2:], device=out.device, dtype=out.dtype)
         by = by[:, ::2].transpose(0, 1)
-    exact, rounded = (reference(*qkv, options=options, exact=exact) for exact in BOTH[::-1])
+    exact, rounded = (
+        torch.cat([reference(*qkv, options=options, exact=exact).flatten(0, 1) for qkv in parts]).view(out.shape)
+        for exact in (True, False)
+    )
     found = {"out": test.out.excess(out.detach(), rounded.detach(), exact.detach())}
     mine, coarse, want = (
         torch.autograd.grad(x, given, by.to(x.dtype), retain_graph=True) for x in (out, rounded, exact)
@@ -168,7 +170,7 @@ def run_dense(case: Case, test: Test) -> dict[str, float]:
         out, *_ = flash_attn.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), 0.0, **options, **more)
     else:
         out, *_ = flash_attn.flash_attn_func(q, k, v, 0.0, **options, **more)
-    return excesses(case, test, (q, k, v), out, (q, k, v), options)
+    return excesses(case, test, (q, k, v), out, [(q, k, v)], options)
 
 
 def run_qkvpacked(case: Case, test: Test) -> dict[str, float]:
@@ -178,7 +180,7 @@ def run_qkvpacked(case: Case, test: Test) -> dict[str, float]:
     q, k, v, options = drawn(case)
     qkv = torch.stack([q, k, v], 2).detach().requires_grad_()
     out = flash_attn.flash_attn_qkvpacked_func(qkv, 0.0, deterministic=case["deterministic"], **options)
-    return excesses(case, test, (qkv,), out, qkv.unbind(2), options)
+    return excesses(case, test, (qkv,), out, [qkv.unbind(2)], options)
 
 
 def run_again(case: Case, _test: Test) -> dict[str, float]:
@@ -195,33 +197,23 @@ def run_again(case: Case, _test: Test) -> dict[str, float]:
 
 
 def run_varlen(case: Case, test: Test) -> dict[str, float]:
-    """``flash_attn_varlen_func`` on sequences up to 20 shorter than the longest, forward."""
+    """``flash_attn_varlen_func`` on sequences up to 20 shorter than the longest."""
     import torch
 
     q, k, v, options = drawn(case)
     lengths = [[random.randint(max(1, n - 20), n) for _ in range(case["batch"])] for n in case["lengths"]]
-    parts = [[x[i, :n] for i, n in enumerate(lengths[which])] for x, which in ((q, 0), (k, 1), (v, 1))]
+    parts = [[x[i : i + 1, :n] for i, n in enumerate(lengths[which])] for x, which in ((q, 0), (k, 1), (v, 1))]
     starts = [torch.tensor([0, *ns], device=q.device).cumsum(0).to(torch.int32) for ns in lengths]
-    packed = [torch.cat(part) for part in parts]
-    with torch.no_grad():
-        call: Any = flash_attn.flash_attn_varlen_func
-        given: list[Any] = packed
-        if case["kvpacked"]:
-            call, given = flash_attn.flash_attn_varlen_kvpacked_func, [packed[0], torch.stack(packed[1:], 1)]
-        where: Any = (*starts, *map(max, lengths))
-        out, lse, _ = call(*given, *where, return_attn_probs=True, **options)
-        exact, rounded = (
-            torch.cat(
-                [
-                    reference(*(x[None] for x in one), options=options, exact=exact)[0]
-                    for one in zip(*parts, strict=True)
-                ]
-            )
-            for exact in (True, False)
-        )
+    packed = [torch.cat(part, 1)[0] for part in parts]
+    call: Any = flash_attn.flash_attn_varlen_func
+    given: list[Any] = packed
+    if case["kvpacked"]:
+        call, given = flash_attn.flash_attn_varlen_kvpacked_func, [packed[0], torch.stack(packed[1:], 1)]
+    where: Any = (*starts, *map(max, lengths))
+    out, lse, _ = call(*given, *where, deterministic=case["deterministic"], return_attn_probs=True, **options)
     if lse.shape != (case["heads"], len(packed[0])):
         raise AssertionError(f"log-sum-exps of shape {tuple(lse.shape)}")
-    return {"out": test.out.excess(out, rounded, exact)}
+    return excesses(case, test, (q, k, v), out, list(zip(*parts, strict=True)), options)
 
 
 def turned(x: Any, cos: Any, sin: Any, positions: Any, interleaved: bool) -> Any:
@@ -318,7 +310,7 @@ TESTS = (
         "dtype": HALVES, **_MASKS, "d": HEAD_DIMS, "lengths": [*UNEQUAL, *((b, a) for a, b in UNEQUAL)],
     }, 4, 9, Bound(1), Bound(1)),
     Test("varlen_output", run_varlen, {
-        "kvpacked": BOTH, "dtype": HALVES, "mha_type": ["mha", "mqa", "gqa"], **_MASKS,
+        "kvpacked": BOTH, "dtype": HALVES, "mha_type": ["mha", "mqa", "gqa"], "deterministic": BOTH, **_MASKS,
         "d": [d for d in HEAD_DIMS if d not in (40, 80)], "softcap": [0.0, 50.0],
         "lengths": [(1, 147), (113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024),
                     (1023, 1024), (1024, 1023), (2048, 2048)],

@@ -106,7 +106,7 @@ def flash_attn_varlen_func(
         "sinks": s_aux if learnable_sink is None else learnable_sink, "return_lse": return_lse or return_attn_probs,
         "out": out,
     }  # fmt: skip
-    call: Callable[..., Any] = attention_varlen
+    call: Callable[..., Any] = _deterministic_varlen if deterministic and out is None else attention_varlen
     table = block_table if page_table is None else page_table
     if table is not None:
         lengths = cu_seqlens_k.diff() if seqused_k is None and cu_seqlens_k is not None else seqused_k
@@ -257,6 +257,13 @@ def _returned(found: Any, q: Tensor, return_attn_probs: bool, return_lse: bool) 
     if return_attn_probs:
         return out, lse[0], q.new_empty(0)
     return (out, lse[0]) if return_lse else out
+
+
+def _deterministic_varlen(*arrays: Any, out: None, **options: Any) -> Any:
+    """:func:`warploom.attention_varlen`, whose gradients have equal bits from run to run."""
+    from warploom.operators.varlen import call
+
+    return call(*arrays, deterministic=True, **options)
 
 
 def _deterministic(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:

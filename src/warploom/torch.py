@@ -162,9 +162,17 @@ def _flash_attention_backward(
     _seed: Tensor, _offset: Tensor, *, scale: float | None = None, window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    _refuse(dropout_p, cum_seq_q=cum_seq_q, cum_seq_k=cum_seq_k)
-    window = window_size_left, window_size_right
-    return _backward(grad_out, query, key, value, out, logsumexp, "bshd", causal=is_causal, scale=scale, window=window)
+    _refuse(dropout_p)
+    options: Any = {"causal": is_causal, "scale": scale, "window": (window_size_left, window_size_right)}
+    tensors = grad_out, query, key, value, out, logsumexp
+    if cum_seq_q is None:
+        return _backward(*tensors, "bshd", **options)
+    import torch
+
+    from warploom.ops.attention_varlen_backward import attention_varlen_backward
+
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return attention_varlen_backward(*tensors, cum_seq_q, cum_seq_k, deterministic=deterministic, **options)
 
 
 def _scaled_dot_product_flash_attention_backward(

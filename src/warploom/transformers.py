@@ -122,12 +122,9 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, An
         torch.take_along_dim(x[:, :kv_length], order[name], 1).flatten(0, 1)
         for x, name in ((q, "q"), (k, "k"), (v, "k"))
     )
-    out = _varlen(
-        *rows, starts["q"], starts["k"], seqused_q=used["q"], seqused_k=used["k"],
-        out=torch.zeros(batch * length, *q.shape[2:], dtype=q.dtype, device=q.device), **options,
-    )  # fmt: skip
-    found = out.view(q.shape)
-    return torch.empty_like(found).scatter_(1, order["q"].expand_as(found), found)
+    out = _varlen(*rows, starts["q"], starts["k"], seqused_q=used["q"], seqused_k=used["k"], **options).view(q.shape)
+    found = torch.empty_like(out).scatter(1, order["q"].expand_as(out), out)
+    return found.masked_fill(~kept["q"][..., None, None], 0.0)  # rows of no sequence hold anything
 
 
 def _every(length: int, batch: int, like: Tensor) -> Tensor:

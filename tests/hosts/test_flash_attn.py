@@ -110,6 +110,26 @@ def assert_each_sequence(out, q, k, v, lengths, **options):
     assert_near(out, torch.cat(expected))
 
 
+def test_gradients_of_packed_sequences(monkeypatch):
+    from warploom.operators import varlen
+
+    given = q, k, v = tensors((33, 2, 16), (49, 1, 16), (49, 1, 16))
+    asked, backward = [], varlen.attention_varlen_backward
+
+    def watched(*arguments, deterministic, **options):
+        asked.append(deterministic)
+        return backward(*arguments, deterministic=deterministic, **options)
+
+    monkeypatch.setattr(varlen, "attention_varlen_backward", watched)
+    where = starts(LENGTHS[0]), starts(LENGTHS[1])
+    out = flash_attn.flash_attn_varlen_func(q, k, v, where[0], where[1], 24, 24, causal=True, deterministic=True)
+    parts = (x.split(n) for x, n in zip(given, (LENGTHS[0], LENGTHS[1], LENGTHS[1]), strict=True))
+    expected = torch.cat([attention64(*(x[None] for x in one), causal=True)[0][0] for one in zip(*parts, strict=True)])
+    for grad, want in zip(*(torch.autograd.grad(x.sum(), given) for x in (out, expected)), strict=True):
+        assert_near(grad, want.double())
+    assert asked == [True]
+
+
 @torch.no_grad()
 def test_packed_sequences():
     q, k, v = tensors((33, 2, 16), (49, 1, 16), (49, 1, 16))

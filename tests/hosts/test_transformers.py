@@ -81,12 +81,25 @@ def test_images_are_seen_in_both_directions():
     assert_as_near(model, lambda m: m(image.to(m.dtype)).last_hidden_state)
 
 
-def test_gradients_reach_the_weights():
-    model = model_of("llama").bfloat16()
-    model.set_attn_implementation("warploom")
-    tokens = torch.arange(3, 23)[None]
-    model(tokens, labels=tokens).loss.backward()
-    assert model.model.layers[0].self_attn.k_proj.weight.grad.abs().max() > 0
+@pytest.mark.parametrize("padded", [False, True])
+def test_gradients_are_as_near_to_float32_as_eager_ones(padded):
+    tokens = torch.arange(3, 43).view(2, 20)
+    mask = torch.ones_like(tokens)
+    mask[0, :9] = 1 - padded
+    model = model_of("llama")
+
+    def gradient(name):
+        model.set_attn_implementation(name)
+        model.zero_grad()
+        labels = tokens.clone()
+        labels[0, :10] = -100  # nothing of a padded position is in the loss
+        model(tokens, attention_mask=mask if padded else None, labels=labels).loss.backward()
+        return model.model.layers[0].self_attn.k_proj.weight.grad.float()
+
+    exact = gradient("eager")
+    model.bfloat16()
+    eager, ours = gradient("eager"), gradient("warploom")
+    assert (ours - exact).abs().max() <= 2 * (eager - exact).abs().max() + 2**-8 * exact.abs().max()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])

@@ -23,7 +23,7 @@ _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, "
     "Tensor? seqused_k=None, bool causal=False, float? scale=None, SymInt? window_left=None, "
     "SymInt? window_right=None, float? softcap=None, str? config=None, Tensor? scale_tensor=None, "
-    "Tensor? softcap_tensor=None, Tensor? sinks=None) -> "
+    "Tensor? softcap_tensor=None, Tensor? sinks=None, bool deterministic=False) -> "
 )
 
 
@@ -31,7 +31,7 @@ _BACKWARD = (
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor cu_seqlens_q, "
     "Tensor? cu_seqlens_k=None, Tensor? dlse=None, Tensor? seqused_q=None, Tensor? seqused_k=None, bool causal=False, "
     "float? scale=None, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, "
-    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None) -> (Tensor, Tensor, Tensor)"
+    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None, bool deterministic=False) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -40,13 +40,13 @@ def _run_backward(
     cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor | None = None, dlse: torch.Tensor | None = None,
     seqused_q: torch.Tensor | None = None, seqused_k: torch.Tensor | None = None, causal: bool = False,
     scale: float | None = None, window_left: int | None = None, window_right: int | None = None,
-    softcap: float | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
+    softcap: float | None = None, scale_tensor: Any = None, softcap_tensor: Any = None, deterministic: bool = False,
 ) -> Any:  # fmt: skip
     return attention_varlen_backward(
         dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, dlse=dlse, seqused_q=seqused_q, seqused_k=seqused_k,
         causal=causal, window=pair(window_left, window_right), scale=scale if scale_tensor is None else scale_tensor,
         softcap=softcap if softcap_tensor is None else softcap_tensor,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
+        deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def _backward(
     found = backward_operator(
         torch.zeros_like(out) if dout is None else dout, q, k, v, out, lse, q_starts, k_starts, dlse, q_used, k_used,
         others["causal"], others.get("scale"), others["window_left"], others["window_right"], others.get("softcap"),
-        scale, softcap,
+        scale, softcap, others["deterministic"],
     )  # fmt: skip
     return dict(zip("qkv", found, strict=True))
 
@@ -88,10 +88,10 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         seqused_k: torch.Tensor | None = None, causal: bool = False, scale: float | None = None,
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
         config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
-        sinks: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None, deterministic: bool = False,
     ) -> Any:  # fmt: skip
-        call: Any = eager.attention_varlen
-        return call(
+        of_arrays: Any = eager.attention_varlen
+        return of_arrays(
             q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, causal=causal,
             scale=scale if scale_tensor is None else scale_tensor, window=pair(window_left, window_right),
             softcap=softcap if softcap_tensor is None else softcap_tensor, sinks=sinks, return_lse=return_lse,
@@ -104,7 +104,7 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         seqused_k: torch.Tensor | None = None, causal: bool = False, scale: float | None = None,
         window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
         config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
-        sinks: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None, _deterministic: bool = False,
     ) -> Any:  # fmt: skip
         options = Options(causal, scale, pair(window_left, window_right), softcap, return_lse)
         given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
@@ -159,6 +159,20 @@ def attention_varlen(
             window=window, softcap=softcap, scale=scale, sinks=sinks, return_lse=return_lse, out=out, check=check,
             config=config,
         )  # fmt: skip
+    return call(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, causal=causal, window=window,
+        softcap=softcap, scale=scale, sinks=sinks, return_lse=return_lse, config=config,
+    )  # fmt: skip
+
+
+def call(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None = None, *, seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None, causal: bool = False, window: Window | None = None,
+    softcap: float | None = None, scale: float | None = None, sinks: torch.Tensor | None = None,
+    return_lse: bool = False, config: PackedConfig | str | None = None, deterministic: bool = False,
+) -> Any:  # fmt: skip
+    """:func:`attention_varlen`; ``deterministic`` asks for gradients with equal bits from run to run."""
     left, right = (None, None) if window is None else window
     scale, scale_tensor = known("scale", scale)
     softcap, softcap_tensor = known("softcap", softcap)
@@ -166,6 +180,7 @@ def attention_varlen(
     given = (
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, causal, scale, left, right, softcap,
         None if config is None else str(config), scale_tensor, softcap_tensor, sinks,
+        deterministic,
     )  # fmt: skip
     differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if not (return_lse or differentiated):
