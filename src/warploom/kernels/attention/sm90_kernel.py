@@ -85,13 +85,24 @@ class Maps(Protocol):
     """Q, K, V and O as the TMA sees them."""
 
     @property
-    def q(self) -> TensorMapHandle: ...
+    def q(self) -> TensorMapHandle:
+        """Queries."""
+        ...
+
     @property
-    def k(self) -> TensorMapHandle: ...
+    def k(self) -> TensorMapHandle:
+        """Keys."""
+        ...
+
     @property
-    def v(self) -> TensorMapHandle: ...
+    def v(self) -> TensorMapHandle:
+        """Values."""
+        ...
+
     @property
-    def o(self) -> TensorMapHandle: ...
+    def o(self) -> TensorMapHandle:
+        """What comes of them."""
+        ...
 
     def boxes(self, of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
         """The boxes of one of them, at the places that tiles say."""
