@@ -9,6 +9,7 @@ geometric progression from the longest to a sixteenth of it, shuffled, with an e
 rows behind. Every result is checked first, rows of several sequences against float64; then all are timed interleaved as
 replays of CUDA graphs, on inputs that rotate past the L2. Writes OUT/varlen-cells.json after each cell, prints the
 table, and exits with 1 if a result is wrong or uneven lengths run at less than 0.95 of the rate of even ones.
+``--backward`` does the same for gradients and writes OUT/varlen-backward-cells.json.
 """
 
 from __future__ import annotations
@@ -31,10 +32,17 @@ from typing import Any
 import warploom
 from warploom.core.dtypes import bf16
 from warploom.core.targets import target
+from warploom.kernels.attention.backward import TENSORS, BackwardOperands, BackwardProblem
+from warploom.kernels.attention.backward_choice import choose as choose_backward
 from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
+from warploom.kernels.attention.packed_backward import choose_packed_backward, packed_backward_calls
+from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
+from warploom.kernels.source import KernelSource
+from warploom.ops.attention_varlen_backward import attention_varlen_backward
 from warploom.ops.backends import built
 
 WIDTH = 2048
@@ -43,6 +51,8 @@ SPREAD = 16
 BEHIND = 64
 """Rows of no sequence."""
 CHECKED_ROWS = 256
+MOST_SCORES = 2**26
+"""Of the gradients' reference at a time."""
 SMALLEST_SAMPLE = 0.010
 AT_LEAST = 0.95
 
@@ -82,10 +92,10 @@ class Cell:
         random.Random(0).shuffle(found)
         return found
 
-    def flops(self, lengths: list[int]) -> int:
-        """Of the two products."""
+    def flops(self, lengths: list[int], *, backward: bool = False) -> int:
+        """Of the two products, or the five of the backward pass."""
         scores = sum(n * (n + 1) // 2 if self.causal else n * n for n in lengths)
-        return 4 * self.heads * self.head_dim * scores
+        return (10 if backward else 4) * self.heads * self.head_dim * scores
 
 
 def cells() -> list[Cell]:
@@ -98,8 +108,8 @@ Inputs = dict[str, Any]
 Run = Callable[[Inputs], Any]
 
 
-def fresh(cell: Cell, lengths: list[int]) -> Inputs:
-    """Random q, k and v, NaN behind them, and where sequences begin."""
+def fresh(cell: Cell, lengths: list[int], *, backward: bool = False) -> Inputs:
+    """Random q, k and v, NaN behind them, and where sequences begin; of a backward pass what the forward one gives."""
     import torch
 
     total = sum(lengths)
@@ -111,12 +121,54 @@ def fresh(cell: Cell, lengths: list[int]) -> Inputs:
 
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).cuda()
     kv_heads = cell.kv_heads or cell.heads
-    return {"q": make(cell.heads), "k": make(kv_heads), "v": make(kv_heads), "starts": starts, "longest": max(lengths)}
+    x = {"q": make(cell.heads), "k": make(kv_heads), "v": make(kv_heads), "starts": starts, "longest": max(lengths)}
+    if backward:
+        x["out"], x["lse"] = warploom.attention_varlen(
+            x["q"], x["k"], x["v"], starts, causal=cell.causal, return_lse=True
+        )
+        x["dout"] = make(cell.heads)
+    return x
 
 
 def ours(cell: Cell, config: str | None = None) -> Run:
     """This package's call."""
     return lambda x: warploom.attention_varlen(x["q"], x["k"], x["v"], x["starts"], causal=cell.causal, config=config)
+
+
+def our_gradients(cell: Cell, config: str | None = None) -> Run:
+    """This package's backward pass."""
+    names = "dout", "q", "k", "v", "out", "lse", "starts"
+    return lambda x: attention_varlen_backward(*(x[n] for n in names), causal=cell.causal, config=config)
+
+
+def dense_gradients(cell: Cell) -> Run:
+    """``attention_backward``, where all sequences are as long."""
+
+    def run(x: Inputs) -> Any:
+        size = cell.batch, cell.length
+        dout, q, k, v, out = (x[n][:-BEHIND].unflatten(0, size) for n in ("dout", "q", "k", "v", "out"))
+        lse = x["lse"][:, :-BEHIND].unflatten(1, size).transpose(0, 1).contiguous()
+        found = warploom.attention_backward(dout, q, k, v, out, lse, causal=cell.causal)
+        return tuple(g.flatten(0, 1) for g in found)
+
+    return run
+
+
+def flash_attention_2_gradients(cell: Cell) -> Run:
+    """PyTorch's copy, by its operators; its forward pass runs once for each set of inputs."""
+    import torch
+
+    aten, kept = torch.ops.aten, dict[int, tuple[Any, ...]]()
+
+    def run(x: Inputs) -> Any:
+        lengths = x["starts"], x["starts"], x["longest"], x["longest"], 0.0, cell.causal
+        q, k, v = (x[n] for n in "qkv")
+        if id(x) not in kept:
+            kept[id(x)] = aten._flash_attention_forward(q, k, v, *lengths, False)[:4]
+        out, lse, seed, offset = kept[id(x)]
+        return aten._flash_attention_backward(x["dout"], q, k, v, out, lse, *lengths, seed, offset)
+
+    return run
 
 
 def dense(cell: Cell) -> Run:
@@ -184,21 +236,59 @@ def largest_error(cell: Cell, x: Inputs, lengths: list[int], out: Any) -> float:
     return worst
 
 
+def largest_gradient_error(cell: Cell, x: Inputs, lengths: list[int], found: Any) -> float:
+    """The largest error over what is allowed, of the first key head of the longest and the shortest sequence."""
+    import torch
+
+    group, worst = cell.heads // (cell.kv_heads or cell.heads), 0.0
+    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
+    for number in (order[0], order[-1]):
+        first, n = sum(lengths[:number]), lengths[number]
+        rows = slice(first, first + n)
+
+        def of(y: Any, heads: int, rows: slice = rows) -> Any:
+            return y[rows, :heads].transpose(0, 1)
+
+        at = torch.arange(n, device="cuda")
+        reference = gradient_reference(
+            of(x["dout"], group), of(x["q"], group), of(x["k"], 1), of(x["v"], 1), of(x["out"], group), dtype=bf16,
+            seen=at[None] <= at[:, None] if cell.causal else None, rows=MOST_SCORES // (n * group),
+        )  # fmt: skip
+        dq, dk, dv = found[:3]
+        worst = max(worst, *reference.excess(of(dq, group), of(dk, 1), of(dv, 1)).values())
+    return worst
+
+
+def candidates_of(cell: Cell, options: argparse.Namespace) -> dict[str, tuple[Run | None, list[int]]]:
+    """Who is timed, and on which lengths."""
+    texts = [text for text in options.config if f"head_dim={cell.head_dim}," in text]
+    if options.backward:
+        return {
+            "uneven": (our_gradients(cell), cell.uneven), "even": (our_gradients(cell), cell.even),
+            "dense": (dense_gradients(cell), cell.even),
+            "flash_attention_2": (flash_attention_2_gradients(cell), cell.uneven),
+            **{text: (our_gradients(cell, text), cell.uneven) for text in texts},
+        }  # fmt: skip
+    return {
+        "uneven": (ours(cell), cell.uneven), "even": (ours(cell), cell.even), "dense": (dense(cell), cell.even),
+        "flash_attention_2": (flash_attention_2(cell), cell.uneven),
+        "flash_attention_4": (flash_attention_4(cell), cell.uneven),
+        **{text: (ours(cell, text), cell.uneven) for text in texts},
+    }  # fmt: skip
+
+
 def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     """One cell: checked, and timed."""
     import torch
 
     from warploom.bench.timing import Candidate, EventClock, graphed, input_sets, measure, paired_spread
 
-    runs: dict[str, tuple[Run | None, list[int]]] = {
-        "uneven": (ours(cell), cell.uneven), "even": (ours(cell), cell.even), "dense": (dense(cell), cell.even),
-        "flash_attention_2": (flash_attention_2(cell), cell.uneven),
-        "flash_attention_4": (flash_attention_4(cell), cell.uneven),
-        **{text: (ours(cell, text), cell.uneven) for text in options.config if f"head_dim={cell.head_dim}," in text},
-    }  # fmt: skip
+    runs, error_of = candidates_of(cell, options), largest_gradient_error if options.backward else largest_error
     row = cell.head_dim * 2 * 2 * (cell.heads + (cell.kv_heads or cell.heads))
     count = input_sets(row * sum(cell.uneven), torch.cuda.get_device_properties(0).L2_cache_size)
-    inputs = {str(n): [fresh(cell, n) for _ in range(count)] for n in (cell.even, cell.uneven)}
+    inputs = {
+        str(n): [fresh(cell, n, backward=options.backward) for _ in range(count)] for n in (cell.even, cell.uneven)
+    }
     errors, failed = dict[str, float](), dict[str, str]()
     candidates: list[Any] = []
     for name, (run, lengths) in runs.items():
@@ -207,7 +297,9 @@ def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
         sets = inputs[str(lengths)]
         torch.full_like(sets[0]["q"], math.nan)  # the memory that the result is likely to get
         try:
-            errors[name] = largest_error(cell, sets[0], lengths, run(sets[0]))
+            errors[name] = error_of(cell, sets[0], lengths, run(sets[0]))
+            for x in sets:  # forward passes of peers are no part of a graph
+                run(x)
             candidates.append(graphed(Candidate(name, lambda i, run=run, sets=sets: run(sets[i])), count, torch))
         except Exception as error:
             if name not in ("flash_attention_2", "flash_attention_4"):
@@ -219,7 +311,8 @@ def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
         "cell": cell.name, "head_dim": cell.head_dim, "causal": cell.causal, "batch": cell.batch,
         "length": cell.length, "lengths": cell.uneven, "not_run": failed, "error": errors,
         "tflops": {
-            n: m.seconds.rate(count * cell.flops(runs[n][1]) / 1e12).json() for n, m in found.items()
+            n: m.seconds.rate(count * cell.flops(runs[n][1], backward=options.backward) / 1e12).json()
+            for n, m in found.items()
         },
         "ratio": {n: paired_spread(found["uneven"], m).json() for n, m in found.items() if n != "uneven"},
     }  # fmt: skip
@@ -237,9 +330,9 @@ def missed(found: list[dict[str, Any]]) -> list[str]:
 
 
 # -- kernels that are compiled before
-def make(job: tuple[Cell, str]) -> None:
+def make(job: tuple[Cell, str, bool]) -> None:
     """Compile the kernels of a cell for an architecture into the cache."""
-    cell, arch = job
+    cell, arch, backward = job
     d, h, g = cell.head_dim, cell.heads, cell.kv_heads or cell.heads
     window = None, 0 if cell.causal else None
     packed = PackedProblem(cell.batch, h, g, WIDTH, WIDTH, d, bf16, window)
@@ -247,9 +340,28 @@ def make(job: tuple[Cell, str]) -> None:
     sources = [call.source for call in packed_calls(choose_packed(packed, target(arch)), packed, (q, kv, kv, q), 132)]
     even = AttentionProblem(cell.batch, h, g, cell.length, cell.length, d, bf16, window)
     rows, keys = (cell.length * h * d, d, h * d), (cell.length * g * d, d, g * d)
-    sources.append(choose(even, target(arch))[0].call(even, Operands((rows, keys, keys, rows), "bshd"), 132).source)
+    chosen: Any = choose(even, target(arch))[0]
+    sources.append(chosen.call(even, Operands((rows, keys, keys, rows), "bshd"), 132).source)
+    if backward:
+        sources += sources_of_gradients(cell, arch)
     for source in sources:
         built(source, arch)
+
+
+def sources_of_gradients(cell: Cell, arch: str) -> list[KernelSource]:
+    """The kernels of the backward passes, and of the forward one with log-sum-exps."""
+    d, h, g, goal = cell.head_dim, cell.heads, cell.kv_heads or cell.heads, target(arch)
+    window = None, 0 if cell.causal else None
+    packed = PackedProblem(cell.batch, h, g, WIDTH, WIDTH, d, bf16, window, lse=True)
+    q, kv = (h * d, d), (g * d, d)
+    calls = [*packed_calls(choose_packed(packed, goal), packed, (q, kv, kv, q), 132)]
+    problem = PackedBackwardProblem(packed)
+    strides = {name: kv if name in ("k", "v", "dk", "dv") else q for name in TENSORS}
+    calls += packed_backward_calls(choose_packed_backward(problem, goal), problem, strides)
+    even = BackwardProblem(AttentionProblem(cell.batch, h, g, cell.length, cell.length, d, bf16, window))
+    lying = [(cell.length * row, head, row) for row, head in (strides[name] for name in TENSORS)]
+    calls += choose_backward(even, goal)[0].calls(even, BackwardOperands(tuple(lying), "bshd"))
+    return [call.source for call in calls]
 
 
 def line(c: dict[str, Any]) -> str:
@@ -268,6 +380,7 @@ def main() -> int:
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--backward", action="store_true", help="gradients")
     parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
     options = parser.parse_args()
     todo = [c for c in cells() if c.head_dim in options.head_dims]
@@ -278,7 +391,7 @@ def main() -> int:
 
         arch = gpu_target(0).name
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        list(pool.map(make, [(cell, arch) for cell in todo]))
+        list(pool.map(make, [(cell, arch, options.backward) for cell in todo]))
     if options.compile_only:
         return 0
     from warploom.bench.environment import environment
@@ -292,7 +405,8 @@ def main() -> int:
         found.append(timed(cell, options))
         print(line(found[-1]), flush=True)
         result = {"environment": head, "cells": found, "missed": missed(found)}
-        (folder / "varlen-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        name = "varlen-backward-cells.json" if options.backward else "varlen-cells.json"
+        (folder / name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     failures = missed(found)
     print("\n".join(failures) or "every figure is reached")
     return 1 if failures else 0

@@ -158,6 +158,11 @@ class BackwardSm80(HeadDims, Configuration):
         """Query rows of a block, and keys of a tile."""
         return self.tile_m, self.keys
 
+    @property
+    def least_together(self) -> int:
+        """Heads of keys whose tiles come side by side, at least."""
+        return 1
+
     def calls_packed(self, problem: PackedBackwardProblem, strides: Mapping[str, Strides]) -> tuple[KernelCall, ...]:
         """The kernels for packed sequences, on their lists of tiles."""
         p, names = problem.forward, ("q", "k", "v", "dout", "dk", "dv")

@@ -188,6 +188,11 @@ class BackwardSm90(HeadDims, Configuration):
         """Query rows of a block, and keys of a tile."""
         return self.tile_m, KEYS
 
+    @property
+    def least_together(self) -> int:
+        """Heads of keys whose tiles come side by side, at least."""
+        return self.side_by_side
+
     def calls_packed(self, problem: PackedBackwardProblem, strides: Mapping[str, Strides]) -> tuple[KernelCall, ...]:
         """The kernels for packed sequences, on their lists of tiles."""
         p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)

@@ -17,9 +17,6 @@ from warploom.kernels.attention.packed_backward_problem import PackedBackwardPro
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
 
-HEADS_TOGETHER = 8
-"""Of keys, whose tiles come side by side, at least: those of a head wait for each other."""
-
 
 @runtime_checkable
 class PackedBackwardConfig(BackwardConfig, Protocol):
@@ -28,6 +25,11 @@ class PackedBackwardConfig(BackwardConfig, Protocol):
     @property
     def blocks(self) -> tuple[int, int]:
         """Query rows of a block, and keys of a tile."""
+        ...
+
+    @property
+    def least_together(self) -> int:
+        """Heads of keys whose tiles come side by side, at least."""
         ...
 
     def calls_packed(self, problem: PackedBackwardProblem, strides: Mapping[str, Strides]) -> tuple[KernelCall, ...]:
@@ -68,7 +70,8 @@ def lists(config: PackedBackwardConfig, problem: PackedBackwardProblem) -> tuple
     queries = _Side("q", p.total_q, p.heads, rows, "blocks")
     others = _Side("k", p.total_k, p.kv_heads, keys, "tiles")
     slots = problem.slots(rows)
-    return _list(problem, queries, others, (rows, False), slots), _list(problem, others, queries, (rows, True), slots)
+    of_keys = _list(problem, others, queries, (rows, True), slots, config.least_together)
+    return _list(problem, queries, others, (rows, False), slots), of_keys
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,9 @@ class _Side:
 
 
 def _list(
-    problem: PackedBackwardProblem, own: _Side, other: _Side, slots: tuple[int, bool], most_slots: int
-) -> KernelCall:
+    problem: PackedBackwardProblem, own: _Side, other: _Side, slots: tuple[int, bool], most_slots: int,
+    least: int = 1,
+) -> KernelCall:  # fmt: skip
     p = problem.forward
     used = dict(zip("qk", p.used, strict=True))
     source = KernelSource.of(
@@ -94,8 +98,7 @@ def _list(
     most = most_pieces(own.total, p.batch, own.tile)
     row_bytes = p.head_dim * p.dtype.bytes * (2 if own.name == "q" else 4 * p.group)
     together = heads_together(other.total, row_bytes, own.heads)
-    if own.name == "k":
-        together = min(own.heads, max(HEADS_TOGETHER, together))
+    together = min(own.heads, max(least, together))
     scalars = {
         "total_q": own.total, "total_k": other.total, "batch": p.batch, "heads": own.heads, "most": most,
         "most_slots": most_slots, **divisors(together=together),
