@@ -46,9 +46,9 @@ def console(stderr: bool = False) -> Console:
     """A rich console; tables that are piped away keep a fixed, wide layout."""
     from rich.console import Console
 
-    found = Console(stderr=stderr, highlight=False)
+    found = Console(stderr=stderr, highlight=False, emoji=False)
     if not found.is_terminal:
-        found = Console(stderr=stderr, highlight=False, width=PLAIN_WIDTH)
+        found = Console(stderr=stderr, highlight=False, emoji=False, width=PLAIN_WIDTH)
     return found
 
 
