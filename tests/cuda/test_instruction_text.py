@@ -18,7 +18,7 @@ from warploom.ir.verify import least_architecture, verify
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import BulkLoadBytes, BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
-from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
+from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared, StoreAsync
 from warploom.isa.conversion import (
     Bitcast,
     Combine,
@@ -179,6 +179,7 @@ SYNC: list[Instruction] = [
     *(ClusterArrive(relaxed, aligned) for relaxed in (False, True) for aligned in (True, False)),
     *(ClusterWait(aligned) for aligned in (True, False)),
     MapShared(),
+    StoreAsync(16, 8),
     *(AsyncProxyFence(space) for space in ("shared", "global", "all")),
     SetMaxRegisters(240, "inc"),
     SetMaxRegisters(24, "dec"),

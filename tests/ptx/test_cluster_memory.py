@@ -62,3 +62,28 @@ def test_a_rank_that_the_cluster_does_not_have() -> None:
 def test_atomics_from_afar_are_refused() -> None:
     with pytest.raises(PtxError, match="only loads and stores"):
         run(LOADS.replace("ld.shared::cluster.u32 %r4, [%r6]", "atom.shared::cluster.add.u32 %r4, [%r6], 1"))
+
+
+ASYNC = f"""{START} setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [bar], 1;
+    fence.mbarrier_init.release.cluster; {SYNC}
+    mov.u32 %r10, bar; mov.u32 %r11, s; mapa.shared::cluster.u32 %r10, %r10, %r8;
+    mapa.shared::cluster.u32 %r11, %r11, %r8;
+    @!%p1 bra wait; mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], EXPECTED;
+    {{ .reg .v4 .s32 abcd; mov.s32 abcd.x, %r9; mov.s32 abcd.y, 5; mov.s32 abcd.z, 6; mov.s32 abcd.w, 7;
+    st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [%r11], abcd, [%r10]; }}
+    wait: WAIT setp.ge.u32 %p2, %r0, 4; @%p2 bra end; ld.shared.u32 %r4, [%r1]; {OUT} end: {SYNC}"""
+WAIT = """{ .reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [bar], 0;
+    @!done bra again; }"""
+
+
+@pytest.mark.parametrize(("expected", "wait", "kind"), [
+    ("16", WAIT, ""), ("16", "", "in_flight"), ("32", WAIT, "deadlock"), ("16", "bar.sync 0;", "in_flight"),
+])  # fmt: skip
+def test_words_that_are_stored_asynchronously(expected: str, wait: str, kind: str) -> None:
+    text = ASYNC.replace("EXPECTED", expected).replace("WAIT", wait)
+    text = kernel(text, before=".shared .align 16 .b8 s[256]; .shared .align 8 .b8 bar[8];", target="sm_90")
+    out = np.zeros(256, np.uint32)
+    found = kinds(check(text, [out], 64, grid=4, cluster=2).findings)
+    assert (kind in found) if kind else not found
+    if not kind:
+        assert out.reshape(4, 64)[:, :4].tolist() == [[1, 5, 6, 7], [0, 5, 6, 7]] * 2

@@ -24,7 +24,7 @@ from warploom.emulate.mbarrier_state import Mbarrier
 from warploom.emulate.mbarriers import Mbarriers
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE
-from warploom.emulate.spans import Span
+from warploom.emulate.spans import Span, Words
 from warploom.emulate.tensor_maps import CHUNK, TensorMapArgument
 from warploom.ir.statements import Op
 from warploom.isa.effects import BulkStore, BulkTensorCopy
@@ -41,7 +41,7 @@ class _Load:
     row: int
     lane: int
     cta: int
-    source: TensorMapArgument | Span
+    source: TensorMapArgument | Span | Words
     at: tuple[int, ...]
     chunks: Array
     cells: Array
@@ -161,6 +161,22 @@ class BulkCopies:
                 where = int(bars[i, lane]) - SHARED_BASE
                 self._start_load(row, lane, op, span, (), chunks, where, row // self.warps)
 
+    def issue_words(self, frame: Frame, op: Op, target: Array, barrier: Array, words: Array) -> None:
+        """Each active lane stores its words (warps, lanes, words) into a CTA of the cluster."""
+        places, bars = (frame.full(x).astype(np.int64) for x in (target, barrier))
+        for i, row, lanes in lanes_of(frame, None):
+            for lane in range(32) if lanes is None else lanes:
+                cta, where = self.barriers.window(int(bars[i, lane]), row, lane, op)
+                owner, place = self.barriers.window(int(places[i, lane]), row, lane, op)
+                own = row // self.warps
+                if (owner if owner is not None else own) != (cta if cta is not None else own):
+                    message = f"{op.instruction.mnemonic} stores to one CTA and completes on an mbarrier of another"
+                    self.report.add("mbarrier", op.where, message, row, lane)
+                    continue
+                chunks = self._inside(np.array([place]), CHUNK, CHUNK, row, lane, op)
+                source = Words(np.ascontiguousarray(words[i, lane]))
+                self._start_load(row, lane, op, source, (), chunks, where - SHARED_BASE, own if cta is None else cta)
+
     def _receivers(self, row: int, lane: int, mask: int, op: Op) -> list[int]:
         """The CTAs (of the batch) that a mask names; a finding for those that the cluster does not have."""
         together = self.engines.places.together
@@ -232,8 +248,8 @@ class BulkCopies:
             self.report.add("bounds", op.where, message, row, lane)
 
     def _start_load(
-        self, row: int, lane: int, op: Op, source: TensorMapArgument | Span, at: tuple[int, ...], chunks: Array | None,
-        barrier: int, cta: int,
+        self, row: int, lane: int, op: Op, source: TensorMapArgument | Span | Words, at: tuple[int, ...],
+        chunks: Array | None, barrier: int, cta: int,
     ) -> None:  # fmt: skip
         bar = self.barriers.find(barrier, row, [lane], op, cta)
         if bar is None:
@@ -251,7 +267,7 @@ class BulkCopies:
             self.barriers.check_follows(bar, row, [lane], op)
             self.proxy.check(([row], lane), cells, "write", op)
             number = self.proxy.begin_write(row, cells, op)
-            box = self.globally.begin(source, at, "read", row, lane, op)
+            box = None if isinstance(source, Words) else self.globally.begin(source, at, "read", row, lane, op)
             passed = self.proxy.clocks.passed(row)
         self.loads.append(_Load(op, row, lane, cta, source, at, chunks, cells, bar, number, box, passed))
 
@@ -276,7 +292,6 @@ class BulkCopies:
             return False
         load = self.loads.pop(0 if rng is None else rng.randrange(len(self.loads)))
         source, shared = load.source, self.proxy.shared
-        assert source.buffer is not None
         index = (load.chunks - SHARED_BASE + load.cta * shared.stride) // CHUNK
         shared.data.reshape(-1, CHUNK)[index] = source.load(load.at)
         engine = self.engines.mbarrier(load.cta, load.barrier.address)

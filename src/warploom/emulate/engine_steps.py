@@ -66,6 +66,8 @@ class EngineSteps:
             return self._copy(op, effect, keys)
         if isinstance(effect, fx.BulkStore):
             return self._store_bytes(op, effect, keys)
+        if isinstance(effect, fx.AsyncStore):
+            return self._store_async(op, effect, keys)
         if isinstance(effect, fx.BulkLoad):
             return self._load_bytes(op, effect, keys)
         if isinstance(effect, fx.ClusterBarrier):
@@ -216,6 +218,17 @@ class EngineSteps:
             source = frame.env[keys[load.source]] + np.uint64(load.source_offset % 2**64)
             everyone = np.ones((1, 1, 1), np.bool_) if guard is None else guard
             self.state.bulk.issue_load(frame, op, shared, source, frame.env[keys[load.bytes]], barrier, everyone)
+
+        return step
+
+    def _store_async(self, op: Op, store: fx.AsyncStore, keys: tuple[Value, ...]) -> Step:
+        def step(frame: Frame) -> None:
+            for key in keys:
+                self.run.observe(frame, key, op, "an operand")
+            target = self._address(frame, op, store.target, store.target_offset)
+            barrier = self._address(frame, op, store.barrier, store.barrier_offset)
+            words = [frame.full(frame.env[key]) for key in keys[store.values :]]
+            self.state.bulk.issue_words(frame, op, target, barrier, np.stack(words, axis=-1))
 
         return step
 

@@ -154,7 +154,7 @@ class Mbarriers:
             self.clocks.stamp(op)
             for place, group in split(places[i], lanes):
                 lane = 0 if group is None else group[0]
-                cta, where = self._window(place, row, lane, op) if effect.remote else (None, place)
+                cta, where = self.window(place, row, lane, op) if effect.remote else (None, place)
                 bar = self.find(where - SHARED_BASE, row, group, op, cta)
                 if bar is None:
                     continue
@@ -170,7 +170,7 @@ class Mbarriers:
                     bar.count -= effect.drops
                     self._arrive(bar, effect.expected_bytes or 0, row, number, op)
 
-    def _window(self, place: int, row: int, lane: int, op: Op) -> tuple[int | None, int]:
+    def window(self, place: int, row: int, lane: int, op: Op) -> tuple[int | None, int]:
         """The CTA (of the batch) and the address within it of a shared::cluster address; its own without a rank."""
         rank, where = (place >> WINDOW_BITS) - 1, place & (1 << WINDOW_BITS) - 1
         if rank < 0:

@@ -48,3 +48,19 @@ class Span:
             target.view(np.float32)[:] += source.view(np.float32)
         else:
             target[:] = source
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """What a thread stores asynchronously: 16 bytes."""
+
+    words: Array
+
+    @property
+    def box_bytes(self) -> int:
+        """What the store moves."""
+        return self.words.nbytes
+
+    def load(self, _at: tuple[int, ...]) -> Array:
+        """The bytes, (1, 16)."""
+        return self.words.view(np.uint8).reshape(1, -1)

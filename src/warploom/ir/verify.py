@@ -40,6 +40,7 @@ from warploom.isa.conversion import PairArithmetic
 from warploom.isa.effects import (
     Access,
     AsyncMatrix,
+    AsyncStore,
     BulkLoad,
     BulkStore,
     BulkTensorCopy,
@@ -63,7 +64,7 @@ from warploom.isa.sync import GridDependency
 from warploom.isa.warp import Elect, Special
 
 _EFFECT_NEEDS: dict[type[Effect], str] = {
-    BulkTensorCopy: "sm_90", BulkStore: "sm_90", BulkLoad: "sm_90", MbarrierWait: "sm_90",
+    BulkTensorCopy: "sm_90", BulkStore: "sm_90", BulkLoad: "sm_90", AsyncStore: "sm_90", MbarrierWait: "sm_90",
     MbarrierFence: "sm_90", ProxyFence: "sm_90",
     ClusterBarrier: "sm_90", RegisterBudget: "sm_90a", AsyncMatrix: "sm_90a", WarpgroupFence: "sm_90a",
     TensorMapWrite: "sm_90a", TensorMapFence: "sm_90",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from warploom.core.dtypes import DType, u32
-from warploom.isa.base import Array, Instruction, Lanewise, inline_ptx
-from warploom.isa.effects import ClusterBarrier, Effect, WarpSync
+from warploom.isa.base import Array, Instruction, Lanewise, address, inline_ptx
+from warploom.isa.effects import AsyncStore, ClusterBarrier, Effect, WarpSync
 
 WINDOW_BITS = 24
 """The emulator's shared::cluster addresses: rank + 1 above this bit, the CTA's own shared address below it."""
@@ -82,7 +82,7 @@ class MapShared(Lanewise):
 
     @property
     def result_types(self) -> tuple[DType, ...]:
-        """An address in shared::cluster, for remote arrivals alone."""
+        """An address in shared::cluster."""
         return (u32,)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
@@ -94,3 +94,33 @@ class MapShared(Lanewise):
         """The address with the rank in its window; what the hardware returns is its own affair."""
         address, rank = operands
         return ((address & np.uint32((1 << WINDOW_BITS) - 1)) + (rank + np.uint32(1) << np.uint32(WINDOW_BITS)),)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAsync(Instruction):
+    """``st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32``: 16 bytes a thread to a CTA of the cluster.
+
+    Operands: the address and the mbarrier's, both as :class:`MapShared` gives them, of one CTA; four words (u32).
+    """
+
+    target_offset: int = 0
+    barrier_offset: int = 0
+
+    @property
+    def mnemonic(self) -> str:
+        """As in PTX (PTX ISA, "st.async")."""
+        return "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """Two addresses and four words."""
+        return (u32,) * 6
+
+    def effects(self) -> tuple[Effect, ...]:
+        """One store a thread, which lands late."""
+        return (AsyncStore(0, 1, 2, self.target_offset, self.barrier_offset),)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX that clobbers memory."""
+        places = f"{address(0, self.target_offset)}, {{%2, %3, %4, %5}}, {address(1, self.barrier_offset)}"
+        return inline_ptx(f"{self.mnemonic} {places};", (), [("r", x) for x in operands], memory=True)

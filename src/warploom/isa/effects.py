@@ -267,6 +267,20 @@ class BulkLoad(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class AsyncStore(Effect):
+    """Each thread stores 16 bytes into a CTA of the cluster; they complete on an mbarrier of that CTA.
+
+    ``target`` and ``barrier`` are operands, addresses of the cluster; four operands from ``values`` on are the words.
+    """
+
+    target: int
+    barrier: int
+    values: int
+    target_offset: int
+    barrier_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class TensorMapWrite(Effect):
     """Writes ``bytes`` at ``place`` within the tensor map at ``operand[address]``: a weak access to the whole map."""
 

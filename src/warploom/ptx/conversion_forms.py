@@ -159,7 +159,7 @@ def _clamped(b: Builder, x: Value, to: str) -> Value:
 def convert_address(b: Builder, f: Form) -> None:
     """``cvta[.to]``: a global address is its own generic one."""
     back = f.flag("to")
-    space = f.one_of("global", "const", "param", "shared", "shared::cta", "local").removesuffix("::cta")
+    space = f.one_of("global", "const", "param", "shared", "shared::cta", "shared::cluster", "local").split("::")[0]
     if not space or f.type() != "u64" or (back and space == "param"):
         raise f.refusal("generic addresses of this space are not supported")
     target, source = f.operands(2)

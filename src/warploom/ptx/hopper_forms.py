@@ -14,7 +14,7 @@ from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Select
 from warploom.isa.async_copy import BulkLoadBytes, BulkStoreBytes, CommitCopies, TensorCopy, WaitCopies
-from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared
+from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared, StoreAsync
 from warploom.isa.spaces import FromGeneric, ToGeneric
 from warploom.isa.sync import (
     AsyncProxyFence,
@@ -360,3 +360,15 @@ def cluster_barrier(b: Builder, f: Form) -> None:
         b.emit(ClusterWait(aligned))
     else:
         raise f.refusal()
+
+
+def store_async(b: Builder, f: Form) -> None:
+    """``st.async`` of four words."""
+    f.flag("weak")
+    if not (f.flag("shared::cluster") and f.flag("mbarrier::complete_tx::bytes") and f.flag("v4")):
+        raise f.refusal("16 bytes a thread (.v4, of 32 bits) are supported")
+    target, source, barrier = f.operands(3)
+    if f.type() not in ("b32", "u32", "s32", "f32") or not isinstance(source, Vector) or len(source.items) != 4:
+        raise f.refusal("16 bytes a thread (.v4, of 32 bits) are supported")
+    (to, to_offset, _), (bar, bar_offset, _) = b.address(target, "shared"), b.address(barrier, "shared")
+    b.emit(StoreAsync(to_offset, bar_offset), (to, bar, *(b.read(x, u32) for x in source.items)))

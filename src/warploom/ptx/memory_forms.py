@@ -17,7 +17,7 @@ from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, S
 from warploom.ptx.builder import TYPE, Builder, unsigned
 from warploom.ptx.conversion_forms import byte
 from warploom.ptx.forms import Form, form
-from warploom.ptx.hopper_forms import bulk_copy, bulk_group, proxy_fence, tensor_copy
+from warploom.ptx.hopper_forms import bulk_copy, bulk_group, proxy_fence, store_async, tensor_copy
 from warploom.ptx.syntax import TYPES, Address, Integer, Operand, Register, Symbol, Vector
 
 _CACHE = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
@@ -158,6 +158,9 @@ def _parameter(b: Builder, f: Form) -> None:
 @form("st")
 def store(b: Builder, f: Form) -> None:
     """``st``."""
+    if f.flag("async"):
+        store_async(b, f)
+        return
     (space, remote), (order, scope) = _reach(b, f), _order(f)
     hinted = any(m == "L2::cache_hint" for m in f.instruction.modifiers)
     cache, kind, count = _cache(f), f.type(), _count(f)

@@ -59,6 +59,7 @@ class _Parser:
         self.result = Module(name)
         self.scopes: list[_Scope] = []
         self.registers: dict[str, str] = {}
+        self.vectors: dict[str, tuple[Register, ...]] = {}  # registers of several parts
         self.unique = 0
 
     # Tokens
@@ -292,7 +293,9 @@ class _Parser:
 
     def _registers(self, function: Function) -> None:
         self.take()
-        kind = self.word().removeprefix(".")
+        kind, parts = self.word().removeprefix("."), ""
+        if kind in ("v2", "v4"):
+            kind, parts = self.word().removeprefix("."), "xyzw"[: int(kind[1])]
         if kind not in TYPES:
             self.fail(f"registers of type {kind} are not supported; expected a scalar type")
         while not self.accept(";"):
@@ -302,6 +305,10 @@ class _Parser:
                 self.expect(">")
                 for i in range(count):
                     function.registers[self._declare(f"{name}{i}")] = kind
+            elif parts:
+                name = self._declare(name)
+                self.vectors[name] = tuple(Register(f"{name}@{part}") for part in parts)
+                function.registers |= {item.name: kind for item in self.vectors[name]}
             else:
                 function.registers[self._declare(name)] = kind
             self.accept(",")
@@ -376,6 +383,10 @@ class _Parser:
         name = self.word()
         if name == "_":
             return Register("")
+        whole, _, part = name.partition(".")
+        if self._named(whole) in self.vectors:
+            items = self.vectors[self._named(whole)]
+            return items["xyzw".index(part)] if part else Vector(items)
         name = self._named(name)
         if name.startswith("%") or name in self.registers:  # inline assembly declares registers without the sign
             return Register(name)
