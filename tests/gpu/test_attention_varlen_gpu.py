@@ -132,3 +132,18 @@ def test_gradients_are_those_of_each_sequence(head_dim: int, causal: bool) -> No
     for x, y in zip(arrays, again, strict=True):
         assert torch.allclose(x.grad[:at].float(), y.grad[:at].float(), rtol=2e-2, atol=2e-2)
         assert (x.grad[at:] == 0).all()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_deterministic_gradients_have_equal_bits(head_dim: int) -> None:
+    from warploom.ops.attention_varlen_backward import attention_varlen_backward
+
+    lengths = [900, 30, 0, 1500]
+    q, k, v = (make(sum(lengths), h, head_dim) for h in (4, 2, 2))
+    starts = starts_of(lengths)
+    out, lse = warploom.attention_varlen(q, k, v, starts, causal=True, return_lse=True)
+    change = torch.randn_like(out)
+    runs = [
+        attention_varlen_backward(change, q, k, v, out, lse, starts, causal=True, deterministic=True) for _ in range(3)
+    ]
+    assert all(torch.equal(x, y) for run in runs[1:] for x, y in zip(runs[0], run, strict=True))

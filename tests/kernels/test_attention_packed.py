@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.hopper.mutants import edits, rewritten
 from warploom.core.dtypes import f16
 from warploom.emulate import emulate
 from warploom.interop.arrays import describe
@@ -164,3 +165,17 @@ def test_the_check_sees_a_missing_mask() -> None:
     arguments = dict(source.arguments)
     unmasked = replace(arguments["features"], ragged_kv=False)
     assert case.run(replace(source, arguments=tuple((arguments | {"features": unmasked}).items())).program)
+
+
+def test_a_missing_wait_is_found() -> None:
+    """The first wait for an mbarrier of every function that has one; ``tests/hopper`` tries all of the same kernel."""
+    case = Case(SM90, (70,), (250,), heads=1, kv_heads=1)
+    program = case.calls[1].source.program
+    first: dict[str, tuple[int, Any]] = {}
+    for number, op in enumerate(program.ops()):
+        if op.instruction.mnemonic.startswith("mbarrier.try_wait"):
+            first.setdefault(op.where.function, (number, op))
+    assert len(first) >= 4
+    for function, (number, op) in first.items():
+        _, rewrite = next(iter(edits(op)))
+        assert case.run(rewritten(program, number, rewrite)), function
