@@ -52,6 +52,7 @@ STEPS = {
         },
     ),
     "a given split": Step((256, 100), (2, 2), options={"fixed_split": 128}),
+    "a given split, mixed": Step((200, 256, 30, 140), (9, 1, 0, 2), options={"fixed_split": 128}),
 }
 
 
@@ -72,7 +73,7 @@ def test_random_steps() -> None:
 
 
 def test_a_given_split_gives_equal_bits_whatever_else_is_in_the_batch() -> None:
-    options = {"fixed_split": 128}
+    options: dict[str, Any] = {"fixed_split": 128}
     step = Step((200, 128, 17), (2,) * 3, options=options)
     outs, logs = step.call()
     (queries, k, v, lens), named = step.arguments
@@ -82,6 +83,22 @@ def test_a_given_split_gives_equal_bits_whatever_else_is_in_the_batch() -> None:
         out, lse = warploom.attention_paged(queries[alone], k, v, lens[alone], **own, return_lse=True)
         assert np.array_equal(np.swapaxes(out[0], 0, 1).view(np.uint16), outs[number].view(np.uint16))
         assert np.array_equal(lse[0], logs[number])
+
+
+def test_a_given_split_gives_equal_bits_whatever_else_is_packed_beside() -> None:
+    options: dict[str, Any] = {"fixed_split": 128}
+    step = Step((200, 250, 140), (9, 1, 2), options=options)
+    outs, logs = step.call()
+    (queries, k, v, lens), named = step.arguments
+    starts = named["cu_seqlens_q"]
+    for number in (0, 2):
+        own, table = queries[starts[number] : starts[number + 1]], named["block_table"][number : number + 1]
+        out, lse = warploom.attention_paged(
+            own, k, v, lens[number : number + 1], block_table=table, return_lse=True,
+            cu_seqlens_q=np.array([0, len(own)], np.int32), **options,
+        )  # fmt: skip
+        assert np.array_equal(out.swapaxes(0, 1).view(np.uint16), outs[number].view(np.uint16))
+        assert np.array_equal(lse, logs[number])
 
 
 def test_no_kernel_depends_on_lengths_batch_or_pages() -> None:

@@ -228,7 +228,6 @@ class Decode(Configuration):
             (self._most_blocks(p) < MOST_BLOCKS, "there are more than 2^32 blocks of keys"),
             (p.split is None or p.split % self.tile_n == 0,
              f"fixed_split {p.split} is no multiple of the {self.tile_n} keys that are read together"),
-            (p.split is None or not p.packed, "fixed_split needs as many queries of each sequence: no cu_seqlens_q"),
         ])  # fmt: skip
 
     def _tiles(self, p: DecodeProblem) -> int:
@@ -293,7 +292,8 @@ def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
     """The configuration for a problem when nobody asks for another: by head_dim and rows alone, never by lengths."""
     p = problem
     wide = padded_cols(p.head_dim)
-    tile_m = 16 if p.rows <= 16 or wide > 128 else 32
+    alone = p.packed and p.split is not None  # the same whatever queries other sequences have
+    tile_m = 16 if alone or p.rows <= 16 or wide > 128 else 32
     keys = max(tile_m, 32 if wide <= 64 else 16) * (1 + p.fp8)
     tried = [
         Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, fp8=p.fp8)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import COMBINE_THREADS, CacheForm, Decode
-from warploom.kernels.attention.decode_rows import Lengths, Parts, Results, Rows, Scales, spans
+from warploom.kernels.attention.decode_rows import Lengths, Parts, Results, Rows, Scales, TileNumbers, spans
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Global, Kernel, Traced, kernel
 from warploom.tile.merge import anchor, inverse, logarithm, weight
@@ -65,11 +65,10 @@ def attention_decode_combine(
     if form.split:
         wait()
         head, number = k.cta_x % kv_heads, k.cta_x // kv_heads
-        tiles = span(k.value(0, u32)).tiles  # as many of each sequence
-        at = span(number // tiles)
-        found = Place(number // tiles, at, head, number % tiles, at.begin, at.begin)
+        sequence, at, tile = TileNumbers(given, span, batch, f.group, c.tile_m).find(number)
+        found = Place(sequence, at, head, tile, at.begin, at.begin)
         count = ceiling(at.blocks, split)
-        with k.when(count > 1, uniform=True):
+        with k.when((count > 1) & (tile < at.tiles), uniform=True):
             first = k.cta_x * pieces
             combine(Rows.at(k, found, f.group, c.tile_m), first, first + 1, 1, count)
         return

@@ -21,6 +21,7 @@ from warploom.kernels.attention.decode_rows import (
     Results,
     Rows,
     Scales,
+    TileNumbers,
     load_queries,
     load_queries_for_fp8,
     spans,
@@ -82,7 +83,9 @@ def attention_decode(
     """
     c, f = config, features
     given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
-    shares = Shares(k, spans(given, c, f), batch, kv_heads, ctas=ctas, split=split if form.split else None)
+    span = spans(given, c, f)
+    shares = Shares(k, span, batch, kv_heads, ctas=ctas, split=split if form.split else None)
+    numbers = TileNumbers(given, span, batch, f.group, c.tile_m)
     first, end = shares.of(k.cta_x)
     k_tile, v_tile = (operand_tile(k, c.dtype, c.tile_n, c.key_cols, name=x, stages=c.stages) for x in "KV")
     fed = [
@@ -142,7 +145,8 @@ def attention_decode(
                 products.finish(stage.now())
                 whole = (opened == at.span.begin) & at.ends_tile
                 if form.split:
-                    slot.set(((at.sequence * at.span.tiles + at.tile) * kv_heads + at.head) * pieces + at.piece)
+                    tile = numbers.of(at.sequence.get(), at.span, at.tile.get())
+                    slot.set((tile * kv_heads + at.head) * pieces + at.piece)
                 rows = Rows.at(k, at, f.group, c.tile_m)
                 products.collect(stage.now(), rows, whole, results, Parts(c, parts, logs), slot.get())
                 slot.set(k.cta_x * 2 + 1)

@@ -12,7 +12,7 @@ from warploom.kernels.attention.features import AttentionFeatures
 from warploom.tile.eight_bits import position
 from warploom.tile.merge import with_sink
 from warploom.tile.product import DEPTH
-from warploom.tile.shares import Cursor, Place, Span, ceiling
+from warploom.tile.shares import WARP, Cursor, Place, Span, ceiling
 
 if TYPE_CHECKING:
     from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
@@ -67,6 +67,42 @@ def spans(lengths: Lengths, config: Decode, features: AttentionFeatures) -> Call
         return Span(begin, end, tiles, keys, queries, first)
 
     return span
+
+
+@dataclass(frozen=True)
+class TileNumbers:
+    """A number for each tile of query rows, below what the host makes room for: as it knows no sequence's queries."""
+
+    lengths: Lengths
+    span: Callable[[Traced], Span]
+    batch: Traced
+    group: int
+    tile_m: int
+
+    def of(self, sequence: Traced, span: Span, tile: Traced) -> Traced:
+        """The number of a sequence's tile."""
+        if self.lengths.starts is None:  # as many tiles of each
+            return sequence * span.tiles + tile
+        return self._before(sequence, span.first) + tile
+
+    def _before(self, sequence: Traced, first: Traced) -> Traced:
+        """At least as many as tiles come before: of each sequence the last may be less than whole."""
+        return first * self.group // self.tile_m + sequence
+
+    def find(self, number: Traced) -> tuple[Traced, Span, Traced]:
+        """(sequence, what it is, tile) of a number; the tile is beyond those of the sequence where nothing has it."""
+        k = self.lengths.k
+        if self.lengths.starts is None:
+            tiles = self.span(k.value(0, u32)).tiles
+            return number // tiles, self.span(number // tiles), number % tiles
+        through = k.register(u32, 0, "through")
+        with k.loop(self.batch, 0, WARP) as first:
+            sequence = k.minimum(first + k.lane, self.batch - 1)
+            begins = self._before(sequence, self.lengths.of(sequence)[2]) <= number
+            through += k.popc(k.ballot(begins & (first + k.lane < self.batch)))
+        sequence = k.maximum(through.get(), 1) - 1
+        span = self.span(sequence)
+        return sequence, span, number - self._before(sequence, span.first)
 
 
 @dataclass(frozen=True)
