@@ -286,6 +286,7 @@ def equivalent(subject: Subject, mutant: Mutant) -> str:
 _EARLIER = "the barrier at the end of the loop, or before it, orders the same accesses"
 _EMPTY = "a group without copies: tensormap.cp_fenceproxy is none"
 _OWN = "Triton: own descriptors, sm_90"
+_FA4 = "FlashAttention-4, head_dim 64"
 _TOGETHER = (
     "the barrier of the loop, or the next product, which all four warps start together, orders the same accesses"
 )
@@ -315,6 +316,13 @@ REASONS: dict[tuple[str, str], str] = {
         "one warp makes the maps and starts the copies, each warp waits for them itself, and barriers before or after "
         "it order the rest"
     ),
+    (_FA4, "without mbarrier.try_wait.parity.shared.b64"): (
+        "a stage that is free from the start, or the producer's last wait: nothing follows it"
+    ),
+    (_FA4, "without wgmma.fence"): "the fence of the product before, after which no register of this one is touched",
+    (_FA4, "without mbarrier.arrive.shared.b64"): "nobody waits for the memory of Q again: a CTA has one tile",
+    (_FA4, "without bar.sync"): "each warpgroup overwrites rows of Q that its own products alone have read",
+    (_FA4, "flipped predicate"): "it chooses who prefetches tensor maps",
     ("Triton: attention, sm_90", "flipped predicate"): "the other half of the threads holds the same values",
 }
 """(Kernel, change) → why what is left unseen of this change is equivalent, found by reading the code."""
