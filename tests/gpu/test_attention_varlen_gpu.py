@@ -121,7 +121,8 @@ def test_gradients_are_those_of_each_sequence(head_dim: int, causal: bool) -> No
     for x in (*arrays, *again):
         x.requires_grad_()
     change = make(sum(lengths), 4, head_dim)
-    (warploom.attention_varlen(*arrays, starts_of(lengths), causal=causal) * change)[: sum(lengths)].sum().backward()
+    q, k, v = arrays
+    (warploom.attention_varlen(q, k, v, starts_of(lengths), causal=causal) * change)[: sum(lengths)].sum().backward()
     at = 0
     for n in lengths:
         if n:
