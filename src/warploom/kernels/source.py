@@ -42,11 +42,16 @@ class KernelSource:
         return traced(self)
 
 
+def named(place: str) -> Any:
+    """What ``module:name`` below :mod:`warploom.kernels` is; imported now."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"warploom.kernels.{module}"), name)
+
+
 @once(maxsize=512)
 def traced(source: KernelSource) -> Program:
     """The Program of a source, traced once in a process."""
-    module, _, name = source.function.partition(":")
-    function: KernelFunction = getattr(import_module(f"warploom.kernels.{module}"), name)
+    function: KernelFunction = named(source.function)
     program = function.trace(name=source.name, **dict(source.arguments))
     return replace(program, min_ctas=source.min_ctas, opt_level=source.opt_level)
 

@@ -14,10 +14,10 @@ from warploom.kernels.source import KernelCall
 
 @dataclass(frozen=True)
 class RungWgmma(MatmulSm90):
-    """A kernel of :mod:`.ladder_sm90_kernel`: the production kernel's, without what the rungs above it add."""
+    """The production kernel with the consumers of :mod:`.ladder_sm90_kernel`: without what the rungs above add."""
 
     word: ClassVar[str] = "matmul_wgmma"
-    function: ClassVar[str] = "matmul.ladder_sm90_kernel:matmul_wgmma"
+    product: ClassVar[str] = "matmul.ladder_sm90_kernel:RungProduct"
     reducing: ClassVar[str] = ""
 
     persistent: bool = flag(True, "one CTA per multiprocessor: the next tile's loads run during this one's epilogue")

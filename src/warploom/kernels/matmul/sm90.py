@@ -41,6 +41,8 @@ class MatmulSm90(Configuration):
     }
     requires: ClassVar[str] = "sm_90a"
     function: ClassVar[str] = "matmul.sm90_kernel:matmul_sm90"
+    product: ClassVar[str] = "matmul.sm90_kernel:Product"
+    """What the kernel's consumers do: of a rung, without some ideas."""
     reducing: ClassVar[str] = "matmul_reduce.sm90_kernel:matmul_reduce_sm90"
 
     tile_m: int = flag(128, "rows of C per tile (BM)", (64, 128, 192, 256))

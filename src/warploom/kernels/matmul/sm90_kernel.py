@@ -13,6 +13,7 @@ from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.matmul.features import PLAIN, MatmulFeatures, OperandFeatures
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.kernels.matmul.values import EpilogueValue, Output, Tile
+from warploom.kernels.source import named
 from warploom.lang import Fragment, Global, Kernel, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
@@ -52,8 +53,9 @@ def matmul_sm90(
         k, features, config.dtype, (out, out_f32), bias, (extra0, extra1), (m, n), (c_stride, extra_stride),
         (c_batch, extra_batch), alpha, row_values,
     )  # fmt: skip
-    work = Product(k, config, features, (a_map, b_map), Extents(m, n, k_tiles, tiles_per_split, tiles))
-    multiply(k, work, output, c_map)
+    extents = Extents(m, n, k_tiles, tiles_per_split, tiles)
+    kind: type[Product] = named(config.product)
+    multiply(k, kind(k, config, features, (a_map, b_map), extents), output, c_map)
 
 
 def multiply(k: Kernel, work: Product, output: Output, c_map: TensorMapHandle) -> None:
