@@ -64,6 +64,34 @@ def test_race_of_a_write_after_another_warps_read() -> None:
     assert "read" in race.message
 
 
+@kernel(threads=64)
+def staged_rows(k: Kernel, out: Global[U32]) -> None:
+    """Each warp reads what the other wrote in row 3 of the second stage."""
+    tile = k.shared(U32, (4, 64), stages=2, swizzle="auto").stage(k.cta_x + 1)
+    tile.store(k.thread, 3, k.thread)
+    out.store(tile.load(3, k.thread ^ 32), k.thread)
+
+
+def test_a_race_names_the_tile_its_stage_and_its_row() -> None:
+    (race,) = emulate(staged_rows.trace(), 1, [numbers(64)]).findings
+    assert "of tile, stage 1, row 3 which" in race.message
+
+
+@kernel(threads=64)
+def counted(k: Kernel, bins: Global[U32], *, atomic: bool) -> None:
+    """All threads count in four bins."""
+    if atomic:
+        k.atomic("add", bins, 1, k.thread & 3)
+    else:
+        bins.store(bins.load(k.thread & 3) + 1, k.thread & 3)
+
+
+def test_counting_by_load_and_store_is_pointed_to_an_atomic() -> None:
+    assert emulate(counted.trace(atomic=True), 1, [np.zeros(4, np.uint32)]).findings == ()
+    races = emulate(counted.trace(atomic=False), 1, [np.zeros(4, np.uint32)]).findings
+    assert any("k.atomic" in race.message for race in races)
+
+
 @kernel(threads=32)
 def lanes_talk(k: Kernel, out: Global[U32], *, how: str) -> None:
     """Lanes of one warp talk through shared memory."""

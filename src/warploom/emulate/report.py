@@ -13,6 +13,7 @@ from warploom.emulate.engines import Engines
 from warploom.emulate.findings import Finding, Findings, Kind
 from warploom.emulate.frames import Frame
 from warploom.ir.statements import NOWHERE, Op, SourceLine, Value
+from warploom.isa.effects import Access
 
 Array = NDArray[Any]
 
@@ -81,12 +82,20 @@ class Reporter:
             else:
                 whom = f"CTA {self.places.linear(agent // self.warps_per_cta)}"
                 cure = "order the CTAs by an atomic with release and acquire (or fences), or split the kernel"
+            if what == "write" and other == op.where and self._loads(int(stamp)):
+                cure = f"update it in one step, by an atomic (k.atomic), or {cure}"
+            byte = int(addresses[i])
             message = (
-                f"{op.instruction.mnemonic} {verb} byte {int(addresses[i])} which {self.name_of(int(stamp))} of {whom} "
-                f"{past}, and nothing orders the two: {cure}"
+                f"{op.instruction.mnemonic} {verb} byte {byte}{_tile_at(op, byte)} which "
+                f"{self.name_of(int(stamp))} of {whom} {past}, and nothing orders the two: {cure}"
             )
             self.add("race", op.where, message, int(rows[i]), int(lanes[i]), other=other, count=int(these.sum()),
                      address=int(addresses[i]))  # fmt: skip
+
+    def _loads(self, stamp: int) -> bool:
+        """Whether the operation that a stamp was given to reads memory and does no more."""
+        op = self.clocks.history[stamp]
+        return op is not None and all(isinstance(e, Access) and e.mode == "load" for e in op.instruction.effects())
 
     def observe(self, frame: Frame, value: Value, where: SourceLine, use: str, active: Array | None = None) -> bool:
         """Report poison in a register that is about to decide something. Returns whether there was any."""
@@ -105,3 +114,12 @@ class Reporter:
         other = line if line != NOWHERE else None
         self.add("uninitialised", where, message, int(frame.flat[row]), lane, other=other, count=int(bad.sum()))
         return True
+
+
+def _tile_at(op: Op, byte: int) -> str:
+    """ " of TILE, row 3" where an access to shared memory names the tile that the byte is in, else nothing."""
+    tile = op.tile(0)
+    spaces = {e.space for e in op.instruction.effects() if isinstance(e, Access)}
+    if tile is None or spaces != {"shared"}:
+        return ""
+    return f" of {tile.names(byte)}" if tile.offset <= byte < tile.offset + tile.bytes else ""

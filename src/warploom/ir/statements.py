@@ -80,6 +80,19 @@ class Tile(SharedRegion):
     stage_bytes: int = 0
     stage_size: int = 0
 
+    def names(self, place: int) -> str:
+        """A place in shared memory in the author's terms: the tile, its stage and its row, as far as there are several.
+
+        Swizzles move chunks within a row, so the row is known.
+        """
+        inside, found = place - self.offset, [self.name]
+        if self.stage_bytes:
+            found.append(f"stage {inside // self.stage_bytes}")
+            inside %= self.stage_bytes
+        if self.row_bytes:
+            found.append(f"row {(inside % self.panel_bytes if self.panel_bytes else inside) // self.row_bytes}")
+        return ", ".join(found)
+
     def room(self, place: int) -> int:
         """The bytes from a place in shared memory to the end of its stage, or of the tile."""
         inside = place - self.offset
