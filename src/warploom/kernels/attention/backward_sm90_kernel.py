@@ -25,7 +25,7 @@ from warploom.tile.mask import SeenBy, Visible, key_tiles
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import Started, Wgmma, zero
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, consumer, producer, threads_of
-from warploom.tile.scheduler import RowTiles
+from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.transposed import TransposedStore, column_values
 
 SHARED, OWN = 1, 2
@@ -141,8 +141,8 @@ class KeyTile:
     kv_heads: Traced
     lengths: tuple[Traced, Traced]
     mask: SeenBy
-    by_heads: bool = False
-    """All blocks of a query head come before those of the next; else all heads of a block."""
+    of_head: Divisor | None = None
+    """How many blocks of a query head come before those of the next; None where all heads of a block do."""
 
     @classmethod
     def of(
@@ -162,7 +162,8 @@ class KeyTile:
         number = tiles - 1 - left  # the first keys have the most query rows, and CTAs wait for those of lower numbers
         mask = SeenBy(k, visible(features), tile, number * tile[1], lengths)
         place = number, plane % kv_heads, plane // kv_heads
-        return cls(k, features, tile, *place, kv_heads, lengths, mask, by_heads)
+        of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if by_heads else None
+        return cls(k, features, tile, *place, kv_heads, lengths, mask, of_head)
 
     @property
     def place(self) -> tuple[Number, ...]:
@@ -207,9 +208,7 @@ class KeyTile:
         group = self.features.group
         if group == 1:
             return self.mask.block(turn), self.kv_head
-        own, step = (
-            (turn // self.mask.blocks, turn % self.mask.blocks) if self.by_heads else (turn % group, turn // group)
-        )
+        own, step = (turn % group, turn // group) if self.of_head is None else self.of_head.divide(turn)
         return self.mask.block(step), self.kv_head * group + own
 
 
@@ -221,22 +220,29 @@ def visible(features: AttentionFeatures) -> Visible:
 def add(
     k: Kernel, config: BackwardSm90, tile: KeyTile, sums: Pipeline, total: GlobalPointer, turns: Turns | None, me: int
 ) -> None:
-    """One thread: a consumer's parts of dQ, as they come, into the sums over all tiles of keys."""
+    """One thread: a consumer's parts of dQ, as they come, into the sums over all tiles of keys.
+
+    While a part is on its way the thread looks whether the turn of the next has come: mostly it has, and need not be
+    waited for once the part is there.
+    """
+    if turns is not None:
+        with k.when(tile.count != 0):
+            turns.await_turn(tile.part(k.value(0, u32), me), tile.before(k.value(0, u32)))
     with k.loop(tile.count) as turn:
         ready_part, number = sums.at(turn, me), tile.part(turn, me)
         to = total + k.mul_wide(number, part_size(config.total_registers))
         part = ready_part.wait()
-        if turns is None:
-            add_part(k, to, part)
-        else:
-            before = tile.before(turn)
-            turns.await_turn(number, before)
-            add_part(k, to, part, before == 0)
+        add_part(k, to, part, None if turns is None else tile.before(turn) == 0)
         k.wait_bulk(0, reads_only=True)
         ready_part.release()
         if turns is not None:
+            following = k.minimum(turn + 1, tile.count - 1)
+            place, before = tile.part(following, me), tile.before(following)
+            passed = turns.passed(place)
             k.wait_bulk(0)
             turns.pass_on(number)
+            with k.when(passed < before):
+                turns.await_turn(place, before)
 
 
 class Consumer:
@@ -274,7 +280,8 @@ class Consumer:
 
     def run(self) -> None:
         """dK / scale and dV, and the parts of dQ."""
-        k, count = self._k, self._tile.count
+        k = self._k
+        count = k.shfl_idx(self._tile.count, 0)  # tells ptxas that loops by it are uniform: else it spills descriptors
         zero(self._dk)
         zero(self._dv)
         self._keys.at(0).wait()
