@@ -9,7 +9,7 @@ import pytest
 
 from tests.lang.support import run
 from warploom.core.errors import TraceError
-from warploom.lang import Global, Kernel, bf16, f16, f32, kernel, s8, s16, s32, u8, u32
+from warploom.lang import Global, Kernel, bf16, e4m3, e5m2, f16, f32, kernel, s8, s16, s32, u8, u32
 
 RNG = np.random.default_rng(3)
 VALUES = np.concatenate([[-3e9, -300.0, -128.5, -2.5, -0.5, 0.5, 1.5, 2.5, 126.5, 127.5, 255.5, 3e9],
@@ -109,8 +109,8 @@ def test_a_load_of_one_element_is_a_value():
         (lambda k, x, h: k.convert(x.load(0), "u32"), "takes a type of warploom.lang, not 'u32'"),
         (lambda k, x, h: k.convert(x.load(0), s32, rounding="even"), "rounding is zero, nearest, down, up, not 'even'"),
         (lambda k, x, h: k.convert(k.lane, f32, rounding="up"), "rounding is for floats that become integers"),
-        (lambda k, x, h: k.pack_bytes([1, 2], s8), "four values of s8 or u8, not 2 of s8"),
-        (lambda k, x, h: k.unpack_bytes(k.lane, f16), "takes s8 or u8, not f16"),
+        (lambda k, x, h: k.pack_bytes([1, 2], s8), "four values of s8, u8, e4m3 or e5m2, not 2 of s8"),
+        (lambda k, x, h: k.unpack_bytes(k.lane, f16), "takes s8, u8, e4m3 or e5m2, not f16"),
         (
             lambda k, x, h: k.shared(f32),
             r"test_loads\.py:\d+: shared missing.*'shape'; its parameters are \(dtype, shape",
@@ -213,3 +213,24 @@ def test_every_fp8_unpacks_exactly():
     x, out = np.arange(256, dtype=np.uint8), np.zeros(256, np.float16)
     run(fp8_as_halves, x.view(np.uint32), out.view(np.uint32))
     assert np.array_equal(out, x.view(ml_dtypes.float8_e4m3fn).astype(np.float16), equal_nan=True)
+
+
+@kernel(threads=32, requires="sm_90")
+def through_fp8(k: Kernel, x: Global[f32], h: Global[u8], out: Global[u32], back: Global[f32], *, dtype) -> None:
+    v = x.load(k.lane)
+    h.store(k.convert(v, dtype), k.lane, dtype=dtype)
+    word = k.pack_bytes([v, v * 0.5, -v, k.convert(h.load(k.lane, dtype=dtype), f32)], dtype)
+    out.store(word, k.lane)
+    back.store(k.unpack_bytes(word, dtype), 4 * k.lane)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(e4m3, ml_dtypes.float8_e4m3fn), (e5m2, ml_dtypes.float8_e5m2)])
+def test_fp8_rounds_to_nearest_and_keeps_to_its_largest(dtype, kind):
+    h, out, back = np.zeros(32, np.uint8), np.zeros((32, 4), np.uint8), np.zeros((32, 4), np.float32)
+    run(through_fp8, VALUES, h, out.view(np.uint32).reshape(32), back, dtype=dtype)
+    most = float(ml_dtypes.finfo(kind).max)
+    rounded = np.clip(VALUES, -most, most).astype(kind)
+    assert (h == rounded.view(np.uint8)).all()
+    wanted = np.stack([VALUES, VALUES * 0.5, -VALUES, rounded.astype(np.float32)], 1)
+    assert (out == np.clip(wanted, -most, most).astype(kind).view(np.uint8)).all()
+    assert (back == out.view(kind).astype(np.float32)).all()

@@ -75,6 +75,10 @@ tf32 = _dtype("tf32", 32, "unsigned", "tf32", "r", np.float32, "float")
 f32 = _dtype("f32", 32, "float", "f32", "f", np.float32, "float")
 f64 = _dtype("f64", 64, "double", "f64", "d", np.float64, "float")
 
+# Of fp8 the language has elements; arrays come as bytes (a view as uint8).
+e4m3 = _dtype("e4m3", 8, "unsigned char", "e4m3", "", ml_dtypes.float8_e4m3fn, "float")
+e5m2 = _dtype("e5m2", 8, "unsigned char", "e5m2", "", ml_dtypes.float8_e5m2, "float")
+
 DTYPES: dict[str, DType] = {t.name: t for t in (pred, u8, s8, u16, s16, u32, s32, u64, s64, f16, bf16, tf32, f32, f64)}
 
 
@@ -103,6 +107,8 @@ def dtype_of(what: Any) -> DType:
     name = str(name).rsplit(".", 1)[-1].lower()
     if name in DTYPES:
         return DTYPES[name]
+    if name in ("e4m3", "e5m2"):
+        return e4m3 if name == "e4m3" else e5m2
     if name in _ALIASES:
         return _ALIASES[name]
     try:

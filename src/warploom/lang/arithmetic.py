@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, bf16, f16, f32, pred, s8, s16, s32, u8, u16, u32, u64
+from warploom.core.dtypes import DType, bf16, e4m3, e5m2, f16, f32, pred, s8, s16, s32, u8, u16, u32, u64
 from warploom.core.errors import TraceError, shown
 from warploom.isa.alu import Fma, MultiplyWide, Select
 from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, PairArithmetic, Permute, Rounding, UnpackHalf
@@ -18,7 +18,7 @@ from warploom.lang.values import Mutable, Number, Traced
 
 RoundTo = Literal["zero", "nearest", "down", "up"]
 _ROUNDING: dict[RoundTo, Rounding] = {"zero": "rzi", "nearest": "rni", "down": "rmi", "up": "rpi"}
-_BYTES, _SHORTS, _HALVES = (s8, u8), (s16, u16), (f16, bf16)
+_BYTES, _SHORTS, _HALVES, _FP8 = (s8, u8), (s16, u16), (f16, bf16), (e4m3, e5m2)
 
 
 def _is_float(x: Number) -> bool:
@@ -57,13 +57,16 @@ class Arithmetic(Builder):
         if isinstance(x, Mutable):
             x = x.get()
         if not isinstance(x, Traced):
-            if dtype in (*_BYTES, *_SHORTS, *_HALVES):
+            if dtype in (*_BYTES, *_SHORTS, *_HALVES, *_FP8):
                 return self.convert(self.constant(x, f32 if isinstance(x, float) else s32), dtype, rounding=rounding,
                                     saturate=saturate)  # fmt: skip
             return self.constant(int(x) if dtype.is_integer else float(x), dtype)
         if holds_bits(x) and dtype is not u32:
             return x if x.element is dtype else self.convert(
                 self._from_bits(x), dtype, rounding=rounding, saturate=saturate)  # fmt: skip
+        if dtype in _FP8:
+            bits = self._to_fp8(self.convert(x, f32), self.constant(0.0, f32), dtype)
+            return Element(self.convert(bits, u32), dtype)
         if dtype in _HALVES:
             return Element(self.pack(self.convert(x, f32), 0.0, dtype), dtype)
         if dtype in (*_BYTES, *_SHORTS):
@@ -80,7 +83,9 @@ class Arithmetic(Builder):
         return self.emit(Convert(x.dtype, dtype, _ROUNDING[rounding or "zero"]), (x,))[0]
 
     def _from_bits(self, x: Element) -> Traced:
-        """The value of an element that arrived as bits: f32 of a 16-bit float, s32 of a short signed integer."""
+        """The value of an element that arrived as bits: f32 of a short float, s32 of a short signed integer."""
+        if x.element in _FP8:
+            return self._from_fp8(x, x.element)[0]
         if x.element in _HALVES:
             return self.unpack(x, x.element)[0]
         unused = 32 - x.element.bits
@@ -102,9 +107,18 @@ class Arithmetic(Builder):
         return self.minimum(x, int(to.max)) if to.max < own.max else x
 
     def pack_bytes(self, values: Sequence[Number], dtype: DType) -> Traced:
-        """Four s32 or f32 values as s8 or u8 in one u32, the first lowest: floats to nearest, all clamped."""
-        if dtype not in _BYTES or len(values) != 4:
-            raise TraceError(f"pack_bytes packs four values of s8 or u8, not {len(values)} of {dtype} ({self.here()})")
+        """Four s32 or f32 values as s8 or u8 in one u32, the first lowest: floats to nearest, all clamped.
+
+        Or four f32 as e4m3 or e5m2 (sm_90), to nearest, numbers beyond the largest as the largest.
+        """
+        if dtype not in (*_BYTES, *_FP8) or len(values) != 4:
+            raise TraceError(
+                f"pack_bytes packs four values of s8, u8, e4m3 or e5m2, not {len(values)} of {dtype} ({self.here()})"
+            )
+        if dtype in _FP8:
+            x = [self.operand(value, f32) for value in values]
+            lower, upper = (self._to_fp8(x[i], x[i + 1], dtype) for i in (0, 2))
+            return self.convert(upper, u32) << 16 | self.convert(lower, u32)
         low, second, third, high = (
             self.operand(self.convert(x, s32, rounding="nearest") if _is_float(x) else x, s32) for x in values
         )
@@ -112,10 +126,12 @@ class Arithmetic(Builder):
         return self.emit(PackBytes(dtype), (low, second, upper))[0]
 
     def unpack_bytes(self, word: Traced, dtype: DType) -> tuple[Traced, Traced, Traced, Traced]:
-        """The four bytes of a u32, s8 or u8, the lowest first, as s32."""
-        if dtype not in _BYTES:
-            raise TraceError(f"unpack_bytes takes s8 or u8, not {dtype} ({self.here()})")
+        """The four bytes of a u32, the lowest first: of s8 and u8 as s32, of e4m3 and e5m2 (sm_90) as f32, exactly."""
+        if dtype not in (*_BYTES, *_FP8):
+            raise TraceError(f"unpack_bytes takes s8, u8, e4m3 or e5m2, not {dtype} ({self.here()})")
         x = self.operand(word, u32)
+        if dtype in _FP8:
+            return *self._from_fp8(x, dtype), *self._from_fp8(x >> 16, dtype)
         at_top = (self.bitcast(x << (24 - 8 * i), s32) if dtype is s8 else x << (24 - 8 * i) for i in range(4))
         first, second, third, fourth = (self.bitcast(y >> 24, s32) for y in at_top)
         return first, second, third, fourth
@@ -126,6 +142,15 @@ class Arithmetic(Builder):
         pairs = [self.emit(Convert(u32, u16), (y,))[0] for y in (x, x >> 16)]
         low, high = (self.emit(Scalar("cvt.rn.f16x2.e4m3x2"), (pair,))[0] for pair in pairs)
         return low, high
+
+    def _to_fp8(self, low: Traced, high: Traced, dtype: DType) -> Traced:
+        """A pair of f32 as fp8 in a u16."""
+        return self.emit(Scalar(f"cvt.rn.satfinite.{dtype}x2.f32"), (high, low))[0]
+
+    def _from_fp8(self, word: Traced, dtype: DType) -> tuple[Traced, Traced]:
+        """The two fp8 of a word's lower half, as f32."""
+        pair = self.emit(Convert(u32, u16), (self.operand(word, u32),))[0]
+        return self.unpack(self.emit(Scalar(f"cvt.rn.f16x2.{dtype}x2"), (pair,))[0], f16)
 
     def bitcast(self, x: Traced, dtype: DType) -> Traced:
         """The same bits as another type of the same width."""
