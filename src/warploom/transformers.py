@@ -46,7 +46,8 @@ def attention_forward(
     the query's own key. Returns (batch, q_len, heads, head_dim), and None for the probabilities, which nobody has.
 
     Batches that a mask of two dimensions pads, and sequences packed in one row, are computed as the sequences they are;
-    a mask of four dimensions runs on ``sdpa``. Raises ProblemError for dropout.
+    a mask of four dimensions runs on ``sdpa``. Raises ProblemError for dropout and for caches of continuous batching
+    without such a mask.
     """
     if dropout:
         raise ProblemError(f"attention dropout is {dropout}, and warploom has no dropout: set attention_dropout to 0")
@@ -54,6 +55,8 @@ def attention_forward(
         if s_aux is not None:
             raise ProblemError("s_aux (sinks) beside a four-dimensional mask: use attn_implementation='eager'")
         return _by_sdpa(module, query, key, value, attention_mask, scaling, softcap, is_causal, others)
+    if others.get("cache") is not None:
+        raise ProblemError("continuous batching on Transformers' paged cache: use attn_implementation='sdpa' for it")
     length, kv_length = query.shape[2], key.shape[2]
     sides = None
     if sliding_window is not None and kv_length > sliding_window:

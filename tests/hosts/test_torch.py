@@ -65,7 +65,8 @@ def test_packed_sequences_of_varlen_attn():
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     given = q, k, v = tensors((33, 2, 16), (49, 1, 16), (49, 1, 16))
     names = inspect.signature(varlen.varlen_attn).parameters
-    more = {"enable_gqa": True, "window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
+    more = {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
+    more |= {"enable_gqa": True} if "enable_gqa" in names else {}
     out = varlen.varlen_attn(q, k, v, *STARTS, 24, 24, **more)
     parts = zip(q.split((9, 0, 24)), k.split((20, 5, 24)), v.split((20, 5, 24)), strict=True)
     expected = torch.cat([attention64(*(x[None] for x in one), causal=True)[0][0] for one in parts])

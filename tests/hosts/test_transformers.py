@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from warploom.core.errors import ProblemError  # noqa: E402
-from warploom.transformers import register  # noqa: E402
+from warploom.transformers import attention_forward, register  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
@@ -144,3 +144,6 @@ def test_what_is_not_computed_is_refused_by_name():
     tokens = torch.arange(3, 23)[None]
     with pytest.raises(ProblemError, match="attention_dropout"):
         model.train()(tokens)
+    x = torch.zeros(1, 2, 4, 16, dtype=torch.bfloat16)
+    with pytest.raises(ProblemError, match="continuous batching"):
+        attention_forward(model, x, x, x, None, cache=object())
