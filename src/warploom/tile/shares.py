@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from warploom.lang.values import Number
 
 WARP = 32
+AT_ONCE = 4
+"""Loads of lengths that a lane has under way."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,18 @@ class Shares:
         self._k, self.span, self._batch, self.heads, self.split = k, span, batch, heads, split
         self._ctas = ctas
         total = k.register(u32, 0, "blocks")
-        with k.loop(batch, 0, WARP) as first:
-            total += self._blocks(first + k.lane)
+        with k.loop(batch, 0, AT_ONCE * WARP) as first:
+            for blocks in self._next_blocks(first):
+                total += blocks
         for distance in (16, 8, 4, 2, 1):
             total += k.shfl_xor(total.get(), distance)
         self.total: Traced = total.get()
         """Blocks of the list."""
         self._each, self._rest = self.total // ctas, self.total % ctas
+
+    def _next_blocks(self, first: Traced) -> list[Traced]:
+        """Blocks of sequence ``first`` + lane, and of those a warp's width on."""
+        return [self._blocks(first + self._k.lane + i * WARP) for i in range(AT_ONCE)]
 
     def _blocks(self, sequence: Traced) -> Traced:
         """Blocks of a sequence; 0 beyond the last."""
@@ -119,19 +126,19 @@ class Shares:
         """The place of a block."""
         k = self._k
         sequence, start, before = (k.register(u32, 0, name) for name in ("sequence", "start", "before"))
-        with k.loop(self._batch, 0, WARP) as first:
-            blocks = self._blocks(first + k.lane)
-            through = k.register(u32, blocks)
-            for distance in (1, 2, 4, 8, 16):
-                below = k.shfl_up(through.get(), distance)
-                through.set(through + k.select(k.lane >= distance, below, k.value(0, u32)))
-            own = before + through - blocks
-            holds = k.ballot((own <= number) & (number < own + blocks))
-            with k.when(holds != 0, uniform=True):
-                lane = k.clz(k.brev(holds))
-                sequence.set(first + lane)
-                start.set(k.shfl_idx(own, lane))
-            before += k.shfl_idx(through.get(), WARP - 1)
+        with k.loop(self._batch, 0, AT_ONCE * WARP) as first:
+            for i, blocks in enumerate(self._next_blocks(first)):
+                through = k.register(u32, blocks)
+                for distance in (1, 2, 4, 8, 16):
+                    below = k.shfl_up(through.get(), distance)
+                    through.set(through + k.select(k.lane >= distance, below, k.value(0, u32)))
+                own = before + through - blocks
+                holds = k.ballot((own <= number) & (number < own + blocks))
+                with k.when(holds != 0, uniform=True):
+                    lane = k.clz(k.brev(holds))
+                    sequence.set(first + i * WARP + lane)
+                    start.set(k.shfl_idx(own, lane))
+                before += k.shfl_idx(through.get(), WARP - 1)
         span = self.span(sequence.get())
         tiles, offset = (number - start) // span.blocks, (number - start) % span.blocks
         return Place(

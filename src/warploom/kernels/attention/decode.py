@@ -19,6 +19,8 @@ RUN = 16
 """Keys that lie side by side whatever the pages: their size is a multiple of it."""
 MOST_BLOCKS = 2**32
 COMBINE_THREADS = 256
+BEGUN_WORDS = 8
+"""Of what a CTA of the first kernel says to the second."""
 MOST_GRID_CTAS = 2**31 - 1
 
 
@@ -270,6 +272,8 @@ class Decode(Configuration):
         table, sinks = ["table"] if p.page_size else [], ["sinks"] if p.sinks else []
         scales = [["k_scale"], ["v_scale"]] if p.scaled else [[], []]
         words = {"parts": slots * self.tile_m * self.head_dim, "logs": slots * self.tile_m}
+        if p.split is None:
+            words["begun"] = ctas * BEGUN_WORDS
         groups = (self._tiles(p) * p.kv_heads if p.split else ctas), min(self.tile_m, max(1, p.rows)), 1
         if p.packed:
             groups = groups[0], self.tile_m, 1

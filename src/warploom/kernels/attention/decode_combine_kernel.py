@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import COMBINE_THREADS, CacheForm, Decode
-from warploom.kernels.attention.decode_rows import Lengths, Parts, Results, Rows, Scales, TileNumbers, spans
+from warploom.kernels.attention.decode_rows import Begun, Lengths, Parts, Results, Rows, Scales, TileNumbers, spans
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Global, Kernel, Traced, kernel
 from warploom.tile.merge import anchor, inverse, logarithm, weight
-from warploom.tile.shares import Place, Shares, ceiling
+from warploom.tile.shares import Place, ceiling
 
 WARPS = COMBINE_THREADS // 32
 QUAD = 4
@@ -26,6 +26,7 @@ def attention_decode_combine(
     starts: Global[s32],
     parts: Global[f32],
     logs: Global[f32],
+    begun: Global[u32],
     v_scale: Global[f32],
     sinks: Global[f32],
     out: Global[u16],
@@ -34,7 +35,7 @@ def attention_decode_combine(
     lse_batch: u32, lse_head: u32,
     v_scale_batch: u32, v_scale_head: u32,
     batch: u32, kv_heads: u32, q_len: u32, capacity: u32,
-    split: u32, pieces: u32, ctas: u32,
+    split: u32, pieces: u32,
     *,
     config: Decode,
     features: AttentionFeatures,
@@ -72,14 +73,11 @@ def attention_decode_combine(
             first = k.cta_x * pieces
             combine(Rows.at(k, found, f.group, c.tile_m), first, first + 1, 1, count)
         return
-    shares = Shares(k, span, batch, kv_heads, ctas=ctas)
-    begin, end = shares.of(k.cta_x)
-    found = shares.find(k.maximum(end, 1) - 1)
     wait()
-    with k.when(begin < end, uniform=True), k.when((found.start >= begin) & (found.stop > end), uniform=True):
-        count = shares.cta_of(found.stop - 1) - k.cta_x + 1
-        own = k.select(found.start > begin, k.value(1, u32), k.value(0, u32))
-        rows = Rows.at(k, found, f.group, c.tile_m)
+    count = Begun(k, begun).count(k.cta_x)
+    with k.when(count != 0, uniform=True):
+        own, sequence, head, tile = Begun(k, begun).tile(k.cta_x)
+        rows = Rows(k, sequence, span(sequence), head, tile, f.group, c.tile_m)
         combine(rows, k.cta_x * 2 + own, k.cta_x * 2 + 2, 2, count)
 
 

@@ -16,6 +16,7 @@ from operator import or_
 from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import CacheForm, Decode
 from warploom.kernels.attention.decode_rows import (
+    Begun,
     Lengths,
     Parts,
     Results,
@@ -60,6 +61,7 @@ def attention_decode(
     lse: Global[f32],
     parts: Global[f32],
     logs: Global[f32],
+    begun: Global[u32],
     q_batch: u32, q_head: u32, q_row: u32,
     k_batch: u32, k_head: u32,
     v_batch: u32, v_head: u32,
@@ -79,7 +81,8 @@ def attention_decode(
     """O of tiles that one CTA sees all keys of, and for the others O and log-sum-exps of its pieces, in float32.
 
     Grid: CTAs that share all blocks. ``parts`` has a place of (tile_m, head_dim) for each piece, ``logs`` of tile_m:
-    two for each CTA, for its first and its last piece; with a given split ``pieces`` for each tile.
+    two for each CTA, for its first and its last piece; with a given split ``pieces`` for each tile. ``begun`` says
+    what the second kernel has to put together.
     """
     c, f = config, features
     given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
@@ -147,12 +150,21 @@ def attention_decode(
                 if form.split:
                     tile = numbers.of(at.sequence.get(), at.span, at.tile.get())
                     slot.set((tile * kv_heads + at.head) * pieces + at.piece)
+                else:
+                    last = number + (at.span.end - 1 - at.block)
+                    goes_on = (opened == at.span.begin) & (at.block + 1 != at.span.end)
+                    count = k.select(goes_on, shares.cta_of(last) - k.cta_x + 1, k.value(0, u32))
+                    with k.when((number + 1 == end) & (k.thread == 0)):
+                        Begun(k, begun).say(k.cta_x, count, slot - k.cta_x * 2, at)
                 rows = Rows.at(k, at, f.group, c.tile_m)
                 products.collect(stage.now(), rows, whole, results, Parts(c, parts, logs), slot.get())
                 slot.set(k.cta_x * 2 + 1)
                 q_stage.advance()
             at.advance()
             stage.advance()
+    if not form.split:
+        with k.when((first >= end) & (k.thread == 0)):
+            Begun(k, begun).say_nothing(k.cta_x)
 
 
 attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", requires="sm_90")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import DType, f16, f32, s32, u32, u64
-from warploom.kernels.attention.decode import Decode
+from warploom.kernels.attention.decode import BEGUN_WORDS, Decode
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.tile.eight_bits import position
 from warploom.tile.merge import with_sink
@@ -228,6 +228,35 @@ class Results:
         """A row's log-sum-exp."""
         if self.lse is not None:
             rows.pointer(self.lse, self.lse_strides, row).store(log)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What each CTA of the first kernel says of the tile that it began and others ended, where there is one."""
+
+    k: Kernel
+    words: GlobalPointer
+
+    def _entry(self, cta: Traced) -> GlobalPointer:
+        return self.words + self.k.mul_wide(cta, BEGUN_WORDS)
+
+    def say(self, cta: Traced, count: Traced, own: Traced, place: Cursor) -> None:
+        """So many CTAs have parts of the tile at ``place``, this one its first (``own`` 0) or its second; or none."""
+        entry = self._entry(cta)
+        entry.store([own, place.sequence.get(), place.head.get(), place.tile.get()], 4)
+        entry.store(count)
+
+    def say_nothing(self, cta: Traced) -> None:
+        """This one began none."""
+        self._entry(cta).store(self.k.value(0, u32))
+
+    def count(self, cta: Traced) -> Traced:
+        """How many CTAs have parts of the tile; 0 where there is none."""
+        return self._entry(cta).load()[0]
+
+    def tile(self, cta: Traced) -> Sequence[Traced]:
+        """(own, sequence, key head, tile)."""
+        return self._entry(cta).load(4, 4)
 
 
 @dataclass(frozen=True)
