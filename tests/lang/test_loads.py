@@ -70,6 +70,13 @@ def in_a_register(k, x, h):
     x.store(total, 0)
 
 
+def listed(k, x, h):
+    values = [x.load(0)]
+    values += x.load(4, 4)
+    for value in values:
+        x.store(value, 0)
+
+
 def under_a_condition(k, x, h):
     value = x.load(0)
     with k.when(k.lane == 3):
@@ -77,7 +84,7 @@ def under_a_condition(k, x, h):
         x.store(value, 3)
 
 
-@pytest.mark.parametrize("body", [fresh_each_time, in_a_register, under_a_condition])
+@pytest.mark.parametrize("body", [fresh_each_time, in_a_register, listed, under_a_condition])
 def test_names_that_mean_what_they_say_are_left_alone(body):
     traces(body)
 

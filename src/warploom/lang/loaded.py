@@ -48,5 +48,5 @@ class Vector(list[Traced]):
             "compute with each, as in [x * 2.0 for x in values]"
         )
 
-    __add__ = __radd__ = __iadd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __imul__ = _refuse
+    __add__ = __iadd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __imul__ = _refuse
     __truediv__ = __rtruediv__ = __neg__ = __and__ = __or__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
