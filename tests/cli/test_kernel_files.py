@@ -138,3 +138,13 @@ def test_check_shows_which_elements_are_wrong_and_which_kernels_it_left_out(invo
     whole = invoke("check", target.removesuffix(":scaled"), "--seed", "1")
     assert whole.exit_code == 0
     assert "unused" in whole.stderr
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_is_checked_and_timed(invoke, target):
+    found = json.loads(invoke("bench", target, "--rounds", "3", "--json", "-").stdout)
+    assert found["microseconds"]["median"] > 0
+    assert found["results"] == [{"name": "y", "error": 0.0, "tolerance": 0.0}]
+    assert "wrong on the GPU (y)" in invoke("bench", target, "--set", "factor=3.0").stderr
+    tuned = invoke("tune", target, "--try", "tile=32,64", "--rounds", "3")
+    assert sorted(line.partition(":")[0] for line in tuned.stdout.splitlines()) == ["tile=32", "tile=64"]
