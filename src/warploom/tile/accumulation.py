@@ -87,10 +87,6 @@ class Turns:
         """One thread: until so many have added theirs."""
         self._k.wait_at_least(self._counters, turn, part)
 
-    def passed(self, part: Number) -> Traced:
-        """One thread: how many have added theirs by now; what they added is there."""
-        return self._counters.load(part, order="acquire")
-
     def pass_on(self, part: Number) -> None:
         """The same thread, once its sums are in global memory: the next one's turn."""
         self._k.fence("gpu")

@@ -220,29 +220,22 @@ def visible(features: AttentionFeatures) -> Visible:
 def add(
     k: Kernel, config: BackwardSm90, tile: KeyTile, sums: Pipeline, total: GlobalPointer, turns: Turns | None, me: int
 ) -> None:
-    """One thread: a consumer's parts of dQ, as they come, into the sums over all tiles of keys.
-
-    While a part is on its way the thread looks whether the turn of the next has come: mostly it has, and need not be
-    waited for once the part is there.
-    """
-    if turns is not None:
-        with k.when(tile.count != 0):
-            turns.await_turn(tile.part(k.value(0, u32), me), tile.before(k.value(0, u32)))
+    """One thread: a consumer's parts of dQ, as they come, into the sums over all tiles of keys."""
     with k.loop(tile.count) as turn:
         ready_part, number = sums.at(turn, me), tile.part(turn, me)
         to = total + k.mul_wide(number, part_size(config.total_registers))
         part = ready_part.wait()
-        add_part(k, to, part, None if turns is None else tile.before(turn) == 0)
+        if turns is None:
+            add_part(k, to, part)
+        else:
+            before = tile.before(turn)
+            turns.await_turn(number, before)
+            add_part(k, to, part, before == 0)
         k.wait_bulk(0, reads_only=True)
         ready_part.release()
         if turns is not None:
-            following = k.minimum(turn + 1, tile.count - 1)
-            place, before = tile.part(following, me), tile.before(following)
-            passed = turns.passed(place)
             k.wait_bulk(0)
             turns.pass_on(number)
-            with k.when(passed < before):
-                turns.await_turn(place, before)
 
 
 class Consumer:

@@ -65,10 +65,14 @@ _BY_LENGTH: dict[tuple[int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
 """By (the width that head_dim fits, whether rows see different ends): up to so many queries, what differs from the
 default. The fastest of some forty on an H200 at 16384 tokens (benchmarks/sweep_h200.py)."""
 
-_APART: dict[tuple[int, int], tuple[tuple[int, dict[str, Any]], ...]] = {
-    (192, 128): ((ANY, {"tile_n": 128, "persistent": False, "q_in_registers": False, "sum_column": False}),),
+_LONG_BLOCKS = {"tile_n": 128, "persistent": False, "q_in_registers": False, "sum_column": False}
+_APART: dict[tuple[int, int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
+    (192, 128, False): ((ANY, _LONG_BLOCKS),),
+    (192, 128, True): ((ANY, _LONG_BLOCKS),),
+    (128, 64, False): ((ANY, {"consumers": 3, "q_in_registers": False, "sum_column": False}),),
 }
-"""The same by (head_dim, V's head_dim) where they differ and leave room for longer blocks than the wider one does."""
+"""The same by (head_dim, V's head_dim, whether rows see different ends) where the two differ and leave room for longer
+blocks, or for more consumers, than the wider one does (benchmarks/head_cells.py)."""
 
 
 def candidates(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig, ...]:
@@ -96,7 +100,8 @@ def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
         return ()
     columns = problem.dtype is bf16 and problem.value_dim in (64, 128) and not problem.lse
     base = ForwardSm90(head_dim=problem.head_dim, dtype=problem.dtype, v_dim=problem.v_dim, sum_column=columns)
-    rows = _APART.get((problem.head_dim, problem.value_dim)) or _BY_LENGTH[widths[0], problem.window[1] is not None]
+    ends = problem.window[1] is not None
+    rows = _APART.get((problem.head_dim, problem.value_dim, ends)) or _BY_LENGTH[widths[0], ends]
     left, right = problem.window
     seen = problem.q_len if left is None or right is None else min(problem.q_len, left + right + 1)
     tuned = next(replace(base, **flags) for most, flags in rows if seen <= most)

@@ -300,7 +300,7 @@ def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
     tile_m = 16 if alone or p.rows <= 16 or wide > 128 else 32
     keys = max(tile_m, 32 if wide <= 64 else 16) * (1 + p.fp8)
     tried = [
-        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, fp8=p.fp8)
+        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, fp8=p.fp8, overlap=target.has_tma)  # fmt: skip
         for warps in (4, 2)
         for ctas, stages in ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2))
     ]
