@@ -299,8 +299,9 @@ def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
     alone = p.packed and p.split is not None  # the same whatever queries other sequences have
     tile_m = 16 if alone or p.rows <= 16 or wide > 128 else 32
     keys = max(tile_m, 32 if wide <= 64 else 16) * (1 + p.fp8)
+    overlap = target.has_tma
     tried = [
-        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, fp8=p.fp8, overlap=target.has_tma)  # fmt: skip
+        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, overlap, p.fp8)
         for warps in (4, 2)
         for ctas, stages in ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2))
     ]
