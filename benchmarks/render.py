@@ -1,11 +1,11 @@
 """Fill the tables of the README and of docs/ from the committed results: ``python benchmarks/render.py [--check]``.
 
 A table stands between ``<!-- table: FILE COLUMNS -->`` and ``<!-- end table -->``: FILE is a result below
-benchmarks/results (h200/attention-d128-bf16.json), as ``warploom bench`` or ``ladder --json`` writes it; COLUMNS
-is a word of ``MARKDOWN_TABLES`` (``page_tables.py``), ``CALL_TABLES`` (``call_tables.py``) or ``SECTIONS``
-(``training_sections.py``). Below each table stands what it was made with; a table whose file is not there says so, a
-section is left out. Pictures of sections are drawn too (needs matplotlib). ``--check`` changes nothing and ends with 1
-if a table is out of date or a picture missing.
+benchmarks/results (h200/attention-d128-bf16.json), as ``warploom bench`` or ``ladder --json`` writes it; COLUMNS is a
+word of ``MARKDOWN_TABLES`` (``page_tables.py``), ``CALL_TABLES`` (``call_tables.py``) or ``SECTIONS``
+(``training_sections.py``, ``serving_sections.py``). Below each table stands what it was made with; a table whose file
+is not there says so, a section is left out. Pictures of sections are drawn too (needs matplotlib). ``--check`` changes
+nothing and ends with 1 if a table is out of date or a picture missing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from typing import Any
 
 from call_tables import CALL_TABLES
 from page_tables import MARKDOWN_TABLES, fill_markdown, table_names
-from training_sections import SECTIONS, draw_training
+from serving_sections import SECTIONS as SERVING
+from training_sections import SECTIONS as TRAINING
+from training_sections import draw_training
 
+SECTIONS = {**SERVING, **TRAINING}
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURES = {"h200/train-gpt.json": ("docs/evidence/train-gpt.svg", draw_training)}
