@@ -30,6 +30,7 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import target
 from warploom.kernels.attention.backward import BackwardConfig, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import choose
+from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.gradient_reference import gradient_reference
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.ops.backends import built
@@ -349,7 +350,9 @@ def make(job: tuple[Cell, str | None, str]) -> None:
     q, kv = strides(cell.heads, cell.q_len), strides(cell.kv_heads, cell.kv_len)
     if text == "forward":
         forward = replace(problem, lse=True)
-        built(choose_forward(forward, goal)[0].call(forward, Operands((q, kv, kv, q), "bshd"), 132).source, arch)
+        chosen = choose_forward(forward, goal)[0]
+        assert not isinstance(chosen, Decode), "every cell has many queries"
+        built(chosen.call(forward, Operands((q, kv, kv, q), "bshd"), 132).source, arch)
         return
     config: BackwardConfig = choose(BackwardProblem(problem), goal)[0] if text is None else parse_config(text)
     for call in config.calls(BackwardProblem(problem), BackwardOperands((q, q, kv, kv, q, q, kv, kv), "bshd")):

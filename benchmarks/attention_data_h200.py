@@ -32,6 +32,7 @@ from warploom.bench.environment import environment
 from warploom.bench.timing import Candidate, EventClock, input_sets, measure, paired_spread
 from warploom.core.dtypes import bf16
 from warploom.kernels.attention.choice import choose
+from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.ladder_sm90 import RungSm90
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.ops.backends import gpu_target
@@ -72,6 +73,7 @@ def configs(head_dim: int, causal: bool, seq: int) -> tuple[AttentionConfig, Att
     heads = WIDTH // head_dim
     problem = AttentionProblem(TOKENS // seq, heads, heads, seq, seq, head_dim, bf16, (None, 0 if causal else None))
     chosen, _ = choose(problem, gpu_target(0))
+    assert not isinstance(chosen, Decode), "every cell has many queries"
     flags: dict[str, Any] = {f.name: getattr(chosen, f.name) for f in fields(chosen)} | {
         "sum_column": False,
         "skip_masked": False,

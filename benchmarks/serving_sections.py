@@ -16,7 +16,7 @@ PEERS = {"cudnn": "cuDNN", "torch_flash": "FlashAttention-2", "flash_attention_2
 def decode(result: Result) -> str:
     """Decode: which part of the copy's rate each kernel reads keys and values at."""
     cells = result["cells"]
-    names = list(dict.fromkeys(name for c in cells for name in c["part"]))
+    names: list[str] = list(dict.fromkeys(name for c in cells for name in c["part"]))
     body = [[c["cell"], *(f"{c['part'][name]:.2f}" if name in c["part"] else "–" for name in names)] for c in cells]
     said = (
         "One new query for each of many sequences, bf16: the part of a copy's rate on the same GPU at which keys and "
@@ -30,7 +30,7 @@ def decode(result: Result) -> str:
 def packed(result: Result) -> str:
     """Packed sequences of uneven lengths: TFLOP/s, and ratios to even ones of the same FLOPs and to peers."""
     cells = result["cells"]
-    names = list(dict.fromkeys(name for c in cells for name in c["ratio"]))
+    names: list[str] = list(dict.fromkeys(name for c in cells for name in c["ratio"]))
     body = [
         [c["cell"], f"{c['tflops']['uneven']['median']:.0f}",
          *(f"{c['ratio'][name]['median']:.2f}×" if name in c["ratio"] else "–" for name in names)]

@@ -88,7 +88,7 @@ def _backward(options: Options, saved: Any, gradients: tuple[Array, Array]) -> A
     return (*found[:3], None if sinks is None else found[3].astype(sinks.dtype))
 
 
-_attention.defvjp(_forward, _backward)
+_attention.defvjp(_forward, _backward)  # pyright: ignore[reportFunctionMemberAccess]  (where JAX is absent)
 
 
 def _keywords(options: Options) -> dict[str, Any]:

@@ -85,9 +85,8 @@ def test_each_launch_hands_over_its_own_arguments():
 def test_a_launch_overlaps_where_it_is_asked_to():
     seen = []
     driver = Driver()
-    driver.cuLaunchKernelEx = lambda config, *_: (
-        seen.append([x.id.name for x in config.attrs[: config.numAttrs]]) or (0,)
-    )
+    launched = lambda config, *_: seen.append([x.id.name for x in config.attrs[: config.numAttrs]]) or (0,)  # noqa: E731
+    vars(driver)["cuLaunchKernelEx"] = launched
     call, _ = prepared(driver)
     packed = call.pack((1, 2, scalar(u32, 3)))
     call.queue(0, packed)

@@ -225,7 +225,7 @@ def test_a_gradient_of_sinks_alone():
     q, k, v = tensors(*HEADS)
     assert_gradients(
         lambda s: warploom.attention(q, k, v, sinks=s).to(s.dtype),
-        lambda s: plain_attention(*(x.to(s.dtype) for x in (q, k, v)), s)[0],
+        lambda s: plain_attention(q.to(s.dtype), k.to(s.dtype), v.to(s.dtype), s)[0],
         [torch.tensor([0.5, -1.0])],
     )
 

@@ -178,6 +178,7 @@ def test_every_problem_has_a_configuration_that_can_be_traced(head_dim: int, arc
         config, reason = choose(problem, target(arch))
         assert config.check(target(arch)) + config.misfits(problem) == []
         assert reason
+    assert isinstance(config, ForwardSm80 | ForwardSm90)
     verify(Case(config, 64, 64).program, target(arch))
 
 

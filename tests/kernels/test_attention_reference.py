@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -94,7 +96,9 @@ def test_large_scores_do_not_overflow_the_reference():
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_gradients_of_some_queries_at_a_time_are_those_of_all(framework):
     numbers = np.random.default_rng(0)
-    x = {n: numbers.standard_normal((1 if n in "kv" else 2, 20, 8)) for n in ("dout", "q", "k", "v", "out")}
+    x: dict[str, Any] = {
+        n: numbers.standard_normal((1 if n in "kv" else 2, 20, 8)) for n in ("dout", "q", "k", "v", "out")
+    }
     seen, dlse = np.tri(20, dtype=bool), numbers.standard_normal((2, 20))
     if framework == "torch":
         torch = pytest.importorskip("torch")

@@ -111,7 +111,7 @@ def test_products_of_integers(types) -> None:
 
 @kernel(threads=32)
 def doubles(k: Kernel, a: Global[f64], b: Global[f64], out: Global[f64]) -> None:
-    found = k.mma_double(a.load(k.lane), b.load(k.lane), [k.value(0.5, f64), k.value(-1.0, f64)])
+    found = k.mma_double(a.load(k.lane, 1), b.load(k.lane, 1), [k.value(0.5, f64), k.value(-1.0, f64)])
     for i, x in enumerate(found):
         out.store(x, 2 * k.lane + i)
 

@@ -16,6 +16,7 @@ from warploom.core.errors import ConfigError, EmulationWarning, ProblemError
 from warploom.core.targets import target
 from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.reference import attention_error, attention_reference
+from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.ops import backends
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
@@ -214,6 +215,7 @@ def test_a_plan_says_what_would_run_and_why_and_runs_nothing(monkeypatch):
 def test_larger_kernels_than_shared_memory_holds_are_not_chosen():
     plan = warploom.plan(*make(1, 256, 256, 1, 128, "bf16"))
     assert plan.program.shared_bytes <= target(plan.target).shared_per_block
+    assert isinstance(plan.config, ForwardSm80)
     too_large = replace(plan.config, tile_m=512, num_warps=16)
     with pytest.raises(ConfigError, match="bytes of shared memory"):
         warploom.plan(*make(1, 512, 256, 1, 128, "bf16"), config=too_large)

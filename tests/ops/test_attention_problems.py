@@ -113,7 +113,7 @@ def reference(problem: Problem, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     ahead = np.arange(problem.kv_len)[None] - np.arange(problem.q_len)[:, None] - (problem.kv_len - problem.q_len)
     seen = (ahead >= -math.inf if left is None else ahead >= -left) & (ahead <= (math.inf if right is None else right))
     scores = np.where(seen, scores, -np.inf)
-    sink = np.float64(problem.logits if problem.sinks else -np.inf)[..., None, None]
+    sink = np.asarray(problem.logits if problem.sinks else -np.inf, np.float64)[..., None, None]
     most = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)
     weights = np.exp(scores - np.where(np.isfinite(most), most, 0.0))
     total = weights.sum(-1, keepdims=True) + np.exp(sink - np.where(np.isfinite(most), most, 0.0))

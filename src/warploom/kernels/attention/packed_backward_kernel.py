@@ -26,6 +26,7 @@ from warploom.tile.copies import Rows
 from warploom.tile.mask import SeenBy
 from warploom.tile.ragged import Piece, PieceList, Slot, sequence_boxes
 from warploom.tile.roles import WARPGROUP, threads_of
+from warploom.tile.scheduler import Divisor
 
 
 @kernel(threads=ROW_THREADS, drop_unused=True)
@@ -132,8 +133,9 @@ class PackedKeyTile(KeyTile):
         first, none = slot.number * KEYS, k.value(0, u32)
         lengths = piece.keys.count, piece.queries.count + first
         mask = SeenBy(k, visible(features), tile, first, lengths)
+        of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if config.by_heads else None
         return cls(
-            k, features, tile, slot.number, piece.head, none, none, lengths, mask, config.by_heads, piece, slot, slots,
+            k, features, tile, slot.number, piece.head, none, none, lengths, mask, of_head, piece, slot, slots,
             k.cta_x < tiles.count,
         )  # fmt: skip
 
