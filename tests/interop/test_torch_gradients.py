@@ -209,6 +209,28 @@ def test_autocast_takes_the_lower_precision(name):
         torch.testing.assert_close(x.grad, y.grad.float(), rtol=0, atol=0)
 
 
+STARTS = torch.tensor([0, 5, 16], dtype=torch.int32)
+PACKED = (16, 1, 16), (16, 1, 16), (16, 1, 16)
+
+
+def packed(q, k, v):
+    return warploom.attention_varlen(q, k, v, STARTS, causal=True)
+
+
+@pytest.mark.parametrize("name", ["logsumexp", "loss, options", "attention", "packed"])
+def test_a_backward_pass_compiled_under_autocast_is_the_eager_one(name):
+    call, _, shapes = (CALLS | {"packed": (packed, None, PACKED)})[name]
+    given = [x.requires_grad_() for x in tensors(*shapes, dtype=torch.float32)]
+    torch._dynamo.reset()
+    found = []
+    for function in (torch.compile(call, backend="aot_eager", fullgraph=True), call):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = function(*given)
+        found.append([result, *torch.autograd.grad(result.float().sum(), given)])
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
 def test_autocast_leaves_sinks_and_log_sum_exps_in_float32():
     q, k, v = (x.requires_grad_() for x in tensors(*HEADS))
     sinks = torch.tensor([0.1234, 2.3456]).requires_grad_()

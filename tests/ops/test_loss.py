@@ -167,6 +167,16 @@ def test_a_bias(blocks, options):
     np.testing.assert_array_equal(alone[2], by_bias)
 
 
+@pytest.mark.parametrize("name", ["lse", "by_loss", "by_lse"])
+def test_numbers_of_rows_are_float32(name):
+    x, w, target = inputs(8, 40, 32)
+    rows = {**dict.fromkeys(("lse", "by_loss", "by_lse"), np.ones(8, np.float32)), name: np.ones(8, bf16.numpy)}
+    with pytest.raises(ProblemError, match=r"is bf16 of shape \(8,\); it must be float32"):
+        ops.gradients(
+            x, w, ops.RowGradients(target=target, loss=loss_of(IGNORED, 0, 0, None), **rows), (True, True, True)
+        )
+
+
 def test_a_bias_of_another_size_is_named():
     x, w, target = inputs(8, 40, 32)
     with pytest.raises(ProblemError, match=r"bias is bf16 of shape \(8,\): it must be bf16 of shape \(40,\)"):

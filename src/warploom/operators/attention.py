@@ -71,10 +71,7 @@ def _fake_backward(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), _of_sinks(q, heads)
 
 
-_EXACT = frozenset({"lse", "dlse", "sinks", "scale_tensor", "softcap_tensor"})
-"""Tensors that autocast leaves as they are."""
-
-backward_operator = define("attention_backward", _BACKWARD, _run_backward, _fake_backward, exact=_EXACT)
+backward_operator = define("attention_backward", _BACKWARD, _run_backward, _fake_backward, autocast=False)
 """The gradients by q, k, v and sinks, by :func:`warploom.attention_backward`; the last is empty without sinks."""
 
 
@@ -130,7 +127,7 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         return out, q.new_empty([q.shape[axis] for axis in AXES[layout]], dtype=torch.float32)
 
     schema = _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor")
-    return define(name, schema, run, fake, derivative, exact=_EXACT)
+    return define(name, schema, run, fake, derivative)
 
 
 attention_operator = _define("attention", return_lse=False)

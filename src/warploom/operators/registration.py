@@ -26,6 +26,8 @@ _DEVICES = ("CPU", "CUDA")
 _ONE_DEVICE = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in _DEVICES]
 _BELOW_AUTOGRAD = torch._C._after_autograd_keyset
 _HALVES = torch.float16, torch.bfloat16
+_EXACT = frozenset({"sinks", "k_scale", "v_scale", "scale_tensor", "softcap_tensor", "alpha_tensor"})
+"""Arguments that autocast leaves as they are, whatever operator has them: few numbers, which kernels take in f32."""
 
 Named = Mapping[str, Any]
 
@@ -52,13 +54,14 @@ def define(
     fake: Callable[..., Any],
     derivative: Derivative | None = None,
     *,
-    exact: frozenset[str] = frozenset(),
+    autocast: bool = True,
 ) -> Any:
     """``torch.ops.warploom.<name>``: what ``run`` computes, and what ``fake`` says of its shapes while tracing.
 
     ``schema`` is PyTorch's signature of it, "(Tensor a, …) -> Tensor"; arguments that have their default value are left
     out of a call, so both functions have the same defaults. Nothing is mutated. Without a ``derivative`` whoever asks
-    for one gets a ProblemError, and so does who asks for one in forward mode. Autocast spares ``exact`` arguments.
+    for one gets a ProblemError, and so does who asks for one in forward mode. Operators of gradients take no part in
+    ``autocast``: the forward pass has chosen the types, and torch.compile traces both passes under its autocast.
     """
     differentiable = None if derivative is None else _function(name, run, derivative)
 
@@ -93,7 +96,8 @@ def define(
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in _DEVICES:
         _LIBRARY.impl(name, run, key)
-        _LIBRARY.impl(name, _autocast(key, lambda: operator, names, exact), f"Autocast{key}")
+        if autocast:
+            _LIBRARY.impl(name, _autocast(key, lambda: operator, names), f"Autocast{key}")
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
     operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
@@ -149,17 +153,15 @@ def _function(name: str, run: Callable[..., Any], derivative: Derivative) -> Cal
     return apply
 
 
-def _autocast(
-    key: str, operator: Callable[[], Any], names: tuple[str, ...], exact: frozenset[str]
-) -> Callable[..., Any]:
-    """The kernel of an Autocast key: floating-point tensors in the type that autocast has now, but for ``exact``."""
+def _autocast(key: str, operator: Callable[[], Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """The kernel of an Autocast key: floats but for :data:`_EXACT` in the type that autocast has now."""
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{key}"))
 
     def run(*arguments: Any, **named: Any) -> Any:
         dtype = torch.get_autocast_dtype(key.lower())
 
         def cast(name: str, x: Any) -> Any:
-            floats = name not in exact and isinstance(x, torch.Tensor) and x.is_floating_point()
+            floats = name not in _EXACT and isinstance(x, torch.Tensor) and x.is_floating_point()
             return x.to(dtype) if floats else x
 
         with torch._C._ExcludeDispatchKeyGuard(excluded):

@@ -22,7 +22,15 @@ from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import is_tracing, is_watched
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul_reduce.loss import Loss
-from warploom.ops.loss_options import Reduction, check_loss, check_reduction, check_targets, loss_of, reduced
+from warploom.ops.loss_options import (
+    Reduction,
+    check_loss,
+    check_reduction,
+    check_row_values,
+    check_targets,
+    loss_of,
+    reduced,
+)
 from warploom.ops.loss_plan import GradientPlan, LossPlan, forward_product
 from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs, readable
 from warploom.ops.options import flag, refuse_unhashable
@@ -205,6 +213,7 @@ def gradients(
         "lse_gradient": rows.by_lse,
     }  # fmt: skip
     given = {name: settled(describe(array)) for name, array in arrays.items() if array is not None}
+    check_row_values(given)
     given = {name: (readable if name in "xw" else _row_major)(view) for name, view in given.items()}
     config, (m, k) = matmul_config(config, given["x"].dtype), given["x"].shape
     known = rows.by_loss is not None, rows.by_lse is not None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import F32_MAX, bf16, f16, s32, s64
+from warploom.core.dtypes import F32_MAX, bf16, f16, f32, s32, s64
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, as_numpy, require_dtype, same_device
 from warploom.kernels.matmul_reduce.loss import Loss
@@ -72,6 +73,15 @@ def check_loss(rows: ArrayView, words: ArrayView, chosen: ArrayView, bias: Array
             )
         views.append(bias)
     same_device(views, ("x", "w", "target", "bias"))
+
+
+def check_row_values(views: Mapping[str, ArrayView]) -> None:
+    """Raises ProblemError where log-sum-exps or gradients by rows are not one float32 number for each row of ``x``."""
+    rows = (views["x"].shape[0],)
+    for name in ("lse", "loss_gradient", "lse_gradient"):
+        view = views.get(name)
+        if view is not None and (view.dtype is not f32 or tuple(view.shape) != rows):
+            raise ProblemError(f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be float32 of {rows}")
 
 
 def check_targets(chosen: ArrayView, n: int, ignore_index: int) -> None:
