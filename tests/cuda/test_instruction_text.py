@@ -51,6 +51,7 @@ from warploom.isa.sync import (
     AsyncProxyFence,
     BarArrive,
     BarSync,
+    GridDependency,
     MbarrierArrival,
     MbarrierInitFence,
     MbarrierInitialise,
@@ -183,6 +184,8 @@ SYNC: list[Instruction] = [
     *(AsyncProxyFence(space) for space in ("shared", "global", "all")),
     SetMaxRegisters(240, "inc"),
     SetMaxRegisters(24, "dec"),
+    GridDependency("wait"),
+    GridDependency("launch_dependents"),
 ]
 MAPS: list[Instruction] = [
     *(TensorMapReplace(space, name, field.count - 1) for space in ("shared", "global")
