@@ -448,3 +448,17 @@ def test_the_source_of_a_copy_must_not_change_under_way() -> None:
     (race,) = emulate(source_changes.trace(wait_first=False), 1, [numbers(128)]).findings
     assert race.kind == "race"
     assert "cp.async" in race.message
+
+
+@kernel(threads=32)
+def own_places(k: Kernel, out: Global[U32]) -> None:
+    """Each CTA begins to write its own words a turn after the one before it, and goes on."""
+    with k.loop(3) as turn, k.when(turn >= k.cta_x, uniform=True):
+        out.store(turn, k.cta_x * 32 + k.lane)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_words_that_nobody_wrote_race_with_nobody(seed: int | None) -> None:
+    out = numbers(96)
+    assert emulate(own_places.trace(), 3, [out], seed=seed).findings == ()
+    assert (out == 2).all()

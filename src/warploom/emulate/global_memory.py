@@ -260,7 +260,8 @@ class GlobalMemory:
         if write_stamp.any():
             agents, lanes = record.write_agent[cells], record.write_lane[cells]
             fine = self.clocks.ordered(mine.rows, mine.lanes, False, agents, lanes, write_stamp, visible=True)
-            self.conflicts(mine, np.arange(cells.size), ~fine, agents, write_stamp, "wrote")
+            wrong = ~fine & (write_stamp > 0)  # nobody has written the others
+            self.conflicts(mine, np.arange(cells.size), wrong, agents, write_stamp, "wrote")
         if mode in ("write", "atomic"):
             self._against(record.reads, mine, "read")
         if mode != "read" or not mine.strong:
