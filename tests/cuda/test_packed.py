@@ -134,3 +134,17 @@ def test_without_the_packing_of_cuda_core_launches_take_its_way(monkeypatch):
     call.queue(5, call.pack(arguments))
     assert driver.launches == []
     assert [(stream, given) for stream, _, given in kernel.plain] == [(5, arguments)]
+
+
+def test_maps_of_the_driver_stand_beside_those_of_cuda_core(monkeypatch):
+    class Map:
+        def __init__(self, value: int) -> None:
+            self._value = ctypes.c_uint64(value)
+            self.address = ctypes.addressof(self._value)
+
+    monkeypatch.setattr(packed_module, "DriverMap", Map)
+    descriptors = importlib.import_module("cuda.core._tensor_map").TensorMapDescriptor
+    driver = Driver()
+    call, _ = prepared(driver)
+    call.queue(5, call.pack((descriptors.__new__(descriptors), Map(2**50), scalar(u32, 3))))
+    assert driver.launches[0][-2] == [0, 2**50, 3]

@@ -32,14 +32,17 @@ def _packing() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
     return arguments, configuration
 
 
-class _Pointers:
-    """Arguments as the driver takes them, some of them tensor maps of the driver's own: pointers to their values."""
+class _WithDriverMaps:
+    """Arguments as ``cuda.core`` packs them, but those that are tensor maps of the driver's own."""
 
-    def __init__(self, arguments: Sequence[Any]) -> None:
-        self._kept = [x if isinstance(x, DriverMap | ctypes._SimpleCData) else ctypes.c_uint64(x) for x in arguments]
-        addresses = [x.address if isinstance(x, DriverMap) else ctypes.addressof(x) for x in self._kept]
-        self._array = (ctypes.c_void_p * len(addresses))(*addresses)
-        self.ptr = ctypes.addressof(self._array)
+    def __init__(self, pack: Callable[[Any], Any], arguments: Sequence[Any]) -> None:
+        self._kept = arguments
+        self._packed = pack(tuple(0 if isinstance(x, DriverMap) else x for x in arguments))
+        self.ptr = int(self._packed.ptr)
+        places = (ctypes.c_void_p * len(arguments)).from_address(self.ptr)
+        for place, x in enumerate(arguments):
+            if isinstance(x, DriverMap):
+                places[place] = x.address
 
 
 class PackedLaunch:
@@ -82,7 +85,7 @@ class PackedLaunch:
         if any(isinstance(x, DriverMap) for x in arguments):
             if self._packing is None:
                 raise ConfigError("this cuda.core does not say how it launches: pip install a newer one (>= 1.2)")
-            return _Pointers(arguments)
+            return _WithDriverMaps(self._packing[0], arguments)
         return tuple(arguments) if self._packing is None else self._packing[0](tuple(arguments))
 
     def queue(self, stream: int, packed: Any) -> None:
