@@ -5,7 +5,7 @@
 The kernels are those of ``tests/ptx/cuda_cases.py`` and, where Triton is installed, of ``tests/with_triton``. Each is
 read as a Program and run on the emulator; the Program is printed as CUDA C++, compiled, and launched beside the
 original PTX on the same arrays. ``--dry-run`` compiles both and launches neither: it needs no GPU. Exit status 1 where
-results differ. Needs cuda.core, and PyTorch for memory on the GPU.
+results differ. The file is written after each kernel.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from tests.ptx.mutants import Subject, subjects
 
 from warploom.bench.environment import environment
+from warploom.cuda.buffers import DeviceCopy
 from warploom.cuda.compile import compile_source
 from warploom.cuda.launch import load, scalar
 from warploom.cuda.names import entry_name
@@ -38,20 +39,20 @@ class Gpu:
     """Launches on one GPU, on copies of NumPy arrays."""
 
     def __init__(self) -> None:
-        self.torch: Any = importlib.import_module("torch")
         self.core: Any = importlib.import_module("cuda.core")
         self.device = self.core.Device()
         self.device.set_current()
 
     def run(self, launch: Any, program: Program, values: list[Any]) -> list[np.ndarray[Any, Any]]:
-        """The arrays after ``launch(arguments)``."""
-        tensors = {i: self.torch.from_numpy(x.reshape(-1).view(np.uint8).copy()).cuda() for i, x in enumerate(values)
-                   if isinstance(x, np.ndarray)}  # fmt: skip
-        arguments = [tensors[i].data_ptr() if i in tensors else scalar(p.dtype, x)
+        """The bytes of the arrays after ``launch(arguments)``."""
+        copies = {i: DeviceCopy(np.copy(x).reshape(-1).view(np.uint8), 0) for i, x in enumerate(values)
+                  if isinstance(x, np.ndarray)}  # fmt: skip
+        arguments = [copies[i].pointer if i in copies else scalar(p.dtype, x)
                      for i, (p, x) in enumerate(zip(program.parameters, values, strict=True))]  # fmt: skip
         launch(arguments)
-        self.torch.cuda.synchronize()
-        return [t.cpu().numpy() for t in tensors.values()]
+        for copy in copies.values():
+            copy.download()
+        return [copy.host for copy in copies.values()]
 
     def original(self, subject: Subject, kernel: Any, threads: tuple[int, int, int], arguments: list[Any]) -> None:
         """Launch the PTX as it is."""
@@ -106,9 +107,9 @@ def main() -> int:
             continue
         rows.append(compared(subject, options.arch, gpu))
         print(rows[-1], flush=True)
-    if options.out:
-        result = {"environment": environment(), "kernels": rows}
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        if options.out:
+            result = {"environment": environment(), "kernels": rows}
+            options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(not all(row.get("equal", True) for row in rows))
 
 

@@ -1,13 +1,13 @@
 """Mutants of other compilers' PTX on a GPU: what each tool of compute-sanitizer reports of what the emulator finds.
 
-    PYTHONPATH=src:. python benchmarks/ptx_sanitizer_h200.py [--dry-run] [--count 40] [--out FILE.json]
+    PYTHONPATH=src:. python benchmarks/ptx_sanitizer_h200.py [--dry-run] [--count 32] [--out FILE.json]
 
 Takes mutants of ``tests.ptx.mutants`` that the emulator finds, one of each kind of change from kernel after kernel,
 and leaves out what would hang. Each is assembled under a name of its own and launched once under memcheck, racecheck,
 synccheck and initcheck, the four at the same time, each in one process; a mutant that hangs costs its tool the rest.
-Writes, of each mutant, the emulator's kinds of findings, the reports that each tool counted, and whether the result was
-right there. ``--dry-run`` assembles and launches nothing: it needs no GPU. Needs cuda.core, compute-sanitizer, and
-PyTorch for memory on the GPU.
+Writes, of each mutant, the emulator's kinds of findings and how often each tool names it (null: the tool did not come
+so far). Choosing takes half a minute, the tools at most one. ``--dry-run`` assembles and launches nothing: it needs no
+GPU. Needs cuda.core and compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +40,7 @@ from warploom.bench.environment import environment
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SECONDS = 60
+"""Of all tools together."""
 _HANGS = {"deadlock", "mbarrier", "barrier", "divergence", "member_mask", "bounds", "misaligned"}
 """Kinds of findings after which a kernel may wait for ever, or break the context for those after it."""
 _COUNTED = ("arrive", "mbarrier.init", "more arrivals", "more bytes", "more threads")
@@ -99,34 +104,56 @@ def run_all(folder: Path) -> None:
 
 
 def under_tools(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Of each tool: its reports of each kernel (None: it did not come so far), and the end of its output."""
-
-    def command(tool: str) -> list[str]:
-        quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
-        return ["compute-sanitizer", "--tool", tool, *quiet, sys.executable, __file__, "--run", str(folder)]
-
-    running = {
-        tool: subprocess.Popen(command(tool), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for tool in TOOLS
-    }
+    """Of each tool: how often it names each kernel (None: it did not come so far), and the end of its output."""
+    running = {tool: _started(tool, folder) for tool in TOOLS}
+    end = time.monotonic() + SECONDS
     found: dict[str, dict[str, Any]] = {}
     for tool, process in running.items():
+        late = ""
         try:
-            text = process.communicate(timeout=SECONDS)[0]
+            process.wait(max(1.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()
-            text = process.communicate()[0] + "\nstopped after its time"
-        reports = {name: len(re.findall(rf"\b(?:at|in) {name}\b", text)) if f"{name}\n" in text else None
-                   for name in names}  # fmt: skip
-        found[tool] = {"reports": reports, "tail": text[-600:]}
+            os.killpg(process.pid, signal.SIGKILL)  # and the kernels' process, which would go on
+            late = "\nstopped after its time"
+        text = (folder / tool).read_text(encoding="utf-8", errors="replace") + late
+        ran = set(re.findall(r"^(?:RAN|FAILED) (\w+)", text, re.MULTILINE))
+        named = Counter(re.findall(r"\b(?:at|in) (mutant_\d+)\b", text))
+        found[tool] = {"reports": {name: named[name] if name in ran else None for name in names}, "tail": text[-600:]}
     return found
+
+
+def _started(tool: str, folder: Path) -> subprocess.Popen[bytes]:
+    """A tool over all jobs; it writes to a file of the folder."""
+    quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
+    command = ["compute-sanitizer", "--tool", tool, "--print-limit", "100000", *quiet]
+    with (folder / tool).open("wb") as output:
+        return subprocess.Popen(
+            [*command, sys.executable, __file__, "--run", str(folder)], stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def chosen_jobs(count: int, arch: str) -> tuple[list[dict[str, Any]], list[Job]]:
+    """So many mutants at most, of kernel after kernel: their rows, and how each is launched."""
+    rows: list[dict[str, Any]] = []
+    jobs: list[Job] = []
+    for _, make in subjects():
+        subject = make()
+        if any(isinstance(x, tuple) for x in subject.call.arguments):
+            continue  # the maps of a host are no arguments of a plain launch
+        for row in chosen(subject):
+            jobs.append(assembled(subject, row.pop("text"), len(rows), arch))
+            rows.append(row)
+            if len(rows) == count:
+                return rows, jobs
+    return rows, jobs
 
 
 def main() -> int:
     """Choose, assemble, run and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="assemble, launch nothing")
-    parser.add_argument("--count", type=int, default=40, help="mutants, at most")
+    parser.add_argument("--count", type=int, default=32, help="mutants, at most")
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
@@ -134,18 +161,7 @@ def main() -> int:
     if options.run:
         run_all(options.run)
         return 0
-    rows: list[dict[str, Any]] = []
-    jobs: list[Job] = []
-    for _, make in subjects():
-        if len(rows) >= options.count:
-            break
-        subject = make()
-        if any(isinstance(x, tuple) for x in subject.call.arguments):
-            continue  # the maps of a host are no arguments of a plain launch
-        for row in chosen(subject):
-            jobs.append(assembled(subject, row.pop("text"), len(rows), options.arch))
-            rows.append(row)
-    rows, jobs = rows[: options.count], jobs[: options.count]
+    rows, jobs = chosen_jobs(options.count, options.arch)
     result: dict[str, Any] = {"mutants": rows}
     if not options.dry_run:
         with tempfile.TemporaryDirectory() as scratch:
