@@ -23,6 +23,7 @@ from tests.ptx.mutants import Subject, subjects
 from warploom.bench.environment import environment
 from warploom.cuda.buffers import DeviceCopy
 from warploom.cuda.compile import compile_source
+from warploom.cuda.device import check, require_driver
 from warploom.cuda.launch import load, scalar
 from warploom.cuda.names import entry_name
 from warploom.cuda.printer import print_cuda
@@ -54,10 +55,13 @@ class Gpu:
             copy.download()
         return [copy.host for copy in copies.values()]
 
-    def original(self, subject: Subject, kernel: Any, threads: tuple[int, int, int], arguments: list[Any]) -> None:
-        """Launch the PTX as it is."""
-        shared = subject.call.options.get("shared_bytes", 0)
-        config = self.core.LaunchConfig(grid=triple(subject.call.grid), block=threads, shmem_size=shared)
+    def launch(self, kernel: Any, grid: Any, block: Any, shared_bytes: int, arguments: list[Any]) -> None:
+        """Queue a kernel of ``cuda.core``."""
+        driver = require_driver()
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        device = check(driver, driver.cuDeviceGet(0))
+        check(driver, (*driver.cuKernelSetAttribute(most, shared_bytes, kernel.handle, device), None))
+        config = self.core.LaunchConfig(grid=triple(grid), block=triple(block), shmem_size=shared_bytes)
         self.core.launch(self.device.default_stream, config, kernel, *arguments)
 
 
@@ -81,10 +85,10 @@ def compared(subject: Subject, arch: str, gpu: Gpu | None) -> dict[str, Any]:
     if gpu is None:
         return row
     flat = values[: len(program.parameters)]
-    block = triple(call.block)
     mine = load(again, 0)
     config = mine.configure(triple(call.grid), program.threads, shared_bytes=program.shared_bytes)
-    theirs = gpu.run(lambda a: gpu.original(subject, code.get_kernel(name), block, a), program, flat)
+    shared_bytes, original = call.options.get("shared_bytes", 0), code.get_kernel(name)
+    theirs = gpu.run(lambda a: gpu.launch(original, call.grid, call.block, shared_bytes, a), program, flat)
     ours = gpu.run(lambda a: mine.launch(0, config, a), program, flat)
     cpu = [x.reshape(-1).view(np.uint8) for x in emulated if isinstance(x, np.ndarray)]
     return {**row, "equal": all(map(np.array_equal, ours, theirs)),
@@ -105,7 +109,10 @@ def main() -> int:
         if not all(isinstance(x, np.ndarray | int | float) for x in subject.call.arguments):
             print(f"{name}: left out, as it takes tensor maps")
             continue
-        rows.append(compared(subject, options.arch, gpu))
+        try:
+            rows.append(compared(subject, options.arch, gpu))
+        except RuntimeError as error:  # the driver's
+            rows.append({"kernel": subject.name, "equal": False, "error": str(error)})
         print(rows[-1], flush=True)
         if options.out:
             result = {"environment": environment(), "kernels": rows}

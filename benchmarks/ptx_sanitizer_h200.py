@@ -91,10 +91,9 @@ def run_all(folder: Path) -> None:
     gpu = Gpu()
     for job in pickle.loads((folder / "jobs.pickle").read_bytes()):
         kernel = gpu.core.ObjectCode.from_cubin(job.cubin).get_kernel(job.name)
-        config = gpu.core.LaunchConfig(grid=job.grid, block=job.block, shmem_size=job.shared_bytes)
         try:
             gpu.run(
-                lambda a, kernel=kernel, config=config: gpu.core.launch(gpu.device.default_stream, config, kernel, *a),
+                lambda a, job=job, kernel=kernel: gpu.launch(kernel, job.grid, job.block, job.shared_bytes, a),
                 job.program, job.values[: len(job.program.parameters)],
             )  # fmt: skip
         except RuntimeError as error:
