@@ -23,6 +23,16 @@ LARGE = {
     "sixteen queries": Step((3000, 800), (16, 16), page=256, capacity=3072, kv_heads=2, group=4, head_dim=128),
 }
 
+MANY = {
+    "prompts": Step((700, 64, 300), (600, 64, 300), page=64, capacity=704, kv_heads=2, group=2, head_dim=128),
+    "pages of 16, one query among chunks": Step((900, 500, 0), (400, 1, 0), page=16, capacity=960, head_dim=64),
+    "pages of 256": Step((900, 500), (100, 100), page=256, capacity=1024, kv_heads=2, head_dim=128, dtype=f16),
+    "side by side": Step((900, 500), (130, 130), page=0, capacity=1024, kv_heads=2, head_dim=64),
+    "head_dim 192, blocks of 96": Step((700, 200), (150, 90), page=64, capacity=704, head_dim=192),
+    "head_dim 256, a window": Step((900,), (300,), page=128, capacity=1024, head_dim=256, options={"window": (200, 0)}),
+    "not causal": Step((513, 700), (200, 200), page=48, capacity=720, head_dim=64, options={"causal": False}),
+}
+
 
 def tensors(step: Step) -> tuple[list[Any], dict[str, Any]]:
     """The arguments on the GPU."""
@@ -47,9 +57,9 @@ def back(out: Any, step: Step) -> Any:
     return out.view(torch.int16).cpu().numpy().view(step.arguments[0][0].dtype)
 
 
-@pytest.mark.parametrize("name", [*STEPS, *LARGE])
+@pytest.mark.parametrize("name", [*STEPS, *LARGE, *MANY])
 def test_every_element_is_as_near_float64_as_its_type_allows(name: str) -> None:
-    step = {**STEPS, **LARGE}[name]
+    step = {**STEPS, **LARGE, **MANY}[name]
     arrays, named = tensors(step)
     out, lse = warploom.attention_paged(*arrays, **named, return_lse=True)
     assert step.problems_of(back(out, step), lse.cpu().numpy()) == []

@@ -1,4 +1,4 @@
-"""The decode kernels on the emulator, one after another, with the first replaced by a mutant."""
+"""The kernels of ``attention_paged`` on the emulator, one after another, with the main one replaced by a mutant."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from warploom.emulate import emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.decode import Decode
+from warploom.kernels.attention.paged import PagedConfig, paged_calls
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_paged import NAMES
@@ -25,7 +26,7 @@ from warploom.ops.backends import emulator_arguments
 class DecodeCase:
     """A configuration's kernels on a step, for so many multiprocessors."""
 
-    config: Decode
+    config: PagedConfig
     step: Step
     multiprocessors: int = 1
 
@@ -44,15 +45,20 @@ class DecodeCase:
     def calls(self) -> tuple[KernelCall, KernelCall]:
         """The two launches."""
         out = self.inputs.views["q"]
-        return self.config.calls(self.inputs.problem, self.inputs.operands(out), self.multiprocessors)
+        return paged_calls(self.config, self.inputs.problem, self.inputs.operands(out), self.multiprocessors)
+
+    @property
+    def main(self) -> KernelCall:
+        """The launch that multiplies: of the decode kernels the first, behind a list of tiles the last."""
+        return self.calls[0 if isinstance(self.config, Decode) else -1]
 
     @property
     def program(self) -> Program:
-        """The first kernel."""
-        return self.calls[0].source.program
+        """Its kernel."""
+        return self.main.source.program
 
     def run(self, program: Program | None = None, seed: int | None = None) -> Any:
-        """(findings, O, log-sum-exps), the first kernel replaced by ``program``, if given."""
+        """(findings, O, log-sum-exps), the main kernel replaced by ``program``, if given."""
         q, p = self.inputs.views["q"], self.inputs.problem
         arrays: dict[str, Any] = {NAMES.get(name, name): view.owner for name, view in self.inputs.views.items()}
         arrays["out"] = np.full(q.shape, np.nan, q.dtype.numpy)
@@ -60,9 +66,10 @@ class DecodeCase:
         arrays |= {name: np.full(words, np.nan, np.float32) for name, words in self.calls[0].workspace.items()}
         found: list[Any] = []
         for call in self.calls:
-            traced = program if program is not None and call is self.calls[0] else call.source.program
+            traced = program if program is not None and call is self.main else call.source.program
             views = [describe(arrays[name]) for name in call.arrays]
-            found += emulate(traced, call.grid, emulator_arguments(traced, views, call.scalars), seed=seed).findings
+            given = emulator_arguments(call.source.program, views, call.scalars, call.maps)
+            found += emulate(traced, call.grid, given, seed=seed).findings
         return found, arrays["out"], arrays["lse"]
 
     def escapes(self, programs: dict[str, Program]) -> list[str]:

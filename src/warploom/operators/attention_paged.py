@@ -16,7 +16,7 @@ from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_paged_arrays import read_cache
 
 if TYPE_CHECKING:
-    from warploom.kernels.attention.decode import Decode
+    from warploom.kernels.attention.paged import PagedConfig
     from warploom.ops.attention_arrays import Window
 
 _SCHEMA = (
@@ -99,7 +99,7 @@ def attention_paged(
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     check: bool = False,
-    config: Decode | str | None = None,
+    config: PagedConfig | str | None = None,
 ) -> Any:
     """:func:`warploom.attention_paged` inside a traced graph: one call of an operator, no graph break."""
     if check:

@@ -15,13 +15,10 @@ from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty, empty_like, filled
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import is_tracing
-from warploom.kernels.attention.decode import (
-    Decode,
-    DecodeProblem,
-    decode_configuration,
-    parse_config,
-)
-from warploom.kernels.settings import refuse, unsuitable
+from warploom.kernels.attention.decode import DecodeProblem
+from warploom.kernels.attention.paged import PagedConfig, choose_paged, misfits, paged_calls, parse_config
+from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.settings import refuse
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import Options, Window, widened
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, check_output, read_cache
@@ -41,7 +38,7 @@ class AttentionPagedPlan:
     """What a call of :func:`attention_paged` would run: nothing has been compiled or launched yet."""
 
     problem: DecodeProblem
-    config: Decode
+    config: PagedConfig
     reason: str
     target: str
     device: str
@@ -55,8 +52,8 @@ class AttentionPagedPlan:
     @cached_property
     def steps(self) -> Steps:
         """The launches in order."""
-        first, *others = self.calls
-        return Steps((Step(first, self.problem.flops), *[Step(call, 0) for call in others]))
+        working = self.calls[-1 if isinstance(self.config, ForwardSm90) else 0]
+        return Steps(tuple(Step(call, self.problem.flops if call is working else 0) for call in self.calls))
 
     @cached_property
     def cuda(self) -> str:
@@ -89,9 +86,9 @@ def attention_paged(
     return_lse: bool = False,
     out: Any = None,
     check: bool = False,
-    config: Decode | str | None = None,
+    config: PagedConfig | str | None = None,
 ) -> Any:
-    """Attention of a few queries of each sequence on the keys and values that a cache has of it.
+    """Attention of the newest queries of each sequence on the keys and values that a cache has of it.
 
     Shapes: q (batch, q_len, heads, head_dim), or with ``cu_seqlens_q`` (int32, batch + 1) all queries one sequence
     after another, (queries, heads, head_dim). With ``block_table`` (int32, (batch, entries)) k_cache and v_cache are
@@ -111,8 +108,10 @@ def attention_paged(
     what else is in the batch; ``fixed_split``, a multiple of 128 keys, divides each sequence by itself.
 
     ``return_lse`` also returns log-sum-exps, float32 (batch, heads, q_len), or (heads, queries) with ``cu_seqlens_q``.
-    The result is like q; ``out`` takes it, if given. Made for q_len up to 16; more queries are right, and slower than
-    :func:`attention`. Arrays as for :func:`attention`; there are no gradients.
+    The result is like q; ``out`` takes it, if given. Of many queries (64 of each sequence on average) tiles are formed,
+    as :func:`attention` does, on compute capability 9.0; an fp8 cache, ``fixed_split``, older GPUs, and arrays whose
+    sequences or pages are no whole rows apart, keep the kernels that are made for up to 16 queries, which are right for
+    more and slower. Arrays as for :func:`attention`; there are no gradients.
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
@@ -151,7 +150,7 @@ def plan_attention_paged(
     v_scale: Any = None,
     fixed_split: int | None = None,
     return_lse: bool = False,
-    config: Decode | str | None = None,
+    config: PagedConfig | str | None = None,
 ) -> AttentionPagedPlan:
     """What :func:`attention_paged` would run with these arguments. Runs nothing."""
     if is_tracing():
@@ -204,16 +203,17 @@ def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPla
     problem = inputs.problem
     if config is not None:
         config = configuration(config, parse_config)
-    place = Place.of(inputs.views["q"].device, requires="sm_90" if problem.fp8 else None)
-    reason = "asked for by the caller"
-    if config is None:
-        config, reason = decode_configuration(problem, place.goal), "by head_dim and rows"
-        if misfits := config.check(place.goal) + config.misfits(problem):
-            raise ProblemError("; ".join(misfits))
-    else:
-        refuse(f"{config} does not fit", unsuitable(config, problem, place.goal))
-    calls = config.calls(problem, inputs.operands(out), place.multiprocessors)
-    return AttentionPagedPlan(problem, config, reason, place.goal.name, str(place), calls)
+    operands = inputs.operands(out)
+    requires = config.requires if isinstance(config, ForwardSm90) else "sm_90" if problem.fp8 else None
+    place = Place.of(inputs.views["q"].device, requires=requires)
+    chosen, reason = (config, "asked for by the caller") if config else choose_paged(problem, operands, place.goal)
+    found = chosen.check() or chosen.check(place.goal) + misfits(chosen, problem, operands)
+    if config is not None:
+        refuse(f"{config} does not fit", found)
+    elif found:
+        raise ProblemError("; ".join(found))
+    calls = paged_calls(chosen, problem, operands, place.multiprocessors)
+    return AttentionPagedPlan(problem, chosen, reason, place.goal.name, str(place), calls)
 
 
 def _lse_shape(views: dict[str, ArrayView]) -> tuple[int, ...]:
@@ -284,7 +284,8 @@ def _run_from_host(inputs: CacheInputs, arrays: dict[str, ArrayView], made: Atte
     results = {name: x for name, x in hosts.items() if name not in inputs.views}
     lying = {name: describe(x) for name, x in hosts.items()}
     again = CacheInputs({name: lying[name] for name in inputs.views}, inputs.problem)
-    calls = made.config.calls(made.problem, again.operands(lying["out"]), Place.of(lying["q"].device).multiprocessors)
+    multiprocessors = Place.of(lying["q"].device).multiprocessors
+    calls = paged_calls(made.config, made.problem, again.operands(lying["out"]), multiprocessors)
     steps = AttentionPagedPlan(made.problem, made.config, made.reason, made.target, made.device, calls).steps
     steps.run_from_host({NAMES.get(name, name): x for name, x in hosts.items()}, tuple(results), filled=True)
     for name, found in results.items():

@@ -1,6 +1,8 @@
-"""How wide the panels of a shared tile are: arithmetic that configurations use too, without the language."""
+"""How wide the panels of a shared tile are, and how high boxes: arithmetic that configurations use too."""
 
 from __future__ import annotations
+
+from math import gcd
 
 PANEL_COLS = 64
 """16-bit elements in a row of 128 bytes: the widest that the TMA and ``wgmma`` swizzle."""
@@ -14,3 +16,8 @@ def panel_cols(cols: int) -> int:
 def padded_cols(cols: int) -> int:
     """``cols`` rounded up to whole panels."""
     return -(-cols // panel_cols(cols)) * panel_cols(cols)
+
+
+def box_rows(page_size: int, block: int) -> int:
+    """Keys of a box: those that lie side by side in pages wherever a block of so many begins."""
+    return gcd(page_size, block)

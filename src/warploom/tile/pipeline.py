@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from warploom.core.dtypes import DType, u32
 from warploom.core.errors import TraceError
@@ -50,6 +50,10 @@ class Boxes:
     tensor_map: TensorMapHandle
     order: Callable[..., Sequence[Number]] = _as_stored
     eviction: Literal["", "first", "last"] = ""
+
+    def parts(self, place: Sequence[Any]) -> Sequence[tuple[int, Sequence[Number]]]:
+        """The boxes of a panel: (first row within the tile, place) of each. Here one, as high as the tile."""
+        return ((0, place),)
 
 
 class Position(Protocol):
@@ -176,7 +180,7 @@ class Pipeline:
         return Cursor(self, TurnPosition(stage, (since >> (n.bit_length() - 1)) & 1))
 
     # -- what a cursor does
-    def copy_in(self, stage: Number, places: Sequence[Sequence[Number]]) -> None:
+    def copy_in(self, stage: Number, places: Sequence[Sequence[Any]]) -> None:
         """Start the copies of every tile of a stage; their bytes complete the stage's phase."""
         if len(places) != len(self.tiles):
             raise TraceError(f"put takes a place for each of {len(self.tiles)} tiles ({self.k.here()})")
@@ -184,11 +188,12 @@ class Pipeline:
         for tile, boxes, panels, place in zip(self.tiles, self._boxes, self._panels, places, strict=True):
             if boxes is None:
                 raise TraceError(f"{tile.name} is written by warps: it has no boxes to load from ({self.k.here()})")
-            for panel in panels:
-                self.k.tma_load(
-                    tile.stage(stage), boxes.tensor_map, boxes.order(panel.first_col, *place), self.full, stage,
-                    offset=panel.byte_offset, eviction=boxes.eviction,
-                )  # fmt: skip
+            for first_row, at in boxes.parts(place):
+                for panel in panels:
+                    self.k.tma_load(
+                        tile.stage(stage), boxes.tensor_map, boxes.order(panel.first_col, *at), self.full, stage,
+                        offset=panel.byte_offset + first_row * panel.cols * tile.dtype.bytes, eviction=boxes.eviction,
+                    )  # fmt: skip
 
     def copy_out(self, stage: Number, boxes: Boxes, place: Sequence[Number]) -> None:
         """Start the copies of a stage's only tile to global memory, as one bulk group."""
@@ -216,7 +221,7 @@ class Cursor:
         return self._pipeline.tiles[0].stage(self.stage)
 
     # -- who fills
-    def put(self, *places: Sequence[Number]) -> None:
+    def put(self, *places: Sequence[Any]) -> None:
         """One thread: once the stage is empty, start the copies of the tiles at ``places``; on to the next stage."""
         p = self._pipeline
         if p.empty is not None:

@@ -63,6 +63,26 @@ class Sequences:
 
 
 @dataclass(frozen=True)
+class Spaced:
+    """Sequences at equal distances: number i from row i · ``pitch`` on, ``most`` rows or the first ``used[i]`` of them.
+
+    Numbers that cannot be are cut to what can.
+    """
+
+    k: Kernel
+    pitch: Traced
+    most: Traced
+    used: GlobalPointer | None = None
+
+    def at(self, number: Traced) -> Rows:
+        """The rows of a sequence."""
+        k, count = self.k, self.most
+        if self.used is not None:
+            count = k.minimum(k.bitcast(k.maximum(self.used.load(number)[0], 0), u32), self.most)
+        return Rows(number * self.pitch, count)
+
+
+@dataclass(frozen=True)
 class Piece:
     """A tile's part of a sequence: ``queries`` from its first row to the sequence's end, and all ``keys``, of a head.
 
@@ -147,8 +167,8 @@ class RaggedTiles:
     """
 
     k: Kernel
-    queries: Sequences
-    keys: Sequences
+    queries: Sequences | Spaced
+    keys: Sequences | Spaced
     batch: Traced
     heads: Traced
     together: Divisor

@@ -88,6 +88,10 @@ class ForwardSm90(HeadDims, Configuration):
         q, keys = self.q_stages * self.tile_m, self.stages * self.tile_n
         return (q * self.query_cols + keys * cols) * self.dtype.bytes + BARRIER_BYTES
 
+    def giving(self, lse: bool) -> ForwardSm90:
+        """What runs with or without log-sum-exps: sums of rounded P are good enough for O, which is rounded too."""
+        return replace(self, sum_column=False) if lse else self
+
     def check(self, target: Target | None = None) -> list[str]:
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
         found = broken_flags(self)
@@ -122,11 +126,10 @@ class ForwardSm90(HeadDims, Configuration):
     def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
         """The kernel for a problem, on arrays that lie so: persistent with one CTA per multiprocessor."""
         heads_inside = operands.layout == "bshd"
-        # Of rounded P the sums are good enough to divide by, which are rounded as well, but not for a log-sum-exp.
-        config = replace(self, sum_column=False) if problem.lse else self
         source = KernelSource.of(
             self.function, f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
-            config=config, features=problem.features(self.tile_m, self.tile_n), heads_inside=heads_inside,
+            config=self.giving(problem.lse), features=problem.features(self.tile_m, self.tile_n),
+            heads_inside=heads_inside,
         )  # fmt: skip
         tiles = self._tiles(problem)
         scalars = {
@@ -148,7 +151,7 @@ class ForwardSm90(HeadDims, Configuration):
         p, d = problem, self.head_dim
         source = KernelSource.of(
             "attention.packed_kernel:attention_packed_sm90", f"attention_packed_{self.tile_m}x{self.tile_n}x{d}",
-            config=replace(self, sum_column=False) if p.lse else self, features=p.features,
+            config=self.giving(p.lse), features=p.features,
         )  # fmt: skip
         sizes = (p.total_q, p.heads), (p.total_k, p.kv_heads), (p.total_k, p.kv_heads), (p.total_q, p.heads)
         maps = tuple(

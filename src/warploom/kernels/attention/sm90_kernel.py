@@ -131,9 +131,7 @@ def run(k: Kernel, config: ForwardSm90, maps: Maps, tiles: Tiles, consume: type[
             with k.when(k.thread == thread):
                 blocks_in = stream.producer()
                 with k.loop(order.count) as turn:
-                    tile = tiles.at(turn)
-                    with k.loop(tile.mask.blocks) as step:
-                        blocks_in.put(tile.kv_place(tile.mask.block(step)))
+                    tiles.feed(tiles.at(turn), blocks_in)
         for thread, parts in ((64, range(0, c.consumers, 2)), (96, range(1, c.consumers, 2))):
             with k.when(k.thread == thread):
                 exchange(k, tiles, queries, output, maps.boxes(maps.o), parts)
@@ -210,6 +208,11 @@ class Tiles(ABC):
     @abstractmethod
     def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
         """Where its log-sum-exps go: element 0, the tile's first row's, and one past the last."""
+
+    def feed(self, tile: Tile, blocks_in: Cursor) -> None:
+        """One thread: the blocks of a tile's K or V into its ring."""
+        with self.k.loop(tile.mask.blocks) as step:
+            blocks_in.put(tile.kv_place(tile.mask.block(step)))
 
     def kv_head(self, head: Traced) -> Traced:
         """Whose keys a head sees."""

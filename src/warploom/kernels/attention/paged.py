@@ -1,0 +1,136 @@
+"""Attention on a cache: which kernels run it, and their launches. Few queries take those of :mod:`.decode`.
+
+Many queries of a sequence are cut into tiles, each with all of its keys, and take the kernel of packed sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from warploom.core.targets import Target
+from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
+from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, PackedProblem, choose_packed
+from warploom.kernels.attention.packed import misfits as packed_misfits
+from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.settings import violated
+from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
+from warploom.tile.panels import box_rows
+
+MANY_QUERIES = 64
+"""Of each sequence on average: from so many on, tiles of queries are full enough."""
+PagedConfig = Decode | ForwardSm90
+
+
+def parse_config(text: str) -> PagedConfig:
+    """A configuration from its notation. Raises ConfigError for what it does not know."""
+    kind = ForwardSm90 if text.partition("(")[0].strip() == ForwardSm90.word else Decode
+    return kind.parse(text)
+
+
+def choose_paged(problem: DecodeProblem, operands: DecodeOperands, target: Target) -> tuple[PagedConfig, str]:
+    """The configuration for a problem when nobody asks for another, and why: never by what lengths say."""
+    queries = problem.q_len // max(1, problem.batch) if problem.packed else problem.q_len
+    if queries >= MANY_QUERIES and target.has_wgmma and not _unlisted(problem, operands):
+        tiled = choose_packed(_as_packed(problem, operands), target)
+        if isinstance(tiled, ForwardSm90):
+            return tiled, f"{queries} queries of each sequence: tiles of {tiled.tile_m}"
+    return decode_configuration(problem, target), "by head_dim and rows"
+
+
+def misfits(config: PagedConfig, problem: DecodeProblem, operands: DecodeOperands) -> list[str]:
+    """The constraints that a problem on arrays that lie so violates; empty if the configuration's kernels take it."""
+    if isinstance(config, Decode):
+        return config.misfits(problem)
+    return _unlisted(problem, operands) or packed_misfits(config, _as_packed(problem, operands))
+
+
+def paged_calls(
+    config: PagedConfig, problem: DecodeProblem, operands: DecodeOperands, multiprocessors: int
+) -> tuple[KernelCall, KernelCall]:
+    """The launches of a configuration on arrays that lie so."""
+    if isinstance(config, Decode):
+        return config.calls(problem, operands, multiprocessors)
+    return _listing(config, problem, operands), _tiled(config, problem, operands, multiprocessors)
+
+
+def _unlisted(p: DecodeProblem, operands: DecodeOperands) -> list[str]:
+    """What stands against tiles: a tensor map reaches sequences and pages that are whole rows apart."""
+    o = operands
+    even = all(outer % row == 0 for outer, _, row in (o.q, o.k, o.v, o.out) if row) and 0 not in (o.q[2], o.k[2])
+    return violated([
+        (not p.fp8, "an fp8 cache takes attention_decode"),
+        (p.split is None, "fixed_split takes attention_decode"),
+        (even and o.k[0] * o.v[2] == o.v[0] * o.k[2] and (p.packed or o.q[0] * o.out[2] == o.out[0] * o.q[2]),
+         "k_cache and v_cache (or q and out) lie differently, or not in whole rows"),
+    ])  # fmt: skip
+
+
+def _pitches(p: DecodeProblem, operands: DecodeOperands) -> tuple[int, int]:
+    """Rows from one sequence of Q to the next, and from one page, or one sequence, of a cache."""
+    q, k = operands.q, operands.k
+    return (0 if p.packed else q[0] // q[2]), k[0] // k[2]
+
+
+def _as_packed(p: DecodeProblem, operands: DecodeOperands) -> PackedProblem:
+    """The same as packed sequences: all rows that there are."""
+    q_pitch, k_pitch = _pitches(p, operands)
+    total_q = p.q_len if p.packed else (p.batch - 1) * q_pitch + p.q_len
+    total_k = (p.pages - 1) * k_pitch + p.page_size if p.page_size else (p.batch - 1) * k_pitch + p.capacity
+    return PackedProblem(
+        p.batch, p.heads, p.kv_heads, total_q, total_k, p.head_dim, p.dtype, p.window, p.scale, p.softcap, p.lse,
+        p.sinks,
+    )  # fmt: skip
+
+
+def _most(config: ForwardSm90, p: DecodeProblem) -> int:
+    """Tiles of a head that there may be."""
+    return most_pieces(p.q_len if p.packed else p.batch * p.q_len, p.batch, config.tile_m)
+
+
+def _listing(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands) -> KernelCall:
+    """The launch that lists the tiles of all sequences."""
+    tile_m, (left, right) = config.tile_m, p.window
+    source = KernelSource.of(
+        "attention.paged_kernel:list_paged_tiles", f"list_paged_tiles_{tile_m}",
+        tile_m=tile_m, by_row=right is not None and left is None, packed=p.packed,
+    )  # fmt: skip
+    q_pitch, k_pitch = _pitches(p, operands)
+    keys = min(p.pages * p.page_size, p.batch * p.capacity) if p.page_size else p.batch * p.capacity
+    most, row_bytes = _most(config, p), 2 * p.head_dim * p.dtype.bytes // p.group
+    scalars: dict[str, Any] = {
+        "total_q": p.q_len, "q_len": p.q_len, "q_pitch": q_pitch, "capacity": p.capacity,
+        "k_pitch": 1 if p.page_size else k_pitch, "batch": p.batch, "heads": p.heads, "most": most,
+        **divisors(together=heads_together(keys, row_bytes, p.heads)),
+    }  # fmt: skip
+    grid = -(-p.batch // LISTING_WARPS), min(64, -(-p.q_len // (tile_m * LISTED_AT_ONCE))), 1
+    arrays = *(["starts"] if p.packed else ()), "lengths", "tiles"
+    return KernelCall(
+        source, grid, scalars, arrays=arrays, workspace={"tiles": ENTRY_WORDS * (1 + most * p.heads)}
+    )  # fmt: skip
+
+
+def _tiled(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, multiprocessors: int) -> KernelCall:
+    """The launch that works on the list."""
+    packed, (q_pitch, k_pitch) = _as_packed(p, operands), _pitches(p, operands)
+    q, k, v, out = ((row, head) for _, head, row in (operands.q, operands.k, operands.v, operands.out))
+    alike = config.call_packed(packed, (q, k, v, out), multiprocessors)
+    source = KernelSource.of(
+        "attention.paged_kernel:attention_paged_sm90",
+        f"attention_paged_{config.tile_m}x{config.tile_n}x{config.head_dim}",
+        config=config.giving(p.lse), features=packed.features, page_size=p.page_size, packed=p.packed,
+    )  # fmt: skip
+    maps = alike.maps
+    if p.page_size:
+        rows = box_rows(p.page_size, config.tile_n)
+        keys, values = (replace(x, box=(rows, *x.box[1:])) for x in maps[1:3])
+        maps = maps[0], keys, values, maps[3]
+    lse_batch, lse_head = operands.lse
+    scalars = {
+        "table_row": operands.table, "table_pages": p.table_pages, "pages": p.pages, "page_pitch": k_pitch,
+        "lse_batch": lse_batch, "lse_head": lse_head, **divisors(spacing=max(1, q_pitch)),
+    }  # fmt: skip
+    tiles = _most(config, p) * p.heads
+    grid = min(tiles, multiprocessors) if config.persistent else tiles, 1, 1
+    return KernelCall(source, grid, scalars, maps, (*alike.arrays, *(["table"] if p.page_size else ())))

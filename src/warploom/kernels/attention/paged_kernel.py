@@ -1,0 +1,112 @@
+# pyright: reportInvalidTypeForm=false
+"""Attention of many queries on a cache: the list of their tiles, and the kernel of packed sequences on its pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from warploom.core.dtypes import f32, s32, u32
+from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.packed import LISTING_WARPS
+from warploom.kernels.attention.packed_kernel import PackedMaps, PackedTiles
+from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.attention.sm90_kernel import Consumer, Tile, run
+from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
+from warploom.lang.hopper import TensorMapHandle
+from warploom.lang.values import Number
+from warploom.tile.cache import Pages
+from warploom.tile.paged import PagedBoxes, PageRuns
+from warploom.tile.panels import box_rows
+from warploom.tile.pipeline import Boxes, Cursor
+from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Spaced
+from warploom.tile.scheduler import Divisor
+
+
+@kernel(threads=32 * LISTING_WARPS, drop_unused=True)
+def list_paged_tiles(
+    k: Kernel, q_starts: Global[u32], lengths: Global[s32], tiles: Global[u32], total_q: u32, q_len: u32,
+    q_pitch: u32, capacity: u32, k_pitch: u32, batch: u32, heads: u32, together: Divisor, most: u32,
+    *, tile_m: int, by_row: bool, packed: bool,
+) -> None:  # fmt: skip
+    """The list of tiles of sequences with ``lengths`` keys of ``capacity``: a warp for each, CTAs along y share them.
+
+    Queries are ``packed`` as ``q_starts`` says, or ``q_len`` of each. With a block table ``k_pitch`` is 1: where a
+    sequence's keys begin is its row of the table.
+    """
+    queries = Sequences(k, q_starts, total_q) if packed else Spaced(k, q_pitch, q_len)
+    keys = Spaced(k, k_pitch, capacity, lengths)
+    ragged = RaggedTiles(k, queries, keys, batch, heads, together, most, tile_m, by_row)
+    sequence = k.cta_x * LISTING_WARPS + k.warp
+    with k.when(sequence < batch, uniform=True):
+        ragged.write(PieceList(k, tiles), sequence, k.cta_y, k.special("nctaid.y"))
+
+
+@kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
+def attention_paged_sm90(
+    k: Kernel, q_map: TensorMap, k_map: TensorMap, v_map: TensorMap, o_map: TensorMap, lse: Global[f32],
+    sinks: Global[f32], tiles: Global[u32], table: Global[s32], table_row: u32, table_pages: u32, pages: u32,
+    page_pitch: u32, spacing: Divisor, lse_batch: u32, lse_head: u32,
+    *, config: ForwardSm90, features: AttentionFeatures, page_size: int, packed: bool,
+) -> None:  # fmt: skip
+    """O = softmax(scale · Q·Kᵀ)·V of the listed pieces, whose keys lie in pages, or with ``page_size`` 0 side by side.
+
+    The tensor maps are ragged ones of (rows, heads, head_dim). Where queries are not ``packed``, ``spacing`` is their
+    rows from one sequence to the next.
+    """
+    maps = PagedMaps(q_map, k_map, v_map, o_map, box_rows(page_size, config.tile_n))
+    found = Pages(page_size, table, table_row, table_pages, pages) if page_size else None
+    logs = LseOfCache(lse_batch, None if packed else spacing)
+    work = PagedTiles(k, config, features, lse, sinks, PieceList(k, tiles), lse_head, found, page_pitch, logs)
+    run(k, config, maps if page_size else PackedMaps(q_map, k_map, v_map, o_map), work, Consumer)
+
+
+@dataclass(frozen=True)
+class PagedMaps(PackedMaps):
+    """Q and O of packed sequences, K and V in pages, of which a box has ``rows`` keys."""
+
+    rows: int
+
+    def boxes(self, of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
+        """Those of a sequence, or of pages."""
+        if of is self.k or of is self.v:
+            return PagedBoxes.of(of, self.rows, eviction)
+        return super().boxes(of, eviction)
+
+
+@dataclass(frozen=True)
+class LseOfCache:
+    """Log-sum-exps of a batch: elements from one sequence to the next, and rows of Q and O (None: packed)."""
+
+    batch: Traced
+    spacing: Divisor | None
+
+
+@dataclass(frozen=True)
+class PagedTiles(PackedTiles):
+    """Those of a list whose keys begin at a row of the block table."""
+
+    pages: Pages | None
+    pitch: Traced
+    logs: LseOfCache
+
+    def feed(self, tile: Tile, blocks_in: Cursor) -> None:
+        """Which pages a block lies in is read while the block before it is waited for."""
+        if self.pages is None:
+            super().feed(tile, blocks_in)
+            return
+        head, sequence, keys = (self.k.value(x, u32) for x in tile.keys)
+        runs = PageRuns(self.k, self.pages, self.pitch, self.config.tile_n)
+        runs.look_up(sequence, tile.mask.block(0))
+        with self.k.loop(tile.mask.blocks) as step:
+            blocks_in.put((head, *runs.at(tile.mask.block(step), keys)))
+            runs.look_up(sequence, tile.mask.block(step + 1))
+
+    def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
+        """Of (heads, queries) where they are packed, else of (batch, heads, queries)."""
+        if self.logs.spacing is None:
+            return super().lse_of(tile)
+        k, (row, head, begin, rows) = self.k, tile.queries
+        sequence, first = self.logs.spacing.divide(k.value(begin, u32))
+        plane = self.lse + (k.mul_wide(sequence, self.logs.batch) + k.mul_wide(head, self.total_q))
+        return plane + first, row, k.value(rows, u32)

@@ -1,0 +1,130 @@
+"""Tiles of many queries on a cache, emulated: as float64 has it, whatever lies in pages behind the last key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warploom
+from tests.hopper.mutants import edits, rewritten
+from tests.kernels.decode_cases import DecodeCase
+from tests.ops.paged_cases import Step
+from warploom.core.dtypes import bf16, f16
+from warploom.core.errors import ConfigError
+from warploom.core.targets import target
+from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem
+from warploom.kernels.attention.paged import choose_paged
+from warploom.kernels.attention.sm90 import ForwardSm90
+
+pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+SMALL = ForwardSm90(head_dim=32, tile_n=48, consumers=1, dtype=bf16)
+WIDE = ForwardSm90(head_dim=64, tile_n=64, consumers=2, dtype=f16, skip_masked=True, turns=False)
+ONCE = ForwardSm90(head_dim=32, tile_n=32, consumers=1, dtype=bf16, persistent=False)
+STEPS = {
+    "three pages in a block, mixed with single queries and nothing": (SMALL, Step((100, 3, 0, 90), (70, 1, 3, 0))),
+    "pages longer than a block": (ONCE, Step((130, 33), (9, 9), 64, 192, group=1)),
+    "pages and blocks of which none divides the other, a window": (
+        SMALL,
+        Step((100, 60), (9, 40), 32, 128, options={"causal": False, "window": (20, 6)}),
+    ),
+    "side by side": (SMALL, Step((60, 0, 20), (12, 12, 12), 0, 96)),
+    "two consumers, sinks": (
+        WIDE,
+        Step((90,), (80,), 128, group=1, dtype=f16, options={"sinks": np.array([2.5], np.float32)}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_element_is_as_near_float64_as_its_type_allows(name: str) -> None:
+    config, step = STEPS[name]
+    assert replace(step, head_dim=config.head_dim, options={**step.options, "config": config}).problems() == []
+
+
+def test_random_steps() -> None:
+    numbers = np.random.default_rng(11)
+    for seed in range(2):
+        batch, page = int(numbers.integers(1, 4)), int(numbers.choice([16, 48, 96]))
+        lengths, queries = (tuple(numbers.integers(0, 97, batch).tolist()) for _ in range(2))
+        step = Step(lengths, queries, page, 96, 1, 1, 32, seed=seed, options={"config": SMALL})
+        assert step.problems() == [], step
+
+
+def test_entries_that_point_outside_are_cut_off() -> None:
+    """The emulator finds any read outside, and that of another sequence's row of the table."""
+    step = Step((90, 60), (5, 5), 16, 96, group=1, head_dim=32)
+    (q, k, v, lens), named = step.arguments
+    for place, value in (((0, 3), 4000), ((1, 0), -1)):
+        table = named["block_table"].copy()
+        table[place] = value
+        warploom.attention_paged(q, k, v, lens, block_table=table, config=SMALL)
+    full = np.where(named["block_table"] < 12, named["block_table"], 0)
+    for wrong in (1000, -3):
+        lens = np.array([90, wrong], np.int32)
+        warploom.attention_paged(q, k, v, lens, block_table=full, config=SMALL)
+
+
+def test_no_kernel_depends_on_lengths_batch_or_pages() -> None:
+    numbers, kernels = np.random.default_rng(0), set()
+    for _ in range(20):
+        batch, pages = int(numbers.integers(1, 300)), int(numbers.integers(1, 5000))
+        entries, q_len = int(numbers.integers(1, 200)), int(numbers.integers(64, 500))
+        q = np.zeros((batch, q_len, 4, 32), np.float16)
+        cache = np.broadcast_to(np.zeros((1, 64, 1, 32), np.float16), (pages, 64, 1, 32))
+        cache = np.lib.stride_tricks.as_strided(cache, cache.shape, (4096, 64, 64, 2))
+        table, lens = np.zeros((batch, entries), np.int32), np.zeros(batch, np.int32)
+        config = replace(SMALL, dtype=f16)
+        made = warploom.plan_attention_paged(q, cache, cache, lens, block_table=table, config=config)
+        kernels |= {call.source for call in made.calls}
+    assert len(kernels) == 2
+
+
+CASE = DecodeCase(SMALL, Step((130,), (70,), 16, 144, group=1, head_dim=32), 1)
+
+
+def test_a_missing_wait_or_fence_is_found() -> None:
+    """The first of every function that has one; ``tests/hopper`` tries all of the same kernel."""
+    program, first = CASE.program, dict[tuple[str, str], tuple[int, Any]]()
+    for number, op in enumerate(program.ops()):
+        kind = op.instruction.mnemonic
+        if kind.startswith(("mbarrier.try_wait", "fence.proxy")):
+            first.setdefault((op.where.function, kind), (number, op))
+    assert len(first) >= 5
+    changed = {
+        " ".join(place): rewritten(program, number, next(iter(edits(op)))[1]) for place, (number, op) in first.items()
+    }
+    assert CASE.escapes(changed) == []
+
+
+KEYS, QUERIES = (64 * 128, 64, 128), (512 * 256, 64, 256)
+PROBLEM = DecodeProblem(4, 4, 2, 512, 8192, 64, bf16, (None, 0), page_size=64, pages=500, table_pages=128)
+OPERANDS = DecodeOperands(QUERIES, KEYS, KEYS, QUERIES, table=128)
+
+
+def test_who_takes_what() -> None:
+    """Tiles take many queries where there is ``wgmma``; what they cannot is left to the kernels of few queries."""
+    assert isinstance(choose_paged(PROBLEM, OPERANDS, target("sm_90a"))[0], ForwardSm90)
+    others: list[tuple[DecodeProblem, DecodeOperands, str]] = [
+        (PROBLEM, OPERANDS, "sm_80"),
+        (replace(PROBLEM, q_len=4), OPERANDS, "sm_90a"),
+        (replace(PROBLEM, packed=True), OPERANDS, "sm_90a"),  # 128 queries of each of four sequences
+        (replace(PROBLEM, packed=True, batch=100), OPERANDS, "sm_90a"),
+        (replace(PROBLEM, fp8=True), OPERANDS, "sm_90a"),
+        (replace(PROBLEM, split=128), OPERANDS, "sm_90a"),
+        (PROBLEM, replace(OPERANDS, k=(64 * 128 + 8, 64, 128)), "sm_90a"),
+        (PROBLEM, replace(OPERANDS, v=(64 * 256, 64, 128)), "sm_90a"),
+        (PROBLEM, replace(OPERANDS, out=(600 * 256, 64, 256)), "sm_90a"),
+    ]
+    kinds = [type(choose_paged(p, o, target(t))[0]) for p, o, t in others]
+    assert kinds == [Decode, Decode, ForwardSm90, *[Decode] * 6]
+
+
+def test_what_tiles_do_not_take_is_refused() -> None:
+    arrays, named = Step((100,), (2,), 16, 112, head_dim=32).arguments
+    with pytest.raises(ConfigError, match="fixed_split takes attention_decode"):
+        warploom.attention_paged(*arrays, **named, fixed_split=128, config=SMALL)
+    with pytest.raises(ConfigError, match="head_dim is 32, the configuration's 64"):
+        warploom.attention_paged(*arrays, **named, config="attention_sm90(head_dim=64)")
