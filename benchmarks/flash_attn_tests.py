@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from warploom import flash_attn
+from warploom.bench.environment import environment
 
 Case = dict[str, Any]
 BOTH = [False, True]
@@ -378,7 +379,10 @@ def main() -> int:
         print("FAILED", json.dumps(case))
     if not options.dry_run:
         options.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"drawn": len(cases), "seed": options.seed, "cases": done}, indent=1)
+        text = json.dumps(
+            {"environment": environment(0), "drawn": len(cases), "seed": options.seed, "cases": done}, indent=1,
+            default=str,
+        )  # fmt: skip
         (options.out / "flash-attn-tests.json").write_text(text + "\n")
     return bool(failed)
 

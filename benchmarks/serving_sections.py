@@ -29,6 +29,15 @@ def decode(result: Result) -> str:
 
 def packed(result: Result) -> str:
     """Packed sequences of uneven lengths: TFLOP/s, and ratios to even ones of the same FLOPs and to peers."""
+    return _packed(result, "")
+
+
+def packed_gradients(result: Result) -> str:
+    """The same of their gradients."""
+    return _packed(result, " --backward")
+
+
+def _packed(result: Result, option: str) -> str:
     cells = result["cells"]
     names: list[str] = list(dict.fromkeys(name for c in cells for name in c["ratio"]))
     body = [
@@ -37,11 +46,48 @@ def packed(result: Result) -> str:
         for c in cells
     ]  # fmt: skip
     said = (
-        "Uneven lengths, bf16: TFLOP/s, and the ratio to even lengths of the same FLOPs in packed rows (`even`) and in "
-        "an array of four dimensions (`dense`), and to others on the uneven ones (`benchmarks/varlen_cells.py`).\n\n"
+        f"Uneven lengths, bf16{', gradients' if option else ''}: TFLOP/s, and the ratio to even lengths of the "
+        "same FLOPs in packed rows (`even`) and in "
+        "an array of four dimensions (`dense`), and to others on the uneven ones "
+        f"(`benchmarks/varlen_cells.py{option}`).\n\n"
     )
     return said + markdown_table(["cell", "TFLOP/s", *(PEERS.get(name, name) for name in names)], body)
 
 
-SECTIONS: dict[str, Callable[[Result], str]] = {"decode": decode, "packed": packed}
+def their_tests(result: Result) -> str:
+    """FlashAttention's own tests: how many cases of each ran and passed."""
+    tests = sorted({case["test"] for case in result["cases"]})
+    worst = {test: [max(case["excess"].values()) for case in result["cases"] if case["test"] == test] for test in tests}
+    body = [[f"`{test}`", str(len(x)), str(sum(y <= 1 for y in x)), f"{max(x):.2f}"] for test, x in worst.items()]
+    said = (
+        "FlashAttention's own tests, with their references and bounds, drawn at random "
+        "(`benchmarks/flash_attn_tests.py`); the last column is the largest error as a part of their bound.\n\n"
+    )
+    return said + markdown_table(["test", "cases", "pass", "error"], body)
+
+
+def models(result: Result) -> str:
+    """Models of Transformers: errors, greedy tokens and tokens per second beside the baseline."""
+    body: list[list[str]] = []
+    for row in result["rows"]:
+        base, own = row["baseline"], row["tokens_per_second"]["warploom"]
+        error, rates = row["error"], row["tokens_per_second"][base]
+        body.append([
+            f"{row['model']} ({base})", f"{error['warploom']:.3f} · {error[base]:.3f}",
+            f"{row['clear'] - row['tokens_differ']['warploom']} of {row['clear']}",
+            *(f"{own[kind]:.0f} · {own[kind] / rates[kind]:.2f}×" for kind in ("prefill", "generate")),
+        ])  # fmt: skip
+    said = (
+        "Four layers of the sizes of real models with random weights, bf16 (`benchmarks/transformers_h200.py`, "
+        f"Transformers {result['transformers']}): the largest error of a logit against float32, by these kernels · by "
+        "the baseline; greedy tokens that equal float32's where its two best are further apart than the error; and "
+        "tokens per second · their ratio to the baseline's.\n\n"
+    )
+    return said + markdown_table(["model (baseline)", "error", "tokens equal", "prefill", "generate"], body)
+
+
+SECTIONS: dict[str, Callable[[Result], str]] = {
+    "decode": decode, "packed": packed, "packed_gradients": packed_gradients, "their_tests": their_tests,
+    "models": models,
+}  # fmt: skip
 """Parts of a page that bring their own sentences: nothing is there until they were measured."""

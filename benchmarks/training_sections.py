@@ -106,5 +106,22 @@ def draw_training(result: Result, out: Path) -> None:
         pyplot.close(figure)
 
 
-SECTIONS: dict[str, Callable[[Result], str]] = {"gradients": gradients, "losses": losses, "training": training}
+def gpus(result: Result) -> str:
+    """One long sequence on several GPUs: time, and efficiency beside one GPU."""
+    body = [
+        [row["by"], row["way"], f"{row['ms']:.0f}", f"{row['tflops']:.0f}",
+         f"{row['efficiency']:.0%}" if "efficiency" in row else "–"]
+        for row in result["rows"]
+    ]  # fmt: skip
+    said = (
+        f"Causal attention of {result['heads']} heads of {result['head_dim']} on {result['tokens']} tokens, bf16, "
+        "forward and backward, by `context_parallel` through NCCL (`benchmarks/context_parallel_h200.py`): "
+        "milliseconds, TFLOP/s of all GPUs, and one GPU's time over that of n times n.\n\n"
+    )
+    return said + markdown_table(["kernels", "rotation", "ms", "TFLOP/s", "efficiency"], body)
+
+
+SECTIONS: dict[str, Callable[[Result], str]] = {
+    "gradients": gradients, "losses": losses, "training": training, "gpus": gpus,
+}  # fmt: skip
 """Parts of a page that bring their own sentences: nothing is there until they were measured."""
