@@ -32,7 +32,7 @@ _KERNEL = """.version 8.7
 .visible .entry k()
 {{
     .reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<16>; .reg .f32 %f<8>; .reg .b64 %d<4>; .reg .f64 %e<4>;
-    .reg .b128 %q<4>; .shared .align 8 .b8 bar[8]; .param .b32 argument; .param .b32 result;
+    .reg .b128 %q<4>; .shared .align 8 .b8 bar[8]; .param .b32 argument; .param .b32 result; .param .b64 address;
 {defined}
     {form};
 done:
@@ -50,7 +50,7 @@ _DEFINED = "".join(
 
 def verdict(form: str) -> tuple[str, str]:
     """``runs``, ``refused`` or ``unknown``, and the message."""
-    structural = form.split(".")[0].split(" ")[0] in ("bra", "brx", "ret", "exit", "call")
+    structural = form.split(".")[0].split(" ")[0] in ("bra", "brx", "ret", "exit")
     try:
         module = parse(_KERNEL.format(form=form, defined=_DEFINED))
         to_program(module, entry_of(module), block=(128, 1, 1), shared_bytes=1024)

@@ -28,7 +28,7 @@ from warploom.core.errors import WarploomError
 from warploom.cuda.ptx import header_options
 
 SEEDS: tuple[int | None, ...] = (None, 0, 1, 3)
-SECONDS = 30  # of one run: a flipped predicate may loop for ever
+SECONDS = 30  # of the processor, for one run: a flipped predicate may loop for ever
 
 _DELETED = (
     "bar.sync", "barrier.sync", "bar.warp.sync", "cp.async.wait_group", "cp.async.commit_group", "cp.async.wait_all",
@@ -224,10 +224,10 @@ def _alarm(*_: Any) -> None:
 
 def judged(subject: Subject, mutant: Mutant) -> dict[str, Any]:
     """Who objects to a mutant: ``found`` by the emulator (kinds), a ``wrong result``, ``refused``, or ``unseen``."""
-    signal.signal(signal.SIGALRM, _alarm)
+    signal.signal(signal.SIGVTALRM, _alarm)
     verdict, kinds = "unseen", list[str]()
     for seed in SEEDS:
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
         try:
             found, error = subject.run(mutant.text, seed)
         except _TooLongError:
@@ -237,7 +237,7 @@ def judged(subject: Subject, mutant: Mutant) -> dict[str, Any]:
             verdict, kinds = "refused", [str(refusal)[:200]]
             break
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         if found.findings:
             verdict, kinds = "found", sorted({f.kind for f in found.findings})
             break

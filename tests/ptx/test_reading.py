@@ -84,7 +84,6 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
     ("atom.global.add.noftz.f16 %h1, [%d0], %h2;", "atom.global.add.noftz.f16"),
     ("cvta.shared.u32 %r1, %r2;", "generic addresses"),
     ("mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%r1}, {%r2}, {%r3}, {%r4};", "mma.sync.aligned.m16n8k64"),
-    ("barrier.arrive 0, 32;", "barrier.arrive"),
     ("add.sat.u32 %r1, %r2, %r3;", "add.sat.u32"),
     ("min.u16x2 %r1, %r2, %r3;", "min.u16x2"),
     ("setp.gt.f16x2 %p1|%p2, %r2, %r3;", "setp.gt.f16x2"),
@@ -92,7 +91,7 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
     ("ld.global.b128 %d1, [%d0];", "ld.global.b128"),
     ("mov.u32 %r1, %smid;", "%smid"),
     ("call (%r1), f, (%r2);", "call"),
-    ("trap;", "trap"),
+    ("brkpt;", "brkpt"),
     ("mov.u32 %r1, nothing;", "nothing"),
 ])  # fmt: skip
 def test_unknown_forms_are_refused_with_line_and_form(body, named):
@@ -105,8 +104,8 @@ def test_unknown_forms_are_refused_with_line_and_form(body, named):
 
 
 def test_a_refusal_names_the_authors_line_too():
-    text = kernel(".loc 1 12 3\ntrap;", before='.file 1 "/home/me/mine.py"')
-    with pytest.raises(PtxError, match=r"mine\.py:12 \(PTX line \d+\): trap"):
+    text = kernel(".loc 1 12 3\nbrkpt;", before='.file 1 "/home/me/mine.py"')
+    with pytest.raises(PtxError, match=r"mine\.py:12 \(PTX line \d+\): brkpt"):
         check(text, [np.zeros(1, np.uint32)])
 
 

@@ -99,6 +99,7 @@ def _as_json(one: Checked) -> dict[str, Any]:
         "kernel": one.name,
         "ok": one.ok,
         "findings": [finding_json(f) for f in one.emulation.findings],
+        "printed": one.emulation.printed,
         "results": [dataclasses.asdict(result) for result in one.results],
         "wavefronts": wavefronts_json(one.emulation),
     }
@@ -115,6 +116,7 @@ def _show(one: Checked, compiles: bool) -> None:
     from warploom.bench.checking import code_size
 
     out = console()
+    out.print(one.emulation.printed, end="", markup=False, highlight=False)
     if one.emulation.findings:
         out.print(one.emulation.table())
         for finding in one.emulation.findings:

@@ -122,6 +122,8 @@ class _Printer:
             self._add(0, "extern __shared__ __align__(1024) unsigned char shared_memory[];")
         if any(p.kind == "tensor_map" for p in program.parameters):
             self._add(0, _TENSOR_MAP)
+        for declaration in dict.fromkeys(filter(None, (op.instruction.declaration for op in program.ops()))):
+            self._add(0, declaration)
         self._add(0, "")
         cluster = "__cluster_dims__({}, {}, {}) ".format(*program.cluster) if program.cluster_ctas > 1 else ""
         self._add(0, f'extern "C" __global__ void {cluster}__launch_bounds__({program.threads}, {program.min_ctas})')

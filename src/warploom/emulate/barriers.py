@@ -14,6 +14,7 @@ from warploom.emulate.frames import Frame
 from warploom.emulate.known import Known
 from warploom.emulate.report import Reporter
 from warploom.ir.statements import Op
+from warploom.isa.effects import Barrier
 
 Array = NDArray[Any]
 
@@ -84,6 +85,7 @@ class _Phase:
     count: int = 0
     arrived: dict[int, int] = field(default_factory=dict[int, int])  # row → stamp of its last arrival
     waits: list[tuple[Wait, int]] = field(default_factory=list[tuple[Wait, int]])
+    votes: Array = field(default_factory=lambda: np.zeros(2, np.uint32))  # threads whose predicate holds, and all
     known: Known | None = None
 
 
@@ -97,6 +99,7 @@ class Barriers:
         self.open: dict[tuple[int, int], _Phase] = {}
         self.gone: Counter[int] = Counter()  # CTA → warps that have ended
         self.past: dict[tuple[int, int], _Phase] = {}  # the last use of each that is over
+        self.votes: dict[int, Array] = {}  # row → those of the last barrier that it has waited for
 
     def exited(self, rows: Array) -> None:
         """These warps have ended: barriers of the whole CTA do not count them any more (CUDA, compute capability 7)."""
@@ -105,10 +108,14 @@ class Barriers:
         for key in [k for k in self.open if k[0] in set(ctas)]:
             self._complete_if_all_came(key)
 
-    def arrive(self, frame: Frame, number: Array, threads: int | None, waits: bool, op: Op) -> Wait | None:
-        """All warps of the frame arrive. Returns what they wait for, or None if they may go on."""
+    def arrive(self, frame: Frame, number: Array, barrier: Barrier, op: Op, holds: Array | None = None) -> Wait | None:
+        """All warps of the frame arrive. Returns what they wait for, or None if they may go on.
+
+        ``holds``: the predicate of each thread, (warps, 32), where the barrier puts these together.
+        """
+        threads, waits = barrier.threads, barrier.waits
         self.clocks.stamp(op)
-        whole = frame.whole_ctas and waits and threads in (None, self.threads) and not self.open
+        whole = frame.whole_ctas and waits and threads in (None, self.threads) and not self.open and holds is None
         if whole and number.size == 1 and 0 <= int(number.flat[0]) < NAMED_BARRIERS:
             if self.past:
                 for row in frame.flat.tolist():
@@ -125,16 +132,22 @@ class Barriers:
             return None
         wait = Wait(op, set())
         numbers = frame.full(number)[:, 0]
-        for row, which in zip(frame.flat.tolist(), numbers.tolist(), strict=True):
+        came = np.ones((frame.n, 32), np.bool_) if frame.active is None else frame.active
+        for i, (row, which) in enumerate(zip(frame.flat.tolist(), numbers.tolist(), strict=True)):
             if not 0 <= which < NAMED_BARRIERS:
                 self.report.add("barrier", op.where, f"there is no barrier {which}: use 0 to 15", row, 0)
                 continue
-            self._arrive(row, int(which), expected, threads is None, wait if waits else None, op)
+            phase = self.open.setdefault(
+                (row // self.clocks.warps_per_cta, which), _Phase(expected, op, threads is None)
+            )
+            if holds is not None:
+                phase.votes += np.array([(holds[i] & came[i]).sum(), came[i].sum()], np.uint32)
+            self._arrive(row, int(which), expected, wait if waits else None, op)
         return None if wait.ready else wait
 
-    def _arrive(self, row: int, number: int, expected: int, everyone: bool, wait: Wait | None, op: Op) -> None:
+    def _arrive(self, row: int, number: int, expected: int, wait: Wait | None, op: Op) -> None:
         key = (row // self.clocks.warps_per_cta, number)
-        phase = self.open.setdefault(key, _Phase(expected, op, everyone))
+        phase = self.open[key]
         if phase.expected != expected:
             message = (
                 f"barrier {number} is used for {expected} threads here and for {phase.expected} there at once: "
@@ -180,6 +193,7 @@ class Barriers:
             self.clocks.meet(np.array([row for _, row in phase.waits]), phase.known)
         for wait, row in phase.waits:
             wait.rows.discard(row)
+            self.votes[row] = phase.votes
 
     def describe(self, key: tuple[int, int]) -> str:
         """Arrived and expected threads of an open phase."""

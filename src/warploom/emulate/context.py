@@ -44,6 +44,7 @@ class Context:
     def __init__(self, checks: bool, across: bool) -> None:
         self.checks = checks
         self.across = across
+        self.printed: list[str] = []
         self.constants: dict[Value, Array] = {}
         self._interned: dict[tuple[str, str], Value] = {}
 

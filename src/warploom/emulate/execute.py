@@ -14,6 +14,7 @@ from warploom.core.errors import EmulationError
 from warploom.emulate import shadows as poison
 from warploom.emulate.accesses import AccessSteps
 from warploom.emulate.barriers import Wait
+from warploom.emulate.calls import call_step
 from warploom.emulate.context import Block, Context, Running, Step
 from warploom.emulate.control import Control
 from warploom.emulate.engine_steps import EngineSteps
@@ -59,6 +60,7 @@ class Executor(Context):
         self.memory, self.counter = memory, counter
         self.constants.update(values)
         self.control.begin(spawn)
+        self.printed.clear()
         for _, count in self.counts:
             count[0] = 0
 
@@ -158,7 +160,6 @@ class Executor(Context):
         return None
 
     def _effect(self, op: Op, effect: fx.Effect) -> Step:
-        keys = self.keys(op)
         if isinstance(effect, fx.Access):
             return self._accesses.step(op, effect)
         if isinstance(effect, fx.AsyncCopy):
@@ -174,15 +175,11 @@ class Executor(Context):
         if isinstance(effect, fx.WaitGroup) and effect.queue == "cp.async":
             return lambda frame: self.copies.wait(frame, effect.pending)
         if isinstance(effect, fx.Barrier):
-
-            def barrier(frame: Frame) -> Wait | None:
-                self.observe(frame, keys[effect.barrier], op, "the number")
-                number = frame.env[keys[effect.barrier]]
-                return self.barriers.arrive(frame, number, effect.threads, effect.waits, op)
-
-            return barrier
+            return self._barrier(op, effect)
         if isinstance(effect, fx.Fence):
             return lambda frame: self.ordering.fence(frame, effect.scope) if self.across and self.checks else None
+        if isinstance(effect, fx.Printed | fx.Abort):
+            return call_step(self, op, effect)
         step = self.engines.step(op, effect)
         if step is not None:
             return step
@@ -190,6 +187,26 @@ class Executor(Context):
             f"{op.where}: the emulator does not execute {op.instruction.mnemonic} ({type(effect).__name__}); "
             "run this kernel on a GPU"
         )
+
+    def _barrier(self, op: Op, effect: fx.Barrier) -> Step:
+        keys = self.keys(op)
+
+        def arrive(frame: Frame) -> Wait | None:
+            self.observe(frame, keys[effect.barrier], op, "the number")
+            return self.barriers.arrive(frame, frame.env[keys[effect.barrier]], effect, op)
+
+        def reduce(frame: Frame) -> Running:
+            for key in keys:
+                self.observe(frame, key, op, "an operand")
+            number, holds = frame.env[keys[effect.barrier]], frame.full(frame.env[keys[effect.holds or 0]])
+            wait = self.barriers.arrive(frame, number, effect, op, holds)
+            while wait is not None and not wait.ready:
+                yield wait
+            votes = np.stack([self.barriers.votes.get(row, np.zeros(2, np.uint32)) for row in frame.flat.tolist()])
+            found = op.instruction.meaning(votes[:, :1], votes[:, 1:])[0]
+            self.put(frame, op.results[0], frame.shaped(np.broadcast_to(found, (frame.n, 32))), None, None)
+
+        return arrive if effect.holds is None else reduce
 
     def _special(self, frame: Frame, register: str) -> Array:
         if register == "shared_base":

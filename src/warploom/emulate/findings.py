@@ -25,6 +25,7 @@ Kind = Literal[
     "layout",
     "undefined",
     "overflow",
+    "assert",
 ]
 
 _EFFECTS: frozenset[Kind] = frozenset({"race", "in_flight", "proxy", "uninitialised", "leak", "cluster"})

@@ -184,6 +184,14 @@ class GlobalMemory:
         usable = max(0, (buffer.data.size - first) // size * size)
         return buffer.data[first : first + usable].view(word).reshape(-1, words), first
 
+    def text(self, address: int) -> str:
+        """The string that ends by 0 at an address; "?" where none is."""
+        buffer = self.buffers.get(address >> ADDRESS_BITS)
+        start = 0 if buffer is None else address - buffer.start
+        if buffer is None or not 0 <= start < buffer.data.size:
+            return "?"
+        return buffer.data[start:].tobytes().split(b"\0", 1)[0].decode(errors="replace")
+
     # -- accesses ------------------------------------------------------------------------------------------------
 
     def load(

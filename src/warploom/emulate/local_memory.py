@@ -46,6 +46,19 @@ class LocalMemory:
         thread = frame.flat[:, None] * 32 + np.arange(32)
         return (thread * self.stride + place) // size, active
 
+    def thread_bytes(self, row: int, lane: int, address: int, size: int, op: Op) -> bytes:
+        """Bytes of one thread, for what reads them outside of the kernel; zeros where it has none."""
+        place, start = address - LOCAL_BASE, (row * 32 + lane) * self.stride
+        if not 0 <= place <= self.size - size:
+            message = f"{op.instruction.mnemonic} reads byte {place} of the thread's {self.size} bytes of local memory"
+            self.report.add("bounds", op.where, f"{message}: pass an argument for each directive", row, lane)
+            return bytes(size)
+        where = slice(start + place, start + place + size)
+        if self.shadow[where].any():
+            message = f"{op.instruction.mnemonic} reads local memory that was never written: write it before"
+            self.report.add("uninitialised", op.where, message, row, lane)
+        return self.data[where].tobytes()
+
     def load(self, cells: Cells, size: int, words: int, op: Op) -> tuple[Array, Array | None, Origin | None]:
         """The words read, (warps, 32, words), and their shadow if any of it is poison."""
         word = np.dtype(f"u{size // words}")

@@ -60,7 +60,8 @@ class Emulation:
     """What a run found and counted. The outputs are in the arrays that were passed.
 
     ``findings`` has one for each cause; what probably follows from it is in its ``follows``. ``executed`` counts the
-    warps that came by each instruction, by name, ``counts`` one by one: what counts none was not checked.
+    warps that came by each instruction, by name, ``counts`` one by one: what counts none was not checked. ``printed``
+    is what the kernel printed.
     """
 
     findings: tuple[Finding, ...]
@@ -68,6 +69,7 @@ class Emulation:
     executed: Mapping[str, int]
     program: str
     counts: Sequence[tuple[Op, int]]
+    printed: str = ""
 
     def raise_if_found(self) -> Emulation:
         """Raise EmulationError with every finding, if there is any; else return self."""
@@ -223,7 +225,10 @@ class _Launch:
         executed = Counter[str]()
         for op, count in counts:
             executed[op.instruction.mnemonic] += count
-        return Emulation(causes(self.findings.all), self.counter.traffic, executed, self.program.name, counts)
+        return Emulation(
+            causes(self.findings.all), self.counter.traffic, executed, self.program.name, counts,
+            "".join(self.executor.printed),
+        )  # fmt: skip
 
     def _run_batch(self, first: int, ctas: int) -> None:
         rows, start = ctas * self.warps, first * self.warps

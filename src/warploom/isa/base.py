@@ -65,6 +65,11 @@ class Instruction:
         return ()
 
     @property
+    def declaration(self) -> str:
+        """What CUDA C++ needs declared before the kernel; '' for nothing."""
+        return ""
+
+    @property
     def optional_operands(self) -> range:
         """Positions of operands that may be left unread, as another operand says (``wgmma`` without accumulation)."""
         return range(0)

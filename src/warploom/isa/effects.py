@@ -117,12 +117,14 @@ class WarpSync(Effect):
 class Barrier(Effect):
     """``bar.sync`` / ``bar.arrive``: operand ``barrier`` is its number; ``threads`` the count that completes it.
 
-    ``threads`` None means all threads of the CTA.
+    ``threads`` None means all threads of the CTA. ``holds`` is the operand of a predicate that is put together over all
+    that come: the result is the instruction's meaning of how many threads it holds for, and how many came.
     """
 
     barrier: int
     threads: int | None
     waits: bool
+    holds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +309,21 @@ class GlobalWait(Effect):
     address: int
     offset: int
     least: int
+
+
+@dataclass(frozen=True, slots=True)
+class Printed(Effect):
+    """Prints; ``format`` and ``arguments`` are the operands of generic addresses."""
+
+    format: int
+    arguments: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort(Effect):
+    """The launch fails. ``assertion``: the operands of message, file, line and function, if it is one that fails."""
+
+    assertion: tuple[int, int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from warploom.core.dtypes import DType, pred, u32
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Instruction, address, inline_ptx
+from warploom.isa.base import Array, Instruction, address, inline_ptx
 from warploom.isa.effects import (
     Barrier,
     ClusterScope,
@@ -61,15 +61,61 @@ class BarSync(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class BarArrive(Instruction):
-    """``bar.arrive id, threads``: arrives without waiting."""
+class BarReduce(Instruction):
+    """``bar.red``: ``bar.sync``, and of how many threads that came a predicate holds. Operands: number, predicate.
 
-    threads: int
+    ``op`` ``popc`` counts them, ``and`` and ``or`` say whether it holds for all, or for any.
+    """
+
+    op: Literal["popc", "and", "or"]
+    threads: int | None = None
+    aligned: bool = True
 
     @property
     def mnemonic(self) -> str:
-        """``bar.arrive`` (PTX ISA, "bar / barrier")."""
-        return "bar.arrive"
+        """``bar.red.popc.u32`` and its like (PTX ISA, "bar / barrier")."""
+        return f"{'bar' if self.aligned else 'barrier'}.red.{self.op}.{self.result_types[0]}"
+
+    @property
+    def operand_types(self) -> tuple[DType, ...]:
+        """The barrier's number, 0 to 15, and the predicate."""
+        return (u32, pred)
+
+    @property
+    def result_types(self) -> tuple[DType, ...]:
+        """A count or a predicate, the same for all."""
+        return (u32 if self.op == "popc" else pred,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """A barrier at which predicates are put together."""
+        return (WarpSync(aligned=self.aligned), Barrier(0, self.threads, waits=True, holds=1))
+
+    def meaning(self, *operands: Array) -> tuple[Array, ...]:
+        """From the counts of threads for which the predicate holds, and of all."""
+        holds, all_of_them = operands
+        return ({"popc": holds, "and": holds == all_of_them, "or": holds > 0}[self.op],)
+
+    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """Inline PTX; predicates by way of registers."""
+        count = "" if self.threads is None else f", {self.threads}"
+        result, taken = ("%0", "") if self.op == "popc" else ("q", "selp.u32 %0, 1, 0, q; ")
+        body = f"{{ .reg .pred p, q; setp.ne.u32 p, %2, 0; {self.mnemonic} {result}, %1{count}, p; {taken}}}"
+        inputs = [("r", operands[0]), ("r", f"(unsigned)({operands[1]})")]
+        text = inline_ptx(body, [("=r", "found")], inputs, memory=True)
+        return f"{{ unsigned found; {text} {results[0]} = found{'' if self.op == 'popc' else ' != 0'}; }}"
+
+
+@dataclass(frozen=True, slots=True)
+class BarArrive(Instruction):
+    """``bar.arrive id, threads``: arrives without waiting; ``aligned`` as of :class:`BarSync`."""
+
+    threads: int
+    aligned: bool = True
+
+    @property
+    def mnemonic(self) -> str:
+        """``bar.arrive`` or ``barrier.arrive`` (PTX ISA, "bar / barrier")."""
+        return "bar.arrive" if self.aligned else "barrier.arrive"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -78,11 +124,11 @@ class BarArrive(Instruction):
 
     def effects(self) -> tuple[Effect, ...]:
         """The warp counts among ``threads`` threads, and goes on."""
-        return (WarpSync(aligned=True), Barrier(0, self.threads, waits=False))
+        return (WarpSync(aligned=self.aligned), Barrier(0, self.threads, waits=False))
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX that clobbers memory: accesses before it stay before it."""
-        return inline_ptx(f"bar.arrive %0, {self.threads};", (), [("r", operands[0])], memory=True)
+        return inline_ptx(f"{self.mnemonic} %0, {self.threads};", (), [("r", operands[0])], memory=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,11 @@ class CheckedPtx:
         """Wavefronts of shared memory, sectors of global memory, by line."""
         return self.emulation.traffic
 
+    @property
+    def printed(self) -> str:
+        """What the kernel printed (``printf``)."""
+        return self.emulation.printed
+
     def raise_if_found(self) -> CheckedPtx:
         """Raise EmulationError with every finding, if there is any; else return self."""
         self.emulation.raise_if_found()

@@ -20,6 +20,7 @@ _MEETING = frozenset({
 })  # fmt: skip
 _ENDS = ("ret", "exit")
 _JUMPS = ("bra", "brx", *_ENDS)
+_SPREAD = (*_MEETING, *_ENDS, "trap")
 
 
 @dataclass(slots=True)
@@ -55,15 +56,22 @@ def _spread(body: list[Instruction | Label]) -> list[Instruction | Label]:
     """Predicated instructions that need their warp, and predicated ends, under branches."""
     items: list[Instruction | Label] = []
     for item in body:
-        guard = None if isinstance(item, Label) or item.opcode not in (*_MEETING, *_ENDS) else item.guard
+        guard = None if isinstance(item, Label) or item.opcode not in _SPREAD else item.guard
         if guard is None or isinstance(item, Label):
-            items.append(item)
+            items += _ended(item)
             continue
         beyond = Label(f"after {len(items)}")
         around = Guard(guard.register, not guard.negated)
         items.append(Instruction("bra", (), (Symbol(beyond.name),), around, item.where))
-        items += [replace(item, guard=None), beyond]
+        items += [*_ended(replace(item, guard=None)), beyond]
     return items
+
+
+def _ended(item: Instruction | Label) -> list[Instruction | Label]:
+    """``trap`` with the end of its threads."""
+    if isinstance(item, Instruction) and item.opcode == "trap":
+        return [item, Instruction("exit", (), (), None, item.where)]
+    return [item]
 
 
 def _starts(items: list[Instruction | Label], function: Function) -> tuple[list[int], dict[str, int]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from warploom.core.errors import PtxError
+from warploom.ptx.call_forms import SYSTEM
 from warploom.ptx.syntax import (
     Address,
     Both,
@@ -104,6 +105,12 @@ class _Copier:
         symbols = [x for x in i.operands if isinstance(x, Symbol)]
         target = symbols[0].name if symbols else ""
         called = self.module.functions.get(target)
+        before = i.operands[: i.operands.index(symbols[0])] if symbols else ()
+        after = i.operands[len(before) + 1 :]
+        if target in SYSTEM and (called is None or not called.body):
+            places = tuple(Address(Symbol(name)) for name in (*_given(before), *_given(after)))
+            self.into.body.append(self._renamed(replace(i, modifiers=(target,), operands=places), names, set()))
+            return
         if called is None or not called.body:
             raise PtxError(
                 f"{i.where}: {i.form} {target}: this function has no body here: calls of it are not supported"
@@ -112,8 +119,6 @@ class _Copier:
             raise PtxError(f"{i.where}: {i.form} {target}: functions that call themselves are not supported")
         if i.guard is not None:
             raise PtxError(f"{i.where}: {i.form} {target}: calls under a predicate are not supported")
-        before = i.operands[: i.operands.index(symbols[0])]
-        after = i.operands[len(before) + 1 :]
         passed = dict(zip(_listed(called.parameters), _given(after), strict=False))
         passed |= dict(zip(_listed(called.results), _given(before), strict=False))
         if len(passed) != len(called.parameters) + len(called.results):

@@ -15,6 +15,7 @@ from warploom.core.errors import PtxError
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Flow, Tile, Value
 from warploom.ptx import (
+    call_forms,
     conversion_forms,
     hopper_forms,
     integer_forms,
@@ -30,7 +31,9 @@ from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, Symbol, Variable, Vector
 from warploom.ptx.usage import usage
 
-FAMILIES = (scalar_forms, integer_forms, conversion_forms, memory_forms, warp_forms, hopper_forms, wmma_forms)
+FAMILIES = (
+    call_forms, scalar_forms, integer_forms, conversion_forms, memory_forms, warp_forms, hopper_forms, wmma_forms,
+)  # fmt: skip
 """The modules whose import registers the forms that can be run."""
 _TENSOR_MAP_BYTES = 128
 

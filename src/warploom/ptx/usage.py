@@ -39,7 +39,7 @@ _BITS_ALONE = ("ld", "st", "atom", "ldmatrix", *_COPIES)
 
 def destinations(i: Instruction) -> tuple[Operand, ...]:
     """The operands that an instruction writes."""
-    if i.opcode in _WITHOUT_RESULT or not i.operands:
+    if not i.operands or (i.opcode in _WITHOUT_RESULT and "red" not in i.modifiers):  # but bar.red has one
         return ()
     if i.opcode == "mbarrier" and i.modifiers[:1] in (("init",), ("inval",), ("expect_tx",), ("complete_tx",)):
         return ()

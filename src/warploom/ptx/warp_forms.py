@@ -15,7 +15,7 @@ from warploom.isa.alu import Binary
 from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.members import ActiveMask, Match, Redux
-from warploom.isa.sync import BarArrive, BarSync
+from warploom.isa.sync import BarArrive, BarReduce, BarSync
 from warploom.isa.warp import Shuffle, Special, SyncWarp, Vote
 from warploom.ptx.builder import Builder
 from warploom.ptx.forms import Form, form
@@ -34,7 +34,7 @@ def _threads(b: Builder, f: Form, count: tuple[Operand, ...]) -> int | None:
 
 @form("bar", "barrier")
 def barrier(b: Builder, f: Form) -> None:
-    """``bar.sync``, ``bar.arrive``, ``bar.warp.sync``; ``barrier`` by the same names, if aligned."""
+    """``bar.{sync, arrive, red, warp.sync}``; ``barrier`` by the same names."""
     if f.flag("warp"):
         (mask,) = f.operands(1)
         if not f.flag("sync"):
@@ -45,18 +45,30 @@ def barrier(b: Builder, f: Form) -> None:
         cluster_barrier(b, f)
         return
     f.flag("cta")
-    how = f.one_of("sync", "arrive")
+    how = f.one_of("sync", "arrive", "red")
     aligned = f.flag("aligned") or f.opcode == "bar"
     if not how:
         raise f.refusal()
+    if how == "red":
+        _barrier_reduction(b, f, aligned)
+        return
     number, *count = f.operands(1, 2)
     threads = _threads(b, f, tuple(count))
     if how == "sync":
         b.emit(BarSync(threads, aligned), (b.read(number, u32),))
-    elif threads is None or not aligned:
+    elif threads is None:
         raise f.refusal()
     else:
-        b.emit(BarArrive(threads), (b.read(number, u32),))
+        b.emit(BarArrive(threads, aligned), (b.read(number, u32),))
+
+
+def _barrier_reduction(b: Builder, f: Form, aligned: bool) -> None:
+    op, kind = f.one_of("popc", "and", "or"), f.type()
+    if not op or kind != ("u32" if op == "popc" else "pred"):
+        raise f.refusal()
+    target, number, *count, holds = f.operands(3, 4)
+    instruction = BarReduce(cast("Literal['popc', 'and', 'or']", op), _threads(b, f, tuple(count)), aligned)
+    b.set(target, instruction, b.read(number, u32), b.read(holds, pred))
 
 
 @form("shfl")

@@ -1,0 +1,45 @@
+"""Calls of the system, ``vprintf`` and ``__assertfail``, and ``trap``. What is passed lies in local memory.
+
+Source: CUDA C++ Programming Guide, "Formatted Output", "Assertion"; PTX ISA, ``call``, ``trap``.
+"""
+
+from __future__ import annotations
+
+from warploom.core.dtypes import DType
+from warploom.ir.statements import Operand as Value
+from warploom.isa.calls import AssertFail, Print, Trap
+from warploom.isa.effects import Space
+from warploom.isa.memory import Load, Store
+from warploom.ptx.builder import Builder
+from warploom.ptx.forms import Form, form
+from warploom.ptx.syntax import Operand
+
+SYSTEM = {"vprintf": Print(), "__assertfail": AssertFail()}
+"""Functions without a body that are known."""
+
+
+@form("call")
+def call(b: Builder, f: Form) -> None:
+    """A call of the system; others have been replaced by the bodies of their functions."""
+    instruction = SYSTEM[f.one_of(*SYSTEM)]
+    results = len(instruction.result_types)
+    operands = f.operands(results + len(instruction.operand_types))
+    given = [_passed(b, x, t) for x, t in zip(operands[results:], instruction.operand_types, strict=True)]
+    found = [b.fresh(t) for t in instruction.result_types]
+    b.emit(instruction, given, found)
+    for place, value in zip(operands, found, strict=False):
+        b.access(place, "local", lambda _, offset, x=value: (Store("local", x.dtype, 1, offset), (x,)), ())
+
+
+def _passed(b: Builder, place: Operand, dtype: DType) -> Value:
+    def make(_: Space, offset: int) -> tuple[Load, tuple[Value, ...]]:
+        return Load("local", dtype, 1, offset), ()
+
+    return b.access(place, "local", make, [dtype])[0]
+
+
+@form("trap")
+def trap(b: Builder, f: Form) -> None:
+    """``trap``."""
+    f.operands(0)
+    b.emit(Trap())
