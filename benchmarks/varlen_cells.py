@@ -210,6 +210,20 @@ def flash_attention_4(cell: Cell) -> Run | None:
 
 
 # -- checked, then timed
+def excess(q: Any, k: Any, v: Any, last: Any, out: Any) -> float:
+    """The largest |o - o64| over what bf16 allows: (rows, head_dim); row i sees keys up to last[i], or all of them."""
+    import torch
+
+    scores = q.double() @ k.double().T / math.sqrt(q.shape[1])
+    if last is not None:
+        scores = scores.masked_fill(torch.arange(len(k), device="cuda")[None] > last[:, None], -math.inf)
+    p = torch.softmax(scores, -1)
+    expected, magnitude = p @ v.double(), p @ v.double().abs()
+    allowed = UNIT_ROUNDOFF["bf16"] * (expected.abs() + magnitude) + F32_SLACK * magnitude
+    error = (out.double() - expected).abs()
+    return float((torch.nan_to_num(error, nan=math.inf) / allowed).max())
+
+
 def largest_error(cell: Cell, x: Inputs, lengths: list[int], out: Any) -> float:
     """The largest |o - o64| over what bf16 allows, of rows of the longest, the shortest and the last sequences."""
     import torch
@@ -225,14 +239,7 @@ def largest_error(cell: Cell, x: Inputs, lengths: list[int], out: Any) -> float:
         head = number % cell.heads
         keys = slice(first, first + n)
         q, k, v = x["q"][first + rows, head], x["k"][keys, head // group], x["v"][keys, head // group]
-        scores = q.double() @ k.double().T / math.sqrt(cell.head_dim)
-        if cell.causal:
-            scores = scores.masked_fill(torch.arange(n, device="cuda")[None] > rows[:, None], -math.inf)
-        p = torch.softmax(scores, -1)
-        expected, magnitude = p @ v.double(), p @ v.double().abs()
-        allowed = UNIT_ROUNDOFF["bf16"] * (expected.abs() + magnitude) + F32_SLACK * magnitude
-        error = (out[first + rows, head].double() - expected).abs()
-        worst = max(worst, float((torch.nan_to_num(error, nan=math.inf) / allowed).max()))
+        worst = max(worst, excess(q, k, v, rows if cell.causal else None, out[first + rows, head]))
     return worst
 
 

@@ -159,11 +159,16 @@ class Slots:
 
 @dataclass(frozen=True)
 class RaggedTiles:
-    """All tiles of ``tile_m`` queries × heads, in the order they are to run: the long ones first.
+    """All tiles of ``tile_m`` queries × heads, in the order they are to run. Neighbours have about as many keys.
 
-    ``by_row``: later tiles of a sequence have more keys (a causal mask), else all of them as many. Heads come in groups
-    of ``together``, whose keys the L2 holds. Every tile's place is counted from the lengths alone, by a warp for each
-    sequence; there are never more than ``most`` for a head.
+    Heads come in groups of ``together``. Where all tiles of a sequence have as many keys, the longest sequence comes
+    first, group by group. ``by_row``: later tiles have more (a causal mask). Then all sequences of a group, whose keys
+    the L2 holds, come before the next; the last group ends with its short tiles, and every other way round the groups
+    before: a list that jumped from the shortest to the longest would give some CTAs of a :class:`Persistent` kernel
+    more work than others.
+
+    Every tile's place is counted from the lengths alone, by a warp for each sequence; there are never more than
+    ``most`` for a head.
     """
 
     k: Kernel
@@ -188,7 +193,7 @@ class RaggedTiles:
             to.words.store(count * self.heads)
         slots, fits = self._first_slot(sequence, queries.count, keys.count)
         with k.loop(own, first, step) as tile:
-            place = ahead + tile
+            place = ahead
             if self.by_row:
                 last = _signed(k, keys.count) - _signed(k, queries.count) + _signed(k, (tile + 1) * self.tile_m)
                 place, _ = self._over_sequences(self._later(last, sequence))
@@ -199,11 +204,26 @@ class RaggedTiles:
                 piece = Rows(k.select(fits, piece.begin, none), k.select(fits, piece.count, none))
                 others = Rows(k.select(fits, keys.begin, none), k.select(fits, keys.count, none))
             slot = None if slots is None else Slot(tile, slots)
-            with k.when(place < count), k.loop(self.heads, k.lane, WARP) as head:
-                group, member = self.together.divide(head)
-                before = group * self.together.value
-                members = k.minimum(self.heads - before, self.together.value)
-                to.put(before * count + place * members + member, Piece(piece, others, head), slot)
+            with k.loop(self.heads, k.lane, WARP) as head:
+                number, exists = self._number(head, place, count, tile, own)
+                with k.when(exists):
+                    to.put(number, Piece(piece, others, head), slot)
+
+    def _number(self, head: Traced, place: Traced, count: Traced, tile: Traced, own: Traced) -> tuple[Traced, Traced]:
+        """That of tile ``tile`` of ``own`` of a sequence for a head, and whether it is below what there is room for.
+
+        ``place``: how many of ``count`` tiles come before it where it is sorted by row, else before the sequence.
+        """
+        k, together = self.k, self.together.value
+        group, member = self.together.divide(head)
+        before = group * together
+        members = k.minimum(self.heads - before, together)
+        if not self.by_row:
+            number = place * self.heads + before * own + tile * members + member
+            return number, number < count * self.heads
+        last, _ = self.together.divide(self.heads - 1)
+        within, forwards = place * members + member, ((last - group) & 1) == 0
+        return before * count + k.select(forwards, within, members * count - 1 - within), place < count
 
     def _first_slot(self, me: Traced, queries: Traced, keys: Traced) -> tuple[Traced | None, Traced | None]:
         """The number of a sequence's first slot, and whether all of them are there."""
