@@ -86,6 +86,28 @@ def test_a_later_process_neither_traces_nor_needs_a_compiler(monkeypatch):
     assert again.from_cache
 
 
+def test_a_later_process_imports_no_more_than_a_launch_needs(cache):
+    script = textwrap.dedent("""
+        import sys
+        import numpy as np, warploom
+        from warploom.core.dtypes import bf16
+        from warploom.ops.backends import built
+        q = np.zeros((1, 64, 2, 64), bf16.numpy)
+        call = warploom.plan(q, q, q, config="attention_sm90(head_dim=64, tile_n=64)").call
+        built(call.source, "sm_90a")
+        import warploom.cuda.packed, warploom.cuda.tensor_maps
+        assert all(x.spec for x in call.maps) and call.maps
+        print(*[m for m in sys.modules if m.startswith("warploom")])
+    """)
+    for later in (False, True):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        found = set(done.stdout.split())
+        assert ("warploom.lang" in found) != later  # the first process traced
+    needless = ("isa", "ir", "lang", "emulate", "layout.", "cuda.diagnostics", "cuda.ptx")
+    used = {m for m in found if m.removeprefix("warploom.").startswith(needless)}
+    assert used == {"warploom.layout.tensor_map"}
+
+
 def test_every_operation_gives_sources_that_determine_their_kernels():
     q = np.zeros((1, 64, 2, 64), bf16.numpy)
     a, b = np.zeros((32, 64), bf16.numpy), np.zeros((64, 32), bf16.numpy)

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from warploom.core.settings import cache_folder
 from warploom.core.targets import target
-from warploom.cuda import diagnostics
 from warploom.cuda.cubin import resources
 from warploom.cuda.device import compiler_generation, cuda_core, nvrtc_version
 from warploom.cuda.store import CompiledKernel, KernelStore
@@ -138,6 +137,8 @@ def _options(job: _Job) -> Any:
 
 def _run_nvrtc(job: _Job, options: Any) -> tuple[bytes, str]:
     """(cubin, log). Raises CompileError."""
+    from warploom.cuda import diagnostics
+
     core = cuda_core()
     log = io.StringIO()
     program = None

@@ -178,7 +178,7 @@ def _static_shared(cubin: bytes, section: _Section | None) -> int:
     return max(0, section.size - reserved)
 
 
-_LOG_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_LOG_SPILLS = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
 
 
 def spills_from_log(log: str, kernel_name: str) -> tuple[int, int] | None:
@@ -187,12 +187,12 @@ def spills_from_log(log: str, kernel_name: str) -> tuple[int, int] | None:
     for line in log.splitlines():
         if "Function properties for" in line:
             of_kernel = line.split("Function properties for", 1)[1].strip() == kernel_name
-        elif of_kernel and (found := _LOG_SPILLS.search(line)):
+        elif of_kernel and (found := re.search(_LOG_SPILLS, line)):
             return int(found[2]), int(found[3])
     return None
 
 
-_LOCAL_ACCESS = re.compile(r"\b(STL|LDL)((?:\.[A-Z0-9]+)*)\s")
+_LOCAL_ACCESS = r"\b(STL|LDL)((?:\.[A-Z0-9]+)*)\s"
 _WIDTHS = {".8": 1, ".U8": 1, ".S8": 1, ".16": 2, ".U16": 2, ".S16": 2, ".64": 8, ".128": 16}
 
 
@@ -207,7 +207,7 @@ def local_memory_bytes(sass: str, kernel_name: str) -> tuple[int, int]:
     for line in sass.splitlines():
         if line.startswith(".text.") and line.endswith(":"):
             inside = line == f".text.{kernel_name}:"
-        elif inside and (found := _LOCAL_ACCESS.search(line)):
+        elif inside and (found := re.search(_LOCAL_ACCESS, line)):
             modifiers = re.findall(r"\.[A-Z0-9]+", found[2])
             width = next((_WIDTHS[m] for m in modifiers if m in _WIDTHS), 4)
             if found[1] == "STL":

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from warploom.core.errors import ProblemError
 from warploom.emulate.buffers import GlobalBuffer
+from warploom.layout.swizzle import Swizzle
 from warploom.layout.tensor_map import TensorMapSpec
 
 Array = NDArray[Any]
@@ -187,4 +188,4 @@ class TensorMapArgument:
 
     def chunk_addresses(self, address: int) -> Array:
         """Shared address of each of the box's chunks when it lies at ``address``."""
-        return self.spec.swizzle.apply(address + self._offsets)
+        return Swizzle.for_row_bytes(self.spec.swizzle_bytes).apply(address + self._offsets)

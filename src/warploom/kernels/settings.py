@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Self, TypeVar
 
 from warploom.core.dtypes import DType, dtype_of
@@ -144,27 +145,35 @@ def type_name(dtype: Any) -> str:
     return dtype.name if isinstance(dtype, DType) else str(dtype)
 
 
+@lru_cache(maxsize=64)
+def _limits(kind: type) -> tuple[tuple[str, type, int, int | None], ...]:
+    """(name, type, least, most) of each flag of a class of configurations."""
+    found: list[tuple[str, type, int, int | None]] = []
+    for f in fields(kind):
+        of: type = next((of for of in _KINDS if isinstance(f.default, of)), int)
+        optimisation = f.name == "opt_level"
+        least = 0 if of is not int or optimisation or 0 in f.metadata["choices"] else 1
+        found.append((f.name, of, least, MOST_OPT_LEVEL if optimisation else None))
+    return tuple(found)
+
+
+_KINDS = {
+    bool: "True or False", DType: "a type of warploom.core.dtypes (f16, bf16 …)", int: "a Python int",
+}  # fmt: skip
+
+
 def broken_flags(config: Any) -> list[str]:
     """What is wrong with each flag by itself: its type, or a number smaller than any choice of it; empty if nothing is.
 
     Checks of how flags fit together may divide by them, so they come after this one.
     """
     found: list[str] = []
-    for f in fields(config):
-        value: Any = getattr(config, f.name)
-        if isinstance(f.default, bool):
-            if not isinstance(value, bool):
-                found.append(f"{f.name} is True or False, not {value!r}")
-        elif isinstance(f.default, DType):
-            if not isinstance(value, DType):
-                found.append(f"{f.name} is a type of warploom.core.dtypes (f16, bf16 …), not {value!r}")
-        elif not isinstance(value, int) or isinstance(value, bool):
-            found.append(f"{f.name} is a Python int, not {value!r}")
-        elif f.name == "opt_level":
-            if not 0 <= value <= MOST_OPT_LEVEL:
-                found.append(f"opt_level is ptxas's, 0 to {MOST_OPT_LEVEL}, not {value}")
-        else:
-            least = 0 if 0 in f.metadata["choices"] else 1
-            if value < least:
-                found.append(f"{f.name} is at least {least}, not {value}")
+    for name, kind, least, most in _limits(type(config)):
+        value: Any = getattr(config, name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            found.append(f"{name} is {_KINDS[kind]}, not {value!r}")
+        elif kind is int and most is not None and not least <= value <= most:
+            found.append(f"{name} is ptxas's, {least} to {most}, not {value}")
+        elif kind is int and value < least:
+            found.append(f"{name} is at least {least}, not {value}")
     return found

@@ -36,8 +36,10 @@ class Swizzle:
         """The swizzle with which eight consecutive rows of ``row_bytes`` are read 16 bytes each without conflict.
 
         Rows shorter than the 128 bytes of a bank cycle share one, so their source bits begin at bit 7 and fewer bits
-        need to move: 64 → <2,4,3>, 128 → <3,4,3>, 256 → <3,4,4>. ``row_bytes`` is a power of two.
+        need to move: 64 → <2,4,3>, 128 → <3,4,3>, 256 → <3,4,4>. ``row_bytes`` is a power of two; 0 is no swizzle.
         """
+        if not row_bytes:
+            return NO_SWIZZLE
         width = log2_exact(row_bytes, "the row in bytes")
         if width <= 4:
             return NO_SWIZZLE

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import LayoutError
-from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
 
 _LARGEST_BOX = 256
 RAGGED_ROWS = 1 << 30
@@ -76,8 +75,3 @@ class TensorMapSpec:
         for extent in self.box:
             total *= extent
         return total
-
-    @property
-    def swizzle(self) -> Swizzle:
-        """The swizzle of shared addresses."""
-        return Swizzle.for_row_bytes(self.swizzle_bytes) if self.swizzle_bytes else NO_SWIZZLE

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import LayoutError
-from warploom.layout.swizzle import NO_SWIZZLE, Swizzle
+from warploom.layout.swizzle import Swizzle
 
 _MODES = {128: 1, 64: 2, 32: 3, 0: 0}
 _CORE_ROWS = 8
@@ -44,7 +44,7 @@ class MatrixDescriptor:
     @property
     def swizzle(self) -> Swizzle:
         """The swizzle the hardware applies."""
-        return Swizzle.for_row_bytes(self.row_bytes) if self.row_bytes else NO_SWIZZLE
+        return Swizzle.for_row_bytes(self.row_bytes)
 
     @property
     def high_word(self) -> int:

@@ -103,7 +103,7 @@ def sources_digest() -> str | None:
     total = hashlib.sha256()
     try:
         for entry in _source_files():
-            with open(entry.path, "rb") as file:
+            with open(entry.path, "rb", buffering=0) as file:
                 content = file.read()
             total.update(f"{entry.path[len(str(_PACKAGE)) :]} {len(content)}\n".encode())
             total.update(content)
