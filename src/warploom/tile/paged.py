@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import u32
 from warploom.tile.panels import box_rows
-from warploom.tile.pipeline import Boxes
+from warploom.tile.pipeline import Boxes, Eviction
 from warploom.tile.ragged import sequence_boxes
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class PagedBoxes(Boxes):
     rows: int = 0
 
     @classmethod
-    def of(cls, tensor_map: TensorMapHandle, rows: int, eviction: Literal["", "first", "last"] = "") -> PagedBoxes:
+    def of(cls, tensor_map: TensorMapHandle, eviction: Eviction = "", *, rows: int) -> PagedBoxes:
         """Those of pages as one ragged array (rows of all pages, heads, columns)."""
         return cls(tensor_map, sequence_boxes(tensor_map).order, eviction, rows)
 

@@ -38,6 +38,9 @@ def _as_stored(col: Number, row: Number, *outer: Number) -> tuple[Number, ...]:
     return col, row, *outer
 
 
+Eviction = Literal["", "first", "last"]
+
+
 @dataclass(frozen=True)
 class Boxes:
     """A matrix in global memory as the TMA sees it: one box for each panel of a tile.
@@ -49,7 +52,16 @@ class Boxes:
 
     tensor_map: TensorMapHandle
     order: Callable[..., Sequence[Number]] = _as_stored
-    eviction: Literal["", "first", "last"] = ""
+    eviction: Eviction = ""
+
+    @classmethod
+    def of_heads(cls, tensor_map: TensorMapHandle, heads_inside: bool, eviction: Eviction = "") -> Boxes:
+        """Of (batch, rows, heads, columns), or (batch, heads, rows, columns): a place is (row, head, batch)."""
+
+        def order(col: Number, row: Number, head: Number, batch: Number) -> tuple[Number, ...]:
+            return (col, head, row, batch) if heads_inside else (col, row, head, batch)
+
+        return cls(tensor_map, order, eviction)
 
     def parts(self, place: Sequence[Any]) -> Sequence[tuple[int, Sequence[Number]]]:
         """The boxes of a panel: (first row within the tile, place) of each. Here one, as high as the tile."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import s32, u32
 from warploom.layout.tensor_map import RAGGED_ROWS
 from warploom.tile.order import ENTRY_WORDS
-from warploom.tile.pipeline import Boxes
+from warploom.tile.pipeline import Boxes, Eviction
 
 if TYPE_CHECKING:
     from warploom.lang import GlobalPointer, Kernel, Traced
@@ -33,7 +33,7 @@ class Rows:
     count: Traced
 
 
-def sequence_boxes(of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
+def sequence_boxes(of: TensorMapHandle, eviction: Eviction = "") -> Boxes:
     """A ragged array (total, heads, columns): boxes at (row of the sequence, head, where it begins, its rows)."""
 
     def order(col: Number, row: Number, head: Number, begin: Number, rows: Number) -> tuple[Number, ...]:

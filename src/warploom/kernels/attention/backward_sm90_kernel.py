@@ -7,7 +7,6 @@ shared memory for dQᵀ = Kᵀ·dSᵀ, whose sums over all tiles of keys meet in
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -65,14 +64,11 @@ def attention_backward_sm90(
     c, f = config, features
     tile = KeyTile.of(k, (c.tile_m, KEYS), f, (q_len, kv_len), (kv_heads, planes, together), by_heads=c.by_heads)
 
-    def boxes(of: TensorMapHandle) -> Boxes:
-        def order(col: Number, row: Number, head: Number, batch: Number) -> tuple[Number, ...]:
-            return (col, head, row, batch) if heads_inside else (col, row, head, batch)
-
-        return Boxes(of, order)
-
-    maps = (*map(boxes, (q_map, k_map, v_map, do_map)), *map(vectors, (shift_map, delta_map)))
-    differentiate(k, c, f, tile, (*maps, boxes(dk_map), boxes(dv_map)), (total, Turns(k, turns) if c.in_turn else None))
+    inputs, results = (
+        [Boxes.of_heads(of, heads_inside) for of in maps] for maps in ((q_map, k_map, v_map, do_map), (dk_map, dv_map))
+    )
+    maps = *inputs, vectors(shift_map), vectors(delta_map), *results
+    differentiate(k, c, f, tile, maps, (total, Turns(k, turns) if c.in_turn else None))
 
 
 def vectors(of: TensorMapHandle) -> Boxes:
@@ -359,11 +355,8 @@ def attention_backward_dq_sm90(
     block, head, batch = k.cta_x, k.cta_y, k.cta_z
     number = ((batch * k.special("nctaid.y") + head) * k.grid_x + block) * CONSUMERS + k.warpgroup
     row = block * config.tile_m
-
-    def where(col: int) -> tuple[Number, ...]:
-        return (col, head, row, batch) if heads_inside else (col, row, head, batch)
-
-    round_sums(k, config, features, (total, number), (block, (q_len, kv_len)), (dq_map, where))
+    to = Boxes.of_heads(dq_map, heads_inside), (row, head, batch)
+    round_sums(k, config, features, (total, number), (block, (q_len, kv_len)), to)
 
 
 def round_sums(
@@ -372,13 +365,13 @@ def round_sums(
     features: AttentionFeatures,
     sums_of: tuple[GlobalPointer, Traced],
     place: tuple[Traced, tuple[Traced, Traced]],
-    to: tuple[TensorMapHandle, Callable[[int], tuple[Number, ...]]],
+    to: tuple[Boxes, tuple[Number, ...]],
 ) -> None:
     """A block of dQ from its sums by their number; ``place``: the block and the lengths of its sequence.
 
-    ``to``: dQ, and where a panel of the block lies there.
+    ``to``: dQ, and the block's place there.
     """
-    c, me, (total, number), (block, lengths), (dq_map, where) = config, k.warpgroup, sums_of, place, to
+    c, me, (total, number), (block, lengths), (dq, at) = config, k.warpgroup, sums_of, place, to
     tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
     cores = Wgmma(k, c.dtype)
     factor: Traced = k.value(features.softmax_scale(c.head_dim), f32)
@@ -394,6 +387,6 @@ def round_sums(
     k.syncthreads()
     with k.when(k.thread == 0):
         for panel in tile.layout.panels:
-            k.tma_store(dq_map, where(panel.first_col), tile, offset=panel.byte_offset)
+            k.tma_store(dq.tensor_map, dq.order(panel.first_col, *at), tile, offset=panel.byte_offset)
         k.commit_bulk()
         k.wait_bulk(0, reads_only=True)

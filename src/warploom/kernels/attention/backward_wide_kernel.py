@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warploom.core.dtypes import f32, u32
-from warploom.kernels.attention.backward_sm90_kernel import KeyTile, visible
+from warploom.kernels.attention.backward_sm90_kernel import KeyTile, vectors, visible
 from warploom.kernels.attention.backward_wide import CONSUMERS, KEYS, ROWS, STAGES, BackwardWideSm90
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
-from warploom.lang.hopper import TensorMapHandle
-from warploom.lang.values import Number
 from warploom.tile.accumulation import fetch_part, part_tile, store_part
 from warploom.tile.epilogue import send_rows
 from warploom.tile.gradient import SoftmaxGradient, score_gradients
@@ -30,15 +28,6 @@ from warploom.tile.transposed import column_values, row_values
 
 WARPS = 4
 """Of a warpgroup."""
-
-
-def _boxes(of: TensorMapHandle, heads_inside: bool) -> Boxes:
-    """Boxes at (row, head, batch)."""
-
-    def order(col: Number, row: Number, head: Number, batch: Number) -> tuple[Number, ...]:
-        return (col, head, row, batch) if heads_inside else (col, row, head, batch)
-
-    return Boxes(of, order)
 
 
 # -- dK and dV
@@ -75,12 +64,11 @@ def attention_backward_keys_sm90(
         k.shared(f32, c.tile_m, name=name, panel_cols=c.tile_m, stages=STAGES) for name in ("shift", "delta")
     )
     q_boxes, k_boxes, v_boxes, do_boxes, dk_boxes, dv_boxes = (
-        _boxes(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dk_map, dv_map)
+        Boxes.of_heads(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dk_map, dv_map)
     )
-    shifts, deltas = (Boxes(of, lambda _, row, plane: (row, plane)) for of in (shift_map, delta_map))
     keys, values = Pipeline(k, (k_tile, k_boxes), readers=0), Pipeline(k, (v_tile, v_boxes), readers=0)
-    queries = Pipeline(k, (q_tile, q_boxes), (shift_tile, shifts), readers=warps)
-    gradients = Pipeline(k, (do_tile, do_boxes), (delta_tile, deltas), readers=warps)
+    queries = Pipeline(k, (q_tile, q_boxes), (shift_tile, vectors(shift_map)), readers=warps)
+    gradients = Pipeline(k, (do_tile, do_boxes), (delta_tile, vectors(delta_map)), readers=warps)
     crossing = Pipeline(k, part_tile(k, c.score_registers, name="P", stages=STAGES), writers=WARPS, readers=WARPS)
     ready(k, keys, values, queries, gradients, crossing)
 
@@ -219,7 +207,7 @@ def attention_backward_queries_sm90(
     k_tile = operand_tile(k, c.dtype, c.tile_n, c.width, name="K", stages=STAGES)
     v_tile = operand_tile(k, c.dtype, c.tile_n, c.value_width, name="V", stages=STAGES)
     q_boxes, k_boxes, v_boxes, do_boxes, dq_boxes = (
-        _boxes(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dq_map)
+        Boxes.of_heads(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dq_map)
     )
     rows = Pipeline(k, (q_tile, q_boxes), (do_tile, do_boxes), readers=0)
     keys = Pipeline(k, (k_tile, k_boxes), readers=warps)

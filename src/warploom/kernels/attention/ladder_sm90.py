@@ -12,10 +12,10 @@ from warploom.kernels.settings import flag, violated
 
 @dataclass(frozen=True)
 class RungSm90(ForwardSm90):
-    """A kernel of :mod:`.ladder_sm90_kernel`: the production kernel's, without what the rungs above it add."""
+    """The production kernel with the consumers of :mod:`.ladder_sm90_kernel`: without what the rungs above add."""
 
     word: ClassVar[str] = "attention_wgmma"
-    function: ClassVar[str] = "attention.ladder_sm90_kernel:attention_wgmma"
+    consumer: ClassVar[str] = "attention.ladder_sm90_kernel:RungConsumer"
 
     overlap: bool = flag(True, "issue the next Q·Kᵀ before this block's softmax")
     lazy_rescale: bool = flag(True, "rescale O only when a row's maximum grew by more than 2^8; exact")

@@ -1,45 +1,12 @@
-# pyright: reportInvalidTypeForm=false
-"""The ladder's ``wgmma`` attention kernels: the production kernel with consumers that can leave its ideas out."""
+"""The consumers of the ladder's ``wgmma`` attention kernels, which can leave ideas out."""
 
 from __future__ import annotations
 
-from warploom.core.dtypes import f32, u32
-from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.ladder_sm90 import RungSm90
-from warploom.kernels.attention.sm90_kernel import Consumer, EvenTiles, TensorMaps, Tile, run
-from warploom.lang import Global, Kernel, TensorMap, kernel
+from warploom.kernels.attention.sm90_kernel import Consumer, Tile
 from warploom.lang.values import Number
 from warploom.tile.product import zero
-from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.softmax import Action, nothing
-
-
-@kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
-def attention_wgmma(
-    k: Kernel,
-    q_map: TensorMap,
-    k_map: TensorMap,
-    v_map: TensorMap,
-    o_map: TensorMap,
-    lse: Global[f32],
-    sinks: Global[f32],
-    q_len: u32,
-    kv_len: u32,
-    heads: Divisor,
-    rows: Divisor,
-    planes: u32,
-    group: Divisor,
-    together: Divisor,
-    last: Divisor,
-    *,
-    config: RungSm90,
-    features: AttentionFeatures = PLAIN,
-    heads_inside: bool = True,
-) -> None:
-    """As :func:`~warploom.kernels.attention.sm90_kernel.attention_sm90`."""
-    maps = TensorMaps(q_map, k_map, v_map, o_map, heads_inside)
-    order = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)
-    run(k, config, maps, EvenTiles(k, config, features, lse, sinks, order, heads, (q_len, kv_len)), RungConsumer)
 
 
 class RungConsumer(Consumer):

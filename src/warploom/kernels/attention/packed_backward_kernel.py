@@ -195,7 +195,7 @@ def packed_backward_dq_sm90(
     with k.when(k.cta_x < listed.count, uniform=True):
         piece, slot = listed.at(k.cta_x), listed.slot(k.cta_x)
         number = (piece.head * slots + slot.first + slot.number) * CONSUMERS + k.warpgroup
-        queries, order = piece.queries, sequence_boxes(dq_map).order
+        queries = piece.queries
         place = k.value(0, u32), (queries.count, piece.keys.count)
-        to = dq_map, lambda col: tuple(order(col, 0, piece.head, queries.begin, queries.count))
+        to = sequence_boxes(dq_map), (0, piece.head, queries.begin, queries.count)
         sm90.round_sums(k, config, features, (total, number), place, to)

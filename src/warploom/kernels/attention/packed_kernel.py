@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from warploom.core.dtypes import f32, u16, u32
 from warploom.kernels.attention.features import AttentionFeatures
@@ -12,13 +12,11 @@ from warploom.kernels.attention.packed import LISTING_WARPS
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm80_kernel import QueryRows, attend
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.attention.sm90_kernel import Consumer, Tile, Tiles, run
+from warploom.kernels.attention.sm90_kernel import TensorMaps, Tile, Tiles, run
 from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
-from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
 from warploom.tile import ragged
 from warploom.tile.copies import Rows
-from warploom.tile.pipeline import Boxes
 from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Slots, sequence_boxes
 from warploom.tile.scheduler import Divisor, Persistent, Single
 
@@ -53,22 +51,8 @@ def attention_packed_sm90(
     The tensor maps are ragged ones of (total, heads, head_dim): what lies beyond a sequence reads as zero and is not
     written.
     """
-    maps = PackedMaps(q_map, k_map, v_map, o_map)
-    run(k, config, maps, PackedTiles(k, config, features, lse, sinks, PieceList(k, tiles), total_q), Consumer)
-
-
-@dataclass(frozen=True)
-class PackedMaps:
-    """Q, K, V and O of packed sequences as the TMA sees them."""
-
-    q: TensorMapHandle
-    k: TensorMapHandle
-    v: TensorMapHandle
-    o: TensorMapHandle
-
-    def boxes(self, of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
-        """Boxes at (row of the sequence, head, where it begins, how many rows it has)."""
-        return sequence_boxes(of, eviction)
+    maps = TensorMaps.of((q_map, k_map, v_map, o_map), sequence_boxes)
+    run(k, config, maps, PackedTiles(k, config, features, lse, sinks, PieceList(k, tiles), total_q))
 
 
 @dataclass(frozen=True)

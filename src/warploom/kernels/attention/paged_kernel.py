@@ -4,22 +4,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
 from warploom.core.dtypes import f32, s32, u32
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.packed import LISTING_WARPS
-from warploom.kernels.attention.packed_kernel import PackedMaps, PackedTiles
+from warploom.kernels.attention.packed_kernel import PackedTiles
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.attention.sm90_kernel import Consumer, Tile, run
+from warploom.kernels.attention.sm90_kernel import TensorMaps, Tile, run
 from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
-from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
 from warploom.tile.cache import Pages
 from warploom.tile.paged import PagedBoxes, PageRuns
 from warploom.tile.panels import box_rows
-from warploom.tile.pipeline import Boxes, Cursor
-from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Spaced
+from warploom.tile.pipeline import Cursor
+from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Spaced, sequence_boxes
 from warploom.tile.scheduler import Divisor
 
 
@@ -54,24 +53,12 @@ def attention_paged_sm90(
     The tensor maps are ragged ones of (rows, heads, head_dim). Where queries are not ``packed``, ``spacing`` is their
     rows from one sequence to the next.
     """
-    maps = PagedMaps(q_map, k_map, v_map, o_map, box_rows(page_size, config.tile_n))
+    in_pages = partial(PagedBoxes.of, rows=box_rows(page_size, config.tile_n)) if page_size else None
+    maps = TensorMaps.of((q_map, k_map, v_map, o_map), sequence_boxes, in_pages)
     found = Pages(page_size, table, table_row, table_pages, pages) if page_size else None
     logs = LseOfCache(lse_batch, None if packed else spacing)
     work = PagedTiles(k, config, features, lse, sinks, PieceList(k, tiles), lse_head, found, page_pitch, logs)
-    run(k, config, maps if page_size else PackedMaps(q_map, k_map, v_map, o_map), work, Consumer)
-
-
-@dataclass(frozen=True)
-class PagedMaps(PackedMaps):
-    """Q and O of packed sequences, K and V in pages, of which a box has ``rows`` keys."""
-
-    rows: int
-
-    def boxes(self, of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
-        """Those of a sequence, or of pages."""
-        if of is self.k or of is self.v:
-            return PagedBoxes.of(of, self.rows, eviction)
-        return super().boxes(of, eviction)
+    run(k, config, maps, work)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ class ForwardSm90(HeadDims, Configuration):
     word: ClassVar[str] = "attention_sm90"
     always: ClassVar[tuple[str, ...]] = ("consumers", "tile_n", "stages", "head_dim", "dtype")
 
-    function: ClassVar[str] = "attention.sm90_kernel:attention_sm90"
+    consumer: ClassVar[str] = "attention.sm90_kernel:Consumer"
+    """Whose part of the kernel a consumer warpgroup does, below :mod:`warploom.kernels`."""
     requires: ClassVar[str] = "sm_90a"
 
     consumers: int = flag(2, "consumer warpgroups, 64 query rows each", (1, 2, 3))
@@ -127,7 +128,7 @@ class ForwardSm90(HeadDims, Configuration):
         """The kernel for a problem, on arrays that lie so: persistent with one CTA per multiprocessor."""
         heads_inside = operands.layout == "bshd"
         source = KernelSource.of(
-            self.function, f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
+            "attention.sm90_kernel:attention_sm90", f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self.giving(problem.lse), features=problem.features(self.tile_m, self.tile_n),
             heads_inside=heads_inside,
         )  # fmt: skip

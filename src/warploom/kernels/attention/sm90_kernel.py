@@ -8,20 +8,21 @@ P·V of this one, while the finished output leaves through the buffer that held 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.source import named
 from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
 from warploom.tile.epilogue import store_row_values, store_rows
 from warploom.tile.mask import Mask, Visible
-from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
+from warploom.tile.pipeline import Boxes, Cursor, Eviction, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma, load_left, zero
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
 from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single
@@ -57,67 +58,39 @@ def attention_sm90(
     (:class:`RowTiles`). The CTAs of the grid share the tiles in turns. ``lse`` is (batch, heads, q_len),
     ``sinks`` (heads,).
     """
-    maps = TensorMaps(q_map, k_map, v_map, o_map, heads_inside)
+    maps = TensorMaps.of((q_map, k_map, v_map, o_map), lambda of, eviction: Boxes.of_heads(of, heads_inside, eviction))
     order = RowTiles(rows, planes, group, together, last, grouped=features.window[1] is not None)
-    run(k, config, maps, EvenTiles(k, config, features, lse, sinks, order, heads, (q_len, kv_len)), Consumer)
+    run(k, config, maps, EvenTiles(k, config, features, lse, sinks, order, heads, (q_len, kv_len)))
+
+
+MakeBoxes = Callable[[TensorMapHandle, Eviction], Boxes]
 
 
 @dataclass(frozen=True)
 class TensorMaps:
-    """Q, K, V and O as the TMA sees them."""
+    """Q, K, V and O as the TMA sees them, at the places that tiles say."""
 
-    q: TensorMapHandle
-    k: TensorMapHandle
-    v: TensorMapHandle
-    o: TensorMapHandle
-    heads_inside: bool
+    q: Boxes
+    k: Boxes
+    v: Boxes
+    o: Boxes
 
-    def boxes(self, of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
-        """Boxes at (row, head, batch)."""
-
-        def order(col: Number, row: Number, head: Number, batch: Number) -> tuple[Number, ...]:
-            return (col, head, row, batch) if self.heads_inside else (col, row, head, batch)
-
-        return Boxes(of, order, eviction)
+    @classmethod
+    def of(cls, maps: Sequence[TensorMapHandle], queries: MakeBoxes, keys: MakeBoxes | None = None) -> TensorMaps:
+        """The boxes of Q and O, and those of K and V where they are others."""
+        (q, k, v, o), keys = maps, keys or queries
+        return cls(queries(q, "first"), keys(k, "last"), keys(v, "last"), queries(o, ""))
 
 
-class Maps(Protocol):
-    """Q, K, V and O as the TMA sees them."""
-
-    @property
-    def q(self) -> TensorMapHandle:
-        """Queries."""
-        ...
-
-    @property
-    def k(self) -> TensorMapHandle:
-        """Keys."""
-        ...
-
-    @property
-    def v(self) -> TensorMapHandle:
-        """Values."""
-        ...
-
-    @property
-    def o(self) -> TensorMapHandle:
-        """What comes of them."""
-        ...
-
-    def boxes(self, of: TensorMapHandle, eviction: Literal["", "first", "last"] = "") -> Boxes:
-        """The boxes of one of them, at the places that tiles say."""
-        ...
-
-
-def run(k: Kernel, config: ForwardSm90, maps: Maps, tiles: Tiles, consume: type[Consumer]) -> None:
-    """The kernel with consumers of a kind."""
+def run(k: Kernel, config: ForwardSm90, maps: TensorMaps, tiles: Tiles) -> None:
+    """The kernel's roles: two threads load K and V, two Q, and store O; the consumers of the configuration's kind."""
     c, d, warps = config, config.head_dim, 4 * config.consumers
     q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, c.query_cols, name="Q", stages=c.q_stages * c.consumers)
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
     v_tile = operand_tile(k, c.dtype, c.tile_n, c.value_dim, name="V", stages=c.stages, spare_cols=c.spare_cols)
-    queries = Pipeline(k, (q_tile, maps.boxes(maps.q, "first")), readers=0, parts=c.consumers)
-    keys = Pipeline(k, (k_tile, maps.boxes(maps.k, "last")), readers=warps)
-    values = Pipeline(k, (v_tile, maps.boxes(maps.v, "last")), readers=warps, cols=c.value_dim)
+    queries = Pipeline(k, (q_tile, maps.q), readers=0, parts=c.consumers)
+    keys = Pipeline(k, (k_tile, maps.k), readers=warps)
+    values = Pipeline(k, (v_tile, maps.v), readers=warps, cols=c.value_dim)
     # leaves through its Q's buffer
     output = Pipeline(k, q_tile, writers=4, readers=0, parts=c.consumers, cols=c.value_dim, name="O")
     if c.sum_column:
@@ -125,7 +98,7 @@ def run(k: Kernel, config: ForwardSm90, maps: Maps, tiles: Tiles, consume: type[
     ready(k, queries, keys, values, output)
 
     order = tiles.order
-
+    kind: type[Consumer] = named(c.consumer)
     with producer(k, c.consumers):
         for thread, stream in ((0, keys), (32, values)):
             with k.when(k.thread == thread):
@@ -134,10 +107,10 @@ def run(k: Kernel, config: ForwardSm90, maps: Maps, tiles: Tiles, consume: type[
                     tiles.feed(tiles.at(turn), blocks_in)
         for thread, parts in ((64, range(0, c.consumers, 2)), (96, range(1, c.consumers, 2))):
             with k.when(k.thread == thread):
-                exchange(k, tiles, queries, output, maps.boxes(maps.o), parts)
+                exchange(k, tiles, queries, output, maps.o, parts)
 
     with consumer(k, c.consumers):
-        consume(k, c, tiles, (queries, keys, values, output)).run()
+        kind(k, c, tiles, (queries, keys, values, output)).run()
 
 
 def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes: Boxes, parts: range) -> None:
