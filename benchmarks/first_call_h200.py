@@ -1,12 +1,14 @@
 """What the first call of a shape family costs, on this machine's GPU: with an empty cache, and in a later process.
 
     PYTHONPATH=src python benchmarks/first_call_h200.py [--out DIR] [--cells NAME,…] [--fresh 3] [--later 5]
+    PYTHONPATH=src python benchmarks/first_call_h200.py --beside OLD/src --cells matmul,matmul_reduce --fresh 1
 
-Each sample is a process of its own: it imports torch, cuda.core, warploom and its operations, makes the inputs (so the
+Each sample is a process of its own: it imports warploom, its operations, torch and cuda.core, makes the inputs (so the
 CUDA context exists), synchronises, and then times its first call up to the end of a synchronisation. The result, whose
-memory held NaN before, is compared with float64 element by element. Processes start side by side and are timed one
-after the other. Writes ``first-call.json`` to DIR (``$OUT`` by default); exit status 1 for a wrong result or a figure
-of ``targets.json`` that was missed.
+memory held NaN before, is compared with float64 element by element; then the host time of repeated calls is taken.
+Processes start side by side and are timed one after the other; with another tree of sources ``--beside``, the two in
+turns. Writes ``first-call.json`` to DIR (``$OUT`` by default); exit status 1 for a wrong result or a figure of
+``targets.json`` that was missed.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ SECONDS = 120
 
 BATCH, LENGTH, HEADS = 1, 1024, 8
 M, N, K = 1024, 2048, 512
+# As in warploom.kernels.*.reference, which a tree beside may have elsewhere.
+BF16_ROUNDOFF, F32_ROUNDOFF, F32_SLACK = 2.0**-8, 2.0**-24, 2.0**-18
+GAMMA = K / 16 * 2.0**-22
+"""What summing K products may lose: up to 2^-22 at each step of 16."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,13 @@ CELLS: dict[str, Cell] = {
 # -- in the process that makes the call
 def child(cell: Cell) -> None:
     """Get ready, say so, wait for a line, make the call, and tell its seconds and its error as JSON."""
+    start = time.perf_counter()
+    import warploom
+
+    import_s = time.perf_counter() - start
     import cuda.core
     import torch
-
-    import warploom
+    from host_cost import microseconds
 
     operations = warploom.attention, warploom.matmul, warploom.matmul_reduce
     inputs, call, check = (_attention if cell.operation == "attention" else _product)(cell)
@@ -77,14 +86,11 @@ def child(cell: Cell) -> None:
     result = call(*inputs)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    again: list[float] = []
-    for _ in range(3):
-        start = time.perf_counter()
-        call(*inputs)
-        torch.cuda.synchronize()
-        again.append(time.perf_counter() - start)
-    error = check(result)
-    told = {"seconds": seconds, "again": min(again), "error": error, "poisoned": result.data_ptr() == poisoned}
+    error, poison_met = check(result), result.data_ptr() == poisoned
+    repeated = microseconds(lambda: call(*inputs), torch.cuda.synchronize, calls=1024).json()
+    told = {
+        "seconds": seconds, "import_s": import_s, "microseconds": repeated, "error": error, "poisoned": poison_met,
+    }  # fmt: skip
     print(json.dumps(told), flush=True)
 
 
@@ -106,7 +112,6 @@ def _attention(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
     import torch
 
     import warploom
-    from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
 
     torch.manual_seed(0)
     shape = BATCH, LENGTH, HEADS, cell.head_dim
@@ -122,7 +127,7 @@ def _attention(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
         weights = torch.softmax(scores, -1)
         output, magnitude = ((weights @ x).transpose(1, 2) for x in (v64, v64.abs()))
-        return output, UNIT_ROUNDOFF["bf16"] * (output.abs() + magnitude) + F32_SLACK * magnitude
+        return output, BF16_ROUNDOFF * (output.abs() + magnitude) + F32_SLACK * magnitude
 
     check = Check(shape, torch.bfloat16, expected)
     return [q, k, v], lambda *inputs: warploom.attention(*inputs, **options), check
@@ -131,38 +136,38 @@ def _attention(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
 def _mma_config(head_dim: int) -> Any:
     """The default of GPUs without wgmma."""
     from warploom.core.dtypes import bf16
-    from warploom.kernels.attention.sm80 import ForwardSm80
+    from warploom.core.targets import target
+    from warploom.kernels.attention.choice import choose
+    from warploom.kernels.attention.problem import AttentionProblem
 
-    return ForwardSm80(head_dim=head_dim, dtype=bf16)
+    problem = AttentionProblem(BATCH, HEADS, HEADS, LENGTH, LENGTH, head_dim, bf16)
+    return choose(problem, target("sm_80"))[0]
 
 
 def _product(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
     import torch
 
     import warploom
-    from warploom.core.dtypes import f32
-    from warploom.kernels.matmul.reference import UNIT_ROUNDOFF, accumulation_bound
     from warploom.lang.functions import gelu
 
     torch.manual_seed(0)
     a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((M, K), (K, N)))
-    gamma = accumulation_bound(K, f32)
     if cell.operation == "matmul_reduce":
         # An error of a sum of products moves the logarithm by at most as much; f32 rounds the rest.
         def reduced() -> tuple[Any, Any]:
             product, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
             expected = torch.logsumexp(product, -1)
-            return expected, gamma * magnitude.amax(-1) + 16 * UNIT_ROUNDOFF["f32"] * (1 + expected.abs())
+            return expected, GAMMA * magnitude.amax(-1) + 16 * F32_ROUNDOFF * (1 + expected.abs())
 
         return [a, b], lambda x, y: warploom.matmul_reduce(x, y, **cell.options), Check((M,), torch.float32, reduced)
 
     def expected() -> tuple[Any, Any]:
         product, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-        slack, steep = gamma * magnitude, 1.0
+        slack, steep = GAMMA * magnitude, 1.0
         if cell.options.get("gelu"):  # whose slope is at most 1.13, and whose approximation errs by 2^-10 of |x|
             slack, steep = slack + 2.0**-10 * product.abs(), 1.13
             product = torch.nn.functional.gelu(product, approximate="tanh")
-        return product, UNIT_ROUNDOFF["bf16"] * product.abs() + 1.01 * steep * slack + 2.0**-126
+        return product, BF16_ROUNDOFF * product.abs() + 1.01 * steep * slack + 2.0**-126
 
     options: dict[str, Any] = {"epilogue": gelu} if cell.options.get("gelu") else {}
     return [a, b], lambda x, y: warploom.matmul(x, y, **options), Check((M, N), torch.bfloat16, expected)
@@ -171,17 +176,18 @@ def _product(cell: Cell) -> tuple[list[Any], Callable[..., Any], Check]:
 # -- in the process that starts them
 @dataclass(frozen=True)
 class Sample:
-    """One process: its cell, and the cache it uses."""
+    """One process: its cell, the cache it uses, and the sources it imports."""
 
     cell: str
     cache: Path
+    sources: Path = ROOT / "src"
 
 
-def run(samples: list[Sample]) -> list[dict[str, Any]]:
+def run(samples: list[Sample], at_once: int = AT_ONCE) -> list[dict[str, Any]]:
     """What each process told; an "error" of infinity where it failed."""
     told: list[dict[str, Any]] = []
-    for first in range(0, len(samples), AT_ONCE):
-        batch = samples[first : first + AT_ONCE]
+    for first in range(0, len(samples), at_once):
+        batch = samples[first : first + at_once]
         running = [_start(sample) for sample in batch]
         try:
             for process in running:
@@ -195,7 +201,7 @@ def run(samples: list[Sample]) -> list[dict[str, Any]]:
 
 
 def _start(sample: Sample) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(sample.sources), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "WARPLOOM_CACHE": str(sample.cache)}
     return subprocess.Popen(
         [sys.executable, __file__, "--child", sample.cell], env=environment, text=True,
@@ -216,33 +222,53 @@ def _finish(sample: Sample, process: subprocess.Popen[str]) -> dict[str, Any]:
         process.kill()
         _, errors = process.communicate()
         print(f"{sample.cell} FAILED: {errors[-1500:]}", flush=True)
-        return {"seconds": math.inf, "again": math.inf, "error": math.inf, "poisoned": False}
+        nothing = dict.fromkeys(("median", "low", "high"), math.inf)
+        return {
+            "seconds": math.inf, "import_s": math.inf, "microseconds": nothing, "error": math.inf, "poisoned": False,
+        }  # fmt: skip
     print(f"  {sample.cell:34s} {told['seconds'] * 1e3:7.1f} ms, error {told['error']:.2f}", flush=True)
     return told
 
 
-def measure(names: list[str], fresh: int, later: int) -> list[dict[str, Any]]:
-    """Each cell's figures. The first fresh process leaves the cache that the later ones find."""
+def measure(
+    names: list[str], fresh: int, later: int, beside: Path | None = None, at_once: int = AT_ONCE
+) -> list[list[dict[str, Any]]]:
+    """Each cell's figures, for each tree. The first fresh process leaves the cache that the later ones find."""
+    trees = [ROOT / "src", *([] if beside is None else [beside])]
     with tempfile.TemporaryDirectory() as folder:
-        first = [Sample(name, Path(folder) / f"{i} {j}") for j in range(fresh) for i, name in enumerate(names)]
-        then = [Sample(name, Path(folder) / f"{i} 0") for _ in range(later) for i, name in enumerate(names)]
+
+        def samples(turns: int, own: bool) -> list[Sample]:
+            return [
+                Sample(name, Path(folder) / f"{i} {of} {turn if own else 0}", tree)
+                for turn in range(turns)
+                for i, name in enumerate(names)
+                for of, tree in enumerate(trees)
+            ]
+
+        first, then = samples(fresh, True), samples(later, False)
         print("empty cache", flush=True)
-        found = list(zip(first, run(first), strict=True))
+        early = list(zip(first, run(first, at_once), strict=True))
         print("later processes", flush=True)
-        found += list(zip(then, run(then), strict=True))
-    cells: list[dict[str, Any]] = []
-    for name in names:
-        told = [(sample, t) for sample, t in found if sample.cell == name]
-        early, late = [t for _, t in told[:fresh]], [t for _, t in told[fresh:]]
-        cells.append({
-            "call": name,
-            "fresh_s": spread([t["seconds"] for t in early]),
-            "later_s": spread([t["seconds"] for t in late]),
-            "repeated_s": min(t["again"] for _, t in told),
-            "error": {"value": max(t["error"] for _, t in told), "bound": 1.0},
-            "poisoned": all(t["poisoned"] for _, t in told),
-        })  # fmt: skip
-    return cells
+        late = list(zip(then, run(then, at_once), strict=True))
+    return [[_row(tree, name, early, late) for name in names] for tree in trees]
+
+
+Told = list[tuple[Sample, dict[str, Any]]]
+
+
+def _row(tree: Path, name: str, early: Told, late: Told) -> dict[str, Any]:
+    """The figures of one cell in one tree."""
+    fresh, later = ([t for s, t in told if (s.cell, s.sources) == (name, tree)] for told in (early, late))
+    both = [*fresh, *later]
+    return {
+        "call": name,
+        "fresh_s": spread([t["seconds"] for t in fresh]),
+        "later_s": spread([t["seconds"] for t in later]),
+        "import_s": spread([t["import_s"] for t in later]),
+        "repeated_us": spread([t["microseconds"]["median"] for t in both]),
+        "error": {"value": max(t["error"] for t in both), "bound": 1.0},
+        "poisoned": all(t["poisoned"] for t in both),
+    }
 
 
 def spread(seconds: list[float]) -> dict[str, Any]:
@@ -270,6 +296,8 @@ def main() -> int:
     parser.add_argument("--cells", default=",".join(CELLS), help="names of cells, with commas between")
     parser.add_argument("--fresh", type=int, default=3, help="processes with an empty cache per cell")
     parser.add_argument("--later", type=int, default=5, help="later processes per cell")
+    parser.add_argument("--beside", type=Path, help="folder with another tree's sources, measured in turns with these")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="processes that get ready side by side")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -277,22 +305,37 @@ def main() -> int:
         return 0
     from warploom.bench.environment import environment
 
-    cells = measure(options.cells.split(","), options.fresh, options.later)
+    cells, *others = measure(options.cells.split(","), options.fresh, options.later, options.beside, options.at_once)
     most = json.loads((ROOT / "benchmarks" / "targets.json").read_text(encoding="utf-8"))["first_call_seconds"]
     short = missed(cells, most)
     options.out.mkdir(parents=True, exist_ok=True)
     result = {"environment": environment(), "rows": cells, "most_seconds": most, "missed": short}
+    if others:
+        result["beside"] = others[0]
     (options.out / "first-call.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"\n{'first call, ms: median (low-high)':34s} {'empty cache':>22s} {'later process':>22s} {'error':>6s}")
-    for cell in cells:
-        texts = [
-            f"{s['median'] * 1e3:.0f} ({s['low'] * 1e3:.0f}-{s['high'] * 1e3:.0f})"
-            for s in (cell["fresh_s"], cell["later_s"])
-        ]
-        print(f"{cell['call']:34s} {texts[0]:>22s} {texts[1]:>22s} {cell['error']['value']:6.2f}")
+    table(cells, "this tree")
+    if others:
+        table(others[0], "the tree beside")
     for line in short:
         print(f"MISSED {line}")
     return 1 if short else 0
+
+
+def table(cells: list[dict[str, Any]], title: str) -> None:
+    """Print medians, and in brackets lowest and highest."""
+    names = {
+        "fresh_s": "empty cache, ms",
+        "later_s": "later process, ms",
+        "import_s": "import, ms",
+        "repeated_us": "again, µs",
+    }
+    print(f"\n{title:34s}" + "".join(f"{text:>22s}" for text in names.values()) + f"{'error':>7s}")
+    for cell in cells:
+        line = f"{cell['call']:34s}"
+        for name in names:
+            s, scale = cell[name], 1e3 if name.endswith("_s") else 1.0
+            line += f"{s['median'] * scale:8.1f} ({s['low'] * scale:.1f}-{s['high'] * scale:.1f})".rjust(22)
+        print(f"{line}{cell['error']['value']:7.2f}")
 
 
 if __name__ == "__main__":

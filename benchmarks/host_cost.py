@@ -8,8 +8,6 @@ from typing import Any
 
 from warploom.bench.peers import sdpa, torch_module
 from warploom.bench.timing import Spread
-from warploom.core.dtypes import bf16
-from warploom.kernels.attention.sm80 import ForwardSm80
 
 _QUEUE = 128
 """Calls between two synchronisations: fewer than a stream's queue holds, so that no call waits for the GPU."""
@@ -42,6 +40,8 @@ def host_cost(device: int = 0) -> dict[str, Any]:
     torch = torch_module()
     import warploom.operators.attention
     import warploom.operators.matmul
+    from warploom.core.dtypes import bf16
+    from warploom.kernels.attention.sm80 import ForwardSm80
 
     where = torch.device("cuda", device)
     q, k, v = (torch.randn(1, 256, 4, 128, device=where, dtype=torch.bfloat16) for _ in range(3))

@@ -16,18 +16,18 @@ def script() -> Any:
 
 
 def told(seconds, error=0.5, poisoned=True):
-    return {"seconds": seconds, "again": 0.001, "error": error, "poisoned": poisoned}
+    return {"seconds": seconds, "import_s": 0.01, "microseconds": {"median": 9.0}, "error": error, "poisoned": poisoned}
 
 
 def test_later_processes_find_the_cache_of_a_fresh_one_of_their_cell(script, monkeypatch):
     seen: list[Any] = []
 
-    def run(samples):
+    def run(samples, _at_once):
         seen.append(samples)
         return [told(float(len(seen)) + i) for i in range(len(samples))]
 
     monkeypatch.setattr(script, "run", run)
-    cells = script.measure(["matmul", "matmul_reduce"], fresh=2, later=3)
+    (cells,) = script.measure(["matmul", "matmul_reduce"], fresh=2, later=3)
     first, then = seen
     assert len({sample.cache for sample in first}) == 4, "each with a cache of its own"
     for name in ("matmul", "matmul_reduce"):
@@ -36,6 +36,20 @@ def test_later_processes_find_the_cache_of_a_fresh_one_of_their_cell(script, mon
     assert cells[0]["fresh_s"] == {"median": 3.0, "low": 1.0, "high": 3.0, "samples": [1.0, 3.0]}
     assert cells[1]["later_s"]["samples"] == [3.0, 5.0, 7.0]
     assert cells[1]["later_s"]["median"] == 5.0
+
+
+def test_two_trees_take_turns_each_with_caches_of_its_own(script, monkeypatch, tmp_path):
+    seen: list[Any] = []
+
+    def run(samples, _at_once):
+        seen.extend(samples)
+        return [told(2.0 if sample.sources == tmp_path else 1.0) for sample in samples]
+
+    monkeypatch.setattr(script, "run", run)
+    own, beside = script.measure(["matmul"], fresh=1, later=2, beside=tmp_path)
+    assert [sample.sources == tmp_path for sample in seen] == [False, True] * 3
+    assert len({(sample.sources, sample.cache) for sample in seen}) == 2
+    assert (own[0]["later_s"]["samples"], beside[0]["later_s"]["samples"]) == ([1.0, 1.0], [2.0, 2.0])
 
 
 def cell(script, *, fresh=1.0, later=0.02, error=0.5, poisoned=True):
