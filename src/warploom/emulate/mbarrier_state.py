@@ -41,23 +41,28 @@ class Told:
 
 
 @dataclass(eq=False)
-class PhaseEvents:
-    """When whose control came by an mbarrier: rows (of copies engines) and stamps.
-
-    ``arrivals`` and ``copies`` count for the current phase, ``waits`` saw the end of the last one, for which
-    ``past_arrivals`` and ``past_copies`` counted.
-    """
+class Counted:
+    """What counted for a phase: rows of arrivals, engines of copies, and when their control came by (stamps)."""
 
     arrivals: dict[int, int] = field(default_factory=dict[int, int])
     copies: dict[int, int] = field(default_factory=dict[int, int])
+
+
+@dataclass(eq=False)
+class PhaseEvents:
+    """When whose control came by an mbarrier: in the current phase, the ``last`` one and the one ``before`` that.
+
+    ``waits``: rows that saw the end of the last one, and when.
+    """
+
+    now: Counted = field(default_factory=Counted)
+    last: Counted = field(default_factory=Counted)
+    before: Counted = field(default_factory=Counted)
     waits: dict[int, int] = field(default_factory=dict[int, int])
-    past_arrivals: dict[int, int] = field(default_factory=dict[int, int])
-    past_copies: dict[int, int] = field(default_factory=dict[int, int])
 
     def complete(self) -> None:
         """The phase is over; those who wait for it do so from now on."""
-        self.past_arrivals, self.past_copies = self.arrivals, self.copies
-        self.arrivals, self.copies, self.waits = {}, {}, {}
+        self.now, self.last, self.before, self.waits = Counted(), self.now, self.last, {}
 
 
 @dataclass(eq=False)

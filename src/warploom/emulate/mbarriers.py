@@ -16,7 +16,7 @@ from warploom.emulate.clocks import Clocks
 from warploom.emulate.columns import PUBLISHED
 from warploom.emulate.frames import Frame
 from warploom.emulate.known import Known
-from warploom.emulate.mbarrier_state import Mbarrier, Remote, Waiter
+from warploom.emulate.mbarrier_state import Counted, Mbarrier, Remote, Waiter
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE, SharedMemory
 from warploom.ir.program import Program
@@ -163,7 +163,7 @@ class Mbarriers:
                     bar.tx += (effect.expected_bytes or 0) * (32 if group is None else len(group))
                     self._complete(bar, op, row, lane)
                     continue
-                bar.events.arrivals[row] = self.clocks.now
+                bar.events.now.arrivals[row] = self.clocks.now
                 self._release(bar, row, group, effect.scope, op)
                 bar.arrival = op
                 for number in [*(range(32) if group is None else group)] * effect.count:
@@ -207,7 +207,7 @@ class Mbarriers:
     def complete_bytes(self, bar: Mbarrier, size: int, known: Known, engine: int, op: Op) -> None:
         """A copy of ``size`` bytes has landed by an engine, which makes this ``known``."""
         bar.told.learn(known)
-        bar.events.copies[engine] = self.clocks.now
+        bar.events.now.copies[engine] = self.clocks.now
         bar.tx -= size
         bar.copy, bar.copied_phase = op, bar.phase
         self._complete(bar, op, bar.row, bar.lane)
@@ -248,14 +248,18 @@ class Mbarriers:
 
     # -- phases in every order -------------------------------------------------------------------------------------
 
+    def _ended(self, phase: Counted, row: int) -> bool:
+        """Whether a row knows that a phase is over: all that counted for it came before."""
+        if not phase.arrivals and not phase.copies:
+            return True
+        passed, columns = self.clocks.passed(row), self.clocks.columns
+        return all(passed[columns.warps + engine] >= stamp for engine, stamp in phase.copies.items()) and all(
+            passed[columns.passed(other)] >= stamp for other, stamp in phase.arrivals.items()
+        )
+
     def check_follows(self, bar: Mbarrier, row: int, lanes: Lanes, op: Op) -> None:
         """What arrives, or starts a copy, before the last phase is over counts for that one in another order."""
-        events = bar.events
-        if not events.past_arrivals and not events.past_copies:
-            return
-        passed, columns = self.clocks.passed(row), self.clocks.columns
-        copies = all(passed[columns.warps + engine] >= stamp for engine, stamp in events.past_copies.items())
-        if copies and all(passed[columns.passed(other)] >= stamp for other, stamp in events.past_arrivals.items()):
+        if self._ended(bar.events.last, row):
             return
         message = (
             f"{op.instruction.mnemonic} for phase {bar.phase} of {self.name(bar.address)} is not ordered after the end "
@@ -280,6 +284,20 @@ class Mbarriers:
             )
             self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
 
+    def _passes(self, bar: Mbarrier, parity: int, row: int, lanes: Lanes, op: Op) -> bool:
+        """Whether the phase of a parity is over; a finding if in another order it passes for the phase two before."""
+        over = bar.phase & 1 != parity & 1
+        phase = bar.phase - over
+        if not self._ended(bar.events.before if over else bar.events.last, row):
+            message = (
+                f"{op.instruction.mnemonic} for phase {phase} of {self.name(bar.address)} is not ordered after the end "
+                f"of phase {phase - 1}: in another order it comes before that, and passes at once. Wait for the phase "
+                "before, or for what follows it"
+            )
+            lane = 0 if lanes is None else lanes[0]
+            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+        return over
+
     def wait(self, frame: Frame, address: Array, parity: Array, far: bool, op: Op) -> Wait | None:
         """``try_wait.parity`` in a loop: what the frame has to wait for, or None."""
         places, parities = frame.full(address).astype(np.int64), frame.full(parity).astype(np.int64)
@@ -290,7 +308,7 @@ class Mbarriers:
                 bar = self.find(place - SHARED_BASE, row, group, op)
                 if bar is None:
                     continue
-                if bar.phase & 1 != odd & 1:
+                if self._passes(bar, odd, row, group, op):
                     self._acquire(bar, row, group, far, op)
                     continue
                 waiter = Waiter(wait, left, row, group, odd & 1, far)
@@ -307,7 +325,7 @@ class Mbarriers:
         for i, row, lanes in lanes_of(frame, None):
             for (place, odd), group in by_both(places[i], parities[i], lanes):
                 bar = self.find(place - SHARED_BASE, row, group, op)
-                if bar is not None and bar.phase & 1 != odd & 1:
+                if bar is not None and self._passes(bar, odd, row, group, op):
                     if effect.acquires:
                         self._acquire(bar, row, group, effect.scope == "cluster", op)
                     done[i, slice(None) if group is None else group] = True
@@ -324,7 +342,7 @@ class Mbarriers:
                     continue
                 self._check_left(bar)
                 passed, column = self.clocks.passed(row), self.clocks.columns.passed
-                used = (*bar.events.arrivals.items(), *bar.events.waits.items())
+                used = (*bar.events.now.arrivals.items(), *bar.events.waits.items())
                 if bar.waiters or bar.tx or any(passed[column(other)] < stamp for other, stamp in used):
                     message = (
                         f"{op.instruction.mnemonic} ends {self.name(bar.address)} while others may still wait for it, "

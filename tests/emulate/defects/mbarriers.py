@@ -121,6 +121,7 @@ def signal(defect: str, *, warps: int) -> Launch:
         "one leader frees for all consumers": ("race|mbarrier", r"tile\.|free|full", "triton-lang/triton#10035"),
         "a consumer leaves a step early": ("mbarrier", r"free|full", "Dao-AILab/flash-attention#2761"),
         "a step too many": ("deadlock", r"free|full", "Dao-AILab/flash-attention#2761"),
+        "stages given back, not waited for": ("mbarrier", r"free|full"),
     },
     [{"stages": 2}, {"stages": 3}],
 )
@@ -159,11 +160,12 @@ def ring(defect: str, *, stages: int) -> Launch:
         with k.warps(1, 3):
             use = k.ring(stages, "use")
             total = k.register(u32, 0)
-            rounds = (
-                k.select(k.warp == 2, k.value(steps - 1, u32), steps)
-                if defect == "a consumer leaves a step early"
-                else steps
-            )
+            fewer = {"a consumer leaves a step early": 1, "stages given back, not waited for": stages}.get(defect, 0)
+            rounds = k.select(k.warp == 2, k.value(steps - fewer, u32), steps) if fewer else steps
+            if defect == "stages given back, not waited for":
+                with k.when(k.warp == 2, uniform=True), k.loop(stages):
+                    free.arrive(use.stage, when=one)
+                    use.advance()
             with k.loop(rounds + 1 if defect == "a step too many" else rounds) as step:
                 phase = (
                     use.phase ^ 1

@@ -114,7 +114,7 @@ def run(k: Kernel, config: ForwardSm90, maps: TensorMaps, tiles: Tiles) -> None:
 
 
 def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes: Boxes, parts: range) -> None:
-    """One thread: some consumers' Q of each tile in, and their O out of the same stage, where the next Q follows."""
+    """One thread: some consumers' Q of each tile in, and their O out of the same stage, where a next Q may follow."""
     stages = tiles.config.q_stages
     for turn in range(stages):
         with k.when(tiles.order.count > turn):
@@ -124,8 +124,9 @@ def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes
         tile = tiles.at(turn)
         for part in parts:
             output.at(turn, part).send(boxes, tile.q_place(part))
-            with k.when(turn + stages < tiles.order.count):
-                queries.at(turn + stages, part).put(tiles.at(turn + stages).q_place(part))
+            if tiles.config.persistent:
+                with k.when(turn + stages < tiles.order.count):
+                    queries.at(turn + stages, part).put(tiles.at(turn + stages).q_place(part))
 
 
 @dataclass(frozen=True)
