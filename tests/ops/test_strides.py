@@ -64,6 +64,20 @@ def test_attention_neither_copies_nor_refuses_dimensions_of_one(layout: Any, str
         np.testing.assert_array_equal(found, warploom.attention(q, k, v, layout=layout))
 
 
+def test_results_of_torch_do_not_inherit_them() -> None:
+    torch = pytest.importorskip("torch")
+
+    def odd(x: Any) -> Any:
+        return torch.as_strided(x, x.shape, (2 * TOO_FAR, *x.stride()[1:]))
+
+    q, k, v, given = (torch.from_numpy(half(1, 8, 2, 16) + i) for i in range(4))
+    out, lse = warploom.attention(q, k, v, return_lse=True)
+    assert torch.equal(warploom.attention(odd(q), odd(k), odd(v)), out)
+    gradients = warploom.attention_backward(*map(odd, (given, q, k, v, out, lse)))
+    for found, right in zip(gradients, warploom.attention_backward(given, q, k, v, out, lse), strict=True):
+        assert torch.equal(found, right)
+
+
 @pytest.mark.parametrize("stride", ODD)
 def test_products_neither_copy_nor_refuse_dimensions_of_one(stride: int) -> None:
     a, b, x, w = half(1, 1, 32), half(1, 32, 1), half(1, 32), half(24, 32)

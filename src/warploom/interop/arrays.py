@@ -72,12 +72,12 @@ def describe(array: Any) -> ArrayView:
 
 
 def describe_new(array: Any) -> ArrayView:
-    """:func:`describe` of an array that :func:`empty` has just made: ours to write, whatever its users may do with it.
+    """:func:`describe` of an array that :func:`empty` has just made: row-major, and ours to write.
 
-    JAX calls every array read-only.
+    JAX calls every array read-only, and torch's ``empty_like`` keeps what strides say of dimensions of one element.
     """
     view = describe(array)
-    return view._replace(readonly=False) if view.readonly else view
+    return view._replace(readonly=False, strides=dlpack.row_major_strides(tuple(view.shape)))
 
 
 def address(array: Any) -> int:
