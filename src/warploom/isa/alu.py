@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, pred, s16, s32, s64, u16, u32, u64
-from warploom.isa.base import FLOATS, INTEGERS, REGISTERS, Array, Lanewise, inline_ptx, takes
+from warploom.isa.base import FLOATS, INTEGERS, REGISTERS, Array, Lanewise, takes
 from warploom.isa.rounding import fma_double, fma_single
 
 _NAN = np.uint32(0x7FFFFFFF)  # what conversions and approximations of the hardware make of any NaN
@@ -263,13 +263,6 @@ class Unary(Lanewise):
         if self.op == "abs":
             return f"{'fabsf' if self.dtype is f32 else 'fabs'}({x})"
         return f"__{self.op}{'ll' if self.dtype.bits == 64 else ''}({x})"
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """An assignment, or inline PTX where :attr:`has_expression` is false."""
-        if self.has_expression:
-            return f"{results[0]} = {self.expression(operands)};"
-        out = (f"={self.result_types[0].constraint}", results[0])
-        return inline_ptx(f"{self.mnemonic} %0, %1;", [out], [(self.dtype.constraint, operands[0])], volatile=False)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """NumPy's value; the ``.ftz`` forms take subnormal inputs and results as zero."""

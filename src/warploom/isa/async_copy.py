@@ -12,7 +12,7 @@ from typing import Literal
 
 from warploom.core.dtypes import DType, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Instruction, address, inline_ptx, waits_for_groups
+from warploom.isa.base import Instruction, address, waits_for_groups
 from warploom.isa.effects import AsyncCopy, BulkLoad, BulkStore, BulkTensorCopy, CommitGroup, Effect, WaitGroup
 from warploom.isa.sync import guarded
 
@@ -57,13 +57,12 @@ class CpAsync(Instruction):
         valid = 2 if self.zero_fill else None
         return (AsyncCopy(0, 1, self.bytes, self.shared_offset, self.global_offset, valid),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory: the compiler keeps it in order with other accesses."""
-        name = self.mnemonic.rsplit(".", 1)[0]
-        valid = ", %2" if self.zero_fill else ""
+    @property
+    def template(self) -> str:
+        """Offsets are immediates of the addresses, the size an immediate of its own."""
+        name, valid = self.mnemonic.rsplit(".", 1)[0], ", %2" if self.zero_fill else ""
         places = f"{address(0, self.shared_offset)}, {address(1, self.global_offset)}"
-        ins = list(zip("rlr", operands, strict=False))
-        return inline_ptx(f"{name} {places}, {self.bytes}{valid};", (), ins, memory=True)
+        return f"{name} {places}, {self.bytes}{valid};"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,6 @@ class CommitCopies(Instruction):
     def effects(self) -> tuple[Effect, ...]:
         """Closes this thread's group in ``queue``; an empty group counts as one."""
         return (CommitGroup(self.queue),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX without operands."""
-        return inline_ptx(f"{self.mnemonic};", memory=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +102,10 @@ class WaitCopies(Instruction):
         """Waits for this thread's own groups only: a barrier must follow before others read the data."""
         return (WaitGroup(self.queue, self.pending, self.reads_only),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX with ``pending`` as an immediate, as PTX demands."""
-        return inline_ptx(f"{self.mnemonic} {self.pending};", memory=True)
+    @property
+    def template(self) -> str:
+        """The count is an immediate, as PTX demands."""
+        return f"{self.mnemonic} {self.pending};"
 
 
 # What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns.
@@ -214,6 +210,7 @@ class BulkStoreBytes(Instruction):
     adds: bool = False
     shared_offset: int = 0
     global_offset: int = 0
+    takes = (u32, u64, pred)
 
     def __post_init__(self) -> None:
         if self.bytes % 16 or self.bytes <= 0:
@@ -224,11 +221,6 @@ class BulkStoreBytes(Instruction):
         """``cp.async.bulk.…``, or ``cp.reduce.async.bulk.….add.f32``."""
         reduce, add = (".reduce", ".add.f32") if self.adds else ("", "")
         return f"cp{reduce}.async.bulk.global.shared::cta.bulk_group{add}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """Shared address (u32), global address (u64), predicate."""
-        return (u32, u64, pred)
 
     def effects(self) -> tuple[Effect, ...]:
         """One copy through the async proxy; its source is free, and its result there, when its group says so."""
@@ -252,16 +244,8 @@ class BulkLoadBytes(Instruction):
     shared_offset: int = 0
     global_offset: int = 0
     barrier_offset: int = 0
-
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX (PTX ISA, "cp.async.bulk")."""
-        return "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """Shared address (u32), global address (u64), bytes (u32), mbarrier (u32), predicate."""
-        return (u32, u64, u32, u32, pred)
+    ptx = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+    takes = (u32, u64, u32, u32, pred)
 
     def effects(self) -> tuple[Effect, ...]:
         """One copy through the async proxy."""

@@ -40,29 +40,42 @@ def waits_for_groups(pending: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Base class. Subclasses give types, text, meaning and effects; see the module's docstring."""
+    """Base class. Subclasses give types, text, meaning and effects; see the module's docstring.
 
+    What is the same for all instructions of a class stands in ``ptx``, ``takes``, ``gives`` and ``does``; what depends
+    on the fields is said by :attr:`mnemonic`, :attr:`operand_types`, :attr:`result_types` and :meth:`effects`.
+    """
+
+    ptx: ClassVar[str] = ""
+    takes: ClassVar[tuple[DType, ...]] = ()
+    gives: ClassVar[tuple[DType, ...]] = ()
+    does: ClassVar[tuple[Effect, ...]] = ()
     # Pure instructions may be shared, dropped when unused, and have no effects.
     pure: ClassVar[bool] = False
     # Lanewise: every lane's results depend on that lane's operands alone.
     lanewise: ClassVar[bool] = False
     # Moves bits without computing: the shadow of a result is the meaning applied to the operands' shadows.
     moves_bits: ClassVar[bool] = False
+    # The compiler keeps its inline PTX where it stands, and in order with accesses to memory.
+    volatile_ptx: ClassVar[bool] = True
+    clobbers_memory: ClassVar[bool] = True
 
     @property
     def mnemonic(self) -> str:
         """PTX's (or, for plain arithmetic, the language's) name of the instruction, with its qualifiers."""
-        raise TypeError(f"{type(self).__name__} has no mnemonic")
+        if not self.ptx:
+            raise TypeError(f"{type(self).__name__} has no mnemonic: say it in ptx")
+        return self.ptx
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
         """Register types of the operands, in order."""
-        return ()
+        return self.takes
 
     @property
     def result_types(self) -> tuple[DType, ...]:
         """Register types of the results, in order."""
-        return ()
+        return self.gives
 
     @property
     def declaration(self) -> str:
@@ -76,11 +89,21 @@ class Instruction:
 
     def effects(self) -> tuple[Effect, ...]:
         """What the instruction does beyond its registers."""
-        return ()
+        return self.does
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """The CUDA C++ statement; results are declared names, operands C++ expressions."""
-        return f"{results[0]} = {self.expression(operands)};"
+        if self.has_expression:
+            return f"{results[0]} = {self.expression(operands)};"
+        outs = [(f"={t.constraint}", name) for t, name in zip(self.result_types, results, strict=True)]
+        ins = [(t.constraint, text) for t, text in zip(self.operand_types, operands, strict=True)]
+        return inline_ptx(self.template, outs, ins, volatile=self.volatile_ptx, memory=self.clobbers_memory)
+
+    @property
+    def template(self) -> str:
+        """The inline PTX of what has no expression: results are ``%0`` and so on, operands follow."""
+        places = ", ".join(f"%{i}" for i in range(len(self.result_types) + len(self.operand_types)))
+        return f"{self.mnemonic} {places};" if places else f"{self.mnemonic};"
 
     def expression(self, operands: Sequence[str]) -> str:
         """The CUDA C++ expression of a one-result instruction that needs no inline PTX."""
@@ -88,7 +111,7 @@ class Instruction:
 
     @property
     def has_expression(self) -> bool:
-        """Whether :meth:`expression` gives its text (else :meth:`cuda` is inline PTX)."""
+        """Whether :meth:`expression` gives its text (else :attr:`template` is inline PTX)."""
         return type(self).expression is not Instruction.expression
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
@@ -106,6 +129,8 @@ class Lanewise(Instruction):
 
     pure: ClassVar[bool] = True
     lanewise: ClassVar[bool] = True
+    volatile_ptx: ClassVar[bool] = False
+    clobbers_memory: ClassVar[bool] = False
 
 
 def inline_ptx(

@@ -7,13 +7,12 @@ Conversion Instructions" (``mapa``). Remote arrivals are :class:`warploom.isa.sy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from warploom.core.dtypes import DType, u32
-from warploom.isa.base import Array, Instruction, Lanewise, address, inline_ptx
+from warploom.core.dtypes import u32
+from warploom.isa.base import Array, Instruction, Lanewise, address
 from warploom.isa.effects import AsyncStore, ClusterBarrier, Effect, WarpSync
 
 WINDOW_BITS = 24
@@ -41,10 +40,6 @@ class ClusterArrive(Instruction):
         """The whole warp arrives, and releases its accesses at cluster scope."""
         return (WarpSync(aligned=self.aligned), ClusterBarrier(waits=False, relaxed=self.relaxed))
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX without operands."""
-        return inline_ptx(f"{self.mnemonic};", memory=True)
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterWait(Instruction):
@@ -61,34 +56,14 @@ class ClusterWait(Instruction):
         """The whole warp waits, and acquires what the cluster's threads released by arriving."""
         return (WarpSync(aligned=self.aligned), ClusterBarrier(waits=True))
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX without operands."""
-        return inline_ptx(f"{self.mnemonic};", memory=True)
-
 
 @dataclass(frozen=True, slots=True)
 class MapShared(Lanewise):
     """``mapa.shared::cluster.u32``: the place of a shared address in the CTA of a rank. Operands: address, rank."""
 
-    @property
-    def mnemonic(self) -> str:
-        """``mapa.shared::cluster.u32`` (PTX ISA, "mapa")."""
-        return "mapa.shared::cluster.u32"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """A shared address of this CTA, and the rank of another."""
-        return (u32, u32)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """An address in shared::cluster."""
-        return (u32,)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that is not volatile: equal addresses may be computed once."""
-        ins = [("r", x) for x in operands]
-        return inline_ptx(f"{self.mnemonic} %0, %1, %2;", [("=r", results[0])], ins, volatile=False)
+    ptx = "mapa.shared::cluster.u32"
+    takes = (u32, u32)
+    gives = (u32,)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The address with the rank in its window; what the hardware returns is its own affair."""
@@ -105,22 +80,15 @@ class StoreAsync(Instruction):
 
     target_offset: int = 0
     barrier_offset: int = 0
-
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX (PTX ISA, "st.async")."""
-        return "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """Two addresses and four words."""
-        return (u32,) * 6
+    ptx = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
+    takes = (u32,) * 6
 
     def effects(self) -> tuple[Effect, ...]:
         """One store a thread, which lands late."""
         return (AsyncStore(0, 1, 2, self.target_offset, self.barrier_offset),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory."""
+    @property
+    def template(self) -> str:
+        """The words are one vector."""
         places = f"{address(0, self.target_offset)}, {{%2, %3, %4, %5}}, {address(1, self.barrier_offset)}"
-        return inline_ptx(f"{self.mnemonic} {places};", (), [("r", x) for x in operands], memory=True)
+        return f"{self.mnemonic} {places};"

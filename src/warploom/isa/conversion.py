@@ -14,7 +14,7 @@ import numpy as np
 from warploom.core.dtypes import DType, bf16, f32, pred, s8, s32, s64, u8, u16, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.alu import BINARY_MEANINGS
-from warploom.isa.base import REGISTERS, Array, Lanewise, braces, inline_ptx, takes
+from warploom.isa.base import REGISTERS, Array, Lanewise, braces, takes
 from warploom.isa.rounding import single_to_odd, sum_to_odd
 
 _BITCAST = {
@@ -144,28 +144,18 @@ class PackPair(Lanewise):
     """``cvt.rn.{f16x2,bf16x2}.f32``: two f32 values (low, high) rounded to nearest even into one u32."""
 
     half: DType
+    takes = (f32, f32)
+    gives = (u32,)
 
     @property
     def mnemonic(self) -> str:
         """``cvt.rn.bf16x2.f32`` or ``cvt.rn.f16x2.f32`` (PTX ISA, "cvt")."""
         return f"cvt.rn.{self.half.name}x2.f32"
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The value for the low half, then the one for the high half."""
-        return (f32, f32)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """The pair, packed into one u32."""
-        return (u32,)
-
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX, which names the high half first."""
-        low, high = operands  # PTX puts its first source into the upper half
-        return inline_ptx(
-            f"{self.mnemonic} %0, %1, %2;", [("=r", results[0])], [("f", high), ("f", low)], volatile=False
-        )
+        low, high = operands
+        return Lanewise.cuda(self, results, (high, low))
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Each value rounded to nearest even; beyond the half type's range it becomes infinite."""
@@ -180,21 +170,13 @@ class UnpackHalf(Lanewise):
 
     half: DType
     which: int
+    takes = (u32,)
+    gives = (f32,)
 
     @property
     def mnemonic(self) -> str:
         """``cvt.f32.bf16.low`` or ``.high``: which half widens."""
         return f"cvt.f32.{self.half.name}.{'high' if self.which else 'low'}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """A packed pair."""
-        return (u32,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """One f32 register."""
-        return (f32,)
 
     @property
     def has_expression(self) -> bool:
@@ -206,13 +188,11 @@ class UnpackHalf(Lanewise):
         bits = f"{operands[0]} & 0xffff0000u" if self.which else f"{operands[0]} << 16"
         return f"__uint_as_float({bits})"
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """bf16: an assignment; f16: inline PTX that splits the register and converts one half."""
-        if self.half is bf16:
-            return f"{results[0]} = {self.expression(operands)};"
+    @property
+    def template(self) -> str:
+        """f16: one half of the register, split, and converted."""
         pair = "{unused, half}" if self.which else "{half, unused}"
-        body = f"{{ .reg .b16 half, unused; mov.b32 {pair}, %1; cvt.f32.f16 %0, half; }}"
-        return inline_ptx(body, [("=f", results[0])], [("r", operands[0])], volatile=False)
+        return f"{{ .reg .b16 half, unused; mov.b32 {pair}, %1; cvt.f32.f16 %0, half; }}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The exact value; every f16 and bf16 value is an f32."""
@@ -228,6 +208,8 @@ class PackBytes(Lanewise):
     """
 
     byte: DType
+    takes = (s32, s32, u32)
+    gives = (u32,)
 
     def __post_init__(self) -> None:
         takes("cvt.pack", self.byte, (s8, u8))
@@ -237,21 +219,10 @@ class PackBytes(Lanewise):
         """``cvt.pack.sat.s8.s32.b32`` (PTX ISA, "cvt.pack")."""
         return f"cvt.pack.sat.{self.byte.name}.s32.b32"
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The value for the low byte, the one for the next, the word that moves up."""
-        return (s32, s32, u32)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """The packed word."""
-        return (u32,)
-
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX, which names the higher byte first."""
+        """Inline PTX, which names the high byte first."""
         low, high, word = operands
-        ins = [("r", high), ("r", low), ("r", word)]
-        return inline_ptx(f"{self.mnemonic} %0, %1, %2, %3;", [("=r", results[0])], ins, volatile=False)
+        return Lanewise.cuda(self, results, (high, low, word))
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Both values clamped; the word's upper half leaves."""
@@ -272,6 +243,7 @@ class PairArithmetic(Lanewise):
 
     op: str
     half: DType
+    gives = (u32,)
 
     @property
     def mnemonic(self) -> str:
@@ -283,17 +255,6 @@ class PairArithmetic(Lanewise):
     def operand_types(self) -> tuple[DType, ...]:
         """Two packed pairs, three for ``fma``."""
         return (u32,) * _PAIR_COUNT[self.op]
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """A packed pair."""
-        return (u32,)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that is not volatile: the compiler may move it."""
-        sources = ", ".join(f"%{i + 1}" for i in range(len(operands)))
-        ins = [("r", x) for x in operands]
-        return inline_ptx(f"{self.mnemonic} %0, {sources};", [("=r", results[0])], ins, volatile=False)
 
     def _to_odd(self, *x: Array) -> Array:
         """The exact result in f64, rounded to odd where it does not fit (products always do)."""
@@ -314,10 +275,15 @@ class PairArithmetic(Lanewise):
 
 @dataclass(frozen=True, slots=True)
 class Permute(Lanewise):
-    """``prmt.b32``: four bytes picked from the eight of two registers by the nibbles of an immediate selector."""
+    """``prmt.b32``: four bytes picked from the eight of two registers by the nibbles of an immediate selector.
+
+    The first register has the bytes 0 to 3, the second those from 4 to 7.
+    """
 
     selector: int
     moves_bits: ClassVar[bool] = True
+    takes = (u32, u32)
+    gives = (u32,)
 
     def __post_init__(self) -> None:
         if not 0 <= self.selector <= 0x7777 or self.selector & 0x8888:
@@ -327,16 +293,6 @@ class Permute(Lanewise):
     def mnemonic(self) -> str:
         """With its selector: ``prmt.b32.0x5410`` (PTX ISA, "prmt")."""
         return f"prmt.b32.{self.selector:#06x}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The register of bytes 0 to 3, then that of bytes 4 to 7."""
-        return (u32, u32)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """One u32 register."""
-        return (u32,)
 
     def expression(self, operands: Sequence[str]) -> str:
         """``__byte_perm(low, high, selector)``."""
@@ -378,12 +334,10 @@ class Combine(Lanewise):
         """The whole."""
         return (self.dtype,)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+    @property
+    def template(self) -> str:
         """``mov`` of a vector into a register."""
-        half = _HALF_TYPE[self.dtype].constraint
-        ins = [(half, x) for x in operands]
-        out = [(f"={self.dtype.constraint}", results[0])]
-        return inline_ptx(f"mov.b{self.dtype.bits} %0, {braces(1, 2)};", out, ins, volatile=False)
+        return f"mov.b{self.dtype.bits} %0, {braces(1, 2)};"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The bits of both, side by side."""
@@ -414,13 +368,11 @@ class Half(Lanewise):
         """The half."""
         return (_HALF_TYPE[self.dtype],)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+    @property
+    def template(self) -> str:
         """``mov`` of a register into a vector, of which one part stays."""
-        half = self.result_types[0]
-        pair = "{unused, half}" if self.which else "{half, unused}"
-        body = f"{{ .reg .b{half.bits} half, unused; mov.b{self.dtype.bits} {pair}, %1; mov.b{half.bits} %0, half; }}"
-        out = [(f"={half.constraint}", results[0])]
-        return inline_ptx(body, out, [(self.dtype.constraint, operands[0])], volatile=False)
+        bits, pair = self.dtype.bits // 2, "{unused, half}" if self.which else "{half, unused}"
+        return f"{{ .reg .b{bits} half, unused; mov.b{self.dtype.bits} {pair}, %1; mov.b{bits} %0, half; }}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The half's bits."""

@@ -16,7 +16,7 @@ from warploom.core.dtypes import DType, bf16, f16, f32, tf32, u32
 from warploom.core.errors import VerifyError
 from warploom.isa.base import Array, Instruction, braces, inline_ptx
 from warploom.isa.conversion import half_to_f32
-from warploom.isa.effects import Effect, WarpSync
+from warploom.isa.effects import WarpSync
 from warploom.layout.catalogue import mma_fragment
 from warploom.layout.fragments import FragmentLayout
 
@@ -87,6 +87,7 @@ class MmaSync(Instruction):
     shape: str
     inputs: DType
     accumulator: DType = f32
+    does = (WarpSync(aligned=True),)
 
     def __post_init__(self) -> None:
         if self.inputs.name not in _SHAPES.get(self.shape, ()):
@@ -120,10 +121,6 @@ class MmaSync(Instruction):
     def result_types(self) -> tuple[DType, ...]:
         """D's registers, as C's."""
         return (self._c_register,) * self.slots[2].count
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The whole warp executes it together; memory is not touched."""
-        return (WarpSync(aligned=True),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX; where D's registers are C's they are one read-write operand, so that no move is left."""

@@ -6,7 +6,6 @@ Sources: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions" (``mma`` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -15,8 +14,8 @@ import numpy as np
 
 from warploom.core.dtypes import DType, f64, s8, s32, u8, u32
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Array, Instruction, braces, inline_ptx
-from warploom.isa.effects import Effect, WarpSync
+from warploom.isa.base import Array, Instruction, braces
+from warploom.isa.effects import WarpSync
 from warploom.isa.matrix import FragmentSlot
 from warploom.layout.catalogue import mma_fragment
 
@@ -47,6 +46,10 @@ class _ExactMma(Instruction):
     Operands: A's registers, B's, C's; results: D's.
     """
 
+    does = (WarpSync(aligned=True),)
+    volatile_ptx = False
+    clobbers_memory = False
+
     @property
     def slots(self) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
         """A, B and C as fragments."""
@@ -61,16 +64,11 @@ class _ExactMma(Instruction):
         c = self.slots[2]
         return (_register(c.dtype),) * c.count
 
-    def effects(self) -> tuple[Effect, ...]:
-        return (WarpSync(aligned=True),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        a, b, c = self.slots
-        n = c.count
-        outs = [(f"={t.constraint}", r) for t, r in zip(self.result_types, results, strict=True)]
-        ins = [(t.constraint, x) for t, x in zip(self.operand_types, operands, strict=True)]
-        groups = (braces(n, a.count), braces(n + a.count, b.count), braces(n + a.count + b.count, n))
-        return inline_ptx(f"{self.mnemonic} {braces(0, n)}, {', '.join(groups)};", outs, ins, volatile=False)
+    @property
+    def template(self) -> str:
+        a, b, c = (slot.count for slot in self.slots)
+        groups = (braces(0, c), braces(c, a), braces(c + a, b), braces(c + a + b, c))
+        return f"{self.mnemonic} {', '.join(groups)};"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
@@ -141,29 +139,12 @@ class MoveMatrix(Instruction):
     """
 
     moves_bits: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        """``movmatrix.sync.aligned.m8n8.trans.b16`` (PTX ISA, "movmatrix")."""
-        return "movmatrix.sync.aligned.m8n8.trans.b16"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """Two packed elements of a row per lane."""
-        return (u32,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """Two packed elements of a row of the transposed matrix per lane."""
-        return (u32,)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The whole warp executes it together; memory is not touched."""
-        return (WarpSync(aligned=True),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that is not volatile: registers alone order it."""
-        return inline_ptx(f"{self.mnemonic} %0, %1;", [("=r", results[0])], [("r", operands[0])], volatile=False)
+    ptx = "movmatrix.sync.aligned.m8n8.trans.b16"
+    takes = (u32,)
+    gives = (u32,)
+    does = (WarpSync(aligned=True),)
+    volatile_ptx = False
+    clobbers_memory = False
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Lane 4·i + j holds elements 2·j and 2·j + 1 of row i, before and after."""

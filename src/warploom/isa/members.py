@@ -15,7 +15,7 @@ import numpy as np
 from warploom.core.dtypes import DType, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.base import Array, Instruction, inline_ptx, takes
-from warploom.isa.effects import Effect, ReadSpecial, WarpSync
+from warploom.isa.effects import ReadSpecial, WarpSync
 
 _LANES = np.arange(32, dtype=np.uint32)
 _REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
@@ -33,6 +33,8 @@ class Redux(Instruction):
 
     op: Literal["add", "min", "max", "and", "or", "xor"]
     dtype: DType
+    does = (WarpSync(mask=1),)
+    clobbers_memory = False
 
     def __post_init__(self) -> None:
         if self.op not in _REDUCTIONS:
@@ -54,14 +56,6 @@ class Redux(Instruction):
         """The reduction."""
         return (self.dtype,)
 
-    def effects(self) -> tuple[Effect, ...]:
-        """The members meet; memory accesses are not ordered by it."""
-        return (WarpSync(mask=1),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX."""
-        return inline_ptx(f"{self.mnemonic} %0, %1, %2;", [("=r", results[0])], [("r", x) for x in operands])
-
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The reduction over the lanes of each lane's mask."""
         values, member = operands[0], _members(operands[1])
@@ -80,6 +74,7 @@ class Match(Instruction):
 
     mode: Literal["any", "all"]
     dtype: DType
+    does = (WarpSync(mask=1),)
 
     def __post_init__(self) -> None:
         takes(f"match.{self.mode}", self.dtype, (u32, u64))
@@ -98,10 +93,6 @@ class Match(Instruction):
     def result_types(self) -> tuple[DType, ...]:
         """A mask of lanes; of ``all`` a predicate too."""
         return (u32,) if self.mode == "any" else (u32, pred)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The members meet; memory accesses are not ordered by it."""
-        return (WarpSync(mask=1),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX; a predicate by way of a register."""
@@ -127,19 +118,9 @@ class Match(Instruction):
 class ActiveMask(Instruction):
     """``activemask``: the lanes that happen to execute it together; which they are, the order of execution decides."""
 
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX (PTX ISA, "activemask")."""
-        return "activemask.b32"
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """A mask of lanes."""
-        return (u32,)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Reads what the scheduler does."""
-        return (ReadSpecial("activemask"),)
+    ptx = "activemask.b32"
+    gives = (u32,)
+    does = (ReadSpecial("activemask"),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """``__activemask()``."""

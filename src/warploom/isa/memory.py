@@ -15,7 +15,7 @@ import numpy as np
 from warploom.core.dtypes import DType, f32, f64, s32, s64, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.alu import flush_subnormal
-from warploom.isa.base import Array, Instruction, address, as_words, braces, inline_ptx, takes
+from warploom.isa.base import Array, Instruction, address, as_words, braces, takes
 from warploom.isa.effects import Access, Effect, Fence, GlobalWait, Order, Scope, Space, WarpSync
 
 CACHE_HINTS = {
@@ -33,10 +33,6 @@ def register_type(element: DType) -> DType:
 
 def _address_type(space: Space) -> DType:
     return u64 if space == "global" else u32
-
-
-def _constraint(space: Space) -> str:
-    return _address_type(space).constraint
 
 
 def _ordering(order: Order, scope: Scope) -> str:
@@ -140,13 +136,11 @@ class Load(_VectorAccess):
         """``count`` registers of :func:`register_type`."""
         return (register_type(self.dtype),) * self.count
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory: the compiler keeps it in order with other accesses."""
-        constraint = register_type(self.dtype).constraint
-        outs = [(f"={constraint}", r) for r in results]
+    @property
+    def template(self) -> str:
+        """Several elements are one vector."""
         target = braces(0, self.count) if self.count > 1 else "%0"
-        template = f"{self.mnemonic} {target}, {address(self.count, self.offset)};"
-        return inline_ptx(template, outs, [(_constraint(self.space), operands[0])], memory=True)
+        return f"{self.mnemonic} {target}, {address(self.count, self.offset)};"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """``operands[0]``: words of ``dtype``'s width, shape (warps, lanes, count)."""
@@ -166,12 +160,11 @@ class Store(_VectorAccess):
         """The address (u64 global, else u32), then ``count`` registers of :func:`register_type`."""
         return (_address_type(self.space), *(register_type(self.dtype),) * self.count)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory: the compiler keeps it in order with other accesses."""
-        constraint = register_type(self.dtype).constraint
+    @property
+    def template(self) -> str:
+        """Several elements are one vector."""
         source = braces(1, self.count) if self.count > 1 else "%1"
-        ins = [(_constraint(self.space), operands[0]), *((constraint, x) for x in operands[1:])]
-        return inline_ptx(f"{self.mnemonic} {address(0, self.offset)}, {source};", (), ins, memory=True)
+        return f"{self.mnemonic} {address(0, self.offset)}, {source};"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The words to write, shape (warps, 32, count); operands are the values without the address."""
@@ -244,13 +237,11 @@ class Atomic(Instruction):
         """One atomic access per lane; atomics of one address do not race with each other."""
         return (Access(self.space, "atomic", 0, self.dtype.bytes, self.offset, order=self.order, scope=self.scope),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory; the old value is always returned, used or not."""
-        letter = self.dtype.constraint
-        ins = [(_constraint(self.space), operands[0]), *((letter, x) for x in operands[1:])]
-        values = ", ".join(f"%{i + 2}" for i in range(len(operands) - 1))
-        template = f"{self.mnemonic} %0, {address(1, self.offset)}, {values};"
-        return inline_ptx(template, [(f"={letter}", results[0])], ins, memory=True)
+    @property
+    def template(self) -> str:
+        """The old value is always returned, used or not."""
+        values = "%2, %3" if self.op == "cas" else "%2"
+        return f"{self.mnemonic} %0, {address(1, self.offset)}, {values};"
 
     def combine(self, old: Array, *values: Array) -> Array:
         """The new memory value from the old one, elementwise."""
@@ -290,11 +281,11 @@ class ReduceAdd(Instruction):
         """One atomic access per lane; atomics of one address do not race with each other."""
         return (Access("global", "atomic", 0, 4 * self.count, self.offset, words=self.count, order="relaxed"),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory."""
+    @property
+    def template(self) -> str:
+        """Several elements are one vector."""
         source = braces(1, self.count) if self.count > 1 else "%1"
-        ins = [("l", operands[0]), *(("f", x) for x in operands[1:])]
-        return inline_ptx(f"{self.mnemonic} {address(0, self.offset)}, {source};", (), ins, memory=True)
+        return f"{self.mnemonic} {address(0, self.offset)}, {source};"
 
     def combine(self, old: Array, *values: Array) -> Array:
         """The new memory value from the old one, elementwise."""
@@ -309,29 +300,21 @@ class WaitAtLeast(Instruction):
     """
 
     offset: int = 0
-
-    @property
-    def mnemonic(self) -> str:
-        """The load that is repeated (PTX ISA, "ld")."""
-        return "ld.acquire.gpu.global.u32"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The counter's address, and the value to wait for."""
-        return (u64, u32)
+    ptx = "ld.acquire.gpu.global.u32"
+    takes = (u64, u32)
 
     def effects(self) -> tuple[Effect, ...]:
         """Blocks each executing thread; what came before the release that it sees is known then."""
         return (GlobalWait(0, self.offset, 1),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """A loop in inline PTX."""
-        body = (
+    @property
+    def template(self) -> str:
+        """A loop."""
+        return (
             "{ .reg .pred done; .reg .u32 seen; waiting: "
             f"{self.mnemonic} seen, {address(0, self.offset)}; setp.ge.u32 done, seen, %1; "
             "@done bra reached; bra waiting; reached: }"
         )
-        return inline_ptx(body, (), [("l", operands[0]), ("r", operands[1])], memory=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,10 +331,6 @@ class MemoryFence(Instruction):
     def effects(self) -> tuple[Effect, ...]:
         """Orders the executing thread's accesses for all threads in the scope."""
         return (Fence(self.scope),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory."""
-        return inline_ptx(f"{self.mnemonic};", memory=True)
 
 
 def _transpose_8x8(rows: Array) -> Array:
@@ -388,24 +367,21 @@ class _MatrixAccess(Instruction):
 class LdMatrix(_MatrixAccess):
     """``ldmatrix.sync.aligned.m8n8.x{1,2,4}[.trans].shared.b16``: ``count`` 8×8 matrices of 16-bit elements.
 
-    Lane 8·i + r gives the address of row r of matrix i (16 bytes, 16-byte aligned). Result i holds, in lane l, elements
-    2·(l mod 4) and 2·(l mod 4)+1 of row l/4 of matrix i; with ``.trans`` of column l/4.
+    Lane 8·i + r gives the address of row r of matrix i (16 bytes, 16-byte aligned); no other lane's is used. Result i
+    holds, in lane l, elements 2·(l mod 4) and 2·(l mod 4)+1 of row l/4 of matrix i; with ``.trans`` of column l/4.
     """
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The address of one row; lanes beyond 8 · ``count`` give one that is not used."""
-        return (u32,)
+    takes = (u32,)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
         """One register, two 16-bit elements, for each matrix."""
         return (u32,) * self.count
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory: the compiler keeps it in order with stores to the tile."""
-        template = f"{self.mnemonic} {braces(0, self.count)}, {address(self.count, self.offset)};"
-        return inline_ptx(template, [("=r", r) for r in results], [("r", operands[0])], memory=True)
+    @property
+    def template(self) -> str:
+        """The results are one vector, also of one."""
+        return f"{self.mnemonic} {braces(0, self.count)}, {address(self.count, self.offset)};"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """``operands[0]``: the rows as u32 words, shape (warps, 8·count, 4)."""
@@ -428,10 +404,10 @@ class StMatrix(_MatrixAccess):
         """The address of one row, then one register for each matrix."""
         return (u32,) * (1 + self.count)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory: the compiler keeps it in order with reads of the tile."""
-        template = f"{self.mnemonic} {address(0, self.offset)}, {braces(1, self.count)};"
-        return inline_ptx(template, (), [("r", x) for x in operands], memory=True)
+    @property
+    def template(self) -> str:
+        """The registers are one vector, also of one."""
+        return f"{self.mnemonic} {address(0, self.offset)}, {braces(1, self.count)};"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The rows to write as u32 words, shape (warps, 8·count, 4); operands are the registers alone."""

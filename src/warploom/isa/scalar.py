@@ -10,14 +10,14 @@ Movement and Conversion" instructions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, s16, s32, s64, u16, u32, u64
 from warploom.isa.alu import BINARY_MEANINGS, flush_subnormal
-from warploom.isa.base import Array, Lanewise, inline_ptx
+from warploom.isa.base import Array, Lanewise
 from warploom.isa.conversion import half_to_f32
 from warploom.isa.narrow import FP8, dot, f16_to_fp8, fp8_to_f16, held, pair_without_negatives, product24, to_fp8
 from warploom.isa.rounding import fma_single, single_to_odd, sum_to_odd, sum_towards
@@ -52,13 +52,11 @@ class Scalar(Lanewise):
         """That of the form."""
         return (_TABLE[self.form][1],)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
+    @property
+    def template(self) -> str:
         """The PTX instruction itself."""
-        places = "".join(f", %{i + 1}" for i in range(len(operands)))
-        last = "" if self.immediate is None else f", {self.immediate:#x}"
-        ins = [(t.constraint, x) for t, x in zip(self.operand_types, operands, strict=True)]
-        out = (f"={self.result_types[0].constraint}", results[0])
-        return inline_ptx(f"{self.form} %0{places}{last};", [out], ins, volatile=False)
+        places = ", ".join(f"%{i}" for i in range(1 + len(self.operand_types)))
+        return f"{self.form} {places}{'' if self.immediate is None else f', {self.immediate:#x}'};"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The exact result, rounded to nearest even to the result's type."""

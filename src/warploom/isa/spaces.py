@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, pred, u32, u64
+from warploom.core.dtypes import pred, u32, u64
 from warploom.isa.base import Array, Lanewise, inline_ptx
 
 Window = Literal["shared", "local"]
@@ -25,6 +25,8 @@ class ToGeneric(Lanewise):
     """``cvta.{shared,local}``: the generic address of one in a space."""
 
     space: Window
+    takes = (u32,)
+    gives = (u64,)
 
     @property
     def mnemonic(self) -> str:
@@ -32,19 +34,9 @@ class ToGeneric(Lanewise):
         return f"cvta.{self.space}.u64"
 
     @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The address within the space."""
-        return (u32,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """The generic address."""
-        return (u64,)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX; within the space addresses are of 32 bits."""
-        body = f"{{ .reg .u64 a; cvt.u64.u32 a, %1; {self.mnemonic} %0, a; }}"
-        return inline_ptx(body, [("=l", results[0])], [("r", operands[0])], volatile=False)
+    def template(self) -> str:
+        """Within the space addresses are of 32 bits."""
+        return f"{{ .reg .u64 a; cvt.u64.u32 a, %1; {self.mnemonic} %0, a; }}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The address, marked as one of the space."""
@@ -56,6 +48,8 @@ class FromGeneric(Lanewise):
     """``cvta.to.{shared,local}``: the address within a space of a generic one that lies in it."""
 
     space: Window
+    takes = (u64,)
+    gives = (u32,)
 
     @property
     def mnemonic(self) -> str:
@@ -63,19 +57,9 @@ class FromGeneric(Lanewise):
         return f"cvta.to.{self.space}.u64"
 
     @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The generic address."""
-        return (u64,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """The address within the space."""
-        return (u32,)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX."""
-        body = f"{{ .reg .u64 a; {self.mnemonic} a, %1; cvt.u32.u64 %0, a; }}"
-        return inline_ptx(body, [("=r", results[0])], [("l", operands[0])], volatile=False)
+    def template(self) -> str:
+        """Within the space addresses are of 32 bits."""
+        return f"{{ .reg .u64 a; {self.mnemonic} a, %1; cvt.u32.u64 %0, a; }}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The low half; of an address elsewhere, one beyond all of the space."""
@@ -88,21 +72,13 @@ class IsSpace(Lanewise):
     """``isspacep.{shared,local}``: whether a generic address lies in a space."""
 
     space: Window
+    takes = (u64,)
+    gives = (pred,)
 
     @property
     def mnemonic(self) -> str:
         """As in PTX (PTX ISA, "isspacep")."""
         return f"isspacep.{self.space}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The generic address."""
-        return (u64,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """Whether it does."""
-        return (pred,)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX; the predicate by way of a register."""

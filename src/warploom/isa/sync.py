@@ -37,27 +37,28 @@ class BarSync(Instruction):
 
     threads: int | None = None
     aligned: bool = True
+    takes = (u32,)
 
     @property
     def mnemonic(self) -> str:
         """``bar.sync`` or ``barrier.sync`` (PTX ISA, "bar / barrier")."""
         return "bar.sync" if self.aligned else "barrier.sync"
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The barrier's number, 0 to 15."""
-        return (u32,)
-
     def effects(self) -> tuple[Effect, ...]:
         """The warp arrives and waits for ``threads`` threads, the whole CTA without a count."""
         return (WarpSync(aligned=self.aligned), Barrier(0, self.threads, waits=True))
+
+    @property
+    def template(self) -> str:
+        """The count of threads is an immediate."""
+        count = "" if self.threads is None else f", {self.threads}"
+        return f"{self.mnemonic} %0{count};"
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """``__syncthreads()`` for barrier 0 of the whole CTA, else inline PTX."""
         if self.threads is None and operands[0] == "0u" and self.aligned:
             return "__syncthreads();"
-        count = "" if self.threads is None else f", {self.threads}"
-        return inline_ptx(f"{self.mnemonic} %0{count};", (), [("r", operands[0])], memory=True)
+        return Instruction.cuda(self, results, operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +71,12 @@ class BarReduce(Instruction):
     op: Literal["popc", "and", "or"]
     threads: int | None = None
     aligned: bool = True
+    takes = (u32, pred)
 
     @property
     def mnemonic(self) -> str:
         """``bar.red.popc.u32`` and its like (PTX ISA, "bar / barrier")."""
         return f"{'bar' if self.aligned else 'barrier'}.red.{self.op}.{self.result_types[0]}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The barrier's number, 0 to 15, and the predicate."""
-        return (u32, pred)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
@@ -107,28 +104,25 @@ class BarReduce(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class BarArrive(Instruction):
-    """``bar.arrive id, threads``: arrives without waiting; ``aligned`` as of :class:`BarSync`."""
+    """``bar.arrive id, threads``: arrives without waiting; ``aligned`` as of :class:`BarSync`. Operand: the number."""
 
     threads: int
     aligned: bool = True
+    takes = (u32,)
 
     @property
     def mnemonic(self) -> str:
         """``bar.arrive`` or ``barrier.arrive`` (PTX ISA, "bar / barrier")."""
         return "bar.arrive" if self.aligned else "barrier.arrive"
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The barrier's number, 0 to 15."""
-        return (u32,)
-
     def effects(self) -> tuple[Effect, ...]:
         """The warp counts among ``threads`` threads, and goes on."""
         return (WarpSync(aligned=self.aligned), Barrier(0, self.threads, waits=False))
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory: accesses before it stay before it."""
-        return inline_ptx(f"{self.mnemonic} %0, {self.threads};", (), [("r", operands[0])], memory=True)
+    @property
+    def template(self) -> str:
+        """The count of threads is an immediate."""
+        return f"{self.mnemonic} %0, {self.threads};"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,43 +131,29 @@ class MbarrierInitialise(Instruction):
 
     count: int
     offset: int = 0
+    takes = (u32,)
 
     @property
     def mnemonic(self) -> str:
         """With its count: ``mbarrier.init.128``."""
         return f"mbarrier.init.{self.count}"
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The shared address of 8 bytes, aligned to 8."""
-        return (u32,)
-
     def effects(self) -> tuple[Effect, ...]:
         """From here on those bytes are an mbarrier in its first phase."""
         return (MbarrierInit(0, self.offset, self.count),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX with the count as an immediate."""
-        template = f"mbarrier.init.shared::cta.b64 {address(0, self.offset)}, {self.count};"
-        return inline_ptx(template, (), [("r", operands[0])], memory=True)
+    @property
+    def template(self) -> str:
+        """The count is an immediate."""
+        return f"mbarrier.init.shared::cta.b64 {address(0, self.offset)}, {self.count};"
 
 
 @dataclass(frozen=True, slots=True)
 class MbarrierInitFence(Instruction):
     """``fence.mbarrier_init.release.cluster``: initialised mbarriers become visible to the async proxy."""
 
-    @property
-    def mnemonic(self) -> str:
-        """``fence.mbarrier_init.release.cluster`` (PTX ISA, "membar / fence")."""
-        return "fence.mbarrier_init.release.cluster"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """What this thread initialised may be used by the TMA and by the cluster after a barrier."""
-        return (MbarrierFence(),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX without operands."""
-        return inline_ptx(f"{self.mnemonic};", memory=True)
+    ptx = "fence.mbarrier_init.release.cluster"
+    does = (MbarrierFence(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +173,7 @@ class MbarrierArrival(Instruction):
     scope: ClusterScope = "cta"
     count: int = 1
     drops: bool = False
+    takes = (u32, pred)
 
     def __post_init__(self) -> None:
         counts = (0, 1) if self.expected_bytes is not None else range(1, 1 << 20)
@@ -217,11 +198,6 @@ class MbarrierArrival(Instruction):
         expect = "" if self.expected_bytes is None else f".expect_tx{count}"
         release = ".release.cluster" if self.scope == "cluster" else ""
         return f"{expect}{release}{'.shared::cluster' if self.remote else ''}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The mbarrier's address, and the predicate of the threads that arrive."""
-        return (u32, pred)
 
     def effects(self) -> tuple[Effect, ...]:
         """One arrival per thread whose predicate holds, after it raised the bytes to expect."""
@@ -260,29 +236,25 @@ class MbarrierTryWait(Instruction):
 
     offset: int = 0
     scope: ClusterScope = "cta"
+    takes = (u32, u32)
 
     @property
     def mnemonic(self) -> str:
         """``mbarrier.try_wait.parity``, with ``.acquire.cluster`` at that scope (PTX ISA, "mbarrier.try_wait")."""
         return f"mbarrier.try_wait.parity{'.acquire.cluster' if self.scope == 'cluster' else ''}"
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The mbarrier's address, and the parity of the phase to wait for."""
-        return (u32, u32)
-
     def effects(self) -> tuple[Effect, ...]:
         """Blocks each executing thread until the phase has completed."""
         return (MbarrierWait(0, self.offset, 1, self.scope),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """A loop in inline PTX: one ``try_wait`` may give up before the phase completes."""
-        body = (
+    @property
+    def template(self) -> str:
+        """A loop: one ``try_wait`` may give up before the phase completes."""
+        return (
             "{ .reg .pred done; waiting: "
             f"{self.mnemonic}.shared::cta.b64 done, {address(0, self.offset)}, %1; "
             "@done bra arrived; bra waiting; arrived: }"
         )
-        return inline_ptx(body, (), [("r", operands[0]), ("r", operands[1])], memory=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,22 +267,14 @@ class MbarrierTestWait(Instruction):
     offset: int = 0
     scope: ClusterScope = "cta"
     relaxed: bool = False
+    takes = (u32, u32)
+    gives = (pred,)
 
     @property
     def mnemonic(self) -> str:
         """The scope's qualifier where it is the cluster's (PTX ISA, "mbarrier.test_wait")."""
         order = ".relaxed.cta" if self.relaxed else ".acquire.cluster" if self.scope == "cluster" else ""
         return f"mbarrier.test_wait.parity{order}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """Address, parity."""
-        return (u32, u32)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """Whether it completed."""
-        return (pred,)
 
     def effects(self) -> tuple[Effect, ...]:
         """A look at the phase; it acquires where that has completed."""
@@ -332,25 +296,17 @@ class MbarrierInvalidate(Instruction):
     """``mbarrier.inval``: the 8 bytes are ordinary memory again. Operand: address."""
 
     offset: int = 0
-
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX (PTX ISA, "mbarrier.inval")."""
-        return "mbarrier.inval"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The address."""
-        return (u32,)
+    ptx = "mbarrier.inval"
+    takes = (u32,)
 
     def effects(self) -> tuple[Effect, ...]:
         """The end of an mbarrier."""
         return (Invalidation(0, self.offset),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX."""
-        template = f"mbarrier.inval.shared::cta.b64 {address(0, self.offset)};"
-        return inline_ptx(template, (), [("r", operands[0])], memory=True)
+    @property
+    def template(self) -> str:
+        """The offset is an immediate of the address."""
+        return f"mbarrier.inval.shared::cta.b64 {address(0, self.offset)};"
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,10 +324,6 @@ class AsyncProxyFence(Instruction):
         """Orders this thread's accesses alone: others that wrote a tile need a fence of their own."""
         return (ProxyFence(self.space),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory."""
-        return inline_ptx(f"{self.mnemonic};", memory=True)
-
 
 @dataclass(frozen=True, slots=True)
 class GridDependency(Instruction):
@@ -386,14 +338,6 @@ class GridDependency(Instruction):
     def mnemonic(self) -> str:
         """``griddepcontrol.wait`` or ``griddepcontrol.launch_dependents``."""
         return f"griddepcontrol.{self.action}"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """None within a launch: the emulator runs launches one after another."""
-        return ()
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory: what the launch before wrote is read after it."""
-        return inline_ptx(f"{self.mnemonic};", memory=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,18 +121,8 @@ class TensorMapReplace(Instruction):
 class TensorMapRelease(Instruction):
     """``fence.proxy.tensormap::generic.release.gpu``: what the thread knows of tensor maps others may take in."""
 
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX (PTX ISA, "membar / fence")."""
-        return "fence.proxy.tensormap::generic.release.gpu"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Publishes the writes that the thread knows of."""
-        return (TensorMapFence(),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX without operands."""
-        return inline_ptx(f"{self.mnemonic};", memory=True)
+    ptx = "fence.proxy.tensormap::generic.release.gpu"
+    does = (TensorMapFence(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +132,11 @@ class TensorMapAcquire(Instruction):
     Operand: the map's address in global memory.
     """
 
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX (PTX ISA, "membar / fence")."""
-        return "fence.proxy.tensormap::generic.acquire.gpu"
+    ptx = "fence.proxy.tensormap::generic.acquire.gpu"
+    takes = (u64,)
+    does = (TensorMapFence(0),)
 
     @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The map's address."""
-        return (u64,)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Takes in the map's 128 bytes."""
-        return (TensorMapFence(0),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX with the map's size."""
-        return inline_ptx(f"{self.mnemonic} [%0], {MAP_BYTES};", (), [("l", operands[0])], memory=True)
+    def template(self) -> str:
+        """With the map's size."""
+        return f"{self.mnemonic} [%0], {MAP_BYTES};"

@@ -73,19 +73,9 @@ class Special(Lanewise):
 class ReadClock(Instruction):
     """``clock64()``: the SM's cycle counter; never shared or dropped, so that it stays where it is written."""
 
-    @property
-    def mnemonic(self) -> str:
-        """``mov.u64.clock64`` (PTX ISA, "Special Registers: %clock64")."""
-        return "mov.u64.clock64"
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """Cycles of the SM, u64."""
-        return (u64,)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Reads the counter; the emulator's counts memory accesses."""
-        return (ReadSpecial("clock64"),)
+    ptx = "mov.u64.clock64"
+    gives = (u64,)
+    does = (ReadSpecial("clock64"),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Volatile inline PTX, so that two reads are never joined."""
@@ -105,6 +95,8 @@ class Shuffle(Instruction):
     dtype: DType
     clamp: int | None = None
     moves_bits: ClassVar[bool] = True
+    does = (WarpSync(mask=2),)
+    clobbers_memory = False
 
     def __post_init__(self) -> None:
         takes("shfl", self.dtype, (u32, s32, u64, s64, f32, f64))
@@ -131,10 +123,6 @@ class Shuffle(Instruction):
         """The value of another lane."""
         return (self.dtype,)
 
-    def effects(self) -> tuple[Effect, ...]:
-        """The members meet; memory accesses are not ordered by it."""
-        return (WarpSync(mask=2),)
-
     def expression(self, operands: Sequence[str]) -> str:
         """``__shfl_xor_sync(mask, value, lane)`` and its like."""
         value, lane, mask = operands
@@ -145,13 +133,11 @@ class Shuffle(Instruction):
         """Whether it is one of CUDA's calls: of the whole warp."""
         return self.clamp is None
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """CUDA's call, or inline PTX with the clamp."""
-        if self.clamp is None:
-            return f"{results[0]} = {self.expression(operands)};"
-        mode, letter = "bfly" if self.mode == "xor" else self.mode, self.dtype.constraint
-        ins = [(letter, operands[0]), ("r", operands[1]), ("r", operands[2])]
-        return inline_ptx(f"shfl.sync.{mode}.b32 %0, %1, %2, {self.clamp:#x}, %3;", [(f"={letter}", results[0])], ins)
+    @property
+    def template(self) -> str:
+        """Of a part of the warp."""
+        mode = "bfly" if self.mode == "xor" else self.mode
+        return f"shfl.sync.{mode}.b32 %0, %1, %2, {self.clamp:#x}, %3;"
 
     def source_lanes(self, argument: Array) -> Array:
         """The lane each lane reads from, shape (warps, 32); ``argument`` is the lane operand of that shape."""
@@ -176,6 +162,8 @@ class Vote(Instruction):
     """``vote.sync.{any,all,ballot}``: operands predicate, member mask. Only members count."""
 
     mode: Literal["any", "all", "ballot"]
+    takes = (pred, u32)
+    does = (WarpSync(mask=1),)
 
     @property
     def mnemonic(self) -> str:
@@ -183,18 +171,9 @@ class Vote(Instruction):
         return f"vote.sync.{self.mode}"
 
     @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The predicate, and the mask of members."""
-        return (pred, u32)
-
-    @property
     def result_types(self) -> tuple[DType, ...]:
         """A predicate that all members share; for ``ballot`` one bit per lane."""
         return (u32 if self.mode == "ballot" else pred,)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The members meet; memory accesses are not ordered by it."""
-        return (WarpSync(mask=1),)
 
     def expression(self, operands: Sequence[str]) -> str:
         """``__ballot_sync(mask, predicate)`` and its like."""
@@ -217,19 +196,9 @@ class Vote(Instruction):
 class SyncWarp(Instruction):
     """``bar.warp.sync``: the members meet, and see each other's memory accesses from before it. Operand: the mask."""
 
-    @property
-    def mnemonic(self) -> str:
-        """``bar.warp.sync`` (PTX ISA, "bar.warp.sync")."""
-        return "bar.warp.sync"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The mask of members."""
-        return (u32,)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The members meet, and their memory accesses are ordered."""
-        return (WarpSync(mask=0, orders_memory=True),)
+    ptx = "bar.warp.sync"
+    takes = (u32,)
+    does = (WarpSync(mask=0, orders_memory=True),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """``__syncwarp(mask)``."""
@@ -240,19 +209,9 @@ class SyncWarp(Instruction):
 class Elect(Instruction):
     """``elect.sync`` (sm_90): true in one lane of a full warp; the emulator elects lane 0."""
 
-    @property
-    def mnemonic(self) -> str:
-        """``elect.sync`` (PTX ISA, "elect.sync")."""
-        return "elect.sync"
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """A predicate that holds in one lane."""
-        return (pred,)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The whole warp executes it together."""
-        return (WarpSync(aligned=True),)
+    ptx = "elect.sync"
+    gives = (pred,)
+    does = (WarpSync(aligned=True),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX in a block of its own, with the full mask."""

@@ -50,6 +50,7 @@ class Wgmma(Instruction):
     a_source: Literal["shared", "registers"] = "shared"
     transposed_b: bool = False
     transposed_a: bool = False
+    does = (WarpSync(aligned=True), AsyncMatrix())
 
     def __post_init__(self) -> None:
         if self.n % 8 or not 8 <= self.n <= 256:
@@ -96,10 +97,6 @@ class Wgmma(Instruction):
         """D's registers, which are not read where the predicate says not to accumulate."""
         return range(self.a_count + 2, len(self.operand_types))
 
-    def effects(self) -> tuple[Effect, ...]:
-        """The four warps issue it together; registers and tiles belong to it until its group is waited for."""
-        return (WarpSync(aligned=True), AsyncMatrix())
-
     def a_addresses(self, descriptor: int) -> Array:
         """Shared byte addresses of A's elements, int64 [64, 16]."""
         return element_addresses(descriptor, M, K, k_contiguous=not self.transposed_a)
@@ -134,36 +131,16 @@ class Wgmma(Instruction):
 class WgmmaFence(Instruction):
     """``wgmma.fence``: register and shared-memory accesses before it are ordered before the next ``wgmma``."""
 
-    @property
-    def mnemonic(self) -> str:
-        """``wgmma.fence.sync.aligned`` (PTX ISA, "wgmma.fence")."""
-        return "wgmma.fence.sync.aligned"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The warpgroup's register accesses come before its next ``wgmma``."""
-        return (WarpSync(aligned=True), WarpgroupFence())
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX without operands."""
-        return inline_ptx(f"{self.mnemonic};", memory=True)
+    ptx = "wgmma.fence.sync.aligned"
+    does = (WarpSync(aligned=True), WarpgroupFence())
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaCommit(Instruction):
     """``wgmma.commit_group``: closes the group of ``wgmma`` issued since the last commit."""
 
-    @property
-    def mnemonic(self) -> str:
-        """``wgmma.commit_group.sync.aligned`` (PTX ISA, "wgmma.commit_group")."""
-        return "wgmma.commit_group.sync.aligned"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Closes the warpgroup's group; an empty group counts as one."""
-        return (WarpSync(aligned=True), CommitGroup("wgmma"))
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX without operands."""
-        return inline_ptx(f"{self.mnemonic};", memory=True)
+    ptx = "wgmma.commit_group.sync.aligned"
+    does = (WarpSync(aligned=True), CommitGroup("wgmma"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +153,10 @@ class WgmmaWait(Instruction):
 
     pending: int
     count: int
+    ptx = "wgmma.wait_group.sync.aligned"
 
     def __post_init__(self) -> None:
         waits_for_groups(self.pending)
-
-    @property
-    def mnemonic(self) -> str:
-        """``wgmma.wait_group.sync.aligned`` (PTX ISA, "wgmma.wait_group")."""
-        return "wgmma.wait_group.sync.aligned"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:

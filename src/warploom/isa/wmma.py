@@ -7,7 +7,6 @@ emulator needs it. Printing a kernel does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from warploom.core.dtypes import DTYPES, DType, f16, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Array, Instruction, address, braces, inline_ptx
+from warploom.isa.base import Array, Instruction, address, braces
 from warploom.isa.effects import Effect, MatrixAccess, Space, WarpSync
 from warploom.isa.matrix import FragmentSlot
 from warploom.layout.fragments import FragmentLayout
@@ -93,13 +92,11 @@ class WmmaLoad(Instruction):
         matrix = MatrixAccess(self.space, "load", 0, size, self.offset, collective=True, stride=1, major=self.order)
         return (WarpSync(aligned=True), matrix)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory: the compiler keeps it in order with stores to the matrix."""
-        n = len(results)
-        outs = [(f"={self.result_types[0].constraint}", r) for r in results]
-        ins = [(t.constraint, x) for t, x in zip(self.operand_types, operands, strict=True)]
-        text = f"{self.mnemonic} {braces(0, n)}, {address(n, self.offset)}, %{n + 1};"
-        return inline_ptx(text, outs, ins, memory=True)
+    @property
+    def template(self) -> str:
+        """The fragment is one vector."""
+        n = len(self.result_types)
+        return f"{self.mnemonic} {braces(0, n)}, {address(n, self.offset)}, %{n + 1};"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """``operands[0]``: the elements of each lane as words of the element's width, (warps, lanes, elements)."""
@@ -146,11 +143,11 @@ class WmmaStore(Instruction):
         matrix = MatrixAccess(self.space, "store", 0, size, self.offset, collective=True, stride=1, major=self.order)
         return (WarpSync(aligned=True), matrix)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that clobbers memory: the compiler keeps it in order with reads of the matrix."""
-        ins = [(t.constraint, x) for t, x in zip(self.operand_types, operands, strict=True)]
-        text = f"{self.mnemonic} {address(0, self.offset)}, {braces(2, len(ins) - 2)}, %1;"
-        return inline_ptx(text, (), ins, memory=True)
+    @property
+    def template(self) -> str:
+        """The fragment is one vector, before the leading dimension."""
+        count = len(self.operand_types) - 2
+        return f"{self.mnemonic} {address(0, self.offset)}, {braces(2, count)}, %1;"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The elements to write as words of the element's width, (warps, 32, elements); operands: the registers."""
@@ -170,6 +167,9 @@ class WmmaMma(Instruction):
     accumulator: DType
     a_order: Order = "row"
     b_order: Order = "col"
+    does = (WarpSync(aligned=True),)
+    volatile_ptx = False
+    clobbers_memory = False
 
     def __post_init__(self) -> None:
         _check(self.shape, "A", self.inputs)
@@ -211,17 +211,12 @@ class WmmaMma(Instruction):
         """D's registers, as C's."""
         return (fragment_register(self.accumulator),) * self.counts[2]
 
-    def effects(self) -> tuple[Effect, ...]:
-        """The whole warp executes it together; memory is not touched."""
-        return (WarpSync(aligned=True),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX that is not volatile: registers alone order it."""
+    @property
+    def template(self) -> str:
+        """Each fragment is one vector."""
         a, b, c = self.counts
-        outs = [(f"={self.result_types[0].constraint}", r) for r in results]
-        ins = [(t.constraint, x) for t, x in zip(self.operand_types, operands, strict=True)]
-        groups = f"{braces(c, a)}, {braces(c + a, b)}, {braces(c + a + b, c)}"
-        return inline_ptx(f"{self.mnemonic} {braces(0, c)}, {groups};", outs, ins, volatile=False)
+        groups = braces(0, c), braces(c, a), braces(c + a, b), braces(c + a + b, c)
+        return f"{self.mnemonic} {', '.join(groups)};"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """D from the matrices that the traced maps find in the registers. Raises LayoutError without maps."""
