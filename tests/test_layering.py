@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -117,12 +118,13 @@ def imports_of(file: Path) -> Iterator[Import]:
             assert node.module is not None
             for module in _from_import(node, node.module):
                 yield Import(file, node.lineno, module, deferred, for_types)
-        deferred = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        deferred = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for_types = for_types or (
             isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         )
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, deferred, for_types)
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):  # expressions import nothing
+                yield from visit(child, deferred, for_types)
 
     yield from visit(ast.parse(file.read_text(encoding="utf-8")), False, False)
 
@@ -136,7 +138,12 @@ def _from_import(node: ast.ImportFrom, module: str) -> Iterator[str]:
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
-IMPORTS = [found for file in FILES for found in imports_of(file)]
+
+
+@cache
+def imports() -> list[Import]:
+    """Every import of the source."""
+    return [found for file in FILES for found in imports_of(file)]
 
 
 def _is_allowed(found: Import) -> bool:
@@ -163,11 +170,11 @@ def test_the_walker_sees_every_kind_of_import(tmp_path):
 
 def test_every_room_has_its_place():
     assert set(ROOMS) <= set(ALLOWED)
-    assert len(IMPORTS) > 200
+    assert len(imports()) > 200
 
 
 def test_rooms_import_only_what_is_below():
-    wrong = [str(i) for i in IMPORTS if i.is_own and not _is_allowed(i)]
+    wrong = [str(i) for i in imports() if i.is_own and not _is_allowed(i)]
     assert wrong == []
 
 
@@ -191,7 +198,7 @@ def test_a_planted_import_is_refused(file, module):
 
 def test_third_party_packages_stay_where_they_belong():
     wrong: list[str] = []
-    for found in IMPORTS:
+    for found in imports():
         top = found.module.split(".")[0]
         if found.is_own or top in sys.stdlib_module_names or top == "__future__":
             continue
@@ -201,12 +208,12 @@ def test_third_party_packages_stay_where_they_belong():
 
 
 def test_only_the_cuda_room_imports_cuda():
-    assert {i.room for i in IMPORTS if i.module.split(".")[0] == "cuda"} <= {"cuda"}
+    assert {i.room for i in imports() if i.module.split(".")[0] == "cuda"} <= {"cuda"}
 
 
 def test_frameworks_and_drawing_are_imported_when_needed_only():
     lazy = {"torch", "jax", "cupy", "matplotlib", "cuda"}
-    early = [i for i in IMPORTS if i.module.split(".")[0] in lazy and not i.deferred and not i.for_types]
+    early = [i for i in imports() if i.module.split(".")[0] in lazy and not i.deferred and not i.for_types]
     # operators are imported when PyTorch traces a graph, warploom.jax by JAX programs
     assert [str(i) for i in early if i.room != "operators" and i.source != "jax"] == []
 
@@ -217,7 +224,7 @@ def test_imports_form_no_circle():
     Types are no imports; and a layout that shows itself in a notebook calls what draws layouts.
     """
     needed: dict[str, set[str]] = {}
-    for found in IMPORTS:
+    for found in imports():
         own_picture = found.module == "warploom.layout.draw" and found.room == "layout" and found.deferred
         if found.is_own and not found.for_types and not own_picture:
             needed.setdefault(found.source, set()).add(found.module.removeprefix("warploom").lstrip("."))

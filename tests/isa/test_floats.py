@@ -15,8 +15,6 @@ from warploom.isa.alu import Binary, Fma, Unary
 from warploom.isa.conversion import PackPair, PairArithmetic, UnpackHalf
 from warploom.isa.rounding import single_to_odd, sum_to_odd
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow and NaN are what is tested
-
 CASES = settings(deadline=None, max_examples=150)
 SINGLES = st.floats(width=32)
 HALVES = {f16: np.float16, bf16: ml_dtypes.bfloat16}

@@ -196,7 +196,6 @@ LANEWISE: list[Instruction] = [
 ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("instruction", LANEWISE, ids=lambda i: i.mnemonic)
 def test_meanings_give_the_result_types_for_every_broadcast(instruction):
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ from warploom.emulate.wide import WideAddresses
 from warploom.ir.program import Program
 from warploom.ir.statements import Flow, Loop, Op, Register, Roles, Statement, Value, When
 from warploom.isa import effects as fx
-from warploom.isa.matrix import MmaSync
+from warploom.isa.matrix import FragmentSlot, MmaSync
 from warploom.isa.warp import Shuffle
 
 Array = NDArray[Any]
@@ -50,7 +50,7 @@ class Executor(Context):
         self._accesses = AccessSteps(self)
         self._lanes = LaneSteps(self)
         self._wide = WideAddresses(self, program) if large else None
-        self._matrices: dict[tuple[int, ...], tuple[tuple[Array, ...], Array]] = {}
+        self._matrices: dict[tuple[Any, ...], tuple[tuple[Array, ...], Array]] = {}
 
     def begin(
         self, memory: GlobalMemory, counter: TrafficCounter, values: Mapping[Value, Array],
@@ -276,10 +276,10 @@ class Executor(Context):
         for value, array, mark in zip(op.results, arrays, marks, strict=True):
             frame.write(value, array, mark, origin, isinstance(value, Register))
 
-    def _matrix(self, frame: Frame, slot: Any, keys: tuple[Value, ...], which: int) -> Array:
+    def _matrix(self, frame: Frame, slot: FragmentSlot, keys: tuple[Value, ...], which: tuple[str, ...]) -> Array:
         """An operand as matrices (warps, rows, columns), kept while its registers stay the same arrays."""
-        arrays = tuple(frame.env[k] for k in keys)
-        name = (which, frame.n, slot.layout.shape[1], *map(id, arrays))
+        arrays = tuple([frame.env[k] for k in keys])
+        name = (*which, frame.n, *map(id, arrays))
         found = self._matrices.get(name)
         if found is None:
             if len(self._matrices) > _KEPT_MATRICES:
@@ -292,13 +292,13 @@ class Executor(Context):
     def _mma(self, op: Op, instruction: MmaSync, keys: tuple[Value, ...]) -> Step:
         a, b, c = instruction.slots
         a_keys, b_keys, c_keys = (keys[s.first : s.first + s.count] for s in (a, b, c))
-        kinds = 2 * ["f16", "bf16", "tf32"].index(instruction.inputs.name)
+        of_a, of_b = ((which, instruction.shape, instruction.inputs.name) for which in "AB")
         fast = instruction.accumulator is f32
 
         def step(frame: Frame) -> None:
             env = frame.env
             if fast:
-                product = np.matmul(self._matrix(frame, a, a_keys, kinds), self._matrix(frame, b, b_keys, kinds + 1))
+                product = np.matmul(self._matrix(frame, a, a_keys, of_a), self._matrix(frame, b, b_keys, of_b))
                 parts = c.registers(product)
                 results = tuple(frame.shaped(p) + env[k] for p, k in zip(parts, c_keys, strict=True))
             else:

@@ -39,6 +39,12 @@ def constant_array(dtype: DType, value: float) -> Array:
     return np.array([[[value]]], dtype=dtype.numpy)
 
 
+def _span(rows: Array) -> Array | slice:
+    """Rising numbers as an index: those without gaps as a slice, which NumPy need not gather."""
+    first = int(rows[0]) if rows.size else 0
+    return slice(first, first + rows.size) if rows.size and int(rows[-1]) - first == rows.size - 1 else rows
+
+
 class Registers(dict[Value, Array]):
     """Value → array of a frame; what is missing comes from the parent frame's warps, or was never written."""
 
@@ -63,6 +69,7 @@ class Frame:
         self.shape = rows.shape
         self.flat = np.ascontiguousarray(rows.reshape(-1))
         self.n = self.flat.size
+        self.span = _span(self.flat)
         self.warps_per_cta = warps_per_cta
         self.cta = rows // warps_per_cta
         self.local = self.flat % warps_per_cta

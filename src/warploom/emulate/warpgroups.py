@@ -70,12 +70,15 @@ class Warpgroups:
 
     def access(self, frame: Frame, registers: Array, op: Op) -> None:
         """An instruction that is no ``wgmma`` reads or writes registers that some ``wgmma`` uses."""
-        rows = frame.flat
-        flying = self.last[registers[:, None], rows] > self.completed[rows]
-        if flying.any():
-            self._report_flying(frame, registers, flying, op)
+        rows = frame.span
+        completed = self.completed[rows]
         self.clock += 1
-        self.touched[registers[:, None], rows] = self.clock
+        for register in registers.tolist():
+            flying = self.last[register, rows] > completed
+            if np.count_nonzero(flying):
+                self._report_flying(frame, registers, self.last[registers[:, None], frame.flat] > completed, op)
+                completed = self.issued[rows]  # said once
+            self.touched[register, rows] = self.clock
 
     def _report_flying(self, frame: Frame, registers: Array, flying: Array, op: Op) -> None:
         which, position = (int(x[0]) for x in np.nonzero(flying))

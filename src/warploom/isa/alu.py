@@ -141,8 +141,7 @@ class Binary(Lanewise):
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """One rounding, wrapping integers, and for edge cases what the class says; shape as the operands'."""
-        with np.errstate(all="ignore"):
-            return (BINARY_MEANINGS[self.op](operands[0], operands[1]),)
+        return (BINARY_MEANINGS[self.op](operands[0], operands[1]),)
 
 
 def flush_subnormal(x: Array) -> Array:
@@ -266,8 +265,7 @@ class Unary(Lanewise):
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """NumPy's value; the ``.ftz`` forms take subnormal inputs and results as zero."""
-        with np.errstate(all="ignore"):
-            return (_UNARY[self.op](operands[0]),)
+        return (_UNARY[self.op](operands[0]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +298,7 @@ class Fma(Lanewise):
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """a·b + c rounded once to nearest even, for subnormals and infinities too."""
-        with np.errstate(all="ignore"):
-            return ((fma_single if self.dtype is f32 else fma_double)(*operands),)
+        return ((fma_single if self.dtype is f32 else fma_double)(*operands),)
 
 
 @dataclass(frozen=True, slots=True)

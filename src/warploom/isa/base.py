@@ -115,7 +115,7 @@ class Instruction:
         return type(self).expression is not Instruction.expression
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """Results as a pure function of operands.
+        """Results as a pure function of operands, where NumPy's warnings of overflows and the like are silenced.
 
         For a load, the operands are the words read, shape (warps, lanes, words); for a store, the result is the words
         to write in that shape.

@@ -117,15 +117,14 @@ class Convert(_Cast):
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """As ``cvt`` does it on the hardware, where NumPy's casts of NaN and large floats are undefined."""
         x = operands[0]
-        with np.errstate(all="ignore"):
-            if not (self.source.is_float and self.dtype.is_integer):
-                return (x.astype(self.dtype.numpy),)
-            info = np.iinfo(self.dtype.numpy)
-            whole = np.nan_to_num(_ROUNDED[self.rounding](x.astype(np.float64)), nan=0.0)
-            clipped = np.clip(whole, float(info.min), float(info.max))
-            at_top = clipped >= float(info.max)
-            converted = np.where(at_top, info.max, np.where(at_top, 0, clipped).astype(self.dtype.numpy))
-            return (np.where(np.isnan(x), self.dtype.numpy.type(self._from_nan), converted),)
+        if not (self.source.is_float and self.dtype.is_integer):
+            return (x.astype(self.dtype.numpy),)
+        info = np.iinfo(self.dtype.numpy)
+        whole = np.nan_to_num(_ROUNDED[self.rounding](x.astype(np.float64)), nan=0.0)
+        clipped = np.clip(whole, float(info.min), float(info.max))
+        at_top = clipped >= float(info.max)
+        converted = np.where(at_top, info.max, np.where(at_top, 0, clipped).astype(self.dtype.numpy))
+        return (np.where(np.isnan(x), self.dtype.numpy.type(self._from_nan), converted),)
 
 
 def _to_half(x: Array, half: DType) -> Array:
@@ -159,8 +158,7 @@ class PackPair(Lanewise):
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Each value rounded to nearest even; beyond the half type's range it becomes infinite."""
-        with np.errstate(all="ignore"):
-            low, high = (_to_half(x, self.half).astype(np.uint32) for x in operands)
+        low, high = (_to_half(x, self.half).astype(np.uint32) for x in operands)
         return (low | (high << np.uint32(16)),)
 
 
@@ -265,11 +263,10 @@ class PairArithmetic(Lanewise):
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Each half from its exact value, rounded once."""
         halves: list[Array] = []
-        with np.errstate(all="ignore"):
-            for shift in (0, 16):
-                bits = [(x >> np.uint32(shift)).astype(np.uint16) for x in operands]
-                x = [half_to_f32(b, self.half).astype(np.float64) for b in bits]
-                halves.append(_to_half(single_to_odd(self._to_odd(*x)), self.half).astype(np.uint32))
+        for shift in (0, 16):
+            bits = [(x >> np.uint32(shift)).astype(np.uint16) for x in operands]
+            x = [half_to_f32(b, self.half).astype(np.float64) for b in bits]
+            halves.append(_to_half(single_to_odd(self._to_odd(*x)), self.half).astype(np.uint32))
         return (halves[0] | (halves[1] << np.uint32(16)),)
 
 

@@ -50,8 +50,7 @@ class FragmentSlot:
         index = self.layout.gather_index()
         values = matrix.reshape(matrix.shape[0], -1).take(index.reshape(-1), axis=1)
         values = values.reshape(matrix.shape[0], *index.shape)
-        with np.errstate(over="ignore"):
-            words = values.astype(self.dtype.numpy, copy=False)
+        words = values.astype(self.dtype.numpy, copy=False)
         if self.dtype.bits < 32:
             words = np.ascontiguousarray(words).view(np.uint32)
         return tuple(np.ascontiguousarray(words[..., i]) for i in range(self.count))
@@ -138,8 +137,7 @@ class MmaSync(Instruction):
 
     def multiply(self, a: Array, b: Array, c: Array) -> Array:
         """D of matrices A (warps, m, k), B (warps, k, n), C (warps, m, n), all float32."""
-        with np.errstate(all="ignore"):
-            return np.matmul(a, b) + c
+        return np.matmul(a, b) + c
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """D from the matrices that the registers hold, dealt out to the lanes as C is laid out."""

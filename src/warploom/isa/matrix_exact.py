@@ -72,8 +72,7 @@ class _ExactMma(Instruction):
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
-        with np.errstate(all="ignore"):
-            return self.slots[2].registers(np.matmul(a.astype(c.dtype), b.astype(c.dtype)) + c)
+        return self.slots[2].registers(np.matmul(a.astype(c.dtype), b.astype(c.dtype)) + c)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,7 @@ class Scalar(Lanewise):
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The exact result, rounded to nearest even to the result's type."""
         _, result, function = _TABLE[self.form]
-        with np.errstate(all="ignore"):
-            found = function(*operands) if self.immediate is None else function(*operands, self.immediate)
+        found = function(*operands) if self.immediate is None else function(*operands, self.immediate)
         return (found.astype(result.numpy, copy=False),)
 
 

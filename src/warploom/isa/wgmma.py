@@ -107,8 +107,7 @@ class Wgmma(Instruction):
 
     def multiply(self, a: Array, b: Array, c: Array) -> Array:
         """D from A (groups, 64, 16), B (groups, n, 16), C (groups, 64, n), in float32; see ``mma.sync`` on rounding."""
-        with np.errstate(all="ignore"):
-            return np.matmul(a, b.transpose(0, 2, 1)) + c
+        return np.matmul(a, b.transpose(0, 2, 1)) + c
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX whose read-write operands are D's registers; the scales of A and B are 1."""

@@ -223,8 +223,7 @@ class WmmaMma(Instruction):
         a, b, c = (slot.matrix(operands[slot.first : slot.first + slot.count]) for slot in self.slots)
         if self.inputs.is_integer:
             a, b = a.astype(np.int32), b.astype(np.int32)
-        with np.errstate(all="ignore"):
-            return self.slots[2].registers(np.matmul(a, b) + c)
+        return self.slots[2].registers(np.matmul(a, b) + c)
 
 
 ALL_SHAPES: tuple[tuple[str, DType], ...] = tuple((s, DTYPES[t]) for s, types in WMMA_SHAPES.items() for t in types)

@@ -37,7 +37,8 @@ def fold_constants(op: str, dtype: DType, a: int | float | bool, b: int | float 
         else np.array([[x]], dtype.numpy)
         for x in (a, b)
     ]
-    result = Binary(op, dtype).meaning(*as_array)[0].reshape(-1)[0].item()
+    with np.errstate(all="ignore"):
+        result = Binary(op, dtype).meaning(*as_array)[0].reshape(-1)[0].item()
     if dtype.is_integer and op not in COMPARISONS and not isinstance(result, bool):
         return wrap(dtype, int(result))
     return result
