@@ -18,6 +18,7 @@ from warploom.ir.verify import least_architecture, verify
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
 from warploom.isa.async_copy import BulkLoadBytes, BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
 from warploom.isa.base import Instruction
+from warploom.isa.calls import AssertFail, Print, Trap
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared, StoreAsync
 from warploom.isa.conversion import (
     Bitcast,
@@ -50,6 +51,7 @@ from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric
 from warploom.isa.sync import (
     AsyncProxyFence,
     BarArrive,
+    BarReduce,
     BarSync,
     GridDependency,
     MbarrierArrival,
@@ -160,6 +162,9 @@ SYNC: list[Instruction] = [
     BarSync(),
     BarSync(64),
     BarArrive(64),
+    BarArrive(64, aligned=False),
+    *(BarReduce(op) for op in ("popc", "and", "or")),
+    BarReduce("and", 64, aligned=False),
     MbarrierInitialise(1, 8),
     MbarrierInitFence(),
     MbarrierArrival(),
@@ -187,6 +192,7 @@ SYNC: list[Instruction] = [
     GridDependency("wait"),
     GridDependency("launch_dependents"),
 ]
+CALLS: list[Instruction] = [Print(), AssertFail(), Trap()]
 MAPS: list[Instruction] = [
     *(TensorMapReplace(space, name, field.count - 1) for space in ("shared", "global")
       for name, field in FIELDS.items()),
@@ -229,7 +235,7 @@ SCALAR: list[Instruction] = [
 ]
 GROUPS = {
     "alu": ALU, "warp": WARP, "memory": MEMORY, "async": ASYNC, "sync": SYNC, "matrix": MATRIX, "exact": EXACT,
-    "wmma": WMMA, "wgmma": WGMMA, "scalar": SCALAR, "maps": MAPS,
+    "wmma": WMMA, "wgmma": WGMMA, "scalar": SCALAR, "maps": MAPS, "calls": CALLS,
 }  # fmt: skip
 
 

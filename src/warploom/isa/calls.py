@@ -8,38 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from warploom.core.dtypes import DType, u32, u64
+from warploom.core.dtypes import u32, u64
 from warploom.isa.base import Instruction
-from warploom.isa.effects import Abort, Effect, Printed
+from warploom.isa.effects import Abort, Printed
 
 
 @dataclass(frozen=True, slots=True)
 class Print(Instruction):
-    """``vprintf``: prints a format and its arguments. Operands: generic addresses of both; the latter may be 0."""
+    """``vprintf``: prints a format and its arguments. Operands: generic addresses of both; the latter may be 0.
 
-    @property
-    def mnemonic(self) -> str:
-        """The function's name."""
-        return "vprintf"
+    The arguments lie at their natural alignment; the result is their count.
+    """
+
+    ptx = "vprintf"
+    takes = (u64, u64)
+    gives = (u32,)
+    does = (Printed(0, 1),)
 
     @property
     def declaration(self) -> str:
         """NVRTC knows ``printf`` alone."""
         return 'extern "C" __device__ int vprintf(const char *, void *);'
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """Where the format is, and where the arguments are, each at its natural alignment."""
-        return (u64, u64)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """The count of arguments."""
-        return (u32,)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """A line of each thread."""
-        return (Printed(0, 1),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """A call."""
@@ -48,21 +37,14 @@ class Print(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class AssertFail(Instruction):
-    """``__assertfail``: an assertion does not hold. Operands: message, file, line, function, bytes of a character."""
+    """``__assertfail``: an assertion does not hold. Operands: message, file, line, function, bytes of a character.
 
-    @property
-    def mnemonic(self) -> str:
-        """The function's name."""
-        return "__assertfail"
+    Strings are generic addresses.
+    """
 
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """Generic addresses of strings, a number, and a size."""
-        return (u64, u64, u32, u64, u64)
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The launch fails."""
-        return (Abort((0, 1, 2, 3)),)
+    ptx = "__assertfail"
+    takes = (u64, u64, u32, u64, u64)
+    does = (Abort((0, 1, 2, 3)),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """A call of what NVRTC declares."""
@@ -75,14 +57,8 @@ class AssertFail(Instruction):
 class Trap(Instruction):
     """``trap``: the launch ends with an error, for all of its threads."""
 
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX."""
-        return "trap"
-
-    def effects(self) -> tuple[Effect, ...]:
-        """The launch fails."""
-        return (Abort(),)
+    ptx = "trap"
+    does = (Abort(),)
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """A call of the built-in function."""
