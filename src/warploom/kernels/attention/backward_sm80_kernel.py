@@ -9,6 +9,7 @@ same scores, and each sums a half of the columns of dV and dK.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u16, u32
@@ -83,7 +84,7 @@ def attention_backward_sm80(
         lambda: (keys_of(dk, (dk_batch, dk_head), 4), keys_of(dv, (dv_batch, dv_head), 5)),
         slot,
     )
-    differentiate(k, c, f, at, (shift, delta), (total, Turns(k, turns) if c.in_turn else None))
+    KeyGradients(k, c, f, at, (shift, delta), (total, Turns(k, turns) if c.in_turn else None)).run()
 
 
 @dataclass(frozen=True)
@@ -103,89 +104,112 @@ class KeyBlock:
     slot: Callable[[Traced, Traced], Traced]
 
 
-def differentiate(
-    k: Kernel,
-    config: BackwardSm80,
-    features: AttentionFeatures,
-    place: KeyBlock,
-    vectors: tuple[GlobalPointer, GlobalPointer],
-    total: tuple[GlobalPointer, Turns | None],
-) -> None:
-    """dK and dV of a tile of keys, and what it adds to dQ (``total``), by all threads of the CTA."""
-    c, f, head, first = config, features, place.head, place.first
-    own, part = (k.warp, 0) if c.halves == 1 else (k.warp // 2, k.warp % 2)
-    k_tile = operand_tile(k, c.dtype, c.keys, c.width, name="K")
-    v_tile = operand_tile(k, c.dtype, c.keys, c.value_width, name="V")
-    q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=c.stages)
-    do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=c.stages)
-    ds_tile = operand_tile(k, c.dtype, c.keys, c.tile_m, name="dS")
-    for tile, matrix in zip((k_tile, v_tile), place.keys(), strict=True):
-        RowCopy(k, tile, matrix, c.threads).load((first, 0))
-    q, dout = place.queries()
-    ring = CopyRing(k, (q_tile, q), (do_tile, dout), threads=c.threads)
+class KeyGradients:
+    """dK and dV of a tile of keys, and what it adds to dQ, by all threads of the CTA."""
 
-    cores = MmaSync(k, c.dtype)
-    s, dp = cores.accumulator(ROWS, c.tile_m, "s"), cores.accumulator(ROWS, c.tile_m, "dp")
-    dks, dvs = cores.accumulator(ROWS, c.sum_cols, "dk"), cores.accumulator(ROWS, c.value_sum_cols, "dv")
-    dq = cores.accumulator(ROWS, c.dq_cols, "dq")
-    form_s = cores.product(s, k_tile, q_tile, warp=(own, 0), depth=c.head_dim)
-    form_dp = cores.product(dp, v_tile, do_tile, warp=(own, 0), depth=c.value_dim)
-    add_dv = cores.product(dvs, s, do_tile, warp=(0, part), transposed_b=True)
-    add_dk = cores.product(dks, s, q_tile, warp=(0, part), transposed_b=True)
-    rows, cols = c.dq_warps
-    form_dq = cores.product(
-        dq, ds_tile, k_tile, warp=(k.warp // cols, k.warp % cols), transposed_a=True, transposed_b=True
-    )
-    assert rows * ROWS == c.tile_m
-    softmax = SoftmaxGradient(k, s, f.softmax_scale(c.head_dim), cap=f.softcap)
-    mask = SeenBy(k, Visible(f.window, f.ragged_kv), (c.tile_m, c.keys), first, place.lengths)
-    sums = Sums(k, c, f, place, *total)
-    zero(dks)
-    zero(dvs)
+    def __init__(
+        self,
+        k: Kernel,
+        config: BackwardSm80,
+        features: AttentionFeatures,
+        place: KeyBlock,
+        vectors: tuple[GlobalPointer, GlobalPointer],
+        total: tuple[GlobalPointer, Turns | None],
+    ) -> None:
+        """``vectors``: shift and delta; ``total``: the sums of dQ."""
+        c, f = config, features
+        self._k, self._config, self._features, self._place, self._vectors = k, c, f, place, vectors
+        self._own, self._part = (k.warp, 0) if c.halves == 1 else (k.warp // 2, k.warp % 2)
+        self._k_tile = operand_tile(k, c.dtype, c.keys, c.width, name="K")
+        self._v_tile = operand_tile(k, c.dtype, c.keys, c.value_width, name="V")
+        q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=c.stages)
+        do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=c.stages)
+        self._ds_tile = operand_tile(k, c.dtype, c.keys, c.tile_m, name="dS")
+        for copy in self._copies(place.keys()):
+            copy.load((place.first, 0))
+        q, dout = place.queries()
+        self._ring = CopyRing(k, (q_tile, q), (do_tile, dout), threads=c.threads)
+        self._multiply(q_tile, do_tile)
+        self._softmax = SoftmaxGradient(k, self._s, f.softmax_scale(c.head_dim), cap=f.softcap)
+        visible = Visible(f.window, f.ragged_kv)
+        self._mask = SeenBy(k, visible, (c.tile_m, c.keys), place.first, place.lengths)
+        self._sums = Sums(k, c, f, place, *total)
 
-    def block_of(turn: Traced) -> tuple[Traced, Traced]:
+    def _copies(self, matrices: tuple[Rows, Rows]) -> list[RowCopy]:
+        """Of the tiles of K and V: from there, or to the gradients."""
+        k, threads = self._k, self._config.threads
+        return [RowCopy(k, x, rows, threads) for x, rows in zip((self._k_tile, self._v_tile), matrices, strict=True)]
+
+    def _multiply(self, q_tile: SharedTile, do_tile: SharedTile) -> None:
+        """The accumulators, and the five products."""
+        k, c, own, part = self._k, self._config, self._own, self._part
+        self._cores = cores = MmaSync(k, c.dtype)
+        s, dp = cores.accumulator(ROWS, c.tile_m, "s"), cores.accumulator(ROWS, c.tile_m, "dp")
+        dk, dv = cores.accumulator(ROWS, c.sum_cols, "dk"), cores.accumulator(ROWS, c.value_sum_cols, "dv")
+        dq = cores.accumulator(ROWS, c.dq_cols, "dq")
+        self._form_s = cores.product(s, self._k_tile, q_tile, warp=(own, 0), depth=c.head_dim)
+        self._form_dp = cores.product(dp, self._v_tile, do_tile, warp=(own, 0), depth=c.value_dim)
+        self._add_dv = cores.product(dv, s, do_tile, warp=(0, part), transposed_b=True)
+        self._add_dk = cores.product(dk, s, q_tile, warp=(0, part), transposed_b=True)
+        rows, cols = c.dq_warps
+        assert rows * ROWS == c.tile_m
+        place = k.warp // cols, k.warp % cols
+        self._form_dq = cores.product(dq, self._ds_tile, self._k_tile, warp=place, transposed_a=True, transposed_b=True)
+        self._s, self._dp, self._dk, self._dv, self._dq = s, dp, dk, dv, dq
+
+    def run(self) -> None:
+        """All blocks of query rows that see the keys, of all heads that share them."""
+        zero(self._dk)
+        zero(self._dv)
+        self._ring.each(self._mask.blocks * self._features.group, self._places, self._block)
+        self._store()
+
+    def _block_of(self, turn: Traced) -> tuple[Traced, Traced]:
         """(block of query rows, member of the group of heads)."""
-        if f.group == 1:
-            return mask.block(turn), k.value(0, u32)
-        return mask.block(turn // f.group), turn % f.group
+        group = self._features.group
+        if group == 1:
+            return self._mask.block(turn), self._k.value(0, u32)
+        return self._mask.block(turn // group), turn % group
 
-    def block(turn: Traced, queries: SharedTile, gradients: SharedTile) -> None:
-        at, member = block_of(turn)
-        number = place.slot(at, head * f.group + member)
-        shift, delta = (of + k.mul_wide(number, c.tile_m) for of in vectors)
+    def _places(self, turn: Traced) -> list[tuple[Traced | int, ...]]:
+        """Where Q and dO of a turn lie."""
+        at, member = self._block_of(turn)
+        return 2 * [(at * self._config.tile_m, 0, member)]
+
+    def _block(self, turn: Traced, queries: SharedTile, gradients: SharedTile) -> None:
+        """Add a block of query rows to dK and dV, and to its dQ."""
+        k, c, place, s, dp = self._k, self._config, self._place, self._s, self._dp
+        at, member = self._block_of(turn)
+        number = place.slot(at, place.head * self._features.group + member)
+        shift, delta = (of + k.mul_wide(number, c.tile_m) for of in self._vectors)
         exponents = column_values(shift, s, k.lane)  # under way beside the product
-        form_s.start(k_tile, queries, zero=True)
-        softmax.probabilities(exponents, lambda: mask.apply(s, at, row=own * ROWS))
-        add_dv.start(cores.left(s), gradients)
-        softmax.uncap(exponents)
+        self._form_s.start(self._k_tile, queries, zero=True)
+        self._softmax.probabilities(exponents, lambda: self._mask.apply(s, at, row=self._own * ROWS))
+        self._add_dv.start(self._cores.left(s), gradients)
+        self._softmax.uncap(exponents)
         changes = column_values(delta, dp, k.lane)
-        form_dp.start(v_tile, gradients, zero=True)
-        ds = softmax.scores(dp, changes)
-        if c.halves == 1:
-            store_pairs(k, ds_tile, ds, own * ROWS)
-        else:
-            with k.when(k.warp % 2 == 0, uniform=True):  # both warps of the keys have the same
-                store_pairs(k, ds_tile, ds, own * ROWS)
-        add_dk.start(cores.left(ds), queries)
+        self._form_dp.start(self._v_tile, gradients, zero=True)
+        ds = self._softmax.scores(dp, changes)
+        # both warps of the same keys have the same
+        with nullcontext() if c.halves == 1 else k.when(k.warp % 2 == 0, uniform=True):
+            store_pairs(k, self._ds_tile, ds, self._own * ROWS)
+        self._add_dk.start(self._cores.left(ds), queries)
         k.syncthreads()
-        form_dq.start(ds_tile, k_tile, zero=True)
-        sums.add(number, at, dq)
+        self._form_dq.start(self._ds_tile, self._k_tile, zero=True)
+        self._sums.add(number, at, self._dq)
 
-    def places(turn: Traced) -> list[tuple[Traced | int, ...]]:
-        at, member = block_of(turn)
-        return 2 * [(at * c.tile_m, 0, member)]
-
-    ring.each(mask.blocks * f.group, places, block)
-
-    k.wait_group(0)  # K and V travel with the first block, or alone where nobody sees the keys
-    k.syncthreads()  # every warp is done with K
-    for element in range(dks.layout.elements_per_thread):
-        dks.scale(element, f.softmax_scale(c.head_dim))
-    store_pairs(k, k_tile, dks, own * ROWS, part)
-    store_pairs(k, v_tile, dvs, own * ROWS, part)
-    k.syncthreads()
-    for tile, matrix in zip((k_tile, v_tile), place.results(), strict=True):
-        RowCopy(k, tile, matrix, c.threads).store((first, 0))
+    def _store(self) -> None:
+        """dK and dV, through the tiles of K and V."""
+        k, c, dk = self._k, self._config, self._dk
+        k.wait_group(0)  # K and V travel with the first block, or alone where nobody sees the keys
+        k.syncthreads()  # every warp is done with K
+        for element in range(dk.layout.elements_per_thread):
+            dk.scale(element, self._features.softmax_scale(c.head_dim))
+        store_pairs(k, self._k_tile, dk, self._own * ROWS, self._part)
+        store_pairs(k, self._v_tile, self._dv, self._own * ROWS, self._part)
+        k.syncthreads()
+        for copy in self._copies(self._place.results()):
+            copy.store((self._place.first, 0))
 
 
 class Sums:

@@ -14,7 +14,7 @@ from warploom.kernels.attention import backward_sm90_kernel as sm90
 from warploom.kernels.attention.backward import RowGroups
 from warploom.kernels.attention.backward_rows_kernel import ROW_THREADS, RowPlaces, form
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
-from warploom.kernels.attention.backward_sm80_kernel import KeyBlock, differentiate, round_sums
+from warploom.kernels.attention.backward_sm80_kernel import KeyBlock, KeyGradients, round_sums
 from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
 from warploom.kernels.attention.backward_sm90_kernel import KeyTile, visible
 from warploom.kernels.attention.features import AttentionFeatures
@@ -93,7 +93,7 @@ def packed_backward_sm80(
             lambda: (keys_of(dk, dk_head, 4), keys_of(dv, dv_head, 5)),
             lambda block, head: head * slots + slot.first + block,
         )
-        differentiate(k, c, features, at, (shift, delta), (total, Turns(k, turns) if c.in_turn else None))
+        KeyGradients(k, c, features, at, (shift, delta), (total, Turns(k, turns) if c.in_turn else None)).run()
 
 
 @kernel(threads=lambda config, **_: config.threads, drop_unused=True)
