@@ -39,6 +39,12 @@ def zero(accumulator: Fragment) -> None:
         register.set(0.0 if register.dtype is f32 else 0)
 
 
+def scale(accumulator: Fragment, factor: Number) -> None:
+    """Multiply all sums."""
+    for element in range(accumulator.layout.elements_per_thread):
+        accumulator.scale(element, factor)
+
+
 @dataclass(frozen=True)
 class Started:
     """A product under way; its operands must stay where they are until it has been waited for."""

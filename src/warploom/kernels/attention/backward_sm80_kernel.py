@@ -22,7 +22,7 @@ from warploom.tile.epilogue import store_pairs
 from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import SeenBy, Visible, key_tiles
 from warploom.tile.pipeline import operand_tile
-from warploom.tile.product import MmaSync, zero
+from warploom.tile.product import MmaSync, scale, zero
 from warploom.tile.transposed import column_values
 
 
@@ -203,8 +203,7 @@ class KeyGradients:
         k, c, dk = self._k, self._config, self._dk
         k.wait_group(0)  # K and V travel with the first block, or alone where nobody sees the keys
         k.syncthreads()  # every warp is done with K
-        for element in range(dk.layout.elements_per_thread):
-            dk.scale(element, self._features.softmax_scale(c.head_dim))
+        scale(dk, self._features.softmax_scale(c.head_dim))
         store_pairs(k, self._k_tile, dk, self._own * ROWS, self._part)
         store_pairs(k, self._v_tile, self._dv, self._own * ROWS, self._part)
         k.syncthreads()

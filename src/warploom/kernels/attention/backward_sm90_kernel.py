@@ -22,7 +22,7 @@ from warploom.tile.epilogue import send_rows
 from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import SeenBy, Visible, key_tiles
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
-from warploom.tile.product import Started, Wgmma, zero
+from warploom.tile.product import Started, Wgmma, scale, zero
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, consumer, producer, threads_of
 from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.transposed import TransposedStore, column_values
@@ -333,8 +333,7 @@ class Consumer:
         k, (row, *rest) = self._k, self._tile.place
         place, barrier = (row + self._row, *rest), self._me + OWN
         send_rows(k, self._v_tile, self._dv, self._me, dv, place, barrier=barrier)
-        for element in range(self._dk.layout.elements_per_thread):
-            self._dk.scale(element, self._scale)
+        scale(self._dk, self._scale)
         k.bar_sync(SHARED, CONSUMERS * WARPGROUP)  # both are done with all of K
         send_rows(k, self._k_tile, self._dk, self._me, dk, place, barrier=barrier)
 

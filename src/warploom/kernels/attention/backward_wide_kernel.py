@@ -9,19 +9,20 @@ results have equal bits from run to run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_sm90_kernel import KeyTile, vectors, visible
 from warploom.kernels.attention.backward_wide import CONSUMERS, KEYS, ROWS, STAGES, BackwardWideSm90
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.lang import Fragment, Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
 from warploom.tile.accumulation import fetch_part, part_tile, store_part
 from warploom.tile.epilogue import send_rows
 from warploom.tile.gradient import SoftmaxGradient, score_gradients
 from warploom.tile.mask import Mask
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
-from warploom.tile.product import Wgmma, zero
+from warploom.tile.product import Wgmma, scale, zero
 from warploom.tile.roles import WARPGROUP_ROWS, consumer, producer, threads_of
 from warploom.tile.scheduler import RowTiles
 from warploom.tile.transposed import column_values, row_values
@@ -53,127 +54,158 @@ def attention_backward_keys_sm90(
     heads_inside: bool = True,
 ) -> None:
     """dK and dV of 64 keys; a grid of (tiles of keys · planes) along x. Arguments as for the fused kernel."""
-    c, warps = config, WARPS * CONSUMERS
-    tile = KeyTile.of(k, (c.tile_m, KEYS), features, (q_len, kv_len), (kv_heads, planes, together))
-    k_tile, v_tile = (operand_tile(k, c.dtype, KEYS, c.key_width, name=name) for name in ("K", "V"))
-    q_tile, do_tile = (
-        operand_tile(k, c.dtype, c.tile_m, cols, name=name, stages=STAGES)
-        for name, cols in (("Q", c.width), ("dO", c.value_width))
-    )
-    shift_tile, delta_tile = (
-        k.shared(f32, c.tile_m, name=name, panel_cols=c.tile_m, stages=STAGES) for name in ("shift", "delta")
-    )
-    q_boxes, k_boxes, v_boxes, do_boxes, dk_boxes, dv_boxes = (
-        Boxes.of_heads(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dk_map, dv_map)
-    )
-    keys, values = Pipeline(k, (k_tile, k_boxes), readers=0), Pipeline(k, (v_tile, v_boxes), readers=0)
-    queries = Pipeline(k, (q_tile, q_boxes), (shift_tile, vectors(shift_map)), readers=warps)
-    gradients = Pipeline(k, (do_tile, do_boxes), (delta_tile, vectors(delta_map)), readers=warps)
-    crossing = Pipeline(k, part_tile(k, c.score_registers, name="P", stages=STAGES), writers=WARPS, readers=WARPS)
-    ready(k, keys, values, queries, gradients, crossing)
+    tile = KeyTile.of(k, (config.tile_m, KEYS), features, (q_len, kv_len), (kv_heads, planes, together))
+    boxes = (Boxes.of_heads(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dk_map, dv_map))
+    q_boxes, k_boxes, v_boxes, do_boxes, dk_boxes, dv_boxes = boxes
+    maps = (k_boxes, v_boxes), (q_boxes, do_boxes), (vectors(shift_map), vectors(delta_map))
+    streams = Streams.of(k, config, *maps)
 
     with producer(k, CONSUMERS):
-        for thread, own, stream in ((0, keys, queries), (32, values, gradients)):
+        streams.fill(k, tile)
+    with consumer(k, CONSUMERS):
+        with k.when(k.warpgroup == 1, uniform=True):
+            ValueGradient(k, config, features, tile, streams).run(dv_boxes, barrier=1)
+        with k.otherwise():
+            KeyGradient(k, config, features, tile, streams).run(dk_boxes, barrier=2)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What comes to the consumers: K and V once, Q with shift and dO with delta block by block; P crosses between."""
+
+    keys: Pipeline
+    values: Pipeline
+    queries: Pipeline
+    gradients: Pipeline
+    crossing: Pipeline
+
+    @classmethod
+    def of(cls, k: Kernel, config: BackwardWideSm90, *maps: tuple[Boxes, Boxes]) -> Streams:
+        """``maps``: of K and V, Q and dO, shift and delta."""
+        c, warps, ((k_map, v_map), (q_map, do_map), (shift_map, delta_map)) = config, WARPS * CONSUMERS, maps
+        k_tile, v_tile = (operand_tile(k, c.dtype, KEYS, c.key_width, name=name) for name in ("K", "V"))
+        q_tile, do_tile = (
+            operand_tile(k, c.dtype, c.tile_m, cols, name=name, stages=STAGES)
+            for name, cols in (("Q", c.width), ("dO", c.value_width))
+        )
+        shift_tile, delta_tile = (
+            k.shared(f32, c.tile_m, name=name, panel_cols=c.tile_m, stages=STAGES) for name in ("shift", "delta")
+        )
+        keys, values = Pipeline(k, (k_tile, k_map), readers=0), Pipeline(k, (v_tile, v_map), readers=0)
+        queries = Pipeline(k, (q_tile, q_map), (shift_tile, shift_map), readers=warps)
+        gradients = Pipeline(k, (do_tile, do_map), (delta_tile, delta_map), readers=warps)
+        p_tile = part_tile(k, c.score_registers, name="P", stages=STAGES)
+        crossing = Pipeline(k, p_tile, writers=WARPS, readers=WARPS)
+        ready(k, keys, values, queries, gradients, crossing)
+        return cls(keys, values, queries, gradients, crossing)
+
+    def fill(self, k: Kernel, tile: KeyTile) -> None:
+        """The producer: one thread loads K, then the blocks of Q, another V and dO."""
+        for thread, own, stream in ((0, self.keys, self.queries), (32, self.values, self.gradients)):
             with k.when(k.thread == thread):
                 own.at(0, filling=True).put(tile.place)
                 with k.loop(tile.count) as turn:
                     block, head = tile.at(turn)
-                    rows = block * c.tile_m, head, tile.batch
-                    stream.at(turn, filling=True).put(rows, (block * c.tile_m, tile.plane_of(head)))
-
-    scale = features.softmax_scale(c.head_dim)
-    with consumer(k, CONSUMERS):
-        with k.when(k.warpgroup == 1, uniform=True):
-            half = Half(k, c, tile, keys, (queries, gradients), "v")
-            softmax = SoftmaxGradient(k, half.block, scale, cap=features.softcap)
-
-            def probabilities(turn: Traced, shift: list[Traced]) -> None:
-                block = tile.at(turn)[0]
-                softmax.probabilities(shift, lambda: tile.mask.apply(half.block, block, warp=k.warp & 3))
-                half.pack(half.block)
-                softmax.uncap(shift)
-                to = crossing.at(turn, filling=True)
-                store_part(k, to.claim(), half.block)
-                to.written()
-
-            half.run(probabilities)
-            half.send(dv_boxes, barrier=1)
-        with k.otherwise():
-            other = Half(k, c, tile, values, (gradients, queries), "k")
-
-            def scores(turn: Traced, delta: list[Traced]) -> None:
-                part = crossing.at(turn)
-                p = fetch_part(k, part.wait())
-                k.syncwarp()  # every lane has read its P
-                part.release()
-                other.pack(score_gradients(p, other.block, delta))
-
-            other.run(scores)
-            for element in range(other.sums.layout.elements_per_thread):
-                other.sums.scale(element, scale)
-            other.send(dk_boxes, barrier=2)
+                    row = block * tile.tile[0]
+                    stream.at(turn, filling=True).put((row, head, tile.batch), (row, tile.plane_of(head)))
 
 
-class Half:
+class Gradient(ABC):
     """A consumer with one gradient of the tile's keys: a product of K or V with blocks, then one of those with others.
 
-    ``streams``: of what K or V is multiplied by, and of what the gradient sums.
+    ``streams``: K or V, what it is multiplied by, and what the gradient sums; ``depth`` of the first product, ``cols``
+    of the gradient.
     """
 
+    _scale: float | None = None
+
     def __init__(
-        self, k: Kernel, config: BackwardWideSm90, tile: KeyTile, own: Pipeline, streams: tuple[Pipeline, Pipeline],
-        name: str,
+        self, k: Kernel, config: BackwardWideSm90, tile: KeyTile, streams: tuple[Pipeline, Pipeline, Pipeline],
+        name: str, depth: int, cols: int,
     ) -> None:  # fmt: skip
-        self._k, self._tile, self._own = k, tile, own
-        self._stream, self._summed = streams
+        self._k, self._tile = k, tile
+        self._own, self._stream, self._summed = streams
         self._cores = cores = Wgmma(k, config.dtype)
-        # P is of the rows of K, and dV has those of V
-        depth, cols = (config.head_dim, config.value_sum_cols) if name == "v" else (config.value_dim, config.sum_cols)
-        self.block, self.sums = cores.accumulator(config.tile_m, f"s{name}"), cores.accumulator(cols, name)
-        """The block's product, transposed, and the gradient."""
+        self._block, self._sums = cores.accumulator(config.tile_m, f"s{name}"), cores.accumulator(cols, name)
         self._operand = cores.left(config.tile_m, f"p{name}")
-        (left,), first, second = own.tiles, self._stream.tiles[0], self._summed.tiles[0]
-        self._form = cores.product(self.block, left, first, depth=depth)
-        self._add = cores.product(self.sums, self._operand, second, transposed_b=True)
+        (left,), first, second = self._own.tiles, self._stream.tiles[0], self._summed.tiles[0]
+        self._form = cores.product(self._block, left, first, depth=depth)
+        self._add = cores.product(self._sums, self._operand, second, transposed_b=True)
 
-    def pack(self, values: Fragment) -> None:
-        """What the gradient's next product takes."""
-        self._cores.pack(self._operand, values)
+    @abstractmethod
+    def _turn(self, turn: Traced, values: list[Traced]) -> None:
+        """A block's product into the operand of the next, by the values of its columns."""
 
-    def run(self, middle: Callable[[Traced, list[Traced]], None]) -> None:
-        """The sums; ``middle(turn, values)`` turns a block's product into an operand, by the columns' values."""
+    def run(self, boxes: Boxes, *, barrier: int) -> None:
+        """The gradient of all blocks, and on its way out through what was K or V."""
         k, count = self._k, self._tile.count
-        zero(self.sums)
+        zero(self._sums)
         self._own.at(0).wait()
         with k.when(count != 0, uniform=True):
-            self._step(k.value(0, u32), middle, first=True)
+            self._step(k.value(0, u32), first=True)
             with k.loop(count, 1) as turn:
-                self._step(turn, middle)
+                self._step(turn)
             last = self._summed.at(count - 1)
             self._add.start(self._operand, last.wait()).wait()
             last.release()
+        if self._scale is not None:
+            scale(self._sums, self._scale)
+        send_rows(k, self._own.tiles[0], self._sums, k.value(0, u32), boxes, self._tile.place, barrier=barrier)
 
-    def _step(self, turn: Traced, middle: Callable[[Traced, list[Traced]], None], *, first: bool = False) -> None:
+    def _step(self, turn: Traced, *, first: bool = False) -> None:
         """A block's product beside the sums of the block before."""
         k = self._k
         before, now = self._summed.at(turn - 1), self._stream.at(turn)
         added = None if first else self._add.start(self._operand, before.wait())
         tile, vector = now.wait_all()
         formed = self._form.start(self._own.tiles[0], tile, zero=True)
-        values = column_values(vector, self.block, k.lane)
+        values = column_values(vector, self._block, k.lane)
         if added is not None:
             added.wait()
             before.release()
         formed.wait()
         k.syncwarp()  # every lane has read its values
         now.release()
-        middle(turn, values)
+        self._turn(turn, values)
 
-    def send(self, boxes: Boxes, *, barrier: int) -> None:
-        """The gradient on its way out, through what was K or V."""
-        send_rows(
-            self._k, self._own.tiles[0], self.sums, self._k.value(0, u32), boxes, self._tile.place, barrier=barrier
-        )
+
+class ValueGradient(Gradient):
+    """dV = Pᵀ·dO; P goes to the other consumer as well."""
+
+    def __init__(
+        self, k: Kernel, config: BackwardWideSm90, features: AttentionFeatures, tile: KeyTile, streams: Streams
+    ) -> None:
+        x, c = streams, config
+        super().__init__(k, c, tile, (x.keys, x.queries, x.gradients), "v", c.head_dim, c.value_sum_cols)
+        self._crossing = streams.crossing
+        self._softmax = SoftmaxGradient(k, self._block, features.softmax_scale(config.head_dim), cap=features.softcap)
+
+    def _turn(self, turn: Traced, values: list[Traced]) -> None:
+        k, block = self._k, self._tile.at(turn)[0]
+        self._softmax.probabilities(values, lambda: self._tile.mask.apply(self._block, block, warp=k.warp & 3))
+        self._cores.pack(self._operand, self._block)
+        self._softmax.uncap(values)
+        to = self._crossing.at(turn, filling=True)
+        store_part(k, to.claim(), self._block)
+        to.written()
+
+
+class KeyGradient(Gradient):
+    """dK = scale · dSᵀ·Q, with dS of dP and the other consumer's P."""
+
+    def __init__(
+        self, k: Kernel, config: BackwardWideSm90, features: AttentionFeatures, tile: KeyTile, streams: Streams
+    ) -> None:
+        x, c = streams, config
+        super().__init__(k, c, tile, (x.values, x.gradients, x.queries), "k", c.value_dim, c.sum_cols)
+        self._crossing, self._scale = streams.crossing, features.softmax_scale(config.head_dim)
+
+    def _turn(self, turn: Traced, values: list[Traced]) -> None:
+        part = self._crossing.at(turn)
+        p = fetch_part(self._k, part.wait())
+        self._k.syncwarp()  # every lane has read its P
+        part.release()
+        self._cores.pack(self._operand, score_gradients(p, self._block, values))
 
 
 # -- dQ
@@ -272,8 +304,7 @@ class Rows:
         last = self._keys.at(count - 1)
         self._add.start(self._g, last.tile).wait()
         last.release()
-        for element in range(self.sums.layout.elements_per_thread):
-            self.sums.scale(element, self._scale)
+        scale(self.sums, self._scale)
 
     def _step(self, turn: Traced, *, first: bool = False) -> None:
         """Both products of a block of keys beside dQ of the one before."""
