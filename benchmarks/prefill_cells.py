@@ -34,7 +34,7 @@ from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem, decode_configuration
 from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
-from warploom.kernels.attention.paged import PagedConfig, paged_calls
+from warploom.kernels.attention.paged import PagedConfig, paged_calls, parse_config
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.ops.backends import built
 
@@ -149,14 +149,15 @@ def paged(page: int, config: PagedConfig | None = None) -> Run:
     return run
 
 
-def candidates_of(cell: Cell, arch: str) -> dict[str, Run]:
+def candidates_of(cell: Cell, arch: str, configs: list[str]) -> dict[str, Run]:
     """Who is timed."""
+    asked = {text: paged(64, parse_config(text)) for text in configs if f"head_dim={cell.head_dim}," in text}
     few = decode_configuration(cell.problem(64), target(arch))
     tiled: Any = choose_packed(typical(cell), target(arch))
     found: dict[str, Run] = {"attention": contiguous, "packed": packed, "no pages": paged(0)}
     if not cell.judged:
         return {"attention": contiguous, "pages of 64": paged(64, tiled), "few queries": paged(64, few)}
-    return found | {f"pages of {page}": paged(page) for page in PAGES} | {"few queries": paged(64, few)}
+    return found | {f"pages of {page}": paged(page) for page in PAGES} | {"few queries": paged(64, few)} | asked
 
 
 def largest_error(cell: Cell, x: Inputs, out: Any) -> float:
@@ -173,7 +174,7 @@ def largest_error(cell: Cell, x: Inputs, out: Any) -> float:
     return worst
 
 
-def timed(cell: Cell, arch: str, rounds: int) -> dict[str, Any]:
+def timed(cell: Cell, arch: str, options: argparse.Namespace) -> dict[str, Any]:
     """One cell: checked, and timed."""
     import torch
 
@@ -184,12 +185,12 @@ def timed(cell: Cell, arch: str, rounds: int) -> dict[str, Any]:
     count = input_sets(size, torch.cuda.get_device_properties(0).L2_cache_size)
     sets, errors = [fresh(cell) for _ in range(count)], dict[str, float]()
     candidates: list[Any] = []
-    for name, run in candidates_of(cell, arch).items():
+    for name, run in candidates_of(cell, arch, options.config).items():
         torch.full_like(sets[0]["q"], math.nan)  # the memory that the result is likely to get
         errors[name] = largest_error(cell, sets[0], run(sets[0]))
         candidates.append(graphed(Candidate(name, lambda i, run=run: run(sets[i])), count, torch))
     clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
-    found = measure(candidates, 1, clock, rounds=rounds, sample_seconds=SMALLEST_SAMPLE)
+    found = measure(candidates, 1, clock, rounds=options.rounds, sample_seconds=SMALLEST_SAMPLE)
     return {
         "cell": cell.name, "head_dim": cell.head_dim, "batch": cell.batch, "queries": cell.queries, "keys": cell.keys,
         "kv_heads": kv_heads, "judged": cell.judged, "error": errors,
@@ -252,8 +253,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
+    parser.add_argument("--only", default="", help="cells whose name has this")
     parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
     options = parser.parse_args()
+    todo = [cell for cell in cells() if options.only in cell.name]
     if options.compile_only:
         arch = "sm_90a"
     else:
@@ -261,7 +265,7 @@ def main() -> int:
 
         arch = gpu_target(0).name
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        list(pool.map(make, [(cell, arch) for cell in cells()]))
+        list(pool.map(make, [(cell, arch) for cell in todo]))
     if options.compile_only:
         return 0
     from warploom.bench.environment import environment
@@ -269,8 +273,8 @@ def main() -> int:
     folder: Path = options.out
     folder.mkdir(parents=True, exist_ok=True)
     head, found = environment(), list[dict[str, Any]]()
-    for cell in cells():
-        found.append(timed(cell, arch, options.rounds))
+    for cell in todo:
+        found.append(timed(cell, arch, options))
         print(line(found[-1]), flush=True)
         result = {"environment": head, "cells": found, "missed": missed(found)}
         (folder / "prefill-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import warploom
 from tests.ops.paged_cases import Step
 from tests.ops.test_attention_paged import STEPS
 from warploom.core.dtypes import f16
+from warploom.kernels.attention.sm90 import ForwardSm90
 
 pytestmark = pytest.mark.gpu
 
@@ -24,14 +26,15 @@ LARGE = {
 }
 
 MANY = {
-    "prompts": Step((700, 64, 300), (600, 64, 300), page=64, capacity=704, kv_heads=2, group=2, head_dim=128),
+    "prompts": Step((700, 64, 300), (600, 64, 300), page=64, capacity=704, head_dim=128),
     "pages of 16, one query among chunks": Step((900, 500, 0), (400, 1, 0), page=16, capacity=960, head_dim=64),
-    "pages of 256": Step((900, 500), (100, 100), page=256, capacity=1024, kv_heads=2, head_dim=128, dtype=f16),
-    "side by side": Step((900, 500), (130, 130), page=0, capacity=1024, kv_heads=2, head_dim=64),
+    "pages of 256": Step((900, 500), (200, 200), page=256, capacity=1024, head_dim=128, dtype=f16),
+    "side by side": Step((900, 500), (130, 130), page=0, capacity=1024, head_dim=64),
     "head_dim 192, blocks of 96": Step((700, 200), (150, 90), page=64, capacity=704, head_dim=192),
     "head_dim 256, a window": Step((900,), (300,), page=128, capacity=1024, head_dim=256, options={"window": (200, 0)}),
     "not causal": Step((513, 700), (200, 200), page=48, capacity=720, head_dim=64, options={"causal": False}),
 }
+MANY = {name: replace(step, kv_heads=4, group=4) for name, step in MANY.items()}
 
 
 def tensors(step: Step) -> tuple[list[Any], dict[str, Any]]:
@@ -59,10 +62,14 @@ def back(out: Any, step: Step) -> Any:
 
 @pytest.mark.parametrize("name", [*STEPS, *LARGE, *MANY])
 def test_every_element_is_as_near_float64_as_its_type_allows(name: str) -> None:
+    import torch
+
     step = {**STEPS, **LARGE, **MANY}[name]
     arrays, named = tensors(step)
     out, lse = warploom.attention_paged(*arrays, **named, return_lse=True)
     assert step.problems_of(back(out, step), lse.cpu().numpy()) == []
+    if name in MANY and torch.cuda.get_device_capability() == (9, 0):
+        assert isinstance(warploom.plan_attention_paged(*arrays, **named).config, ForwardSm90)
 
 
 def test_a_graph_is_replayed_with_other_lengths() -> None:

@@ -106,20 +106,23 @@ OPERANDS = DecodeOperands(QUERIES, KEYS, KEYS, QUERIES, table=128)
 
 def test_who_takes_what() -> None:
     """Tiles take many queries where there is ``wgmma``; what they cannot is left to the kernels of few queries."""
-    assert isinstance(choose_paged(PROBLEM, OPERANDS, target("sm_90a"))[0], ForwardSm90)
+    packed = replace(PROBLEM, packed=True, q_len=2000)
+    assert isinstance(choose_paged(packed, OPERANDS, target("sm_90a"), 132)[0], ForwardSm90)
+    assert isinstance(choose_paged(PROBLEM, OPERANDS, target("sm_90a"), 132)[0], ForwardSm90)
     others: list[tuple[DecodeProblem, DecodeOperands, str]] = [
         (PROBLEM, OPERANDS, "sm_80"),
         (replace(PROBLEM, q_len=4), OPERANDS, "sm_90a"),
+        (replace(PROBLEM, q_len=128, batch=1), OPERANDS, "sm_90a"),  # four tiles for 132 SMs
         (replace(PROBLEM, packed=True), OPERANDS, "sm_90a"),  # 128 queries of each of four sequences
-        (replace(PROBLEM, packed=True, batch=100), OPERANDS, "sm_90a"),
+        (replace(PROBLEM, packed=True, q_len=2000, batch=100), OPERANDS, "sm_90a"),
         (replace(PROBLEM, fp8=True), OPERANDS, "sm_90a"),
         (replace(PROBLEM, split=128), OPERANDS, "sm_90a"),
         (PROBLEM, replace(OPERANDS, k=(64 * 128 + 8, 64, 128)), "sm_90a"),
         (PROBLEM, replace(OPERANDS, v=(64 * 256, 64, 128)), "sm_90a"),
         (PROBLEM, replace(OPERANDS, out=(600 * 256, 64, 256)), "sm_90a"),
     ]
-    kinds = [type(choose_paged(p, o, target(t))[0]) for p, o, t in others]
-    assert kinds == [Decode, Decode, ForwardSm90, *[Decode] * 6]
+    kinds = [type(choose_paged(p, o, target(t), 132)[0]) for p, o, t in others]
+    assert kinds == [Decode] * 10
 
 
 def test_what_tiles_do_not_take_is_refused() -> None:

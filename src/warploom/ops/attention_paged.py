@@ -108,10 +108,10 @@ def attention_paged(
     what else is in the batch; ``fixed_split``, a multiple of 128 keys, divides each sequence by itself.
 
     ``return_lse`` also returns log-sum-exps, float32 (batch, heads, q_len), or (heads, queries) with ``cu_seqlens_q``.
-    The result is like q; ``out`` takes it, if given. Of many queries (64 of each sequence on average) tiles are formed,
-    as :func:`attention` does, on compute capability 9.0; an fp8 cache, ``fixed_split``, older GPUs, and arrays whose
-    sequences or pages are no whole rows apart, keep the kernels that are made for up to 16 queries, which are right for
-    more and slower. Arrays as for :func:`attention`; there are no gradients.
+    The result is like q; ``out`` takes it, if given. Of many queries (32 of each sequence on average, and enough for
+    all SMs) tiles are formed, as :func:`attention` does, on compute capability 9.0. An fp8 cache, ``fixed_split``,
+    older GPUs, and arrays whose sequences or pages are no whole rows apart, keep the kernels that are made for up to 16
+    queries, which are right for more and slower. Arrays as for :func:`attention`; there are no gradients.
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
@@ -206,7 +206,9 @@ def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPla
     operands = inputs.operands(out)
     requires = config.requires if isinstance(config, ForwardSm90) else "sm_90" if problem.fp8 else None
     place = Place.of(inputs.views["q"].device, requires=requires)
-    chosen, reason = (config, "asked for by the caller") if config else choose_paged(problem, operands, place.goal)
+    chosen, reason = config, "asked for by the caller"
+    if chosen is None:
+        chosen, reason = choose_paged(problem, operands, place.goal, place.multiprocessors)
     found = chosen.check() or chosen.check(place.goal) + misfits(chosen, problem, operands)
     if config is not None:
         refuse(f"{config} does not fit", found)

@@ -71,6 +71,12 @@ class PackedProblem:
         return self.heads // self.kv_heads
 
     @property
+    def by_row(self) -> bool:
+        """Whether later tiles of a sequence see more keys."""
+        left, right = self.window
+        return right is not None and left is None
+
+    @property
     def flops(self) -> int:
         """Of the two products, were every sequence as long as the mean and seen whole: for estimates."""
         return 4 * self.heads * self.head_dim * self.total_q * -(-self.total_k // max(1, self.batch))
@@ -141,16 +147,15 @@ def packed_calls(
 
 def listing(config: AttentionConfig, problem: PackedProblem) -> KernelCall:
     """The launch that lists the tiles of all sequences."""
-    p, tile_m, (left, right) = problem, config.tile_m, problem.window
+    p, tile_m, by_row = problem, config.tile_m, problem.by_row
     source = KernelSource.of(
-        "attention.packed_kernel:list_tiles", f"list_tiles_{tile_m}",
-        tile_m=tile_m, by_row=right is not None and left is None, used=p.used,
+        "attention.packed_kernel:list_tiles", f"list_tiles_{tile_m}", tile_m=tile_m, by_row=by_row, used=p.used
     )  # fmt: skip
     row_bytes = 2 * p.head_dim * p.dtype.bytes // p.group
     most = most_pieces(p.total_q, p.batch, tile_m)
     scalars: dict[str, Any] = {
         "total_q": p.total_q, "total_k": p.total_k, "batch": p.batch, "heads": p.heads, "most": most,
-        **divisors(together=heads_together(p.total_k, row_bytes, p.heads)),
+        **divisors(together=heads_together(p.total_k, row_bytes, p.heads, by_row=by_row)),
     }  # fmt: skip
     used = [name for name, is_used in zip(("q_used", "k_used"), p.used, strict=True) if is_used]
     grid = -(-p.batch // LISTING_WARPS), min(64, -(-p.total_q // (tile_m * LISTED_AT_ONCE))), 1

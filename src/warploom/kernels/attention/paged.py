@@ -18,8 +18,9 @@ from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
 from warploom.tile.panels import box_rows
 
-MANY_QUERIES = 64
-"""Of each sequence on average: from so many on, tiles of queries are full enough."""
+MANY_QUERIES, MANY_ROWS = 32, 24
+"""Tiles are full enough from so many queries of each sequence on average, and there are enough of them from so many rows
+of query heads for an SM (benchmarks/prefill_cells.py)."""
 PagedConfig = Decode | ForwardSm90
 
 
@@ -29,10 +30,14 @@ def parse_config(text: str) -> PagedConfig:
     return kind.parse(text)
 
 
-def choose_paged(problem: DecodeProblem, operands: DecodeOperands, target: Target) -> tuple[PagedConfig, str]:
+def choose_paged(
+    problem: DecodeProblem, operands: DecodeOperands, target: Target, multiprocessors: int
+) -> tuple[PagedConfig, str]:
     """The configuration for a problem when nobody asks for another, and why: never by what lengths say."""
-    queries = problem.q_len // max(1, problem.batch) if problem.packed else problem.q_len
-    if queries >= MANY_QUERIES and target.has_wgmma and not _unlisted(problem, operands):
+    batch = max(1, problem.batch)
+    queries = problem.q_len // batch if problem.packed else problem.q_len
+    many = queries >= MANY_QUERIES and queries * batch * problem.heads >= MANY_ROWS * multiprocessors
+    if many and target.has_wgmma and not _unlisted(problem, operands):
         tiled = choose_packed(_as_packed(problem, operands), target)
         if isinstance(tiled, ForwardSm90):
             return tiled, f"{queries} queries of each sequence: tiles of {tiled.tile_m}"
@@ -91,10 +96,10 @@ def _most(config: ForwardSm90, p: DecodeProblem) -> int:
 
 def _listing(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands) -> KernelCall:
     """The launch that lists the tiles of all sequences."""
-    tile_m, (left, right) = config.tile_m, p.window
+    tile_m, by_row = config.tile_m, _as_packed(p, operands).by_row
     source = KernelSource.of(
         "attention.paged_kernel:list_paged_tiles", f"list_paged_tiles_{tile_m}",
-        tile_m=tile_m, by_row=right is not None and left is None, packed=p.packed,
+        tile_m=tile_m, by_row=by_row, packed=p.packed,
     )  # fmt: skip
     q_pitch, k_pitch = _pitches(p, operands)
     keys = min(p.pages * p.page_size, p.batch * p.capacity) if p.page_size else p.batch * p.capacity
@@ -102,7 +107,7 @@ def _listing(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands) ->
     scalars: dict[str, Any] = {
         "total_q": p.q_len, "q_len": p.q_len, "q_pitch": q_pitch, "capacity": p.capacity,
         "k_pitch": 1 if p.page_size else k_pitch, "batch": p.batch, "heads": p.heads, "most": most,
-        **divisors(together=heads_together(keys, row_bytes, p.heads)),
+        **divisors(together=heads_together(keys, row_bytes, p.heads, by_row=by_row)),
     }  # fmt: skip
     grid = -(-p.batch // LISTING_WARPS), min(64, -(-p.q_len // (tile_m * LISTED_AT_ONCE))), 1
     arrays = *(["starts"] if p.packed else ()), "lengths", "tiles"
