@@ -19,8 +19,8 @@ from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_piec
 from warploom.tile.panels import box_rows
 
 MANY_QUERIES, MANY_ROWS = 32, 24
-"""Tiles are full enough from so many queries of each sequence on average, and there are enough of them from so many rows
-of query heads for an SM (benchmarks/prefill_cells.py)."""
+"""Tiles are full enough from so many queries of each sequence on average, and enough from so many rows of query heads
+for an SM (benchmarks/prefill_cells.py)."""
 PagedConfig = Decode | ForwardSm90
 
 
