@@ -185,8 +185,12 @@ class ValueGradient(Gradient):
         self._softmax.probabilities(values, lambda: self._tile.mask.apply(self._block, block, warp=k.warp & 3))
         self._cores.pack(self._operand, self._block)
         self._softmax.uncap(values)
+        self._hand_over(turn)
+
+    def _hand_over(self, turn: Traced) -> None:
+        """P to the other consumer."""
         to = self._crossing.at(turn, filling=True)
-        store_part(k, to.claim(), self._block)
+        store_part(self._k, to.claim(), self._block)
         to.written()
 
 
