@@ -33,9 +33,12 @@ class Pages:
 
     def of(self, k: Kernel, sequence: Traced, key: Traced) -> Traced:
         """The page of a key; for keys beyond the table that of its last entry."""
+        return k.minimum(self.entry(k, sequence, key), self.pages - 1)
+
+    def entry(self, k: Kernel, sequence: Traced, key: Traced) -> Traced:
+        """The same as the table has it, which may be none."""
         entry = k.minimum(key // self.size, self.count - 1)
-        (page,) = (self.table + k.mul_wide(sequence, self.row)).load(entry)
-        return k.minimum(k.bitcast(page, u32), self.pages - 1)
+        return k.bitcast((self.table + k.mul_wide(sequence, self.row)).load(entry), u32)
 
 
 @dataclass(frozen=True)

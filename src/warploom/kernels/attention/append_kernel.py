@@ -8,13 +8,17 @@ models turn the elements a half apart.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.append import CHUNK, THREADS, AppendForm
 from warploom.lang import Global, GlobalPointer, Kernel, Traced, kernel
+from warploom.tile.cache import Pages
 
 WORDS = CHUNK // 2
 Strides = tuple[Traced, Traced, Traced]
+"""(sequence or page, head, token) in elements."""
+Array = tuple[GlobalPointer, Strides]
 
 
 @kernel(threads=THREADS, drop_unused=True)
@@ -51,48 +55,72 @@ def append_to_cache(
     sequence, chunks = k.cta_z, form.head_dim // CHUNK
     item = k.cta_x * THREADS + k.thread
     row, col = item // chunks, item % chunks * CHUNK
-    (length,) = lengths.load(sequence)
+    length = lengths.load(sequence)
     turn = Rotation(k, form, (wide_cos, wide_sin) if form.table is f32 else (cos, sin), positions)
-
-    def kept(at: Traced, outer: Traced, head: Traced, of_row: Traced) -> tuple[Traced, Traced]:
-        """Elements from the cache's first to a token's row of a head, and whether the cache has a place for it."""
-        exists = (at >= 0) & (k.bitcast(at, u32) < capacity)
-        position = k.minimum(k.bitcast(at, u32), capacity - 1)
-        if not form.page_size:
-            return k.mul_wide(sequence, outer) + k.mul_wide(position, of_row), exists
-        entry = k.minimum(position // form.page_size, table_pages - 1)
-        (page,) = (table + k.mul_wide(sequence, table_row)).load(entry)
-        within = k.mul_wide(position % form.page_size, of_row)
-        return k.mul_wide(k.bitcast(page, u32), outer) + within, exists & (k.bitcast(page, u32) < pages)
-
-    def move(
-        source: GlobalPointer, of: Strides, to: GlobalPointer, into: Strides,
-        count: tuple[Traced, Traced], *, turned: bool, cached: bool,
-    ) -> None:  # fmt: skip
-        each, per_token = count
-        with k.when(row < each * per_token):
-            token, head = row // per_token, row % per_token
-            at = length + k.bitcast(token, s32) - k.bitcast(each, s32)
-            offset = k.mul_wide(sequence, of[0]) + k.mul_wide(head, of[1]) + k.mul_wide(token, of[2])
-            place, exists = (
-                kept(at, into[0], head, into[2])
-                if cached
-                else (k.mul_wide(sequence, into[0]) + k.mul_wide(token, into[2]), None)
-            )
-            with nullcontext() if exists is None else k.when(exists):
-                words = turn.load(source + offset, col, at if turned else None)
-                (to + (place + k.mul_wide(head, into[1])) + col).store(words, dtype=u32)
+    named = Pages(form.page_size, table, table_row, table_pages, pages) if form.page_size else None
+    move = Move(k, sequence, row, col, length, turn, Cache(k, sequence, capacity, named))
+    of_k, of_v, of_q = (k_outer, k_head, k_row), (v_outer, v_head, v_row), (q_outer, q_head, q_row)
+    into_k, into_v = (k_cache_outer, k_cache_head, k_cache_row), (v_cache_outer, v_cache_head, v_cache_row)
+    into_q = q_out_outer, q_out_head, q_out_row
 
     with k.when(k.cta_y == 0, uniform=True):
-        move(keys, (k_outer, k_head, k_row), k_cache, (k_cache_outer, k_cache_head, k_cache_row), (tokens, kv_heads),
-             turned=True, cached=True)  # fmt: skip
+        move.rows((keys, of_k), (k_cache, into_k), (tokens, kv_heads), turned=True)
     with k.when(k.cta_y == 1, uniform=True):
-        move(values, (v_outer, v_head, v_row), v_cache, (v_cache_outer, v_cache_head, v_cache_row), (tokens, kv_heads),
-             turned=False, cached=True)  # fmt: skip
+        move.rows((values, of_v), (v_cache, into_v), (tokens, kv_heads), turned=False)
     if form.queries:
         with k.when(k.cta_y == 2, uniform=True):
-            move(q, (q_outer, q_head, q_row), q_out, (q_out_outer, q_out_head, q_out_row), (q_len, heads),
-                 turned=True, cached=False)  # fmt: skip
+            move.rows((q, of_q), (q_out, into_q), (q_len, heads), turned=True, cached=False)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where a sequence's keys or values lie."""
+
+    k: Kernel
+    sequence: Traced
+    capacity: Traced
+    pages: Pages | None
+
+    def place(self, at: Traced, strides: Strides) -> tuple[Traced, Traced]:
+        """Elements from the first to a token's of head 0, and whether the cache has a place for it."""
+        k, (outer, _, of_row) = self.k, strides
+        exists = (at >= 0) & (k.bitcast(at, u32) < self.capacity)
+        position = k.minimum(k.bitcast(at, u32), self.capacity - 1)
+        if self.pages is None:
+            return k.mul_wide(self.sequence, outer) + k.mul_wide(position, of_row), exists
+        page = self.pages.entry(k, self.sequence, position)
+        within = k.mul_wide(position % self.pages.size, of_row)
+        return k.mul_wide(page, outer) + within, exists & (page < self.pages.pages)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A thread's part of moving rows of heads: ``row`` of those of a sequence, 16 bytes of it from ``col`` on."""
+
+    k: Kernel
+    sequence: Traced
+    row: Traced
+    col: Traced
+    length: Traced
+    rotation: Rotation
+    cache: Cache
+
+    def rows(
+        self, source: Array, to: Array, count: tuple[Traced, Traced], *, turned: bool, cached: bool = True
+    ) -> None:
+        """``count`` = (tokens of the sequence, heads), its last; to their places in the cache, or one after another."""
+        k, (given, of), (kept, into), (tokens, heads) = self.k, source, to, count
+        with k.when(self.row < tokens * heads):
+            token, head = self.row // heads, self.row % heads
+            at = self.length + k.bitcast(token, s32) - k.bitcast(tokens, s32)
+            offset = k.mul_wide(self.sequence, of[0]) + k.mul_wide(head, of[1]) + k.mul_wide(token, of[2])
+            if cached:
+                place, exists = self.cache.place(at, into)
+            else:
+                place, exists = k.mul_wide(self.sequence, into[0]) + k.mul_wide(token, into[2]), None
+            with nullcontext() if exists is None else k.when(exists):
+                words = self.rotation.load(given + offset, self.col, at if turned else None)
+                (kept + (place + k.mul_wide(head, into[1])) + self.col).store(words, dtype=u32)
 
 
 class Rotation:
