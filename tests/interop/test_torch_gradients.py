@@ -280,17 +280,43 @@ def test_transforms_of_functions(way):
     torch.testing.assert_close(found, expected, rtol=2**-5, atol=2**-6 * expected.abs().max().item())
 
 
-def test_products_are_differentiated_twice_and_losses_are_not():
+def test_products_are_differentiated_twice():
     x, w = (y.requires_grad_() for y in tensors((24, 40), (56, 40)))
     (once,) = torch.autograd.grad(warploom.matmul(x, w.mT).float().square().sum(), x, create_graph=True)
     (twice,) = torch.autograd.grad(once.float().sum(), x)
     exact = w.detach().double()
     expected = 2 * torch.ones(24, 40).double() @ (exact.T @ exact)
     torch.testing.assert_close(twice.double(), expected, rtol=2**-5, atol=2**-6 * expected.abs().max().item())
-    for call in (loss, lambda x, w: warploom.matmul(x, w.mT, epilogue=gelu).float()):
-        result = call(x, w).square().sum()
-        with pytest.raises(ProblemError, match=r"has no backward pass|is not differentiated twice"):
-            torch.autograd.grad(result, x, create_graph=True)
+    nested = {
+        "grad of grad": lambda f: func.grad(lambda x: func.grad(f)(x).float().sum())(x.detach()),
+        "vjp of vjp": lambda f: func.vjp(lambda x: func.vjp(f, x)[1](torch.ones(()))[0].float().sum(), x.detach())[1](
+            torch.ones(()))[0],
+        "backward of grad": lambda f: torch.autograd.grad(func.grad(f)(x).float().sum(), x)[0],
+    }  # fmt: skip
+    for of in nested.values():
+        found = of(lambda x: warploom.matmul(x, w.detach().mT).float().square().sum())
+        torch.testing.assert_close(found.double(), expected, rtol=2**-5, atol=2**-6 * expected.abs().max().item())
+    with torch.no_grad():
+        assert not func.grad(lambda x: warploom.matmul(x, w.mT).float().sum())(x).requires_grad
+    result = warploom.matmul(x, w.mT, epilogue=gelu).float().square().sum()
+    with pytest.raises(ProblemError, match="is not differentiated twice"):
+        torch.autograd.grad(result, x, create_graph=True)
+
+
+@pytest.mark.parametrize("name", ["attention", "attention, log-sum-exp", "loss", "logsumexp", "packed"])
+def test_gradients_are_recorded_and_not_differentiated_again(name):
+    """``torch.func.grad`` records every backward pass."""
+    call, _, shapes = (CALLS | {"packed": (packed, None, PACKED)})[name]
+    x, *others = tensors(*shapes)
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(call(leaf, *others).float().sum(), leaf)
+
+    def once(x):
+        return func.grad(lambda x: call(x, *others).float().sum())(x)
+
+    torch.testing.assert_close(once(x), expected, rtol=0, atol=0)
+    with pytest.raises(ProblemError, match="is differentiated once"):
+        func.grad(lambda x: once(x).float().sum())(x)
 
 
 def test_what_has_no_gradient_is_named():

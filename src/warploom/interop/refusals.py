@@ -15,6 +15,7 @@ NO_TANGENT = (
     "this tensor carries a tangent (torch.func.jvp, jacfwd and linearize, torch.autograd.forward_ad), and warploom has "
     "no forward-mode derivatives yet: pass torch.autograd.forward_ad.unpack_dual(tensor).primal"
 )
+NOT_TWICE = "this call is differentiated once: its gradients have no backward pass of their own"
 NESTED = "nested tensors are not supported: pass their tensors one by one, or padded to one shape"
 
 

@@ -71,7 +71,7 @@ def _fake_backward(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), _of_sinks(q, heads)
 
 
-backward_operator = define("attention_backward", _BACKWARD, _run_backward, _fake_backward, autocast=False)
+backward_operator = define("attention_backward", _BACKWARD, _run_backward, _fake_backward, of_gradients=True)
 """The gradients by q, k, v and sinks, by :func:`warploom.attention_backward`; the last is empty without sinks."""
 
 

@@ -70,7 +70,7 @@ def _fake_gradients(
     return tuple(x.new_empty(shape if wants else (0,)) for shape, wants in sizes)
 
 
-gradients_operator = define("row_gradients", _GRADIENTS, _gradients, _fake_gradients, autocast=False)
+gradients_operator = define("row_gradients", _GRADIENTS, _gradients, _fake_gradients, of_gradients=True)
 """The gradients by x, w and bias of losses, or log-sum-exps, of rows of scale · x·wᵀ + bias; empty if not wanted."""
 
 

@@ -17,7 +17,7 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from warploom.core.errors import ProblemError
-from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, refuse_tangent
+from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, NOT_TWICE, refuse_tangent
 from warploom.interop.tracing import forward_mode, transforms
 
 _NAMESPACE = "warploom"
@@ -54,15 +54,18 @@ def define(
     fake: Callable[..., Any],
     derivative: Derivative | None = None,
     *,
-    autocast: bool = True,
+    of_gradients: bool = False,
 ) -> Any:
     """``torch.ops.warploom.<name>``: what ``run`` computes, and what ``fake`` says of its shapes while tracing.
 
     ``schema`` is PyTorch's signature of it, "(Tensor a, …) -> Tensor"; arguments that have their default value are left
     out of a call, so both functions have the same defaults. Nothing is mutated. Without a ``derivative`` whoever asks
-    for one gets a ProblemError, and so does who asks for one in forward mode. Operators of gradients take no part in
-    ``autocast``: the forward pass has chosen the types, and torch.compile traces both passes under its autocast.
+    for one gets a ProblemError, and so does who asks for one in forward mode. An operator ``of_gradients`` may be
+    recorded (``create_graph``, ``torch.func.grad``), and refuses once its own derivative is asked for. It takes no part
+    in autocast: the forward pass has chosen the types, and torch.compile traces both passes under its autocast.
     """
+    if of_gradients:
+        derivative = Derivative(frozenset(inspect.signature(run).parameters), lambda *_: (), _refuse_twice)
     differentiable = None if derivative is None else _function(name, run, derivative)
 
     def autograd(keyset: Any, *arguments: Any, **named: Any) -> Any:
@@ -96,12 +99,16 @@ def define(
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in _DEVICES:
         _LIBRARY.impl(name, run, key)
-        if autocast:
+        if not of_gradients:
             _LIBRARY.impl(name, _autocast(key, lambda: operator, names), f"Autocast{key}")
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
     operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
     return operator
+
+
+def _refuse_twice(*_: Any) -> Named:
+    raise ProblemError(NOT_TWICE)
 
 
 def define_mutating(name: str, schema: str, run: Callable[..., None], fake: Callable[..., None]) -> Any:
@@ -123,7 +130,8 @@ def _function(name: str, run: Callable[..., Any], derivative: Derivative) -> Cal
 
         @staticmethod
         def forward(ctx: Any, operator: Any, below: Any, *arguments: Any) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
+            # PyTorch runs this without grad mode, by which levels of torch.func below this one would record nothing.
+            with torch.set_grad_enabled(transforms(torch)), torch._C._AutoDispatchBelowAutograd():
                 result = operator.redispatch(below, *arguments)
             given = signature.bind(*arguments)
             given.apply_defaults()

@@ -56,7 +56,7 @@ def _fake_backward(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-backward_operator = define("attention_varlen_backward", _BACKWARD, _run_backward, _fake_backward, autocast=False)
+backward_operator = define("attention_varlen_backward", _BACKWARD, _run_backward, _fake_backward, of_gradients=True)
 """The gradients by q, k and v."""
 
 _LENGTHS = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
