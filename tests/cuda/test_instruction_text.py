@@ -16,7 +16,15 @@ from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Const, Op, Operand, Register, Value
 from warploom.ir.verify import least_architecture, verify
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
-from warploom.isa.async_copy import BulkLoadBytes, BulkStoreBytes, CommitCopies, CpAsync, TensorCopy, WaitCopies
+from warploom.isa.async_copy import (
+    BulkLoadBytes,
+    BulkStoreBytes,
+    CommitCopies,
+    CopiesArrive,
+    CpAsync,
+    TensorCopy,
+    WaitCopies,
+)
 from warploom.isa.base import Instruction
 from warploom.isa.calls import AssertFail, Print, Trap
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared, StoreAsync
@@ -55,6 +63,7 @@ from warploom.isa.sync import (
     BarSync,
     GridDependency,
     MbarrierArrival,
+    MbarrierArrivalAmidst,
     MbarrierInitFence,
     MbarrierInitialise,
     MbarrierInvalidate,
@@ -154,6 +163,7 @@ ASYNC: list[Instruction] = [
     *(TensorCopy("store", 2, reduction=operation) for operation in ("add", "min", "max")),
     *(TensorCopy("load", 4, 128, 8, eviction) for eviction in ("first", "last")),
     BulkLoadBytes(16, 32, 8),
+    *(CopiesArrive(counted, 8) for counted in (False, True)),
     Load("shared", u32, 2, 8, remote=True),
     Store("shared", u32, remote=True),
     *(BulkStoreBytes(4096, adds, 64, 128) for adds in (False, True)),
@@ -177,6 +187,8 @@ SYNC: list[Instruction] = [
     MbarrierTestWait(0, "cluster"),
     MbarrierTestWait(0, relaxed=True),
     MbarrierArrival(count=3),
+    MbarrierArrivalAmidst(3, 8),
+    MbarrierArrival(-16, 8, count=0),
     MbarrierInvalidate(8),
     BarSync(64, aligned=False),
     MbarrierArrival(4096, count=0),

@@ -219,6 +219,22 @@ HEADERS: dict[str, CudaCase] = {
     }""", 1, 64, lambda rng: [*floats(5 * 64 * 4, 64)(rng), 5], lambda x, y, n:
         [None, x.reshape(5, 64, 4)[:, :, 0].astype(np.float64).sum(0), None], tolerance=1e-6,
         before="#include <cuda/pipeline>"),
+    "copies on a barrier": CudaCase("""(const float4* x, float* y, int n) {
+        __shared__ cuda::barrier<cuda::thread_scope_block> bar;
+        __shared__ float4 s[2][64];
+        int t = threadIdx.x;
+        float sum = 0;
+        if (t == 0) init(&bar, 64);
+        __syncthreads();
+        for (int i = 0; i < n; i++) {
+            cuda::memcpy_async(&s[i & 1][t], &x[i * 64 + t], cuda::aligned_size_t<16>(16), bar);
+            bar.arrive_and_wait();
+            sum += s[i & 1][63 - t].x;
+        }
+        y[t] = sum;
+    }""", 1, 64, lambda rng: [*floats(5 * 64 * 4, 64)(rng), 5], lambda x, y, n:
+        [None, x.reshape(5, 64, 4)[:, ::-1, 0].astype(np.float64).sum(0), None], tolerance=1e-6,
+        before="#include <cuda/barrier>"),
     **{f"barrier, {target}": CudaCase("""(const float* x, float* y) {
         __shared__ cuda::barrier<cuda::thread_scope_block> bar;
         __shared__ float s[64];

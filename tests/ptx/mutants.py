@@ -193,7 +193,15 @@ _TRITON = (("softmax", "sm_80"), ("matmul", "sm_80"), ("layer_norm", "sm_80"), (
            ("attention", "sm_80"), ("matmul", "sm_90"), ("attention", "sm_90"), ("descriptors", "sm_90"),
            ("own descriptors", "sm_90"))  # fmt: skip
 _CUDA = ("generic pointers", "histogram", "two-dimensional blocks", "volatile", "atomics")
-_HEADERS = ("BlockReduce", "BlockScan", "BlockRadixSort", "pipeline", "barrier, sm_80", "barrier, sm_90")
+_HEADERS = (
+    "BlockReduce",
+    "BlockScan",
+    "BlockRadixSort",
+    "pipeline",
+    "copies on a barrier",
+    "barrier, sm_80",
+    "barrier, sm_90",
+)
 
 
 def subjects() -> Iterator[tuple[str, Callable[[], Subject]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -85,3 +87,53 @@ def test_a_warp_may_arrive_and_then_wait_at_one_barrier(first):
         assert out.tolist() == [0] * 32 + [5] * 32
     else:
         assert "deadlock" in kinds(findings)
+
+
+COPIES = """cvta.to.global.u64 %d1, %d0; mul.wide.u32 %d2, %r0, 4; add.s64 %d3, %d1, %d2; shl.b32 %r3, %r0, 2;
+mov.u32 %r4, words; add.u32 %r5, %r4, %r3; cp.async.ca.shared.global [%r5], [%d3], 4;"""
+MANY = ".shared .align 8 .b8 bar[8]; .shared .align 16 .b8 words[256];"
+
+
+def copied(arrive: str, count: int = 64, wait: str = WAITS["a loop"], before: str = "", seed: int | None = None):
+    """Each of 64 threads copies a word, and reads its neighbour's in the other warp."""
+    body = f"""mov.u32 %r0, %tid.x; setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [bar], {count};
+    bar.sync 0; {before} {COPIES} {arrive} {wait} xor.b32 %r6, %r3, 128; add.u32 %r7, %r4, %r6;
+    ld.shared.u32 %r1, [%r7]; bar.sync 0; {STORE}"""
+    out = np.arange(64, dtype=np.uint32)
+    return out, check(kernel(body, before=MANY), [out], 64, seed=seed).findings
+
+
+ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [bar];"
+
+
+@pytest.mark.parametrize("seed", [None, 0, 3])
+@pytest.mark.parametrize("arrive", [
+    "cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", f"cp.async.mbarrier.arrive.shared::cta.b64 [bar]; {ARRIVE}"
+])  # fmt: skip
+def test_copies_arrive_at_an_mbarrier_when_they_are_done(arrive: str, seed: int | None) -> None:
+    out, findings = copied(arrive, seed=seed)
+    assert findings == ()
+    assert out.tolist() == [*range(32, 64), *range(32)]
+
+
+@pytest.mark.parametrize(("change", "kind"), [
+    ({"arrive": ARRIVE}, "in_flight"),  # an arrival that does not wait for the copies
+    ({"arrive": f"cp.async.mbarrier.arrive.shared.b64 [bar]; {ARRIVE}", "wait": ""}, "in_flight"),
+    ({"arrive": "cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", "wait": "bar.sync 0;"}, "in_flight"),
+    ({"arrive": "cp.async.mbarrier.arrive.shared.b64 [bar];"}, "deadlock"),  # which counts one more each
+    ({"arrive": "cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", "count": 65}, "deadlock"),
+])  # fmt: skip
+def test_copies_that_nobody_waits_for_by_their_mbarrier(change: dict[str, Any], kind: str) -> None:
+    assert kind in kinds(copied(**change)[1])
+
+
+@pytest.mark.parametrize(("before", "count", "kind"), [
+    ("mbarrier.arrive.noComplete.shared.b64 %d9, [bar], 2;", 192, ""),
+    ("@%p1 mbarrier.arrive.noComplete.shared.b64 %d9, [bar], 2;", 2, "mbarrier"),  # which ends the phase
+    ("@%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], 16; "
+     "@%p1 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [bar], 16;", 64, ""),
+    ("@%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], 16;", 64, "deadlock"),
+])  # fmt: skip
+def test_arrivals_that_do_not_end_a_phase_and_bytes_that_no_copy_brings(before: str, count: int, kind: str) -> None:
+    findings = copied("cp.async.mbarrier.arrive.noinc.shared.b64 [bar];", count, before=before)[1]
+    assert kinds(findings) >= {kind} if kind else findings == ()

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.acting import Lanes, lanes_of
+from warploom.emulate.acting import Lanes, lanes_of, split
 from warploom.emulate.async_proxy import AsyncProxy
+from warploom.emulate.copies import CopyQueue
 from warploom.emulate.engines import Engines
 from warploom.emulate.frames import Frame
 from warploom.emulate.global_async import AsyncGlobal, Box
@@ -26,6 +27,7 @@ from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE
 from warploom.emulate.spans import Span, Words
 from warploom.emulate.tensor_maps import CHUNK, TensorMapArgument
+from warploom.emulate.tracked_copies import TrackedCopies
 from warploom.ir.statements import Op
 from warploom.isa.effects import BulkStore, BulkTensorCopy
 
@@ -76,7 +78,7 @@ class BulkCopies:
         self.proxy, self.memory, self.barriers, self.engines = proxy, memory, barriers, engines
         self.report, self.maps = reporter, maps
         self.warps = engines.warps
-        self.loads: list[_Load] = []
+        self.loads: list[_Load | TrackedCopies] = []
         self.stores: list[_Store] = []  # those that still read
         self.writing: list[_Store] = []  # those that have read, and are not known to have written
         self.globally, self.made = AsyncGlobal(memory), MadeMaps(memory, reporter)
@@ -176,6 +178,21 @@ class BulkCopies:
                 chunks = self._inside(np.array([place]), CHUNK, CHUNK, row, lane, op)
                 source = Words(np.ascontiguousarray(words[i, lane]))
                 self._start_load(row, lane, op, source, (), chunks, where - SHARED_BASE, own if cta is None else cta)
+
+    def track_copies(self, frame: Frame, op: Op, barrier: Array, copies: CopyQueue, *, counted: bool) -> None:
+        """The active lanes arrive at an mbarrier when the copies that they have under way land."""
+        places = frame.full(barrier).astype(np.int64)
+        for i, row, lanes in lanes_of(frame, None):
+            for place, group in split(places[i], lanes):
+                bar = self.barriers.find(place - SHARED_BASE, row, group, op)
+                if bar is None:
+                    continue
+                self.barriers.check_follows(bar, row, group, op)
+                each = [*(range(32) if group is None else group)]
+                if not counted:
+                    bar.pending += len(each)
+                passed = self.proxy.clocks.passed(row) if self.proxy.checks else None
+                self.loads.append(TrackedCopies(op, row, each[0], each, bar, copies, copies.take(row, group), passed))
 
     def _receivers(self, row: int, lane: int, mask: int, op: Op) -> list[int]:
         """The CTAs (of the batch) that a mask names; a finding for those that the cluster does not have."""
@@ -291,6 +308,9 @@ class BulkCopies:
         if not self.loads:
             return False
         load = self.loads.pop(0 if rng is None else rng.randrange(len(self.loads)))
+        if isinstance(load, TrackedCopies):
+            load.land(self.proxy, self.barriers, self.engines)
+            return True
         source, shared = load.source, self.proxy.shared
         index = (load.chunks - SHARED_BASE + load.cta * shared.stride) // CHUNK
         shared.data.reshape(-1, CHUNK)[index] = source.load(load.at)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.emulate.acting import Lanes
 from warploom.emulate.frames import Frame
 from warploom.emulate.global_memory import GlobalMemory, Target
 from warploom.emulate.report import Reporter
@@ -29,6 +30,16 @@ class _Copy:
     under_way: Array
     frame: Frame
     reads: list[tuple[list[Target], int]]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Part of a copy that an mbarrier keeps track of from now on: units of shared memory, and their words."""
+
+    copy: _Copy
+    index: Array
+    data: Array
 
 
 class CopyQueue:
@@ -45,12 +56,12 @@ class CopyQueue:
         self, frame: Frame, place: Place, data: Array, size: int, op: Op, reads: list[tuple[list[Target], int]]
     ) -> None:
         """The threads issue copies whose bytes are ``data`` (warps, lanes, words)."""
-        self.shared.begin_copy(frame, place, size, op)
+        number = self.shared.begin_copy(frame, place, size, op)
         under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active.copy()
         if not under_way.any():
             return
         self.copies.append(
-            _Copy(op, frame.flat, place.index, data, self.committed[frame.flat], under_way, frame, reads)
+            _Copy(op, frame.flat, place.index, data, self.committed[frame.flat], under_way, frame, reads, number)
         )
 
     def commit(self, frame: Frame) -> None:
@@ -80,6 +91,30 @@ class CopyQueue:
                 copy.under_way &= ~done
                 left.append(copy)
         self.copies = left
+
+    def take(self, row: int, lanes: Lanes) -> list[Taken]:
+        """The copies that lanes of a warp have under way: they are in no group any more."""
+        which = slice(None) if lanes is None else lanes
+        taken: list[Taken] = []
+        for copy in self.copies:
+            for at in np.nonzero(copy.rows == row)[0].tolist():
+                mine = np.zeros(32, np.bool_)
+                mine[which] = copy.under_way[at, which]
+                if mine.any():
+                    taken.append(Taken(copy, copy.index[at, mine], copy.data[at, mine]))
+                    copy.under_way[at] &= ~mine
+        self.copies = [copy for copy in self.copies if copy.under_way.any()]
+        return taken
+
+    def land(self, taken: Taken) -> None:
+        """Its bytes arrive; its source may have been written since the copy was issued."""
+        copy = taken.copy
+        for targets, size in copy.reads:
+            self.memory.track(copy.frame, targets, size, copy.op, "read")
+        view = self.shared.data.view(taken.data.dtype).reshape(-1, taken.data.shape[1])
+        view[taken.index] = taken.data
+        if self.shared.shadow is not None:
+            self.shared.shadow.view(taken.data.dtype).reshape(view.shape)[taken.index] = 0
 
     def at_exit(self) -> None:
         """Copies nobody waited for write into shared memory that the next CTA may own."""

@@ -66,6 +66,8 @@ class EngineSteps:
             return self._copy(op, effect, keys)
         if isinstance(effect, fx.BulkStore):
             return self._store_bytes(op, effect, keys)
+        if isinstance(effect, fx.CopyArrival):
+            return self._copies_arrive(op, effect)
         if isinstance(effect, fx.AsyncStore):
             return self._store_async(op, effect, keys)
         if isinstance(effect, fx.BulkLoad):
@@ -229,6 +231,13 @@ class EngineSteps:
             barrier = self._address(frame, op, store.barrier, store.barrier_offset)
             words = [frame.full(frame.env[key]) for key in keys[store.values :]]
             self.state.bulk.issue_words(frame, op, target, barrier, np.stack(words, axis=-1))
+
+        return step
+
+    def _copies_arrive(self, op: Op, arrival: fx.CopyArrival) -> Step:
+        def step(frame: Frame) -> None:
+            barrier = self._address(frame, op, arrival.address, arrival.offset)
+            self.state.bulk.track_copies(frame, op, barrier, self.run.copies, counted=arrival.counted)
 
         return step
 

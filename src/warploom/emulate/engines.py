@@ -77,8 +77,7 @@ def uses_engines(program: Program) -> bool:
     """Whether a program has anything to do with mbarriers, bulk copies, ``wgmma`` or the async proxy."""
     kinds = (
         fx.MbarrierInit, fx.MbarrierArrive, fx.MbarrierWait, fx.BulkTensorCopy, fx.BulkStore, fx.BulkLoad,
-        fx.AsyncMatrix, fx.AsyncStore,
-        fx.ProxyFence, fx.TensorMapFence,
+        fx.AsyncMatrix, fx.AsyncStore, fx.CopyArrival, fx.ProxyFence, fx.TensorMapFence,
     )  # fmt: skip
     return any(isinstance(e, kinds) for op in program.ops() for e in op.instruction.effects())
 

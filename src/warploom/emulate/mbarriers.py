@@ -163,6 +163,9 @@ class Mbarriers:
                     bar.tx += (effect.expected_bytes or 0) * (32 if group is None else len(group))
                     self._complete(bar, op, row, lane)
                     continue
+                if not effect.completes and bar.pending <= effect.count * (32 if group is None else len(group)):
+                    message = f"{op.instruction.mnemonic} ends a phase of {self.name(bar.address)}: let another do so"
+                    self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
                 bar.events.now.arrivals[row] = self.clocks.now
                 self._release(bar, row, group, effect.scope, op)
                 bar.arrival = op
@@ -206,11 +209,20 @@ class Mbarriers:
 
     def complete_bytes(self, bar: Mbarrier, size: int, known: Known, engine: int, op: Op) -> None:
         """A copy of ``size`` bytes has landed by an engine, which makes this ``known``."""
+        self._landed(bar, known, engine, op)
+        bar.tx -= size
+        self._complete(bar, op, bar.row, bar.lane)
+
+    def arrive_for(self, bar: Mbarrier, lanes: list[int], known: Known, engine: int, row: int, op: Op) -> None:
+        """Copies that lanes of a warp have started have landed by an engine, which makes this ``known``."""
+        self._landed(bar, known, engine, op)
+        for lane in lanes:
+            self._arrive(bar, 0, row, lane, op)
+
+    def _landed(self, bar: Mbarrier, known: Known, engine: int, op: Op) -> None:
         bar.told.learn(known)
         bar.events.now.copies[engine] = self.clocks.now
-        bar.tx -= size
         bar.copy, bar.copied_phase = op, bar.phase
-        self._complete(bar, op, bar.row, bar.lane)
 
     def _complete(self, bar: Mbarrier, op: Op, row: int, lane: int) -> None:
         if bar.pending or bar.tx:

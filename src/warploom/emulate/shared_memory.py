@@ -326,14 +326,15 @@ class SharedMemory:
 
     # -- copies in flight ----------------------------------------------------------------------------------------
 
-    def begin_copy(self, frame: Frame, place: Place, size: int, op: Op) -> None:
-        """The cells hold nothing that may be used until the copy has landed and been waited for."""
+    def begin_copy(self, frame: Frame, place: Place, size: int, op: Op) -> int:
+        """The cells hold nothing that may be used until the copy has landed and been waited for. Returns its number."""
         self.check_write(frame, place, size, op, collective=False)
         cells = size // self.granule
         self.copies.append((op, int(frame.flat[0])))
         index = place.index if place.active is None else place.index[place.active]
         self.in_flight.reshape(-1, cells)[index] = len(self.copies)
         self.writer.reshape(-1, cells)[index] = NEVER
+        return len(self.copies)
 
     def land(self, rows: Array, lane: Array, index: Array, data: Array, op: Op) -> None:
         """A copy's data arrives: flat lists of units, their threads and their words (units, words)."""

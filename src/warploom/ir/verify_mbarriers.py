@@ -95,7 +95,7 @@ def _numbers(op: Op, effect: MbarrierInit | MbarrierArrive | MbarrierWait) -> It
     if isinstance(effect, MbarrierInit) and not 1 <= effect.count <= _MOST_ARRIVALS:
         yield f"{where}an mbarrier for {effect.count} arrivals a phase: it counts 1 to {_MOST_ARRIVALS}"
     if isinstance(effect, MbarrierArrive) and effect.expected_bytes is not None:
-        size = effect.expected_bytes
+        size = abs(effect.expected_bytes)
         if size % _TENSOR_UNIT or not 0 < size <= _MOST_ARRIVALS:
             yield (
                 f"{where}expects {size} bytes: boxes are multiples of {_TENSOR_UNIT} bytes, and a phase counts at most "

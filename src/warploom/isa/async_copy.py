@@ -13,7 +13,16 @@ from typing import Literal
 from warploom.core.dtypes import DType, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.base import Instruction, address, waits_for_groups
-from warploom.isa.effects import AsyncCopy, BulkLoad, BulkStore, BulkTensorCopy, CommitGroup, Effect, WaitGroup
+from warploom.isa.effects import (
+    AsyncCopy,
+    BulkLoad,
+    BulkStore,
+    BulkTensorCopy,
+    CommitGroup,
+    CopyArrival,
+    Effect,
+    WaitGroup,
+)
 from warploom.isa.sync import guarded
 
 Queue = Literal["cp.async", "bulk"]
@@ -106,6 +115,33 @@ class WaitCopies(Instruction):
     def template(self) -> str:
         """The count is an immediate, as PTX demands."""
         return f"{self.mnemonic} {self.pending};"
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesArrive(Instruction):
+    """``cp.async.mbarrier.arrive[.noinc]``: each thread arrives when the copies that it has started are done.
+
+    Operand: the mbarrier's address. ``counted``: these arrivals are among those it was initialised for (``.noinc``);
+    otherwise the phase counts one more for each.
+    """
+
+    counted: bool
+    offset: int = 0
+    takes = (u32,)
+
+    @property
+    def mnemonic(self) -> str:
+        """As in PTX (PTX ISA, "cp.async.mbarrier.arrive")."""
+        return f"cp.async.mbarrier.arrive{'.noinc' if self.counted else ''}"
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Arrivals that come when the copies land."""
+        return (CopyArrival(0, self.offset, self.counted),)
+
+    @property
+    def template(self) -> str:
+        """The offset is an immediate of the address."""
+        return f"{self.mnemonic}.shared.b64 {address(0, self.offset)};"
 
 
 # What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns.

@@ -101,6 +101,18 @@ class WaitGroup(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class CopyArrival(Effect):
+    """Each executing thread arrives at the mbarrier at ``operand[address] + offset`` when its ``cp.async`` are done.
+
+    ``counted``: the mbarrier was initialised for these arrivals; otherwise the phase counts one more for each.
+    """
+
+    address: int
+    offset: int
+    counted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WarpSync(Effect):
     """All threads in the member mask meet here. ``mask`` is the operand of the mask, None for a full ``.aligned`` warp.
 
@@ -161,7 +173,8 @@ class MbarrierArrive(Effect):
 
     ``guard`` is the operand of a predicate that selects the threads that arrive. ``remote``: the address is one of the
     cluster's (``mapa``), in any of its CTAs. A count of 0 only expects bytes. ``drops``: who arrives takes no part in
-    later phases. ``scope`` is how far the arrival releases what was done before it: with
+    later phases. Without ``completes`` the phase must not end by it. ``scope`` is how
+    far the arrival releases what was done before it: with
     ``"cta"`` a remote arrival orders accesses to shared memory, but publishes no writes to global memory.
     """
 
@@ -173,6 +186,7 @@ class MbarrierArrive(Effect):
     scope: ClusterScope = "cta"
     count: int = 1
     drops: bool = False
+    completes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

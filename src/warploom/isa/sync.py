@@ -162,7 +162,8 @@ class MbarrierArrival(Instruction):
 
     The predicate guards the PTX instruction itself, which keeps loop variables in uniform registers where a branch
     around it would not. ``remote``: the address comes from :class:`MapShared`, and the mbarrier is another CTA's.
-    A ``count`` of 0 is ``mbarrier.expect_tx``: bytes, and no arrival; ``drops`` is ``mbarrier.arrive_drop``.
+    A ``count`` of 0 is ``mbarrier.expect_tx``: bytes, and no arrival (a negative number: ``mbarrier.complete_tx``);
+    ``drops`` is ``mbarrier.arrive_drop``.
     ``scope`` ``"cluster"`` (``.release.cluster``) publishes writes to the whole cluster, at the price of a fence of
     the whole GPU (``MEMBAR.ALL.GPU`` in sm_90a's SASS); giving back a stage that was only read needs none.
     """
@@ -184,11 +185,16 @@ class MbarrierArrival(Instruction):
     def mnemonic(self) -> str:
         """With bytes, scope and space: ``mbarrier.arrive.expect_tx.4096`` (PTX ISA, "mbarrier.arrive")."""
         if self.count == 0:
-            return f"mbarrier.expect_tx.{self.expected_bytes}{'.shared::cluster' if self.remote else ''}"
+            return f"mbarrier.{self._bytes}{'.shared::cluster' if self.remote else ''}"
         name = f"mbarrier.{self._opcode}" + self._qualifiers(
             "" if self.expected_bytes is None else f".{self.expected_bytes}"
         )
         return name if self.count == 1 else f"{name}.{self.count}"
+
+    @property
+    def _bytes(self) -> str:
+        expected = self.expected_bytes or 0
+        return f"expect_tx.{expected}" if expected >= 0 else f"complete_tx.{-expected}"
 
     @property
     def _opcode(self) -> str:
@@ -212,10 +218,38 @@ class MbarrierArrival(Instruction):
         count = count if self.expected_bytes is None else f", {self.expected_bytes}"
         if self.count == 0:
             scope = "cluster.shared::cluster" if self.remote else "cta.shared::cta"
-            expect = f"mbarrier.expect_tx.relaxed.{scope}.b64 {address(0, self.offset)}{count};"
+            name, size = self._bytes.split(".")
+            expect = f"mbarrier.{name}.relaxed.{scope}.b64 {address(0, self.offset)}, {size};"
             return guarded(expect, 1, [("r", operands[0])], operands[1])
         arrive = f"mbarrier.{self._opcode}{self._qualifiers()}{space}.b64 _, {address(0, self.offset)}{count};"
         return guarded(arrive, 1, [("r", operands[0])], operands[1])
+
+
+@dataclass(frozen=True, slots=True)
+class MbarrierArrivalAmidst(Instruction):
+    """``mbarrier.arrive.noComplete``: ``count`` arrivals of each thread, by which the phase must not end.
+
+    Operand: address.
+    """
+
+    count: int
+    offset: int = 0
+    takes = (u32,)
+
+    @property
+    def mnemonic(self) -> str:
+        """With its count (PTX ISA, "mbarrier.arrive")."""
+        return f"mbarrier.arrive.noComplete.{self.count}"
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Arrivals, as others."""
+        return (MbarrierArrive(0, self.offset, count=self.count, completes=False),)
+
+    @property
+    def template(self) -> str:
+        """PTX gives a state in any case."""
+        arrive = f"mbarrier.arrive.noComplete.shared.b64 state, {address(0, self.offset)}, {self.count};"
+        return f"{{ .reg .b64 state; {arrive} }}"
 
 
 def guarded(instruction: str, position: int, inputs: list[tuple[str, str]], guard: str) -> str:

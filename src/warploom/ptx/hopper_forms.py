@@ -19,6 +19,7 @@ from warploom.isa.spaces import FromGeneric, ToGeneric
 from warploom.isa.sync import (
     AsyncProxyFence,
     MbarrierArrival,
+    MbarrierArrivalAmidst,
     MbarrierInitFence,
     MbarrierInitialise,
     MbarrierInvalidate,
@@ -51,9 +52,8 @@ def _count(b: Builder, f: Form, operand: Operand, what: str) -> int:
 
 @form("mbarrier")
 def mbarrier(b: Builder, f: Form) -> None:
-    """``mbarrier.{init, inval, arrive[.expect_tx], arrive_drop, expect_tx, try_wait, test_wait}``."""
-    for name, handler in (("init", _init), ("inval", _invalidate), ("arrive", _arrive), ("arrive_drop", _arrive),
-                          ("expect_tx", _expect), ("try_wait", _wait), ("test_wait", _wait)):  # fmt: skip
+    """``mbarrier.{init, inval, arrive[.expect_tx], arrive_drop, expect_tx, complete_tx, try_wait, test_wait}``."""
+    for name, handler in _MBARRIERS.items():
         if f.flag(name):
             if f.type() != "b64":
                 raise f.refusal()
@@ -104,12 +104,15 @@ def _arrive(b: Builder, f: Form) -> None:
         odd = b.fresh(pred)
         b.emit(MbarrierTestWait(offset, relaxed=True), (base, constant(0, u32)), (odd,), within)
         b.assign(state, b.op(Select(u64), odd, constant(1, u64), constant(0, u64)))
+    if f.flag("noComplete"):
+        b.emit(MbarrierArrivalAmidst(count, offset), (base,), within=within)
+        return
     drops = "arrive_drop" in f.instruction.modifiers
     b.emit(MbarrierArrival(size, offset, remote, scope, count, drops), (base, _YES), within=within)
 
 
 def _expect(b: Builder, f: Form) -> None:
-    """``mbarrier.expect_tx``: bytes to expect, and no arrival."""
+    """``mbarrier.{expect_tx, complete_tx}``: bytes to expect, or those that have come, and no arrival."""
     f.flag("relaxed")
     f.one_of("cta", "cluster")
     remote = f.flag("shared::cluster")
@@ -117,7 +120,8 @@ def _expect(b: Builder, f: Form) -> None:
         _own(f)
     address, size = f.operands(2)
     base, offset, within = b.address(address, "shared")
-    expected = MbarrierArrival(_count(b, f, size, "the count of bytes"), offset, remote, count=0)
+    sign = -1 if "complete_tx" in f.instruction.modifiers else 1
+    expected = MbarrierArrival(sign * _count(b, f, size, "the count of bytes"), offset, remote, count=0)
     b.emit(expected, (base, _YES), within=within)
 
 
@@ -133,6 +137,10 @@ def _wait(b: Builder, f: Form) -> None:
         b.assign(target, _YES)
     else:
         b.set_all((target,), MbarrierTestWait(offset, scope), operands, within)
+
+
+_MBARRIERS = {"init": _init, "inval": _invalidate, "arrive": _arrive, "arrive_drop": _arrive, "expect_tx": _expect,
+              "complete_tx": _expect, "try_wait": _wait, "test_wait": _wait}  # fmt: skip
 
 
 @form("elect")

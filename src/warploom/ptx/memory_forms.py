@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 from warploom.core.dtypes import s16, s32, u8, u16, u32, u64
 from warploom.ir.statements import Operand as Value
-from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
+from warploom.isa.async_copy import CommitCopies, CopiesArrive, CpAsync, WaitCopies
 from warploom.isa.conversion import Combine, Half
 from warploom.isa.effects import Order, Scope, Space
 from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
@@ -18,7 +18,7 @@ from warploom.ptx.builder import TYPE, Builder, unsigned
 from warploom.ptx.conversion_forms import byte
 from warploom.ptx.forms import Form, form
 from warploom.ptx.hopper_forms import bulk_copy, bulk_group, proxy_fence, store_async, tensor_copy
-from warploom.ptx.syntax import TYPES, Address, Integer, Operand, Register, Symbol, Vector
+from warploom.ptx.syntax import TYPES, Address, Instruction, Integer, Operand, Register, Symbol, Vector
 
 _CACHE = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
 _EVICTION = ("no_allocate", "evict_first", "evict_last")
@@ -301,11 +301,25 @@ def copy(b: Builder, f: Form) -> None:
         if not isinstance(pending, Integer):
             raise f.refusal()
         b.emit(WaitCopies(pending.value))
+    elif f.flag("mbarrier"):
+        _copies_arrive(b, f)
     elif f.flag("wait_all"):
         b.emit(CommitCopies())
         b.emit(WaitCopies(0))
     else:
         _copy(b, f)
+
+
+def _copies_arrive(b: Builder, f: Form) -> None:
+    """``cp.async.mbarrier.arrive``. What the async proxy reads would need a fence that is not looked for here."""
+    counted = f.flag("noinc")
+    if not f.flag("arrive") or f.type() != "b64" or not (f.flag("shared") or f.flag("shared::cta")):
+        raise f.refusal()
+    if any(isinstance(i, Instruction) and (i.opcode == "wgmma" or "bulk" in i.modifiers) for i in b.function.body):
+        raise f.refusal("beside wgmma and bulk copies it is not supported")
+    (address,) = f.operands(1)
+    base, offset, within = b.address(address, "shared")
+    b.emit(CopiesArrive(counted, offset), (base,), within=within)
 
 
 def _copy(b: Builder, f: Form) -> None:
