@@ -34,7 +34,7 @@ WIDE = BackwardWideSm90(head_dim=8, tile_m=32, tile_n=16)
 SM80 = BackwardSm80(head_dim=8, tile_m=16, num_warps=4)
 CASES = {
     "sm_90": GradientCase(SM90, 160, 200, CAUSAL),
-    "sm_90 added as they come": GradientCase(replace(SM90, in_turn=False, dv_first=False, totals=2), 160, 200),
+    "sm_90 in turn": GradientCase(replace(SM90, in_turn=True), 160, 200),
     "wide": GradientCase(WIDE, 160, 100, CAUSAL),
     "wide, dQ": GradientCase(WIDE, 130, 100, CAUSAL),
     "sm_80": GradientCase(SM80, 80, 100, (20, 0)),
@@ -57,6 +57,7 @@ EQUIVALENT = {
     "without fence.proxy.async.shared::cta in _hand_over": "P is read by ordinary loads alone",
     "without cp.async.wait_group in _store": "nothing is left, but where nobody sees the keys",
     "without bar.sync in _store": "of sums in turn the last barrier stands behind all reads of K",
+    "without fence.proxy.async.shared::cta in _block": "who reads dS of the first block has fenced its own of the next",
     "without wgmma.fence.sync.aligned in _start_dq": "the fences of the products around it cover its accumulator",
     "without cp.async.bulk.commit_group in store": "dK's group takes dV's copies along",
     "without cp.async.bulk.wait_group.read in store": "the wait for dK's copies is one for dV's as well",

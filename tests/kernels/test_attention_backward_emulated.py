@@ -30,8 +30,8 @@ CASES = {
     ),
     "wide 256": GradientCase(replace(ROLES, head_dim=256), 70, 70, scale=-0.1),
     "sm_90 plain": GradientCase(SM90, 150, 200, heads=(2, 2)),
-    "sm_90 wide blocks": GradientCase(replace(SM90, tile_m=128, dv_first=False), 300, 200),
-    "sm_90 added as they come": GradientCase(replace(SM90, tile_m=128, dv_first=False, in_turn=False), 300, 200),
+    "sm_90 wide blocks": GradientCase(replace(SM90, tile_m=128), 300, 200),
+    "sm_90 in turn": GradientCase(replace(SM90, tile_m=128, in_turn=True), 300, 200),
     "sm_90 causal": GradientCase(SM90, 200, 200, CAUSAL, (2, 2)),
     "sm_90 more queries than keys": GradientCase(SM90, 300, 140, CAUSAL),
     "sm_90 fewer queries than keys": GradientCase(SM90, 70, 300, CAUSAL),
@@ -51,8 +51,7 @@ CASES = {
     "sm_90 sinks": GradientCase(SM90, 150, 90, CAUSAL, (2, 1), batch=2, softcap=3.0, lse_gradient=True, sinks=True),
     "sm_90 scale": GradientCase(SM90, 65, 129, scale=-0.3),
     "sm_90 128": GradientCase(BackwardSm90(), 130, 200),
-    "sm_90 128 two sums under way": GradientCase(BackwardSm90(totals=2), 130, 150, CAUSAL),
-    "sm_90 80 rows": GradientCase(BackwardSm90(tile_m=80, dv_first=False), 170, 130, CAUSAL),
+    "sm_90 80 rows": GradientCase(BackwardSm90(tile_m=80), 170, 130, CAUSAL),
     "sm_90 96": GradientCase(BackwardSm90(head_dim=96), 130, 130),
     "sm_90 40": GradientCase(replace(SM90, head_dim=40), 70, 130),
     "sm_90 8": GradientCase(replace(SM90, head_dim=8), 70, 130),
@@ -90,7 +89,7 @@ def test_every_element_is_right(name: str) -> None:
 
 IN_TURN = {
     "sm_80": GradientCase(replace(SM80, in_turn=True, num_warps=4, tile_m=32), 70, 200),
-    "sm_90": GradientCase(SM90, 70, 300),
+    "sm_90": GradientCase(replace(SM90, in_turn=True), 70, 300),
 }
 """Three CTAs or more add to each block of two or more."""
 

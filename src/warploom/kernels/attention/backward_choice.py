@@ -14,8 +14,6 @@ from warploom.kernels.attention.problem import AttentionProblem
 
 _NARROW_HEAD = 64
 """Up to this head_dim registers hold the scores of 128 query rows beside dK and dV on sm_90a."""
-_OVERLAPPED_HEAD = 96
-"""Up to this head_dim dV runs beside dS under every mask; above it that pays where scores are masked."""
 _LONG = 2048
 """From so many queries on, heads that share keys come one after the other where scores are masked."""
 _ROOMY_HEAD = 192
@@ -33,11 +31,9 @@ def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig
         keys = 64 if widest <= _ROOMY_HEAD else 48
         found.append(BackwardWideSm90(tile_n=keys, head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim))
     elif target.has_wgmma:
-        base = BackwardSm90(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim)
+        base = BackwardSm90(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
         if widest <= _NARROW_HEAD and p.softcap is None:
-            base = replace(base, tile_m=128, dv_first=False)
-        elif widest > _OVERLAPPED_HEAD and p.window == (None, None):
-            base = replace(base, dv_first=False)
+            base = replace(base, tile_m=128)
         found.append(in_order(base, p))
     general = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
     if widest > _WIDE_HEAD:

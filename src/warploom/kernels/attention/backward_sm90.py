@@ -18,6 +18,7 @@ from warploom.kernels.attention.packed_backward_problem import PackedBackwardPro
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
+from warploom.tile.accumulation import part_size
 from warploom.tile.order import L2_BYTES, most_pieces
 from warploom.tile.panels import PANEL_COLS
 
@@ -44,9 +45,7 @@ class BackwardSm90(HeadDims, Configuration):
     head_dim: int = flag(128, "elements per head", (64, 128))
     dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
     v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
-    in_turn: bool = flag(True, "CTAs add to dQ in the order of their keys: equal bits from run to run, and no zeroing")
-    dv_first: bool = flag(True, "dV is under way while dS is formed, which takes registers")
-    totals: int = flag(1, "blocks of dQ on their way to global memory", (1, 2))
+    in_turn: bool = flag(False, "CTAs add to dQ in the order of their keys: equal bits from run to run")
     side_by_side: int = flag(8, "planes whose tiles run at a time, at least", (1, 2, 4, 8, 16, 32))
     by_heads: bool = flag(False, "of heads that share keys one comes after the other, not all of them at each block")
 
@@ -91,7 +90,7 @@ class BackwardSm90(HeadDims, Configuration):
         rows = KEYS + STAGES * self.tile_m
         grads = STAGES * self.tile_m * KEYS
         vectors = 2 * STAGES * self.vector * f32.bytes
-        parts = 2 * self.totals * self.total_registers * 128 * f32.bytes
+        parts = CONSUMERS * part_size(self.total_registers) * f32.bytes
         return (rows * (self.width + self.value_width) + grads) * self.dtype.bytes + vectors + parts + BARRIER_BYTES
 
     def check(self, target: Target | None = None) -> list[str]:
@@ -99,8 +98,7 @@ class BackwardSm90(HeadDims, Configuration):
         found = broken_flags(self)
         if found:
             return found
-        registers = max(self.tile_m, self.total_registers) + (self.sum_cols + self.value_sum_cols) // 2
-        registers += self.tile_m // 4 if self.dv_first else 0
+        registers = self.tile_m + (self.sum_cols + self.value_sum_cols) // 2
         constraints = [
             (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
             (self.head_dim % 8 == 0 and 8 <= self.head_dim <= _MOST_HEAD_DIM,
@@ -113,7 +111,6 @@ class BackwardSm90(HeadDims, Configuration):
             (registers <= _MOST_REGISTERS,
              f"tile_m {self.tile_m} at head_dim {self.head_dim} takes {registers} registers for products alone"),
             (self.side_by_side >= 1, f"no plane's tiles run at a time: side_by_side is {self.side_by_side}"),
-            (1 <= self.totals <= 2, f"1 or 2 blocks of dQ are on their way, not {self.totals}"),
             (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
         ]  # fmt: skip
         return violated(constraints) + shared_excess(self.shared_bytes, target)
@@ -149,12 +146,10 @@ class BackwardSm90(HeadDims, Configuration):
             "q_len": p.q_len, "kv_len": p.kv_len, "kv_heads": p.kv_heads, "planes": planes,
             "together": self._together(p),
         }  # fmt: skip
-        memory = {"total": p.planes * blocks * self.tile_m * self.width}
-        if self.in_turn:
-            memory["turns"] = CONSUMERS * p.planes * blocks
+        memory = {"total": p.planes * blocks * self.tile_m * self.width, "turns": CONSUMERS * p.planes * blocks}
         arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", *memory
         grid = self._key_tiles(p) * planes, 1, 1
-        return KernelCall(source, grid, scalars, maps, arrays, memory, [*memory][-1])
+        return KernelCall(source, grid, scalars, maps, arrays, memory, "turns")
 
     def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that scales and rounds dQ."""
@@ -213,9 +208,7 @@ class BackwardSm90(HeadDims, Configuration):
             mapped("q", self.tile_m), mapped("k", KEYS), mapped("v", KEYS), mapped("dout", self.tile_m),
             vector, vector, mapped("dk", 64), mapped("dv", 64),
         )  # fmt: skip
-        memory = {"total": p.heads * slots * self.tile_m * self.width}
-        if self.in_turn:
-            memory["turns"] = CONSUMERS * p.heads * slots
+        memory = {"total": p.heads * slots * self.tile_m * self.width, "turns": CONSUMERS * p.heads * slots}
         arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", "tiles", *memory
         grid = most_pieces(p.total_k, p.batch, KEYS) * p.kv_heads, 1, 1
         rounding = KernelSource.of(
@@ -223,7 +216,7 @@ class BackwardSm90(HeadDims, Configuration):
         )
         return (
             row_values(problem, strides, self.tile_m, self.vector),
-            KernelCall(products, grid, {"slots": slots}, maps, arrays, memory, [*memory][-1]),
+            KernelCall(products, grid, {"slots": slots}, maps, arrays, memory, "turns"),
             KernelCall(rounding, (slots * p.heads, 1, 1), {"slots": slots}, (mapped("dq", self.tile_m),),
                        ("dq", "total", "blocks")),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from warploom.core.dtypes import f32, u32
 from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, STAGES, BackwardSm90
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
 from warploom.layout.catalogue import wgmma_accumulator
@@ -68,7 +68,7 @@ def attention_backward_sm90(
         [Boxes.of_heads(of, heads_inside) for of in maps] for maps in ((q_map, k_map, v_map, do_map), (dk_map, dv_map))
     )
     maps = *inputs, vectors(shift_map), vectors(delta_map), *results
-    differentiate(k, c, f, tile, maps, (total, Turns(k, turns) if c.in_turn else None))
+    differentiate(k, c, f, tile, maps, (total, Turns(k, turns)))
 
 
 def vectors(of: TensorMapHandle) -> Boxes:
@@ -82,7 +82,7 @@ def differentiate(
     features: AttentionFeatures,
     tile: KeyTile,
     maps: tuple[Boxes, ...],
-    sums_of: tuple[GlobalPointer, Turns | None],
+    sums_of: tuple[GlobalPointer, Turns],
 ) -> None:
     """dK and dV of a tile of keys, and what it adds to dQ.
 
@@ -101,8 +101,8 @@ def differentiate(
     keys = Pipeline(k, (k_tile, k_map), (v_tile, v_map), readers=0)
     queries = Pipeline(k, (q_tile, q_map), (shift_tile, shift_map), readers=warps)
     gradients = Pipeline(k, (do_tile, do_map), (delta_tile, delta_map), readers=warps)
-    shared = Pipeline(k, ds_tile, writers=warps, readers=0)
-    parts = part_tile(k, c.total_registers, name="dQ", stages=CONSUMERS * c.totals)
+    shared = Pipeline(k, ds_tile, writers=warps, readers=warps)
+    parts = part_tile(k, c.total_registers, name="dQ", stages=CONSUMERS)
     sums = Pipeline(k, parts, writers=4, readers=1, parts=CONSUMERS)
     ready(k, keys, queries, gradients, shared, sums)
 
@@ -214,22 +214,21 @@ def visible(features: AttentionFeatures) -> Visible:
 
 
 def add(
-    k: Kernel, config: BackwardSm90, tile: KeyTile, sums: Pipeline, total: GlobalPointer, turns: Turns | None, me: int
+    k: Kernel, config: BackwardSm90, tile: KeyTile, sums: Pipeline, total: GlobalPointer, turns: Turns, me: int
 ) -> None:
-    """One thread: a consumer's parts of dQ, as they come, into the sums over all tiles of keys."""
+    """One thread: a consumer's parts of dQ, as they come, into the sums over all tiles of keys.
+
+    The first tile stores its own, so that nobody has to zero them; the others add in turn, or as they come.
+    """
     with k.loop(tile.count) as turn:
         ready_part, number = sums.at(turn, me), tile.part(turn, me)
         to = total + k.mul_wide(number, part_size(config.total_registers))
-        part = ready_part.wait()
-        if turns is None:
-            add_part(k, to, part)
-        else:
-            before = tile.before(turn)
-            turns.await_turn(number, before)
-            add_part(k, to, part, before == 0)
+        part, before = ready_part.wait(), tile.before(turn)
+        turns.await_turn(number, before if config.in_turn else k.minimum(before, 1))
+        add_part(k, to, part, before == 0)
         k.wait_bulk(0, reads_only=True)
         ready_part.release()
-        if turns is not None:
+        with nullcontext() if config.in_turn else k.when(before == 0):
             k.wait_bulk(0)
             turns.pass_on(number)
 
@@ -278,49 +277,52 @@ class Consumer:
             self._block(k.value(0, u32), first=True)
             with k.loop(count, 1) as turn:
                 self._block(turn)
-            self._start_dq(count - 1).wait()
+            self._start_dq(self._shared.at(count - 1).wait()).wait()
             self._add(count - 1)
 
     def _block(self, turn: Traced, *, first: bool = False) -> None:
         """A block of query rows, and dQ of the one before: by then the other consumer has shared its dS.
 
-        So neither waits for the other, and while one computes the other multiplies. dV under way while dS is formed
-        also holds the exponentials above the wait for dP.
+        So neither waits for the other, and while one computes the other multiplies. Nothing that a product needs
+        stands behind a slow access to shared memory, which products keep busy: shift is loaded as soon as it is there,
+        and dQ goes out beside dV and dK.
         """
-        k, c, cores = self._k, self._config, self._cores
+        k, cores = self._k, self._cores
         queries, gradients = self._queries.at(turn), self._gradients.at(turn)
-        dq = None if first else self._start_dq(turn - 1)
+        shared = self._shared.at(turn, filling=True)
         q, shifts = queries.wait_all()
         s = self._form_s.start(self._k_tile, q, zero=True)
-        if dq is not None:
-            dq.wait()
-            self._add(turn - 1)
+        shift = column_values(shifts, self._s, k.lane)
         do, deltas = gradients.wait_all()
         dp = self._form_dp.start(self._v_tile, do, zero=True)
-        shift = column_values(shifts, self._s, k.lane)
         s.wait()
         block, mask = self._tile.at(turn)[0], self._tile.mask
         self._softmax.probabilities(shift, lambda: mask.apply(self._s, block, row=self._row, warp=k.warp & 3))
         cores.pack(self._p, self._s)
         self._softmax.uncap(shift)
-        dv = self._add_dv.start(self._p, do) if c.dv_first else None
+        before = None if first else self._shared.at(turn - 1).wait()  # waits hold the exponentials above that for dP
+        ds = shared.claim()
         delta = column_values(deltas, self._dp, k.lane)
         dp.wait()
         cores.pack(self._g, self._softmax.scores(self._dp, delta))
-        shared = self._shared.at(turn)
-        self._share.store(shared.tile, self._g)
+        self._share.store(ds, self._g)
         shared.written()
-        dv = dv or self._add_dv.start(self._p, do)
+        dq = None if before is None else self._start_dq(before)
+        dv = self._add_dv.start(self._p, do)
         dk = self._add_dk.start(self._g, q)
+        if dq is not None:
+            dq.wait()
+            self._shared.at(turn - 1).release()
+            self._add(turn - 1)
         dv.wait()
         k.syncwarp()  # every lane has read shift and delta; one gives the stages back
         gradients.release()
         dk.wait()
         queries.release()
 
-    def _start_dq(self, turn: Traced) -> Started:
-        """dQ of a block, once both consumers have shared their dS."""
-        return self._form_dq.start(self._k_tile, self._shared.at(turn).wait(), zero=True)
+    def _start_dq(self, ds: SharedTile) -> Started:
+        """dQ of a block, whose dS both consumers have shared."""
+        return self._form_dq.start(self._k_tile, ds, zero=True)
 
     def _add(self, turn: Traced) -> None:
         """dQ of a block on its way to the sums."""
@@ -375,9 +377,8 @@ def round_sums(
     cores = Wgmma(k, c.dtype)
     factor: Traced = k.value(features.softmax_scale(c.head_dim), f32)
     values = load_part(k, total + k.mul_wide(number, part_size(c.total_registers)), c.total_registers)
-    if c.in_turn:  # where no tile of keys adds anything, nobody has stored the first sum either
-        first, end = key_tiles(k, visible(features), (c.tile_m, KEYS), block, lengths)
-        values = [k.select(first < end, x, k.value(0.0, f32)) for x in values]
+    first, end = key_tiles(k, visible(features), (c.tile_m, KEYS), block, lengths)
+    values = [k.select(first < end, x, k.value(0.0, f32)) for x in values]  # without a tile that adds nobody stores
     sums = k.fragment(wgmma_accumulator(c.total_cols), f32, [x * factor for x in values])
     packed = cores.left(c.total_cols, "dq")
     cores.pack(packed, sums)

@@ -182,7 +182,7 @@ def packed_backward_sm90(
     tile = PackedKeyTile.listed_as(k, config, features, PieceList(k, tiles), slots)
     maps = (*map(sequence_boxes, (q_map, k_map, v_map, do_map)), *map(sm90.vectors, (shift_map, delta_map)))
     maps = *maps, sequence_boxes(dk_map), sequence_boxes(dv_map)
-    sm90.differentiate(k, config, features, tile, maps, (total, Turns(k, turns) if config.in_turn else None))
+    sm90.differentiate(k, config, features, tile, maps, (total, Turns(k, turns)))
 
 
 @kernel(threads=CONSUMERS * WARPGROUP, requires="sm_90a", drop_unused=True)
