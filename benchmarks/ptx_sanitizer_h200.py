@@ -4,10 +4,10 @@
 
 Takes mutants of ``tests.ptx.mutants`` that the emulator finds, one of each kind of change from kernel after kernel,
 and leaves out what would hang. Each is assembled under a name of its own and launched once under memcheck, racecheck,
-synccheck and initcheck, the four at the same time, each in one process; a mutant that hangs costs its tool the rest.
-Writes, of each mutant, the emulator's kinds of findings and how often each tool names it (null: the tool did not come
-so far). Choosing takes half a minute, the tools at most one. ``--dry-run`` assembles and launches nothing: it needs no
-GPU. Needs cuda.core and compute-sanitizer.
+synccheck and initcheck, the four at the same time; a mutant that a tool ends is followed by the next in a new process.
+Writes, of each mutant, the emulator's kinds of findings and the headlines of each tool's reports with their counts
+(null: the tool did not come so far). Choosing takes half a minute, the tools at most one. ``--dry-run`` assembles and
+launches nothing: it needs no GPU. Needs cuda.core and compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def assembled(subject: Subject, text: str, number: int, arch: str) -> Job:
     return Job(name, bytes(code), triple(call.grid), triple(call.block), shared, program, given)
 
 
-def run_all(folder: Path) -> None:
-    """Launch every job of a folder; prints a line for each."""
+def run_all(folder: Path, first: int) -> None:
+    """Launch every job of a folder from one on; prints a line for each."""
     gpu = Gpu()
-    for job in pickle.loads((folder / "jobs.pickle").read_bytes()):
+    for job in pickle.loads((folder / "jobs.pickle").read_bytes())[first:]:
         kernel = gpu.core.ObjectCode.from_cubin(job.cubin).get_kernel(job.name)
         try:
             gpu.run(
@@ -103,32 +103,46 @@ def run_all(folder: Path) -> None:
 
 
 def under_tools(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Of each tool: how often it names each kernel (None: it did not come so far), and the end of its output."""
-    running = {tool: _started(tool, folder) for tool in TOOLS}
+    """Of each tool and kernel: what it reported, headlines and their counts; None where it did not come so far."""
     end = time.monotonic() + SECONDS
-    found: dict[str, dict[str, Any]] = {}
+    running = {tool: _started(tool, folder, 0) for tool in TOOLS}
+    texts: dict[str, str] = dict.fromkeys(TOOLS, "")
+    while running and time.monotonic() < end:
+        time.sleep(0.2)
+        for tool, process in list(running.items()):
+            if process.poll() is None:
+                continue
+            del running[tool]
+            texts[tool] += (folder / tool).read_text(encoding="utf-8", errors="replace")
+            ended = re.findall(r"^(?:RAN|FAILED) mutant_(\d+)", texts[tool], re.MULTILINE)
+            if ended and int(ended[-1]) + 1 < len(names):  # a report has ended the process: on with the next
+                running[tool] = _started(tool, folder, int(ended[-1]) + 1)
     for tool, process in running.items():
-        late = ""
-        try:
-            process.wait(max(1.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # and the kernels' process, which would go on
-            late = "\nstopped after its time"
-        text = (folder / tool).read_text(encoding="utf-8", errors="replace") + late
-        ran = set(re.findall(r"^(?:RAN|FAILED) (\w+)", text, re.MULTILINE))
-        named = Counter(re.findall(r"\b(?:at|in) (mutant_\d+)\b", text))
-        found[tool] = {"reports": {name: named[name] if name in ran else None for name in names}, "tail": text[-600:]}
+        os.killpg(process.pid, signal.SIGKILL)  # and the kernels' process, which would go on
+        texts[tool] += (folder / tool).read_text(encoding="utf-8", errors="replace")
+    return {tool: reports(texts[tool], names) for tool in TOOLS}
+
+
+def reports(text: str, names: list[str]) -> dict[str, Any]:
+    """The headlines between the ends of kernels, by kernel, without what differs from thread to thread."""
+    found: dict[str, Any] = dict.fromkeys(names)
+    mine = Counter[str]()
+    for line in text.splitlines():
+        if ended := re.match(r"(?:RAN|FAILED) (mutant_\d+)", line):
+            found[ended[1]], mine = dict(mine), Counter()
+        elif headline := re.match(r"========= (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY)(\S.*)", line):
+            mine[re.sub(r"0x[0-9a-f]+|\(\d+,\d+,\d+\)|mutant_\d+|\b\d+\b", "…", headline[1])[:100]] += 1
     return found
 
 
-def _started(tool: str, folder: Path) -> subprocess.Popen[bytes]:
-    """A tool over all jobs; it writes to a file of the folder."""
+def _started(tool: str, folder: Path, first: int) -> subprocess.Popen[bytes]:
+    """A tool over all jobs from one on; it writes to a file of the folder."""
     quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
     command = ["compute-sanitizer", "--tool", tool, "--print-limit", "100000", *quiet]
     with (folder / tool).open("wb") as output:
         return subprocess.Popen(
-            [*command, sys.executable, __file__, "--run", str(folder)], stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            [*command, sys.executable, __file__, "--run", str(folder), "--first", str(first)], stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
 
@@ -156,9 +170,10 @@ def main() -> int:
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
-        run_all(options.run)
+        run_all(options.run, options.first)
         return 0
     rows, jobs = chosen_jobs(options.count, options.arch)
     result: dict[str, Any] = {"mutants": rows}
@@ -166,9 +181,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             (Path(scratch) / "jobs.pickle").write_bytes(pickle.dumps(jobs))
             tools = under_tools(Path(scratch), [job.name for job in jobs])
-        result = {"environment": environment(), "tails": {tool: of["tail"] for tool, of in tools.items()}, **result}
+        result = {"environment": environment(), **result}
         for row, job in zip(rows, jobs, strict=True):
-            row["tools"] = {tool: of["reports"][job.name] for tool, of in tools.items()}
+            row["tools"] = {tool: of[job.name] for tool, of in tools.items()}
     for row in rows:
         print(f"{row['kernel']}, {row['change']}: emulator {', '.join(row['kinds'])}; {row.get('tools', 'assembled')}")
     if options.out:
