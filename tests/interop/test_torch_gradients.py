@@ -252,6 +252,23 @@ def test_a_gradient_of_sinks_alone():
     )
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gradient_of_the_sinks_of_packed_sequences(compiled):
+    q, k, v = tensors(*PACKED, dtype=torch.bfloat16)
+    torch._dynamo.reset()
+
+    def call(s):
+        return warploom.attention_varlen(q, k, v, STARTS, sinks=s, causal=True).to(s.dtype)
+
+    def reference(s):
+        rows = [x.to(s.dtype).split([5, 11]) for x in (q, k, v)]
+        parts = [plain_attention(*(x[None] for x in own), s, causal=True)[0][0] for own in zip(*rows, strict=True)]
+        return torch.cat(parts)
+
+    call = torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call
+    assert_gradients(call, reference, [torch.tensor([0.5])])
+
+
 def test_inference_mode_keeps_nothing():
     a, b = tensors((24, 40), (40, 56))
     with torch.inference_mode():

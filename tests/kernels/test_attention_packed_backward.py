@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from warploom.core.dtypes import f16
 from warploom.interop.arrays import describe
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
-from warploom.kernels.attention.gradient_reference import gradient_reference
+from warploom.kernels.attention.gradient_reference import Gradient, GradientReference, gradient_reference
 from warploom.kernels.attention.packed import PackedProblem
 from warploom.kernels.attention.packed_backward import PackedBackwardConfig, packed_backward_calls
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
@@ -39,6 +39,7 @@ class Case:
     window: tuple[int | None, int | None] = (None, None)
     heads: int = 2
     kv_heads: int = 1
+    sinks: tuple[float, ...] = ()
 
     @cached_property
     def starts(self) -> tuple[Any, Any]:
@@ -68,7 +69,7 @@ class Case:
             left, right = (np.repeat(np.swapaxes(x[others], 0, 1), group, 0).astype(np.float64) for x in (k, v))
             scores = np.where(seen, queries @ np.swapaxes(left, 1, 2) / np.sqrt(d), -np.inf)
             weights = np.exp(scores)
-            total = weights.sum(-1, keepdims=True)
+            total = weights.sum(-1, keepdims=True) + np.exp(self._logits)[:, None, None]
             with np.errstate(divide="ignore"):
                 lse[:, own] = np.log(total)[..., 0]
             out[own] = np.swapaxes(weights @ right / np.where(total == 0, 1, total), 0, 1)
@@ -77,24 +78,41 @@ class Case:
         gradients = {f"d{name}": np.full_like(x, UNTOUCHED) for name, x in (("q", q), ("k", k), ("v", v))}
         change = numbers.standard_normal(lse.shape).astype(np.float32)
         starts = {"q_starts": self.starts[0], "k_starts": self.starts[1]}
+        if self.sinks:
+            gradients |= {"sinks": self._logits, "dsinks": np.full_like(self._logits, UNTOUCHED)}
         return {"q": q, "k": k, "v": v, "o": out, "dout": dout, "lse": lse, "dlse": change, **starts, **gradients}
+
+    @property
+    def _logits(self) -> Any:
+        return np.asarray(self.sinks or (-np.inf,) * self.heads, np.float32)
 
     def run(self) -> list[str]:
         """The sequences that float64 has otherwise."""
         x, config = self.arrays, self.config
         forward = PackedProblem(
             len(self.queries), self.heads, self.kv_heads, x["q"].shape[0], x["k"].shape[0], config.head_dim,
-            config.dtype, self.window,
+            config.dtype, self.window, sinks=bool(self.sinks),
         )  # fmt: skip
         problem = PackedBackwardProblem(forward, True, getattr(config, "in_turn", True))
         strides = {name: (a.shape[1] * a.shape[2], a.shape[2]) for name, a in x.items() if a.ndim == 3}
         calls = packed_backward_calls(config, problem, strides | {"out": strides["o"]})
         Steps(tuple(Step(call, 0) for call in calls)).emulate({name: describe(a) for name, a in x.items()})
-        return [f"{i}: {excess}" for i, excess in enumerate(map(self._excess, self.sequences())) if excess > 1.0] + [
+        found = [self._excess(i) for i in self.sequences()]
+        wrong = [f"{i}: {excess}" for i, excess in enumerate(found) if excess > 1.0] + self._of_sinks()
+        return wrong + [
             f"rows of no sequence in {name}"
             for name in ("dq", "dk", "dv")
             if np.any(x[name][-PAD:].astype(np.float32) != UNTOUCHED)
         ]
+
+    def _of_sinks(self) -> list[str]:
+        """What is wrong with their gradient: the sum of those of the sequences."""
+        if not self.sinks:
+            return []
+        parts = [self._reference(*i).dsinks for i in self.sequences() if 0 not in i[2].shape]
+        value, allowed = (sum(getattr(part, name) for part in parts) for name in ("value", "allowed"))
+        excess = Gradient(value, allowed).excess(self.arrays["dsinks"])
+        return [f"sinks: {excess}"] if excess > 1.0 else []
 
     def _excess(self, sequence: Any) -> float:
         own, others, seen = sequence
@@ -102,14 +120,26 @@ class Case:
         found = [np.swapaxes(x[name][rows], 0, 1) for name, rows in (("dq", own), ("dk", others), ("dv", others))]
         if 0 in seen.shape:
             return 2.0 if any(np.any(g != 0) for g in found) else 0.0
-        given = [np.swapaxes(x[name][others if name in "kv" else own], 0, 1) for name in ("dout", "q", "k", "v", "o")]
-        reference = gradient_reference(*given, dtype=self.config.dtype, seen=seen, dlse=x["dlse"][:, own])
+        reference = replace(self._reference(own, others, seen), dsinks=None)
         return max(reference.excess(*found).values())
+
+    def _reference(self, own: Any, others: Any, seen: Any) -> GradientReference:
+        x = self.arrays
+        given = [np.swapaxes(x[name][others if name in "kv" else own], 0, 1) for name in ("dout", "q", "k", "v", "o")]
+        return gradient_reference(
+            *given, dtype=self.config.dtype, seen=seen, dlse=x["dlse"][:, own], sinks=x.get("sinks")
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequences_of_any_lengths(kind: str) -> None:
     assert Case(KINDS[kind], (5, 0, 40, 30), (9, 3, 80, 0), (None, 0)).run() == []
+
+
+@pytest.mark.parametrize("kind", ["sm80", "sm90"])
+def test_the_gradient_of_sinks_is_the_sum_over_the_rows_of_all_sequences(kind: str) -> None:
+    """Also of rows that see no key, whose log-sum-exp is the sink; never of places that no row has."""
+    assert Case(KINDS[kind], (5, 0, 20), (9, 3, 7), (None, 0), sinks=(0.5, -1.0)).run() == []
 
 
 def test_windows_and_more_keys_than_queries() -> None:

@@ -84,9 +84,6 @@ def test_torch_tensors_and_operators() -> None:
     found, lse = compiled(q, k, v, starts)
     assert torch.equal(found, out)
     assert tuple(lse.shape) == (2, 90)
-    logits = torch.zeros(2, requires_grad=True)
-    with pytest.raises(ProblemError, match="sinks"):
-        warploom.attention_varlen(q, k, v, starts, sinks=logits, return_lse=True)
 
 
 def test_nothing_to_compute() -> None:
@@ -218,6 +215,18 @@ def test_gradients_in_pytorch_are_those_of_each_sequence() -> None:
     for x, y in zip(arrays, again, strict=True):
         assert torch.allclose(x.grad[:90].float(), y.grad[:90].float(), atol=2e-2)
         assert (x.grad[90:] == 0).all()
+
+
+def test_without_keys_the_gradient_of_sinks_is_that_of_the_log_sum_exp() -> None:
+    """Of the rows of sequences alone."""
+    numbers = np.random.default_rng(0)
+    q, none = numbers.standard_normal((9, 2, 16)).astype(np.float16), np.zeros((0, 2, 16), np.float16)
+    starts, sinks = np.array([0, 4, 6], np.int32), np.array([0.5, -1.0], np.float32)
+    of_keys, dlse = np.zeros(3, np.int32), numbers.standard_normal((2, 9)).astype(np.float32)
+    out, lse = np.zeros_like(q), np.repeat(sinks[:, None], 9, 1)
+    found = attention_varlen_backward(q, q, none, none, out, lse, starts, of_keys, dlse=dlse, sinks=sinks)
+    assert not found[0].any()
+    np.testing.assert_allclose(found[3], dlse[:, :6].sum(1), rtol=1e-6)
 
 
 def test_gradients_are_prepared_once(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:

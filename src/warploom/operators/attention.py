@@ -55,10 +55,10 @@ def _run_backward(
         window=pair(window_left, window_right), softcap=softcap if softcap_tensor is None else softcap_tensor,
         sinks=sinks, layout=layout, deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
-    return found if sinks is not None else (*found, _of_sinks(q, 0))
+    return found if sinks is not None else (*found, of_sinks(q, 0))
 
 
-def _of_sinks(q: torch.Tensor, heads: int) -> torch.Tensor:
+def of_sinks(q: torch.Tensor, heads: int) -> torch.Tensor:
     """Memory for the gradient of the sinks, of which there may be none."""
     return q.new_empty((heads,), dtype=torch.float32)
 
@@ -68,7 +68,7 @@ def _fake_backward(
     _dlse: Any = None, sinks: torch.Tensor | None = None, *_others: Any, **_named: Any,
 ) -> Any:  # fmt: skip
     heads = 0 if sinks is None else sinks.shape[0]
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), _of_sinks(q, heads)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_sinks(q, heads)
 
 
 backward_operator = define("attention_backward", _BACKWARD, _run_backward, _fake_backward, of_gradients=True)
@@ -91,8 +91,13 @@ def _backward(
         others["causal"], others.get("scale"), others["window_left"], others["window_right"], others.get("softcap"),
         others["layout"], scale, softcap, others["deterministic"],
     )  # fmt: skip
-    gradients_of = dict(zip("qkv", found[:3], strict=True))
-    return gradients_of if sinks is None else {**gradients_of, "sinks": found[3].to(sinks.dtype)}
+    return gradients_by_name(found, sinks)
+
+
+def gradients_by_name(found: Any, sinks: torch.Tensor | None) -> Named:
+    """What a backward operator returns by the names of the inputs; the sinks' in their type."""
+    of_arrays = dict(zip("qkv", found[:3], strict=True))
+    return of_arrays if sinks is None else {**of_arrays, "sinks": found[3].to(sinks.dtype)}
 
 
 def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from warploom.kernels.attention.packed import PackedConfig
-from warploom.operators.attention import pair
+from warploom.operators.attention import gradients_by_name, of_sinks, pair
 from warploom.operators.fakes import if_sizes_are_known, known, seen
 from warploom.operators.registration import Derivative, Named, define
 from warploom.operators.untraced import attention_varlen as untraced
@@ -29,56 +29,61 @@ _SCHEMA = (
 
 _BACKWARD = (
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor cu_seqlens_q, "
-    "Tensor? cu_seqlens_k=None, Tensor? dlse=None, Tensor? seqused_q=None, Tensor? seqused_k=None, bool causal=False, "
-    "float? scale=None, SymInt? window_left=None, SymInt? window_right=None, float? softcap=None, "
-    "Tensor? scale_tensor=None, Tensor? softcap_tensor=None, bool deterministic=False) -> (Tensor, Tensor, Tensor)"
+    "Tensor? cu_seqlens_k=None, Tensor? dlse=None, Tensor? sinks=None, Tensor? seqused_q=None, "
+    "Tensor? seqused_k=None, bool causal=False, float? scale=None, SymInt? window_left=None, "
+    "SymInt? window_right=None, float? softcap=None, Tensor? scale_tensor=None, Tensor? softcap_tensor=None, "
+    "bool deterministic=False) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
 def _run_backward(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
     cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor | None = None, dlse: torch.Tensor | None = None,
-    seqused_q: torch.Tensor | None = None, seqused_k: torch.Tensor | None = None, causal: bool = False,
-    scale: float | None = None, window_left: int | None = None, window_right: int | None = None,
+    sinks: torch.Tensor | None = None, seqused_q: torch.Tensor | None = None, seqused_k: torch.Tensor | None = None,
+    causal: bool = False, scale: float | None = None, window_left: int | None = None, window_right: int | None = None,
     softcap: float | None = None, scale_tensor: Any = None, softcap_tensor: Any = None, deterministic: bool = False,
 ) -> Any:  # fmt: skip
-    return attention_varlen_backward(
+    found = attention_varlen_backward(
         dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, dlse=dlse, seqused_q=seqused_q, seqused_k=seqused_k,
         causal=causal, window=pair(window_left, window_right), scale=scale if scale_tensor is None else scale_tensor,
-        softcap=softcap if softcap_tensor is None else softcap_tensor,
+        softcap=softcap if softcap_tensor is None else softcap_tensor, sinks=sinks,
         deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
+    return found if sinks is not None else (*found, of_sinks(q, 0))
 
 
 def _fake_backward(
-    _dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_others: Any, **_named: Any
-) -> Any:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    _dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _out: torch.Tensor, _lse: torch.Tensor,
+    _q_starts: torch.Tensor, _k_starts: Any = None, _dlse: Any = None, sinks: torch.Tensor | None = None,
+    *_others: Any, **_named: Any,
+) -> Any:  # fmt: skip
+    heads = 0 if sinks is None else sinks.shape[0]
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_sinks(q, heads)
 
 
 backward_operator = define("attention_varlen_backward", _BACKWARD, _run_backward, _fake_backward, of_gradients=True)
-"""The gradients by q, k and v."""
+"""The gradients by q, k, v and sinks; the last is empty without sinks."""
 
 _LENGTHS = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
-_NUMBERS = "scale_tensor", "softcap_tensor"
+_OTHERS = "scale_tensor", "softcap_tensor", "sinks"
 
 
 def _saved(given: Named, results: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-    return given["q"], given["k"], given["v"], *results, *(given[name] for name in (*_LENGTHS, *_NUMBERS))
+    return given["q"], given["k"], given["v"], *results, *(given[name] for name in (*_LENGTHS, *_OTHERS))
 
 
 def _backward(
     saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], _wanted: frozenset[str]
 ) -> Named:
-    (q, k, v, out, lse, q_starts, k_starts, q_used, k_used, scale, softcap), (dout, dlse) = saved, gradients
+    (q, k, v, out, lse, q_starts, k_starts, q_used, k_used, scale, softcap, sinks), (dout, dlse) = saved, gradients
     if dout is None and dlse is None:
         return {}
     found = backward_operator(
-        torch.zeros_like(out) if dout is None else dout, q, k, v, out, lse, q_starts, k_starts, dlse, q_used, k_used,
-        others["causal"], others.get("scale"), others["window_left"], others["window_right"], others.get("softcap"),
-        scale, softcap, others["deterministic"],
+        torch.zeros_like(out) if dout is None else dout, q, k, v, out, lse, q_starts, k_starts, dlse, sinks, q_used,
+        k_used, others["causal"], others.get("scale"), others["window_left"], others["window_right"],
+        others.get("softcap"), scale, softcap, others["deterministic"],
     )  # fmt: skip
-    return dict(zip("qkv", found, strict=True))
+    return gradients_by_name(found, sinks)
 
 
 def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
@@ -123,7 +128,9 @@ varlen_operator = _define("attention_varlen", return_lse=False)
 """The output of :func:`warploom.attention_varlen`; ``config`` in the notation that ``str(config)`` prints."""
 
 varlen_lse_operator = _define(
-    "attention_varlen_lse", return_lse=True, derivative=Derivative(frozenset("qkv"), _saved, _backward)
+    "attention_varlen_lse",
+    return_lse=True,
+    derivative=Derivative(frozenset({*"qkv", "sinks"}), _saved, _backward),
 )
 """The output and the log-sum-exps (float32, (heads, total_q)) of :func:`warploom.attention_varlen`."""
 
@@ -182,7 +189,7 @@ def call(
         None if config is None else str(config), scale_tensor, softcap_tensor, sinks,
         deterministic,
     )  # fmt: skip
-    differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    differentiated = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
     if not (return_lse or differentiated):
         return operators.attention_varlen(*given)
     found = operators.attention_varlen_lse(*given)  # the backward pass needs the log-sum-exps

@@ -97,7 +97,7 @@ def attention_varlen(
     device, and raises a ProblemError that names the entry.
 
     Beside the result a call takes 32 bytes a head for every tile of 64 to 256 queries. Under ``torch.compile`` it is
-    one operator, ``warploom::attention_varlen``. torch tensors that require gradients get them, but for sinks.
+    one operator, ``warploom::attention_varlen``. torch tensors that require gradients get them.
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.

@@ -33,27 +33,29 @@ def attention_varlen_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, cu_seqlens_q: Any, cu_seqlens_k: Any = None, *,
     dlse: Any = None, seqused_q: Any = None, seqused_k: Any = None, causal: bool = False,
     window: Window | None = None, softcap: float | None = None, scale: float | None = None,
-    deterministic: bool = False, config: PackedBackwardConfig | str | None = None,
-) -> tuple[Any, Any, Any]:  # fmt: skip
+    sinks: Any = None, deterministic: bool = False, config: PackedBackwardConfig | str | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
     """The gradients (dq, dk, dv) of ``attention_varlen(q, k, v, …)`` for the gradient ``dout`` of its result.
 
     ``out`` and ``lse`` are what ``attention_varlen(…, return_lse=True)`` returned, ``dlse`` is the gradient of ``lse``.
-    Rows of no sequence have gradients of zero; what lies there in the arrays is not read. The lengths are read on the
-    device. Arrays and errors as for :func:`warploom.attention_varlen`.
+    With ``sinks`` a fourth follows, dsinks: float32 (heads,). Rows of no sequence have gradients of zero; what lies
+    there in the arrays is not read. The lengths are read on the device. Arrays and errors as for
+    :func:`warploom.attention_varlen`.
     """
     given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
-             "k_used": seqused_k, "o": out, "dout": dout, "lse": lse, "dlse": dlse}  # fmt: skip
+             "k_used": seqused_k, "o": out, "dout": dout, "lse": lse, "dlse": dlse, "sinks": sinks}  # fmt: skip
     views = described(given)
     options = Options(causal, scale, window, softcap, False).plain()
     same = flag("deterministic", deterministic)
     key = ("backward", *astuple(options), same, config), how_they_lie(views)
-    gradients = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in (views[name] for name in "qkv")]
+    inputs = [views[name] for name in ("q", "k", "v", "sinks") if name in views]
+    gradients = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in inputs]
     ready = known(key)
     if ready is None:
         _first_call(views, options, (same, config), key, gradients)
     else:
         ready.run(views, gradients)
-    return gradients[0], gradients[1], gradients[2]
+    return tuple(gradients)
 
 
 def _first_call(
@@ -66,10 +68,10 @@ def _first_call(
     _check(views)
     asked = PackedBackwardProblem(problem, "dlse" in views, deterministic)
     chosen, place = _configured(asked, views, config)
-    if 0 in (problem.batch, problem.total_q, problem.total_k, problem.heads):
+    if 0 in (problem.batch, problem.total_q, problem.heads) or (problem.total_k == 0 and not problem.sinks):
         return
     inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
-    results: Arrays = dict(zip(("dq", "dk", "dv"), map(describe_new, gradients), strict=True))
+    results: Arrays = dict(zip(("dq", "dk", "dv", "dsinks"), map(describe_new, gradients), strict=False))
 
     def steps(arrays: Mapping[str, Any]) -> Steps:
         strides = {name: arrays["o" if name == "out" else name].strides[:2] for name in _ROWS}

@@ -14,7 +14,7 @@ from warploom.kernels.attention.backward import (
     rows_calls,
 )
 from warploom.kernels.attention.packed import Strides
-from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_values
+from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_calls
 from warploom.kernels.attention.problem import AttentionProblem, HeadDims
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
@@ -181,7 +181,7 @@ class BackwardSm80(HeadDims, Configuration):
             config=self, features=given, row_strides=(strides["dq"][0],),
         )  # fmt: skip
         return (
-            row_values(problem, strides, self.tile_m, self.tile_m),
+            *row_calls(problem, strides, self.tile_m, self.tile_m),
             KernelCall(products, grid, scalars, (), arrays, memory, [*memory][-1]),
             KernelCall(rounding, (blocks, 1, 1), {"slots": slots, "dq_head": strides["dq"][1]},
                        (), ("dq", "total", "blocks")),

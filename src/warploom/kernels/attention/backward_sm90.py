@@ -14,7 +14,7 @@ from warploom.kernels.attention.backward import (
     rows_calls,
 )
 from warploom.kernels.attention.packed import Strides
-from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_values
+from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_calls
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
@@ -215,7 +215,7 @@ class BackwardSm90(HeadDims, Configuration):
             f"{kernels}:packed_backward_dq_sm90", f"packed_backward_dq_{self.head_dim}", config=self, features=given
         )
         return (
-            row_values(problem, strides, self.tile_m, self.vector),
+            *row_calls(problem, strides, self.tile_m, self.vector),
             KernelCall(products, grid, {"slots": slots}, maps, arrays, memory, "turns"),
             KernelCall(rounding, (slots * p.heads, 1, 1), {"slots": slots}, (mapped("dq", self.tile_m),),
                        ("dq", "total", "blocks")),

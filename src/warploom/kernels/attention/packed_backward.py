@@ -13,7 +13,7 @@ from warploom.kernels.attention.backward_choice import candidates
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, Strides
-from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
+from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, row_calls
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
 
@@ -60,7 +60,13 @@ def parse_packed_backward(text: str) -> PackedBackwardConfig:
 def packed_backward_calls(
     config: PackedBackwardConfig, problem: PackedBackwardProblem, strides: Mapping[str, Strides]
 ) -> tuple[KernelCall, ...]:
-    """The launches in order: both lists, then the configuration's. Arrays as for the forward pass, and gradients."""
+    """The launches in order: both lists, then the configuration's. Arrays as for the forward pass, and gradients.
+
+    Without any keys only sinks have gradients, by the log-sum-exps.
+    """
+    if problem.forward.total_k == 0:
+        rows, _ = config.blocks
+        return lists(config, problem)[0], *row_calls(problem, strides, rows, rows)
     return *lists(config, problem), *config.calls_packed(problem, strides)
 
 

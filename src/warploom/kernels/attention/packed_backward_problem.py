@@ -35,8 +35,13 @@ class PackedBackwardProblem:
         return most_pieces(self.forward.total_q, self.forward.batch, tile)
 
 
-def row_values(problem: PackedBackwardProblem, strides: Mapping[str, Strides], tile: int, vector: int) -> KernelCall:
-    """The launch that forms ``shift`` and ``delta``: ``vector`` places for a block of ``tile`` rows."""
+def row_calls(
+    problem: PackedBackwardProblem, strides: Mapping[str, Strides], tile: int, vector: int
+) -> tuple[KernelCall, ...]:
+    """The launch that forms ``shift`` and ``delta``: ``vector`` places for a block of ``tile`` rows.
+
+    After it the one of the gradient of the sinks, if there are any: ``delta`` is 0 where no row has its place.
+    """
     p = problem.forward
     source = KernelSource.of(
         "attention.packed_backward_kernel:packed_backward_rows", f"packed_backward_rows_{p.head_dim}",
@@ -48,7 +53,14 @@ def row_values(problem: PackedBackwardProblem, strides: Mapping[str, Strides], t
     memory: dict[str, int] = dict.fromkeys(("shift", "delta"), p.heads * slots * vector)
     grid = slots * p.heads, -(-tile // RowGroups(p.head_dim).rows), 1
     arrays = "o", "dout", "lse", *gradient, "blocks", "shift", "delta"
-    return KernelCall(source, grid, scalars, (), arrays, memory)
+    rows = KernelCall(source, grid, scalars, (), arrays, memory, "delta" if p.sinks else "")
+    if not p.sinks:
+        return (rows,)
+    source = KernelSource.of(
+        "attention.backward_rows_kernel:attention_backward_sinks", "attention_backward_sinks", tile=(1, 1)
+    )
+    scalars = {"q_len": slots * vector, "plane": slots * vector, "batches": 1}
+    return rows, KernelCall(source, (p.heads, 1, 1), scalars, (), ("sinks", "shift", "delta", "dsinks"))
 
 
 def named(strides: Mapping[str, Strides], *names: str) -> dict[str, int]:
