@@ -39,6 +39,15 @@ def constant_array(dtype: DType, value: float) -> Array:
     return np.array([[[value]]], dtype=dtype.numpy)
 
 
+def widened(array: Array, shape: tuple[int, ...]) -> Array:
+    """``array`` in a shape that it broadcasts to; faster than a view, of which the next step would make a copy."""
+    if array.shape == shape:
+        return array
+    wide = np.empty(shape, array.dtype)
+    wide[...] = array
+    return wide
+
+
 def _span(rows: Array) -> Array | slice:
     """Rising numbers as an index: those without gaps as a slice, which NumPy need not gather."""
     first = int(rows[0]) if rows.size else 0
@@ -91,9 +100,7 @@ class Frame:
 
     def full(self, array: Array) -> Array:
         """``array`` as (warps, 32)."""
-        if array.shape != (*self.shape, 32):
-            array = np.broadcast_to(array, (*self.shape, 32))
-        return array.reshape(self.n, 32)
+        return widened(array, (*self.shape, 32)).reshape(self.n, 32)
 
     def shaped(self, array: Array) -> Array:
         """(warps, 32) as (A, B, 32)."""

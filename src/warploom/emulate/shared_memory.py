@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.findings import Kind
-from warploom.emulate.frames import Frame, Origin
+from warploom.emulate.frames import Frame, Origin, widened
 from warploom.emulate.remote_accesses import RemoteAccesses
 from warploom.emulate.shared_reports import MBARRIER, SharedReports
 from warploom.ir.statements import Op
@@ -93,17 +93,17 @@ class SharedMemory:
         if remote:
             address, base = self.afar.locate(frame, address, lanes, op)
         local = address.astype(np.int64) + (offset - SHARED_BASE)
-        local = np.broadcast_to(local, (*local.shape[:2], 32))[..., :lanes]
+        local = widened(local, (*local.shape[:2], 32))[..., :lanes]
         active = None if frame.mask is None else frame.mask[..., :lanes]
         first, end = self._extent(op)
         bad = (local < first) | (local > end - size) | ((local & (size - 1)) != 0)
-        if bad.any():
+        if np.count_nonzero(bad):  # faster than any()
             active = self._refuse(frame, local, bad, active, size, op)
             local = np.where(bad, 0, local)
         unit = (local + base) >> (size.bit_length() - 1)
-        index = np.broadcast_to(unit, (*frame.shape, lanes)).reshape(frame.n, lanes)
+        index = widened(unit, (*frame.shape, lanes)).reshape(frame.n, lanes)
         if active is not None:
-            active = np.broadcast_to(active, (*frame.shape, lanes)).reshape(frame.n, lanes)
+            active = widened(active, (*frame.shape, lanes)).reshape(frame.n, lanes)
         return Place(local, index, active)
 
     def _extent(self, op: Op) -> tuple[int, int]:
@@ -156,7 +156,7 @@ class SharedMemory:
                 origin = self.origins.get(int(self.writer[cell]) >> LANE_BITS, (op.where, "poisoned shared memory"))
             else:
                 shadow = None
-        if suspicious.any():
+        if np.count_nonzero(suspicious):
             empty = self._examine_write(frame, place, suspicious, cells, op, "read", collective)
             if empty is not None:
                 poison = np.repeat(empty.view(np.uint8) * np.uint8(255), self.granule, axis=2)
@@ -237,7 +237,7 @@ class SharedMemory:
         suspicious = self.writer.reshape(-1, cells).take(place.index, axis=0) > limit
         if place.active is not None:
             suspicious &= place.active[:, :, None]
-        if suspicious.any():
+        if np.count_nonzero(suspicious):
             self._examine_write(frame, place, suspicious, cells, op, what, collective)
         tables: list[tuple[int, Array, str]] = [(agent, table, "read") for agent, table in enumerate(self.readers)]
         tables += [(-1 - engine, table, "read") for engine, table in self.engine_readers.items()]
@@ -258,7 +258,7 @@ class SharedMemory:
             found = records.reshape(-1, cells).take(place.index, axis=0) > limit
             if place.active is not None:
                 found &= place.active[:, :, None]
-            if found.any():
+            if np.count_nonzero(found):
                 self._examine(frame, place, found, (agent, records, past), cells, op, what, collective)
 
     def store(

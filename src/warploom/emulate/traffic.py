@@ -48,12 +48,12 @@ class Sectors:
     bytes: int = 0
     ideal: int = 0
 
-    def add(self, sectors: int, sizes: NDArray[Any]) -> None:
-        """Count more requests: their sectors, and the bytes of each."""
-        self.requests += int((sizes > 0).sum())
+    def add(self, requests: int, sectors: int, moved: int, ideal: int) -> None:
+        """Count more requests, of ``moved`` bytes in all."""
+        self.requests += requests
         self.sectors += sectors
-        self.bytes += int(sizes.sum())
-        self.ideal += int((-(-sizes // SECTOR_BYTES)).sum())
+        self.bytes += moved
+        self.ideal += ideal
 
 
 @dataclass(slots=True)
@@ -143,10 +143,11 @@ class TrafficCounter:
         fresh = ordered[:, 1:] != ordered[:, :-1]
         first = ordered[:, 0] >= 0
         lanes = active if active is not None else np.True_
-        sectors = int((fresh & (ordered[:, 1:] >= 0)).sum()) + int(first.sum())
+        sectors = np.count_nonzero(fresh & (ordered[:, 1:] >= 0)) + np.count_nonzero(first)
         sizes = (np.broadcast_to(size, addresses.shape) * lanes).sum(axis=-1)
-        self.traffic.global_memory.setdefault(name, Sectors()).add(sectors, sizes)
-        self.traffic.global_lines.setdefault((where, name), Sectors()).add(sectors, sizes)
+        more = np.count_nonzero(sizes), sectors, int(sizes.sum()), int((-(-sizes // SECTOR_BYTES)).sum())
+        self.traffic.global_memory.setdefault(name, Sectors()).add(*more)
+        self.traffic.global_lines.setdefault((where, name), Sectors()).add(*more)
 
     def engine(self, name: str, shared_bytes: int, global_bytes: int = 0) -> None:
         """Count one operation of an engine."""
