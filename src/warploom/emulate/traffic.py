@@ -143,9 +143,9 @@ class TrafficCounter:
         fresh = ordered[:, 1:] != ordered[:, :-1]
         first = ordered[:, 0] >= 0
         lanes = active if active is not None else np.True_
-        sectors = np.count_nonzero(fresh & (ordered[:, 1:] >= 0)) + np.count_nonzero(first)
+        sectors = int(np.count_nonzero(fresh & (ordered[:, 1:] >= 0)) + np.count_nonzero(first))
         sizes = (np.broadcast_to(size, addresses.shape) * lanes).sum(axis=-1)
-        more = np.count_nonzero(sizes), sectors, int(sizes.sum()), int((-(-sizes // SECTOR_BYTES)).sum())
+        more = int(np.count_nonzero(sizes)), sectors, int(sizes.sum()), int((-(-sizes // SECTOR_BYTES)).sum())
         self.traffic.global_memory.setdefault(name, Sectors()).add(*more)
         self.traffic.global_lines.setdefault((where, name), Sectors()).add(*more)
 
