@@ -12,19 +12,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gemm_page_counters import both_sides, counters
 from gemm_page_power import KINDS, at_the_limit, layers, power_table, reading, sustained
 from gemm_page_tuned import beside_kernels, search_summary, tuned_tables
 from gemm_page_waves import layer_summary, layer_table, uneven, wave_table
-from gemm_static import EVIDENCE
-from page_parts import distance, filled, group_table, loop_changes, registers, spread, write_or_check
+from page_parts import (
+    EVIDENCE,
+    HERE,
+    Row,
+    distance,
+    filled,
+    group_table,
+    loop_changes,
+    main,
+    read,
+    registers,
+    spread,
+)
 from page_tables import markdown_table
 from render import provenance
 
@@ -34,12 +42,7 @@ from warploom.core.dtypes import DType
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.ladder import BEST32, FULL_LADDER, HOPPER_LADDER, LADDER
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-PAGE = ROOT / "docs" / "evidence" / "ladder-gemm.md"
-TIMED = ROOT / "benchmarks" / "results" / "h200"
 ACCESSES = ("ldmatrix", "ld.shared", "st.shared", "cp.async")
-Row = Mapping[str, Any]
 
 WHY = {
     "00a": "The WMMA API: a warp loads 16×16 matrices from shared memory, multiplies them and stores the sums, and the "
@@ -75,17 +78,17 @@ class Evidence:
     """The rungs with their measurements and their SASS."""
 
     def __init__(self) -> None:
-        self.timed: dict[str, Any] = {kind: _read(TIMED / f"gemm-{kind}.json") for kind in KINDS}
-        static = _read(EVIDENCE)
+        self.timed: dict[str, Any] = {kind: read(f"h200/gemm-{kind}.json") for kind in KINDS}
+        static = read("static/gemm.json")
         self.kernels: dict[str, Row] = static["kernels"]
         self.nvrtc: str = static["nvrtc"]
-        self.power: Any = _read(TIMED / "gemm-power.json")
-        self.waves: Any = _read(TIMED / "gemm-waves.json")
-        self.profile: Any = _read(TIMED / "profile-gemm.json")
-        self.tuned: Any = _read(TIMED / "gemm-tuned-f16.json")
-        self.kernels_of_seed: Any = _read(TIMED / "seed-gemm.json")
-        self.products: Any = _read(TIMED / "gemm.json")
-        self.seed: Any = _read(HERE / "seeds" / "gemm.json")
+        self.power: Any = read("h200/gemm-power.json")
+        self.waves: Any = read("h200/gemm-waves.json")
+        self.profile: Any = read("h200/profile-gemm.json")
+        self.tuned: Any = read("h200/gemm-tuned-f16.json")
+        self.kernels_of_seed: Any = read("h200/seed-gemm.json")
+        self.products: Any = read("h200/gemm.json")
+        self.seed: Any = json.loads((HERE / "seeds" / "gemm.json").read_text(encoding="utf-8"))
         self.rungs: list[Rung[Any]] = list(LADDER.rungs)
 
     def kind(self, key: str) -> str | None:
@@ -111,11 +114,6 @@ class Evidence:
     def of(self, kind: str) -> Iterator[Rung[Any]]:
         """The rungs that were timed with an accumulator."""
         return (rung for rung in self.rungs if rung.key in self.rows(kind))
-
-
-def _read(path: Path) -> Any:
-    """The JSON of a file, None without the file: what it has is "not measured yet"."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def tile(config: Row) -> str:
@@ -304,15 +302,12 @@ def page() -> str:
             "MADEPROFILE": lambda e: f"{provenance(e.profile['environment'])}, ncu {e.profile['environment']['ncu']}",
         },
     }  # fmt: skip
-    measured = {name for name in parts if getattr(evidence, name) is not None}
+    measured = {name for name in parts if getattr(evidence, name)}
     figures |= {key: write(evidence) for name in measured for key, write in parts[name].items()}
     return filled(HERE / "ladder-gemm.template.md", figures, measured)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrite (or check) the page; returns the exit code."""
-    return write_or_check(PAGE, page, "benchmarks/gemm_page.py", (__doc__ or "").splitlines()[0], arguments)
-
+PAGES = {EVIDENCE / "ladder-gemm.md": page}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGES))

@@ -7,36 +7,39 @@ attention``), the SASS figures of ``benchmarks/ladder_static.py`` and the seeds'
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import ladder_counters as counters
 import ladder_seeds as seeds
-from ladder_static import EVIDENCE
-from page_parts import distance, filled, group_table, loop_changes, registers, spread, wavefronts, write_or_check
+from page_parts import (
+    EVIDENCE,
+    HERE,
+    Row,
+    distance,
+    filled,
+    group_table,
+    loop_changes,
+    main,
+    read,
+    registers,
+    spread,
+    wavefronts,
+)
 from page_tables import markdown_table
 from render import provenance
 
 from warploom.kernels.attention.ladder import FULL_LADDER, HOPPER_LADDER
 from warploom.kernels.ladder import Rung
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "evidence" / "ladder-attention.md"
-TIMED = ROOT / "benchmarks" / "results" / "h200"
-SEARCHED = TIMED / "attention-search.json"
 SAME_TILE = ("8", "9", "16")
 """Rungs with the tile of the reference kernel, (128,64,4)."""
 FALL = 0.02
 SAME_CYCLES = 0.0075
 """Up to so many more cycles are none: ncu's figures of one kernel differ by half of it from run to run."""
-Row = Mapping[str, Any]
 
 WHY = {
     "0": "Scores, probabilities and row statistics go through shared memory: the baseline of the in-register reduction "
@@ -117,7 +120,7 @@ class Ladder:
     def __init__(self) -> None:
         self.environment, self.rows = timed("bf16")
         self.f16_environment, self.f16_rows = timed("f16")
-        static = {dtype: json.loads(file.read_text(encoding="utf-8")) for dtype, file in EVIDENCE.items()}
+        static = {dtype: read(f"static/attention-d128-{dtype}.json") for dtype in ("bf16", "f16")}
         self.kernels, self.f16_kernels = (static[dtype]["kernels"] for dtype in ("bf16", "f16"))
         self.nvrtc: str = static["bf16"]["nvrtc"]
         self.profile = counters.evidence("profile.json")
@@ -137,8 +140,7 @@ class Ladder:
 
 def timed(dtype: str) -> tuple[Row, dict[str, Row]]:
     """(environment, rows by rung) of ``warploom bench attention --dtype DTYPE``; empty where it was not measured."""
-    file = TIMED / f"attention-d128-{dtype}.json"
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"environment": {}, "rows": []}
+    found = read(f"h200/attention-d128-{dtype}.json") or {"environment": {}, "rows": []}
     return found["environment"], {row["rung"]: row for row in found["rows"]}
 
 
@@ -363,17 +365,13 @@ def page() -> str:
         measured.append("F16")
         figures["SHARES"] = seeds.shares_table(ladder.f16_rows, ladder.rows)
         figures["MADEF16"] = provenance(ladder.f16_environment)
-    if SEARCHED.is_file():
+    if searched := read("h200/attention-search.json"):
         measured.append("SEARCH")
-        figures["SEARCH"] = search_text(json.loads(SEARCHED.read_text(encoding="utf-8")))
-    return filled(Path(__file__).resolve().parent / "ladder-attention.template.md", figures, measured)
+        figures["SEARCH"] = search_text(searched)
+    return filled(HERE / "ladder-attention.template.md", figures, measured)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrite (or check) the page; returns the exit code."""
-    summary = (__doc__ or "").splitlines()[0]
-    return write_or_check(PAGE, page, "benchmarks/ladder_page.py", summary, arguments)
-
+PAGES = {EVIDENCE / "ladder-attention.md": page}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGES))

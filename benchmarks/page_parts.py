@@ -1,8 +1,9 @@
-"""What the pages of the ladders share: figures as text, tables of SASS, and writing or checking a page."""
+"""What generated pages share: results, figures as text, tables of SASS, and writing or checking them."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,13 @@ from typing import Any
 
 from page_tables import markdown_table
 
+ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "benchmarks"
+RESULTS = HERE / "results"
+EVIDENCE = ROOT / "docs" / "evidence"
 Row = Mapping[str, Any]
+Pages = Mapping[Path, Callable[[], str]]
+"""Page → its text."""
 
 
 def wavefronts(row: Row) -> str:
@@ -77,18 +84,23 @@ def filled(template: Path, figures: Mapping[str, str], measured: Collection[str]
     return _NAME.sub(lambda found: figures[found[1]].rstrip("\n"), text)
 
 
-def write_or_check(
-    page: Path, content: Callable[[], str], script: str, description: str, arguments: Sequence[str] | None
-) -> int:
-    """The command line of a page's generator: rewrite the page, or with ``--check`` only compare; the exit code."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the page is out of date")
-    check = parser.parse_args(arguments).check
-    text = content()
-    if page.is_file() and page.read_text(encoding="utf-8") == text:
-        return 0
-    if check:
-        print(f"{page.name} is out of date: python {script}")
-        return 1
-    page.write_text(text, encoding="utf-8")
-    return 0
+def read(name: str) -> Any:
+    """The JSON of a file below benchmarks/results; {} where it has not been measured."""
+    path = RESULTS / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def main(pages: Pages, arguments: Sequence[str] | None = None) -> int:
+    """The command line of a script that makes pages: rewrite them, or with ``--check`` only compare; the exit code."""
+    parser = argparse.ArgumentParser(description="Write pages from committed evidence.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a page is out of date")
+    check, stale = parser.parse_args(arguments).check, 0
+    for page, content in pages.items():
+        text = content()
+        if page.is_file() and page.read_text(encoding="utf-8") == text:
+            continue
+        stale += 1
+        print(f"{page.name} {'is out of date' if check else 'rewritten'}")
+        if not check:
+            page.write_text(text, encoding="utf-8")
+    return int(check and stale > 0)

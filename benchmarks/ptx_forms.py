@@ -8,21 +8,15 @@ it is not), or is unknown; what is refused or unknown raises PtxError with line 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from page_parts import write_or_check
+from page_parts import HERE, ROOT, main
 
 from warploom.core.errors import PtxError
 from warploom.ptx.forms import HANDLERS
 from warploom.ptx.parser import parse
 from warploom.ptx.program import entry_of, to_program
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reference" / "ptx-forms.md"
-FORMS = Path(__file__).resolve().parent / "ptx-forms.txt"
+FORMS = HERE / "ptx-forms.txt"
 _KERNEL = """.version 8.7
 .target sm_90a
 .address_size 64
@@ -90,10 +84,7 @@ def page() -> str:
     return "".join(parts)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    return write_or_check(PAGE, page, "benchmarks/ptx_forms.py", __doc__ or "", arguments)
-
+PAGES = {ROOT / "docs" / "reference" / "ptx-forms.md": page}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGES))

@@ -6,21 +6,13 @@ nothing and ends with 1 if the page is out of date.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from page_parts import write_or_check
+from page_parts import EVIDENCE, main, read
 from page_tables import markdown_table
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "evidence" / "ptx-mutants.md"
-EVIDENCE = ROOT / "benchmarks" / "results" / "static" / "ptx-mutants.json"
 VERDICTS = ("found", "wrong result", "does not end", "refused", "equivalent", "unseen")
 _INTRODUCTION = """# Mutants of other compilers' PTX
 
@@ -46,7 +38,7 @@ def table(rows: list[dict[str, Any]], key: str) -> str:
 
 def page() -> str:
     """The page."""
-    evidence = json.loads(EVIDENCE.read_text(encoding="utf-8"))
+    evidence = read("static/ptx-mutants.json")
     rows: list[dict[str, Any]] = evidence["mutants"]
     rest = [[r["kernel"], f"{r['change']}: `{r['code']}`", r["reason"] or "**not shown**"]
             for r in rows if r["verdict"] in ("equivalent", "unseen")]  # fmt: skip
@@ -58,10 +50,7 @@ def page() -> str:
     ])  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    return write_or_check(PAGE, page, "benchmarks/ptx_mutants_page.py", __doc__ or "", arguments)
-
+PAGES = {EVIDENCE / "ptx-mutants.md": page}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGES))

@@ -7,28 +7,17 @@ with 1 if the page is out of date.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
 from itertools import product
-from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from page_parts import filled, write_or_check
+from page_parts import EVIDENCE, HERE, Row, filled, main, read
 from page_tables import markdown_table
 from render import provenance
 
 from warploom.kernels.reduce.ladder import LADDER
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "evidence" / "ladder-reduce.md"
-TEMPLATE = Path(__file__).resolve().parent / "ladder-reduce.template.md"
-RESULTS = ROOT / "benchmarks" / "results" / "h200"
 THROUGH_SHARED, IN_REGISTERS = ("1", "1w", "2"), ("3", "4", "5")
 OPCODES = ("HMMA", "FMNMX", "FSEL", "SHFL", "LDS", "STS", "BAR", "LOP3", "IMAD.MOV", "WARPSYNC")
-Row = Mapping[str, Any]
 
 
 class Evidence:
@@ -36,15 +25,13 @@ class Evidence:
 
     def __init__(self) -> None:
         experiment, peers, attention = (
-            json.loads((RESULTS / name).read_text(encoding="utf-8"))
-            for name in ("reduce.json", "matmul-reduce.json", "attention-d128-bf16.json")
+            read(f"h200/{name}") for name in ("reduce.json", "matmul-reduce.json", "attention-d128-bf16.json")
         )
         self.environment: Row = experiment["environment"]
         self.paper: Row = experiment["result"]["paper"]
         self.rows: dict[str, Row] = {row["rung"]: row for row in experiment["result"]["rungs"]}
         self.peers: Row = peers["result"]
-        textbook = RESULTS / "reduce-textbook.json"
-        self.textbook: Row = json.loads(textbook.read_text(encoding="utf-8")) if textbook.is_file() else {}
+        self.textbook: Row = read("h200/reduce-textbook.json")
         self.attention: dict[str, Row] = {row["rung"]: row for row in attention["rows"]}
 
     def faster(self, rung: str, than: str) -> float:
@@ -281,13 +268,10 @@ def page() -> str:
         rates = {key: _median(row["grid"]["operations_per_s"]) for key, row in timed.items()}
         figures |= {"TEXTBOOK": textbook(timed), "MADETEXTBOOK": provenance(found.textbook["environment"]),
                     "AS1W": f"{rates['wmma'] / rates['1w']:.2f}"}  # fmt: skip
-    return filled(TEMPLATE, figures, ["TEXTBOOK"] if found.textbook else [])
+    return filled(HERE / "ladder-reduce.template.md", figures, ["TEXTBOOK"] if found.textbook else [])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrite (or check) the page; returns the exit code."""
-    return write_or_check(PAGE, page, "benchmarks/reduce_page.py", (__doc__ or "").splitlines()[0], arguments)
-
+PAGES = {EVIDENCE / "ladder-reduce.md": page}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGES))

@@ -5,27 +5,27 @@ benchmarks/results (h200/attention-d128-bf16.json), as ``warploom bench`` or ``l
 word of ``MARKDOWN_TABLES`` (``page_tables.py``), ``CALL_TABLES`` (``call_tables.py``) or ``SECTIONS``
 (``training_sections.py``, ``serving_sections.py``). Below each table stands what it was made with; a table whose file
 is not there says so, a section is left out. Pictures of sections are drawn too (needs matplotlib). ``--check`` changes
-nothing and ends with 1 if a table is out of date or a picture missing.
+nothing and ends with 1 if a table is out of date.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from call_tables import CALL_TABLES
+from page_parts import RESULTS, ROOT, read
+from page_parts import main as write
 from page_tables import MARKDOWN_TABLES, fill_markdown, table_names
 from serving_sections import SECTIONS as SERVING
 from training_sections import SECTIONS as TRAINING
 from training_sections import draw_training
 
 SECTIONS = {**SERVING, **TRAINING}
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 PICTURES = {"h200/train-gpt.json": ("docs/evidence/train-gpt.svg", draw_training)}
 PAGES = (ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts))
 
@@ -76,30 +76,19 @@ def _dotted(version: Any) -> str:
     return version if isinstance(version, str) else ".".join(map(str, version))
 
 
+def with_tables(page: Path) -> str:
+    """The text of a page, its tables filled."""
+    text = page.read_text(encoding="utf-8")
+    return fill_markdown(text, {name: table(name) for name in table_names(text)})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrite (or check) every page that has tables; returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a table is out of date")
-    check = parser.parse_args(arguments).check
-    stale = 0
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        filled = fill_markdown(text, {name: table(name) for name in table_names(text)})
-        if filled == text:
-            continue
-        stale += 1
-        print(f"{page.name} {'is out of date' if check else 'rewritten'}")
-        if not check:
-            page.write_text(filled, encoding="utf-8")
+    """Rewrite every page that has tables and draw the pictures, or only compare the pages; returns the exit code."""
+    code = write({page: partial(with_tables, page) for page in PAGES}, arguments)
     for file, (picture, draw) in PICTURES.items():
-        source, out = RESULTS / file, ROOT / picture
-        if not source.is_file() or (check and out.is_file()):
-            continue
-        stale += 1
-        print(f"{out.name} {'is missing' if check else 'drawn'}")
-        if not check:
-            draw(json.loads(source.read_text(encoding="utf-8")), out)
-    return int(check and stale > 0)
+        if (result := read(file)) and "--check" not in (sys.argv if arguments is None else arguments):
+            draw(result, ROOT / picture)
+    return code
 
 
 if __name__ == "__main__":

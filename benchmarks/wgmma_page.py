@@ -9,19 +9,14 @@ changes nothing and ends with 1 if the page or a picture is out of date.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from page_parts import filled, spread, write_or_check
+from page_parts import EVIDENCE, HERE, ROOT, Row, filled, main, read, spread
 from page_tables import markdown_table, power_markdown
 from render import provenance
 
@@ -31,18 +26,8 @@ from warploom.layout.draw import draw_banks, draw_elements
 from warploom.layout.shared import SharedLayout
 from warploom.layout.swizzle import Swizzle
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "evidence" / "from-mma-to-wgmma.md"
 LENGTHS = (512, 1024, 4096, 16384)
 BASELINES = {"torch_cudnn": "cuDNN", "flash_attention_4": "FlashAttention-4", "torch_flash": "torch's flash"}
-Row = Mapping[str, Any]
-
-
-def load(name: str) -> dict[str, Any]:
-    """A result file; {} if it has not been measured."""
-    path = RESULTS / name
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def listing() -> str:
@@ -226,18 +211,18 @@ def sustained(rows: Sequence[Row]) -> str:
 
 def page() -> str:
     """The whole page."""
-    ladder, found, broken = load("h200/attention-d128-bf16.json"), load("h200/attention-cells.json"), load(
+    ladder, found, broken = read("h200/attention-d128-bf16.json"), read("h200/attention-cells.json"), read(
         "static/hopper-mutants.json")  # fmt: skip
     limit = found["environment"].get("power_limit_watts")
     figures = {
-        "LISTING": listing(), "UNSEEN": unseen(load("h200/sanitizer-unseen.json")), "MUTANTS": mutants(broken),
+        "LISTING": listing(), "UNSEEN": unseen(read("h200/sanitizer-unseen.json")), "MUTANTS": mutants(broken),
         "REASONS": reasons(broken), "MINUTES": f"{broken['core_seconds'] / 120:.0f}", "RUNGS": rungs(ladder["rows"]),
         "LIMIT": f"{limit:.0f}" if limit else "700", "ZEROS": zeros(found), "POWER": power(ladder["rows"]),
         "SUSTAINED": sustained(ladder["rows"]),
-        "CELLS": cells(found), "SWEEP": sweep(load("h200/attention-sweep.json")),
-        "DATA": data(load("h200/attention-data.json")), "MADE": made(found["environment"]),
+        "CELLS": cells(found), "SWEEP": sweep(read("h200/attention-sweep.json")),
+        "DATA": data(read("h200/attention-data.json")), "MADE": made(found["environment"]),
     }  # fmt: skip
-    return filled(Path(__file__).resolve().parent / "from-mma-to-wgmma.template.md", figures)
+    return filled(HERE / "from-mma-to-wgmma.template.md", figures)
 
 
 def accumulator_picture() -> str:
@@ -253,15 +238,10 @@ def swizzle_picture() -> str:
     return draw_banks(SharedLayout(8, 64, 2, Swizzle.for_row_bytes(128))).svg()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrite (or check) the page and its pictures; returns the exit code."""
-    made = {PAGE: page, PAGE.parent / "wgmma-accumulator.svg": accumulator_picture,
-            PAGE.parent / "wgmma-swizzle.svg": swizzle_picture}  # fmt: skip
-    summary = (__doc__ or "").splitlines()[0]
-    return max(
-        write_or_check(path, content, "benchmarks/wgmma_page.py", summary, arguments) for path, content in made.items()
-    )
-
+PAGES = {
+    EVIDENCE / "from-mma-to-wgmma.md": page, EVIDENCE / "wgmma-accumulator.svg": accumulator_picture,
+    EVIDENCE / "wgmma-swizzle.svg": swizzle_picture,
+}  # fmt: skip
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGES))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -78,19 +77,3 @@ def test_a_process_that_fails_is_no_sample(script, tmp_path, monkeypatch, capsys
     assert good["seconds"] == 0.5
     assert broken["error"] == math.inf
     assert "no luck" in capsys.readouterr().out
-
-
-def test_the_projects_figures_are_there(pytestconfig):
-    targets = json.loads((pytestconfig.rootpath / "benchmarks" / "targets.json").read_text(encoding="utf-8"))
-    assert set(targets["first_call_seconds"]) == {"fresh", "later"}
-    found = {"warploom.attention": {"median": 99.0}, "torch_flash": {"median": 99.0}}
-    assert len(load("host_cost").missed(found, targets["host_microseconds"])) == 1
-
-
-def test_tables_of_calls():
-    spread = {"median": 0.021, "low": 0.02, "high": 0.0226, "samples": [0.021]}
-    tables = load("page_tables").MARKDOWN_TABLES
-    text = tables["first-call"]([{"call": "matmul", "fresh_s": spread | {"median": 0.366}, "later_s": spread}])
-    assert "| matmul | 366 (20–23) | 21 (20–23) |" in text
-    text = tables["host-cost"]([{"call": "x.y", "microseconds": {"median": 9.71, "low": 9.0, "high": 12.3}}])
-    assert "| `x.y` | 9.7 (9.0–12.3) |" in text

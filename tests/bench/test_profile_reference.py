@@ -62,20 +62,3 @@ def test_names_of_kernels_reach_ncus_command(monkeypatch: pytest.MonkeyPatch) ->
             ncu.record("ncu", ["m"], ["driver"], samples=False, seconds=1, kernels=kernels)
     assert "--kernel-name" not in commands[0]
     assert commands[1][commands[1].index("--kernel-name") + 1] == "regex:flash_fwd"
-
-
-def test_executed_instructions_stand_beside_the_references() -> None:
-    counters = load("ladder_counters")
-
-    def of(groups: dict[str, int]) -> dict[str, Any]:
-        return {"counters": {"executed by purpose": groups}, "sass": {}}
-
-    known = counters.Counters({
-        "rungs": {"9": of({"tensor": 4_000_000, "local memory": 1_000_000})},
-        "reference": {"FlashAttention-2": of({"tensor": 4_000_000, "register copies": 2_000_000})},
-    })  # fmt: skip
-    lines = known.beside_reference(["9"]).splitlines()[2:]
-    assert lines == [
-        "| tensor | 4.0 | 4.0 (1.00×) |", "| register copies | 2.0 | 0.0 (0.00×) |",
-        "| local memory | 0.0 | 1.0 |", "| all | 6.0 | 5.0 (0.83×) |",
-    ]  # fmt: skip
