@@ -179,3 +179,12 @@ def test_a_missing_wait_is_found() -> None:
     for function, (number, op) in first.items():
         _, rewrite = next(iter(edits(op)))
         assert case.run(rewritten(program, number, rewrite)), function
+
+
+def test_a_launch_that_overlaps_with_the_list_waits_before_it_reads_memory() -> None:
+    first, second = Case(SM90, (20,), (20,)).calls
+    assert (first.overlaps, second.overlaps) == (False, True)
+    names = [op.instruction.mnemonic for op in second.source.program.ops()]
+    before = names[: names.index("griddepcontrol.wait")]
+    assert "mbarrier.init" in " ".join(before)
+    assert not [name for name in before if name.startswith(("ld.global", "cp.async"))]

@@ -21,7 +21,7 @@ TYPICAL_LENGTH = 4096
 """Of a sequence, where a configuration is chosen by lengths: which ones come, the host does not know."""
 LISTING_WARPS = 4
 """Warps of a CTA that lists tiles, each those of a sequence."""
-LISTED_AT_ONCE = 16
+LISTED_AT_ONCE = 2
 """Tiles of the longest sequence there may be, that one warp lists."""
 MOST_TILES = 1 << 31
 
@@ -142,15 +142,17 @@ def packed_calls(
 
     Arrays by their names: "q", "k", "v", "out", "lse", "sinks"; "q_starts", "k_starts", "q_used", "k_used".
     """
-    return listing(config, problem), config.call_packed(problem, strides, multiprocessors)
+    work = config.call_packed(problem, strides, multiprocessors)
+    return listing(config, problem, overlap=work.overlaps), work
 
 
-def listing(config: AttentionConfig, problem: PackedProblem) -> KernelCall:
-    """The launch that lists the tiles of all sequences."""
+def listing(config: AttentionConfig, problem: PackedProblem, *, overlap: bool) -> KernelCall:
+    """The launch that lists the tiles of all sequences; the next one may ``overlap`` with it."""
     p, tile_m, by_row = problem, config.tile_m, problem.by_row
     source = KernelSource.of(
-        "attention.packed_kernel:list_tiles", f"list_tiles_{tile_m}", tile_m=tile_m, by_row=by_row, used=p.used
-    )  # fmt: skip
+        f"attention.packed_kernel:list_tiles{'_sm90' if overlap else ''}", f"list_tiles_{tile_m}",
+        tile_m=tile_m, by_row=by_row, used=p.used, overlap=overlap,
+    )  # fmt: skip  # fmt: skip
     row_bytes = 2 * p.head_dim * p.dtype.bytes // p.group
     most = most_pieces(p.total_q, p.batch, tile_m)
     scalars: dict[str, Any] = {

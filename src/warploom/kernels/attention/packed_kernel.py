@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from warploom.core.dtypes import f32, u16, u32
@@ -26,11 +26,15 @@ def list_tiles(
     k: Kernel, q_starts: Global[u32], k_starts: Global[u32], q_used: Global[u32], k_used: Global[u32],
     tiles: Global[u32], total_q: u32, total_k: u32, batch: u32, heads: u32, together: Divisor, most: u32,
     most_slots: u32, *, tile_m: int, by_row: bool, used: tuple[bool, bool], slots: tuple[int, bool] | None = None,
+    overlap: bool = False,
 ) -> None:  # fmt: skip
     """The list of tiles, a warp for each sequence; CTAs along y share the tiles of one. ``slots``: of :class:`Slots`.
 
-    What is called queries here is what is cut into tiles: in a backward pass that may be the keys.
+    What is called queries here is what is cut into tiles: in a backward pass that may be the keys. ``overlap``: the
+    kernel that works on the list begins meanwhile, and waits before it reads.
     """
+    if overlap:
+        k.allow_next_launch()
     queries = Sequences(k, q_starts, total_q, q_used if used[0] else None)
     keys = Sequences(k, k_starts, total_k, k_used if used[1] else None)
     places = None if slots is None else Slots(*slots, most_slots)
@@ -38,6 +42,10 @@ def list_tiles(
     sequence = k.cta_x * LISTING_WARPS + k.warp
     with k.when(sequence < batch, uniform=True):
         ragged.write(PieceList(k, tiles), sequence, k.cta_y, k.special("nctaid.y"))
+
+
+list_tiles_sm90 = replace(list_tiles, name="list_tiles_sm90", requires="sm_90")
+"""The same where launches overlap: GPUs do that from sm_90 on."""
 
 
 @kernel(threads=lambda config, **_: config.threads, requires="sm_90a", drop_unused=True)
@@ -64,7 +72,8 @@ class PackedTiles(Tiles):
     may_lack_keys: ClassVar[bool] = True
 
     def schedule(self) -> Persistent | Single:
-        """The tiles that are listed."""
+        """The tiles that are listed, once the list is there; the kernel's memory is set up meanwhile."""
+        self.k.await_launch_before()
         count = self.pieces.count
         return Persistent(self.k, count, alternating=True) if self.config.persistent else Single(self.k, count)
 

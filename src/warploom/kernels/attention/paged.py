@@ -138,4 +138,7 @@ def _tiled(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, mult
     }  # fmt: skip
     tiles = _most(config, p) * p.heads
     grid = min(tiles, multiprocessors) if config.persistent else tiles, 1, 1
-    return KernelCall(source, grid, scalars, maps, (*alike.arrays, *(["table"] if p.page_size else ())))
+    return replace(
+        alike, source=source, grid=grid, scalars=scalars, maps=maps,
+        arrays=(*alike.arrays, *(["table"] if p.page_size else ())),
+    )  # fmt: skip

@@ -22,7 +22,7 @@ from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Spaced, sequ
 from warploom.tile.scheduler import Divisor
 
 
-@kernel(threads=32 * LISTING_WARPS, drop_unused=True)
+@kernel(threads=32 * LISTING_WARPS, requires="sm_90", drop_unused=True)
 def list_paged_tiles(
     k: Kernel, q_starts: Global[u32], lengths: Global[s32], tiles: Global[u32], total_q: u32, q_len: u32,
     q_pitch: u32, capacity: u32, k_pitch: u32, batch: u32, heads: u32, together: Divisor, most: u32,
@@ -33,6 +33,7 @@ def list_paged_tiles(
     Queries are ``packed`` as ``q_starts`` says, or ``q_len`` of each. With a block table ``k_pitch`` is 1: where a
     sequence's keys begin is its row of the table.
     """
+    k.allow_next_launch()
     queries = Sequences(k, q_starts, total_q) if packed else Spaced(k, q_pitch, q_len)
     keys = Spaced(k, k_pitch, capacity, lengths)
     ragged = RaggedTiles(k, queries, keys, batch, heads, together, most, tile_m, by_row)

@@ -161,7 +161,7 @@ class ForwardSm90(HeadDims, Configuration):
         )
         tiles = p.tiles(self.tile_m)
         grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
-        return KernelCall(source, grid, {"total_q": p.total_q}, maps, p.arrays)
+        return KernelCall(source, grid, {"total_q": p.total_q}, maps, p.arrays, overlaps=True)
 
     def _tiles(self, problem: AttentionProblem) -> int:
         return -(-problem.q_len // self.tile_m) * problem.planes
