@@ -63,6 +63,42 @@ def test_the_operator_keeps_to_its_schema():
     torch.library.opcheck(torch.ops.warploom.launch.default, arguments, test_utils="test_faketensor")
 
 
+WAYS = {
+    "backward": lambda f, x: f(x.requires_grad_()).backward(),
+    "grad": lambda f, x: torch.func.grad(f)(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
+}
+
+
+@pytest.mark.parametrize(("way", "compiled"), [*((way, False) for way in WAYS), ("backward", True), ("grad", True)])
+def test_a_derivative_is_refused(way, compiled):
+    def ask(x):
+        WAYS[way](lambda x: six_times(x).sum() + x.sum(), x)
+
+    torch._dynamo.reset()
+    function = torch.compile(ask, backend="aot_eager") if compiled else ask
+    with pytest.raises(Exception, match=r"no backward pass|no forward-mode derivatives"):
+        function(torch.randn(64))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_its_users_write_their_own_backward_pass(compiled):
+    class SixTimes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return six_times(x)
+
+        @staticmethod
+        def backward(ctx, by):
+            return six_times(by - 1)
+
+    x = torch.randn(64, requires_grad=True)
+    function = torch.compile(SixTimes.apply, backend="aot_eager", fullgraph=True) if compiled else SixTimes.apply
+    torch.testing.assert_close(result := function(x), (x + 1) * 6)
+    result.backward(torch.full_like(x, 2.0))
+    torch.testing.assert_close(x.grad, torch.full_like(x, 12.0))
+
+
 def test_declarations_are_checked():
     with pytest.raises(TraceError, match="no parameter 'out'"):
         kernel(threads=32, outputs=["out"])(body)

@@ -17,7 +17,7 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from warploom.core.errors import ProblemError
-from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, NOT_TWICE, refuse_tangent
+from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, NOT_TWICE, refuse_derivatives, refuse_tangent
 from warploom.interop.tracing import forward_mode, transforms
 
 _NAMESPACE = "warploom"
@@ -112,12 +112,24 @@ def _refuse_twice(*_: Any) -> Named:
 
 
 def define_mutating(name: str, schema: str, run: Callable[..., None], fake: Callable[..., None]) -> Any:
-    """``torch.ops.warploom.<name>``, which changes the tensors that ``schema`` marks and has no derivative."""
+    """``torch.ops.warploom.<name>``, which changes the tensors that ``schema`` marks, lists of them too.
+
+    It has no derivative: whoever asks for one gets a ProblemError.
+    """
+
+    def autograd(keyset: Any, *arguments: Any) -> None:
+        for x in (x for one in arguments for x in (one if isinstance(one, list | tuple) else (one,))):
+            if isinstance(x, torch.Tensor):
+                refuse_derivatives(x)
+        operator.redispatch(keyset & _BELOW_AUTOGRAD, *arguments)
+
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in _DEVICES:
         _LIBRARY.impl(name, run, key)
+    _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
-    return getattr(getattr(torch.ops, _NAMESPACE), name).default
+    operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
+    return operator
 
 
 def _function(name: str, run: Callable[..., Any], derivative: Derivative) -> Callable[..., Any]:
