@@ -78,6 +78,23 @@ def test_a_derivative_is_refused(name, way):
         WAYS[way](OPERATIONS[name], matrix(16, 16))
 
 
+INTO = {
+    "attention_varlen": lambda x, out: warploom.attention_varlen(
+        x[:, None], KEYS[0], KEYS[0], torch.tensor([0, 16], dtype=torch.int32), out=out[:, None]
+    ),
+    "matmul": lambda x, out: warploom.matmul(x, OTHER, out=out),
+}
+
+
+@pytest.mark.parametrize("name", INTO)
+def test_what_is_written_to_out_has_no_history(name):
+    out = matrix(16, 16)
+    with pytest.raises(ProblemError, match="no backward pass"):
+        INTO[name](matrix(16, 16).requires_grad_(), out)
+    with torch.autocast("cpu", torch.bfloat16):
+        INTO[name](matrix(16, 16), out)
+
+
 TRACED = ("backward", "grad", "vjp", "jacrev", "grad in vmap", "jvp", "jacfwd")
 CASES = [("matmul_reduce", way) for way in TRACED] + [("matmul", "jvp"), ("linear_cross_entropy", "jacfwd")]
 

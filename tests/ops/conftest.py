@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu
@@ -21,7 +23,7 @@ from warploom.ops import (
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedGpu:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     """The only GPU of this machine, without tuned configurations and prepared calls."""
     made = EmulatedGpu()
     monkeypatch.setattr(DeviceCopy, "gpu", made, raising=False)
@@ -32,8 +34,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedGpu:
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zero_words", made.zero)
-    for room in (matmul, attention, attention_backward, attention_varlen):
-        monkeypatch.setattr(room, "_prepared", {})
-    for room in (reduce, loss):
-        monkeypatch.setattr(room, "_ready", {})
-    return made
+    kept = (
+        matmul._prepared, attention._prepared, attention_backward._prepared, attention_varlen.prepared, reduce._ready,
+        loss._ready,
+    )  # fmt: skip
+    for calls in kept:
+        calls.clear()
+    yield made
+    for calls in kept:
+        calls.clear()

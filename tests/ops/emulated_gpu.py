@@ -89,12 +89,16 @@ class EmulatedGpu:
 
         for room in (matmul, reduce, loss, attention, attention_backward, attention_varlen):
             monkeypatch.setattr(room, "describe", on_gpu)
+        for room in (attention, matmul, reduce):
+            monkeypatch.setattr(room, "fields", on_gpu)
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(np.array(view.owner, order="C")))
         for room in (attention, attention_varlen, reduce, loss, steps):
             monkeypatch.setattr(room, "empty", self.empty)
         monkeypatch.setattr(attention_varlen_backward, "filled", self.filled)
         for room in (attention, attention_backward, matmul):
             monkeypatch.setattr(room, "empty_like", self.empty_like)
+        for room in (attention, matmul, reduce):
+            monkeypatch.setattr(room, "maker", lambda like, shape, dtype: lambda _: self.empty(like.kind, shape, dtype))
 
 
 class EmulatedCall:

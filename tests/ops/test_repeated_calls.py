@@ -6,6 +6,7 @@ A gradient of PyTorch is often one number shown everywhere: that of ``loss.mean(
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,10 @@ import warploom
 from tests.ops.emulated_gpu import EmulatedGpu
 from warploom.core.dtypes import bf16
 from warploom.kernels.matmul.sm80 import MatmulSm80
+from warploom.ops import attention as attention_ops
 from warploom.ops import loss as loss_ops
+from warploom.ops import matmul as matmul_ops
+from warploom.ops import reduce as reduce_ops
 from warploom.ops.loss_options import loss_of
 
 SMALL = MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=bf16)
@@ -120,3 +124,26 @@ def test_arrays_that_are_copied_first_are_planned_once(
         np.testing.assert_allclose(found.astype(np.float64), expected, rtol=0.03, atol=0.03)
         prepared.append(len(gpu.prepared))
     assert prepared == prepared[:1] * 3
+
+
+X, Y = numbers(1, 16, 1, 16), numbers(1, 16, 1, 16, seed=1)
+LOOKED_UP: dict[str, tuple[ModuleType, Callable[[], Any]]] = {
+    "attention": (attention_ops, lambda: warploom.attention(X, X, Y)),
+    "with log-sum-exps": (attention_ops, lambda: warploom.attention(X, X, Y, return_lse=True)[1]),
+    "matmul": (matmul_ops, lambda: warploom.matmul(X[0, :, 0], Y[0, :, 0], config=SMALL)),
+    "matmul_reduce": (reduce_ops, lambda: warploom.matmul_reduce(X[0, :, 0], Y[0, :, 0], "sum", config=SMALL)),
+}
+SETTLED = "describe", "describe_new", "empty", "empty_like", "maker", "read_inputs", "plan_for", "Options"
+"""What only a first call needs: to name an array's fields, to choose how results are made, to plan."""
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_a_repeated_call_looks_up_what_the_first_settled(
+    name: str, gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, call = LOOKED_UP[name]
+    gpu.hold(monkeypatch)
+    first = call()
+    for settled in SETTLED:
+        monkeypatch.setattr(room, settled, lambda *_: pytest.fail("settled at the first call"), raising=False)
+    np.testing.assert_array_equal(call(), first)

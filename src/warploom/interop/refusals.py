@@ -19,10 +19,14 @@ NOT_TWICE = "this call is differentiated once: its gradients have no backward pa
 NESTED = "nested tensors are not supported: pass their tensors one by one, or padded to one shape"
 
 
+class DerivativeError(ProblemError):
+    """A tensor's gradient is wanted of what computes none."""
+
+
 def refuse_derivatives(tensor: Any) -> None:
-    """Raises ProblemError for a tensor with a tangent, and for one whose gradient is wanted."""
+    """Raises DerivativeError for a tensor whose gradient is wanted, ProblemError for one with a tangent."""
     if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
-        raise ProblemError(NO_BACKWARD)
+        raise DerivativeError(NO_BACKWARD)
     refuse_tangent(tensor)
 
 

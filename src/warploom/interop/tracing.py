@@ -9,31 +9,58 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
-operator_of: Callable[[str], Callable[..., Any]]
-"""What stands for a public function, by its name, with the same arguments (``warploom.operators.names``)."""
+from warploom.interop.refusals import DerivativeError
+
+Public = TypeVar("Public", bound=Callable[..., Any])
 
 
-def is_watched(*arrays: Any) -> bool:
-    """Whether PyTorch must see a call with these arrays as an operator.
+def operator_of(name: str) -> Callable[..., Any]:
+    """What stands for a public function, with the same arguments: ``warploom.operators.names`` takes this place."""
+    raise NotImplementedError(name)
 
-    It does where it has to remember the call, because one of them requires a gradient; where autocast chooses their
-    type; and wherever it :func:`is_tracing`.
+
+def traced(function: Public) -> Public:
+    """A public function that is the operator of its name while PyTorch :func:`is_tracing`."""
+    name = function.__name__
+
+    @wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        return operator_of(name)(*given, **named) if is_tracing() else function(*given, **named)
+
+    return cast(Public, call)
+
+
+def recorded(function: Public) -> Public:
+    """:func:`traced`, and also the operator where PyTorch must remember the call, or autocast chooses a type.
+
+    It must where an array requires a gradient. What is written to ``out`` has no history.
     """
-    if is_tracing():
-        return True
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    if torch.is_grad_enabled():
-        for x in arrays:
-            if isinstance(x, torch.Tensor) and x.requires_grad:
-                return True
-    if not torch._C._is_any_autocast_enabled():
-        return False
-    first = arrays[0]
-    return isinstance(first, torch.Tensor) and torch.is_autocast_enabled(first.device.type)
+    name = function.__name__
+
+    @wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return function(*given, **named)
+        history = named.get("out") is None
+        if not (is_tracing() or (history and torch._C._is_any_autocast_enabled() and _autocast(torch, given, named))):
+            try:
+                return function(*given, **named)
+            except DerivativeError:
+                if not history:
+                    raise
+        return operator_of(name)(*given, **named)
+
+    return cast(Public, call)
+
+
+def _autocast(torch: Any, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether PyTorch's autocast is on where the tensors among the arguments are."""
+    first = next((x for x in (*given, *named.values()) if isinstance(x, torch.Tensor)), None)
+    return first is not None and torch.is_autocast_enabled(first.device.type)
 
 
 def is_tracing() -> bool:

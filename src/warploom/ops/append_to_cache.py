@@ -8,24 +8,23 @@ import numpy as np
 
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
-from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty_like, require_dtype
 from warploom.interop.arrays import same_device as on_one_device
 from warploom.interop.copies import compact, settled, to_host
-from warploom.interop.tracing import is_tracing
+from warploom.interop.tracing import traced
 from warploom.kernels.attention.append import AppendForm, AppendProblem, Strides
 from warploom.ops.attention_arrays import aligned
 from warploom.ops.attention_paged_arrays import check_cache, check_integers, check_table, refuse_first
 from warploom.ops.options import flag
 from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Prepared, Step, Steps
+from warploom.ops.steps import Kept, Prepared, Step, Steps
 
 Arrays = dict[str, ArrayView]
 _Key = tuple[Any, ...]
-_prepared: dict[_Key, Prepared] = {}
-_PREPARED_KEPT = 4096
+_prepared: Kept[Prepared] = Kept()
 
 
+@traced
 def append_to_cache(
     k_cache: Any,
     v_cache: Any,
@@ -56,24 +55,19 @@ def append_to_cache(
 
     Returns the turned q, or None without one. Raises ProblemError for arrays it does not take.
     """
-    if is_tracing():
-        return tracing.operator_of("append_to_cache")(
-            k_cache, v_cache, k, v, kv_lens, block_table=block_table, q=q, cos=cos, sin=sin, interleaved=interleaved,
-            check=check,
-        )  # fmt: skip
     given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "lengths": kv_lens}
     given |= {n: x for n, x in (("table", block_table), ("cos", cos), ("sin", sin), ("q", q)) if x is not None}
     views = {name: describe(x) for name, x in given.items()}
-    key = interleaved, tuple((name, *view[1:5]) for name, view in views.items())
-    ready = None if check or any(views[n].pointer % 16 for n in views if n in _ROWS) else _prepared.get(key)
+    key = interleaved, tuple((name, *view[1:6]) for name, view in views.items())
+    ready = None if check or any(views[n].pointer % 16 for n in views if n in _ROWS) else _prepared.find(key)
     if ready is None:
         return _call_anew(views, interleaved, check, key)
     pointers = [view.pointer for view in views.values()]
     if q is None:
-        ready.run(pointers, views["k"])
+        ready.run(pointers, views["k"].kind)
         return None
     out = empty_like(views["q"], views["q"].shape)
-    ready.run([*pointers, address(out)], views["k"])
+    ready.run([*pointers, address(out)], views["k"].kind)
     return out
 
 
@@ -101,10 +95,8 @@ def _call_anew(views: Arrays, interleaved: Any, check: Any, key: _Key) -> Any:
     if first.device[0] == "cuda":
         ready = _steps(arrays, problem).prepare(tuple(arrays), first.device[1])
         if all(arrays[name].pointer == view.pointer for name, view in views.items()):
-            if len(_prepared) >= _PREPARED_KEPT:
-                _prepared.clear()
-            _prepared[key] = ready
-        ready.run([x.pointer for x in arrays.values()], first)
+            _prepared.keep(key, ready)
+        ready.run([x.pointer for x in arrays.values()], first.kind)
     elif str(place) == EMULATOR:
         _steps(arrays, problem).emulate(arrays)
     else:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, replace
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from warploom.core.dtypes import f32
-from warploom.interop import tracing
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty, empty_like, filled
+from warploom.interop.arrays import (
+    ArrayView,
+    address,
+    as_numpy,
+    describe,
+    describe_new,
+    empty,
+    empty_like,
+    fields,
+    filled,
+    maker,
+)
 from warploom.interop.copies import as_if_compact
-from warploom.interop.tracing import is_tracing, is_watched
+from warploom.interop.tracing import recorded, traced
 from warploom.kernels.attention.problem import AttentionConfig, Operands
 from warploom.ops.attention_arrays import (
     AXES,
@@ -28,7 +39,7 @@ from warploom.ops.attention_arrays import (
 )
 from warploom.ops.attention_plan import ARRAYS, AttentionPlan, calls_of, configured, plan_for
 from warploom.ops.places import EMULATOR
-from warploom.ops.steps import Prepared
+from warploom.ops.steps import Kept, Prepared
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
     from warploom.ops.signatures import Array, AttentionOptions, NumpyArray, Out
 
 
+@traced
 def plan(
     q: Any,
     k: Any,
@@ -51,11 +63,6 @@ def plan(
     config: AttentionConfig | str | None = None,
 ) -> AttentionPlan:
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
-    if is_tracing():
-        return tracing.operator_of("plan")(
-            q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, sinks=sinks, return_lse=return_lse,
-            layout=layout, config=config,
-        )  # fmt: skip
     options = Options(causal, scale, window, softcap, return_lse, layout).plain()
     views = describe(q), describe(k), describe(v)
     inputs = read_inputs(views, options, as_if_compact, None if sinks is None else describe(sinks))
@@ -63,9 +70,16 @@ def plan(
     return plan_for(inputs, out, layout, config)
 
 
-_Key = tuple[Any, ...]
-_prepared: dict[_Key, Prepared] = {}
-_PREPARED_KEPT = 4096
+@dataclass(frozen=True)
+class Ready:
+    """What a repeated call on a GPU needs: the launches, and what makes arrays for its results."""
+
+    prepared: Prepared
+    result: Callable[[Any], Any]
+    lse: Callable[[Any], Any] | None = None
+
+
+_prepared: Kept[Ready] = Kept()
 
 
 @overload
@@ -86,6 +100,7 @@ def attention(
 ) -> tuple[NumpyArray, NDArray[np.float32]]: ...
 
 
+@recorded
 def attention(
     q: Any,
     k: Any,
@@ -129,45 +144,31 @@ def attention(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    if is_watched(q, k, v, sinks):
-        return tracing.operator_of("attention")(
-            q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, sinks=sinks, return_lse=return_lse,
-            layout=layout, config=config,
-        )  # fmt: skip
     logits = None if sinks is None else widened(describe(sinks))
-    views = queries, keys, values = describe(q), describe(k), describe(v)
+    queries, keys, values = fields(q), fields(k), fields(v)
     # Plain tuples: hashing a dataclass would cost more than all the rest of the look-up.
     asked = (causal, scale, window, softcap, return_lse, layout, config)
-    last = () if logits is None else (logits[1:5],)
-    key = (asked, queries[1:5], keys[1:5], values[1:5], *last)  # shapes, strides, types, devices
-    try:
-        call = _prepared.get(key)
-    except TypeError:  # an array among the options, which no key can hold
-        call = None
-    pointers = queries[0], keys[0], values[0]
-    if call is None or (pointers[0] | pointers[1] | pointers[2]) % 16:
+    # Shapes, strides, types, devices and kinds.
+    key = (asked, queries[1:6], keys[1:6], values[1:6], None if logits is None else logits[1:6])
+    ready = _prepared.find(key)
+    misaligned = (queries[0] | keys[0] | values[0]) % 16
+    if ready is None or misaligned:
         options = Options(*asked[:6]).plain()
         key = ((*astuple(options), config), *key[1:])
-        call = _known(key)
-        if call is None or (pointers[0] | pointers[1] | pointers[2]) % 16:
+        ready = _prepared.find(key)
+        if ready is None or misaligned:
+            views = ArrayView(*queries), ArrayView(*keys), ArrayView(*values)
             return _first_call(views, logits, options, config, key)
-    plain = queries[1][3] == values[1][3]
-    result = empty_like(queries) if plain else empty_like(queries, result_shape(queries, values))
-    more = () if logits is None else (logits[0],)
-    if not return_lse:
-        call.run((*pointers, address(result), *more), queries)
+    owner, kind = queries[6], queries[5]
+    result = ready.result(owner)
+    pointers = queries[0], keys[0], values[0], address(result)
+    if ready.lse is None:
+        ready.prepared.run(pointers if logits is None else (*pointers, logits[0]), kind)
         return result
-    lse = _empty_lse(queries, layout)
-    call.run((*pointers, address(result), address(lse), *more), queries)
+    lse = ready.lse(owner)
+    pointers = (*pointers, address(lse))
+    ready.prepared.run(pointers if logits is None else (*pointers, logits[0]), kind)
     return result, lse
-
-
-def _known(key: _Key) -> Prepared | None:
-    """The call prepared for ``key``; None where there is none, or where the configuration is nothing to look up."""
-    try:
-        return _prepared.get(key)
-    except TypeError:
-        return None
 
 
 def _empty_lse(q: ArrayView, layout: str) -> Any:
@@ -175,7 +176,7 @@ def _empty_lse(q: ArrayView, layout: str) -> Any:
 
 
 def _first_call(
-    views: Views, sinks: ArrayView | None, options: Options, config: AttentionConfig | str | None, key: _Key
+    views: Views, sinks: ArrayView | None, options: Options, config: AttentionConfig | str | None, key: tuple[Any, ...]
 ) -> Any:
     """Everything that :func:`attention` need not repeat for arrays of the same shapes, strides and device."""
     inputs = read_inputs(views, options, sinks=sinks)
@@ -189,17 +190,17 @@ def _first_call(
     outs = [describe_new(x) for x in outputs]
     arrays, names = (*inputs.all, *outs, *inputs.vectors), (*ARRAYS, *problem.vectors)
     if q.device[0] == "cuda":
-        plain = (key[0], *[view[1:5] for view in (*inputs.all, *inputs.vectors)])  # copies lie alike in every call
-        call = _known(plain)
-        if call is None:
-            call = plan_for(inputs, outs[0], options.layout, config).steps.prepare(names, q.device[1])
-            if len(_prepared) >= _PREPARED_KEPT:
-                _prepared.clear()
-            _prepared[plain] = call
-        given = [x.pointer for x in (*views, sinks) if x is not None]
-        if given == [x.pointer for x in (*inputs.all, *inputs.vectors)]:  # nothing was copied first
-            _prepared[key] = call
-        call.run([x.pointer for x in arrays], q)
+        used = (*inputs.all, inputs.sinks)
+        plain = (key[0], *[None if x is None else x[1:6] for x in used])  # copies lie alike in every call
+        ready = _prepared.find(plain)
+        if ready is None:
+            prepared = plan_for(inputs, outs[0], options.layout, config).steps.prepare(names, q.device[1])
+            ready = Ready(prepared, *[maker(q, x.shape, x.dtype) for x in outs])
+            _prepared.keep(plain, ready)
+        given = [None if x is None else x.pointer for x in (*views, sinks)]
+        if given == [None if x is None else x.pointer for x in used]:  # nothing was copied first
+            _prepared.keep(key, ready)
+        ready.prepared.run([x.pointer for x in arrays], q.kind)
         return (result, outputs[1]) if options.return_lse else result
     made = plan_for(inputs, outs[0], options.layout, config)
     if made.device == EMULATOR:

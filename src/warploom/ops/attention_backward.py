@@ -11,7 +11,6 @@ import numpy as np
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.interop import tracing
 from warploom.interop.arrays import (
     ArrayView,
     address,
@@ -23,7 +22,7 @@ from warploom.interop.arrays import (
     same_device,
 )
 from warploom.interop.copies import as_if_compact, compact, settled
-from warploom.interop.tracing import is_tracing
+from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward import TENSORS, BackwardConfig, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import choose, parse_config
 from warploom.kernels.settings import refuse
@@ -41,7 +40,7 @@ from warploom.ops.attention_arrays import (
 )
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Prepared, Step, Steps
+from warploom.ops.steps import Kept, Prepared, Step, Steps
 
 _GRADIENTS = ("dq", "dk", "dv", "dsinks")
 _Views = dict[str, ArrayView]
@@ -93,6 +92,7 @@ class _Inputs:
     layout: str
 
 
+@traced
 def attention_backward(
     dout: Any,
     q: Any,
@@ -127,23 +127,19 @@ def attention_backward(
     Arrays as for :func:`attention`. Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that
     does not fit, UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    if is_tracing():
-        return tracing.operator_of("attention_backward")(
-            dout, q, k, v, out, lse, dlse=dlse, causal=causal, scale=scale, window=window, softcap=softcap,
-            sinks=sinks, layout=layout, deterministic=deterministic, config=config,
-        )  # fmt: skip
     views = _described(dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
     if sinks is not None:
         views["sinks"] = widened(describe(sinks))
     asked = (causal, scale, window, softcap, False, layout, deterministic, config)
-    lying = [view[1:5] for view in views.values()]  # shapes, strides, types, devices
-    ready = _known((asked, *lying))
+    lying = [view[1:6] for view in views.values()]  # shapes, strides, types, devices
+    ready = _prepared.find((asked, *lying))
     if ready is None or any(view.pointer % 16 for view in views.values()):
         options, same = Options(*asked[:6]).plain(), flag("deterministic", deterministic)
         return _call_anew(views, options, (same, config), ((*astuple(options), same, config), *lying))
     return _run(ready, views)
 
 
+@traced
 def plan_attention_backward(
     dout: Any,
     q: Any,
@@ -163,11 +159,6 @@ def plan_attention_backward(
     config: BackwardConfig | str | None = None,
 ) -> AttentionBackwardPlan:
     """What :func:`attention_backward` would run with these arguments, and the memory it takes. Runs nothing."""
-    if is_tracing():
-        return tracing.operator_of("plan_attention_backward")(
-            dout, q, k, v, out, lse, dlse=dlse, causal=causal, scale=scale, window=window, softcap=softcap,
-            sinks=sinks, layout=layout, deterministic=deterministic, config=config,
-        )  # fmt: skip
     views = _described(dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse, sinks=sinks)
     options = Options(causal, scale, window, softcap, False, layout).plain()
     inputs = _read(views, options, flag("deterministic", deterministic), as_if_compact)
@@ -175,23 +166,13 @@ def plan_attention_backward(
     return _plan({**inputs.views, **gradients}, inputs, config)
 
 
-_Key = tuple[Any, ...]
-_prepared: dict[_Key, Prepared] = {}
-_PREPARED_KEPT = 4096
-
-
-def _known(key: _Key) -> Prepared | None:
-    """The launches prepared for ``key``; None where there are none, or where an option is nothing to look up."""
-    try:
-        return _prepared.get(key)
-    except TypeError:
-        return None
+_prepared: Kept[Prepared] = Kept()
 
 
 def _run(ready: Prepared, views: _Views) -> tuple[Any, ...]:
     """New gradients from arrays as they lie."""
     results = [empty_like(views[name[1:]]) for name in _gradients(views)]
-    ready.run([*[view.pointer for view in views.values()], *map(address, results)], views["q"])
+    ready.run([*[view.pointer for view in views.values()], *map(address, results)], views["q"].kind)
     return tuple(results)
 
 
@@ -253,9 +234,9 @@ def _plan(views: _Views, inputs: _Inputs, config: Any) -> AttentionBackwardPlan:
     return AttentionBackwardPlan(problem, config, reason, place.goal.name, str(place), config.calls(problem, operands))
 
 
-def _call_anew(views: _Views, options: Options, how: tuple[bool, Any], key: _Key) -> tuple[Any, ...]:
+def _call_anew(views: _Views, options: Options, how: tuple[bool, Any], key: tuple[Any, ...]) -> tuple[Any, ...]:
     """Everything that :func:`attention_backward` need not repeat for arrays of the same shapes, strides and device."""
-    ready = _known(key)
+    ready = _prepared.find(key)
     if ready is not None and not any(view.pointer % 16 for view in views.values()):
         return _run(ready, views)
     deterministic, config = how
@@ -272,16 +253,14 @@ def _call_anew(views: _Views, options: Options, how: tuple[bool, Any], key: _Key
     arrays = {**given, **dict(zip(names, map(describe_new, results), strict=True))}
     first = given["q"]
     if first.device[0] == "cuda":
-        plain = (key[0], *[view[1:5] for view in given.values()])  # copies lie alike in every call
-        ready = _known(plain)
+        plain = (key[0], *[view[1:6] for view in given.values()])  # copies lie alike in every call
+        ready = _prepared.find(plain)
         if ready is None:
             ready = _plan(arrays, inputs, config).steps.prepare(tuple(arrays), first.device[1])
-            if len(_prepared) >= _PREPARED_KEPT:
-                _prepared.clear()
-            _prepared[plain] = ready
+            _prepared.keep(plain, ready)
         if all(a.pointer == b.pointer for a, b in zip(given.values(), views.values(), strict=True)):
-            _prepared[key] = ready
-        ready.run([x.pointer for x in arrays.values()], first)
+            _prepared.keep(key, ready)
+        ready.run([x.pointer for x in arrays.values()], first.kind)
         return tuple(results)
     made = _plan(arrays, inputs, config)
     if made.device == EMULATOR:

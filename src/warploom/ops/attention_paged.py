@@ -11,10 +11,9 @@ import numpy as np
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty, empty_like, filled
 from warploom.interop.copies import as_if_compact, compact
-from warploom.interop.tracing import is_tracing
+from warploom.interop.tracing import traced
 from warploom.kernels.attention.decode import DecodeProblem
 from warploom.kernels.attention.paged import PagedConfig, choose_paged, misfits, paged_calls, parse_config
 from warploom.kernels.attention.sm90 import ForwardSm90
@@ -24,11 +23,9 @@ from warploom.ops.attention_arrays import Options, Window, widened
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, check_output, read_cache
 from warploom.ops.options import configuration, flag, whole
 from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Prepared, Step, Steps
+from warploom.ops.steps import Kept, Prepared, Step, Steps
 
-_Key = tuple[Any, ...]
-_prepared: dict[_Key, Prepared] = {}
-_PREPARED_KEPT = 4096
+_prepared: Kept[Prepared] = Kept()
 NAMES = {"kv_lens": "lengths", "cu_seqlens_q": "starts", "block_table": "table", "k_cache": "k", "v_cache": "v"}
 """What the kernels call arrays whose public names are others."""
 
@@ -67,6 +64,7 @@ class AttentionPagedPlan:
         return f"{self.config}\n  on {self.device} ({self.target}): {self.reason}\n  {kernels}"
 
 
+@traced
 def attention_paged(
     q: Any,
     k_cache: Any,
@@ -115,24 +113,21 @@ def attention_paged(
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
-    if is_tracing():
-        return tracing.operator_of("attention_paged")(
-            q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
-            window=window, softcap=softcap, scale=scale, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
-            fixed_split=fixed_split, return_lse=return_lse, out=out, check=check, config=config,
-        )  # fmt: skip
     views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, sinks, (k_scale, v_scale))
     target = None if out is None else describe(out)
     asked = (causal, scale, window, softcap, return_lse, fixed_split, config)
-    lying = tuple((name, *view[1:5]) for name, view in views.items())
-    key = (asked, lying, None if target is None else target[1:5])
-    ready = None if check or (views["q"].pointer | (0 if target is None else target.pointer)) % 16 else _known(key)
+    lying = tuple((name, *view[1:6]) for name, view in views.items())
+    key = (asked, lying, None if target is None else target[1:6])
+    ready = (
+        None if check or (views["q"].pointer | (0 if target is None else target.pointer)) % 16 else _prepared.find(key)
+    )
     caches = views["k_cache"].pointer | views["v_cache"].pointer
     if ready is None or caches % 16:
         return _call_anew(views, (out, target), asked, check, key)
     return _run(ready, views, out, target, return_lse)
 
 
+@traced
 def plan_attention_paged(
     q: Any,
     k_cache: Any,
@@ -153,12 +148,6 @@ def plan_attention_paged(
     config: PagedConfig | str | None = None,
 ) -> AttentionPagedPlan:
     """What :func:`attention_paged` would run with these arguments. Runs nothing."""
-    if is_tracing():
-        return tracing.operator_of("plan_attention_paged")(
-            q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
-            window=window, softcap=softcap, scale=scale, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
-            fixed_split=fixed_split, return_lse=return_lse, config=config,
-        )  # fmt: skip
     views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, sinks, (k_scale, v_scale))
     options = Options(causal, scale, window, softcap, return_lse).plain()
     inputs = read_cache(views, options, _split(fixed_split), as_if_compact)
@@ -188,14 +177,6 @@ def _split(fixed_split: Any) -> int | None:
     if found is not None and found < 1:
         raise ProblemError(f"fixed_split is a count of keys, not {found}")
     return found
-
-
-def _known(key: _Key) -> Prepared | None:
-    """The launches prepared for ``key``; None where there are none, or where an option is nothing to look up."""
-    try:
-        return _prepared.get(key)
-    except TypeError:
-        return None
 
 
 def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPlan:
@@ -230,15 +211,19 @@ def _run(ready: Prepared, views: dict[str, ArrayView], out: Any, target: ArrayVi
     result = empty_like(q) if target is None else out
     pointers = [view.pointer for view in views.values()] + [address(result)]
     if not return_lse:
-        ready.run(pointers, q)
+        ready.run(pointers, q.kind)
         return result
     lse = empty(q.kind, _lse_shape(views), f32, q.device)
-    ready.run([*pointers, address(lse)], q)
+    ready.run([*pointers, address(lse)], q.kind)
     return result, lse
 
 
 def _call_anew(
-    views: dict[str, ArrayView], given: tuple[Any, ArrayView | None], asked: tuple[Any, ...], check: bool, key: _Key
+    views: dict[str, ArrayView],
+    given: tuple[Any, ArrayView | None],
+    asked: tuple[Any, ...],
+    check: bool,
+    key: tuple[Any, ...],
 ) -> Any:
     """Everything that :func:`attention_paged` need not repeat for arrays of the same shapes, strides and device."""
     options = Options(*asked[:5]).plain()
@@ -260,24 +245,14 @@ def _call_anew(
     named = {NAMES.get(name, name): view for name, view in arrays.items()}
     if q.device[0] == "cuda":
         ready = made.steps.prepare(tuple(named), q.device[1])
-        if q.pointer == views["q"].pointer and _hashable(key):
-            if len(_prepared) >= _PREPARED_KEPT:
-                _prepared.clear()
-            _prepared[key] = ready
-        ready.run([x.pointer for x in arrays.values()], q)
+        if q.pointer == views["q"].pointer:
+            _prepared.keep(key, ready)
+        ready.run([x.pointer for x in arrays.values()], q.kind)
     elif made.device == EMULATOR:
         made.steps.emulate(named)
     else:  # CPU arrays on a GPU travel as row-major ones
         _run_from_host(inputs, arrays, made)
     return (out, outputs["lse"]) if options.return_lse else out
-
-
-def _hashable(key: _Key) -> bool:
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True
 
 
 def _run_from_host(inputs: CacheInputs, arrays: dict[str, ArrayView], made: AttentionPagedPlan) -> None:

@@ -10,9 +10,8 @@ import numpy as np
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ConfigError
-from warploom.interop import tracing
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty
-from warploom.interop.tracing import is_watched
+from warploom.interop.tracing import recorded
 from warploom.kernels.attention.packed import (
     PackedConfig,
     PackedProblem,
@@ -25,7 +24,7 @@ from warploom.kernels.settings import refuse
 from warploom.ops.attention_arrays import Options, Window, widened
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Prepared, Step, Steps
+from warploom.ops.steps import Kept, Prepared, Step, Steps
 from warploom.ops.varlen_arrays import Arrays, check_lengths, laid_out, read_packed, refuse_shared
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ def attention_varlen(
 ) -> tuple[NumpyArray, NDArray[np.float32]]: ...  # fmt: skip
 
 
+@recorded
 def attention_varlen(
     q: Any,
     k: Any,
@@ -102,12 +102,6 @@ def attention_varlen(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    if is_watched(q, k, v, sinks):
-        return tracing.operator_of("attention_varlen")(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k, causal=causal, window=window, softcap=softcap, scale=scale, sinks=sinks,
-            return_lse=return_lse, out=out, check=check, config=config,
-        )  # fmt: skip
     given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
              "k_used": seqused_k, "sinks": sinks, "out": out}  # fmt: skip
     views = described(given)
@@ -116,11 +110,11 @@ def attention_varlen(
     if flag("check", check):
         check_lengths(views)
     key = asked, how_they_lie(views)
-    ready = known(key)
+    ready = prepared.find(key)
     if ready is None:
         options = Options(*asked[:6]).plain()
         key = (*astuple(options), config), key[1]
-        ready = known(key)
+        ready = prepared.find(key)
         if ready is None:
             return _first_call(views, options, config, key, out)
     first = views["q"]
@@ -154,20 +148,11 @@ class Ready:
     def run(self, views: Arrays, results: Sequence[Any]) -> None:
         """Queue the launches on the caller's arrays and new results."""
         pointers = [views[name].pointer for name in self.given]
-        self.prepared.run([*pointers, *map(address, results)], views["q"])
+        self.prepared.run([*pointers, *map(address, results)], views["q"].kind)
 
 
 Key = tuple[Any, ...]
-_prepared: dict[Key, Ready] = {}
-_PREPARED_KEPT = 4096
-
-
-def known(key: Key) -> Ready | None:
-    """The launches prepared for a key; None where there are none, or where an option is nothing to look up."""
-    try:
-        return _prepared.get(key)
-    except TypeError:
-        return None
+prepared: Kept[Ready] = Kept()
 
 
 def _empty_lse(q: ArrayView) -> Any:
@@ -202,13 +187,11 @@ def run_anew(steps: Callable[[Arrays], Steps], given: tuple[Arrays, Arrays, Arra
     views, inputs, results = given
     arrays, q = inputs | results, views["q"]
     if q.device[0] == "cuda":
-        prepared = steps(arrays).prepare(tuple(arrays), q.device[1])
+        launches = steps(arrays).prepare(tuple(arrays), q.device[1])
         callers = {name: name if name in views else "q_starts" for name in inputs}
         if all(inputs[name].pointer == views[own].pointer for name, own in callers.items()):
-            if len(_prepared) >= _PREPARED_KEPT:
-                _prepared.clear()
-            _prepared[key] = Ready(prepared, tuple(callers.values()), "lse" in results)
-        prepared.run([view.pointer for view in arrays.values()], q)
+            prepared.keep(key, Ready(launches, tuple(callers.values()), "lse" in results))
+        launches.run([view.pointer for view in arrays.values()], q.kind)
     elif str(place) == EMULATOR:
         steps(arrays).emulate(arrays)
     else:

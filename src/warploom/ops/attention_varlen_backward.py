@@ -17,7 +17,7 @@ from warploom.kernels.attention.packed_backward import (
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.settings import refuse
 from warploom.ops.attention_arrays import Options, Window
-from warploom.ops.attention_varlen import described, how_they_lie, known, run_anew
+from warploom.ops.attention_varlen import described, how_they_lie, prepared, run_anew
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
 from warploom.ops.steps import Step, Steps
@@ -50,7 +50,7 @@ def attention_varlen_backward(
     key = ("backward", *astuple(options), same, config), how_they_lie(views)
     inputs = [views[name] for name in ("q", "k", "v", "sinks") if name in views]
     gradients = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in inputs]
-    ready = known(key)
+    ready = prepared.find(key)
     if ready is None:
         _first_call(views, options, (same, config), key, gradients)
     else:

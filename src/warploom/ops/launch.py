@@ -13,7 +13,6 @@ from warploom.core.arguments import grid_of, scalar_value
 from warploom.core.errors import ConfigError, EmulationError, EmulationWarning, ProblemError, shown, warn_caller
 from warploom.core.once import once
 from warploom.core.targets import target
-from warploom.interop import tracing
 from warploom.interop.arrays import (
     SYNCHRONOUS_KINDS,
     ArrayView,
@@ -23,7 +22,7 @@ from warploom.interop.arrays import (
     memory_span,
     same_device,
 )
-from warploom.interop.tracing import is_tracing
+from warploom.interop.tracing import traced
 from warploom.ops.backends import compiled, gpu_present, gpu_target
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 Grid = tuple[int, int, int]
 
 
+@traced
 def launch(
     kernel: KernelFunction | Program,
     grid: int | Sequence[int],
@@ -66,9 +66,6 @@ def launch(
     Raises ProblemError for arguments that do not fit, ConfigError for a launch that the GPU does not take,
     EmulationError if the emulator finds a defect, and what tracing raises.
     """
-    if is_tracing():
-        tracing.operator_of("launch")(kernel, grid, arguments, **configuration)
-        return
     program = _program(kernel, configuration)
     grid = grid_of(grid)
     given, views = _described(program, arguments)

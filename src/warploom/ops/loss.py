@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, s32
-from warploom.interop import tracing
 from warploom.interop.arrays import (
     ArrayView,
     address,
@@ -19,7 +18,7 @@ from warploom.interop.arrays import (
     empty,
 )
 from warploom.interop.copies import as_if_compact, compact, settled
-from warploom.interop.tracing import is_tracing, is_watched
+from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul_reduce.loss import Loss
 from warploom.ops.loss_options import (
@@ -36,7 +35,7 @@ from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs, reada
 from warploom.ops.options import flag, refuse_unhashable
 from warploom.ops.places import EMULATOR, Place
 from warploom.ops.reduce import reduce_plan
-from warploom.ops.steps import Prepared, Steps
+from warploom.ops.steps import Kept, Prepared, Steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,6 +70,7 @@ def linear_cross_entropy(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
 
 
+@recorded
 def linear_cross_entropy(
     x: Any,
     w: Any,
@@ -107,11 +107,6 @@ def linear_cross_entropy(
     Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``.
     Raises ProblemError as :func:`matmul_reduce` does.
     """
-    if is_watched(x, w, bias):
-        return tracing.operator_of("linear_cross_entropy")(
-            x, w, target, bias=bias, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
-            z_loss=z_loss, softcap=softcap, return_lse=return_lse, config=config,
-        )  # fmt: skip
     loss = loss_of(ignore_index, label_smoothing, z_loss, softcap)
     check_reduction(reduction)
     rows, lse = losses(x, w, target, loss, config, bias)
@@ -119,6 +114,7 @@ def linear_cross_entropy(
     return (result, lse) if flag("return_lse", return_lse) else result
 
 
+@traced
 def plan_linear_cross_entropy(
     x: Any,
     w: Any,
@@ -130,10 +126,6 @@ def plan_linear_cross_entropy(
     config: MatmulConfig | str | None = None,
 ) -> tuple[LossPlan, GradientPlan]:
     """What :func:`linear_cross_entropy` would run, forward and for the gradients of x, w and bias. Runs nothing."""
-    if is_tracing():
-        return tracing.operator_of("plan_linear_cross_entropy")(
-            x, w, bias=bias, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap, config=config
-        )
     loss, views = loss_of(-100, label_smoothing, z_loss, softcap), (settled(describe(x)), settled(describe(w)))
     inputs = _inputs(*views, None if bias is None else settled(describe(bias)), 1.0, as_if_compact)
     chosen = matmul_config(config, inputs.problem.dtype)
@@ -270,8 +262,7 @@ class _Ready:
     given: tuple[str, ...]
 
 
-_ready: dict[tuple[Any, ...], _Ready] = {}
-_READY_KEPT = 1024
+_ready: Kept[_Ready] = Kept()
 
 
 def _run(
@@ -287,7 +278,7 @@ def _run(
     """
     first = given["x"]
     made = [empty(first.kind, shape, dtype, first.device) for shape, dtype in results.values()]
-    key = (asked, tuple(results), *[(name, view[1:5], view.pointer & 15) for name, view in given.items()])
+    key = (asked, tuple(results), *[(name, view[1:6], view.pointer & 15) for name, view in given.items()])
     try:
         ready = _ready.get(key)
     except TypeError:
@@ -295,7 +286,7 @@ def _run(
         raise
     if ready is not None:
         pointers = [given[name].pointer for name in ready.given] + [address(array) for array in made]
-        ready.prepared.run(pointers, first)
+        ready.prepared.run(pointers, first.kind)
         return made
     if 0 in (first.shape[0], *[shape[-1] for shape, _ in results.values()]):
         return made
@@ -303,10 +294,8 @@ def _run(
     views = dict(zip(results, map(describe_new, made), strict=True))
     if first.device[0] == "cuda":
         prepared = steps.prepare((*arrays, *views), first.device[1])
-        prepared.run([view.pointer for view in (*arrays.values(), *views.values())], first)
-        if len(_ready) >= _READY_KEPT:
-            _ready.clear()
-        _ready[key] = _Ready(prepared, tuple(arrays))
+        prepared.run([view.pointer for view in (*arrays.values(), *views.values())], first.kind)
+        _ready.keep(key, _Ready(prepared, tuple(arrays)))
     elif str(_place(first, None)) == EMULATOR:
         steps.emulate(arrays | views)
     else:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
-from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
-from warploom.interop import tracing
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty_like, memory_span
+from warploom.interop.arrays import (
+    ArrayView,
+    Fields,
+    address,
+    as_numpy,
+    describe,
+    describe_new,
+    empty_like,
+    fields,
+    maker,
+    memory_span,
+)
 from warploom.interop.copies import as_if_compact
-from warploom.interop.tracing import is_tracing, is_watched
+from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import choose, parse_config
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig
@@ -23,17 +32,13 @@ from warploom.ops.matmul_arrays import READ_ONLY, Inputs, matmul_config, read_in
 from warploom.ops.matmul_plan import MatmulPlan
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
 from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Prepared
+from warploom.ops.steps import Kept, Prepared
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from warploom.ops.signatures import Array, MatmulOptions, Out
-
-_Key = tuple[Hashable, ...]
-_prepared: dict[_Key, Ready] = {}
-_PREPARED_KEPT = 4096
 
 
 @overload
@@ -48,6 +53,7 @@ def matmul(a: np.ndarray[Any, Any], b: Any, *, out: None = None, **options: Unpa
 def matmul(a: Any, b: Any, *, out: Out, **options: Unpack[MatmulOptions]) -> Out: ...
 
 
+@recorded
 def matmul(
     a: Any,
     b: Any,
@@ -90,34 +96,31 @@ def matmul(
     """
     if extras.__class__ is not tuple:
         extras = extra_matrices(extras)
-    if is_watched(a, b, bias, *extras) if out is None else is_tracing():
-        return tracing.operator_of("matmul")(
-            a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, epilogue=epilogue, extras=extras, alpha=alpha,
-            out=out, config=config,
-        )  # fmt: skip
     if alpha.__class__ is not float:
         alpha = number("alpha", alpha)
-    views = [describe(a), describe(b)]
+    views = [fields(a), fields(b)]
     if config is not None:
-        config = matmul_config(config, views[0].dtype, accumulate)
+        config = matmul_config(config, views[0][3], accumulate)
     if bias is not None or extras:
-        views += [describe(x) for x in (*(() if bias is None else (bias,)), *extras)]
+        views += [fields(x) for x in (*(() if bias is None else (bias,)), *extras)]
     into = None if out is None else describe(out)
     asked = (
         out_dtype, accumulate, bias is None, None if epilogue is None else function_key(epilogue), alpha, config,
-        None if into is None else (into[1:5], into.pointer & 15),
+        None if into is None else (into[1:6], into.pointer & 15),
     )  # fmt: skip
-    key = (asked, *map(_lying, views))
+    key = (asked, *[(x[1:6], x[0] & 15) for x in views])
     try:
         ready = _prepared.get(key)
     except TypeError:
         refuse_unhashable({"out_dtype": out_dtype, "accumulate": accumulate, "epilogue": epilogue, "config": config})
         raise
     if ready is None:
-        inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, alpha)
+        inputs = read_inputs(
+            [ArrayView(*x) for x in views], into, bias is not None, epilogue, out_dtype, accumulate, alpha
+        )
         return _first_call(inputs, out, config, key)
     if into is None:
-        result = ready.new_result(views[0])
+        result = ready.new_result(views[0][6])
         ready.run(views, address(result))
         return result
     if into.readonly:
@@ -127,6 +130,7 @@ def matmul(
     return out
 
 
+@traced
 def plan_matmul(
     a: Any,
     b: Any,
@@ -141,11 +145,6 @@ def plan_matmul(
     config: MatmulConfig | str | None = None,
 ) -> MatmulPlan:
     """What :func:`matmul` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
-    if is_tracing():
-        return tracing.operator_of("plan_matmul")(
-            a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, epilogue=epilogue, extras=extras, alpha=alpha,
-            out=out, config=config,
-        )  # fmt: skip
     others = (*(() if bias is None else (bias,)), *extra_matrices(extras))
     views = [describe(x) for x in (a, b, *others)]
     into = None if out is None else describe(out)
@@ -155,8 +154,8 @@ def plan_matmul(
 
 
 def _lying(view: ArrayView) -> Hashable:
-    """What a kernel is chosen by: shape, strides, type, device and alignment."""
-    return view[1:5], view[0] & 15
+    """What a call is prepared for: shape, strides, type, device, kind and alignment."""
+    return view[1:6], view[0] & 15
 
 
 def _plan(inputs: Inputs, config: MatmulConfig | None) -> MatmulPlan:
@@ -171,7 +170,7 @@ def _plan(inputs: Inputs, config: MatmulConfig | None) -> MatmulPlan:
     return MatmulPlan(problem, chosen, reason, target.name, str(place), place.multiprocessors)
 
 
-def _first_call(inputs: Inputs, out: Any, config: MatmulConfig | None, key: _Key) -> Any:
+def _first_call(inputs: Inputs, out: Any, config: MatmulConfig | None, key: tuple[Hashable, ...]) -> Any:
     """Everything that :func:`matmul` need not repeat for arrays of the same shapes, strides and device."""
     first = inputs.views[0]
     result = empty_like(first, inputs.shape, inputs.problem.out_dtype) if out is None else out
@@ -185,9 +184,7 @@ def _first_call(inputs: Inputs, out: Any, config: MatmulConfig | None, key: _Key
         ready = _prepared.get(key)
         if ready is None:
             ready = Ready.of(_plan(inputs, config), inputs, view, first.device[1])
-            if len(_prepared) >= _PREPARED_KEPT:
-                _prepared.clear()
-            _prepared[key] = ready
+            _prepared.keep(key, ready)
         ready.run(inputs.views, view.pointer)
         return result
     made = _plan(inputs, config)
@@ -224,9 +221,9 @@ class Ready:
     """
 
     prepared: Prepared
-    shape: tuple[int, ...]
-    out_dtype: DType
     near: tuple[tuple[int, int], ...]
+    new_result: Callable[[Any], Any]
+    """Makes an array for the result, from a."""
     apart: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
     """Distances of inputs from ``out`` at which they interleave, or are one, without harm."""
 
@@ -235,9 +232,9 @@ class Ready:
         """What calls like the planned one, with such a ``result``, need on a GPU."""
         prepared = made.steps(inputs.offsets).prepare(_names(made), device)
         near = tuple([_near(view, result) for view in inputs.views])
-        return cls(prepared, inputs.shape, made.problem.out_dtype, near)
+        return cls(prepared, near, maker(inputs.views[0], inputs.shape, made.problem.out_dtype))
 
-    def check_out(self, views: Sequence[ArrayView], out: ArrayView, has_bias: bool) -> None:
+    def check_out(self, views: Sequence[Fields], out: ArrayView, has_bias: bool) -> None:
         """Raises ProblemError where ``out`` shares memory with an input: mostly one comparison for each tells."""
         at = out[0]
         for view, (least, most) in zip(views, self.near, strict=False):
@@ -245,24 +242,18 @@ class Ready:
                 break
         else:
             return
-        distances = tuple([view.pointer - at for view in views])
+        distances = tuple([view[0] - at for view in views])
         if distances not in self.apart:
-            refuse_overlap(views, out, has_bias)
+            refuse_overlap([ArrayView(*view) for view in views], out, has_bias)
             self.apart.add(distances)
 
-    def new_result(self, like: ArrayView) -> Any:
-        """An array for the result, of the kind and on the device of ``like``."""
-        if like.kind == "torch" and like.dtype is self.out_dtype:
-            return like.owner.new_empty(self.shape)  # the shortest way that torch has
-        return empty_like(like, self.shape, self.out_dtype)
-
-    def run(self, views: Sequence[ArrayView], result: int) -> None:
+    def run(self, views: Sequence[Fields], result: int) -> None:
         """Queue the launches that write to address ``result``. ``views``: a, b, the bias (if any), the extras."""
-        first = views[0]
-        pointers = [first.pointer, views[1].pointer, result]
-        if len(views) > 2:
-            pointers += [x.pointer for x in views[2:]]
-        self.prepared.run(pointers, first)
+        first, second, *others = views
+        self.prepared.run((first[0], second[0], result, *[x[0] for x in others]), first[5])
+
+
+_prepared: Kept[Ready] = Kept()
 
 
 def _near(view: ArrayView, out: ArrayView) -> tuple[int, int]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, s32
+from warploom.core.dtypes import f32, s32
 from warploom.core.errors import ProblemError
-from warploom.interop import tracing
 from warploom.interop.arrays import (
     ArrayView,
+    Fields,
     address,
     as_numpy,
     describe,
     describe_new,
     empty,
+    fields,
+    maker,
 )
 from warploom.interop.copies import as_if_compact, compact
-from warploom.interop.tracing import is_tracing, is_watched
+from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import choose_for_rows
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul_reduce.problem import ReduceProblem
@@ -30,7 +32,7 @@ from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
 from warploom.ops.places import EMULATOR, Place
 from warploom.ops.reduce_plan import ReducePlan
-from warploom.ops.steps import Prepared
+from warploom.ops.steps import Kept, Prepared
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,6 +67,7 @@ def matmul_reduce(
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]: ...
 
 
+@recorded
 def matmul_reduce(
     a: Any,
     b: Any,
@@ -93,10 +96,6 @@ def matmul_reduce(
 
     Raises ProblemError for arrays or an ``op`` it does not take, ConfigError for a ``config`` that does not fit.
     """
-    if is_watched(a, b, bias):
-        return tracing.operator_of("matmul_reduce")(
-            a, b, op, scale=scale, bias=bias, return_index=return_index, config=config
-        )
     values, index = _reduced(a, b, reduction_named(op, return_index), scale, bias, config)
     return (values, index) if return_index else values
 
@@ -111,6 +110,7 @@ def reduction_named(op: Op, return_index: bool) -> ReduceOp:
     return "argmax" if with_index else op
 
 
+@traced
 def plan_matmul_reduce(
     a: Any,
     b: Any,
@@ -121,8 +121,6 @@ def plan_matmul_reduce(
     config: MatmulConfig | str | None = None,
 ) -> ReducePlan:
     """What :func:`matmul_reduce` would run ("argmax" is "max" with its index), and why. Runs nothing."""
-    if is_tracing():
-        return tracing.operator_of("plan_matmul_reduce")(a, b, op, scale=scale, bias=bias, config=config)
     views = describe(a), describe(b)
     inputs = _read(*views, op, number("scale", scale), None if bias is None else describe(bias), as_if_compact)
     return _plan(inputs, op, matmul_config(config, inputs.problem.dtype))
@@ -172,12 +170,11 @@ def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any)
     """(values, indices or None) as arrays of a's kind."""
     if scale.__class__ is not float:
         scale = number("scale", scale)
-    view = describe(a)
+    given = {"a": fields(a), "b": fields(b)}
     if config is not None:
-        config = matmul_config(config, view.dtype)
-    given = {"a": view, "b": describe(b)}
+        config = matmul_config(config, given["a"][3])
     if bias is not None:
-        given["bias"] = describe(bias)
+        given["bias"] = fields(bias)
     try:
         ready = _ready.get(_key(given, op, scale, config))
     except TypeError:
@@ -185,11 +182,11 @@ def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any)
         raise
     if ready is not None:
         return ready.run(given)
-    return _first_call(given, op, scale, config)
+    return _first_call({name: ArrayView(*x) for name, x in given.items()}, op, scale, config)
 
 
-def _key(given: dict[str, ArrayView], *asked: Any) -> tuple[Any, ...]:
-    return *asked, *[(name, x[1:5], x.pointer & 15) for name, x in given.items()]
+def _key(given: Mapping[str, Fields], *asked: Any) -> tuple[Any, ...]:
+    return *asked, *[(name, x[1:6], x[0] & 15) for name, x in given.items()]
 
 
 def _first_call(
@@ -219,10 +216,8 @@ def _first_call(
         steps.emulate(arrays)
         return values, index
     prepared = steps.prepare(tuple(arrays), first.device[1])
-    prepared.run([x.pointer for x in arrays.values()], first)
-    if len(_ready) >= _READY_KEPT:
-        _ready.clear()
-    _ready[key] = _Ready(prepared, tuple(given), (inputs.problem.m,), kinds)
+    prepared.run([x.pointer for x in arrays.values()], first.kind)
+    _ready.keep(key, _Ready(prepared, tuple(given), tuple([maker(first, (inputs.problem.m,), kind) for kind in kinds])))
     return values, index
 
 
@@ -250,20 +245,18 @@ def _run_from_host(inputs: Inputs, op: ReduceOp, scale: float, config: MatmulCon
 
 @dataclass(frozen=True)
 class _Ready:
-    """What a repeated call on a GPU needs: which of the caller's arrays the kernels take, and the results' shape."""
+    """What a repeated call on a GPU needs: which of the caller's arrays the kernels take, and what makes results."""
 
     prepared: Prepared
     given: tuple[str, ...]
-    shape: tuple[int, ...]
-    kinds: tuple[DType, ...]
+    results: tuple[Callable[[Any], Any], ...]
 
-    def run(self, given: dict[str, ArrayView]) -> tuple[Any, Any]:
+    def run(self, given: Mapping[str, Fields]) -> tuple[Any, Any]:
         """Queue the kernels; (values, indices or None)."""
         first = given["a"]
-        results = [empty(first.kind, self.shape, kind, first.device) for kind in self.kinds]
-        self.prepared.run([given[name].pointer for name in self.given] + [address(x) for x in results], first)
+        results = [make(first[6]) for make in self.results]
+        self.prepared.run([given[name][0] for name in self.given] + [address(x) for x in results], first[5])
         return results[0], results[1] if len(results) > 1 else None
 
 
-_ready: dict[tuple[Any, ...], _Ready] = {}
-_READY_KEPT = 1024
+_ready: Kept[_Ready] = Kept()

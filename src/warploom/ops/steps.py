@@ -7,10 +7,11 @@ call's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +20,27 @@ from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empt
 from warploom.kernels.source import KernelCall
 from warploom.ops.backends import GpuCall, run_on_emulator, zero_words
 
+Call = TypeVar("Call")
+_KEPT = 4096  # prepared calls of an operation
 _ALIGNED_WORDS = 64  # 256 bytes: as an allocation of its own would begin
+
+
+class Kept(dict[tuple[Any, ...], Call]):
+    """Prepared calls of an operation, by everything that they depend on beside addresses."""
+
+    def find(self, key: tuple[Any, ...]) -> Call | None:
+        """The call prepared for ``key``; None where there is none, or where an option is nothing to look up."""
+        try:
+            return self.get(key)
+        except TypeError:  # an array of one number, say
+            return None
+
+    def keep(self, key: tuple[Any, ...], call: Call) -> None:
+        """Have ``call`` found under ``key``, if that can be looked up."""
+        if len(self) >= _KEPT:
+            self.clear()
+        with suppress(TypeError):
+            self[key] = call
 
 
 @dataclass(frozen=True)
@@ -129,13 +150,13 @@ class Prepared:
         alone = len(self.launches) == 1 and not self.words and first.arrays == plain
         object.__setattr__(self, "alone", first.call if alone else None)
 
-    def run(self, pointers: Sequence[int], like: ArrayView) -> None:
-        """Queue the launches on the current stream of the framework of ``like``; memory is of its kind."""
+    def run(self, pointers: Sequence[int], kind: str) -> None:
+        """Queue the launches on the current stream of the framework ``kind``, whose memory they take."""
         if self.alone is not None:
-            self.alone.launch_again(tuple(pointers), like.kind)
+            self.alone.launch_again(tuple(pointers), kind)
             return
-        memory = empty(like.kind, (self.words,), f32, like.device) if self.words else None
-        self.queue(pointers, like.kind, 0 if memory is None else address(memory))
+        memory = empty(kind, (self.words,), f32, ("cuda", self.device)) if self.words else None
+        self.queue(pointers, kind, 0 if memory is None else address(memory))
 
     def queue(self, pointers: Sequence[int], kind: str, memory: int = 0) -> None:
         """:meth:`run` with the workspace at an address, on the stream of framework ``kind``."""
