@@ -19,6 +19,7 @@ Source: https://github.com/Dao-AILab/flash-attention, ``flash_attn/flash_attn_in
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.errors import ProblemError
@@ -57,7 +58,7 @@ def flash_attn_func(
     heads, q_len).
     """
     _refuse("flash_attn_func", dropout_p, alibi_slopes, others)
-    call: Callable[..., Any] = _deterministic if deterministic else attention
+    call: Callable[..., Any] = _deterministic("attention") if deterministic else attention
     found = call(
         *_padded(q, k, v), causal=causal, scale=_scale(q, softmax_scale), window=window_size, softcap=softcap or None,
         sinks=s_aux if learnable_sink is None else learnable_sink, return_lse=return_lse or return_attn_probs,
@@ -106,7 +107,8 @@ def flash_attn_varlen_func(
         "sinks": s_aux if learnable_sink is None else learnable_sink, "return_lse": return_lse or return_attn_probs,
         "out": out,
     }  # fmt: skip
-    call: Callable[..., Any] = _deterministic_varlen if deterministic and out is None else attention_varlen
+    once = deterministic and out is None
+    call: Callable[..., Any] = _deterministic("attention_varlen") if once else attention_varlen
     table = block_table if page_table is None else page_table
     if table is not None:
         lengths = cu_seqlens_k.diff() if seqused_k is None and cu_seqlens_k is not None else seqused_k
@@ -259,15 +261,8 @@ def _returned(found: Any, q: Tensor, return_attn_probs: bool, return_lse: bool) 
     return (out, lse[0]) if return_lse else out
 
 
-def _deterministic_varlen(*arrays: Any, out: None, **options: Any) -> Any:
-    """:func:`warploom.attention_varlen`, whose gradients have equal bits from run to run."""
-    from warploom.operators.varlen import call
+def _deterministic(name: str) -> Callable[..., Any]:
+    """``attention`` or ``attention_varlen``, whose gradients have equal bits from run to run."""
+    from warploom.operators.names import operator_of
 
-    return call(*arrays, deterministic=True, **options)
-
-
-def _deterministic(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """:func:`warploom.attention`, whose gradients have equal bits from run to run."""
-    from warploom.operators.attention import call
-
-    return call(q, k, v, deterministic=True, **options)
+    return partial(operator_of(name), deterministic=True)

@@ -69,7 +69,8 @@ def describe(array: Any) -> ArrayView:
     Raises ProblemError for anything else, for a tensor whose gradient is wanted, and for arrays without memory of their
     own (sparse, traced or sharded ones). Elements of any type are described: who reads them says which it takes.
     """
-    return _new(ArrayView, fields(array))
+    found = fields(array)
+    return found if found.__class__ is ArrayView else _new(ArrayView, found)
 
 
 def fields(array: Any) -> Fields:

@@ -7,6 +7,7 @@ current stream, so compiled code may run in CUDA graphs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,14 @@ import torch
 
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.operators.fakes import if_sizes_are_known, known, seen
-from warploom.operators.registration import Derivative, Named, define
+from warploom.operators.registration import Derivative, Named, define, pair
 from warploom.ops import attention as eager
 from warploom.ops.attention_arrays import AXES, Options, checked
 from warploom.ops.attention_backward import attention_backward
 from warploom.ops.attention_plan import read_config
 
 if TYPE_CHECKING:
-    from warploom.ops.attention_backward import attention_backward
-from warploom.ops.attention_arrays import Layout, Window
+    from warploom.ops.attention_arrays import Layout, Window
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None, SymInt? window_left=None, "
@@ -39,39 +39,31 @@ _BACKWARD = (
 )
 
 
-def pair(left: int | None, right: int | None) -> Window | None:
-    """A window of its two sides; None where both are open."""
-    return None if left is None and right is None else (left, right)
+def backward_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs an operator of gradients by q, k, v and sinks."""
+
+    def run(q: torch.Tensor, sinks: Any = None, deterministic: bool = False, **given: Any) -> Any:
+        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+        found = function(q=q, sinks=sinks, deterministic=deterministic, **given)
+        return found if sinks is not None else (*found, _of_sinks(q, 0))
+
+    return run
 
 
-def _run_backward(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    dlse: torch.Tensor | None = None, sinks: Any = None, causal: bool = False, scale: float | None = None,
-    window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
-    layout: Any = "bshd", scale_tensor: Any = None, softcap_tensor: Any = None, deterministic: bool = False,
-) -> Any:  # fmt: skip
-    found = attention_backward(
-        dout, q, k, v, out, lse, dlse=dlse, causal=causal, scale=scale if scale_tensor is None else scale_tensor,
-        window=pair(window_left, window_right), softcap=softcap if softcap_tensor is None else softcap_tensor,
-        sinks=sinks, layout=layout, deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
-    )  # fmt: skip
-    return found if sinks is not None else (*found, of_sinks(q, 0))
-
-
-def of_sinks(q: torch.Tensor, heads: int) -> torch.Tensor:
+def _of_sinks(q: torch.Tensor, heads: int) -> torch.Tensor:
     """Memory for the gradient of the sinks, of which there may be none."""
     return q.new_empty((heads,), dtype=torch.float32)
 
 
-def _fake_backward(
-    _dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _out: torch.Tensor, _lse: torch.Tensor,
-    _dlse: Any = None, sinks: torch.Tensor | None = None, *_others: Any, **_named: Any,
-) -> Any:  # fmt: skip
+def fake_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, **_: Any) -> Any:
+    """The shapes of those gradients."""
     heads = 0 if sinks is None else sinks.shape[0]
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_sinks(q, heads)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), _of_sinks(q, heads)
 
 
-backward_operator = define("attention_backward", _BACKWARD, _run_backward, _fake_backward, of_gradients=True)
+backward_operator = define(
+    "attention_backward", _BACKWARD, backward_of(attention_backward), fake_backward, of_gradients=True
+)
 """The gradients by q, k, v and sinks, by :func:`warploom.attention_backward`; the last is empty without sinks."""
 
 
@@ -101,27 +93,14 @@ def gradients_by_name(found: Any, sinks: torch.Tensor | None) -> Named:
 
 
 def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
-    def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None,
-        window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
-        layout: Any = "bshd", config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
-        deterministic: bool = False, sinks: Any = None,
-    ) -> Any:  # fmt: skip
-        window = pair(window_left, window_right)
-        return eager.attention(
-            q, k, v, causal=causal, scale=scale if scale_tensor is None else scale_tensor, window=window,
-            softcap=softcap if softcap_tensor is None else softcap_tensor, sinks=sinks, return_lse=return_lse,
-            layout=layout, config=config,
-        )  # fmt: skip
+    def run(deterministic: bool = False, **given: Any) -> Any:  # of its gradients alone
+        return eager.attention(return_lse=return_lse, **given)
 
     def fake(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None,
-        window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
-        layout: Any = "bshd", config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
-        _deterministic: bool = False, sinks: torch.Tensor | None = None,
-    ) -> Any:  # fmt: skip
-        window = pair(window_left, window_right)
-        options = replace(Options(causal, scale, None, softcap, return_lse, layout).plain(), window=window)
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, config: str | None, **given: Any
+    ) -> Any:
+        options = Options(given["causal"], given["scale"], None, given["softcap"], return_lse, given["layout"]).plain()
+        options = replace(options, window=pair(given["window_left"], given["window_right"]))
         last = None if sinks is None else seen(sinks)
         problem = if_sizes_are_known(lambda: checked((seen(q), seen(k), seen(v)), options, last))
         if config is not None and problem is not None:
@@ -129,7 +108,7 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         out = q.new_empty((*q.shape[:3], v.shape[3]))  # row-major, whatever the strides of q
         if not return_lse:
             return out
-        return out, q.new_empty([q.shape[axis] for axis in AXES[layout]], dtype=torch.float32)
+        return out, q.new_empty([q.shape[axis] for axis in AXES[options.layout]], dtype=torch.float32)
 
     schema = _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor")
     return define(name, schema, run, fake, derivative)
@@ -157,21 +136,12 @@ def attention(
     return_lse: bool = False,
     layout: Layout = "bshd",
     config: AttentionConfig | str | None = None,
-) -> Any:
-    """:func:`warploom.attention` inside a traced graph: one call of an operator, no graph break."""
-    return call(
-        q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, sinks=sinks, return_lse=return_lse,
-        layout=layout, config=config,
-    )  # fmt: skip
-
-
-def call(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None,
-    window: Window | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None,
-    return_lse: bool = False, layout: Layout = "bshd", config: AttentionConfig | str | None = None,
     deterministic: bool = False,
-) -> Any:  # fmt: skip
-    """:func:`attention`; ``deterministic`` asks for gradients with equal bits from run to run."""
+) -> Any:
+    """:func:`warploom.attention` inside a traced graph: one call of an operator, no graph break.
+
+    ``deterministic`` asks for gradients with equal bits from run to run.
+    """
     left, right = (None, None) if window is None else window
     notation = None if config is None else str(config)
     scale, scale_tensor = known("scale", scale)

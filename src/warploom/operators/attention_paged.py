@@ -10,7 +10,7 @@ import torch
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
 from warploom.operators.fakes import if_sizes_are_known, known, seen
-from warploom.operators.registration import define
+from warploom.operators.registration import define, pair
 from warploom.ops import attention_paged as eager
 from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_paged_arrays import read_cache
@@ -27,43 +27,20 @@ _SCHEMA = (
 )
 
 
-def _window(left: int | None, right: int | None) -> Window | None:
-    return None if left is None and right is None else (left, right)
+_ARRAYS = "k_cache", "v_cache", "kv_lens", "cu_seqlens_q", "block_table", "k_scale", "v_scale"
 
 
 def _define(name: str, return_lse: bool) -> Any:
-    def run(
-        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_lens: torch.Tensor,
-        block_table: torch.Tensor | None = None, cu_seqlens_q: torch.Tensor | None = None, causal: bool = True,
-        window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
-        scale: float | None = None, fixed_split: int | None = None, config: str | None = None,
-        scale_tensor: Any = None, softcap_tensor: Any = None, sinks: torch.Tensor | None = None,
-        k_scale: torch.Tensor | None = None, v_scale: torch.Tensor | None = None,
-    ) -> Any:  # fmt: skip
-        return eager.attention_paged(
-            q, k_cache, v_cache, kv_lens, block_table=block_table, cu_seqlens_q=cu_seqlens_q, causal=causal,
-            window=_window(window_left, window_right), softcap=softcap if softcap_tensor is None else softcap_tensor,
-            scale=scale if scale_tensor is None else scale_tensor, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
-            fixed_split=fixed_split, return_lse=return_lse, config=config,
-        )  # fmt: skip
+    def run(**given: Any) -> Any:
+        return eager.attention_paged(return_lse=return_lse, **given)
 
-    def fake(
-        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_lens: torch.Tensor,
-        block_table: torch.Tensor | None = None, cu_seqlens_q: torch.Tensor | None = None, causal: bool = True,
-        window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
-        scale: float | None = None, fixed_split: int | None = None, _config: str | None = None,
-        _scale_tensor: Any = None, _softcap_tensor: Any = None, sinks: torch.Tensor | None = None,
-        k_scale: torch.Tensor | None = None, v_scale: torch.Tensor | None = None,
-    ) -> Any:  # fmt: skip
-        options = replace(Options(causal, scale, None, softcap, return_lse).plain(),
-                          window=_window(window_left, window_right))  # fmt: skip
-        given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "kv_lens": kv_lens}
-        given |= {n: x for n, x in (("cu_seqlens_q", cu_seqlens_q), ("block_table", block_table)) if x is not None}
-        views = {n: seen(x) for n, x in given.items()}
-        views |= {n: seen(x) for n, x in (("k_scale", k_scale), ("v_scale", v_scale)) if x is not None}
+    def fake(q: torch.Tensor, sinks: torch.Tensor | None, **given: Any) -> Any:
+        options = Options(given["causal"], given["scale"], None, given["softcap"], return_lse).plain()
+        options = replace(options, window=pair(given["window_left"], given["window_right"]))
+        views = {"q": seen(q)} | {n: seen(given[n]) for n in _ARRAYS if given[n] is not None}
         if sinks is not None:
             views["sinks"] = seen(sinks)._replace(dtype=f32)  # 16-bit floats become that
-        if_sizes_are_known(lambda: read_cache(views, options, fixed_split, lambda view: view))
+        if_sizes_are_known(lambda: read_cache(views, options, given["fixed_split"], lambda view: view))
         out = q.new_empty(q.shape)
         if not return_lse:
             return out

@@ -25,17 +25,17 @@ _GRADIENTS = (
 
 
 def _losses(
-    x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, ignore_index: int = -100, label_smoothing: float = 0.0,
-    z_loss: float = 0.0, softcap: float | None = None, config: str | None = None, bias: torch.Tensor | None = None,
+    x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, config: str | None = None, bias: torch.Tensor | None = None,
+    **options: Any,
 ) -> Any:  # fmt: skip
-    return eager.losses(x, w, target, eager.loss_of(ignore_index, label_smoothing, z_loss, softcap), config, bias)
+    return eager.losses(x, w, target, eager.loss_of(**options), config, bias)
 
 
 def _fake_losses(
-    x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, ignore_index: int = -100, label_smoothing: float = 0.0,
-    z_loss: float = 0.0, softcap: float | None = None, config: str | None = None, bias: torch.Tensor | None = None,
+    x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, config: str | None, bias: torch.Tensor | None,
+    **options: Any,
 ) -> Any:  # fmt: skip
-    eager.loss_of(ignore_index, label_smoothing, z_loss, softcap)
+    eager.loss_of(**options)
     views = [seen(y) for y in (x, w, target, bias) if y is not None]
     if_sizes_are_known(lambda: eager.check_loss(*views))
     if config is not None:
@@ -46,26 +46,20 @@ def _fake_losses(
 
 def _gradients(
     x: torch.Tensor, w: torch.Tensor, lse: torch.Tensor, target: torch.Tensor | None, by_loss: torch.Tensor | None,
-    by_lse: torch.Tensor | None, bias: torch.Tensor | None = None, scale: float = 1.0, wants_x: bool = True,
-    wants_w: bool = True, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
-    softcap: float | None = None, config: str | None = None, wants_bias: bool = False,
+    by_lse: torch.Tensor | None, wants_x: bool = True, wants_w: bool = True, wants_bias: bool = False, **given: Any,
 ) -> Any:  # fmt: skip
-    loss = None if target is None else eager.loss_of(ignore_index, label_smoothing, z_loss, softcap)
+    of_product = {name: given.pop(name) for name in ("bias", "scale", "config") if name in given}
+    loss = None if target is None else eager.loss_of(**given)
     rows, some = eager.RowGradients(lse, by_loss, by_lse, target, loss), x.shape[0] > 0
     products = some and w.shape[1] > 0
     wanted = wants_x and products, wants_w and products, wants_bias and some
-    found = eager.gradients(x, w, rows, wanted, bias=bias, scale=scale, config=config) if any(wanted) else [None] * 3
+    found = eager.gradients(x, w, rows, wanted, **of_product) if any(wanted) else [None] * 3
     shapes = zip((x.shape, w.shape, w.shape[:1]), (wants_x, wants_w, wants_bias), strict=True)
     none = (x.new_zeros(shape if wants else (0,)) for shape, wants in shapes)
     return tuple(b if a is None else a for a, b in zip(found, none, strict=True))
 
 
-def _fake_gradients(
-    x: torch.Tensor, w: torch.Tensor, lse: torch.Tensor, target: Any, by_loss: Any, by_lse: Any, bias: Any = None,
-    scale: float = 1.0, wants_x: bool = True, wants_w: bool = True, ignore_index: int = -100,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, config: str | None = None,
-    wants_bias: bool = False,
-) -> Any:  # fmt: skip
+def _fake_gradients(x: torch.Tensor, w: torch.Tensor, wants_x: bool, wants_w: bool, wants_bias: bool, **_: Any) -> Any:
     sizes = zip((x.shape, w.shape, w.shape[:1]), (wants_x, wants_w, wants_bias), strict=True)
     return tuple(x.new_empty(shape if wants else (0,)) for shape, wants in sizes)
 

@@ -28,30 +28,10 @@ _SCHEMA = (
 )
 
 
-def _run(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out_dtype: str | None = None,
-    accumulate: str = "f32",
-    alpha: float = 1.0,
-    config: str | None = None,
-    alpha_tensor: Any = None,
-) -> torch.Tensor:
-    factor = alpha if alpha_tensor is None else alpha_tensor
-    return eager.matmul(a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, alpha=factor, config=config)
-
-
 def _fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out_dtype: str | None = None,
-    accumulate: str = "f32",
-    alpha: float = 1.0,
-    config: str | None = None,
-    alpha_tensor: Any = None,
-) -> torch.Tensor:
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out_dtype: str | None, accumulate: str, alpha: float,
+    config: str | None, **_: Any,
+) -> torch.Tensor:  # fmt: skip
     views = [seen(x) for x in (a, b, bias) if x is not None]
     dtype = result_types(views[0], views[1], None, out_dtype, accumulate, alpha)[0]
     shape = if_sizes_are_known(lambda: checked_shape(views, bias is not None))
@@ -74,7 +54,9 @@ def _backward(
     return {} if gradient is None else gradients_of_product(a, b, gradient, alpha, wanted)
 
 
-matmul_operator = define("matmul", _SCHEMA, _run, _fake, Derivative(frozenset({"a", "b", "bias"}), _saved, _backward))
+matmul_operator = define(
+    "matmul", _SCHEMA, eager.matmul, _fake, Derivative(frozenset({"a", "b", "bias"}), _saved, _backward)
+)
 """alpha · a·b + bias by :func:`warploom.matmul`; ``config`` in the notation that ``str(config)`` prints."""
 
 

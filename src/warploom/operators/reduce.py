@@ -29,39 +29,12 @@ _ARGMAX = (
 )
 
 
-def _reduce(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    op: Any = "max",
-    scale: float = 1.0,
-    bias: torch.Tensor | None = None,
-    config: str | None = None,
-    scale_tensor: Any = None,
-) -> torch.Tensor:
-    factor = scale if scale_tensor is None else scale_tensor
-    return eager.matmul_reduce(a, b, op, scale=factor, bias=bias, config=config)
-
-
-def _argmax(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: float = 1.0,
-    bias: torch.Tensor | None = None,
-    config: str | None = None,
-    scale_tensor: Any = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    factor = scale if scale_tensor is None else scale_tensor
-    return eager.matmul_reduce(a, b, scale=factor, bias=bias, return_index=True, config=config)
+def _argmax(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return eager.matmul_reduce(return_index=True, **given)
 
 
 def _fake_reduce(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    op: str = "max",
-    scale: float = 1.0,
-    bias: torch.Tensor | None = None,
-    config: str | None = None,
-    scale_tensor: Any = None,
+    a: torch.Tensor, b: torch.Tensor, op: str, scale: float, bias: torch.Tensor | None, config: str | None, **_: Any
 ) -> torch.Tensor:
     views = [seen(x) for x in (a, b, bias) if x is not None]
     result_types(views[0], views[1], None, None, "f32", scale)
@@ -76,15 +49,8 @@ def _fake_reduce(
     return a.new_empty((a.shape[0],), dtype=torch.float32)
 
 
-def _fake_argmax(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: float = 1.0,
-    bias: torch.Tensor | None = None,
-    config: str | None = None,
-    scale_tensor: Any = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _fake_reduce(a, b, "argmax", scale, bias, config), a.new_empty((a.shape[0],), dtype=torch.int32)
+def _fake_argmax(a: torch.Tensor, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fake_reduce(a, op="argmax", **given), a.new_empty((a.shape[0],), dtype=torch.int32)
 
 
 def _saved(given: Named, result: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -119,7 +85,11 @@ def _backward(
 
 
 reduce_operator = define(
-    "matmul_reduce", _REDUCE, _reduce, _fake_reduce, Derivative(frozenset({"a", "b", "bias"}), _saved, _backward)
+    "matmul_reduce",
+    _REDUCE,
+    eager.matmul_reduce,
+    _fake_reduce,
+    Derivative(frozenset({"a", "b", "bias"}), _saved, _backward),
 )
 """A reduction of the rows of scale · a·b + bias by :func:`warploom.matmul_reduce`."""
 argmax_operator = define("matmul_argmax", _ARGMAX, _argmax, _fake_argmax)

@@ -8,7 +8,6 @@ Source: PyTorch, "Custom Python Operators" and ``torch.library``.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from warploom.core.errors import ProblemError
 from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, NOT_TWICE, refuse_derivatives, refuse_tangent
 from warploom.interop.tracing import forward_mode, transforms
+from warploom.ops.attention_arrays import Window
 
 _NAMESPACE = "warploom"
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")  # operators live as long as this object
@@ -47,6 +47,43 @@ class Derivative:
     backward: Callable[[tuple[Any, ...], Named, tuple[torch.Tensor | None, ...], frozenset[str]], Named]
 
 
+def pair(left: int | None, right: int | None) -> Window | None:
+    """A window of its two sides; None where both are open."""
+    return None if left is None and right is None else (left, right)
+
+
+def _public(given: dict[str, Any]) -> dict[str, Any]:
+    """An operator's arguments as those of a public function, which has one for a window, and one for each number."""
+    for name in ("scale", "softcap", "alpha"):
+        tensor = given.pop(f"{name}_tensor", None)
+        if tensor is not None:
+            given[name] = tensor
+    window = pair(given.pop("window_left", None), given.pop("window_right", None))
+    return given if window is None else {**given, "window": window}
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """The parameters of an operator: names in the order of its schema, and defaults."""
+
+    names: tuple[str, ...]
+    defaults: Named
+
+    @classmethod
+    def of(cls, schema: str) -> _Parameters:
+        listed = torch._C.parse_schema(schema).arguments
+        defaults = {x.name: x.default_value for x in listed if x.has_default_value()}
+        return cls(tuple([x.name for x in listed]), defaults)
+
+    def given(self, arguments: tuple[Any, ...], named: Named) -> dict[str, Any]:
+        """Those arguments by their names; PyTorch leaves out others, which have their defaults."""
+        return {**dict(zip(self.names, arguments, strict=False)), **named}
+
+    def every(self, arguments: tuple[Any, ...], named: Named) -> dict[str, Any]:
+        """All arguments."""
+        return {**self.defaults, **self.given(arguments, named)}
+
+
 def define(
     name: str,
     schema: str,
@@ -58,15 +95,22 @@ def define(
 ) -> Any:
     """``torch.ops.warploom.<name>``: what ``run`` computes, and what ``fake`` says of its shapes while tracing.
 
-    ``schema`` is PyTorch's signature of it, "(Tensor a, …) -> Tensor"; arguments that have their default value are left
-    out of a call, so both functions have the same defaults. Nothing is mutated. Without a ``derivative`` whoever asks
-    for one gets a ProblemError, and so does who asks for one in forward mode. An operator ``of_gradients`` may be
-    recorded (``create_graph``, ``torch.func.grad``), and refuses once its own derivative is asked for. It takes no part
-    in autocast: the forward pass has chosen the types, and torch.compile traces both passes under its autocast.
+    ``schema`` is PyTorch's signature of it, "(Tensor a, …) -> Tensor". ``run`` is called with what is given, by the
+    names of public functions: "window_left" and "window_right" are "window", "scale_tensor" is "scale" where there is
+    one, as are "softcap_tensor" and "alpha_tensor"; it has the schema's defaults. ``fake`` is called with all arguments
+    by the schema's names. Nothing is mutated. Without a ``derivative`` whoever asks for one gets a ProblemError, and so
+    does who asks for one in forward mode. An operator ``of_gradients`` may be recorded (``create_graph``,
+    ``torch.func.grad``), and refuses once its own derivative is asked for. It takes no part in autocast: the forward
+    pass has chosen the types, and torch.compile traces both passes under its autocast.
     """
+    parameters = _Parameters.of(name + schema)
     if of_gradients:
-        derivative = Derivative(frozenset(inspect.signature(run).parameters), lambda *_: (), _refuse_twice)
-    differentiable = None if derivative is None else _function(name, run, derivative)
+        derivative = Derivative(frozenset(parameters.names), lambda *_: (), _refuse_twice)
+
+    def kernel(*arguments: Any, **named: Any) -> Any:
+        return run(**_public(parameters.given(arguments, named)))
+
+    differentiable = None if derivative is None else _function(name, parameters, derivative)
 
     def autograd(keyset: Any, *arguments: Any, **named: Any) -> Any:
         """The kernel of the Autograd keys: every way to a derivative leads past it.
@@ -77,8 +121,8 @@ def define(
         below = keyset & _BELOW_AUTOGRAD
         tensors = [x for x in (*arguments, *named.values()) if isinstance(x, torch.Tensor)]
         wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        if below in _ONE_DEVICE and not wanted:  # the dispatcher would come to ``run``, which looks itself, 2 µs later
-            return run(*arguments, **named)
+        if below in _ONE_DEVICE and not wanted:  # the dispatcher would come to it 2 µs later
+            return kernel(*arguments, **named)
         for x in tensors:
             if x.is_nested:
                 raise ProblemError(NESTED)
@@ -94,15 +138,16 @@ def define(
             raise ProblemError(NO_BACKWARD)
         return operator.redispatch(below, *arguments, **named)
 
-    names = tuple(inspect.signature(run).parameters)
     # Known to torch.compile as what it may trace through: the operator has a fake and keeps to its schema.
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in _DEVICES:
-        _LIBRARY.impl(name, run, key)
+        _LIBRARY.impl(name, kernel, key)
         if not of_gradients:
-            _LIBRARY.impl(name, _autocast(key, lambda: operator, names), f"Autocast{key}")
+            _LIBRARY.impl(name, _autocast(key, lambda: operator, parameters.names), f"Autocast{key}")
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(f"{_NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    torch.library.register_fake(
+        f"{_NAMESPACE}::{name}", lambda *given, **named: fake(**parameters.every(given, named)), lib=_LIBRARY
+    )
     operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
     return operator
 
@@ -132,10 +177,9 @@ def define_mutating(name: str, schema: str, run: Callable[..., None], fake: Call
     return operator
 
 
-def _function(name: str, run: Callable[..., Any], derivative: Derivative) -> Callable[..., Any]:
+def _function(name: str, parameters: _Parameters, derivative: Derivative) -> Callable[..., Any]:
     """What runs an operator (operator, keys below autograd, arguments) so that its results have a history."""
-    signature = inspect.signature(run)
-    names = tuple(signature.parameters)
+    names = parameters.names
 
     class Operation(torch.autograd.Function):
         """One call; its arguments are in the order of the schema."""
@@ -145,13 +189,12 @@ def _function(name: str, run: Callable[..., Any], derivative: Derivative) -> Cal
             # PyTorch runs this without grad mode, by which levels of torch.func below this one would record nothing.
             with torch.set_grad_enabled(transforms(torch)), torch._C._AutoDispatchBelowAutograd():
                 result = operator.redispatch(below, *arguments)
-            given = signature.bind(*arguments)
-            given.apply_defaults()
+            given = parameters.every(arguments, {})
             needed = {k for k, needs in zip(names, ctx.needs_input_grad[2:], strict=False) if needs}
             for other in sorted(needed - derivative.by):
                 raise ProblemError(f"{other}: {NO_BACKWARD}")
-            ctx.save_for_backward(*derivative.saved(given.arguments, result))
-            ctx.others = {k: x for k, x in given.arguments.items() if not isinstance(x, torch.Tensor)}
+            ctx.save_for_backward(*derivative.saved(given, result))
+            ctx.others = {k: x for k, x in given.items() if not isinstance(x, torch.Tensor)}
             ctx.set_materialize_grads(False)
             return result
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from warploom.kernels.attention.packed import PackedConfig
-from warploom.operators.attention import gradients_by_name, of_sinks, pair
+from warploom.operators.attention import backward_of, fake_backward, gradients_by_name
 from warploom.operators.fakes import if_sizes_are_known, known, seen
-from warploom.operators.registration import Derivative, Named, define
+from warploom.operators.registration import Derivative, Named, define, pair
 from warploom.operators.untraced import attention_varlen as untraced
 from warploom.ops import attention_varlen as eager
 from warploom.ops.attention_arrays import Options, Window
@@ -36,32 +36,9 @@ _BACKWARD = (
 )
 
 
-def _run_backward(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor | None = None, dlse: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None, seqused_q: torch.Tensor | None = None, seqused_k: torch.Tensor | None = None,
-    causal: bool = False, scale: float | None = None, window_left: int | None = None, window_right: int | None = None,
-    softcap: float | None = None, scale_tensor: Any = None, softcap_tensor: Any = None, deterministic: bool = False,
-) -> Any:  # fmt: skip
-    found = attention_varlen_backward(
-        dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, dlse=dlse, seqused_q=seqused_q, seqused_k=seqused_k,
-        causal=causal, window=pair(window_left, window_right), scale=scale if scale_tensor is None else scale_tensor,
-        softcap=softcap if softcap_tensor is None else softcap_tensor, sinks=sinks,
-        deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
-    )  # fmt: skip
-    return found if sinks is not None else (*found, of_sinks(q, 0))
-
-
-def _fake_backward(
-    _dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _out: torch.Tensor, _lse: torch.Tensor,
-    _q_starts: torch.Tensor, _k_starts: Any = None, _dlse: Any = None, sinks: torch.Tensor | None = None,
-    *_others: Any, **_named: Any,
-) -> Any:  # fmt: skip
-    heads = 0 if sinks is None else sinks.shape[0]
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_sinks(q, heads)
-
-
-backward_operator = define("attention_varlen_backward", _BACKWARD, _run_backward, _fake_backward, of_gradients=True)
+backward_operator = define(
+    "attention_varlen_backward", _BACKWARD, backward_of(attention_varlen_backward), fake_backward, of_gradients=True
+)
 """The gradients by q, k, v and sinks; the last is empty without sinks."""
 
 _LENGTHS = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
@@ -86,35 +63,21 @@ def _backward(
     return gradients_by_name(found, sinks)
 
 
-def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
-    def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor | None = None, seqused_q: torch.Tensor | None = None,
-        seqused_k: torch.Tensor | None = None, causal: bool = False, scale: float | None = None,
-        window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
-        config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
-        sinks: torch.Tensor | None = None, deterministic: bool = False,
-    ) -> Any:  # fmt: skip
-        of_arrays: Any = eager.attention_varlen
-        return of_arrays(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, causal=causal,
-            scale=scale if scale_tensor is None else scale_tensor, window=pair(window_left, window_right),
-            softcap=softcap if softcap_tensor is None else softcap_tensor, sinks=sinks, return_lse=return_lse,
-            config=config,
-        )  # fmt: skip
+_ARRAYS = {
+    "k": "k", "v": "v", "cu_seqlens_q": "q_starts", "cu_seqlens_k": "k_starts", "seqused_q": "q_used",
+    "seqused_k": "k_used", "sinks": "sinks",
+}  # fmt: skip
+"""What the kernels call an operator's arrays."""
 
-    def fake(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor | None = None, seqused_q: torch.Tensor | None = None,
-        seqused_k: torch.Tensor | None = None, causal: bool = False, scale: float | None = None,
-        window_left: int | None = None, window_right: int | None = None, softcap: float | None = None,
-        config: str | None = None, scale_tensor: Any = None, softcap_tensor: Any = None,
-        sinks: torch.Tensor | None = None, _deterministic: bool = False,
-    ) -> Any:  # fmt: skip
-        options = Options(causal, scale, pair(window_left, window_right), softcap, return_lse)
-        given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
-                 "k_used": seqused_k, "sinks": sinks}  # fmt: skip
-        views = {name: seen(x) for name, x in given.items() if x is not None}
+
+def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
+    def run(deterministic: bool = False, **given: Any) -> Any:  # of its gradients alone
+        return eager.attention_varlen(return_lse=return_lse, **given)
+
+    def fake(q: torch.Tensor, config: str | None, **given: Any) -> Any:
+        window = pair(given["window_left"], given["window_right"])
+        options = Options(given["causal"], given["scale"], window, given["softcap"], return_lse)
+        views = {"q": seen(q)} | {kernels: seen(given[n]) for n, kernels in _ARRAYS.items() if given[n] is not None}
         problem = if_sizes_are_known(lambda: checked_packed(views, options))
         if config is not None and problem is not None:
             eager.refuse_packed(eager.read_packed_config(config), problem)
@@ -155,10 +118,12 @@ def attention_varlen(
     out: torch.Tensor | None = None,
     check: bool = False,
     config: PackedConfig | str | None = None,
+    deterministic: bool = False,
 ) -> Any:
     """:func:`warploom.attention_varlen` inside a traced graph: one call of an operator, no graph break.
 
-    With ``out`` or ``check`` there is one: the operator changes nothing and waits for nothing.
+    With ``out`` or ``check`` there is one: the operator changes nothing and waits for nothing. ``deterministic`` asks
+    for gradients with equal bits from run to run.
     """
     if out is not None or check:
         return untraced(
@@ -166,20 +131,6 @@ def attention_varlen(
             window=window, softcap=softcap, scale=scale, sinks=sinks, return_lse=return_lse, out=out, check=check,
             config=config,
         )  # fmt: skip
-    return call(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, causal=causal, window=window,
-        softcap=softcap, scale=scale, sinks=sinks, return_lse=return_lse, config=config,
-    )  # fmt: skip
-
-
-def call(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor | None = None, *, seqused_q: torch.Tensor | None = None,
-    seqused_k: torch.Tensor | None = None, causal: bool = False, window: Window | None = None,
-    softcap: float | None = None, scale: float | None = None, sinks: torch.Tensor | None = None,
-    return_lse: bool = False, config: PackedConfig | str | None = None, deterministic: bool = False,
-) -> Any:  # fmt: skip
-    """:func:`attention_varlen`; ``deterministic`` asks for gradients with equal bits from run to run."""
     left, right = (None, None) if window is None else window
     scale, scale_tensor = known("scale", scale)
     softcap, softcap_tensor = known("softcap", softcap)

@@ -16,7 +16,7 @@ from warploom.ops.options import number, whole
 Reduction = Literal["none", "mean", "sum"]
 
 
-def loss_of(ignore_index: Any, label_smoothing: Any, z_loss: Any, softcap: Any) -> Loss:
+def loss_of(ignore_index: Any = -100, label_smoothing: Any = 0.0, z_loss: Any = 0.0, softcap: Any = None) -> Loss:
     """The options as a :class:`Loss`. Raises ProblemError for those that make no sense."""
     found = Loss(
         whole("ignore_index", ignore_index), number("label_smoothing", label_smoothing), number("z_loss", z_loss),
