@@ -64,17 +64,19 @@ def attention_forward(
     causal = (module.is_causal if is_causal is None else is_causal) and length > 1
     options = {"causal": bool(causal), "scale": scaling, "window": sides, "softcap": softcap, "sinks": s_aux}
     # heads beside each other, so that the result is what the next layer reads, and nothing is copied
-    q, k, v = (x.transpose(1, 2) for x in (query, key, _as_wide(value, query)))
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    starts = None if attention_mask is not None else _starts(query, others)
     if attention_mask is not None:
-        out = _padded(q, k, v, attention_mask.bool(), options)
+        out = _padded(q, k, _as_wide(v, q), attention_mask.bool(), options)
+    elif starts is not None:
+        out = _packed(q, k, _as_wide(v, q), starts, options)
     else:
-        starts = _starts(query, others)
-        out = attention(q, k, v, **options) if starts is None else _packed(q, k, v, starts, options)
+        return attention(q, k, v, **options), None
     return out[..., : value.shape[3]], None
 
 
 def _as_wide(value: Tensor, query: Tensor) -> Tensor:
-    """``value`` with zeros up to the head_dim of the query."""
+    """``value`` with zeros up to the head_dim of the query, the only one that packed sequences have."""
     from torch.nn.functional import pad
 
     missing = query.shape[3] - value.shape[3]

@@ -70,7 +70,7 @@ def describe(array: Any) -> ArrayView:
     own (sparse, traced or sharded ones). Elements of any type are described: who reads them says which it takes.
     """
     found = fields(array)
-    return found if found.__class__ is ArrayView else _new(ArrayView, found)
+    return found if isinstance(found, ArrayView) else _new(ArrayView, found)
 
 
 def fields(array: Any) -> Fields:
