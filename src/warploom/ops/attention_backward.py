@@ -40,14 +40,14 @@ from warploom.ops.attention_arrays import (
 )
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Kept, Prepared, Step, Steps
+from warploom.ops.steps import Kept, Launches, Prepared, Step, Steps
 
 _GRADIENTS = ("dq", "dk", "dv", "dsinks")
 _Views = dict[str, ArrayView]
 
 
 @dataclass(frozen=True)
-class AttentionBackwardPlan:
+class AttentionBackwardPlan(Launches):
     """What a call of :func:`attention_backward` would run: nothing has been compiled or launched yet."""
 
     problem: BackwardProblem
@@ -67,13 +67,6 @@ class AttentionBackwardPlan:
         """The launches in order."""
         most = max(self.calls, key=lambda call: len(call.arrays))
         return Steps(tuple(Step(call, self.problem.flops if call is most else 0) for call in self.calls))
-
-    @cached_property
-    def cuda(self) -> str:
-        """The CUDA C++ of all kernels."""
-        from warploom.cuda.printer import print_cuda
-
-        return "\n".join(print_cuda(call.source.program) for call in self.calls)
 
     def __str__(self) -> str:
         kernels = ", ".join(f"{call.source.name} {call.grid}" for call in self.calls)

@@ -23,7 +23,7 @@ from warploom.ops.attention_arrays import Options, Window, widened
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, check_output, read_cache
 from warploom.ops.options import configuration, flag, whole
 from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Kept, Prepared, Step, Steps
+from warploom.ops.steps import Kept, Launches, Prepared, Step, Steps
 
 _prepared: Kept[Prepared] = Kept()
 NAMES = {"kv_lens": "lengths", "cu_seqlens_q": "starts", "block_table": "table", "k_cache": "k", "v_cache": "v"}
@@ -31,7 +31,7 @@ NAMES = {"kv_lens": "lengths", "cu_seqlens_q": "starts", "block_table": "table",
 
 
 @dataclass(frozen=True)
-class AttentionPagedPlan:
+class AttentionPagedPlan(Launches):
     """What a call of :func:`attention_paged` would run: nothing has been compiled or launched yet."""
 
     problem: DecodeProblem
@@ -51,13 +51,6 @@ class AttentionPagedPlan:
         """The launches in order."""
         working = self.calls[-1 if isinstance(self.config, ForwardSm90) else 0]
         return Steps(tuple(Step(call, self.problem.flops if call is working else 0) for call in self.calls))
-
-    @cached_property
-    def cuda(self) -> str:
-        """The CUDA C++ of all kernels."""
-        from warploom.cuda.printer import print_cuda
-
-        return "\n".join(print_cuda(call.source.program) for call in self.calls)
 
     def __str__(self) -> str:
         kernels = ", ".join(f"{call.source.name} {call.grid}" for call in self.calls)

@@ -15,19 +15,18 @@ from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import Inputs, strides_of
 from warploom.ops.options import configuration
 from warploom.ops.places import Place
-from warploom.ops.steps import Step, Steps
+from warploom.ops.steps import Launches, Step, Steps
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
     from warploom.core.targets import Target
-    from warploom.ir.program import Program
 
 ARRAYS = "q", "k", "v", "out"
 """What every kernel is given first; then come the :attr:`~AttentionProblem.vectors`."""
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class AttentionPlan(Launches):
     """What a call of :func:`attention` would run: nothing has been compiled or launched yet."""
 
     problem: AttentionProblem
@@ -47,23 +46,6 @@ class AttentionPlan:
     def steps(self) -> Steps:
         """The launches in order."""
         return Steps(tuple(Step(call, self.problem.flops if call is self.call else 0) for call in self.calls))
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """CTAs along x, y and z."""
-        return self.call.grid
-
-    @property
-    def program(self) -> Program:
-        """The traced kernel; of few queries the first of two."""
-        return self.call.source.program
-
-    @cached_property
-    def cuda(self) -> str:
-        """The CUDA C++ that would be compiled."""
-        from warploom.cuda.printer import print_cuda
-
-        return "\n".join(print_cuda(call.source.program) for call in self.calls)
 
     def __str__(self) -> str:
         return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"

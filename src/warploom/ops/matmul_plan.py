@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
-from warploom.kernels.source import Grid, KernelCall
-from warploom.ops.steps import Step, Steps
-
-if TYPE_CHECKING:
-    from warploom.ir.program import Program
+from warploom.kernels.source import KernelCall
+from warploom.ops.steps import Launches, Step, Steps
 
 Offsets = tuple[int, int, int, int]
 """Bytes, of (a, b, the result, the extra matrices)."""
 
 
 @dataclass(frozen=True)
-class MatmulPlan:
+class MatmulPlan(Launches):
     """What a call of :func:`matmul` would run: nothing has been compiled or launched yet."""
 
     problem: MatmulProblem
@@ -33,23 +29,6 @@ class MatmulPlan:
     def calls(self) -> tuple[KernelCall, ...]:
         """The kernels and their launches: of a split K a second one adds the parts."""
         return self.config.calls(self.problem, self.multiprocessors)
-
-    @property
-    def grid(self) -> Grid:
-        """CTAs of :attr:`program` along x, y and z."""
-        return self.calls[0].grid
-
-    @property
-    def program(self) -> Program:
-        """The traced kernel of the product."""
-        return self.calls[0].source.program
-
-    @cached_property
-    def cuda(self) -> str:
-        """The CUDA C++ that would be compiled."""
-        from warploom.cuda.printer import print_cuda
-
-        return "\n".join(print_cuda(call.source.program) for call in self.calls)
 
     def steps(self, groups: Iterable[Offsets] = ((0, 0, 0, 0),)) -> Steps:
         """The launches, for each group of batches."""

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from warploom.interop.arrays import ArrayView
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul_reduce.problem import ReduceProblem
-from warploom.kernels.source import Grid, KernelCall
-from warploom.ops.steps import Step, Steps
-
-if TYPE_CHECKING:
-    from warploom.ir.program import Program
+from warploom.kernels.source import KernelCall
+from warploom.ops.steps import Launches, Step, Steps
 
 WORKSPACE_BYTES = 1 << 25
 """Memory for the states of one block of rows; a block has at least :data:`LEAST_ROWS` rows, whatever that takes."""
@@ -25,7 +21,7 @@ _MERGE_FLOPS = 100  # for each state
 
 
 @dataclass(frozen=True)
-class ReducePlan:
+class ReducePlan(Launches):
     """What a call of :func:`matmul_reduce` runs: two kernels, and a workspace of one state per row and tile column."""
 
     problem: ReduceProblem
@@ -64,23 +60,6 @@ class ReducePlan:
     def _block(self, rows: int) -> tuple[KernelCall, KernelCall]:
         problem = replace(self.problem, product=replace(self.problem.product, m=rows))
         return problem.calls(self.config, self.multiprocessors)
-
-    @property
-    def grid(self) -> Grid:
-        """CTAs of :attr:`program`."""
-        return self.calls[0].grid
-
-    @property
-    def program(self) -> Program:
-        """The kernel of the product and the reductions of its tiles."""
-        return self.calls[0].source.program
-
-    @cached_property
-    def cuda(self) -> str:
-        """The CUDA C++ of both kernels."""
-        from warploom.cuda.printer import print_cuda
-
-        return "\n".join(print_cuda(call.source.program) for call in self.calls)
 
     def __str__(self) -> str:
         op = self.problem.op

@@ -11,18 +11,45 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from warploom.core.dtypes import DType, f32
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty
-from warploom.kernels.source import KernelCall
+from warploom.kernels.source import Grid, KernelCall
 from warploom.ops.backends import GpuCall, run_on_emulator, zero_words
+
+if TYPE_CHECKING:
+    from warploom.ir.program import Program
 
 Call = TypeVar("Call")
 _KEPT = 4096  # prepared calls of an operation
 _ALIGNED_WORDS = 64  # 256 bytes: as an allocation of its own would begin
+
+
+class Launches:
+    """What plans of calls have in common: their kernels."""
+
+    calls: Any
+    """Each :class:`~warploom.kernels.source.KernelCall` in order."""
+
+    @property
+    def grid(self) -> Grid:
+        """CTAs of :attr:`program` along x, y and z."""
+        return self.calls[0].grid
+
+    @property
+    def program(self) -> Program:
+        """The traced kernel, of several the first."""
+        return self.calls[0].source.program
+
+    @cached_property
+    def cuda(self) -> str:
+        """The CUDA C++ that would be compiled."""
+        from warploom.cuda.printer import print_cuda
+
+        return "\n".join(print_cuda(call.source.program) for call in self.calls)
 
 
 class Kept(dict[tuple[Any, ...], Call]):
