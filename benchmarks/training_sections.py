@@ -43,6 +43,25 @@ def _cell(cell: Mapping[str, Any] | None) -> str:
     return " · ".join((f"{cell['tflops']['warploom']['median']:.0f}", *ratios))
 
 
+def limits(result: Result) -> str:
+    """What bounds attention's backward pass: power, and the cycles of a step."""
+    body: list[list[str]] = []
+    for row in result["rows"]:
+        load, forward, need = row["backward"], row["forward"], row["demand"]
+        body.append([
+            row["cell"], f"{load['tflops']:.0f}", f"{load['tflops'] / forward['tflops']:.2f}",
+            f"{load['watts']:.0f} W, {load['sm_mhz']} MHz", f"{forward['watts']:.0f} W, {forward['sm_mhz']} MHz",
+            str(row["cycles"]), str(need["tensor"]), f"{need['banks']} / {row['banks']}",
+        ])  # fmt: skip
+    said = (
+        "Under sustained load, and the cycles of a step (a block of query rows and a tile of 128 keys) of one "
+        "multiprocessor: all, those that tensor cores need, and those that banks of shared memory need / were counted "
+        "busy (`benchmarks/attention_backward_limits.py`).\n\n"
+    )
+    header = ["cell", "TFLOP/s", "× forward", "backward", "forward", "cycles", "tensor cores", "banks"]
+    return said + markdown_table(header, body)
+
+
 def losses(result: Result) -> str:
     """``linear_cross_entropy`` forward and backward: milliseconds and memory, beside its peers."""
     names = list(dict.fromkeys(name for row in result["rows"] for name in row["seconds"]))
@@ -122,6 +141,6 @@ def gpus(result: Result) -> str:
 
 
 SECTIONS: dict[str, Callable[[Result], str]] = {
-    "gradients": gradients, "losses": losses, "training": training, "gpus": gpus,
+    "gradients": gradients, "limits": limits, "losses": losses, "training": training, "gpus": gpus,
 }  # fmt: skip
 """Parts of a page that bring their own sentences: nothing is there until they were measured."""

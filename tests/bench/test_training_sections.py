@@ -33,6 +33,17 @@ def test_gradients_stand_by_head_dim_and_mask():
     ]
 
 
+def test_limits_stand_beside_what_a_step_needs():
+    row = {
+        "cell": "d64 full 4096", "forward": {"tflops": 700, "watts": 690.4, "sm_mhz": 1600}, "cycles": 3200,
+        "backward": {"tflops": 560, "watts": 700, "sm_mhz": 1700}, "demand": {"tensor": 2560, "banks": 2816},
+        "banks": 2900,
+    }  # fmt: skip
+    assert rows_of(sections.limits({"rows": [row]})) == [
+        ["d64 full 4096", "560", "0.80", "700 W, 1700 MHz", "690 W, 1600 MHz", "3200", "2560", "2816 / 2900"]
+    ]
+
+
 def test_losses_stand_beside_their_peers():
     row = {"m": 1, "n": 2, "k": 3, "seconds": {"warploom": {"median": 0.05}}, "extra_bytes": {"warploom": 57 << 20}}
     other = row | {"seconds": {"liger": {"median": 1.0}}, "extra_bytes": {"liger": 1 << 20}}

@@ -1,0 +1,158 @@
+"""What bounds attention's backward pass up to head_dim 128: watts, clocks and a step's cycles beside what it must do.
+
+    PYTHONPATH=src python benchmarks/attention_backward_limits.py --out OUT
+
+For head_dim 64 and 128, full and causal: TFLOP/s, watts and MHz of the call and of the forward pass under sustained
+load, and, counted by Nsight Compute (``ncu``), the cycles of the kernel that multiplies and those in which the banks of
+shared memory were read or written. A *step* is a block of query rows against a tile of keys on one multiprocessor.
+Beside the counts stand the cycles that tensor cores and banks need by :func:`demand`. Writes
+OUT/attention-backward-limits.json. Figures are right only if ``attention_backward_cells.py`` found the results right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from attention_backward_cells import TOKENS, WIDTH, Cell, compile_all, fresh, ours
+
+import warploom
+from warploom.core.targets import target
+from warploom.kernels.attention.backward import BackwardProblem
+from warploom.kernels.attention.backward_choice import choose
+from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
+
+CELLS = [
+    Cell(d, causal, n, n, WIDTH // d, WIDTH // d) for d in (64, 128) for causal in (False, True) for n in (4096, TOKENS)
+]
+METRICS = ("sm__cycles_elapsed.avg", "l1tex__data_bank_reads.sum", "l1tex__data_bank_writes.sum")
+BANKS, BANK_ROW = 32, 128
+"""Banks of a multiprocessor's shared memory, and the bytes that all of them serve in a cycle."""
+FLOPS_PER_CYCLE = 4096
+"""Of a multiprocessor's tensor cores, 16-bit operands."""
+KERNEL = r"attention_backward_\d+x"
+
+
+def config_of(cell: Cell) -> BackwardSm90:
+    """What a call chooses."""
+    found = choose(BackwardProblem(cell.problem), target("sm_90a"))[0]
+    assert isinstance(found, BackwardSm90)
+    return found
+
+
+def demand(c: BackwardSm90) -> dict[str, int]:
+    """Cycles that a step keeps the tensor cores and the banks busy at least.
+
+    ``wgmma`` reads 16 columns of A (64 rows, unless registers hold them) and of B from shared memory at a time. Beside
+    the products' operands there are: Q and dO as they arrive, dS, and dQ on its way out, written and read once each.
+    """
+    m, d, v = c.tile_m, c.head_dim, c.value_dim
+    left = 64 * 32
+    scores = (d + v) // 16 * (left + m * 32)
+    sums = m // 16 * (d + v) * 32
+    dq = KEYS // 16 * (left + c.total_cols * 32)
+    part = 64 * c.total_cols * 4
+    arriving = m * (c.width + c.value_width) * 2
+    moved = CONSUMERS * (scores + sums + dq + 2 * part) + arriving + m * KEYS * 2
+    return {"tensor": 2 * m * KEYS * (3 * d + 2 * v) // FLOPS_PER_CYCLE, "banks": moved // BANK_ROW}
+
+
+def steps(cell: Cell, c: BackwardSm90) -> int:
+    """Steps of all tiles of keys."""
+    blocks = -(-cell.q_len // c.tile_m)
+    visited = [blocks - first // c.tile_m * cell.causal for first in range(0, cell.kv_len, KEYS)]
+    return sum(visited) * cell.heads * cell.batch
+
+
+def counted(cell: Cell) -> dict[str, float]:
+    """METRICS of the kernel that multiplies, by a process of its own."""
+    from warploom.bench.ncu import find_ncu, record
+
+    driver = [sys.executable, str(Path(__file__).resolve()), "--once", cell.name]
+    raw, _ = record(find_ncu(), METRICS, driver, samples=False, seconds=60, kernels=KERNEL)
+    header, _, *rows = csv.reader(io.StringIO(raw[raw.index('"ID"') :]))
+    return {name: float(rows[0][header.index(name)].split()[0].replace(",", "")) for name in METRICS}
+
+
+def once(name: str) -> None:
+    """One call, for ncu to watch."""
+    import torch
+
+    cell = next(c for c in CELLS if c.name == name)
+    ours(cell)(fresh(cell))
+    torch.cuda.synchronize()
+
+
+def measured(cell: Cell, stream: Any) -> dict[str, Any]:
+    """One cell: under load, and counted."""
+    import torch
+
+    from warploom.bench.monitor import GpuMonitor
+    from warploom.bench.power import power_of
+    from warploom.bench.timing import Candidate, EventClock, graphed
+    from warploom.cuda.device import cuda_core
+
+    c, x = config_of(cell), fresh(cell)
+    backward, load = ours(cell), (EventClock(int(stream.cuda_stream)), GpuMonitor(cuda_core().Device(0).pci_bus_id))
+    runs = {
+        "forward": lambda _: warploom.attention(x["q"], x["k"], x["v"], **cell.options),
+        "backward": lambda _: backward(x),
+    }
+    found: dict[str, Any] = {}
+    for name, run in runs.items():
+        run(0)
+        power = power_of(graphed(Candidate(name, run), 1, torch), 1, *load)
+        found[name] = power and power.json(cell.flops * (0.4 if name == "forward" else 1.0))
+    counts = counted(cell)
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    number = steps(cell, c)
+    touched = counts["l1tex__data_bank_reads.sum"] + counts["l1tex__data_bank_writes.sum"]
+    return {
+        "cell": cell.name, "config": str(c), **found, "steps": number, "demand": demand(c),
+        "cycles": round(counts["sm__cycles_elapsed.avg"] * multiprocessors / number),
+        "banks": round(touched / BANKS / number),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--once", default="", help="run one cell once and end")
+    parser.add_argument("--dry-run", action="store_true", help="what a step demands, without a GPU")
+    options = parser.parse_args()
+    if options.once:
+        once(options.once)
+        return 0
+    if options.dry_run:
+        for cell in CELLS:
+            c = config_of(cell)
+            print(f"{cell.name:20} {steps(cell, c):8} steps  {demand(c)}  {c}")
+        return 0
+    import torch
+
+    from warploom.bench.environment import environment
+    from warploom.ops.backends import gpu_target
+
+    compile_all(CELLS, argparse.Namespace(sync=False, config=[]), gpu_target(0).name)
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    stream = torch.cuda.Stream()
+    for cell in CELLS:
+        with torch.cuda.stream(stream):
+            rows.append(measured(cell, stream))
+        print(json.dumps(rows[-1]), flush=True)
+        text = json.dumps({"environment": environment(), "rows": rows}, indent=1)
+        (options.out / "attention-backward-limits.json").write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
