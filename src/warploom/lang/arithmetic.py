@@ -10,7 +10,17 @@ import numpy as np
 from warploom.core.dtypes import DType, bf16, e4m3, e5m2, f16, f32, pred, s8, s16, s32, u8, u16, u32, u64
 from warploom.core.errors import TraceError, shown
 from warploom.isa.alu import Fma, MultiplyWide, Select
-from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, PairArithmetic, Permute, Rounding, UnpackHalf
+from warploom.isa.conversion import (
+    Bitcast,
+    Convert,
+    Half,
+    PackBytes,
+    PackPair,
+    PairArithmetic,
+    Permute,
+    Rounding,
+    UnpackHalf,
+)
 from warploom.isa.scalar import Scalar
 from warploom.lang.builder import Builder
 from warploom.lang.loaded import Element, holds_bits
@@ -138,9 +148,8 @@ class Arithmetic(Builder):
 
     def unpack_fp8(self, word: Traced) -> tuple[Traced, Traced]:
         """The four ``e4m3`` of a u32 as two packed pairs of f16, the lowest first, exactly (sm_90)."""
-        x = self.operand(word, u32)
-        pairs = [self.emit(Convert(u32, u16), (y,))[0] for y in (x, x >> 16)]
-        low, high = (self.emit(Scalar("cvt.rn.f16x2.e4m3x2"), (pair,))[0] for pair in pairs)
+        halves = [self.emit(Half(u32, which), (self.operand(word, u32),))[0] for which in (0, 1)]  # no shift in SASS
+        low, high = (self.emit(Scalar("cvt.rn.f16x2.e4m3x2"), (half,))[0] for half in halves)
         return low, high
 
     def _to_fp8(self, low: Traced, high: Traced, dtype: DType) -> Traced:
