@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from tests.kernels.decode_cases import DecodeCase
 from tests.kernels.mutate import deletions, shifts
 from tests.ops.paged_cases import Step
 from warploom.core.dtypes import bf16
-from warploom.kernels.attention.decode import Decode
+from warploom.core.targets import target
+from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
 
 SMALL = Decode(tile_m=16, keys=16, num_warps=2, stages=2, head_dim=16, dtype=bf16, ctas=1)
 STEP = Step((70, 33, 40), page=16, capacity=80, head_dim=16)
@@ -45,14 +47,14 @@ def test_shares_of_any_size_give_the_same_result(stages: int, warps: int) -> Non
         assert np.abs(lse - outs[0][1]).max() <= 1e-5
 
 
-def test_the_second_kernel_waits_for_the_first_where_it_may_begin_before() -> None:
+def test_kernels_that_begin_early_wait_for_what_may_not_be_there() -> None:
     case = DecodeCase(replace(SMALL, overlap=True), STEP, 3)
-    first, second = case.calls
-    assert (first.overlaps, second.overlaps) == (False, True)
-    names = [op.instruction.mnemonic for op in second.source.program.ops()]
-    reads = [i for i, name in enumerate(names) if name.startswith("ld.global")]
-    assert names.count("griddepcontrol.wait") == 1
-    assert names.index("griddepcontrol.wait") < reads[-4], "parts are read after it"
+    assert [call.overlaps for call in case.calls] == [True, True]
+    first, second = ([op.instruction.mnemonic for op in call.source.program.ops()] for call in case.calls)
+    reads = [i for i, name in enumerate(first) if "global" in name]
+    assert first.index("griddepcontrol.wait") < reads[0]
+    assert first.index("griddepcontrol.wait") < first.index("griddepcontrol.launch_dependents")
+    assert not any("global" in name for name in second[: second.index("griddepcontrol.wait")])
     findings, out, lse = case.run()
     assert findings == []
     plain = DecodeCase(SMALL, STEP, 3).run()
@@ -66,3 +68,16 @@ def test_a_given_split_gives_equal_bits_on_any_number_of_ctas() -> None:
     assert all(findings == [] for findings, _, _ in found)
     assert all(np.array_equal(found[0][1].view(np.uint16), out.view(np.uint16)) for _, out, _ in found[1:])
     assert all(np.array_equal(found[0][2], lse) for _, _, lse in found[1:])
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a"])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_every_problem_has_a_configuration_that_divides_a_given_split(arch: str, fp8: bool) -> None:
+    for head_dim, group, packed in product((64, 80, 128, 256), (1, 32), (False, True)):
+        problem = DecodeProblem(
+            4, group * 2, 2, 4 if packed else 1, 4096, head_dim, bf16, page_size=16, pages=9, table_pages=9,
+            packed=packed, split=128, fp8=fp8,
+        )  # fmt: skip
+        config = decode_configuration(problem, target(arch))
+        problems = config.check(target(arch)) + config.misfits(problem)
+        assert problems == (["fp8 needs compute capability 9.0"] if fp8 and arch != "sm_90a" else [])

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
     from warploom.lang.values import Number
 
-PREFETCHED = 128
-"""Bytes that the L2 fetches for a copy: a line, of which eight threads copy the whole."""
+LINE = 128
+"""Bytes of a line of the L2, which fetches one for a copy, but no more than a row: what is behind is not read soon."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,16 @@ class Pages:
 
     def of(self, k: Kernel, sequence: Traced, key: Traced) -> Traced:
         """The page of a key; for keys beyond the table that of its last entry."""
-        return k.minimum(self.entry(k, sequence, key), self.pages - 1)
+        return self.page(k, self.entry(k, sequence, key))
 
     def entry(self, k: Kernel, sequence: Traced, key: Traced) -> Traced:
         """The same as the table has it, which may be none."""
         entry = k.minimum(key // self.size, self.count - 1)
         return k.bitcast((self.table + k.mul_wide(sequence, self.row)).load(entry), u32)
+
+    def page(self, k: Kernel, entry: Traced) -> Traced:
+        """The page that an entry names: apart from its load, which may take long."""
+        return k.minimum(entry, self.pages - 1)
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class WarpRing:
         self._k, self._fed, self._pages, self._run = k, fed, pages, run
         self._rows = fed[0][0].layout.rows
         self._keys = self._rows // warps
+        self._prefetched = LINE if 2 * head_dim >= LINE else LINE // 2
         plan = CopyPlan(self._rows, fed[0][0].layout.cols, warps, False)
         self._copies = [TileCopy(k, tile, plan, source.key, valid_cols=head_dim) for tile, source in fed]
         for copy in self._copies:
@@ -88,7 +93,7 @@ class WarpRing:
         """Read which pages the block that is put next lies in, ahead of the copies that need to know."""
         if self._pages is not None:
             for page, key in zip(self._named, self._runs(block), strict=True):
-                page.set(self._pages.of(self._k, sequence, key))
+                page.set(self._pages.entry(self._k, sequence, key))
 
     def put(self, stage: Number, place: tuple[Traced, Traced, Traced], keys: Traced) -> None:
         """Start the copies of block (sequence, key head, block), looked up before; its sequence has ``keys`` keys."""
@@ -102,7 +107,8 @@ class WarpRing:
             else:
                 size = self._pages.size
                 rows = [
-                    start + (k.mul_wide(page, source.outer) + k.mul_wide(key % size, source.key))
+                    start
+                    + (k.mul_wide(self._pages.page(k, page.get()), source.outer) + k.mul_wide(key % size, source.key))
                     for page, key in zip(self._named, self._runs(block), strict=True)
                 ]
-            copy.load_runs([copy.start_of_run(row) for row in rows], stage, exist, prefetch=PREFETCHED)
+            copy.load_runs([copy.start_of_run(row) for row in rows], stage, exist, prefetch=self._prefetched)

@@ -2,14 +2,17 @@
 
 All blocks form one list: sequence by sequence, in it key head by key head, then by tiles of query rows, each of which
 visits its keys from the first block to the last. A CTA takes a contiguous share of the list (as "stream-K" shares the
-steps of a product), so uneven lengths leave no SM idle. What a share has of one tile of query rows is a *piece*; only
-the first and the last piece of a share may be less than all keys of a tile.
+steps of a product), so uneven lengths leave no SM idle. All shares but the last are equal: one block less would end no
+sooner, and of sequences of equal lengths each is often whole in a share. What a share has of one tile of query rows is
+a *piece*; only the first and the last piece of a share may be less than all keys of a tile. A tile costs time beyond
+that of its blocks: numbers of the list that no block has stand before its first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import u32
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 WARP = 32
 AT_ONCE = 4
-"""Loads of lengths that a lane has under way."""
+"""Neighbours whose lengths a lane loads together."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Place:
-    """A block of the list: its sequence, key head, tile of query rows and block of keys; and where its tile begins."""
+    """A block of the list: its sequence, key head, tile of query rows and block of keys; and where its tile begins.
+
+    Of a number that no block has, the block behind it.
+    """
 
     sequence: Traced
     span: Span
@@ -54,7 +60,7 @@ class Place:
     tile: Traced
     block: Traced
     start: Traced
-    """The number of the tile's first block in the list."""
+    """The number of the tile's first block."""
 
     @property
     def stop(self) -> Traced:
@@ -66,7 +72,7 @@ class Shares:
     """The list of ``batch`` sequences and ``heads`` key heads; ``span(b)`` reads sequence b.
 
     ``split``: every piece has so many blocks, counted from a tile's first (the last one what is left), wherever the
-    shares would end: then results do not depend on what else is in the list.
+    shares would end: then results do not depend on what else is in the list. ``gap``: numbers before each tile.
     """
 
     def __init__(
@@ -78,9 +84,10 @@ class Shares:
         *,
         ctas: Traced,
         split: Traced | None = None,
+        gap: int = 0,
     ) -> None:
         self._k, self.span, self._batch, self.heads, self.split = k, span, batch, heads, split
-        self._ctas = ctas
+        self.gap = gap
         total = k.register(u32, 0, "blocks")
         with k.loop(batch, 0, AT_ONCE * WARP) as first:
             for blocks in self._next_blocks(first):
@@ -88,26 +95,27 @@ class Shares:
         for distance in (16, 8, 4, 2, 1):
             total += k.shfl_xor(total.get(), distance)
         self.total: Traced = total.get()
-        """Blocks of the list."""
-        self._each, self._rest = self.total // ctas, self.total % ctas
+        """Numbers of the list."""
+        self._each = k.maximum(ceiling(self.total, ctas), 1)
 
     def _next_blocks(self, first: Traced) -> list[Traced]:
-        """Blocks of sequence ``first`` + lane, and of those a warp's width on."""
-        return [self._blocks(first + self._k.lane + i * WARP) for i in range(AT_ONCE)]
+        """Numbers of the sequences from ``first`` on, so many neighbours to a lane."""
+        own = first + self._k.lane * AT_ONCE
+        return [self._blocks(own + i) for i in range(AT_ONCE)]
 
     def _blocks(self, sequence: Traced) -> Traced:
-        """Blocks of a sequence; 0 beyond the last."""
+        """Numbers of a sequence; 0 beyond the last."""
         k = self._k
         span = self.span(k.minimum(sequence, self._batch - 1))
-        return k.select(sequence < self._batch, span.blocks * span.tiles * self.heads, k.value(0, u32))
+        return k.select(sequence < self._batch, (span.blocks + self.gap) * span.tiles * self.heads, k.value(0, u32))
 
     def of(self, cta: Traced) -> tuple[Traced, Traced]:
-        """(first, one past the last) block of a CTA's share."""
+        """(first, one past the last) number of a CTA's share."""
         return self._bound(cta), self._bound(cta + 1)
 
     def _bound(self, cta: Traced) -> Traced:
         k = self._k
-        number = cta * self._each + k.minimum(cta, self._rest)
+        number = k.minimum(cta * self._each, self.total)
         if self.split is None:
             return number
         at = self.find(k.minimum(number, self.total - 1))
@@ -117,33 +125,38 @@ class Shares:
 
     def cta_of(self, number: Traced) -> Traced:
         """Whose share a block is in."""
-        k = self._k
-        larger = self._rest * (self._each + 1)  # the first shares have one block more
-        beyond = (number - larger) // k.maximum(self._each, 1)
-        return k.select(number < larger, number // (self._each + 1), self._rest + beyond)
+        return number // self._each
 
     def find(self, number: Traced) -> Place:
-        """The place of a block."""
+        """The place of a number."""
         k = self._k
         sequence, start, before = (k.register(u32, 0, name) for name in ("sequence", "start", "before"))
         with k.loop(self._batch, 0, AT_ONCE * WARP) as first:
-            for i, blocks in enumerate(self._next_blocks(first)):
-                through = k.register(u32, blocks)
-                for distance in (1, 2, 4, 8, 16):
-                    below = k.shfl_up(through.get(), distance)
-                    through.set(through + k.select(k.lane >= distance, below, k.value(0, u32)))
-                own = before + through - blocks
-                holds = k.ballot((own <= number) & (number < own + blocks))
-                with k.when(holds != 0, uniform=True):
-                    lane = k.clz(k.brev(holds))
-                    sequence.set(first + i * WARP + lane)
-                    start.set(k.shfl_idx(own, lane))
-                before += k.shfl_idx(through.get(), WARP - 1)
+            ends = list(accumulate(self._next_blocks(first)))
+            through = k.register(u32, ends[-1])
+            for distance in (1, 2, 4, 8, 16):
+                below = k.shfl_up(through.get(), distance)
+                through.set(through + k.select(k.lane >= distance, below, k.value(0, u32)))
+            own = before + through - ends[-1]
+            holds = k.ballot((own <= number) & (number < own + ends[-1]))
+            with k.when(holds != 0, uniform=True):
+                lane = k.clz(k.brev(holds))
+                passed, offset = k.register(u32, 0), k.register(u32, 0)
+                for i, end in enumerate(ends[:-1]):
+                    beyond = number >= own + end
+                    passed.set(k.select(beyond, k.value(i + 1, u32), passed.get()))
+                    offset.set(k.select(beyond, end, offset.get()))
+                sequence.set(first + lane * AT_ONCE + k.shfl_idx(passed.get(), lane))
+                start.set(k.shfl_idx(own + offset, lane))
+            before += k.shfl_idx(through.get(), WARP - 1)
         span = self.span(sequence.get())
-        tiles, offset = (number - start) // span.blocks, (number - start) % span.blocks
+        length = span.blocks + self.gap
+        tiles, offset = (number - start) // length, (number - start) % length
+        block = k.maximum(offset, self.gap) - self.gap if self.gap else offset
         return Place(
-            sequence.get(), span, tiles // span.tiles, tiles % span.tiles, span.begin + offset, number - offset
-        )
+            sequence.get(), span, tiles // span.tiles, tiles % span.tiles, span.begin + block,
+            number - offset + self.gap,
+        )  # fmt: skip
 
     def cursor(self, place: Place, name: str) -> Cursor:
         """A position in the list that moves on block by block."""
@@ -165,6 +178,7 @@ class Cursor:
 
         self.sequence, self.head = held(place.sequence, "sequence"), held(place.head, "head")
         self.tile, self.block = held(place.tile, "tile"), held(place.block, "block")
+        self.number = held(place.start + (place.block - place.span.begin), "number")
         self._span = {f.name: held(getattr(place.span, f.name), f.name) for f in fields(Span)}
         self._since = self._piece = None
         if shares.split is not None:
@@ -199,10 +213,12 @@ class Cursor:
         k = self._k
         done, split = self.ends_tile, self.ends_piece
         self.block += 1
+        self.number += 1
         if self._since is not None and self._piece is not None:
             self._piece += k.select(split, k.value(1, u32), k.value(0, u32))
             self._since.set(k.select(split, k.value(0, u32), self._since + 1))
         with k.when(done, uniform=True):
+            self.number += self._shares.gap
             self.tile += 1
             if self._piece is not None:
                 self._piece.set(0)

@@ -17,11 +17,18 @@ from warploom.tile.panels import padded_cols
 
 RUN = 16
 """Keys that lie side by side whatever the pages: their size is a multiple of it."""
-MOST_BLOCKS = 2**32
-COMBINE_THREADS = 256
-BEGUN_WORDS = 8
+MOST_BLOCKS = 2**31
+MOST_SPREAD = 3
+COMBINE_WARPS = 1 << MOST_SPREAD
+BEGUN_WORDS = 4
 """Of what a CTA of the first kernel says to the second."""
+AT_ONCE = 4
+"""Parts that a warp of the second kernel loads together."""
 MOST_GRID_CTAS = 2**31 - 1
+GAP = 1
+"""Blocks that a tile of query rows costs beyond its own, in time."""
+WARP_BYTES = 2**13
+"""Of keys and values that a warp reads at a time: two blocks of eight warps keep the memory busy."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,7 @@ class Decode(Configuration):
     head_dim: int = flag(128, "elements per head", (64, 128, 256))
     dtype: DType = flag(bf16, "element type of Q, K, V and O", (bf16, f16))
     ctas: int = flag(2, "CTAs per SM", (1, 2, 3, 4))
-    overlap: bool = flag(False, "the second kernel begins while the first one ends (sm_90)")
+    overlap: bool = flag(False, "each kernel begins while the one before it ends (sm_90)")
     fp8: bool = flag(False, "K and V are e4m3, two elements in the place of a 16-bit one (sm_90)")
 
     @property
@@ -205,7 +212,7 @@ class Decode(Configuration):
              f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
             (self.tile_m % 16 == 0, f"tile_m {self.tile_m} is no multiple of 16"),
             (self.keys % 16 == 0, f"keys {self.keys} is no multiple of 16"),
-            (self.tile_m * (1 + self.fp8) <= self.keys,
+            (self.tile_m <= self.keys,
              f"the sums of {self.tile_m} rows leave through the place of a warp's keys, which {self.keys} have not"),
             (not self.fp8 or (self.head_dim % 16 == 0 and self.head_dim >= 48),
              f"head_dim {self.head_dim} of fp8 is no multiple of 16 from 48 on"),
@@ -227,7 +234,7 @@ class Decode(Configuration):
             (self.dtype is p.dtype, f"the arrays are {p.dtype}, the configuration {self.dtype}"),
             (max(p.q_len * p.group, p.capacity) < MOST_POSITIONS,
              f"lengths {p.q_len} and {p.capacity} reach {MOST_POSITIONS} positions"),
-            (self._most_blocks(p) < MOST_BLOCKS, "there are more than 2^32 blocks of keys"),
+            (self._most_blocks(p) < MOST_BLOCKS, "there are more than 2^31 blocks of keys"),
             (p.split is None or p.split % self.tile_n == 0,
              f"fixed_split {p.split} is no multiple of the {self.tile_n} keys that are read together"),
         ])  # fmt: skip
@@ -239,7 +246,7 @@ class Decode(Configuration):
         return p.batch * max(1, -(-p.rows // self.tile_m))
 
     def _most_blocks(self, p: DecodeProblem) -> int:
-        return self._tiles(p) * p.kv_heads * max(1, -(-p.capacity // self.tile_n))
+        return self._tiles(p) * p.kv_heads * (max(1, -(-p.capacity // self.tile_n)) + GAP)
 
     def calls(
         self, problem: DecodeProblem, operands: DecodeOperands, multiprocessors: int
@@ -252,10 +259,13 @@ class Decode(Configuration):
         ctas = min(self.ctas * multiprocessors, self._most_blocks(p), MOST_GRID_CTAS)
         split = 0 if p.split is None else p.split // self.tile_n
         pieces = -(-p.capacity // p.split) if p.split else 0
-        slots = self._tiles(p) * p.kv_heads * max(1, pieces) if p.split else 2 * ctas
+        tiles = self._tiles(p) * p.kv_heads
+        slots = tiles * max(1, pieces) if p.split else 2 * ctas
+        spread = MOST_SPREAD if p.split else min(MOST_SPREAD, ((ctas // tiles + 1) // AT_ONCE).bit_length())
         scalars = {
             "batch": p.batch, "kv_heads": p.kv_heads, "q_len": p.q_len, "capacity": p.capacity, "pages": p.pages,
             "table_pages": p.table_pages, "split": split, "pieces": max(1, pieces), "ctas": ctas, **operands.scalars(),
+            "spread": spread,
         }  # fmt: skip
         features = p.features()
         name = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}"
@@ -265,7 +275,7 @@ class Decode(Configuration):
         )  # fmt: skip
         combine = KernelSource.of(
             f"attention.decode_combine_kernel:attention_decode_combine{'_sm90' if self.overlap else ''}",
-            f"{name}_combine", config=self, features=features, form=form,
+            f"{name}_combine", min_ctas=6 if self.head_dim <= 128 else 4, config=self, features=features, form=form,
         )  # fmt: skip
         starts = [*(["lengths"] if p.lengths else ()), *(["starts"] if p.packed else ())]
         ends = ["out", *(["lse"] if p.lse else ())]
@@ -274,9 +284,8 @@ class Decode(Configuration):
         words = {"parts": slots * self.tile_m * self.head_dim, "logs": slots * self.tile_m}
         if p.split is None:
             words["begun"] = ctas * BEGUN_WORDS
-        groups = (self._tiles(p) * p.kv_heads if p.split else ctas), min(self.tile_m, max(1, p.rows)), 1
-        if p.packed:
-            groups = groups[0], self.tile_m, 1
+        rows = self.tile_m if p.packed else min(self.tile_m, max(1, p.rows))
+        groups = (tiles if p.split else ctas), -(-rows // (COMBINE_WARPS >> spread)), 1
         return (
             KernelCall(
                 main,
@@ -285,6 +294,7 @@ class Decode(Configuration):
                 (),
                 ("q", "k", "v", *starts, *table, *scales[0], *scales[1], *sinks, *ends, *words),
                 words,
+                overlaps=self.overlap,
             ),
             KernelCall(
                 combine, groups, scalars, (), (*starts, *words, *scales[1], *sinks, *ends), overlaps=self.overlap
@@ -298,14 +308,17 @@ def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
     wide = padded_cols(p.head_dim)
     alone = p.packed and p.split is not None  # the same whatever queries other sequences have
     tile_m = 16 if alone or p.rows <= 16 or wide > 128 else 32
-    keys = max(tile_m, 32 if wide <= 64 else 16) * (1 + p.fp8)
+    keys = max(tile_m, WARP_BYTES // (2 * wide * (1 if p.fp8 else p.dtype.bytes)))
     overlap = target.has_tma
     tried = [
-        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, overlap, p.fp8)
-        for warps in (4, 2)
-        for ctas, stages in ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2))
+        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, overlap=overlap, fp8=p.fp8)
+        for warps, ctas, stages in (
+            (8, 1, 2), *((w, n, s) for w in (4, 2) for n, s in ((2, 4), (2, 3), (2, 2), (1, 2))),
+        )
+    ]  # fmt: skip
+    fitting = [
+        c for c in tried if not c.check(target) and _resident(c, target) and not (p.split and p.split % c.tile_n)
     ]
-    fitting = [c for c in tried if not c.check(target) and _resident(c, target)]
     return fitting[0] if fitting else tried[-1]
 
 

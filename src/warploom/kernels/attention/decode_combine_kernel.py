@@ -6,20 +6,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warploom.core.dtypes import f32, s32, u16, u32
-from warploom.kernels.attention.decode import COMBINE_THREADS, CacheForm, Decode
+from warploom.kernels.attention.decode import AT_ONCE, COMBINE_WARPS, CacheForm, Decode
 from warploom.kernels.attention.decode_rows import Begun, Lengths, Parts, Results, Rows, Scales, TileNumbers, spans
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.lang import Global, Kernel, Traced, kernel
+from warploom.lang import Global, Kernel, Mutable, Traced, kernel
 from warploom.tile.merge import anchor, inverse, logarithm, weight
-from warploom.tile.shares import Place, ceiling
+from warploom.tile.shares import ceiling
 
-WARPS = COMBINE_THREADS // 32
 QUAD = 4
-AT_ONCE = 2
-"""Parts that a warp has loads of under way."""
 
 
-@kernel(threads=COMBINE_THREADS, drop_unused=True)
+@kernel(threads=32 * COMBINE_WARPS, drop_unused=True)
 def attention_decode_combine(
     k: Kernel,
     lengths: Global[s32],
@@ -35,7 +32,7 @@ def attention_decode_combine(
     lse_batch: u32, lse_head: u32,
     v_scale_batch: u32, v_scale_head: u32,
     batch: u32, kv_heads: u32, q_len: u32, capacity: u32,
-    split: u32, pieces: u32,
+    split: u32, pieces: u32, spread: u32,
     *,
     config: Decode,
     features: AttentionFeatures,
@@ -43,42 +40,29 @@ def attention_decode_combine(
 ) -> None:  # fmt: skip
     """O from the parts that :func:`attention_decode` left, always in the order of the keys.
 
-    Grid: along y the rows of a tile, along x the CTAs of the first kernel: each may have begun one tile that others
-    ended. With a given split tiles along x.
+    Grid: along x the CTAs of the first kernel, each of which may have begun one tile that others ended; with a given
+    split tiles. Along y the rows of a tile, of each of which 2^``spread`` warps put parts together.
     """
-    c, f, row = config, features, k.cta_y
+    c, f = config, features
     given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
     span = spans(given, c, f)
+    if c.overlap:
+        k.await_launch_before()
+    if form.split:
+        head, number = k.cta_x % kv_heads, k.cta_x // kv_heads
+        sequence, at, tile = TileNumbers(given, span, batch, f.group, c.tile_m).find(number)
+        count = k.select(tile < at.tiles, ceiling(at.blocks, split), k.value(0, u32))
+        slots = k.cta_x * pieces, k.cta_x * pieces + 1, 1
+    else:
+        count, sequence, head, tile = Begun(k, begun).of(k.cta_x)
+        slots = k.cta_x * 2 + 1, k.cta_x * 2 + 2, 2
     results = Results(
         k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None, (lse_batch, lse_head, k.value(1, u32)),
         sinks if f.sinks else None, Scales(k, v_scale, v_scale_batch, v_scale_head) if form.scaled else None,
     )  # fmt: skip
-
-    def combine(rows: Rows, first: Traced, then: Traced, stride: int, count: Traced) -> None:
-        """Parts ``first``, ``then``, ``then + stride`` …, so many."""
-        with k.when(rows.exists(row), uniform=True):
-            Combination(k, c, Parts(c, parts, logs), row, (first, then, stride)).store(count, rows, results)
-
-    def wait() -> None:
-        if c.overlap:
-            k.await_launch_before()
-
-    if form.split:
-        wait()
-        head, number = k.cta_x % kv_heads, k.cta_x // kv_heads
-        sequence, at, tile = TileNumbers(given, span, batch, f.group, c.tile_m).find(number)
-        found = Place(sequence, at, head, tile, at.begin, at.begin)
-        count = ceiling(at.blocks, split)
-        with k.when((count > 1) & (tile < at.tiles), uniform=True):
-            first = k.cta_x * pieces
-            combine(Rows.at(k, found, f.group, c.tile_m), first, first + 1, 1, count)
-        return
-    wait()
-    count = Begun(k, begun).count(k.cta_x)
-    with k.when(count != 0, uniform=True):
-        own, sequence, head, tile = Begun(k, begun).tile(k.cta_x)
+    with k.when(count > 1, uniform=True):
         rows = Rows(k, sequence, span(sequence), head, tile, f.group, c.tile_m)
-        combine(rows, k.cta_x * 2 + own, k.cta_x * 2 + 2, 2, count)
+        Combination(k, c, Parts(c, parts, logs), rows, slots, spread).store(count, results)
 
 
 attention_decode_combine_sm90 = replace(
@@ -88,15 +72,26 @@ attention_decode_combine_sm90 = replace(
 
 
 class Combination:
-    """The parts of one row: their weights by the log-sum-exps, then their sum, a warp every so-many-th part.
+    """The parts of some rows of a tile: their weights by the log-sum-exps, then their sum.
 
-    ``slots``: of the first part, of the second, and from there on from one to the next.
+    ``slots``: of the first part, of the second, and from there on from one to the next. Each row has 2^``spread``
+    warps, which take :data:`AT_ONCE` parts in turn.
     """
 
-    def __init__(self, k: Kernel, config: Decode, parts: Parts, row: Traced, slots: tuple[Traced, Traced, int]) -> None:
-        self._k, self._config, self._parts, self._row, self._slots = k, config, parts, row, slots
-        self._quads = -(-config.head_dim // (32 * QUAD))
-        self._sums = k.shared(f32, (WARPS, 32 * QUAD * self._quads), name="sums")
+    def __init__(
+        self, k: Kernel, config: Decode, parts: Parts, rows: Rows, slots: tuple[Traced, Traced, int], spread: Traced
+    ) -> None:
+        self._k, self._config, self._parts, self._rows, self._slots = k, config, parts, rows, slots
+        self._members = k.value(1, u32) << spread
+        self._member = k.warp & (self._members - 1)
+        self._here = k.value(COMBINE_WARPS, u32) >> spread
+        """Rows of this CTA."""
+        self._spread, self._first_row = spread, k.cta_y * self._here
+        self._row = self._first_row + (k.warp >> spread)
+        quads = -(-config.head_dim // (32 * QUAD))
+        self._cols = [(k.lane + 32 * i) * QUAD for i in range(quads)]
+        self._sums = k.shared(f32, (COMBINE_WARPS, 32 * QUAD * quads), name="sums")
+        self._logs = k.shared(f32, (1, COMBINE_WARPS), name="logs")
 
     def _slot(self, part: Traced) -> Traced:
         first, then, stride = self._slots
@@ -105,36 +100,58 @@ class Combination:
     def _log(self, part: Traced) -> Traced:
         return self._parts.log(self._k, self._slot(part), self._row).load()[0]
 
-    def store(self, count: Traced, rows: Rows, results: Results) -> None:
-        """Sum so many parts and store the row."""
+    def _load(self, into: list[list[Mutable]], first: Traced, count: Traced) -> None:
+        """Some columns of the parts from ``first`` on; beyond the last part and column those of the last."""
+        k, last = self._k, self._config.head_dim - QUAD
+        for i, part in enumerate(into):
+            source = self._parts.output(k, self._slot(k.minimum(first + i, count - 1)), self._row)
+            for number, col in enumerate(self._cols):
+                loaded = source.load(k.minimum(col, last), QUAD)
+                for register, value in zip(part[QUAD * number :], loaded, strict=False):
+                    register.set(value)
+
+    def store(self, count: Traced, results: Results) -> None:
+        """Sum so many parts and store the rows."""
         k, d = self._k, self._config.head_dim
+        with k.when(self._rows.exists(self._row) & (self._row < self._config.tile_m), uniform=True):
+            top, sums = self._sum(count)
+            for number, col in enumerate(self._cols):
+                self._sums.store([x.get() for x in sums[QUAD * number :][:QUAD]], k.warp, col)
+            with k.when(k.lane == 0):
+                self._logs.store(top, 0, k.warp)
+        k.syncthreads()
+        quads = d // QUAD
+        with k.loop(self._here * quads, k.thread, 32 * COMBINE_WARPS) as item:
+            own, col = item // quads, item % quads * QUAD
+            row, warp = self._first_row + own, own << self._spread
+            with k.when(self._rows.exists(row) & (row < self._config.tile_m)):
+                found = k.registers(f32, QUAD, 0.0)
+                with k.loop(self._members) as member:
+                    for x, y in zip(found, self._sums.load(warp + member, col, QUAD), strict=True):
+                        x += y
+                factor, log = results.counted(self._rows, row, self._logs.load(0, warp)[0])
+                results.store(self._rows, row, col, [x.get() for x in found], factor)
+                with k.when(col == 0):
+                    results.store_log(self._rows, row, log)
+
+    def _sum(self, count: Traced) -> tuple[Traced, list[Mutable]]:
+        """The log-sum-exp of the warp's row and its share of O, so many columns of a lane."""
+        k = self._k
+        held = [k.registers(f32, QUAD * len(self._cols), 0.0) for _ in range(AT_ONCE)]
+        sums = k.registers(f32, QUAD * len(self._cols), 0.0)
+        self._load(held, self._member * AT_ONCE, count)  # while the weights are found
         top, total = self._weigh(count)
         at, factor = anchor(k, top), inverse(k, total)
-        sums = [k.registers(f32, QUAD, 0.0) for _ in range(self._quads)]
-        with k.loop(count, k.warp * AT_ONCE, WARPS * AT_ONCE) as first:
-            for part in [first + i for i in range(AT_ONCE)]:
-                known = k.minimum(part, count - 1)
-                counts = k.select(part < count, weight(k, self._log(known), at) * factor, k.value(0.0, f32))
-                source = self._parts.output(k, self._slot(known), self._row)
-                for number, quad in enumerate(sums):
-                    col = (k.lane + 32 * number) * QUAD
-                    with k.when(col < d):
-                        for x, y in zip(quad, source.load(col, QUAD), strict=True):
-                            x.set(k.fma(y, counts, x))
-        for number, quad in enumerate(sums):
-            col = (k.lane + 32 * number) * QUAD
-            with k.when(col < d):
-                self._sums.store([x.get() for x in quad], k.warp, col)
-        k.syncthreads()
-        own, log = results.counted(rows, self._row, logarithm(k, top, total))
-        with k.when(k.thread < d // 2):
-            col = k.thread * 2
-            found = self._sums.load(0, col, 2)
-            for warp in range(1, WARPS):
-                found = [x + y for x, y in zip(found, self._sums.load(warp, col, 2), strict=True)]
-            results.store(rows, self._row, col, found, own)
-        with k.when(k.thread == 0):
-            results.store_log(rows, self._row, log)
+        step = self._members * AT_ONCE
+        with k.loop(count, self._member * AT_ONCE, step) as first:
+            for i, part in enumerate(held):
+                weighed = weight(k, self._log(k.minimum(first + i, count - 1)), at) * factor
+                counts = k.select(first + i < count, weighed, k.value(0.0, f32))
+                for x, y in zip(sums, part, strict=True):
+                    x.set(k.fma(y, counts, x))
+            with k.when(first + step < count, uniform=True):
+                self._load(held, first + step, count)
+        return logarithm(k, top, total), sums
 
     def _weigh(self, count: Traced) -> tuple[Traced, Traced]:
         """The largest log-sum-exp, and the sum of all weights; every warp finds them for itself."""

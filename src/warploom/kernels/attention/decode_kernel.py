@@ -8,13 +8,14 @@ the ends of pieces makes warps wait for each other: their rings run on from piec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
 from operator import or_
 
 from warploom.core.dtypes import f32, s32, u16, u32
-from warploom.kernels.attention.decode import CacheForm, Decode
+from warploom.kernels.attention.decode import GAP, CacheForm, Decode
 from warploom.kernels.attention.decode_rows import (
     Begun,
     Lengths,
@@ -24,7 +25,7 @@ from warploom.kernels.attention.decode_rows import (
     Scales,
     TileNumbers,
     load_queries,
-    load_queries_for_fp8,
+    queries_for_fp8,
     spans,
 )
 from warploom.kernels.attention.features import AttentionFeatures
@@ -81,15 +82,20 @@ def attention_decode(
     """O of tiles that one CTA sees all keys of, and for the others O and log-sum-exps of its pieces, in float32.
 
     Grid: CTAs that share all blocks. ``parts`` has a place of (tile_m, head_dim) for each piece, ``logs`` of tile_m:
-    two for each CTA, for its first and its last piece; with a given split ``pieces`` for each tile. ``begun`` says
-    what the second kernel has to put together.
+    two for each CTA, for a piece that goes on with a tile of the CTA before and for one that the next goes on with;
+    with a given split ``pieces`` for each tile. ``begun`` says what the second kernel has to put together.
     """
     c, f = config, features
+    if c.overlap:
+        k.await_launch_before()
     given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
     span = spans(given, c, f)
-    shares = Shares(k, span, batch, kv_heads, ctas=ctas, split=split if form.split else None)
+    shares = Shares(k, span, batch, kv_heads, ctas=ctas, split=split if form.split else None, gap=GAP)
     numbers = TileNumbers(given, span, batch, f.group, c.tile_m)
     first, end = shares.of(k.cta_x)
+    if not form.split:
+        with k.when(k.thread == 0):
+            Begun(k, begun).say_nothing(k.cta_x)
     k_tile, v_tile = (operand_tile(k, c.dtype, c.tile_n, c.key_cols, name=x, stages=c.stages) for x in "KV")
     fed = [
         (tile, Source(pointer, outer, head, row))
@@ -107,64 +113,57 @@ def attention_decode(
     )  # fmt: skip
     of_keys = Scales(k, k_scale, k_scale_batch, k_scale_head) if form.scaled else None
 
-    if c.overlap:
-        k.allow_next_launch()
     with k.when(first < end, uniform=True):
         place = shares.find(first)
         ahead = Feed(k, ring, q_tile, shares.cursor(place, "ahead"), c.stages)
         at, stage, q_stage = shares.cursor(place, "at"), Turn(k, c.stages, "stage"), Turn(k, c.stages, "q_stage")
         begins, opened = k.register(u32, 1, "begins"), k.register(u32, place.block, "opened")
-        slot = k.register(u32, k.cta_x * 2, "slot")
 
         def put(to: Traced | int) -> None:
             def load(tile: SharedTile) -> None:
-                rows, strides = Rows.at(k, ahead.cursor, f.group, c.tile_m), (q_batch, q_head, q_row)
-                if c.fp8:
-                    load_queries_for_fp8(k, tile, rows, q, strides, c, of_keys)
-                else:
-                    load_queries(k, tile, rows, q, strides, c)
+                rows = Rows.at(k, ahead.cursor, f.group, c.tile_m)
+                load_queries(k, tile, rows, q, (q_batch, q_head, q_row), c)
 
             ahead.put(to, load)
 
         for number in range(c.stages - 1):
-            with k.when(first + number < end, uniform=True):
+            with k.when(ahead.cursor.number < end, uniform=True):
                 put(number)
             k.commit_group()
-        with k.loop(end, first) as number:
+        if c.overlap:
+            k.allow_next_launch()
+        with k.loop(end, first) as number, k.when(number == at.number, uniform=True):
             k.wait_group(c.stages - 2)
             with k.when(begins != 0, uniform=True):
-                k.syncthreads()  # the query rows come from all warps, and all have read the sums of the piece before
+                if c.fp8:
+                    queries_for_fp8(k, q_tile.stage(q_stage.now()), Rows.at(k, at, f.group, c.tile_m), c, of_keys)
+                k.syncthreads()  # queries come from all warps, and all have read the sums of the piece before
                 opened.set(at.block)
                 products.begin()
             with k.otherwise():
                 k.syncwarp()
-            with k.when(number + (c.stages - 1) < end, uniform=True):
+            with k.when(ahead.cursor.number < end, uniform=True):
                 put(stage.before())
             k.commit_group()
             products.step(q_stage.now(), stage.now(), at)
             ends = at.ends_piece | (number + 1 == end)
             begins.set(k.select(ends, k.value(1, u32), k.value(0, u32)))
             with k.when(ends, uniform=True):
-                products.finish(stage.now())
-                whole = (opened == at.span.begin) & at.ends_tile
+                products.finish()
+                opens = opened == at.span.begin
                 if form.split:
                     tile = numbers.of(at.sequence.get(), at.span, at.tile.get())
-                    slot.set((tile * kv_heads + at.head) * pieces + at.piece)
+                    slot = (tile * kv_heads + at.head) * pieces + at.piece
                 else:
-                    last = number + (at.span.end - 1 - at.block)
-                    goes_on = (opened == at.span.begin) & (at.block + 1 != at.span.end)
-                    count = k.select(goes_on, shares.cta_of(last) - k.cta_x + 1, k.value(0, u32))
-                    with k.when((number + 1 == end) & (k.thread == 0)):
-                        Begun(k, begun).say(k.cta_x, count, slot - k.cta_x * 2, at)
+                    slot = k.cta_x * 2 + k.select(opens, k.value(1, u32), k.value(0, u32))
+                    with k.when(opens & (at.block + 1 != at.span.end) & (k.thread == 0)):
+                        count = shares.cta_of(number + (at.span.end - 1 - at.block)) - k.cta_x + 1
+                        Begun(k, begun).say(k.cta_x, count, at)
                 rows = Rows.at(k, at, f.group, c.tile_m)
-                products.collect(stage.now(), rows, whole, results, Parts(c, parts, logs), slot.get())
-                slot.set(k.cta_x * 2 + 1)
+                products.collect(stage.now(), rows, opens & at.ends_tile, results, Parts(c, parts, logs), slot)
                 q_stage.advance()
             at.advance()
             stage.advance()
-    if not form.split:
-        with k.when((first >= end) & (k.thread == 0)):
-            Begun(k, begun).say_nothing(k.cta_x)
 
 
 attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", requires="sm_90")
@@ -280,23 +279,27 @@ class Products:
                 number = k.bitcast(k.value(col, u32) + k.warp * c.keys, s32) + start
                 hide(k, score, visible.seen(number, aligned, keys), -math.inf)
 
-    def finish(self, stage: Traced) -> None:
-        """Each warp's O and log-sum-exps to shared memory, in the place of the block that was read last."""
+    def finish(self) -> None:
+        """Each warp's O as it is for its keys, and its log-sum-exps to shared memory."""
         k = self._k
         self._softmax.keep()
         logs = self._softmax.finish()
         k.syncwarp()  # every lane has read the block
-        half = self._halves.cols
-        places = [to.on(x.stage(stage).seen_as(f32, self._halves))
-                  for to, x in zip(self._places, (self._keys, self._values), strict=True)]  # fmt: skip
-        for row, col, values in self._neighbours():
-            part, at = divmod(col, half)
-            address = places[part % 2].address(row + part // 2 * self._config.tile_m, at)
-            k.store("shared", address, f32, values, "", "weak")
         plan = reduction_plan(self._s.layout, "col")
         with k.when((k.lane & sum(plan.lane_masks)) == 0):
             for group, log in enumerate(logs):
                 self._logs.store(log, k.warp, plan.result_coordinate(group, k.lane, 0))
+
+    def _put(self, stage: Traced, places: range) -> None:
+        """Some columns of each warp's O to shared memory, in the place of the block that was read last."""
+        half, tile_m = self._halves.cols, self._config.tile_m
+        tiles = [to.on(x.stage(stage).seen_as(f32, self._halves))
+                 for to, x in zip(self._places, (self._keys, self._values), strict=True)]  # fmt: skip
+        for row, col, values in self._neighbours():
+            if col // half in places:
+                below = (col // half - places.start) // 2 * tile_m
+                address = tiles[col // half % 2].address(row + below, col % half)
+                self._k.store("shared", address, f32, values, "", "weak")
 
     def _neighbours(self) -> list[tuple[int, int, list[Traced]]]:
         """(row, first column, values) of neighbouring sums of lane 0."""
@@ -311,30 +314,58 @@ class Products:
     def collect(self, stage: Traced, rows: Rows, whole: Traced, results: Results, parts: Parts, slot: Traced) -> None:
         """O of all warps together: the result where ``whole`` says so, else a part for the second kernel."""
         k, c = self._k, self._config
-        k.syncthreads()  # every warp's sums are there
         half = self._halves.cols
-        for number in range(-(-c.head_dim // half)):
-            source = (self._keys, self._values)[number % 2].stage(stage).seen_as(f32, self._halves)
-            quads, below = min(c.head_dim - number * half, half) // QUAD, number // 2 * c.tile_m
-            with k.loop(c.tile_m * quads, k.thread, c.threads) as item:
-                row, col = item // quads, item % quads * QUAD
-                with k.when(rows.exists(row)):
-                    logs = [self._logs.load(warp, row)[0] for warp in range(c.num_warps)]
-                    factors, log = merged(k, logs)
-                    sums: list[Traced] = []
-                    for warp, factor in enumerate(factors):
-                        loaded = source.load(row + (warp * c.keys + below), col, QUAD)
-                        sums = [x * factor if not sums else k.fma(x, factor, y)
-                                for x, y in zip(loaded, sums or loaded, strict=True)]  # fmt: skip
-                    leads = (col == 0) if number == 0 else None
+        together, count = c.keys // c.tile_m * 2, c.tile_m * (half // QUAD)
+        for first in range(0, -(-c.head_dim // half), together):
+            places = range(first, min(first + together, -(-c.head_dim // half)))
+            if first:
+                k.syncthreads()  # all have read the columns before
+            self._put(stage, places)
+            k.syncthreads()  # every warp's sums are there
+            merged = [self._merged(stage, k.thread + item, count, places) for item in range(0, count, c.threads)]
+            for item, (log, sums) in zip(range(0, count, c.threads), merged, strict=True):
+                number = k.thread + item
+                row, col = number // (half // QUAD), number % (half // QUAD) * QUAD
+                leads = (col == 0) if first == 0 else None
+                with k.when(rows.exists(row) & (number < count)):
                     with k.when(whole, uniform=True):
                         own, log_of_all = results.counted(rows, row, log)
-                        results.store(rows, row, col + number * half, sums, own)
+                        for at, values in self._inside(col, places, sums):
+                            results.store(rows, row, at, values, own)
                         if leads is not None:
                             with k.when(leads):
                                 results.store_log(rows, row, log_of_all)
                     with k.otherwise():
-                        parts.output(k, slot, row).store(sums, col + number * half)
+                        for at, values in self._inside(col, places, sums):
+                            parts.output(k, slot, row).store(values, at)
                         if leads is not None:
                             with k.when(leads):
                                 parts.log(k, slot, row).store(log)
+
+    def _merged(self, stage: Traced, number: Traced, count: int, places: range) -> tuple[Traced, list[list[Traced]]]:
+        """The log-sum-exp of item ``number`` (a row and four of its columns in each place) and its sums."""
+        k, c = self._k, self._config
+        half = self._halves.cols
+        number = k.minimum(number, count - 1)
+        row, col = number // (half // QUAD), number % (half // QUAD) * QUAD
+        factors, log = merged(k, [self._logs.load(warp, row)[0] for warp in range(c.num_warps)])
+        found: list[list[Traced]] = []
+        for place in places:
+            source = (self._keys, self._values)[place % 2].stage(stage).seen_as(f32, self._halves)
+            below, last = (place - places.start) // 2 * c.tile_m, c.head_dim - place * half - QUAD
+            at = k.minimum(col, last) if last < half - QUAD else col
+            sums: list[Traced] = []
+            for warp, factor in enumerate(factors):
+                loaded = source.load(row + (warp * c.keys + below), at, QUAD)
+                sums = [x * factor if not sums else k.fma(x, factor, y)
+                        for x, y in zip(loaded, sums or loaded, strict=True)]  # fmt: skip
+            found.append(sums)
+        return log, found
+
+    def _inside(self, col: Traced, places: range, sums: list[list[Traced]]) -> Iterator[tuple[Traced, list[Traced]]]:
+        """(first column of O, four sums) of an item, where O has such columns."""
+        half, d = self._halves.cols, self._config.head_dim
+        for place, values in zip(places, sums, strict=True):
+            at = col + place * half
+            with nullcontext() if (place + 1) * half <= d else self._k.when(at < d):
+                yield at, values

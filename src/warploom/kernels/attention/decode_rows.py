@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from warploom.core.dtypes import DType, f16, f32, s32, u32, u64
+from warploom.core.dtypes import DType, f16, f32, s32, u32
 from warploom.kernels.attention.decode import BEGUN_WORDS, Decode
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.tile.eight_bits import position
 from warploom.tile.merge import with_sink
-from warploom.tile.product import DEPTH
 from warploom.tile.shares import WARP, Cursor, Place, Span, ceiling
 
 if TYPE_CHECKING:
@@ -41,14 +40,15 @@ class Lengths:
         k = self.k
         keys, queries, first = self.capacity, self.q_len, k.value(0, u32)
         if self.keys is not None:
-            keys = self._within(self.keys.load(sequence)[0], self.capacity)
+            keys = self._within(self.keys, sequence, self.capacity)
         if self.starts is not None:
-            first, last = (self._within(self.starts.load(sequence + i)[0], self.q_len) for i in (0, 1))
+            first, last = (self._within(self.starts, sequence + i, self.q_len) for i in (0, 1))
             queries = k.maximum(first, last) - first
             keys = k.select(queries == 0, k.value(0, u32), keys)
         return keys, queries, first
 
-    def _within(self, number: Traced, most: Traced) -> Traced:
+    def _within(self, numbers: GlobalPointer, index: Traced, most: Traced) -> Traced:
+        number = numbers.load(index)[0]
         return self.k.minimum(self.k.bitcast(self.k.maximum(number, 0), u32), most)
 
 
@@ -143,18 +143,23 @@ class Rows:
         return of + (k.mul_wide(self.sequence, outer) + k.mul_wide(head, of_head) + k.mul_wide(query, of_query))
 
 
+def query_parts(k: Kernel, tile: SharedTile, of: Decode) -> list[tuple[Traced, Traced, Traced]]:
+    """(row, first column, whether there is such a part) of what a thread copies of a tile of query rows."""
+    each = CHUNK * (1 + of.fp8)
+    across = tile.layout.cols // each
+    count = of.tile_m * across
+    numbers = [k.thread + first for first in range(0, count, of.threads)]
+    return [(number // across, number % across * each, number < count) for number in numbers]
+
+
 def load_queries(k: Kernel, tile: SharedTile, rows: Rows, q: GlobalPointer, strides: Strides, of: Decode) -> None:
     """Start the copies of a tile of query rows, by all threads; rows that do not exist are zeros."""
-    chunks = tile.layout.cols // CHUNK
-    count = of.tile_m * chunks
-    for first in range(0, count, of.threads):
-        number = k.thread + first
-        row, chunk = number // chunks, number % chunks
-        exists = rows.exists(row) & (chunk < of.head_dim // CHUNK)
-        valid = k.select(exists, k.value(2 * CHUNK, u32), k.value(0, u32))
-        with k.when(number < count):
-            source = rows.pointer(q, strides, row) + chunk * CHUNK
-            k.cp_async(tile.address(row, chunk * CHUNK), source, 16, valid_bytes=valid)
+    for row, col, there in query_parts(k, tile, of):
+        valid = k.select(rows.exists(row) & (col < of.head_dim), k.value(2 * CHUNK, u32), k.value(0, u32))
+        with k.when(there):
+            source = rows.pointer(q, strides, row) + col
+            for at in range(0, CHUNK * (1 + of.fp8), CHUNK):
+                k.cp_async(tile.address(row, col + at), source + at, 16, valid_bytes=valid)
 
 
 @dataclass(frozen=True)
@@ -172,27 +177,21 @@ class Scales:
         return (self.pointer + (k.mul_wide(rows.sequence, self.outer) + k.mul_wide(rows.head, self.head))).load()
 
 
-def load_queries_for_fp8(
-    k: Kernel, tile: SharedTile, rows: Rows, q: GlobalPointer, strides: Strides, of: Decode, scale: Scales | None
-) -> None:
-    """Copy a tile of query rows as f16, times the scale of their keys, in the order of fp8 keys; by all threads."""
-    chunks = tile.layout.cols // CHUNK
-    count = of.tile_m * chunks
+def queries_for_fp8(k: Kernel, tile: SharedTile, rows: Rows, of: Decode, scale: Scales | None) -> None:
+    """What :func:`load_queries` has copied, as f16 times the scale of its keys, in the order of fp8 keys.
+
+    Each thread works on what it has copied itself.
+    """
     factor = k.value(1.0, f32) if scale is None else scale.of(rows)
-    for first in range(0, count, of.threads):
-        number = k.thread + first
-        row, col = number // chunks, number % chunks * CHUNK
-        words = k.registers(u32, CHUNK // 2, 0)
-        with k.when((number < count) & rows.exists(row) & (col < of.head_dim)):
-            source = rows.pointer(q, strides, row) + col
-            for word, pair in zip(words, source.load(count=CHUNK // 2, dtype=u32), strict=True):
-                low, high = k.unpack(pair, of.dtype)
-                word.set(k.pack(low * factor, high * factor, f16))
-        block, half = col & ~(DEPTH - 1), (col & CHUNK) >> 1  # four columns on in each half of the 16
-        with k.when(number < count):
-            for pair in range(2):
-                at = block + half + position(2 * pair)
-                tile.store([words[pair].get(), words[pair + 2].get()], row, at, dtype=u32)
+    for row, col, there in query_parts(k, tile, of):
+        with k.when(there):
+            words: list[Traced] = []
+            for at in (0, CHUNK):
+                for pair in tile.load(row, col + at, CHUNK // 2, dtype=u32):
+                    low, high = k.unpack(pair, of.dtype)
+                    words.append(k.pack(low * factor, high * factor, f16))
+            for pair in range(2):  # four columns on in each half of the 16
+                tile.store(words[pair::2], row, col + position(2 * pair), dtype=u32)
 
 
 @dataclass(frozen=True)
@@ -240,23 +239,17 @@ class Begun:
     def _entry(self, cta: Traced) -> GlobalPointer:
         return self.words + self.k.mul_wide(cta, BEGUN_WORDS)
 
-    def say(self, cta: Traced, count: Traced, own: Traced, place: Cursor) -> None:
-        """So many CTAs have parts of the tile at ``place``, this one its first (``own`` 0) or its second; or none."""
-        entry = self._entry(cta)
-        entry.store([own, place.sequence.get(), place.head.get(), place.tile.get()], 4)
-        entry.store(count)
-
     def say_nothing(self, cta: Traced) -> None:
-        """This one began none."""
-        self._entry(cta).store(self.k.value(0, u32))
+        """This CTA began none, or none yet."""
+        self._entry(cta).store([self.k.value(0, u32)] * BEGUN_WORDS)
 
-    def count(self, cta: Traced) -> Traced:
-        """How many CTAs have parts of the tile; 0 where there is none."""
-        return self._entry(cta).load()[0]
+    def say(self, cta: Traced, count: Traced, place: Cursor) -> None:
+        """So many CTAs have parts of the tile at ``place``."""
+        self._entry(cta).store([count, place.sequence.get(), place.head.get(), place.tile.get()])
 
-    def tile(self, cta: Traced) -> Sequence[Traced]:
-        """(own, sequence, key head, tile)."""
-        return self._entry(cta).load(4, 4)
+    def of(self, cta: Traced) -> Sequence[Traced]:
+        """(how many CTAs have parts, sequence, key head, tile); 0 first where there is none."""
+        return self._entry(cta).load(count=BEGUN_WORDS)
 
 
 @dataclass(frozen=True)
@@ -269,8 +262,9 @@ class Parts:
 
     def output(self, k: Kernel, slot: Traced, row: Traced) -> GlobalPointer:
         """A row of O."""
-        return self.outputs + (k.mul_wide(slot, self.config.tile_m) + k.convert(row, u64)) * self.config.head_dim
+        d = self.config.head_dim
+        return (self.outputs + row * d) + k.mul_wide(slot, self.config.tile_m * d)
 
     def log(self, k: Kernel, slot: Traced, row: Traced) -> GlobalPointer:
         """A row's log-sum-exp."""
-        return self.logs + (k.mul_wide(slot, self.config.tile_m) + k.convert(row, u64))
+        return (self.logs + row) + k.mul_wide(slot, self.config.tile_m)

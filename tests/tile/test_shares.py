@@ -1,0 +1,60 @@
+# pyright: reportInvalidTypeForm=false
+"""Shares of the blocks of uneven sequences: every block once and in order, as much for every CTA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tile.support import clean
+from warploom.core.dtypes import s32, u32
+from warploom.lang import Global, Kernel, Traced, kernel
+from warploom.tile.shares import Shares, Span
+
+HEADS, TILES, MOST = 2, 2, 200
+
+
+@kernel(threads=32)
+def visits(k: Kernel, blocks: Global[s32], seen: Global[u32], batch: u32, ctas: u32, *, gap: int) -> None:
+    """What each CTA visits, in order: sequence, head, tile, block."""
+
+    def span(sequence: Traced) -> Span:
+        end = k.bitcast(blocks.load(sequence, 1)[0], u32)
+        none = k.value(0, u32)
+        return Span(none, end, k.value(TILES, u32), none, none, none)
+
+    shares = Shares(k, span, batch, k.value(HEADS, u32), ctas=ctas, gap=gap)
+    first, end = shares.of(k.cta_x)
+    count = k.register(u32, 0, "count")
+    with k.when(first < end, uniform=True):
+        at = shares.cursor(shares.find(first), "at")
+        with k.loop(end, first) as number, k.when(number == at.number, uniform=True):
+            entry = (k.cta_x * MOST + count) * 4
+            with k.when(k.lane == 0):
+                seen.store([at.sequence.get(), at.head.get(), at.tile.get(), at.block.get()], entry)
+            count += 1
+            at.advance()
+
+
+@pytest.mark.parametrize(("gap", "ctas"), [(0, 5), (1, 9), (3, 40)])
+def test_every_block_is_visited_once_and_no_cta_has_more_than_its_share(gap: int, ctas: int) -> None:
+    lengths = np.random.default_rng(ctas).integers(1, 3, 150)  # of more sequences than a warp looks at together
+    lengths[[3, 149]] = 9, 6
+    seen = np.full((ctas, MOST, 4), 0xFFFF, np.uint32)
+    assert clean(visits.trace(gap=gap), ctas, [lengths.astype(np.int32), seen, len(lengths), ctas])
+    found = [tuple(map(int, x)) for own in seen for x in own if x[0] != 0xFFFF]
+    expected = [
+        (b, head, tile, block)
+        for b, n in enumerate(lengths.tolist()) for head in range(HEADS) for tile in range(TILES) for block in range(n)
+    ]  # fmt: skip
+    assert found == expected
+    total = (lengths + gap).sum() * HEADS * TILES
+    assert max(_cost(own, gap) for own in seen) <= -(-total // ctas)
+
+
+def _cost(own: Any, gap: int) -> int:
+    """Numbers of a share: its blocks, and the gaps before those tiles that it has more than the first of."""
+    blocks = own[own[:, 0] != 0xFFFF]
+    return len(blocks) + gap * int((blocks[1:, 3] == 0).sum())
