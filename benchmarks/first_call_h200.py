@@ -245,11 +245,10 @@ def measure(
                 for of, tree in enumerate(trees)
             ]
 
-        first, then = samples(fresh, True), samples(later, False)
-        print("empty cache", flush=True)
-        early = list(zip(first, run(first, at_once), strict=True))
-        print("later processes", flush=True)
-        late = list(zip(then, run(then, at_once), strict=True))
+        both = [*samples(fresh, True), *samples(later, False)]  # those get ready while others compile
+        told = list(zip(both, run(both, at_once), strict=True))
+    count = fresh * len(names) * len(trees)
+    early, late = told[:count], told[count:]
     return [[_row(tree, name, early, late) for name in names] for tree in trees]
 
 

@@ -22,12 +22,12 @@ def test_later_processes_find_the_cache_of_a_fresh_one_of_their_cell(script, mon
     seen: list[Any] = []
 
     def run(samples, _at_once):
-        seen.append(samples)
-        return [told(float(len(seen)) + i) for i in range(len(samples))]
+        seen.extend(samples)
+        return [told(1.0 + i if i < 4 else i - 2.0) for i in range(len(samples))]
 
     monkeypatch.setattr(script, "run", run)
     (cells,) = script.measure(["matmul", "matmul_reduce"], fresh=2, later=3)
-    first, then = seen
+    first, then = seen[:4], seen[4:]
     assert len({sample.cache for sample in first}) == 4, "each with a cache of its own"
     for name in ("matmul", "matmul_reduce"):
         (cache,) = {sample.cache for sample in then if sample.cell == name}

@@ -29,7 +29,7 @@ _ENTRY_FORMAT = b"warploom kernel entry 2"
 _POINTER_FORMAT = "warploom traced kernel 2"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Job:
     """One source to compile; the fields are :func:`compile_source`'s."""
 

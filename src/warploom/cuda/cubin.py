@@ -36,7 +36,7 @@ class Parameter(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resources:
     """What one kernel needs, as the compiled code says.
 

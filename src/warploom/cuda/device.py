@@ -27,7 +27,7 @@ _FRAMEWORKS = ("numpy", "ml_dtypes", "torch", "cupy", "jax")
 _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gpu:
     """One GPU. ``target`` is the architecture warploom compiles for it, None where it has none."""
 
@@ -39,7 +39,7 @@ class Gpu:
     target: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceReport:
     """What :func:`probe` found. Versions are text as their owners write them; None means missing.
 

@@ -35,7 +35,7 @@ _UNFINISHED = ".new-"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompiledKernel:
     """One compiled kernel.
 
