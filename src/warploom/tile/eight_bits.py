@@ -8,14 +8,16 @@ become f16 in registers (sm_90).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from warploom.core.dtypes import f16
+from warploom.lang import SharedTile
 from warploom.layout.linear import LinearMap
 from warploom.tile.product import DEPTH, A, B, C, MmaSync, Registers, WarpOperand
 
 if TYPE_CHECKING:
-    from warploom.lang import Fragment, Kernel, SharedTile, Traced
+    from warploom.lang import Fragment, Kernel, Traced
     from warploom.lang.values import Number
 
 _PAIR = B.tile(1, 2)
@@ -38,30 +40,40 @@ def position(element: int) -> int:
 class ProductAlongRows:
     """``sums`` = A·Bᵀ of a warp: rows of B's tile run along K, as keys do; ``warp``: which of them are this warp's.
 
-    A is a tile of f16 whose columns are in the order of :func:`position`; ``depth``: K, a multiple of 16.
+    A is a tile of f16 whose columns are in the order of :func:`position`, or 16 rows of one in registers; ``depth``: K,
+    a multiple of 16.
     """
 
-    def __init__(self, k: Kernel, sums: Fragment, a: SharedTile, b: SharedTile, depth: int, warp: Number) -> None:
+    def __init__(
+        self, k: Kernel, sums: Fragment, a: SharedTile | Registers, b: SharedTile, depth: int, warp: Number
+    ) -> None:
         self._cores, self._sums, self._depth = MmaSync(k, f16), sums, depth
         rows, cols = sums.layout.shape
         self._rows = rows // 16
-        self._a = WarpOperand(k, a, A, rows, 0, False)
+        self._a = WarpOperand(k, a, A, rows, 0, False) if isinstance(a, SharedTile) else None
         self._b = WarpOperand(k, b, _PAIR if cols % DEPTH == 0 else B, cols, warp, True)
-        self._a.prepare(depth)
+        if self._a is not None:
+            self._a.prepare(depth)
         self._b.prepare(-(-depth // (2 * DEPTH)) * DEPTH)
 
-    def start(self, a: SharedTile, b: SharedTile, *, zero: bool) -> None:
+    def start(self, a: SharedTile | Registers, b: SharedTile, *, zero: bool) -> None:
         """Run it on the tiles of a stage; ``zero``: sums begin anew."""
-        k, left, right = self._cores.k, self._a.on(a), self._b.on(b)
+        k, left, right = self._cores.k, self._left(a), self._b.on(b)
         for first in range(0, self._depth, 2 * DEPTH):
             loaded = [word for part in right.step(first // 2) for word in part]
             for half in range(min(2, (self._depth - first) // DEPTH)):
                 depth = first + half * DEPTH
-                rows = [left.load(16 * i, depth) for i in range(self._rows)]
+                rows = [left(i, depth) for i in range(self._rows)]
                 for col, word in enumerate(loaded[half::2]):
                     operand = k.unpack_fp8(word)
                     for i, row in enumerate(rows):
                         self._cores.multiply(self._sums, (i, col), row, operand, zero and depth == 0)
+
+    def _left(self, a: SharedTile | Registers) -> Callable[[int, int], Registers]:
+        if self._a is None or not isinstance(a, SharedTile):
+            return lambda _, depth: cast("Registers", a)[depth // 4 : depth // 4 + 4]
+        operand = self._a.on(a)
+        return lambda i, depth: operand.load(16 * i, depth)
 
 
 class ProductDownRows:

@@ -193,6 +193,11 @@ class Decode(Configuration):
         return f16 if self.fp8 else self.dtype
 
     @property
+    def holds_queries(self) -> bool:
+        """Whether a warp has registers for its query rows, beside its sums."""
+        return self.tile_m == 16 and self.head_dim <= 128
+
+    @property
     def _suffix(self) -> str:
         """Of the kernel's name where it needs sm_90."""
         return "_sm90" if self.fp8 or self.overlap else ""

@@ -38,7 +38,7 @@ from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, c
 from warploom.tile.mask import Visible, hide
 from warploom.tile.merge import merged
 from warploom.tile.pipeline import operand_tile
-from warploom.tile.product import MmaSync, zero
+from warploom.tile.product import DEPTH, MmaSync, load_left, zero
 from warploom.tile.shares import Cursor, Shares
 from warploom.tile.softmax import OnlineSoftmax
 
@@ -139,7 +139,7 @@ def attention_decode(
                     queries_for_fp8(k, q_tile.stage(q_stage.now()), Rows.at(k, at, f.group, c.tile_m), c, of_keys)
                 k.syncthreads()  # queries come from all warps, and all have read the sums of the piece before
                 opened.set(at.block)
-                products.begin()
+                products.begin(q_stage.now())
             with k.otherwise():
                 k.syncwarp()
             with k.when(ahead.cursor.number < end, uniform=True):
@@ -232,11 +232,13 @@ class Products:
         self._cores = cores = MmaSync(k, c.factors, ahead=True)
         self._s = s = cores.accumulator(c.tile_m, c.keys, "s")
         self._o = o = cores.accumulator(c.tile_m, -(-c.head_dim // 16) * 16, "o")
+        self._held = k.registers(u32, 4 * -(-c.head_dim // DEPTH), None, "q") if c.holds_queries else []
+        left = self._held or q
         if c.fp8:
-            self._scores = ProductAlongRows(k, s, q, keys, c.head_dim, k.warp)
+            self._scores = ProductAlongRows(k, s, left, keys, c.head_dim, k.warp)
             self._product = ProductDownRows(k, o, values, c.keys, k.warp * c.keys)
         else:
-            self._scores = cores.product(s, q, keys, warp=(0, k.warp), depth=c.head_dim)
+            self._scores = cores.product(s, left, keys, warp=(0, k.warp), depth=c.head_dim)
             self._product = cores.product(o, s, values, transposed_b=True, depth=c.keys, first=k.warp * c.keys)
         self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.factors, cap=f.softcap, lse=True)
         self._logs = k.shared(f32, (c.num_warps, c.tile_m), name="logs")
@@ -248,14 +250,15 @@ class Products:
         self._places = [TileAddresses(k, x.seen_as(f32, self._halves), lanes, k.lane, k.warp * c.keys, "strided")
                         for x in (keys, values)]  # fmt: skip
 
-    def begin(self) -> None:
-        """Rows that have seen no key."""
+    def begin(self, q_stage: Traced) -> None:
+        """Rows that have seen no key; what a warp has registers for of their queries is read now."""
+        load_left(self._k, self._held, self._q.stage(q_stage), 0)
         self._softmax.begin()
         zero(self._o)
 
     def step(self, q_stage: Traced, stage: Traced, at: Cursor) -> None:
         """Add a block."""
-        self._scores.start(self._q.stage(q_stage), self._keys.stage(stage), zero=True)
+        self._scores.start(self._held or self._q.stage(q_stage), self._keys.stage(stage), zero=True)
         self._softmax.step(lambda: self._mask(at))
         self._product.start(self._cores.left(self._s), self._values.stage(stage))
 
