@@ -25,7 +25,7 @@ from warploom.ops.tuned import Tuned, find, keep, kept
 GPU = "NVIDIA Test 9000"
 SM90, SM80 = target("sm_90a"), target("sm_80")
 ATTENTION = AttentionProblem(4, 16, 16, 4096, 4096, 128, bf16)
-SMALL = ForwardSm80(tile_m=128, num_warps=4, tile_n=32, min_ctas=2)
+SMALL = ForwardSm80(tile_m=128, num_warps=4, tile_n=32, stages=3)
 PRODUCT = contiguous_problem(4096, 4096, 4096, f16)
 CLASS = "one"
 

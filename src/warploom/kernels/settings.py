@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from warploom.core.dtypes import DType, dtype_of
 from warploom.core.errors import ConfigError
@@ -67,6 +67,27 @@ class Configuration:
     def require(self, target: Target | None = None) -> None:
         """Raise ConfigError with the constraints that :meth:`check` found violated."""
         refuse(f"{self} is not valid", self.check(target))
+
+
+class AnyConfiguration(Protocol):
+    """A configuration of a kernel, or of the kernels of an operation."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    requires: ClassVar[str]
+    """The oldest architecture that they run on."""
+
+    @property
+    def dtype(self) -> DType:
+        """Of the operands."""
+        ...
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints; empty if the configuration is valid."""
+        ...
+
+    def with_settings(self, settings: Mapping[str, str]) -> Self:
+        """This configuration with flags overridden by text."""
+        ...
 
 
 def unsuitable(config: Any, problem: Any, target: Target | None) -> list[str]:

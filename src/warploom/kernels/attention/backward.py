@@ -9,15 +9,20 @@ A sink s is part of the log-sum-exp L, and so of P; it has no value, hence no dP
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Protocol
 
-from warploom.core.dtypes import DType
-from warploom.core.targets import Target
-from warploom.kernels.attention.problem import MOST_GRID_ROWS, MOST_POSITIONS, AttentionProblem, TensorStrides
+from warploom.kernels.attention.problem import (
+    MOST_GRID_ROWS,
+    MOST_POSITIONS,
+    AttentionProblem,
+    HeadConfig,
+    HeadDims,
+    TensorStrides,
+)
 from warploom.kernels.settings import broken_flags, violated
 from warploom.kernels.source import KernelCall, KernelSource
+from warploom.tile.panels import PANEL_COLS
 
 TENSORS = ("dout", "q", "k", "v", "out", "dq", "dk", "dv")
 """The arrays with rows of a head_dim, Q's or V's, in the order that :class:`BackwardOperands` has their strides."""
@@ -85,6 +90,30 @@ class BackwardOperands:
         }
 
 
+class GradientDims(HeadDims):
+    """A configuration of a backward pass, whose shared tiles are whole panels of 64 columns, with zeros beyond."""
+
+    @property
+    def width(self) -> int:
+        """Columns of the shared tiles of Q and K."""
+        return -(-self.head_dim // PANEL_COLS) * PANEL_COLS
+
+    @property
+    def value_width(self) -> int:
+        """Columns of the shared tiles of V and dO."""
+        return -(-self.value_dim // PANEL_COLS) * PANEL_COLS
+
+    @property
+    def sum_cols(self) -> int:
+        """Columns of an accumulator of dQ or dK: head_dim in steps of 16."""
+        return -(-self.head_dim // 16) * 16
+
+    @property
+    def value_sum_cols(self) -> int:
+        """Columns of an accumulator of dV."""
+        return -(-self.value_dim // 16) * 16
+
+
 ROW_THREADS = 256
 SINK_THREADS = 512
 
@@ -144,31 +173,8 @@ def rows_calls(problem: BackwardProblem, operands: BackwardOperands, tile: int, 
     return rows, KernelCall(source, (p.heads, 1, 1), scalars, (), ("sinks", "shift", "delta", "dsinks"))
 
 
-class BackwardConfig(Protocol):
+class BackwardConfig(HeadConfig, Protocol):
     """A configuration of one of the backward kernels: what it takes, and what it makes of a problem."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-    requires: ClassVar[str]
-    """The oldest architecture that the kernels run on."""
-
-    @property
-    def head_dim(self) -> int:
-        """Elements per head."""
-        ...
-
-    @property
-    def value_dim(self) -> int:
-        """Elements per head of V and O."""
-        ...
-
-    @property
-    def dtype(self) -> DType:
-        """Of the inputs and gradients."""
-        ...
-
-    def check(self, target: Target | None = None) -> list[str]:
-        """The violated constraints; empty if the configuration is valid."""
-        ...
 
     def misfits(self, problem: BackwardProblem) -> list[str]:
         """The constraints that a problem violates; empty if the kernels take it."""
@@ -176,8 +182,4 @@ class BackwardConfig(Protocol):
 
     def calls(self, problem: BackwardProblem, operands: BackwardOperands) -> tuple[KernelCall, ...]:
         """The kernels and their launches, in order; of TENSORS, ``lse``, ``dlse`` and memory of their own."""
-        ...
-
-    def with_settings(self, settings: Mapping[str, str]) -> Self:
-        """This configuration with flags overridden by text."""
         ...

@@ -7,19 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.core.targets import Target
-from warploom.kernels.attention.backward import (
-    BackwardOperands,
-    BackwardProblem,
-    rows_calls,
-)
+from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, GradientDims, rows_calls
 from warploom.kernels.attention.packed import Strides
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_calls
-from warploom.kernels.attention.problem import AttentionProblem, HeadDims
-from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
+from warploom.kernels.attention.problem import AttentionProblem
+from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import most_pieces
-from warploom.tile.panels import PANEL_COLS
 
 ROWS = 16
 """Keys of a warp."""
@@ -28,7 +22,7 @@ _WHOLE_HEAD = 128
 
 
 @dataclass(frozen=True)
-class BackwardSm80(HeadDims, Configuration):
+class BackwardSm80(GradientDims):
     """The kernels of :mod:`.backward_sm80_kernel`: warps own 16 keys each, or a half of their dK and dV."""
 
     word: ClassVar[str] = "attention_backward_sm80"
@@ -59,24 +53,14 @@ class BackwardSm80(HeadDims, Configuration):
         return ROWS * self.num_warps // self.halves
 
     @property
-    def width(self) -> int:
-        """Columns of the shared tiles of Q and K: head_dim in whole panels, zeros beyond it."""
-        return -(-self.head_dim // PANEL_COLS) * PANEL_COLS
-
-    @property
-    def value_width(self) -> int:
-        """Columns of the shared tiles of V and dO."""
-        return -(-self.value_dim // PANEL_COLS) * PANEL_COLS
-
-    @property
     def sum_cols(self) -> int:
         """Columns of dK that a warp sums."""
-        return self.width // 2 if self.halves == 2 else -(-self.head_dim // 16) * 16
+        return self.width // 2 if self.halves == 2 else super().sum_cols
 
     @property
     def value_sum_cols(self) -> int:
         """Columns of dV that a warp sums."""
-        return self.value_width // 2 if self.halves == 2 else -(-self.value_dim // 16) * 16
+        return self.value_width // 2 if self.halves == 2 else super().value_sum_cols
 
     @property
     def dq_warps(self) -> tuple[int, int]:
@@ -99,23 +83,15 @@ class BackwardSm80(HeadDims, Configuration):
         rows = self.keys + self.stages * self.tile_m
         return (rows * (self.width + self.value_width) + self.keys * self.tile_m) * self.dtype.bytes
 
-    def check(self, target: Target | None = None) -> list[str]:
-        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        found = broken_flags(self)
-        if found:
-            return found
+    @property
+    def _constraints(self) -> list[tuple[bool, str]]:
         step = self.threads // 8
-        constraints = [
-            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
-            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
-             f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
-            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= 256, f"v_dim {self.v_dim} is no multiple of 8 up to 256"),
+        return [
             (self.num_warps in (4, 8), f"there are 4 or 8 warps, not {self.num_warps}"),
             (self.tile_m in (16, 32, 64) and self.tile_m % step == 0 and self.dq_cols % 16 == 0,
              f"tile_m {self.tile_m} is not 16, 32 or 64, copied {step} rows at once, in parts of 16 columns for warps"),
             (self.stages >= 2, "the ring has at least 2 stages"),
         ]  # fmt: skip
-        return violated(constraints) + shared_excess(self.shared_bytes, target)
 
     def misfits(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""

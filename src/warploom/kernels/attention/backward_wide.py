@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.core.targets import Target
-from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, rows_calls
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims
-from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
+from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, GradientDims, rows_calls
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
+from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.panels import PANEL_COLS
 
@@ -26,7 +25,7 @@ SIDE_BY_SIDE = 16
 
 
 @dataclass(frozen=True)
-class BackwardWideSm90(HeadDims, Configuration):
+class BackwardWideSm90(GradientDims):
     """The kernels of :mod:`.backward_wide_kernel`: seven products, dK and dV in one kernel and dQ in another."""
 
     word: ClassVar[str] = "attention_backward_wide_sm90"
@@ -40,29 +39,9 @@ class BackwardWideSm90(HeadDims, Configuration):
     v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
 
     @property
-    def width(self) -> int:
-        """Columns of the shared tiles of Q and K: head_dim in whole panels, zeros beyond it."""
-        return -(-self.head_dim // PANEL_COLS) * PANEL_COLS
-
-    @property
-    def value_width(self) -> int:
-        """Columns of the shared tiles of V and dO."""
-        return -(-self.value_dim // PANEL_COLS) * PANEL_COLS
-
-    @property
     def key_width(self) -> int:
         """Columns of the tiles of the keys' own K and V, through which dV and dK leave."""
         return max(self.width, self.value_width)
-
-    @property
-    def sum_cols(self) -> int:
-        """Columns of the accumulators of dQ and dK: head_dim in steps of 16."""
-        return -(-self.head_dim // 16) * 16
-
-    @property
-    def value_sum_cols(self) -> int:
-        """Columns of the accumulator of dV."""
-        return -(-self.value_dim // 16) * 16
 
     @property
     def score_registers(self) -> int:
@@ -78,21 +57,12 @@ class BackwardWideSm90(HeadDims, Configuration):
         of_queries = (ROWS + STAGES * self.tile_n) * both * self.dtype.bytes
         return max(of_keys, of_queries) + BARRIER_BYTES
 
-    def check(self, target: Target | None = None) -> list[str]:
-        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        found = broken_flags(self)
-        if found:
-            return found
-        constraints = [
-            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
-            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
-             f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
-            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= 256, f"v_dim {self.v_dim} is no multiple of 8 up to 256"),
+    @property
+    def _constraints(self) -> list[tuple[bool, str]]:
+        return [
             (self.tile_m in (16, 32, 64), f"tile_m is 16, 32 or 64, not {self.tile_m}"),
             (self.tile_n in (16, 32, 48, 64), f"tile_n is 16, 32, 48 or 64, not {self.tile_n}"),
-            (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
         ]  # fmt: skip
-        return violated(constraints) + shared_excess(self.shared_bytes, target)
 
     def misfits(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from warploom.core.dtypes import DType
+from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.classes import size_class
-from warploom.kernels.settings import broken_flags, violated
+from warploom.kernels.settings import AnyConfiguration, Configuration, broken_flags, shared_excess, violated
 from warploom.kernels.source import KernelCall
 from warploom.tile.panels import padded_cols
 
 MOST_GRID_ROWS = 65535  # CTAs along y and z
+MOST_HEAD_DIM = 256
 MOST_POSITIONS = 2**30  # positions and their differences are s32 in the kernel
 
 TensorStrides = tuple[int, int, int]
 """(batch, head, sequence) in elements."""
 
 
-class HeadDims:
-    """What follows of the ``head_dim`` of Q and K and the ``v_dim`` of V and O, which is 0 where it is the same."""
+class HeadDims(Configuration):
+    """A configuration with the ``head_dim`` of Q and K, and the ``v_dim`` of V and O: 0 where it is the same."""
 
+    requires: ClassVar[str]
     head_dim: int
     v_dim: int
+    dtype: DType
 
     @property
     def value_dim(self) -> int:
@@ -44,13 +47,32 @@ class HeadDims:
         """Both in a kernel's name."""
         return f"{self.head_dim}x{self.v_dim}" if self.v_dim else str(self.head_dim)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of the largest kernel, in bytes."""
+        raise NotImplementedError
 
-class AttentionConfig(Protocol):
-    """A configuration of one of the attention kernels: what it takes, and what it makes of a problem."""
+    @property
+    def _constraints(self) -> Sequence[tuple[bool, str]]:
+        """(whether it holds, what is wrong if not) of flags, which are valid each by itself."""
+        return ()
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-    requires: ClassVar[str]
-    """The oldest architecture that the kernel runs on."""
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
+        return broken_flags(self) or violated([
+            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
+            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= MOST_HEAD_DIM,
+             f"head_dim {self.head_dim} is no multiple of 8 from 8 to {MOST_HEAD_DIM}"),
+            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= MOST_HEAD_DIM,
+             f"v_dim {self.v_dim} is no multiple of 8 up to {MOST_HEAD_DIM}"),
+            *self._constraints,
+            (target is None or target.has_wgmma or self.requires != "sm_90a",
+             f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
+        ]) + shared_excess(self.shared_bytes, target)  # fmt: skip
+
+
+class HeadConfig(AnyConfiguration, Protocol):
+    """A configuration of any kernel of attention."""
 
     @property
     def head_dim(self) -> int:
@@ -62,10 +84,9 @@ class AttentionConfig(Protocol):
         """Elements per head of V and O."""
         ...
 
-    @property
-    def dtype(self) -> DType:
-        """Of Q, K, V and O."""
-        ...
+
+class AttentionConfig(HeadConfig, Protocol):
+    """A configuration of one of the attention kernels: what it takes, and what it makes of a problem."""
 
     @property
     def tile_m(self) -> int:
@@ -77,20 +98,12 @@ class AttentionConfig(Protocol):
         """Keys per step."""
         ...
 
-    def check(self, target: Target | None = None) -> list[str]:
-        """The violated constraints; empty if the configuration is valid."""
-        ...
-
     def misfits(self, problem: AttentionProblem) -> list[str]:
         """The constraints that a problem violates; empty if the kernel takes it."""
         ...
 
     def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
         """The kernel and its launch."""
-        ...
-
-    def with_settings(self, settings: Mapping[str, str]) -> Self:
-        """This configuration with flags overridden by text."""
         ...
 
 

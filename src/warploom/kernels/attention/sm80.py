@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
 from warploom.kernels.attention.problem import MOST_GRID_ROWS, AttentionProblem, HeadDims, Operands
-from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
+from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.copy_plan import CopyPlan
 from warploom.tile.panels import padded_cols
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ForwardSm80(HeadDims, Configuration):
+class ForwardSm80(HeadDims):
     """A kernel of :mod:`.sm80_kernel`: ``num_warps`` warps copy, and each owns ``tile_m / num_warps`` query rows."""
 
     word: ClassVar[str] = "attention_sm80"
     requires: ClassVar[str] = "sm_80"
     always: ClassVar[tuple[str, ...]] = ("tile_m", "tile_n", "num_warps", "stages", "head_dim", "dtype")
-    function: ClassVar[str] = "attention.sm80_kernel:attention_sm80"
 
     tile_m: int = flag(256, "query rows per CTA", (64, 128, 256))
     tile_n: int = flag(64, "keys per step", (32, 64, 128))
@@ -33,7 +32,6 @@ class ForwardSm80(HeadDims, Configuration):
     head_dim: int = flag(128, "elements per head", (64, 128, 256))
     dtype: DType = flag(bf16, "element type of Q, K, V and O", (bf16, f16))
     v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
-    min_ctas: int = flag(1, "CTAs per SM asked of ptxas", (1, 2, 3, 4))
 
     @property
     def threads(self) -> int:
@@ -51,22 +49,18 @@ class ForwardSm80(HeadDims, Configuration):
         keys = self.stages * self.tile_n * (padded_cols(self.head_dim) + padded_cols(self.value_dim))
         return (self.tile_m * self.query_cols + keys) * self.dtype.bytes
 
-    def check(self, target: Target | None = None) -> list[str]:
-        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        found = broken_flags(self)
-        if found:
-            return found
-        constraints = [
-            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
-            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
-             f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
-            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= 256, f"v_dim {self.v_dim} is no multiple of 8 up to 256"),
+    @property
+    def _constraints(self) -> list[tuple[bool, str]]:
+        return [
             (self.tile_m % (16 * self.num_warps) == 0,
              f"tile_m {self.tile_m} is no multiple of 16 rows for each of {self.num_warps} warps"),
             (self.tile_n % 16 == 0, f"tile_n {self.tile_n} is no multiple of 16"),
             (self.stages >= 2, "the ring has at least 2 stages"),
         ]  # fmt: skip
-        found = violated(constraints) or [
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
+        return super().check(target) or [
             f"{what}: {problem}"
             for what, rows, cols in (
                 ("tile_m", self.tile_m, self.query_cols),
@@ -75,7 +69,6 @@ class ForwardSm80(HeadDims, Configuration):
             )
             for problem in CopyPlan(rows, cols, self.num_warps, True).problems()
         ]
-        return found + shared_excess(self.shared_bytes, target)
 
     def misfits(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
@@ -88,7 +81,7 @@ class ForwardSm80(HeadDims, Configuration):
     def call(self, problem: AttentionProblem, operands: Operands, multiprocessors: int) -> KernelCall:
         """The kernel for a problem, on arrays that lie so; one CTA per block of query rows."""
         source = KernelSource.of(
-            self.function, f"attention_{self.tile_m}x{self.tile_n}x{self.dims}", min_ctas=self.min_ctas,
+            "attention.sm80_kernel:attention_sm80", f"attention_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self, features=problem.features(self.tile_m, self.tile_n),
             row_strides=tuple(seq for _, _, seq in operands.strides),
         )  # fmt: skip
@@ -102,7 +95,7 @@ class ForwardSm80(HeadDims, Configuration):
         p = problem
         source = KernelSource.of(
             "attention.packed_kernel:attention_packed_sm80",
-            f"attention_packed_{self.tile_m}x{self.tile_n}x{self.head_dim}", min_ctas=self.min_ctas,
+            f"attention_packed_{self.tile_m}x{self.tile_n}x{self.head_dim}",
             config=self, features=p.features, row_strides=tuple(row for row, _ in strides),
         )  # fmt: skip
         scalars = {f"{name}_head": head for name, (_, head) in zip("qkvo", strides, strict=True)}

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
-from warploom.core.targets import Target
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims, Operands
-from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
+from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.order import FLOPS_PER_SECOND, Work, divisors, planes_together, row_tiles
 from warploom.tile.panels import PANEL_COLS, padded_cols, panel_cols
@@ -25,7 +24,7 @@ SUM_COLS = 8
 
 
 @dataclass(frozen=True)
-class ForwardSm90(HeadDims, Configuration):
+class ForwardSm90(HeadDims):
     """A kernel of :mod:`.sm90_kernel`: a producer warpgroup, and ``consumers`` that own 64 query rows each."""
 
     word: ClassVar[str] = "attention_sm90"
@@ -93,16 +92,9 @@ class ForwardSm90(HeadDims, Configuration):
         """What runs with or without log-sum-exps: sums of rounded P are good enough for O, which is rounded too."""
         return replace(self, sum_column=False) if lse else self
 
-    def check(self, target: Target | None = None) -> list[str]:
-        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        found = broken_flags(self)
-        if found:
-            return found
-        constraints = [
-            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
-            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= 256,
-             f"head_dim {self.head_dim} is no multiple of 8 from 8 to 256"),
-            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= 256, f"v_dim {self.v_dim} is no multiple of 8 up to 256"),
+    @property
+    def _constraints(self) -> list[tuple[bool, str]]:
+        return [
             (1 <= self.consumers <= 3, f"there are 1 to 3 consumer warpgroups, not {self.consumers}"),
             (self.tile_n % 16 == 0 and 16 <= self.tile_n <= 256,
              f"tile_n {self.tile_n} is no multiple of 16 from 16 to 256"),
@@ -113,9 +105,7 @@ class ForwardSm90(HeadDims, Configuration):
              "sum_column needs bf16: f16's exponents leave no room for maxima that grew"),
             (not self.skip_masked or self.most_masked <= self.stages,
              f"skip_masked passes over up to {self.most_masked} blocks at once, more than {self.stages} stages hold"),
-            (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
         ]  # fmt: skip
-        return violated(constraints) + shared_excess(self.shared_bytes, target)
 
     def misfits(self, problem: AttentionProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import ClassVar, Protocol
 
 from warploom.core.dtypes import DType, f32
-from warploom.core.targets import Target
 from warploom.kernels.classes import size_class
 from warploom.kernels.matmul.features import Epilogue, MatmulFeatures, OperandFeatures
-from warploom.kernels.settings import broken_flags, violated
+from warploom.kernels.settings import AnyConfiguration, broken_flags, violated
 from warploom.kernels.source import Grid, KernelCall, KernelSource, MappedArray
 
 FINISH_THREADS = 128
@@ -22,12 +20,9 @@ MOST_GRID_ROWS = 65535  # CTAs along y and z
 MOST_EXTENT = 2**31  # positions are u32 in the kernels, and a tile may reach beyond the last
 
 
-class MatmulConfig(Protocol):
+class MatmulConfig(AnyConfiguration, Protocol):
     """A configuration of one of the matmul kernels: what it takes, and what it makes of a problem."""
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-    requires: ClassVar[str]
-    """The oldest architecture that the kernel runs on."""
     reducing: ClassVar[str]
     """The kernel that reduces the rows of the same product, below :mod:`warploom.kernels`; "" if there is none."""
 
@@ -47,11 +42,6 @@ class MatmulConfig(Protocol):
         ...
 
     @property
-    def dtype(self) -> DType:
-        """Of A and B."""
-        ...
-
-    @property
     def accumulate(self) -> DType:
         """Of the sums."""
         ...
@@ -66,20 +56,12 @@ class MatmulConfig(Protocol):
         """Whether several CTAs may share a tile's sum."""
         ...
 
-    def check(self, target: Target | None = None) -> list[str]:
-        """The violated constraints; empty if the configuration is valid."""
-        ...
-
     def misfits(self, problem: MatmulProblem) -> list[str]:
         """The constraints that a problem violates; empty if the kernel takes it."""
         ...
 
     def calls(self, problem: MatmulProblem, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernels and their launches, in order; their arrays are a, b, out, bias, extra0, extra1, row_values."""
-        ...
-
-    def with_settings(self, settings: Mapping[str, str]) -> Self:
-        """This configuration with flags overridden by text."""
         ...
 
 
