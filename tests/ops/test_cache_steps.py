@@ -94,7 +94,9 @@ class Cache:
         return [] if all(same) else ["the pages"]
 
 
-@pytest.mark.parametrize("steps", [8, pytest.param(2000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "steps", [8, pytest.param(2000, marks=pytest.mark.nightly), pytest.param(10_000, marks=pytest.mark.gpu)]
+)
 def test_every_step_is_that_of_the_model(steps: int) -> None:
     cache = Cache(np.random.default_rng(steps))
     for step in range(steps):
