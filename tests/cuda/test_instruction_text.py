@@ -49,6 +49,7 @@ from warploom.isa.memory import (
     LdMatrix,
     Load,
     MemoryFence,
+    Prefetch,
     ReduceAdd,
     StMatrix,
     Store,
@@ -201,6 +202,7 @@ SYNC: list[Instruction] = [
     *(AsyncProxyFence(space) for space in ("shared", "global", "all")),
     SetMaxRegisters(240, "inc"),
     SetMaxRegisters(24, "dec"),
+    Prefetch(256),
     GridDependency("wait"),
     GridDependency("launch_dependents"),
 ]

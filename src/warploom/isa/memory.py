@@ -416,3 +416,18 @@ class StMatrix(_MatrixAccess):
         if self.transposed:
             matrices = _transpose_8x8(matrices)
         return (matrices.view(np.uint32).reshape(words.shape[0], 8 * self.count, 4),)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch(Instruction):
+    """``prefetch.global.L2``: a line of global memory to the L2, soon. A hint: nothing is read. Operand: address."""
+
+    offset: int = 0
+    ptx = "prefetch.global.L2"
+    takes = (u64,)
+    clobbers_memory = False
+
+    @property
+    def template(self) -> str:
+        """The offset is an immediate of the address."""
+        return f"{self.ptx} {address(0, self.offset)};"

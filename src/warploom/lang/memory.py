@@ -18,6 +18,7 @@ from warploom.isa.memory import (
     LdMatrix,
     Load,
     MemoryFence,
+    Prefetch,
     ReduceAdd,
     StMatrix,
     Store,
@@ -386,6 +387,11 @@ class MemoryWords(Arithmetic):
         """
         base, offset = split_sum((pointer + index).address)
         self.emit(WaitAtLeast(offset), (base, self.operand(value, u32)))
+
+    def prefetch(self, pointer: GlobalPointer, index: Number = 0) -> None:
+        """``prefetch.global.L2``: the L2 fetches the line of an element, whoever may be writing it. A hint."""
+        base, offset = split_sum((pointer + index).address)
+        self.emit(Prefetch(offset), (base,))
 
     def fence(self, scope: Scope = "gpu") -> None:
         """``fence.acq_rel``: orders this thread's accesses for the CTA, the GPU or the system."""

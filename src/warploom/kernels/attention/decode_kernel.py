@@ -42,6 +42,8 @@ from warploom.tile.product import DEPTH, MmaSync, load_left, zero
 from warploom.tile.shares import Cursor, Shares
 from warploom.tile.softmax import OnlineSoftmax
 
+LINE_WORDS = 32
+"""Of a line of the L2."""
 QUAD = 4
 """Columns that a thread puts together at once."""
 
@@ -87,6 +89,13 @@ def attention_decode(
     """
     c, f = config, features
     if c.overlap:
+        line = (k.cta_x * c.threads + k.thread) * LINE_WORDS
+        if form.lengths:
+            with k.when(line < batch):
+                k.prefetch(lengths, line)
+        if form.page_size:
+            with k.when(line < (batch - 1) * table_row + table_pages):
+                k.prefetch(table, line)
         k.await_launch_before()
     given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
     span = spans(given, c, f)
