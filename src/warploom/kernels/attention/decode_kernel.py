@@ -8,7 +8,7 @@ the ends of pieces makes warps wait for each other: their rings run on from piec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -16,6 +16,7 @@ from operator import or_
 
 from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import GAP, CacheForm, Decode
+from warploom.kernels.attention.decode_feed import Feed, Queries, Turn
 from warploom.kernels.attention.decode_rows import (
     Begun,
     Lengths,
@@ -23,9 +24,8 @@ from warploom.kernels.attention.decode_rows import (
     Results,
     Rows,
     Scales,
+    Slots,
     TileNumbers,
-    load_queries,
-    queries_for_fp8,
     spans,
 )
 from warploom.kernels.attention.features import AttentionFeatures
@@ -100,18 +100,15 @@ def attention_decode(
     given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
     span = spans(given, c, f)
     shares = Shares(k, span, batch, kv_heads, ctas=ctas, split=split if form.split else None, gap=GAP)
-    numbers = TileNumbers(given, span, batch, f.group, c.tile_m)
+    slots = Slots(k, shares, TileNumbers(given, span, batch, f.group, c.tile_m), Begun(k, begun), kv_heads,
+                  pieces if form.split else None)  # fmt: skip
     first, end = shares.of(k.cta_x)
-    if not form.split:
-        with k.when(k.thread == 0):
-            Begun(k, begun).say_nothing(k.cta_x)
+    slots.say_nothing()
     k_tile, v_tile = (operand_tile(k, c.dtype, c.tile_n, c.key_cols, name=x, stages=c.stages) for x in "KV")
-    fed = [
-        (tile, Source(pointer, outer, head, row))
-        for tile, pointer, outer, head, row in zip(
-            (k_tile, v_tile), (key, value), (k_batch, v_batch), (k_head, v_head), row_strides, strict=True
-        )
-    ]
+    fed = (
+        (k_tile, Source(key, k_batch, k_head, row_strides[0])),
+        (v_tile, Source(value, v_batch, v_head, row_strides[1])),
+    )
     named = Pages(form.page_size, table, table_row, table_pages, pages) if form.page_size else None
     ring = WarpRing(k, *fed, warps=c.num_warps, head_dim=c.key_cols, pages=named, run=c.run(form.page_size))
     q_tile = operand_tile(k, c.factors, c.tile_m, c.head_dim, name="Q", stages=c.stages)
@@ -121,106 +118,67 @@ def attention_decode(
         sinks if f.sinks else None, Scales(k, v_scale, v_scale_batch, v_scale_head) if form.scaled else None,
     )  # fmt: skip
     of_keys = Scales(k, k_scale, k_scale_batch, k_scale_head) if form.scaled else None
+    queries = Queries(k, c, f.group, q, (q_batch, q_head, q_row), of_keys)
 
     with k.when(first < end, uniform=True):
         place = shares.find(first)
-        ahead = Feed(k, ring, q_tile, shares.cursor(place, "ahead"), c.stages)
-        at, stage, q_stage = shares.cursor(place, "at"), Turn(k, c.stages, "stage"), Turn(k, c.stages, "q_stage")
-        begins, opened = k.register(u32, 1, "begins"), k.register(u32, place.block, "opened")
-
-        def put(to: Traced | int) -> None:
-            def load(tile: SharedTile) -> None:
-                rows = Rows.at(k, ahead.cursor, f.group, c.tile_m)
-                load_queries(k, tile, rows, q, (q_batch, q_head, q_row), c)
-
-            ahead.put(to, load)
-
-        for number in range(c.stages - 1):
-            with k.when(ahead.cursor.number < end, uniform=True):
-                put(number)
-            k.commit_group()
-        if c.overlap:
-            k.allow_next_launch()
-        with k.loop(end, first) as number, k.when(number == at.number, uniform=True):
-            k.wait_group(c.stages - 2)
-            with k.when(begins != 0, uniform=True):
-                if c.fp8:
-                    queries_for_fp8(k, q_tile.stage(q_stage.now()), Rows.at(k, at, f.group, c.tile_m), c, of_keys)
-                k.syncthreads()  # queries come from all warps, and all have read the sums of the piece before
-                opened.set(at.block)
-                products.begin(q_stage.now())
-            with k.otherwise():
-                k.syncwarp()
-            with k.when(ahead.cursor.number < end, uniform=True):
-                put(stage.before())
-            k.commit_group()
-            products.step(q_stage.now(), stage.now(), at)
-            ends = at.ends_piece | (number + 1 == end)
-            begins.set(k.select(ends, k.value(1, u32), k.value(0, u32)))
-            with k.when(ends, uniform=True):
-                products.finish()
-                opens = opened == at.span.begin
-                if form.split:
-                    tile = numbers.of(at.sequence.get(), at.span, at.tile.get())
-                    slot = (tile * kv_heads + at.head) * pieces + at.piece
-                else:
-                    slot = k.cta_x * 2 + k.select(opens, k.value(1, u32), k.value(0, u32))
-                    with k.when(opens & (at.block + 1 != at.span.end) & (k.thread == 0)):
-                        count = shares.cta_of(number + (at.span.end - 1 - at.block)) - k.cta_x + 1
-                        Begun(k, begun).say(k.cta_x, count, at)
-                rows = Rows.at(k, at, f.group, c.tile_m)
-                products.collect(stage.now(), rows, opens & at.ends_tile, results, Parts(c, parts, logs), slot)
-                q_stage.advance()
-            at.advance()
-            stage.advance()
+        ahead = Feed(k, ring, queries, q_tile, shares.cursor(place, "ahead"), c.stages)
+        Share(k, c, ahead, products, shares.cursor(place, "at"), place.block).run(first, end, slots, results,
+                                                                                  Parts(c, parts, logs))  # fmt: skip
 
 
 attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", requires="sm_90")
 """The same where it converts fp8, or overlaps with the second kernel: GPUs do from sm_90 on."""
 
 
-class Turn:
-    """Which of ``count`` stages is next, in a register."""
+class Share:
+    """The blocks of a CTA, one after another; where a piece ends, its sums leave."""
 
-    def __init__(self, k: Kernel, count: int, name: str) -> None:
-        self._k, self._count = k, count
-        self._at = k.register(u32, 0, name)
+    def __init__(
+        self, k: Kernel, config: Decode, ahead: Feed, products: Products, at: Cursor, first_block: Traced
+    ) -> None:
+        self._k, self._config, self._ahead, self._products, self._at = k, config, ahead, products, at
+        self._stage, self._q_stage = Turn(k, config.stages, "stage"), Turn(k, config.stages, "q_stage")
+        self._begins, self._opened = k.register(u32, 1, "begins"), k.register(u32, first_block, "opened")
 
-    def now(self) -> Traced:
-        """The stage."""
-        return self._at.get()
+    def run(self, first: Traced, end: Traced, slots: Slots, results: Results, parts: Parts) -> None:
+        """Blocks ``first`` … ``end`` - 1 of all."""
+        k, c, at, ahead = self._k, self._config, self._at, self._ahead
+        for number in range(c.stages - 1):
+            ahead.put(number, end)
+        if c.overlap:
+            k.allow_next_launch()
+        with k.loop(end, first) as number, k.when(number == at.number, uniform=True):
+            k.wait_group(c.stages - 2)
+            with k.when(self._begins != 0, uniform=True):
+                self._begin()
+            with k.otherwise():
+                k.syncwarp()
+            ahead.put(self._stage.before, end)
+            self._products.step(self._q_stage.now(), self._stage.now(), at)
+            ends = at.ends_piece | (number + 1 == end)
+            self._begins.set(k.select(ends, k.value(1, u32), k.value(0, u32)))
+            with k.when(ends, uniform=True):
+                self._leave(number, slots, results, parts)
+            at.advance()
+            self._stage.advance()
 
-    def before(self) -> Traced:
-        """The one before it: the last to be filled again."""
-        return self._k.select(self._at == 0, self._k.value(self._count - 1, u32), self._at - 1)
+    def _begin(self) -> None:
+        """A piece: its query rows have arrived."""
+        self._ahead.queries.convert(self._ahead.q_tile.stage(self._q_stage.now()), self._at)
+        self._k.syncthreads()  # queries come from all warps, and all have read the sums of the piece before
+        self._opened.set(self._at.block)
+        self._products.begin(self._q_stage.now())
 
-    def advance(self) -> None:
-        """To the next."""
-        k = self._k
-        self._at.set(k.select(self._at == self._count - 1, k.value(0, u32), self._at + 1))
-
-
-class Feed:
-    """What is copied ahead: the blocks of a share, and the query rows of each piece with its first."""
-
-    def __init__(self, k: Kernel, ring: WarpRing, q_tile: SharedTile, cursor: Cursor, stages: int) -> None:
-        self._k, self._ring, self._q_tile, self.cursor = k, ring, q_tile, cursor
-        self._begins, self._q_stage = k.register(u32, 1, "asks"), Turn(k, stages, "q_ahead")
-        self._look_up()
-
-    def _look_up(self) -> None:
-        self._ring.look_up(self.cursor.sequence.get(), self.cursor.block.get())
-
-    def put(self, stage: Traced | int, load: Callable[[SharedTile], None]) -> None:
-        """Start the copies of the next block; ``load`` those of its query rows."""
-        k, at = self._k, self.cursor
-        with k.when(self._begins != 0, uniform=True):
-            load(self._q_tile.stage(self._q_stage.now()))
-            self._q_stage.advance()
-        self._ring.put(stage, (at.sequence.get(), at.head.get(), at.block.get()), at.span.keys)
-        self._begins.set(k.select(at.ends_piece, k.value(1, u32), k.value(0, u32)))
-        at.advance()
-        self._look_up()
+    def _leave(self, number: Traced, slots: Slots, results: Results, parts: Parts) -> None:
+        """The sums of a piece: to the results if it is a whole tile, else to its slot among the parts."""
+        at = self._at
+        self._products.finish()
+        opens = self._opened == at.span.begin
+        slot = slots.of(at, opens, number)
+        rows = self._ahead.queries.rows(at)
+        self._products.collect(self._stage.now(), rows, opens & at.ends_tile, results, parts, slot)
+        self._q_stage.advance()
 
 
 class Products:

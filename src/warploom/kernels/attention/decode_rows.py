@@ -11,7 +11,7 @@ from warploom.kernels.attention.decode import BEGUN_WORDS, Decode
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.tile.eight_bits import position
 from warploom.tile.merge import with_sink
-from warploom.tile.shares import WARP, Cursor, Place, Span, ceiling
+from warploom.tile.shares import WARP, Cursor, Place, Shares, Span, ceiling
 
 if TYPE_CHECKING:
     from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
@@ -250,6 +250,40 @@ class Begun:
     def of(self, cta: Traced) -> Sequence[Traced]:
         """(how many CTAs have parts, sequence, key head, tile); 0 first where there is none."""
         return self._entry(cta).load(count=BEGUN_WORDS)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Which part a piece that is no whole tile leaves, and what the second kernel has to know of it.
+
+    ``pieces``: of each tile, with a given split; else a CTA has two slots, and says in ``begun`` what it began.
+    """
+
+    k: Kernel
+    shares: Shares
+    numbers: TileNumbers
+    begun: Begun
+    kv_heads: Traced
+    pieces: Traced | None
+
+    def say_nothing(self) -> None:
+        """This CTA has begun no tile yet."""
+        k = self.k
+        if self.pieces is None:
+            with k.when(k.thread == 0):
+                self.begun.say_nothing(k.cta_x)
+
+    def of(self, at: Cursor, opens: Traced, number: Traced) -> Traced:
+        """That of the piece which ends with block ``number``, ``at`` it; ``opens``: it begins its tile."""
+        k = self.k
+        if self.pieces is not None:
+            tile = self.numbers.of(at.sequence.get(), at.span, at.tile.get())
+            return (tile * self.kv_heads + at.head) * self.pieces + at.piece
+        slot = k.cta_x * 2 + k.select(opens, k.value(1, u32), k.value(0, u32))
+        with k.when(opens & (at.block + 1 != at.span.end) & (k.thread == 0)):
+            count = self.shares.cta_of(number + (at.span.end - 1 - at.block)) - k.cta_x + 1
+            self.begun.say(k.cta_x, count, at)
+        return slot
 
 
 @dataclass(frozen=True)

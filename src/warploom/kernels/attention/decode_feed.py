@@ -1,0 +1,90 @@
+"""What attention with few queries copies ahead of its products: blocks of keys, and the query rows of pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import u32
+from warploom.kernels.attention.decode_rows import Rows, Scales, Strides, load_queries, queries_for_fp8
+
+if TYPE_CHECKING:
+    from warploom.kernels.attention.decode import Decode
+    from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
+    from warploom.tile.cache import WarpRing
+    from warploom.tile.shares import Cursor
+
+
+class Turn:
+    """Which of ``count`` stages is next, in a register."""
+
+    def __init__(self, k: Kernel, count: int, name: str) -> None:
+        self._k, self._count = k, count
+        self._at = k.register(u32, 0, name)
+
+    def now(self) -> Traced:
+        """The stage."""
+        return self._at.get()
+
+    def before(self) -> Traced:
+        """The one before it: the last to be filled again."""
+        return self._k.select(self._at == 0, self._k.value(self._count - 1, u32), self._at - 1)
+
+    def advance(self) -> None:
+        """To the next."""
+        k = self._k
+        self._at.set(k.select(self._at == self._count - 1, k.value(0, u32), self._at + 1))
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Where query rows lie, with strides (sequence, query head, query); ``scale``: of their keys, of an fp8 cache."""
+
+    k: Kernel
+    config: Decode
+    group: int
+    pointer: GlobalPointer
+    strides: Strides
+    scale: Scales | None
+
+    def rows(self, at: Cursor) -> Rows:
+        """Those of a piece."""
+        return Rows.at(self.k, at, self.group, self.config.tile_m)
+
+    def load(self, tile: SharedTile, at: Cursor) -> None:
+        """Start their copies."""
+        load_queries(self.k, tile, self.rows(at), self.pointer, self.strides, self.config)
+
+    def convert(self, tile: SharedTile, at: Cursor) -> None:
+        """What has arrived becomes what fp8 keys are multiplied by."""
+        if self.config.fp8:
+            queries_for_fp8(self.k, tile, self.rows(at), self.config, self.scale)
+
+
+class Feed:
+    """What is copied ahead: the blocks of a share, and the query rows of each piece with its first."""
+
+    def __init__(
+        self, k: Kernel, ring: WarpRing, queries: Queries, q_tile: SharedTile, cursor: Cursor, stages: int
+    ) -> None:
+        self._k, self._ring, self.queries, self.q_tile, self._cursor = k, ring, queries, q_tile, cursor
+        self._begins, self._q_stage = k.register(u32, 1, "asks"), Turn(k, stages, "q_ahead")
+        self._look_up()
+
+    def _look_up(self) -> None:
+        self._ring.look_up(self._cursor.sequence.get(), self._cursor.block.get())
+
+    def put(self, stage: int | Callable[[], Traced], end: Traced) -> None:
+        """Start the copies of the next block, if it is below ``end``, as one group."""
+        k, at = self._k, self._cursor
+        with k.when(at.number < end, uniform=True):
+            to = stage if isinstance(stage, int) else stage()
+            with k.when(self._begins != 0, uniform=True):
+                self.queries.load(self.q_tile.stage(self._q_stage.now()), at)
+                self._q_stage.advance()
+            self._ring.put(to, (at.sequence.get(), at.head.get(), at.block.get()), at.span.keys)
+            self._begins.set(k.select(at.ends_piece, k.value(1, u32), k.value(0, u32)))
+            at.advance()
+            self._look_up()
+        k.commit_group()
