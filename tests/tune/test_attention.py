@@ -16,6 +16,7 @@ from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import attention_reference
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.tune import attention as tuned_attention
+from warploom.tune import operation
 from warploom.tune.attention import AttentionOperation, checked_problem, reference, relative_error
 from warploom.tune.build import Built, build_all
 from warploom.tune.operation import neighbours
@@ -146,7 +147,7 @@ def test_without_a_gpu_the_tuner_says_so(monkeypatch):
     def missing():
         raise UnsupportedDeviceError("the installed PyTorch sees no GPU")
 
-    monkeypatch.setattr(tuned_attention, "torch_module", missing)
+    monkeypatch.setattr(operation, "torch_module", missing)
     with pytest.raises(UnsupportedDeviceError, match="sees no GPU"):
         OPERATION.workload(PROBLEM, 0)
 
@@ -154,7 +155,7 @@ def test_without_a_gpu_the_tuner_says_so(monkeypatch):
 @pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 def test_a_workload_checks_and_runs_the_configuration(monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(tuned_attention, "torch_module", lambda: CpuTorch(torch))
+    monkeypatch.setattr(operation, "torch_module", lambda: CpuTorch(torch))
     monkeypatch.setattr(tuned_attention, "GpuCall", EmulatedAttention)
     monkeypatch.setattr(EmulatedAttention, "made", [])
     workload = OPERATION.workload(AttentionProblem(2, 2, 1, 72, 72, 64, bf16, (None, 0), lse=True), 0)

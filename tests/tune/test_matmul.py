@@ -16,6 +16,7 @@ from warploom.kernels.matmul.choice import BEST32
 from warploom.kernels.matmul.problem import Matrix, contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.tune import matmul as tuned_matmul
+from warploom.tune import operation
 from warploom.tune.build import Built, build_all
 from warploom.tune.matmul import MOST_SM80, MOST_SM90, MatmulOperation, checked_problem
 from warploom.tune.operation import neighbours
@@ -112,7 +113,7 @@ def test_a_split_k_is_another_kernel_than_another_split():
 @pytest.mark.parametrize("split_k", [1, 2])
 def test_a_workload_checks_and_runs_the_configuration(monkeypatch, split_k):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(tuned_matmul, "torch_module", lambda: CpuTorch(torch))
+    monkeypatch.setattr(operation, "torch_module", lambda: CpuTorch(torch))
     monkeypatch.setattr(tuned_matmul, "PlannedCall", EmulatedProduct)
     config = replace(SMALL, split_k=split_k)
     workload = OPERATION.workload(contiguous_problem(72, 40, 104, f16, b_rows=False), 0)

@@ -17,7 +17,6 @@ from warploom.bench.timing import Candidate, input_sets
 from warploom.core.dtypes import DType, bf16
 from warploom.core.errors import ConfigError
 from warploom.interop.arrays import ArrayView, describe
-from warploom.ir.program import Program
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.ladder import Rung
@@ -64,10 +63,6 @@ class AttentionFamily:
     def loads(self) -> Mapping[str, float]:
         """One, without rests."""
         return {"": 0.0}
-
-    def program(self, config: AttentionConfig) -> Program:
-        """The traced kernel."""
-        return self.emulator_case(config, 0).program
 
     def emulator_case(self, config: AttentionConfig, seed: int) -> EmulatorCase:
         """q, k, v ~ N(0, 1) of shape (1, seq, heads, head_dim), and an output full of NaN."""
@@ -168,18 +163,3 @@ class AttentionOnGpu:
 
 def _on_sets(run: Any, sets: Sequence[tuple[Any, ...]]) -> Any:
     return lambda i: run(*sets[i])
-
-
-def fitting(
-    family: AttentionFamily, rungs: Sequence[Rung[AttentionConfig]]
-) -> tuple[list[Rung[AttentionConfig]], list[str]]:
-    """The rungs that take the emulator's problem, and why the others do not."""
-    kept: list[Rung[AttentionConfig]] = []
-    reasons: list[str] = []
-    for rung in rungs:
-        try:
-            family.program(rung.config)
-            kept.append(rung)
-        except ConfigError as error:
-            reasons.append(f"rung {rung.key} is left out: {error}")
-    return kept, reasons

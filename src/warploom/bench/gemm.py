@@ -270,16 +270,3 @@ class GemmOnGpu:
         out.fill_(float("nan"))
         self._calls[rung.key].launch(a.data_ptr(), b.data_ptr(), out.data_ptr())
         return _entry(torch_error(out, a, b, rung.config.accumulate))
-
-
-def fitting(family: GemmFamily, rungs: Sequence[Rung[MatmulConfig]]) -> tuple[list[Rung[MatmulConfig]], list[str]]:
-    """The rungs that take the emulator's problem, and why the others do not."""
-    kept: list[Rung[MatmulConfig]] = []
-    reasons: list[str] = []
-    for rung in rungs:
-        try:
-            family.emulator_case(rung.config, 0)
-            kept.append(rung)
-        except ConfigError as error:
-            reasons.append(f"rung {rung.key} is left out: {error}")
-    return kept, reasons

@@ -17,6 +17,7 @@ from warploom.bench.power import power_of
 from warploom.bench.resources import TargetEntry, compile_for, missing_compiler
 from warploom.bench.timing import Candidate, EventClock, Measured, measure, paired_ratio
 from warploom.core.dtypes import DType
+from warploom.core.errors import ConfigError
 from warploom.cuda.compile import available_cores
 from warploom.emulate import Emulation, Finding, emulate
 from warploom.ir.program import Program
@@ -153,6 +154,19 @@ class LadderResult:
     def json(self) -> dict[str, Any]:
         """The result as it is written to files."""
         return {"environment": self.environment, "rows": self.rows}
+
+
+def fitting(family: Family[Config], rungs: Sequence[Rung[Config]]) -> tuple[list[Rung[Config]], list[str]]:
+    """The rungs that take the emulator's problem, and why the others do not."""
+    kept: list[Rung[Config]] = []
+    reasons: list[str] = []
+    for rung in rungs:
+        try:
+            family.emulator_case(rung.config, 0)
+            kept.append(rung)
+        except ConfigError as error:
+            reasons.append(f"rung {rung.key} is left out: {error}")
+    return kept, reasons
 
 
 def config_json(config: Any) -> dict[str, Any]:
@@ -317,8 +331,6 @@ def _size(
     metered: bool = False,
 ) -> dict[int, list[dict[str, Any]]]:
     """The cells of one size, one for each load, by the rung's index; a rung that does not fit is noted and has none."""
-    from warploom.core.errors import ConfigError
-
     candidates: dict[int, Candidate] = {}
     errors: dict[int, ErrorEntry] = {}
     for index, rung in enumerate(rungs):

@@ -134,7 +134,8 @@ def gemm(
       warploom bench gemm --rung best32 --gpu-n 8192
       warploom bench gemm --tuned --gpu-n 4096,8192,16384 --data uniform,normal --load sustained,rested
     """
-    from warploom.bench.gemm import DATA, LOADS, Square, fitting
+    from warploom.bench.gemm import DATA, LOADS, Square
+    from warploom.bench.ladder import fitting
     from warploom.cli.ladder import gemm_rungs, searched, sequence_lengths
 
     data, loads = conditions.words("data", DATA), conditions.words("load", LOADS)

@@ -107,15 +107,10 @@ class Wanted:
         return inspect_program(program, self.arch or program.requires, self.opt_level, with_source=self.source)
 
     def _attention(self) -> Program:
-        from warploom.bench.attention import settled
-        from warploom.core.dtypes import bf16, f16
+        from warploom.cli.ladder import attention_rungs
         from warploom.inspect.subjects import attention_program
-        from warploom.kernels.attention.ladder import FULL_LADDER
 
-        kinds = {"bf16": bf16, "f16": f16, "fp16": f16}
-        if (kind := kinds.get(self.dtype.lower())) is None:
-            raise typer.BadParameter(f"--dtype is bf16 or f16, not {self.dtype!r}")
-        rung = settled(FULL_LADDER.rung(self.of_rung), self.head_dim, kind, parse_settings(self.settings))
+        _, (rung,) = attention_rungs([self.of_rung], self.settings, 256, 1, self.head_dim, self.dtype)
         return attention_program(rung.config)
 
     def _gemm(self) -> Program:

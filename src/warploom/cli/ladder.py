@@ -87,7 +87,7 @@ def attention(
       warploom ladder attention --on gpu --gpu-seq 4096,16384
       warploom ladder attention --plot ladder.svg
     """
-    from warploom.bench.attention import fitting
+    from warploom.bench.ladder import fitting
 
     if telling.plot is not None:
         ready_to_plot(telling.plot)
@@ -136,7 +136,8 @@ def gemm(
       warploom ladder gemm --on gpu --gpu-n 1024,2048,4096,8192,16384
       warploom ladder gemm --tuned --gpu-n 4096
     """
-    from warploom.bench.gemm import Square, fitting
+    from warploom.bench.gemm import Square
+    from warploom.bench.ladder import fitting
 
     if telling.plot is not None:
         ready_to_plot(telling.plot)

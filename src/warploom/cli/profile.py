@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import Accumulate, JsonFile, KernelFile, KernelSettings, Settings, TakesFiles
+from warploom.cli.options import Accumulate, JsonFile, KernelFile, KernelSettings, Settings, TakesFiles, parse_settings
 from warploom.cli.output import console, listed, write_json
 
 if TYPE_CHECKING:
@@ -48,12 +48,10 @@ def attention(
       warploom profile attention --rung 8 --set swizzle=off --json unswizzled.json
     """
     from warploom.bench.profile import Launch, profile_launches
-    from warploom.cli.options import parse_settings
     from warploom.kernels.attention.ladder import FULL_LADDER
 
     key = FULL_LADDER.rung(rung).key
-    settings = [f"{name}={value}" for name, value in parse_settings(set_).items()]
-    found = profile_launches([Launch(key, seq, batch, heads, tuple(settings))])[0]
+    found = profile_launches([Launch(key, seq, batch, heads, _settings(set_))])[0]
     _report(found, f"rung {key}, batch {batch}, heads {heads}, seq {seq}", json)
 
 
@@ -75,15 +73,13 @@ def gemm(
     """
     from warploom.bench.gemm import ACCUMULATORS
     from warploom.bench.profile import GemmLaunch, profile_launches
-    from warploom.cli.options import parse_settings
     from warploom.kernels.matmul.ladder import LADDER
 
     if accumulate is not None and accumulate.lower() not in ACCUMULATORS:
         raise typer.BadParameter(f"--accumulate is f16 or f32, not {accumulate!r}")
     key = LADDER.rung(rung).key
-    settings = tuple(f"{name}={value}" for name, value in parse_settings(set_).items())
     kind = None if accumulate is None else accumulate.lower()
-    found = profile_launches([GemmLaunch(key, size, size, size, kind, settings)])[0]
+    found = profile_launches([GemmLaunch(key, size, size, size, kind, _settings(set_))])[0]
     _report(found, f"rung {key}, {size}×{size}×{size}", json)
 
 
@@ -98,11 +94,15 @@ def file(target: KernelFile, set_: KernelSettings = None, json: JsonFile = None)
     """
     from warploom.bench.kernel_file import KernelLaunch
     from warploom.bench.profile import profile_launches
-    from warploom.cli.options import parse_settings
 
-    settings = tuple(f"{name}={value}" for name, value in parse_settings(set_).items())
+    settings = _settings(set_)
     found = profile_launches([KernelLaunch(target, settings)])[0]
     _report(found, " ".join(settings) or "its example", json)
+
+
+def _settings(given: list[str] | None) -> tuple[str, ...]:
+    """``FLAG=VALUE`` without spaces."""
+    return tuple(f"{name}={value}" for name, value in parse_settings(given).items())
 
 
 def _report(found: Profile, what: str, json: str | None) -> None:

@@ -179,7 +179,7 @@ def _round_tf32(x: Array) -> Array:
     return np.where(np.isfinite(x), rounded, np.where(np.isnan(x), _NAN, bits))
 
 
-_UNARY: dict[str, Callable[[Array], Array]] = {
+UNARY_MEANINGS: dict[str, Callable[[Array], Array]] = {
     "neg": lambda a: -a,
     "not": lambda a: ~a,
     "abs": lambda a: np.abs(a),
@@ -265,7 +265,7 @@ class Unary(Lanewise):
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """NumPy's value; the ``.ftz`` forms take subnormal inputs and results as zero."""
-        return (_UNARY[self.op](operands[0]),)
+        return (UNARY_MEANINGS[self.op](operands[0]),)
 
 
 @dataclass(frozen=True, slots=True)

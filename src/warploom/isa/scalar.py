@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, s16, s32, s64, u16, u32, u64
-from warploom.isa.alu import BINARY_MEANINGS, flush_subnormal
+from warploom.isa.alu import BINARY_MEANINGS, UNARY_MEANINGS, flush_subnormal
 from warploom.isa.base import Array, Lanewise
 from warploom.isa.conversion import half_to_f32
 from warploom.isa.narrow import FP8, dot, f16_to_fp8, fp8_to_f16, held, pair_without_negatives, product24, to_fp8
@@ -326,26 +326,10 @@ def _permute(a: Array, b: Array, selector: Array) -> Array:
     return result
 
 
-def _count_leading(x: Array) -> Array:
-    """Leading zeros of integers of any width."""
-    left, found = x.copy(), np.full(x.shape, x.dtype.itemsize * 8, np.uint32)
-    while left.any():
-        found = found - (left != 0).astype(np.uint32)
-        left = left >> left.dtype.type(1)
-    return found
-
-
-def _reverse64(x: Array) -> Array:
-    for shift, mask in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):
-        low, by = np.uint64(mask), np.uint64(shift)
-        x = ((x >> by) & low) | ((x & low) << by)
-    return x.byteswap()
-
-
 def _highest(x: Array) -> Array:
     """``bfind``: the position of the highest bit that is not the sign, all ones for none."""
     word = np.ascontiguousarray(np.where(x < 0, ~x, x) if x.dtype.kind == "i" else x).view(f"u{x.dtype.itemsize}")
-    return np.uint32(x.dtype.itemsize * 8 - 1) - _count_leading(word)
+    return np.uint32(x.dtype.itemsize * 8 - 1) - UNARY_MEANINGS["clz"](word)
 
 
 def _distance_and_sum(a: Array, b: Array, c: Array) -> Array:
@@ -373,9 +357,8 @@ def _integers() -> None:
             _add(f"szext.{mode}.{dtype.name}", (dtype, u32), dtype, _extended(mode == "clamp"))
     _add("lop3.b32", (u32, u32, u32), u32, _logic3)
     _add("prmt.b32", (u32, u32, u32), u32, _permute)
-    _add("popc.b64", (u64,), u32, np.bitwise_count)
-    _add("clz.b64", (u64,), u32, _count_leading)
-    _add("brev.b64", (u64,), u64, _reverse64)
+    for op in ("popc", "clz", "brev"):
+        _add(f"{op}.b64", (u64,), u64 if op == "brev" else u32, UNARY_MEANINGS[op])
     for dtype in (u32, s32):
         _add(f"sad.{dtype.name}", (dtype,) * 3, dtype, _distance_and_sum)
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from warploom.bench.peers import torch_module
-from warploom.bench.timing import input_sets
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView, describe
@@ -21,7 +19,7 @@ from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelSource
 from warploom.ops.attention import plan
 from warploom.ops.backends import GpuCall
-from warploom.tune.operation import combinations
+from warploom.tune.operation import OnGpu, combinations
 
 _LAYOUT = "bshd"
 _CHECKED_ROWS = 512  # at least, of the problem that results are checked on
@@ -97,23 +95,19 @@ def checked_problem(problem: AttentionProblem, config: AttentionConfig) -> Atten
 _Tensors = tuple[Any, Any, Any]
 
 
-class AttentionWorkload:
+class AttentionWorkload(OnGpu):
     """Inputs of one problem on one GPU, held by PyTorch; its current stream is the one timed."""
 
     def __init__(self, problem: AttentionProblem, device: int) -> None:
-        torch = self._torch = torch_module()
-        self._problem, self._index = problem, device
-        self._device = torch.device("cuda", device)
-        self._generator = torch.Generator(self._device).manual_seed(0)
         size = problem.dtype.bytes * problem.batch * problem.head_dim
-        per_set = size * (problem.q_len * problem.heads + 2 * problem.kv_len * problem.kv_heads)
-        self.sets = input_sets(per_set, int(torch.cuda.get_device_properties(self._device).L2_cache_size))
+        super().__init__(device, size * (problem.q_len * problem.heads + 2 * problem.kv_len * problem.kv_heads))
+        self._problem = problem
         self._inputs = [self._fresh(problem) for _ in range(self.sets)]
-        self._output = torch.empty_like(self._inputs[0][0])
+        self._output = self._torch.empty_like(self._inputs[0][0])
         self._checks: dict[AttentionProblem, tuple[_Tensors, tuple[Any, Any]]] = {}
 
     def _fresh(self, problem: AttentionProblem) -> _Tensors:
-        kind = {"bf16": self._torch.bfloat16, "f16": self._torch.float16}[problem.dtype.name]
+        kind = self.kind(problem.dtype)
 
         def one(length: int, heads: int) -> Any:
             shape = problem.batch, length, heads, problem.head_dim
@@ -143,14 +137,6 @@ class AttentionWorkload:
         call.launch((*(describe(x) for x in inputs), *self._views(out, problem)), "torch")
         error = relative_error(self._torch, out, expected, magnitude, problem.dtype.name)
         return None if error <= 1.0 else f"computes wrong results (error {error:.3g} of what the type allows)"
-
-    def answers(self) -> bool:
-        """Whether the GPU still runs anything in this process."""
-        try:
-            self._torch.cuda.synchronize(self._device)
-        except RuntimeError:
-            return False
-        return True
 
     def _views(self, out: Any, problem: AttentionProblem) -> tuple[ArrayView, ...]:
         if not problem.lse:

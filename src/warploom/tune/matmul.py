@@ -9,9 +9,7 @@ from itertools import islice
 from typing import Any
 
 from warploom.bench.gemm import PlannedCall, drawn, torch_error
-from warploom.bench.peers import torch_module
-from warploom.bench.timing import input_sets
-from warploom.core.dtypes import DType, f16
+from warploom.core.dtypes import f16
 from warploom.core.errors import ProblemError
 from warploom.core.targets import Target
 from warploom.interop.arrays import address
@@ -30,7 +28,7 @@ from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.kernels.source import KernelSource
 from warploom.ops.matmul import plan_matmul
-from warploom.tune.operation import combinations
+from warploom.tune.operation import OnGpu, combinations
 
 MOST_SM80, MOST_SM90 = 64, 24
 """Configurations of each kernel that are compiled and timed, beside their neighbours."""
@@ -141,28 +139,21 @@ def checked_problem(problem: MatmulProblem, config: MatmulConfig) -> MatmulProbl
 _Pair = tuple[Any, Any]
 
 
-class MatmulWorkload:
+class MatmulWorkload(OnGpu):
     """Inputs of one problem on one GPU, held by PyTorch; its current stream is the one timed."""
 
     def __init__(self, problem: MatmulProblem, device: int, data: str = "normal") -> None:
         """``data``: what the matrices hold, one of :data:`warploom.bench.gemm.DATA`."""
         if not problem.a.k_contiguous:
             raise ProblemError("only products with a row-major A are tuned: transpose the product")
-        torch = self._torch = torch_module()
-        self._problem, self._index, self._data = problem, device, data
-        self._device = torch.device("cuda", device)
-        self._generator = torch.Generator(self._device).manual_seed(0)
-        per_set = problem.dtype.bytes * problem.batch * problem.k * (problem.m + problem.n)
-        self.sets = input_sets(per_set, int(torch.cuda.get_device_properties(self._device).L2_cache_size))
+        super().__init__(device, problem.dtype.bytes * problem.batch * problem.k * (problem.m + problem.n))
+        self._problem, self._data = problem, data
         self._inputs = [self._fresh(problem) for _ in range(self.sets)]
         self._output = self._empty(problem)
         self._checks: dict[MatmulProblem, _Pair] = {}
 
-    def _kind(self, dtype: DType) -> Any:
-        return {"bf16": self._torch.bfloat16, "f16": self._torch.float16, "f32": self._torch.float32}[dtype.name]
-
     def _fresh(self, problem: MatmulProblem) -> _Pair:
-        lead, kind = ((problem.batch,) if problem.batch > 1 else ()), self._kind(problem.dtype)
+        lead, kind = ((problem.batch,) if problem.batch > 1 else ()), self.kind(problem.dtype)
 
         def one(rows: int, cols: int) -> Any:
             return drawn(self._torch, (*lead, rows, cols), self._data, self._generator, kind)
@@ -174,7 +165,7 @@ class MatmulWorkload:
     def _empty(self, problem: MatmulProblem) -> Any:
         lead = (problem.batch,) if problem.batch > 1 else ()
         shape = (*lead, problem.m, problem.n)
-        return self._torch.full(shape, math.nan, device=self._device, dtype=self._kind(problem.out_dtype))
+        return self._torch.full(shape, math.nan, device=self._device, dtype=self.kind(problem.out_dtype))
 
     def _call(self, config: MatmulConfig, inputs: _Pair, out: Any) -> PlannedCall:
         made = plan_matmul(*inputs, accumulate=self._problem.accumulate, config=config, out=out)
@@ -198,11 +189,3 @@ class MatmulWorkload:
         batches = zip(out, a, b, strict=True) if problem.batch > 1 else ((out, a, b),)
         error = max(torch_error(*arrays, problem.accumulate).value for arrays in batches)
         return None if error <= 1.0 else f"computes wrong results (error {error:.3g} of what the types allow)"
-
-    def answers(self) -> bool:
-        """Whether the GPU still runs anything in this process."""
-        try:
-            self._torch.cuda.synchronize(self._device)
-        except RuntimeError:
-            return False
-        return True

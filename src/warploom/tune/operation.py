@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, Protocol, TypeVar
 
+from warploom.bench.peers import torch_module
+from warploom.bench.timing import input_sets
+from warploom.core.dtypes import DType
 from warploom.core.targets import Target
 from warploom.kernels.source import KernelSource
 from warploom.ops.tuned import TunableProblem
@@ -33,6 +36,28 @@ class Workload(Protocol[Candidate]):
     def answers(self) -> bool:
         """Whether the GPU still runs anything in this process: after an illegal access it does not."""
         ...
+
+
+class OnGpu:
+    """What workloads share: PyTorch on a GPU, a generator of inputs, and ``sets`` of so many bytes past the L2."""
+
+    def __init__(self, device: int, bytes_per_set: int) -> None:
+        torch = self._torch = torch_module()
+        self._index, self._device = device, torch.device("cuda", device)
+        self._generator = torch.Generator(self._device).manual_seed(0)
+        self.sets = input_sets(bytes_per_set, int(torch.cuda.get_device_properties(self._device).L2_cache_size))
+
+    def kind(self, dtype: DType) -> Any:
+        """PyTorch's type."""
+        return {"bf16": self._torch.bfloat16, "f16": self._torch.float16, "f32": self._torch.float32}[dtype.name]
+
+    def answers(self) -> bool:
+        """Whether the GPU still runs anything in this process."""
+        try:
+            self._torch.cuda.synchronize(self._device)
+        except RuntimeError:
+            return False
+        return True
 
 
 class Operation(Protocol[Problem, Config]):
