@@ -1,7 +1,7 @@
 """Write docs/evidence/ptx-mutants.md from the committed evidence: ``python benchmarks/ptx_mutants_page.py [--check]``.
 
-The evidence is benchmarks/results/static/ptx-mutants.json (``python -m tests.ptx.mutants``). ``--check`` changes
-nothing and ends with 1 if the page is out of date.
+The evidence is benchmarks/results/static/ptx-mutants.json (``python -m tests.ptx.mutants``), and of the GPU what
+``ptx_round_trip_h200.py`` writes. ``--check`` changes nothing and ends with 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -36,17 +36,34 @@ def table(rows: list[dict[str, Any]], key: str) -> str:
     return markdown_table([key, *shown], [*body, ["all", *(str(total[v]) for v in shown)]])
 
 
+def round_trip() -> str:
+    """What the kernels gave on a GPU as they are, by way of a Program, and on the emulator."""
+    evidence = read("h200/ptx-round-trip.json")
+    rows = [[row["kernel"], *("yes" if row[key] else "no" for key in ("equal", "equal on the emulator"))]
+            for row in evidence["kernels"]]  # fmt: skip
+    head = ["kernel", "as it is and by way of a Program", "and on the emulator"]
+    gpu = evidence["environment"]["gpu"]["name"]
+    return (
+        "## The same bits on a GPU\n\n"
+        "The kernels as their compilers left them, and their PTX read as a Program, printed as CUDA C++ and compiled\n"
+        f"again, on one {gpu} (`benchmarks/ptx_round_trip_h200.py`): are all outputs equal bit for bit? The\n"
+        "emulator's products and approximations (`ex2`, `rsqrt`) are not the hardware's to the last bit.\n\n"
+        f"{markdown_table(head, rows)}"
+    )
+
+
 def page() -> str:
     """The page."""
     evidence = read("static/ptx-mutants.json")
     rows: list[dict[str, Any]] = evidence["mutants"]
-    rest = [[r["kernel"], f"{r['change']}: `{r['code']}`", r["reason"] or "**not shown**"]
-            for r in rows if r["verdict"] in ("equivalent", "unseen")]  # fmt: skip
+    rest = Counter((r["kernel"], f"{r['change']}: `{r['code']}`", r["reason"] or "**not shown**")
+                   for r in rows if r["verdict"] in ("equivalent", "unseen"))  # fmt: skip
     known = [f"- {name}: {message}.\n" for name, message in evidence["mended before"].items()]
     return "".join([
         _INTRODUCTION, table(rows, "kernel"), "\n", table(rows, "change"), "\n## Equivalent mutants\n\n",
-        markdown_table(["kernel", "change", "why it is the same kernel"], rest),
-        *(["\n## Found in the kernels as they are\n\n", *known] if known else []),
+        markdown_table(["kernel", "change", "times", "why it is the same kernel"],
+                       [[kernel, change, str(n), why] for (kernel, change, why), n in rest.items()]),
+        *(["\n## Found in the kernels as they are\n\n", *known] if known else []), "\n", round_trip(),
     ])  # fmt: skip
 
 

@@ -149,6 +149,11 @@ MEMORY: list[Instruction] = [
     *(MemoryFence(scope) for scope in ("cta", "gpu", "sys")),
     *(ReduceAdd(n, 16) for n in (1, 2, 4)),
     *(WaitAtLeast(offset) for offset in (0, 8)),
+    *(
+        Atomic(space, "add", u32 if "x2" in kind else u16, halves=kind)
+        for space in ("shared", "global")
+        for kind in ("f16", "bf16", "f16x2", "bf16x2")
+    ),
     *(LdMatrix(n, transposed, 32) for n in (1, 2, 4) for transposed in (False, True)),
     *(StMatrix(n, transposed, 32) for n in (1, 2, 4) for transposed in (False, True)),
 ]

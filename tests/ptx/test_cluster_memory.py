@@ -87,3 +87,27 @@ def test_words_that_are_stored_asynchronously(expected: str, wait: str, kind: st
     assert (kind in found) if kind else not found
     if not kind:
         assert out.reshape(4, 64)[:, :4].tolist() == [[1, 5, 6, 7], [0, 5, 6, 7]] * 2
+
+
+BULK = f"""mov.u32 %r0, %tid.x; mov.u32 %r9, %cluster_ctarank; xor.b32 %r8, %r9, 1; mov.u32 %r1, s; mov.u32 %r2, bar;
+    setp.ne.u32 %p1, %r0, 0; @%p1 bra met; mbarrier.init.shared::cta.b64 [bar], 1; fence.mbarrier_init.release.cluster;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 256; met: {SYNC} @%p1 bra wait;
+    mapa.shared::cluster.u32 %r3, %r1, %r8; mapa.shared::cluster.u32 %r4, %r2, RANK;
+    mul.wide.u32 %d2, %r9, 256; add.u64 %d3, %d1, %d2;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%d3], 256, [%r4];
+    wait: {{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [bar], 0; @!done bra again; }}
+    mul.lo.u32 %r5, %r0, 4; add.u32 %r6, %r1, %r5; ld.shared.u32 %r4, [%r6]; {SYNC} {OUT}"""
+
+
+@pytest.mark.parametrize("rank", ["%r8", "%r9"])
+def test_bytes_from_global_memory_to_the_other_cta(rank: str) -> None:
+    """The copy completes on an mbarrier of the CTA that it goes to, or is found."""
+    text = kernel(BULK.replace("RANK", rank), ["u64", "u64"], target="sm_90",
+                  before=".shared .align 16 .b8 s[256]; .shared .align 8 .b8 bar[8];")  # fmt: skip
+    out, x = np.zeros(128, np.uint32), np.arange(128, dtype=np.uint32)
+    findings = check(text, [out, x], 64, grid=2, cluster=2).findings
+    if rank == "%r8":
+        assert findings == ()
+        assert out.tolist() == [*range(64, 128), *range(64)]
+    else:
+        assert "mbarrier" in kinds(findings)

@@ -128,6 +128,28 @@ def test_copies_are_waited_for(wait):
         assert {"in_flight", "leak"} <= found
 
 
+@pytest.mark.parametrize("space", ["global", "shared"])
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f16x2", "bf16x2"])
+def test_sums_of_halves(kind, space):
+    """64 threads add to four places, of which pairs of halves are two elements."""
+    half, pair = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}[kind.removesuffix("x2")], kind.endswith("x2")
+    size, register = (4, "%r9") if pair else (2, "%h9")
+    bits = "b32" if pair else "b16"
+    target = {"global": "%d23", "shared": "%r12"}[space]
+    moved = f"""setp.lt.u32 %p1, %r0, 4; @%p1 st.shared.{bits} [%r12], {"0" if pair else "%h0"}; bar.sync 0;
+    atom.shared.add.noftz.{kind} {register}, [%r12], {register}; bar.sync 0; ld.shared.{bits} {register}, [%r12];
+    @%p1 st.global.{bits} [%d23], {register};"""
+    body = f"""mov.u32 %r0, %tid.x; mov.b16 %h0, 0; mul.wide.u32 %d20, %r0, {size}; add.s64 %d21, %d0, %d20;
+    ld.global.{bits} {register}, [%d21]; and.b32 %r10, %r0, 3; mul.wide.u32 %d22, %r10, {size}; add.s64 %d23, %d1, %d22;
+    mov.u32 %r11, sums; mad.lo.u32 %r12, %r10, {size}, %r11;
+    {moved if space == "shared" else f"red.relaxed.gpu.global.add.noftz.{kind} [{target}], {register};"}"""
+    x = np.random.default_rng(1).integers(-8, 9, (64, 2 if pair else 1)).astype(half)
+    y = np.zeros((4, 2 if pair else 1), half)
+    text = kernel(body, ["u64", "u64"], ".shared .align 16 .b8 sums[16];", target="sm_90")
+    assert check(text, [x, y], 64).findings == ()
+    assert np.array_equal(y.astype(int), x.astype(int).reshape(16, 4, -1).sum(0))
+
+
 def test_a_copy_fills_with_zeros_what_it_does_not_read():
     x, y = np.arange(1, 257, dtype=np.float32), np.zeros(256, np.float32)
     body = "mov.u32 %r9, %tid.x; and.b32 %r9, %r9, 1; shl.b32 %r9, %r9, 4;" + COPY.format(

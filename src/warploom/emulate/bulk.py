@@ -148,11 +148,14 @@ class BulkCopies:
         alone = np.zeros((frame.n, 32), np.bool_)
         for i, row, lanes in lanes_of(frame, guard):
             lane = self._only(row, lanes, op)
-            size, address = int(counts[i, lane]), int(places[i, lane])
+            size, to = int(counts[i, lane]), self._to(int(places[i, lane]), int(bars[i, lane]), row, lane, op)
             if size % CHUNK or size <= 0:
                 message = f"{op.instruction.mnemonic} of {size} bytes: a bulk copy moves a positive multiple of {CHUNK}"
                 self.report.add("misaligned", op.where, message, row, lane)
                 continue
+            if to is None:
+                continue
+            cta, address, where = to
             alone[:] = False
             alone[i, lane] = True
             found = self.memory.resolve(frame, starts, size, op, alone, CHUNK)
@@ -160,24 +163,32 @@ class BulkCopies:
             if found:
                 self.proxy.counter.engine("tma.load", size, size)
                 span = Span(found[0].buffer, int(found[0].offsets[0]), size)
-                where = int(bars[i, lane]) - SHARED_BASE
-                self._start_load(row, lane, op, span, (), chunks, where, row // self.warps)
+                self._start_load(row, lane, op, span, (), chunks, where, cta)
 
     def issue_words(self, frame: Frame, op: Op, target: Array, barrier: Array, words: Array) -> None:
         """Each active lane stores its words (warps, lanes, words) into a CTA of the cluster."""
         places, bars = (frame.full(x).astype(np.int64) for x in (target, barrier))
         for i, row, lanes in lanes_of(frame, None):
             for lane in range(32) if lanes is None else lanes:
-                cta, where = self.barriers.window(int(bars[i, lane]), row, lane, op)
-                owner, place = self.barriers.window(int(places[i, lane]), row, lane, op)
-                own = row // self.warps
-                if (owner if owner is not None else own) != (cta if cta is not None else own):
-                    message = f"{op.instruction.mnemonic} stores to one CTA and completes on an mbarrier of another"
-                    self.report.add("mbarrier", op.where, message, row, lane)
+                to = self._to(int(places[i, lane]), int(bars[i, lane]), row, lane, op)
+                if to is None:
                     continue
+                cta, place, where = to
                 chunks = self._inside(np.array([place]), CHUNK, CHUNK, row, lane, op)
                 source = Words(np.ascontiguousarray(words[i, lane]))
-                self._start_load(row, lane, op, source, (), chunks, where - SHARED_BASE, own if cta is None else cta)
+                self._start_load(row, lane, op, source, (), chunks, where, cta)
+
+    def _to(self, place: int, barrier: int, row: int, lane: int, op: Op) -> tuple[int, int, int] | None:
+        """The CTA (of the batch) of two addresses of the cluster, the first within it, and the byte of the mbarrier.
+
+        None, and a finding, where they are of two CTAs.
+        """
+        (owner, at), (cta, where) = (self.barriers.window(x, row, lane, op) for x in (place, barrier))
+        if owner != cta:
+            message = f"{op.instruction.mnemonic} stores to one CTA and completes on an mbarrier of another"
+            self.report.add("mbarrier", op.where, message, row, lane)
+            return None
+        return cta, at, where - SHARED_BASE
 
     def track_copies(self, frame: Frame, op: Op, barrier: Array, copies: CopyQueue, *, counted: bool) -> None:
         """The active lanes arrive at an mbarrier when the copies that they have under way land."""

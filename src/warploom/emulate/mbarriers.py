@@ -173,16 +173,16 @@ class Mbarriers:
                     bar.count -= effect.drops
                     self._arrive(bar, effect.expected_bytes or 0, row, number, op)
 
-    def window(self, place: int, row: int, lane: int, op: Op) -> tuple[int | None, int]:
+    def window(self, place: int, row: int, lane: int, op: Op) -> tuple[int, int]:
         """The CTA (of the batch) and the address within it of a shared::cluster address; its own without a rank."""
         rank, where = (place >> WINDOW_BITS) - 1, place & (1 << WINDOW_BITS) - 1
         if rank < 0:
-            return None, where
+            return row // self.clocks.warps_per_cta, where
         together = self.clocks.domain // self.clocks.warps_per_cta
         if rank >= together:
             message = f"{op.instruction.mnemonic} goes to a CTA of rank {rank}: the cluster has {together}"
             self.report.add("bounds", op.where, message, row, lane)
-            return None, -1
+            return row // self.clocks.warps_per_cta, -1
         return row // self.clocks.domain * together + rank, where
 
     def _release(self, bar: Mbarrier, row: int, group: Lanes, scope: ClusterScope, op: Op) -> None:

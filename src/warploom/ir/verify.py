@@ -58,7 +58,7 @@ from warploom.isa.effects import (
     WarpgroupFence,
 )
 from warploom.isa.matrix_exact import MmaDouble
-from warploom.isa.memory import ReduceAdd, StMatrix
+from warploom.isa.memory import Atomic, ReduceAdd, StMatrix
 from warploom.isa.scalar import SM_90_SCALARS, Scalar
 from warploom.isa.sync import GridDependency
 from warploom.isa.warp import Elect, Special
@@ -98,7 +98,7 @@ def least_architecture(instruction: Instruction) -> str:
             needs.append(_QUEUE_NEEDS.get(effect.queue, "sm_80"))
         if isinstance(effect, MbarrierArrive):
             plain = effect.expected_bytes is None and not effect.remote and effect.scope == "cta"
-            plain &= effect.count == 1
+            plain &= effect.count == 1 or not effect.completes
             needs.append("sm_80" if plain else "sm_90")
         if isinstance(effect, Access) and effect.remote:
             needs.append("sm_90")
@@ -107,6 +107,8 @@ def least_architecture(instruction: Instruction) -> str:
     if isinstance(instruction, PairArithmetic) and instruction.half is bf16 and instruction.op in ("add", "mul"):
         needs.append("sm_90")
     if isinstance(instruction, Scalar) and instruction.form in SM_90_SCALARS:
+        needs.append("sm_90")
+    if isinstance(instruction, Atomic) and instruction.halves.startswith("bf16"):
         needs.append("sm_90")
     if isinstance(instruction, ReduceAdd) and instruction.count > 1:
         needs.append("sm_90")

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, f64, s32, s64, u32, u64
+from warploom.core.dtypes import DTYPES, DType, f32, f64, s32, s64, u16, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.alu import flush_subnormal
 from warploom.isa.base import Array, Instruction, address, as_words, braces, takes
@@ -198,7 +198,8 @@ class Atomic(Instruction):
 
     ``cas`` compares bits; ``inc`` counts up to the value and from 0 again, ``dec`` down to 0 and from the value. Sums
     of f32 in global memory flush subnormals to zero (PTX ISA, ``atom``). The order in which lanes and warps apply is
-    not defined; the emulator applies lanes in ascending order.
+    not defined; the emulator applies lanes in ascending order. ``halves`` is what a sum of bits adds: ``f16``,
+    ``bf16x2`` and their like.
     """
 
     space: Space
@@ -207,11 +208,15 @@ class Atomic(Instruction):
     offset: int = 0
     order: Order = "relaxed"
     scope: Scope = "gpu"
+    halves: Literal["", "f16", "bf16", "f16x2", "bf16x2"] = ""
 
     def __post_init__(self) -> None:
         if self.op not in _ATOMIC_TYPES:
             raise VerifyError(f"there is no atomic {self.op!r}; there are {', '.join(_ATOMIC_TYPES)}")
-        takes(f"atomic {self.op}", self.dtype, _ATOMIC_TYPES[self.op])
+        if self.halves:
+            takes(f"atomic add of {self.halves}", self.dtype, (u32 if "x2" in self.halves else u16,))
+        else:
+            takes(f"atomic {self.op}", self.dtype, _ATOMIC_TYPES[self.op])
         if self.order == "weak":
             raise VerifyError("an atomic is relaxed, acquire, release or acq_rel, not weak")
 
@@ -221,6 +226,7 @@ class Atomic(Instruction):
         bits_only = self.op in ("exch", "cas", "and", "or", "xor")
         kind = f"b{self.dtype.bits}" if bits_only else self.dtype.name
         kind = "u64" if self.op == "add" and self.dtype is s64 else kind  # the same bits
+        kind = f"noftz.{self.halves}" if self.halves else kind
         return f"atom.{self.order}.{self.scope}.{self.space}.{self.op}.{kind}"
 
     @property
@@ -250,6 +256,9 @@ class Atomic(Instruction):
             return np.where(old.view(bits) == values[0].view(bits), values[1], old)
         if self.op == "add" and self.dtype is f32 and self.space == "global":
             return flush_subnormal(flush_subnormal(old) + flush_subnormal(values[0]))
+        if self.halves:
+            dtype = DTYPES[self.halves.removesuffix("x2")].numpy
+            return (np.ascontiguousarray(old).view(dtype) + np.ascontiguousarray(values[0]).view(dtype)).view(old.dtype)
         return _COMBINED[self.op](old, values[0])
 
 

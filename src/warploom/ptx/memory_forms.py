@@ -6,7 +6,7 @@ Source: PTX ISA, "Data Movement and Conversion Instructions", "Parallel Synchron
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from warploom.core.dtypes import s16, s32, u8, u16, u32, u64
 from warploom.ir.statements import Operand as Value
@@ -196,6 +196,8 @@ def _words(b: Builder, values: tuple[Operand, ...], kind: str) -> list[Value]:
     return [b.op(Combine(u32), *halves[i : i + 2]) for i in range(0, len(halves), 2)]
 
 
+Halves = Literal["", "f16", "bf16", "f16x2", "bf16x2"]
+_HALVES = get_args(Halves)
 _ATOMIC_OPS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 _ATOMIC_TYPES = {"b32": u32, "u32": u32, "s32": s32, "b64": u64, "u64": u64, "s64": TYPE["s64"], "f32": TYPE["f32"],
                  "f64": TYPE["f64"]}  # fmt: skip
@@ -211,16 +213,18 @@ def atomic(b: Builder, f: Form) -> None:
     scope = _scope(f)
     f.drop("L2::", "L1::")
     op, kind = f.one_of(*_ATOMIC_OPS), f.type()
-    if not op or kind not in _ATOMIC_TYPES:
+    halves = kind if kind in _HALVES and op == "add" and f.flag("noftz") else ""
+    if not op or (kind not in _ATOMIC_TYPES and not halves):
         raise f.refusal()
     operands = f.operands(*((4,) if op == "cas" else (3,)) if f.opcode == "atom" else (2,))
     target = operands[0] if f.opcode == "atom" else Register("")
     address, *values = operands[1:] if f.opcode == "atom" else operands
-    dtype = _ATOMIC_TYPES[kind]
+    dtype = TYPE[kind] if halves else _ATOMIC_TYPES[kind]
     read = [b.read(x, dtype) for x in values]
 
     def make(where: Space, offset: int) -> tuple[Atomic, list[Value]]:
-        return Atomic("global" if where == "local" else where, op, dtype, offset, cast("Order", order), scope), read
+        reached = "global" if where == "local" else where
+        return Atomic(reached, op, dtype, offset, cast("Order", order), scope, cast("Halves", halves)), read
 
     (old,) = b.access(address, space, make, [dtype])
     b.assign(target, old)
