@@ -30,6 +30,9 @@ KINDS = {
     "sm90": SM90,
     "sum column": ForwardSm90(head_dim=64, tile_n=64, consumers=1, sum_column=True, q_in_registers=False),
     "masked blocks": ForwardSm90(head_dim=32, tile_n=48, skip_masked=True, turns=False),
+    "wide keys, sm80": ForwardSm80(head_dim=48, v_dim=24, tile_m=64, tile_n=32, num_warps=4),
+    "wide keys": ForwardSm90(head_dim=96, v_dim=40, tile_n=48, consumers=1),
+    "wide values": ForwardSm90(head_dim=32, v_dim=80, tile_n=48, consumers=1, q_in_registers=False),
     "not persistent": ForwardSm90(head_dim=72, tile_n=64, consumers=1, persistent=False, dtype=f16),
 }
 
@@ -68,16 +71,16 @@ class Case:
         """Everything by the kernels' names."""
         numbers, d, dtype = np.random.default_rng(0), self.config.head_dim, self.config.dtype.numpy
         q_rows, k_rows = (int(x[-1]) + PAD for x in self.starts)
-        q, k, v = np.full((q_rows, self.heads, d), np.nan), *np.full((2, k_rows, self.kv_heads, d), np.nan)
+        q, k = np.full((q_rows, self.heads, d), np.nan), np.full((k_rows, self.kv_heads, d), np.nan)
+        v = np.full((*k.shape[:2], self.config.value_dim), np.nan)
         for rows, keys in self.spans:
-            q[rows] = numbers.standard_normal(q[rows].shape)
-            k[keys], v[keys] = numbers.standard_normal((2, *k[keys].shape))
+            q[rows], k[keys], v[keys] = (numbers.standard_normal(x.shape) for x in (q[rows], k[keys], v[keys]))
         q, k, v = (x.astype(dtype) for x in (q, k, v))
         used = {
             f"{name}_used": np.asarray(x, np.int32) for name, x in zip("qk", self.used, strict=True) if x is not None
         }
         return {
-            "q": q, "k": k, "v": v, "out": np.full_like(q, UNTOUCHED),
+            "q": q, "k": k, "v": v, "out": np.full((*q.shape[:2], v.shape[2]), UNTOUCHED, dtype),
             "lse": np.full((self.heads, q_rows), UNTOUCHED, np.float32),
             "q_starts": self.starts[0], "k_starts": self.starts[1], **used,
         }  # fmt: skip
@@ -89,6 +92,7 @@ class Case:
         problem = PackedProblem(
             len(self.queries), self.heads, self.kv_heads, x["q"].shape[0], x["k"].shape[0], self.config.head_dim,
             self.config.dtype, self.window, lse=self.lse, used=("q_used" in x, "k_used" in x),
+            v_dim=0 if x["v"].shape[2] == x["k"].shape[2] else x["v"].shape[2],
         )  # fmt: skip
         q, k, v, out = ((x[name].shape[1] * x[name].shape[2], x[name].shape[2]) for name in ("q", "k", "v", "out"))
         return packed_calls(self.config, problem, (q, k, v, out), 3)

@@ -25,6 +25,8 @@ SM80 = BackwardSm80(head_dim=32, tile_m=32, num_warps=4)
 KINDS = {
     "sm80": SM80,
     "sm90": BackwardSm90(head_dim=64, tile_m=32),
+    "wide keys, sm80": BackwardSm80(head_dim=40, v_dim=24, tile_m=32, num_warps=4),
+    "wide keys": BackwardSm90(head_dim=64, v_dim=40, tile_m=32),
     "sm80 in turn": BackwardSm80(head_dim=40, tile_m=32, num_warps=4, dtype=f16, in_turn=True),
 }
 
@@ -60,9 +62,9 @@ class Case:
         """Everything by the kernels' names; the forward pass in float64."""
         numbers, d, dtype = np.random.default_rng(0), self.config.head_dim, self.config.dtype.numpy
         rows, keys = (int(x[-1]) + PAD for x in self.starts)
-        q, dout = (numbers.standard_normal((rows, self.heads, d)).astype(dtype) for _ in range(2))
-        k, v = (numbers.standard_normal((keys, self.kv_heads, d)).astype(dtype) for _ in range(2))
-        out, lse = np.full_like(q, np.nan), np.full((self.heads, rows), np.nan, np.float32)
+        q, dout = (numbers.standard_normal((rows, self.heads, n)).astype(dtype) for n in (d, self.config.value_dim))
+        k, v = (numbers.standard_normal((keys, self.kv_heads, n)).astype(dtype) for n in (d, self.config.value_dim))
+        out, lse = np.full_like(dout, np.nan), np.full((self.heads, rows), np.nan, np.float32)
         for own, others, seen in self.sequences():
             group = self.heads // self.kv_heads
             queries = np.swapaxes(q[own], 0, 1).astype(np.float64)
@@ -92,6 +94,7 @@ class Case:
         forward = PackedProblem(
             len(self.queries), self.heads, self.kv_heads, x["q"].shape[0], x["k"].shape[0], config.head_dim,
             config.dtype, self.window, sinks=bool(self.sinks),
+            v_dim=0 if config.value_dim == config.head_dim else config.value_dim,
         )  # fmt: skip
         problem = PackedBackwardProblem(forward, True, getattr(config, "in_turn", True))
         strides = {name: (a.shape[1] * a.shape[2], a.shape[2]) for name, a in x.items() if a.ndim == 3}

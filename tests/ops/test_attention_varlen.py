@@ -61,6 +61,20 @@ def test_numpy_arrays(config: str | None) -> None:
     assert np.allclose(lse[:, 20:77], one[1][0], atol=1e-3)
 
 
+def test_values_with_a_head_dim_of_their_own() -> None:
+    torch = pytest.importorskip("torch")
+    q, k, _ = make()
+    v = make(head_dim=16)[2]
+    out = call(q, k, v, STARTS, causal=True)
+    assert out.shape == (90, 2, 16)
+    assert is_right(out, q, k, v, causal=True)
+    packed, alone = ([torch.from_numpy(x[:20]).requires_grad_() for x in (q, k, v)] for _ in range(2))
+    call(*packed, torch.tensor([0, 20], dtype=torch.int32)).float().square().sum().backward()
+    warploom.attention(*(x[None] for x in alone)).float().square().sum().backward()
+    for x, y in zip(packed, alone, strict=True):
+        assert torch.allclose(x.grad.float(), y.grad.float(), atol=2e-2)
+
+
 def test_strided_arrays_and_an_output_of_the_caller_s() -> None:
     """Heads of one array side by side; rows of no sequence stay."""
     wide = np.random.default_rng(1).standard_normal((96, 6, 32)).astype(np.float16)

@@ -25,7 +25,7 @@ from warploom.ops.attention_arrays import Options, Window, widened
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import EMULATOR, Place
 from warploom.ops.steps import Kept, Prepared, Step, Steps
-from warploom.ops.varlen_arrays import Arrays, check_lengths, laid_out, read_packed, refuse_shared
+from warploom.ops.varlen_arrays import Arrays, check_lengths, laid_out, read_packed, refuse_shared, shape_of_result
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,18 +79,19 @@ def attention_varlen(
 ) -> Any:
     """:func:`attention` of sequences of any lengths, packed one behind the other.
 
-    Shapes: q (total_q, heads, head_dim), k and v (total_k, kv_heads, head_dim). Sequence i has the queries
-    ``cu_seqlens_q[i]`` … ``cu_seqlens_q[i + 1]`` - 1 and the keys that ``cu_seqlens_k``, by default the same, says so
-    of: int32 (batch + 1,), ascending, on the arrays' device. ``seqused_q`` and ``seqused_k``, int32 (batch,), are how
-    many of its queries and keys count, from the first on. Each sequence is a problem of :func:`attention` with the same
-    ``causal``, ``window``, ``softcap``, ``scale``, ``sinks``, types and strides; a sequence may be empty.
+    Shapes: q (total_q, heads, head_dim), k and v (total_k, kv_heads, head_dim); v may have a head_dim of its own, which
+    is that of the result. Sequence i has the queries ``cu_seqlens_q[i]`` … ``cu_seqlens_q[i + 1]`` - 1 and the keys
+    that ``cu_seqlens_k``, by default the same, says so of: int32 (batch + 1,), ascending, on the arrays' device.
+    ``seqused_q`` and ``seqused_k``, int32 (batch,), are how many of its queries and keys count, from the first on. Each
+    sequence is a problem of :func:`attention` with the same ``causal``, ``window``, ``softcap``, ``scale``, ``sinks``,
+    types and strides; a sequence may be empty.
 
     The lengths are read on the device: nothing waits for them, a call may be captured into a CUDA graph and replayed
     with others in the same arrays, and no lengths, totals or number of sequences make a kernel that was not there
     before. ``max_seqlen_q`` and ``max_seqlen_k`` are taken for the sake of other libraries' callers and not needed.
 
-    Returns o, shaped like q: ``out`` if it is given, else a new array. With ``return_lse`` also the log-sum-exps,
-    float32 (heads, total_q). Rows of no sequence are left as they are: in a new array they hold anything.
+    Returns o, (total_q, heads, head_dim of v): ``out`` if it is given, else a new array. With ``return_lse`` also the
+    log-sum-exps, float32 (heads, total_q). Rows of no sequence are left as they are: in a new array they hold anything.
 
     Lengths that cannot be (descending ones, rows beyond the arrays) are cut to what can, on the device: no memory
     outside of the arrays is touched, and the result means nothing. ``check`` looks at them first, which waits for the
@@ -118,7 +119,7 @@ def attention_varlen(
         if ready is None:
             return _first_call(views, options, config, key, out)
     first = views["q"]
-    result = empty(first.kind, first.shape, first.dtype, first.device) if out is None else out
+    result = empty(first.kind, shape_of_result(views), first.dtype, first.device) if out is None else out
     lse = [_empty_lse(first)] if ready.lse else []
     ready.run(views, (result, *lse))
     return (result, lse[0]) if lse else result
@@ -164,7 +165,7 @@ def _first_call(views: Arrays, options: Options, config: Any, key: Key, out: Any
     problem, inputs = read_packed(views, options)
     q = views["q"]
     chosen, place = configured_packed(problem, q, config)
-    result = empty(q.kind, q.shape, q.dtype, q.device) if out is None else out
+    result = empty(q.kind, shape_of_result(views), q.dtype, q.device) if out is None else out
     lse = [_empty_lse(q)] if options.return_lse else []
     found = (result, lse[0]) if lse else result
     if 0 in (problem.batch, problem.total_q, problem.heads):

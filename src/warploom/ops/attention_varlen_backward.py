@@ -21,7 +21,7 @@ from warploom.ops.attention_varlen import described, how_they_lie, prepared, run
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
 from warploom.ops.steps import Step, Steps
-from warploom.ops.varlen_arrays import Arrays, read_packed
+from warploom.ops.varlen_arrays import Arrays, read_packed, shape_of_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,12 +84,12 @@ def _first_call(
 
 def _check(views: Arrays) -> None:
     """Raises ProblemError for results of the forward pass, or gradients of them, that are not such."""
-    q = views["q"]
+    q, shape = views["q"], shape_of_result(views)
     for name, caller in (("dout", "dout"), ("o", "out")):
         view = views[name]
-        if tuple(view.shape) != tuple(q.shape) or view.dtype is not q.dtype:
+        if tuple(view.shape) != shape or view.dtype is not q.dtype:
             raise ProblemError(
-                f"{caller} is {view.dtype} of shape {tuple(view.shape)}; it must be {q.dtype} of {tuple(q.shape)}"
+                f"{caller} is {view.dtype} of shape {tuple(view.shape)}; it must be {q.dtype} of {shape}"
             )
     rows = (q.shape[1], q.shape[0])
     for name in ("lse", "dlse"):

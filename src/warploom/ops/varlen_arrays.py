@@ -54,9 +54,9 @@ def read_packed(views: Arrays, options: Options) -> tuple[PackedProblem, Arrays]
     problem = checked_packed(views, options)
     arrays = {name: view for name, view in views.items() if name != "out"}
     if problem.total_k == 0 < problem.total_q:  # no tensor map without a row: one that no sequence has
-        rows = (1, problem.kv_heads, problem.head_dim)
         q = views["q"]
-        arrays |= {name: describe_new(filled(q.kind, rows, q.dtype, q.device, 0.0)) for name in ("k", "v")}
+        for name, cols in (("k", problem.head_dim), ("v", problem.value_dim)):
+            arrays[name] = describe_new(filled(q.kind, (1, problem.kv_heads, cols), q.dtype, q.device, 0.0))
     arrays.setdefault("k_starts", views["q_starts"])
     return problem, arrays
 
@@ -75,14 +75,15 @@ def checked_packed(views: Mapping[str, ArrayView], options: Options) -> PackedPr
             raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[2]}): copy it")
     same_device([*views.values()], [NAMES.get(name, name) for name in views])
     q, k, v = (tuple(views[name].shape) for name in "qkv")
-    if k != v:
-        raise ProblemError(f"k has shape {k} and v {v}: they must be equal")
+    if k[:2] != v[:2]:
+        raise ProblemError(f"k has shape {k} and v {v}: they must have as many rows and heads")
     if q[2] != k[2]:
         raise ProblemError(f"q has shape {q} and k {k}: head_dim must be equal")
     if q[1] != k[1] and (k[1] == 0 or q[1] % k[1]):
         raise ProblemError(f"q has {q[1]} heads, no multiple of the {k[1]} of k and v: heads share keys in groups")
-    if q[2] % 8 or not 8 <= q[2] <= 256:
-        raise ProblemError(f"head_dim is {q[2]}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
+    for d in (q[2], v[2]):
+        if d % 8 or not 8 <= d <= 256:
+            raise ProblemError(f"head_dim is {d}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
     check_sinks(views.get("sinks"), q[1])
     batch = _batch(views)
     if "k_starts" not in views and q[0] != k[0]:
@@ -91,7 +92,7 @@ def checked_packed(views: Mapping[str, ArrayView], options: Options) -> PackedPr
     used = "q_used" in views, "k_used" in views
     return PackedProblem(
         batch, q[1], max(1, k[1]), q[0], k[0], q[2], views["q"].dtype, options.sides(), options.scale, options.softcap,
-        options.return_lse, "sinks" in views, used,
+        options.return_lse, "sinks" in views, used, 0 if v[2] == q[2] else v[2],
     )  # fmt: skip
 
 
@@ -117,8 +118,9 @@ def _check_out(views: Mapping[str, ArrayView]) -> None:
     out, q = views.get("out"), views["q"]
     if out is None:
         return
-    if tuple(out.shape) != tuple(q.shape) or out.dtype is not q.dtype:
-        raise ProblemError(f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {q.dtype} of {tuple(q.shape)}")
+    shape = shape_of_result(views)
+    if tuple(out.shape) != shape or out.dtype is not q.dtype:
+        raise ProblemError(f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {q.dtype} of {shape}")
     if out.readonly:
         raise ProblemError("out is read-only: pass an array that can be written")
     if 0 in out.shape:
@@ -128,6 +130,11 @@ def _check_out(views: Mapping[str, ArrayView]) -> None:
         raise ProblemError("out's rows do not start at multiples of 16 bytes: pass one whose rows do")
     if overlaps_itself(plain):
         raise ProblemError("out has rows that lie in each other: pass one whose elements are apart")
+
+
+def shape_of_result(views: Mapping[str, ArrayView]) -> tuple[int, ...]:
+    """(total_q, heads, head_dim of v)."""
+    return (*views["q"].shape[:2], views["v"].shape[2])
 
 
 def refuse_shared(views: Mapping[str, ArrayView]) -> None:

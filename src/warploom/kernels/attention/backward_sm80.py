@@ -144,7 +144,7 @@ class BackwardSm80(GradientDims):
         p, names = problem.forward, ("q", "k", "v", "dout", "dk", "dv")
         kernels, slots, given = "attention.packed_backward_kernel", problem.slots(self.tile_m), features(problem)
         products = KernelSource.of(
-            f"{kernels}:packed_backward_sm80", f"packed_backward_{self.tile_m}x{self.keys}x{self.head_dim}",
+            f"{kernels}:packed_backward_sm80", f"packed_backward_{self.tile_m}x{self.keys}x{self.dims}",
             config=self, features=given, row_strides=tuple(strides[x][0] for x in names),
         )  # fmt: skip
         blocks = slots * p.heads

@@ -195,11 +195,11 @@ class BackwardSm90(HeadDims, Configuration):
 
         def mapped(name: str, rows: int) -> MappedArray:
             size = (p.total_k, p.kv_heads) if name in ("k", "v", "dk", "dv") else (p.total_q, p.heads)
-            shape, box = (*size, p.head_dim), (rows, 1, PANEL_COLS)
+            shape, box = (*size, p.value_dim if name in ("v", "dv", "dout") else p.head_dim), (rows, 1, PANEL_COLS)
             return MappedArray(self.dtype, shape, (*strides[name], 1), box, ragged=True)
 
         products = KernelSource.of(
-            f"{kernels}:packed_backward_sm90", f"packed_backward_{self.tile_m}x{KEYS}x{self.head_dim}",
+            f"{kernels}:packed_backward_sm90", f"packed_backward_{self.tile_m}x{KEYS}x{self.dims}",
             config=self, features=given,
         )  # fmt: skip
         places = slots * self.vector

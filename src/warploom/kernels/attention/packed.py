@@ -33,6 +33,7 @@ Strides = tuple[int, int]
 class PackedProblem:
     """What is asked: Q and O (total_q, heads, head_dim), K and V (total_k, kv_heads, head_dim), and options.
 
+    ``v_dim``: the head_dim of V and O, where it is another (0: it is not).
     ``used``: whether the queries' and the keys' sequences use only a first part of their rows. The other options are
     those of :class:`AttentionProblem`.
     """
@@ -50,6 +51,12 @@ class PackedProblem:
     lse: bool = False
     sinks: bool = False
     used: tuple[bool, bool] = (False, False)
+    v_dim: int = 0
+
+    @property
+    def value_dim(self) -> int:
+        """Elements per head of V and O."""
+        return self.v_dim or self.head_dim
 
     @property
     def typical(self) -> AttentionProblem:
@@ -57,7 +64,7 @@ class PackedProblem:
         n = TYPICAL_LENGTH
         return AttentionProblem(
             1, self.heads, self.kv_heads, n, n, self.head_dim, self.dtype, self.window, self.scale, self.softcap,
-            self.lse, self.sinks,
+            self.lse, self.sinks, self.v_dim,
         )  # fmt: skip
 
     @property
@@ -79,7 +86,7 @@ class PackedProblem:
     @property
     def flops(self) -> int:
         """Of the two products, were every sequence as long as the mean and seen whole: for estimates."""
-        return 4 * self.heads * self.head_dim * self.total_q * -(-self.total_k // max(1, self.batch))
+        return 2 * self.heads * (self.head_dim + self.value_dim) * self.total_q * -(-self.total_k // max(1, self.batch))
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -153,7 +160,7 @@ def listing(config: AttentionConfig, problem: PackedProblem, *, overlap: bool) -
         f"attention.packed_kernel:list_tiles{'_sm90' if overlap else ''}", f"list_tiles_{tile_m}",
         tile_m=tile_m, by_row=by_row, used=p.used, overlap=overlap,
     )  # fmt: skip  # fmt: skip
-    row_bytes = 2 * p.head_dim * p.dtype.bytes // p.group
+    row_bytes = (p.head_dim + p.value_dim) * p.dtype.bytes // p.group
     most = most_pieces(p.total_q, p.batch, tile_m)
     scalars: dict[str, Any] = {
         "total_q": p.total_q, "total_k": p.total_k, "batch": p.batch, "heads": p.heads, "most": most,

@@ -77,11 +77,13 @@ def packed_backward_sm80(
 
         def keys_of(of: GlobalPointer, stride: Traced, number: int) -> Rows:
             start = of + (k.mul_wide(keys.begin, row_strides[number]) + k.mul_wide(head, stride))
-            return Rows(start, row_strides[number], keys.count, c.head_dim)
+            return Rows(start, row_strides[number], keys.count, c.value_dim if number in (2, 5) else c.head_dim)
 
         def queries_of(of: GlobalPointer, stride: Traced, number: int) -> Rows:
             start = k.mul_wide(queries.begin, row_strides[number]) + k.mul_wide(head * features.group, stride)
-            return Rows(of + start, row_strides[number], queries.count, c.head_dim, plane=stride)
+            return Rows(
+                of + start, row_strides[number], queries.count, c.value_dim if number == 3 else c.head_dim, plane=stride
+            )
 
         at = KeyBlock(
             slot.number,

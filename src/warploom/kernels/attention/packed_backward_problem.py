@@ -44,14 +44,14 @@ def row_calls(
     """
     p = problem.forward
     source = KernelSource.of(
-        "attention.packed_backward_kernel:packed_backward_rows", f"packed_backward_rows_{p.head_dim}",
-        head_dim=p.head_dim, dtype=p.dtype, lse_gradient=problem.lse_gradient, tile=(tile, vector),
+        "attention.packed_backward_kernel:packed_backward_rows", f"packed_backward_rows_{p.value_dim}",
+        head_dim=p.value_dim, dtype=p.dtype, lse_gradient=problem.lse_gradient, tile=(tile, vector),
     )  # fmt: skip
     slots = problem.slots(tile)
     scalars = {"total_q": p.total_q, "slots": slots, **named(strides, "out", "dout")}
     gradient = ("dlse",) if problem.lse_gradient else ()
     memory: dict[str, int] = dict.fromkeys(("shift", "delta"), p.heads * slots * vector)
-    grid = slots * p.heads, -(-tile // RowGroups(p.head_dim).rows), 1
+    grid = slots * p.heads, -(-tile // RowGroups(p.value_dim).rows), 1
     arrays = "o", "dout", "lse", *gradient, "blocks", "shift", "delta"
     rows = KernelCall(source, grid, scalars, (), arrays, memory, "delta" if p.sinks else "")
     if not p.sinks:

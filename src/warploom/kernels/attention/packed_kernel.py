@@ -104,7 +104,7 @@ def attention_packed_sm80(
 
         def plane(of: GlobalPointer, at: ragged.Rows, head: Traced, stride: Traced, number: int) -> Rows:
             start = of + (k.mul_wide(at.begin, row_strides[number]) + k.mul_wide(head, stride))
-            return Rows(start, row_strides[number], at.count, config.head_dim)
+            return Rows(start, row_strides[number], at.count, config.head_dim if number < 2 else config.value_dim)
 
         at = QueryRows(
             0,

@@ -95,7 +95,7 @@ class ForwardSm80(HeadDims):
         p = problem
         source = KernelSource.of(
             "attention.packed_kernel:attention_packed_sm80",
-            f"attention_packed_{self.tile_m}x{self.tile_n}x{self.head_dim}",
+            f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self, features=p.features, row_strides=tuple(row for row, _ in strides),
         )  # fmt: skip
         scalars = {f"{name}_head": head for name, (_, head) in zip("qkvo", strides, strict=True)}

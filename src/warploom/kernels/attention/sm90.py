@@ -139,15 +139,20 @@ class ForwardSm90(HeadDims):
         self, problem: PackedProblem, strides: tuple[Strides, Strides, Strides, Strides], multiprocessors: int
     ) -> KernelCall:
         """The kernel for packed sequences, by a list of their tiles."""
-        p, d = problem, self.head_dim
+        p, columns = problem, panel_cols(self.query_cols)
         source = KernelSource.of(
-            "attention.packed_kernel:attention_packed_sm90", f"attention_packed_{self.tile_m}x{self.tile_n}x{d}",
+            "attention.packed_kernel:attention_packed_sm90",
+            f"attention_packed_{self.tile_m}x{self.tile_n}x{self.dims}",
             config=self.giving(p.lse), features=p.features,
         )  # fmt: skip
-        sizes = (p.total_q, p.heads), (p.total_k, p.kv_heads), (p.total_k, p.kv_heads), (p.total_q, p.heads)
+        queries, keys = (p.total_q, p.heads), (p.total_k, p.kv_heads)
+        boxes = (
+            ((*queries, p.head_dim), ROWS, columns), ((*keys, p.head_dim), self.tile_n, panel_cols(p.head_dim)),
+            ((*keys, p.value_dim), self.tile_n, panel_cols(p.value_dim)), ((*queries, p.value_dim), ROWS, columns),
+        )  # fmt: skip
         maps = tuple(
-            MappedArray(self.dtype, (*size, d), (*stride, 1), (rows, 1, panel_cols(d)), ragged=True)
-            for size, stride, rows in zip(sizes, strides, (ROWS, self.tile_n, self.tile_n, ROWS), strict=True)
+            MappedArray(self.dtype, shape, (*stride, 1), (rows, 1, cols), ragged=True)
+            for (shape, rows, cols), stride in zip(boxes, strides, strict=True)
         )
         tiles = p.tiles(self.tile_m)
         grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
