@@ -7,40 +7,60 @@ from typing import Any
 
 from warploom.bench.peers import torch_module
 from warploom.core.dtypes import DType
+from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF, ErrorReport
 
 _BLOCK_ELEMENTS = 1 << 27  # of a block of scores: 1 GiB in float64
+_TINY = 1e-300  # allowed where nothing but 0 is right
 
 
-def torch_error(out: Any, q: Any, k: Any, v: Any, dtype: DType) -> ErrorReport:
+def torch_error(out: Any, q: Any, k: Any, v: Any, dtype: DType, problem: AttentionProblem | None = None) -> ErrorReport:
     """How far ``out`` is from float64 attention of q, k, v, all torch tensors (batch, seq, heads, head_dim).
 
-    The same bounds, element by element, as :func:`warploom.kernels.attention.reference.attention_error`.
+    ``problem``: its window, soft cap and scale; without one, every query sees every key. The same bounds, element by
+    element, as :func:`warploom.kernels.attention.reference.attention_error`.
     """
     torch = torch_module() if out.is_cuda else __import__("torch")
     worst = largest = rounding = torch.zeros((), dtype=torch.float64, device=out.device)
-    batch, q_len, heads, head_dim = q.shape
-    rows = max(1, min(q_len, _BLOCK_ELEMENTS // k.shape[1]))
+    batch, q_len, heads, _ = q.shape
+    rows, group = max(1, min(q_len, _BLOCK_ELEMENTS // k.shape[1])), heads // k.shape[2]
     for b in range(batch):
         for h in range(heads):
-            keys, values = k[b, :, h].double(), v[b, :, h].double()
+            keys, values = k[b, :, h // group].double(), v[b, :, h // group].double()
             for start in range(0, q_len, rows):
                 part = slice(start, start + rows)
-                got = out[b, part, h].double()
-                found = _block(torch, got, q[b, part, h].double() / math.sqrt(head_dim), keys, values, dtype, out.dtype)
+                scores = _scores(torch, q[b, part, h].double(), keys, start + k.shape[1] - q_len, problem)
+                found = _block(torch, out[b, part, h].double(), scores, values, dtype, out.dtype)
                 worst, largest, rounding = (
                     torch.maximum(x, y) for x, y in zip((worst, largest, rounding), found, strict=True)
                 )
     return ErrorReport(float(worst), 1.0, float(largest) / max(float(rounding), 1e-300))
 
 
-def _block(torch: Any, got: Any, q: Any, k: Any, v: Any, dtype: DType, kind: Any) -> tuple[Any, Any, Any]:
+def _scores(torch: Any, q: Any, k: Any, diagonal: int, problem: AttentionProblem | None) -> Any:
+    """Scaled, capped, and -inf where a query does not see a key; ``diagonal`` is the first query's own key."""
+    scale = None if problem is None else problem.scale
+    scores = q @ k.T * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if problem is None:
+        return scores
+    if problem.softcap is not None:
+        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    row, key = (torch.arange(n, device=q.device) for n in scores.shape)
+    distance = key[None] - row[:, None] - diagonal
+    left, right = problem.window
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    if left is not None:
+        hidden |= distance < -left
+    if right is not None:
+        hidden |= distance > right
+    return scores.masked_fill_(hidden, -math.inf)
+
+
+def _block(torch: Any, got: Any, scores: Any, v: Any, dtype: DType, kind: Any) -> tuple[Any, Any, Any]:
     """(largest error over what is allowed, largest error, largest error of rounding P and O) of some query rows."""
-    scores = q @ k.T
-    weights = torch.exp_(scores.sub_(scores.amax(-1, keepdim=True)))
-    total = weights.sum(-1, keepdim=True)
-    expected, magnitude = weights @ v / total, weights @ v.abs() / total
-    rounded = ((weights / total).to(kind).double() @ v).to(kind).double()
+    weights = torch.nan_to_num_(torch.softmax(scores, -1), nan=0.0)  # of a row that sees no key
+    expected, magnitude = weights @ v, weights @ v.abs()
+    rounded = (weights.to(kind).double() @ v).to(kind).double()
     error = torch.nan_to_num((got - expected).abs(), nan=math.inf)
     allowed = UNIT_ROUNDOFF[dtype.name] * (expected.abs() + magnitude) + F32_SLACK * magnitude
-    return (error / allowed).max(), error.max(), (rounded - expected).abs().max()
+    return (error / allowed.clamp_min(_TINY)).max(), error.max(), (rounded - expected).abs().max()

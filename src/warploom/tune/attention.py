@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from warploom.bench.attention_reference import torch_error
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target
 from warploom.interop.arrays import ArrayView, describe
 from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands, TensorStrides
-from warploom.kernels.attention.reference import F32_SLACK, UNIT_ROUNDOFF
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelSource
@@ -23,6 +23,7 @@ from warploom.tune.operation import OnGpu, combinations
 
 _LAYOUT = "bshd"
 _CHECKED_ROWS = 512  # at least, of the problem that results are checked on
+_MARGIN = 2  # times what the type allows: approximations of the hardware's count
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class AttentionWorkload(OnGpu):
         self._problem = problem
         self._inputs = [self._fresh(problem) for _ in range(self.sets)]
         self._output = self._torch.empty_like(self._inputs[0][0])
-        self._checks: dict[AttentionProblem, tuple[_Tensors, tuple[Any, Any]]] = {}
+        self._checks: dict[AttentionProblem, _Tensors] = {}
 
     def _fresh(self, problem: AttentionProblem) -> _Tensors:
         kind = self.kind(problem.dtype)
@@ -129,13 +130,12 @@ class AttentionWorkload(OnGpu):
         """Compare a small problem with float64; waits for the GPU."""
         problem = checked_problem(self._problem, config)
         if problem not in self._checks:
-            fresh = self._fresh(problem)
-            self._checks[problem] = fresh, reference(self._torch, *fresh, problem)
-        inputs, (expected, magnitude) = self._checks[problem]
+            self._checks[problem] = self._fresh(problem)
+        inputs = self._checks[problem]
         out = self._torch.full_like(inputs[0], math.nan)
         call = self._call(config, inputs)
         call.launch((*(describe(x) for x in inputs), *self._views(out, problem)), "torch")
-        error = relative_error(self._torch, out, expected, magnitude, problem.dtype.name)
+        error = torch_error(out, *inputs, problem.dtype, problem).value / _MARGIN
         return None if error <= 1.0 else f"computes wrong results (error {error:.3g} of what the type allows)"
 
     def _views(self, out: Any, problem: AttentionProblem) -> tuple[ArrayView, ...]:
@@ -151,40 +151,3 @@ class AttentionWorkload(OnGpu):
             *inputs, scale=p.scale, window=p.window, softcap=p.softcap, return_lse=p.lse, layout=_LAYOUT, config=config
         )
         return GpuCall.of(made.call, self._index)
-
-
-def reference(torch: Any, q: Any, k: Any, v: Any, problem: AttentionProblem) -> tuple[Any, Any]:
-    """(O, Σ p·|v|) in float64, of the shape of q; rows that see no key are zero. Head by head, to spare memory."""
-    outputs, magnitudes = (torch.zeros(q.shape, dtype=torch.float64, device=q.device) for _ in range(2))
-    group = problem.heads // problem.kv_heads
-    hidden = _hidden(torch, problem, q.device)
-    for b in range(problem.batch):
-        for h in range(problem.heads):
-            queries, keys, values = q[b, :, h].double(), k[b, :, h // group].double(), v[b, :, h // group].double()
-            scale = 1 / math.sqrt(problem.head_dim) if problem.scale is None else problem.scale
-            scores = queries @ keys.T * scale
-            if problem.softcap is not None:
-                scores = problem.softcap * torch.tanh(scores / problem.softcap)
-            weights = torch.nan_to_num(torch.softmax(scores.masked_fill(hidden, -math.inf), -1), nan=0.0)
-            outputs[b, :, h], magnitudes[b, :, h] = weights @ values, weights @ values.abs()
-    return outputs, magnitudes
-
-
-def _hidden(torch: Any, problem: AttentionProblem, device: Any) -> Any:
-    """Which keys (columns) a query (row) does not see."""
-    row = torch.arange(problem.q_len, device=device)[:, None] + (problem.kv_len - problem.q_len)
-    distance = torch.arange(problem.kv_len, device=device)[None, :] - row
-    left, right = problem.window
-    hidden = torch.zeros_like(distance, dtype=torch.bool)
-    if left is not None:
-        hidden |= distance < -left
-    if right is not None:
-        hidden |= distance > right
-    return hidden
-
-
-def relative_error(torch: Any, out: Any, expected: Any, magnitude: Any, dtype: str) -> float:
-    """The largest |out - expected| over what the type allows at that element (twice, as P is rounded too)."""
-    allowed = UNIT_ROUNDOFF[dtype] * (expected.abs() + magnitude) * 2 + F32_SLACK * (magnitude + 1)
-    error = torch.nan_to_num((out.double() - expected).abs(), nan=math.inf)
-    return float((error / allowed).max())
