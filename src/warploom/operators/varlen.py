@@ -81,7 +81,7 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         problem = if_sizes_are_known(lambda: checked_packed(views, options))
         if config is not None and problem is not None:
             eager.refuse_packed(eager.read_packed_config(config), problem)
-        out = q.new_empty((*q.shape[:2], v.shape[2]))
+        out = q.new_empty((*q.shape[:2], given["v"].shape[2]))
         return (out, q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)) if return_lse else out
 
     return define(name, _SCHEMA + ("(Tensor, Tensor)" if return_lse else "Tensor"), run, fake, derivative)
