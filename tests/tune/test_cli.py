@@ -102,7 +102,7 @@ def test_show_lists_what_calls_use_and_then_the_rest():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("attention", "--seq", "long"), "lengths with commas"),
+        (("attention", "--seq", "long"), "numbers with commas"),
         (("attention", "--heads", "6", "--kv-heads", "4"), "no multiple of --kv-heads 4"),
         (("attention", "--dtype", "int4"), "int4"),
         (("gemm", "16", "16"), "Missing argument"),

@@ -148,10 +148,7 @@ def gemm(
         note(text)
     on_gpu("gpu")
     places = [Square(n, of, conditions.tuned) for n in sizes for of in data]
-    search = None
-    if conditions.tuned:
-        search = searched(kept, sizes, data[0])
-        kept = [search.at_size(found, places[-1]) for found in search.rungs]
+    kept, search = searched(kept, places, tuned=conditions.tuned)
     name = f"gemm-{'tuned-' * conditions.tuned}{accumulate or 'ladder'}.json"
     run = Run(replace(family, load_names=loads), kept, places, conditions.rounds, search)
     _measure(run, figures, out, name)

@@ -28,7 +28,7 @@ from warploom.cli.plot import PlotFile, draw, ready_to_plot
 
 if TYPE_CHECKING:
     from warploom.bench.attention import AttentionFamily
-    from warploom.bench.gemm import GemmFamily
+    from warploom.bench.gemm import GemmFamily, Square
     from warploom.bench.ladder import Family, LadderResult
     from warploom.kernels.attention.problem import AttentionConfig
     from warploom.kernels.ladder import Rung
@@ -96,16 +96,21 @@ def attention(
     _run_and_report(family, *fitting(family, rungs), telling, asked=bool(rung), sizes=sizes)
 
 
-def searched(rungs: list[Rung[MatmulConfig]], sizes: list[int], data: str) -> Searched:
-    """Search the tiles of every rung at every size on the GPU, under a progress bar."""
+def searched(
+    rungs: list[Rung[MatmulConfig]], places: Sequence[Square], *, tuned: bool
+) -> tuple[list[Rung[MatmulConfig]], Searched | None]:
+    """The rungs, ``tuned`` as a search of their tiles at every size on the GPU finds them, and that search."""
     from warploom.tune.rungs import RungSearch
     from warploom.tune.tuner import gpu_for_tuning
 
+    if not tuned:
+        return rungs, None
+    sizes = list(dict.fromkeys(place.n for place in places))
     with progress_bar() as report:
-        found = RungSearch(gpu_for_tuning(), data, report=report).run(rungs, sizes)
+        found = RungSearch(gpu_for_tuning(), places[0].data, report=report).run(rungs, sizes)
     for text in found.notes:
         note(text)
-    return found
+    return [found.at_size(rung, places[-1]) for rung in found.rungs], found
 
 
 @app.command("gemm")
@@ -145,10 +150,7 @@ def gemm(
     family, rungs = gemm_rungs(rung, set_, accumulate or (tuned and "f16") or None, (m, n, k))
     kept, left_out = fitting(family, rungs)
     places = [Square(size, tuned=tuned) for size in sizes]
-    search = None
-    if tuned:
-        search = searched(kept, sizes, "normal")
-        kept = [search.at_size(found, places[-1]) for found in search.rungs]
+    kept, search = searched(kept, places, tuned=tuned)
     _run_and_report(family, kept, left_out, telling, asked=bool(rung), sizes=places, search=search)
 
 

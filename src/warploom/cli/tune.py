@@ -66,16 +66,6 @@ class Product:
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Products at once.")] = 1
 
 
-def _lengths(text: str) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise typer.BadParameter(f"--seq takes lengths with commas between, for example 1024,4096, not {text!r}")
-    return found
-
-
 @app.command("attention")
 @explains_errors
 @grouped
@@ -87,6 +77,7 @@ def tune_attention(wanted: Attention, search: Search) -> None:
       warploom tune attention --head-dim 128 --seq 1024,4096 --causal
       warploom tune attention --head-dim 64 --seq 8192 --heads 32 --kv-heads 8 --budget 60
     """
+    from warploom.cli.ladder import sequence_lengths
     from warploom.core.dtypes import dtype_of
     from warploom.kernels.attention.problem import AttentionProblem
     from warploom.tune.attention import AttentionOperation
@@ -102,7 +93,7 @@ def tune_attention(wanted: Attention, search: Search) -> None:
     options: dict[str, Any] = {"window": (wanted.window, 0 if wanted.causal else None), "softcap": wanted.softcap}
     problems = [
         AttentionProblem(wanted.batch or max(1, _TOKENS // n), heads, kv_heads, n, n, wanted.head_dim, kind, **options)
-        for n in _lengths(wanted.seq)
+        for n in sequence_lengths(wanted.seq)
     ]
     _tune(AttentionOperation(), problems, search)
 
