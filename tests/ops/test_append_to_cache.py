@@ -73,6 +73,33 @@ def test_new_keys_and_values_lie_where_attention_looks_for_them(
     assert (found is None) == (rotary == 0)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("page", [0, 16])
+def test_a_cache_of_fp8_gets_keys_and_values_over_their_scales(page: int, scaled: bool) -> None:
+    numbers = np.random.default_rng(page)
+    lens, d, kv_heads, fp8 = np.array([2, 33], np.int32), 48, 2, np.dtype(ml_dtypes.float8_e4m3fn)
+    shape = (8, 16, kv_heads, d) if page else (2, 64, kv_heads, d)
+    caches = pair(numbers.standard_normal((2, *shape)).astype(fp8))
+    before = [x.copy() for x in caches]
+    k, v = (200 * numbers.standard_normal((2, 2, kv_heads, d)).astype(BF16) for _ in range(2))  # some beyond 448
+    table = numbers.permutation(8).reshape(2, 4).astype(np.int32)
+    named: dict[str, Any] = {"block_table": table} if page else {}
+    scales = numbers.uniform(0.25, 4, (2, 2, kv_heads)).astype(np.float32) if scaled else np.ones((2, 2, 1), np.float32)
+    if scaled:
+        named |= {"k_scale": scales[0], "v_scale": scales[1]}
+    warploom.append_to_cache(*caches, k, v, lens, **named, check=True)
+    left = np.ones(shape[:2], bool)
+    for b in range(2):
+        at = np.arange(lens[b] - 2, lens[b])
+        rows = (table[b, at // 16], at % 16) if page else (np.full(2, b), at)
+        left[rows] = False
+        for cache, x, scale in zip(caches, (k, v), scales, strict=True):
+            expected = np.clip(x[b].astype(np.float32) / scale[b][:, None], -448, 448).astype(fp8)
+            assert np.array_equal(cache[rows].view(np.uint8), expected.view(np.uint8))
+    for cache, old in zip(caches, before, strict=True):
+        assert np.array_equal(cache[left].view(np.uint8), old[left].view(np.uint8))
+
+
 def test_a_rotation_is_exact_to_its_type() -> None:
     """With tables in float32 a result is the float64 one, rounded, or its neighbour."""
     numbers = np.random.default_rng(1)

@@ -14,7 +14,16 @@ from warploom.interop.copies import compact, settled, to_host
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.append import AppendForm, AppendProblem, Strides
 from warploom.ops.attention_arrays import aligned
-from warploom.ops.attention_paged_arrays import check_cache, check_integers, check_table, refuse_first
+from warploom.ops.attention_paged_arrays import (
+    check_cache,
+    check_integers,
+    check_scales,
+    check_table,
+    in_pairs,
+    is_fp8,
+    of_scale,
+    refuse_first,
+)
 from warploom.ops.options import flag
 from warploom.ops.places import EMULATOR, Place
 from warploom.ops.steps import Kept, Prepared, Step, Steps
@@ -37,12 +46,16 @@ def append_to_cache(
     cos: Any = None,
     sin: Any = None,
     interleaved: bool = False,
+    k_scale: Any = None,
+    v_scale: Any = None,
     check: bool = False,
 ) -> Any:
     """Write new keys and values of each sequence into its cache, as the last of its ``kv_lens`` keys.
 
     Shapes: k and v (batch, tokens, kv_heads, head_dim); caches, ``block_table`` and ``kv_lens`` as for
-    :func:`attention_paged`, which takes the same lengths: the new tokens count. dtypes: float16 or bfloat16, all alike.
+    :func:`attention_paged`, which takes the same lengths: the new tokens count. dtypes: float16 or bfloat16, all alike;
+    the caches may be float8_e4m3fn as well (compute capability 9.0), with ``k_scale`` and ``v_scale`` as there: keys
+    and values are divided by them, and numbers beyond the largest become the largest.
 
     ``cos`` and ``sin`` (positions, rotary_dim / 2), of the same type or float32, turn the keys by their positions on
     the way: rotary embedding of the first ``rotary_dim`` elements of each head, a multiple of 16. Elements
@@ -56,7 +69,8 @@ def append_to_cache(
     Returns the turned q, or None without one. Raises ProblemError for arrays it does not take.
     """
     given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "lengths": kv_lens}
-    given |= {n: x for n, x in (("table", block_table), ("cos", cos), ("sin", sin), ("q", q)) if x is not None}
+    given |= {n: x for n, x in (("table", block_table), ("cos", cos), ("sin", sin), ("q", q), ("k_scale", k_scale),
+                                   ("v_scale", v_scale)) if x is not None}  # fmt: skip
     views = {name: describe(x) for name, x in given.items()}
     key = interleaved, tuple((name, *view[1:6]) for name, view in views.items())
     ready = None if check or any(views[n].pointer % 16 for n in views if n in _ROWS) else _prepared.find(key)
@@ -79,7 +93,7 @@ def _call_anew(views: Arrays, interleaved: Any, check: Any, key: _Key) -> Any:
     problem = _problem(views, flag("interleaved", interleaved))
     if flag("check", check):
         _check_entries(views, problem)
-    arrays = dict(views)
+    arrays = {n: in_pairs(x) if n.endswith("_cache") and is_fp8(x) else x for n, x in views.items()}
     for name in ("k", "v", "q"):
         if name in arrays:
             arrays[name] = aligned(settled(arrays[name]), compact)
@@ -91,7 +105,7 @@ def _call_anew(views: Arrays, interleaved: Any, check: Any, key: _Key) -> Any:
         return out
     if 0 in (problem.capacity, *views["k_cache"].shape):
         raise ProblemError("the cache has room for no key: allocate it larger")
-    place = Place.of(first.device)
+    place = Place.of(first.device, requires="sm_90" if problem.form.fp8 else None)
     if first.device[0] == "cuda":
         ready = _steps(arrays, problem).prepare(tuple(arrays), first.device[1])
         if all(arrays[name].pointer == view.pointer for name, view in views.items()):
@@ -116,7 +130,8 @@ def _run_from_host(arrays: Arrays, problem: AppendProblem) -> None:
 
 def _steps(arrays: Arrays, problem: AppendProblem) -> Steps:
     names = [name for name in ("k", "v", "k_cache", "v_cache", "q", "q_out") if name in arrays]
-    strides = {name: _strides(settled(arrays[name])) for name in names}
+    strides: dict[str, tuple[int, ...]] = {name: _strides(settled(arrays[name])) for name in names}
+    strides |= {name: of_scale(arrays[name]) for name in ("k_scale", "v_scale") if name in arrays}
     row = settled(arrays["table"]).strides[0] if "table" in arrays else 0
     return Steps((Step(problem.call(strides, row), 0),))
 
@@ -133,9 +148,10 @@ def _problem(views: Arrays, interleaved: bool) -> AppendProblem:
     named = {_PUBLIC.get(name, name): view for name, view in views.items()}
     on_one_device(list(named.values()), list(named))
     check_cache(named)
+    fp8 = is_fp8(cache)
     for name in ("k", "v", *(("q",) if q is not None else ())):
         view = views[name]
-        require_dtype(view, name, (cache.dtype,))
+        require_dtype(view, name, ((bf16, f16) if name == "k" else (k.dtype,)) if fp8 else (cache.dtype,))
         if len(view.shape) != 4 or (view.strides[3] != 1 and view.shape[3] > 1):
             raise ProblemError(f"{name} has shape {tuple(view.shape)} and strides {tuple(view.strides)}; it must be "
                                "(batch, tokens, heads, head_dim) with a contiguous last dimension")  # fmt: skip
@@ -150,7 +166,9 @@ def _problem(views: Arrays, interleaved: bool) -> AppendProblem:
     check_integers("kv_lens", views["lengths"], (batch,))
     size, pages, entries, capacity = check_table(table, cache, batch)
     rotary, kind, positions = _rotary(views, d)
-    form = AppendForm(d, cache.dtype, size, rotary, interleaved if rotary else False, kind, q is not None)
+    scaled = check_scales(named, batch, kv_heads, fp8)
+    turns = interleaved if rotary else False
+    form = AppendForm(d, k.dtype, size, rotary, turns, kind, q is not None, fp8, scaled)
     heads, q_len = (0, 0) if q is None else (q.shape[2], q.shape[1])
     return AppendProblem(form, batch, kv_heads, tokens, capacity, pages, entries, heads, q_len, positions)
 

@@ -34,7 +34,7 @@ class CacheInputs:
         k, v = (settled(self.views[name]).strides for name in ("k_cache", "v_cache"))
         lse = (0, p.q_len) if p.packed else (p.heads * p.q_len, p.q_len)
         row = 0 if table is None else settled(table).strides[0]
-        scales = [_of_scale(self.views.get(name)) for name in ("k_scale", "v_scale")]
+        scales = [of_scale(self.views.get(name)) for name in ("k_scale", "v_scale")]
         return DecodeOperands(
             _of_queries(settled(q)),
             (k[0], k[2], k[1]),
@@ -46,7 +46,7 @@ class CacheInputs:
         )
 
 
-def _of_scale(view: ArrayView | None) -> tuple[int, int]:
+def of_scale(view: ArrayView | None) -> tuple[int, int]:
     """(sequence, key head) strides of scales."""
     return (0, 0) if view is None or len(view.shape) < 2 else (view.shape[1], 1)
 
@@ -68,7 +68,7 @@ def read_cache(
     problem = _problem(given, options, split)
     same_device(list(given.values()), list(given))
     if problem.fp8:
-        given = {**given, **{name: _in_pairs(given[name]) for name in ("k_cache", "v_cache")}}
+        given = {**given, **{name: in_pairs(given[name]) for name in ("k_cache", "v_cache")}}
     _check_rows(given)
     return CacheInputs({**given, "q": aligned(settled(given["q"]), copy)}, problem)
 
@@ -78,7 +78,7 @@ def is_fp8(view: ArrayView) -> bool:
     return view.dtype.name == FP8
 
 
-def _in_pairs(view: ArrayView) -> ArrayView:
+def in_pairs(view: ArrayView) -> ArrayView:
     """An fp8 cache as the kernels see it: pairs of elements. Raises ProblemError where rows hold none."""
     view = settled(view)
     if any(stride % 2 for stride in view.strides[:3]) or view.shape[3] % 2:
@@ -88,7 +88,7 @@ def _in_pairs(view: ArrayView) -> ArrayView:
     return view._replace(shape=shape, strides=strides, dtype=u16, owner=owner)
 
 
-def _check_scales(given: dict[str, ArrayView], batch: int, kv_heads: int, fp8: bool) -> bool:
+def check_scales(given: dict[str, ArrayView], batch: int, kv_heads: int, fp8: bool) -> bool:
     """Whether there are scales, one number each or (batch, kv_heads). Raises ProblemError for others."""
     named = {name: given[name] for name in ("k_scale", "v_scale") if name in given}
     if not named:
@@ -116,7 +116,8 @@ def check_cache(given: dict[str, ArrayView]) -> None:
     """Raises ProblemError for caches that new keys and values cannot be written to."""
     k, v = given["k_cache"], given["v_cache"]
     for name, view in (("k_cache", k), ("v_cache", v)):
-        require_dtype(view, name, (bf16, f16))
+        if not is_fp8(view):
+            require_dtype(view, name, (bf16, f16))
         if len(view.shape) != 4 or (view.strides[3] != 1 and view.shape[3] > 1):
             raise ProblemError(f"{name} has shape {tuple(view.shape)}, strides {tuple(view.strides)}; it must be "
                                "(pages or batch, keys, kv_heads, head_dim), the last dimension contiguous")  # fmt: skip
@@ -125,7 +126,7 @@ def check_cache(given: dict[str, ArrayView]) -> None:
     if tuple(k.shape) != tuple(v.shape) or k.dtype is not v.dtype:
         raise ProblemError(f"k_cache is {k.dtype} {tuple(k.shape)} and v_cache {v.dtype} {tuple(v.shape)}: they must "
                            "be alike")  # fmt: skip
-    _check_rows(given)
+    _check_rows({name: in_pairs(x) if is_fp8(x) else x for name, x in (("k_cache", k), ("v_cache", v))})
 
 
 def check_table(table: ArrayView | None, cache: ArrayView, batch: int) -> tuple[int, int, int, int]:
@@ -166,7 +167,7 @@ def _problem(given: dict[str, ArrayView], options: Options, split: int | None) -
     return DecodeProblem(
         batch, q.shape[-2], max(1, k.shape[2]), q.shape[-3], capacity, q.shape[-1], q.dtype, options.sides(),
         options.scale, options.softcap, options.return_lse, size, pages, entries, True, starts is not None, split,
-        sinks is not None, is_fp8(k), _check_scales(given, batch, max(1, k.shape[2]), is_fp8(k)),
+        sinks is not None, is_fp8(k), check_scales(given, batch, max(1, k.shape[2]), is_fp8(k)),
     )  # fmt: skip
 
 

@@ -22,7 +22,8 @@ class AppendForm:
     """What a kernel is traced for. ``page_size``: 0 without pages. ``rotary``: elements of a head that are turned.
 
     ``interleaved``: neighbours are turned together, not the elements a half of ``rotary`` apart. ``table``: the type of
-    cosines and sines. ``queries``: queries are turned too.
+    cosines and sines. ``queries``: queries are turned too. ``fp8``: the cache is ``e4m3``, with ``scaled`` times a
+    scale of each sequence and key head.
     """
 
     head_dim: int
@@ -32,6 +33,8 @@ class AppendForm:
     interleaved: bool = False
     table: DType | None = None
     queries: bool = False
+    fp8: bool = False
+    scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,9 @@ class AppendProblem:
     q_len: int = 0
     positions: int = 0
 
-    def call(self, strides: dict[str, Strides], table_row: int) -> KernelCall:
-        """The launch. ``strides``: (batch or page, head, token) of k, v, k_cache, v_cache, and q and q_out.
+    def call(self, strides: dict[str, tuple[int, ...]], table_row: int) -> KernelCall:
+        """The launch. ``strides``: (batch or page, head, token) of k, v, k_cache, v_cache, q and q_out; and of scales
+        (batch, head). Those of an fp8 cache count pairs.
 
         Raises ProblemError for more than a launch takes.
         """
@@ -58,7 +62,9 @@ class AppendProblem:
         if self.batch > MOST_BATCH or rows >= MOST_ROWS:
             raise ProblemError(f"{self.batch} sequences with {rows} rows: append fewer at once")
         source = KernelSource.of(
-            "attention.append_kernel:append_to_cache", f"append_to_cache_{self.form.head_dim}", form=self.form
+            f"attention.append_kernel:append_to_cache{'_sm90' if self.form.fp8 else ''}",
+            f"append_to_cache_{self.form.head_dim}",
+            form=self.form,
         )
         scalars = {
             "kv_heads": self.kv_heads, "heads": self.heads, "tokens": self.tokens, "q_len": self.q_len,
@@ -66,9 +72,10 @@ class AppendProblem:
             "positions": self.positions,
         }  # fmt: skip
         for name, of in strides.items():
-            scalars |= {f"{name}_{axis}": stride for axis, stride in zip(("outer", "head", "row"), of, strict=True)}
+            scalars |= {f"{name}_{axis}": stride for axis, stride in zip(("outer", "head", "row"), of, strict=False)}
         arrays = ["k", "v", "k_cache", "v_cache", "lengths"]
         arrays += ["table"] if self.form.page_size else []
+        arrays += ["k_scale", "v_scale"] if self.form.scaled else []
         arrays += ["cos", "sin"] if self.form.rotary else []
         arrays += ["q", "q_out"] if self.form.queries else []
         grid = -(-rows * (self.form.head_dim // CHUNK) // THREADS), 3 if self.form.queries else 2, self.batch

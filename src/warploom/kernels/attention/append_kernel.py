@@ -7,10 +7,11 @@ models turn the elements a half apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from warploom.core.dtypes import f32, s32, u16, u32
+from warploom.core.dtypes import DType, e4m3, f32, s32, u16, u32
 from warploom.kernels.attention.append import CHUNK, THREADS, AppendForm
 from warploom.lang import Global, GlobalPointer, Kernel, Traced, kernel
 from warploom.tile.cache import Pages
@@ -30,6 +31,8 @@ def append_to_cache(
     v_cache: Global[u16],
     lengths: Global[s32],
     table: Global[s32],
+    k_scale: Global[f32],
+    v_scale: Global[f32],
     cos: Global[u16],
     sin: Global[u16],
     wide_cos: Global[f32],
@@ -40,6 +43,7 @@ def append_to_cache(
     v_outer: u32, v_head: u32, v_row: u32,
     k_cache_outer: u32, k_cache_head: u32, k_cache_row: u32,
     v_cache_outer: u32, v_cache_head: u32, v_cache_row: u32,
+    k_scale_outer: u32, k_scale_head: u32, v_scale_outer: u32, v_scale_head: u32,
     q_outer: u32, q_head: u32, q_row: u32,
     q_out_outer: u32, q_out_head: u32, q_out_row: u32,
     kv_heads: u32, heads: u32, tokens: u32, q_len: u32, capacity: u32,
@@ -62,14 +66,41 @@ def append_to_cache(
     of_k, of_v, of_q = (k_outer, k_head, k_row), (v_outer, v_head, v_row), (q_outer, q_head, q_row)
     into_k, into_v = (k_cache_outer, k_cache_head, k_cache_row), (v_cache_outer, v_cache_head, v_cache_row)
     into_q = q_out_outer, q_out_head, q_out_row
+    of_keys, of_values = (
+        Narrow(k, form.dtype, (pointer, outer, head) if form.scaled else None) if form.fp8 else None
+        for pointer, outer, head in ((k_scale, k_scale_outer, k_scale_head), (v_scale, v_scale_outer, v_scale_head))
+    )
 
     with k.when(k.cta_y == 0, uniform=True):
-        move.rows((keys, of_k), (k_cache, into_k), (tokens, kv_heads), turned=True)
+        move.rows((keys, of_k), (k_cache, into_k), (tokens, kv_heads), turned=True, narrow=of_keys)
     with k.when(k.cta_y == 1, uniform=True):
-        move.rows((values, of_v), (v_cache, into_v), (tokens, kv_heads), turned=False)
+        move.rows((values, of_v), (v_cache, into_v), (tokens, kv_heads), turned=False, narrow=of_values)
     if form.queries:
         with k.when(k.cta_y == 2, uniform=True):
             move.rows((q, of_q), (q_out, into_q), (q_len, heads), turned=True, cached=False)
+
+
+append_to_cache_sm90 = replace(append_to_cache, name="append_to_cache_sm90", requires="sm_90")
+"""The same where it makes fp8: GPUs do from sm_90 on."""
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """16-bit words as fp8, over a scale of each sequence and key head: a pointer and its strides."""
+
+    k: Kernel
+    dtype: DType
+    scale: tuple[GlobalPointer, Traced, Traced] | None
+
+    def words(self, words: Sequence[Traced], sequence: Traced, head: Traced) -> list[Traced]:
+        """Four ``e4m3`` in each word; beyond its largest number that."""
+        k = self.k
+        values = [x for word in words for x in k.unpack(word, self.dtype)]
+        if self.scale is not None:
+            pointer, outer, of_head = self.scale
+            scale = (pointer + (k.mul_wide(sequence, outer) + k.mul_wide(head, of_head))).load()
+            values = [x / scale for x in values]
+        return [k.pack_bytes(values[i : i + 4], e4m3) for i in range(0, len(values), 4)]
 
 
 @dataclass(frozen=True)
@@ -106,9 +137,19 @@ class Move:
     cache: Cache
 
     def rows(
-        self, source: Array, to: Array, count: tuple[Traced, Traced], *, turned: bool, cached: bool = True
+        self,
+        source: Array,
+        to: Array,
+        count: tuple[Traced, Traced],
+        *,
+        turned: bool,
+        cached: bool = True,
+        narrow: Narrow | None = None,
     ) -> None:
-        """``count`` = (tokens of the sequence, heads), its last; to their places in the cache, or one after another."""
+        """``count`` = (tokens of the sequence, heads), its last; to their places in the cache, or one after another.
+
+        ``narrow``: in half as many bytes.
+        """
         k, (given, of), (kept, into), (tokens, heads) = self.k, source, to, count
         with k.when(self.row < tokens * heads):
             token, head = self.row // heads, self.row % heads
@@ -120,7 +161,10 @@ class Move:
                 place, exists = k.mul_wide(self.sequence, into[0]) + k.mul_wide(token, into[2]), None
             with nullcontext() if exists is None else k.when(exists):
                 words = self.rotation.load(given + offset, self.col, at if turned else None)
-                (kept + (place + k.mul_wide(head, into[1])) + self.col).store(words, dtype=u32)
+                col = self.col
+                if narrow is not None:
+                    words, col = narrow.words(words, self.sequence, head), col // 2
+                (kept + (place + k.mul_wide(head, into[1])) + col).store(words, dtype=u32)
 
 
 class Rotation:
