@@ -145,6 +145,16 @@ class Counters:
             return counters["pipes, %"][first.removesuffix(" pipe").lower()]
         return counters["memory, %"][first]
 
+    def change(self, before: str, after: str) -> str:
+        """How a rung's counters differ from another's: cycles, instructions, pipes that moved; "" without them."""
+        if before not in self.rungs or after not in self.rungs:
+            return ""
+        first, second = self.of(before), self.of(after)
+        pipes = {name: (first["pipes, %"][name], share) for name, share in second["pipes, %"].items()}
+        moved = sorted(pipes.items(), key=lambda pipe: -abs(pipe[1][1] - pipe[1][0]))[:3]
+        told = [f"{name} {_one(old)} → {_one(new)} %" for name, (old, new) in moved if abs(new - old) >= 2 * MATTERS]
+        return ", ".join([*_totals(first, second), *told])
+
     # -- falls
     def at(self, key: str, seq: int) -> Row | None:
         """The counters of a rung at a length, if they were read."""
@@ -167,9 +177,7 @@ class Counters:
         first, second = self.at(before, seq), self.at(after, seq)
         if first is None or second is None:
             return ""
-        cycles = second["time"]["cycles"] / first["time"]["cycles"] - 1
-        issued = second["instructions"]["all"] / first["instructions"]["all"] - 1
-        found = [f"cycles {signed(cycles)}", f"instructions {signed(issued)}"]
+        found = _totals(first, second)
         changes = {reason: stall_cycles(second, reason) - stall_cycles(first, reason) for reason in first["stalls"]}
         grown = sorted(changes, key=lambda reason: -changes[reason])[:2]
         found += [
@@ -192,6 +200,12 @@ def stall(counters: Row, reason: str) -> float:
 def stall_cycles(counters: Row, reason: str) -> float:
     """Warp cycles spent so per issued instruction."""
     return float(counters["stalls"].get(reason, 0.0))
+
+
+def _totals(first: Row, second: Row) -> list[str]:
+    """How the cycles and the executed instructions of two launches differ."""
+    changes = (("cycles", "time", "cycles"), ("instructions", "instructions", "all"))
+    return [f"{name} {signed(second[table][of] / first[table][of] - 1)}" for name, table, of in changes]
 
 
 def pairs(counters: Row) -> list[Row]:

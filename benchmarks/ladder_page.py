@@ -322,6 +322,8 @@ def moved(ladder: Ladder, before: Rung[Any] | None, rung: Rung[Any]) -> str:
     ]
     if rung.key.startswith("h"):
         del changes[2:4]
+    if counted := ladder.counters.change(before.key, rung.key):
+        changes.insert(-1, f"ncu: {counted}")
     if old["code"] == k["code"]:
         changes = ["the same SASS at -O3, instruction for instruction", changes[-1]]
     return f"{'; '.join(changes)}. {show} --against {before.key}`"
@@ -344,7 +346,7 @@ def page() -> str:
         "ABLATIONS": f"{counters.ablation_table(ablated, ladder.counters)}\n*{provenance(ablated['environment'])}*",
         "INTENSITY": counters.intensity_table(ladder.f16_kernels),
         "SWIZZLE": counters.swizzle_table(ladder.f16_kernels),
-        "TYPES": seeds.types_agree(ladder.f16_kernels, ladder.kernels),
+        "TYPES": seeds.types_apart(ladder.f16_kernels, ladder.kernels),
         "LOGIC": counters.executed_logic(ladder.counters),
         "NOTES": fall_notes(ladder), "MEAN": mean_falls(ladder), "WALK": walk(ladder),
         "NEED": seeds.register_need(), "SPILLS": seeds.spill_table(ladder.f16_kernels),

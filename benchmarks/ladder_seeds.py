@@ -88,10 +88,10 @@ def _registers(operand: str, rows: int, columns: int) -> int:
     return fragment.registers * (rows // tall) * (columns // wide)
 
 
-def types_agree(kernels: Kernels, others: Kernels) -> str:
-    """In how many kernels the figures of two types are the same: all but the code itself, which names its type."""
-    same = [name for name, row in kernels.items() if {**row, "code": ""} == {**others[name], "code": ""}]
-    return f"{len(same)} of {len(kernels)}"
+def types_apart(kernels: Kernels, others: Kernels) -> str:
+    """How far the same kernels of another type are apart, in instructions of an iteration."""
+    changes = [row["loop_instructions"] / others[name]["loop_instructions"] - 1 for name, row in kernels.items()]
+    return f"{min(changes):+.1%} to {max(changes):+.1%}".replace("-", "−")
 
 
 def shares_table(rows: Mapping[str, Mapping[str, Any]], bf16_rows: Mapping[str, Mapping[str, Any]]) -> str:

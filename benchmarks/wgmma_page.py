@@ -2,9 +2,9 @@
 
 The evidence: attention-d128-bf16.json (``warploom bench attention``), attention-cells.json
 (``benchmarks/attention_cells.py``), attention-sweep.json (``benchmarks/sweep_h200.py``), attention-data.json
-(``benchmarks/attention_data_h200.py``) and sanitizer-unseen.json (``benchmarks/sanitize_unseen.py``) below
-benchmarks/results/h200, and static/hopper-mutants.json (``python -m tests.hopper.attention_mutants``). ``--check``
-changes nothing and ends with 1 if the page or a picture is out of date.
+(``benchmarks/attention_data_h200.py``), profile.json (``benchmarks/profile_h200.py``) and sanitizer-unseen.json
+(``benchmarks/sanitize_unseen.py``) below benchmarks/results/h200, and static/hopper-mutants.json (``python -m
+tests.hopper.attention_mutants``). ``--check`` changes nothing and ends with 1 if the page or a picture is out of date.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from ladder_counters import Counters
 from page_parts import EVIDENCE, HERE, ROOT, Row, filled, main, read, spread
 from page_tables import markdown_table, power_markdown
 from render import provenance
@@ -60,11 +61,11 @@ def _over(cell: Row, before: Row) -> float:
 def mutants(found: Row) -> str:
     """What was caught, by configuration."""
     body = [
-        [name, f"`{row['config'].partition(': ')[2]}`", str(row["mutants"]), str(row["caught"]),
+        [name, f"`{row['config']}`", str(row["mutants"]), str(row["caught"]),
          str(len(row["equivalent"])), ", ".join(f"{kind} {n}" for kind, n in row["by"].items())]
         for name, row in found["configs"].items()
     ]  # fmt: skip
-    return markdown_table(["kernel", "flags", "mutants", "caught", "equivalent", "by"], body)
+    return markdown_table(["kernel", "configuration", "mutants", "caught", "equivalent", "by"], body)
 
 
 def reasons(found: Row) -> str:
@@ -165,6 +166,12 @@ def sweep(found: Row) -> str:
     return markdown_table(header, body)
 
 
+def counted(profile: Row) -> str:
+    """What the counters of h8 and h9 say beside those of the rung before."""
+    known, rungs = Counters(profile), pairwise(("h7", "h8", "h9"))
+    return "\n".join(f"- **{after}** beside {before}: {known.change(before, after)}." for before, after in rungs)
+
+
 def _by_cell(found: Row) -> list[list[Row]]:
     """The configurations of each cell, the fastest first, in the order of head_dim, mask and length."""
     cells: dict[str, list[Row]] = {}
@@ -218,7 +225,7 @@ def page() -> str:
         "LISTING": listing(), "UNSEEN": unseen(read("h200/sanitizer-unseen.json")), "MUTANTS": mutants(broken),
         "REASONS": reasons(broken), "MINUTES": f"{broken['core_seconds'] / 120:.0f}", "RUNGS": rungs(ladder["rows"]),
         "LIMIT": f"{limit:.0f}" if limit else "700", "ZEROS": zeros(found), "POWER": power(ladder["rows"]),
-        "SUSTAINED": sustained(ladder["rows"]),
+        "SUSTAINED": sustained(ladder["rows"]), "COUNTED": counted(read("h200/profile.json")),
         "CELLS": cells(found), "SWEEP": sweep(read("h200/attention-sweep.json")),
         "DATA": data(read("h200/attention-data.json")), "MADE": made(found["environment"]),
     }  # fmt: skip
