@@ -15,7 +15,7 @@ import torch
 
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.operators.fakes import if_sizes_are_known, known, seen
-from warploom.operators.registration import Derivative, Named, define, pair
+from warploom.operators.registration import Derivative, Named, define, differentiated, pair
 from warploom.ops import attention as eager
 from warploom.ops.attention_arrays import AXES, Options, checked
 from warploom.ops.attention_backward import attention_backward
@@ -151,9 +151,7 @@ def attention(
         q, k, v, causal, scale, left, right, softcap, layout, notation, scale_tensor, softcap_tensor, deterministic,
         sinks,
     )  # fmt: skip
-    tensors = (q, k, v) if sinks is None else (q, k, v, sinks)
-    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if not (return_lse or differentiated):
+    if not (return_lse or differentiated(q, k, v, sinks)):
         return operators.attention(*given)
     found = operators.attention_lse(*given)  # the backward pass needs the log-sum-exps
     return found if return_lse else found[0]

@@ -152,6 +152,14 @@ def define(
     return operator
 
 
+def differentiated(*tensors: torch.Tensor | None) -> bool:
+    """Whether a gradient by one of these may be asked for: which of two operators a call is to be.
+
+    Where torch.compile traces ``torch.func.grad``, tensors do not say that they require one.
+    """
+    return torch.is_grad_enabled() and (transforms(torch) or any(x is not None and x.requires_grad for x in tensors))
+
+
 def _refuse_twice(*_: Any) -> Named:
     raise ProblemError(NOT_TWICE)
 

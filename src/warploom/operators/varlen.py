@@ -12,7 +12,7 @@ import torch
 from warploom.kernels.attention.packed import PackedConfig
 from warploom.operators.attention import backward_of, fake_backward, gradients_by_name
 from warploom.operators.fakes import if_sizes_are_known, known, seen
-from warploom.operators.registration import Derivative, Named, define, pair
+from warploom.operators.registration import Derivative, Named, define, differentiated, pair
 from warploom.operators.untraced import attention_varlen as untraced
 from warploom.ops import attention_varlen as eager
 from warploom.ops.attention_arrays import Options, Window
@@ -140,8 +140,7 @@ def attention_varlen(
         None if config is None else str(config), scale_tensor, softcap_tensor, sinks,
         deterministic,
     )  # fmt: skip
-    differentiated = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
-    if not (return_lse or differentiated):
+    if not (return_lse or differentiated(q, k, v, sinks)):
         return operators.attention_varlen(*given)
     found = operators.attention_varlen_lse(*given)  # the backward pass needs the log-sum-exps
     return found if return_lse else found[0]
