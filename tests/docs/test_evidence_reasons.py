@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,17 @@ def test_when_a_change_is_reproduced(ours: tuple[int, int], theirs: tuple[int, i
     assert load("ladder_seeds").same_change(ours, theirs) is same
 
 
-def test_types_agree_where_all_but_the_code_is_the_same() -> None:
-    agree = load("ladder_seeds").types_agree
-    assert agree({"1": {"code": "a", "n": 1}}, {"1": {"code": "b", "n": 1}, "h9": {}}) == "1 of 1"
-    assert agree({"1": {"code": "a", "n": 1}}, {"1": {"code": "a", "n": 2}}) == "0 of 1"
+def test_how_far_two_types_are_apart() -> None:
+    bf16 = {key: {"loop_instructions": n} for key, n in (("1", 100), ("2", 200), ("h9", 1))}
+    f16 = {key: {"loop_instructions": n} for key, n in (("1", 98), ("2", 210))}
+    assert load("ladder_seeds").types_apart(f16, bf16) == "−2.0% to +5.0%"
+
+
+def test_counters_say_what_moved_from_rung_to_rung() -> None:
+    def rung(cycles: float, tensor: float, alu: float) -> dict[str, Any]:
+        counted = {"time": {"cycles": cycles}, "instructions": {"all": 100}, "pipes, %": {"tensor": tensor, "alu": alu}}
+        return {"counters": counted}
+
+    counters = load("ladder_counters").Counters({"rungs": {"h7": rung(10, 80.0, 5.0), "h8": rung(9, 88.0, 5.5)}})
+    assert counters.change("h7", "h8") == "cycles −10.0%, instructions +0.0%, tensor 80.0 → 88.0 %"
+    assert counters.change("h6", "h7") == ""
