@@ -54,6 +54,23 @@ def _packed(result: Result, option: str) -> str:
     return said + markdown_table(["cell", "TFLOP/s", *(PEERS.get(name, name) for name in names)], body)
 
 
+def prefill(result: Result) -> str:
+    """Many queries on a cache: TFLOP/s of attention on contiguous keys, and ratios to it."""
+    cells = result["cells"]
+    names: list[str] = list(dict.fromkeys(name for c in cells for name in c["ratio"]))
+    body = [
+        [c["cell"], f"{c['tflops']['attention']['median']:.0f}",
+         *(f"{c['ratio'][name]['median']:.2f}×" if name in c["ratio"] else "–" for name in names)]
+        for c in cells
+    ]  # fmt: skip
+    said = (
+        "Many queries on a cache, causal, bf16: TFLOP/s of `attention` on contiguous keys, and the ratio to it of "
+        "`attention_varlen` (`packed`), of `attention_paged`, and of its kernels of few queries "
+        "(`benchmarks/prefill_cells.py`).\n\n"
+    )
+    return said + markdown_table(["cell", "attention", *names], body)
+
+
 def their_tests(result: Result) -> str:
     """FlashAttention's own tests: how many cases of each ran and passed."""
     tests = sorted({case["test"] for case in result["cases"]})
@@ -87,7 +104,7 @@ def models(result: Result) -> str:
 
 
 SECTIONS: dict[str, Callable[[Result], str]] = {
-    "decode": decode, "packed": packed, "packed_gradients": packed_gradients, "their_tests": their_tests,
+    "decode": decode, "prefill": prefill, "packed": packed, "packed_gradients": packed_gradients, "their_tests": their_tests,
     "models": models,
 }  # fmt: skip
 """Parts of a page that bring their own sentences: nothing is there until they were measured."""

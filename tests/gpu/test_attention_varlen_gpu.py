@@ -116,27 +116,31 @@ def test_arrays_of_the_cpu() -> None:
     assert wrong(arrays, torch.from_numpy(out), (lengths, lengths), (None, 0), "f16") == []
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(("head_dim", "v_dim"), [(64, 64), (128, 128), (256, 256), (128, 64), (192, 128)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_are_those_of_each_sequence(head_dim: int, causal: bool) -> None:
+def test_gradients_are_those_of_each_sequence(head_dim: int, v_dim: int, causal: bool) -> None:
+    """Those of sinks are their sum."""
     lengths = [300, 0, 65, 700, 1]
-    arrays = tuple(make(sum(lengths), h, head_dim) for h in (4, 2, 2))
+    arrays = tuple(make(sum(lengths), h, d) for h, d in ((4, head_dim), (2, head_dim), (2, v_dim)))
     again = tuple(x.clone() for x in arrays)
+    sinks, sinks_again = (torch.tensor([0.5, -1.0, 2.0, 0.0], device="cuda", requires_grad=True) for _ in range(2))
     for x in (*arrays, *again):
         x.requires_grad_()
-    change = make(sum(lengths), 4, head_dim)
+    change = make(sum(lengths), 4, v_dim)
     q, k, v = arrays
-    (warploom.attention_varlen(q, k, v, starts_of(lengths), causal=causal) * change)[: sum(lengths)].sum().backward()
+    out = warploom.attention_varlen(q, k, v, starts_of(lengths), causal=causal, sinks=sinks)
+    (out * change)[: sum(lengths)].sum().backward()
     at = 0
     for n in lengths:
         if n:
             rows = slice(at, at + n)
-            out = warploom.attention(*(x[None, rows] for x in again), causal=causal)
+            out = warploom.attention(*(x[None, rows] for x in again), causal=causal, sinks=sinks_again)
             (out[0] * change[rows]).sum().backward()
         at += n
     for x, y in zip(arrays, again, strict=True):
         assert torch.allclose(x.grad[:at].float(), y.grad[:at].float(), rtol=2e-2, atol=2e-2)
         assert (x.grad[at:] == 0).all()
+    assert torch.allclose(sinks.grad, sinks_again.grad, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
