@@ -104,7 +104,7 @@ def models(result: Result) -> str:
 
 
 SECTIONS: dict[str, Callable[[Result], str]] = {
-    "decode": decode, "prefill": prefill, "packed": packed, "packed_gradients": packed_gradients, "their_tests": their_tests,
-    "models": models,
+    "decode": decode, "prefill": prefill, "packed": packed, "packed_gradients": packed_gradients,
+    "their_tests": their_tests, "models": models,
 }  # fmt: skip
 """Parts of a page that bring their own sentences: nothing is there until they were measured."""
