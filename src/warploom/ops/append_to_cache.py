@@ -8,7 +8,7 @@ import numpy as np
 
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty_like, require_dtype
+from warploom.interop.arrays import ArrayView, address, describe, describe_new, empty_like, require_dtype
 from warploom.interop.arrays import same_device as on_one_device
 from warploom.interop.copies import compact, settled, to_host
 from warploom.interop.tracing import traced
@@ -25,8 +25,7 @@ from warploom.ops.attention_paged_arrays import (
     refuse_first,
 )
 from warploom.ops.options import flag
-from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Kept, Prepared, Step, Steps
+from warploom.ops.steps import Kept, Prepared, Step, Steps, run_anew
 
 Arrays = dict[str, ArrayView]
 _Key = tuple[Any, ...]
@@ -100,32 +99,15 @@ def _call_anew(views: Arrays, interleaved: Any, check: Any, key: _Key) -> Any:
     out = empty_like(arrays["q"], arrays["q"].shape) if "q" in arrays else None
     if out is not None:
         arrays["q_out"] = describe_new(out)
-    first = arrays["k"]
     if 0 in (problem.batch, problem.kv_heads) or not (problem.tokens or problem.q_len):
         return out
     if 0 in (problem.capacity, *views["k_cache"].shape):
         raise ProblemError("the cache has room for no key: allocate it larger")
-    place = Place.of(first.device, requires="sm_90" if problem.form.fp8 else None)
-    if first.device[0] == "cuda":
-        ready = _steps(arrays, problem).prepare(tuple(arrays), first.device[1])
-        if all(arrays[name].pointer == view.pointer for name, view in views.items()):
-            _prepared.keep(key, ready)
-        ready.run([x.pointer for x in arrays.values()], first.kind)
-    elif str(place) == EMULATOR:
-        _steps(arrays, problem).emulate(arrays)
-    else:
-        _run_from_host(arrays, problem)
+    results = [name for name in ("k_cache", "v_cache", "q_out") if name in arrays]
+    ready = run_anew(lambda arrays: _steps(arrays, problem), arrays, results, filled=True)
+    if ready and all(arrays[name].pointer == view.pointer for name, view in views.items()):
+        _prepared.keep(key, ready)
     return out
-
-
-def _run_from_host(arrays: Arrays, problem: AppendProblem) -> None:
-    """CPU arrays on a GPU: row-major copies there and back, caches included."""
-    hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in arrays.items()}
-    results = [name for name in hosts if name in ("k_cache", "v_cache", "q_out")]
-    steps = _steps({name: describe(x) for name, x in hosts.items()}, problem)
-    steps.run_from_host(hosts, results, filled=True)
-    for name in results:
-        as_numpy(arrays[name])[...] = hosts[name]
 
 
 def _steps(arrays: Arrays, problem: AppendProblem) -> Steps:

@@ -13,7 +13,6 @@ from warploom.core.dtypes import f32
 from warploom.interop.arrays import (
     ArrayView,
     address,
-    as_numpy,
     describe,
     describe_new,
     empty,
@@ -24,22 +23,19 @@ from warploom.interop.arrays import (
 )
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import recorded, traced
-from warploom.kernels.attention.problem import AttentionConfig, Operands
+from warploom.kernels.attention.problem import AttentionConfig
 from warploom.ops.attention_arrays import (
     AXES,
-    Inputs,
     Layout,
     Options,
     Views,
     Window,
     read_inputs,
     result_shape,
-    strides_of,
     widened,
 )
-from warploom.ops.attention_plan import ARRAYS, AttentionPlan, calls_of, configured, plan_for
-from warploom.ops.places import EMULATOR
-from warploom.ops.steps import Kept, Prepared
+from warploom.ops.attention_plan import ARRAYS, AttentionPlan, configured, plan_for
+from warploom.ops.steps import Kept, Prepared, Steps, run_anew
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -189,24 +185,24 @@ def _first_call(
     outputs = [result, _empty_lse(q, options.layout)] if options.return_lse else [result]
     outs = [describe_new(x) for x in outputs]
     arrays, names = (*inputs.all, *outs, *inputs.vectors), (*ARRAYS, *problem.vectors)
-    if q.device[0] == "cuda":
-        used = (*inputs.all, inputs.sinks)
-        plain = (key[0], *[None if x is None else x[1:6] for x in used])  # copies lie alike in every call
-        ready = _prepared.find(plain)
-        if ready is None:
-            prepared = plan_for(inputs, outs[0], options.layout, config).steps.prepare(names, q.device[1])
-            ready = Ready(prepared, *[maker(q, x.shape, x.dtype) for x in outs])
-            _prepared.keep(plain, ready)
+    used = (*inputs.all, inputs.sinks)
+    plain = (key[0], *[None if x is None else x[1:6] for x in used])  # copies lie alike in every call
+    ready = _prepared.find(plain)
+    if ready is not None:
+        ready.prepared.run([x.pointer for x in arrays], q.kind)
+    else:
+
+        def steps(lying: dict[str, ArrayView]) -> Steps:
+            again = replace(inputs, q=lying["q"], k=lying["k"], v=lying["v"])
+            return plan_for(again, lying["out"], options.layout, config).steps
+
+        prepared = run_anew(steps, dict(zip(names, arrays, strict=True)), ("out", "lse")[: len(outs)])
+        ready = prepared and Ready(prepared, *[maker(q, x.shape, x.dtype) for x in outs])
+    if ready is not None:
+        _prepared.keep(plain, ready)
         given = [None if x is None else x.pointer for x in (*views, sinks)]
         if given == [None if x is None else x.pointer for x in used]:  # nothing was copied first
             _prepared.keep(key, ready)
-        ready.prepared.run([x.pointer for x in arrays], q.kind)
-        return (result, outputs[1]) if options.return_lse else result
-    made = plan_for(inputs, outs[0], options.layout, config)
-    if made.device == EMULATOR:
-        made.steps.emulate(dict(zip(names, arrays, strict=True)))
-    else:
-        _run_from_host(inputs, outs, options.layout, made)
     return (result, outputs[1]) if options.return_lse else result
 
 
@@ -219,14 +215,3 @@ def _without_keys(q: ArrayView, v: ArrayView, sinks: ArrayView | None, options: 
     if sinks is None:
         return zeros, filled(q.kind, rows, f32, q.device, -math.inf)
     return zeros, filled(q.kind, rows, f32, q.device, 0.0) + sinks.array[:, None]
-
-
-def _run_from_host(inputs: Inputs, outs: list[ArrayView], layout: str, made: AttentionPlan) -> None:
-    """CPU arrays on a GPU: row-major copies there and back."""
-    hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.all]
-    views = [*map(describe, hosts), outs[0]]
-    q, k, v, out = (strides_of(x, layout) for x in views)
-    calls = calls_of(made.config, made.problem, Operands((q, k, v, out), layout), made.multiprocessors)
-    given = [*hosts, *[as_numpy(x) for x in (*outs, *inputs.vectors)]]
-    named = dict(zip((*ARRAYS, *made.problem.vectors), given, strict=True))
-    replace(made, calls=calls).steps.run_from_host(named, ("out", "lse") if made.problem.lse else ("out",))

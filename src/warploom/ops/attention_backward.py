@@ -7,14 +7,11 @@ from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import (
     ArrayView,
     address,
-    as_numpy,
     describe,
     describe_new,
     empty_like,
@@ -39,8 +36,8 @@ from warploom.ops.attention_arrays import (
     widened,
 )
 from warploom.ops.options import configuration, flag
-from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Kept, Launches, Prepared, Step, Steps
+from warploom.ops.places import Place
+from warploom.ops.steps import Kept, Launches, Prepared, Step, Steps, run_anew
 
 _GRADIENTS = ("dq", "dk", "dv", "dsinks")
 _Views = dict[str, ArrayView]
@@ -244,22 +241,14 @@ def _call_anew(views: _Views, options: Options, how: tuple[bool, Any], key: tupl
         return tuple(zeros)
     results = [empty_like(given[name[1:]], given[name[1:]].shape) for name in names]
     arrays = {**given, **dict(zip(names, map(describe_new, results), strict=True))}
-    first = given["q"]
-    if first.device[0] == "cuda":
-        plain = (key[0], *[view[1:6] for view in given.values()])  # copies lie alike in every call
-        ready = _prepared.find(plain)
-        if ready is None:
-            ready = _plan(arrays, inputs, config).steps.prepare(tuple(arrays), first.device[1])
-            _prepared.keep(plain, ready)
+    plain = (key[0], *[view[1:6] for view in given.values()])  # copies lie alike in every call
+    ready = _prepared.find(plain)
+    if ready is not None:
+        ready.run([x.pointer for x in arrays.values()], given["q"].kind)
+    else:
+        ready = run_anew(lambda lying: _plan(lying, inputs, config).steps, arrays, names)
+    if ready is not None:
+        _prepared.keep(plain, ready)
         if all(a.pointer == b.pointer for a, b in zip(given.values(), views.values(), strict=True)):
             _prepared.keep(key, ready)
-        ready.run([x.pointer for x in arrays.values()], first.kind)
-        return tuple(results)
-    made = _plan(arrays, inputs, config)
-    if made.device == EMULATOR:
-        made.steps.emulate(arrays)
-    else:  # CPU arrays on a GPU travel as row-major ones
-        hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in arrays.items()}
-        again = _plan({name: describe(x) for name, x in hosts.items()}, inputs, config)
-        again.steps.run_from_host(hosts, names)
     return tuple(results)

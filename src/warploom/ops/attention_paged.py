@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty, empty_like, filled
+from warploom.interop.arrays import ArrayView, address, describe, describe_new, empty, empty_like, filled
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.decode import DecodeProblem
@@ -22,8 +20,8 @@ from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import Options, Window, widened
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, check_output, read_cache
 from warploom.ops.options import configuration, flag, whole
-from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Kept, Launches, Prepared, Step, Steps
+from warploom.ops.places import Place
+from warploom.ops.steps import Kept, Launches, Prepared, Step, Steps, run_anew
 
 _prepared: Kept[Prepared] = Kept()
 NAMES = {"kv_lens": "lengths", "cu_seqlens_q": "starts", "block_table": "table", "k_cache": "k", "v_cache": "v"}
@@ -234,32 +232,16 @@ def _call_anew(
         return _without_keys(inputs, out if target is not None else None, config)
     outputs = {"out": out, **({"lse": empty(q.kind, _lse_shape(views), f32, q.device)} if options.return_lse else {})}
     arrays = {**inputs.views, **{name: describe_new(x) for name, x in outputs.items()}}
-    made = _plan(inputs, arrays["out"], config)
     named = {NAMES.get(name, name): view for name, view in arrays.items()}
-    if q.device[0] == "cuda":
-        ready = made.steps.prepare(tuple(named), q.device[1])
-        if q.pointer == views["q"].pointer:
-            _prepared.keep(key, ready)
-        ready.run([x.pointer for x in arrays.values()], q.kind)
-    elif made.device == EMULATOR:
-        made.steps.emulate(named)
-    else:  # CPU arrays on a GPU travel as row-major ones
-        _run_from_host(inputs, arrays, made)
+
+    def steps(lying: dict[str, ArrayView]) -> Steps:
+        again = CacheInputs({name: lying[NAMES.get(name, name)] for name in inputs.views}, problem)
+        return _plan(again, lying["out"], config).steps
+
+    ready = run_anew(steps, named, tuple(outputs), filled=True)
+    if ready and q.pointer == views["q"].pointer:
+        _prepared.keep(key, ready)
     return (out, outputs["lse"]) if options.return_lse else out
-
-
-def _run_from_host(inputs: CacheInputs, arrays: dict[str, ArrayView], made: AttentionPagedPlan) -> None:
-    """CPU arrays on a GPU: row-major copies there and back."""
-    hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in arrays.items()}
-    results = {name: x for name, x in hosts.items() if name not in inputs.views}
-    lying = {name: describe(x) for name, x in hosts.items()}
-    again = CacheInputs({name: lying[name] for name in inputs.views}, inputs.problem)
-    multiprocessors = Place.of(lying["q"].device).multiprocessors
-    calls = paged_calls(made.config, made.problem, again.operands(lying["out"]), multiprocessors)
-    steps = AttentionPagedPlan(made.problem, made.config, made.reason, made.target, made.device, calls).steps
-    steps.run_from_host({NAMES.get(name, name): x for name, x in hosts.items()}, tuple(results), filled=True)
-    for name, found in results.items():
-        as_numpy(arrays[name])[...] = found
 
 
 def _without_keys(inputs: CacheInputs, out: Any, config: Any) -> Any:

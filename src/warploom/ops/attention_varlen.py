@@ -10,7 +10,7 @@ import numpy as np
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ConfigError
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, describe_new, empty
+from warploom.interop.arrays import ArrayView, address, describe, describe_new, empty
 from warploom.interop.tracing import recorded
 from warploom.kernels.attention.packed import (
     PackedConfig,
@@ -23,8 +23,8 @@ from warploom.kernels.attention.packed import (
 from warploom.kernels.settings import refuse
 from warploom.ops.attention_arrays import Options, Window, widened
 from warploom.ops.options import configuration, flag
-from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Kept, Prepared, Step, Steps
+from warploom.ops.places import Place
+from warploom.ops.steps import Kept, Prepared, Step, Steps, run_anew
 from warploom.ops.varlen_arrays import Arrays, check_lengths, laid_out, read_packed, refuse_shared, shape_of_result
 
 if TYPE_CHECKING:
@@ -179,27 +179,17 @@ def _first_call(views: Arrays, options: Options, config: Any, key: Key, out: Any
         calls = packed_calls(chosen, problem, (q, k, v, out), place.multiprocessors)
         return Steps(tuple(Step(call, problem.flops if call is calls[-1] else 0) for call in calls))
 
-    run_anew(steps, (views, inputs, results), place, key)
+    run_and_keep(steps, (views, inputs, results), key)
     return found
 
 
-def run_anew(steps: Callable[[Arrays], Steps], given: tuple[Arrays, Arrays, Arrays], place: Place, key: Key) -> None:
+def run_and_keep(steps: Callable[[Arrays], Steps], given: tuple[Arrays, Arrays, Arrays], key: Key) -> None:
     """Run launches for the first time: ``given`` are the caller's arrays, what the kernels take, and the results."""
     views, inputs, results = given
-    arrays, q = inputs | results, views["q"]
-    if q.device[0] == "cuda":
-        launches = steps(arrays).prepare(tuple(arrays), q.device[1])
-        callers = {name: name if name in views else "q_starts" for name in inputs}
-        if all(inputs[name].pointer == views[own].pointer for name, own in callers.items()):
-            prepared.keep(key, Ready(launches, tuple(callers.values()), "lse" in results))
-        launches.run([view.pointer for view in arrays.values()], q.kind)
-    elif str(place) == EMULATOR:
-        steps(arrays).emulate(arrays)
-    else:
-        hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in arrays.items()}
-        steps({name: describe(host) for name, host in hosts.items()}).run_from_host(hosts, tuple(results), filled=True)
-        for name, view in results.items():
-            as_numpy(view)[...] = hosts[name]
+    launches = run_anew(steps, inputs | results, tuple(results), filled=True)
+    callers = {name: name if name in views else "q_starts" for name in inputs}
+    if launches and all(inputs[name].pointer == views[own].pointer for name, own in callers.items()):
+        prepared.keep(key, Ready(launches, tuple(callers.values()), "lse" in results))
 
 
 def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Place]:

@@ -17,7 +17,7 @@ from warploom.kernels.attention.packed_backward import (
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.settings import refuse
 from warploom.ops.attention_arrays import Options, Window
-from warploom.ops.attention_varlen import described, how_they_lie, prepared, run_anew
+from warploom.ops.attention_varlen import described, how_they_lie, prepared, run_and_keep
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
 from warploom.ops.steps import Step, Steps
@@ -67,7 +67,7 @@ def _first_call(
     problem, inputs = read_packed(forward, options)
     _check(views)
     asked = PackedBackwardProblem(problem, "dlse" in views, deterministic)
-    chosen, place = _configured(asked, views, config)
+    chosen = _configured(asked, views, config)
     if 0 in (problem.batch, problem.total_q, problem.heads) or (problem.total_k == 0 and not problem.sinks):
         return
     inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
@@ -79,7 +79,7 @@ def _first_call(
         most = max(calls, key=lambda call: len(call.arrays))
         return Steps(tuple(Step(call, asked.flops if call is most else 0) for call in calls))
 
-    run_anew(steps, (views, inputs, results), place, key)
+    run_and_keep(steps, (views, inputs, results), key)
 
 
 def _check(views: Arrays) -> None:
@@ -100,15 +100,14 @@ def _check(views: Arrays) -> None:
             )
 
 
-def _configured(problem: PackedBackwardProblem, views: Arrays, config: Any) -> tuple[PackedBackwardConfig, Place]:
-    """The configuration and where it runs. Raises ConfigError for one asked for that does not fit."""
+def _configured(problem: PackedBackwardProblem, views: Arrays, config: Any) -> PackedBackwardConfig:
+    """The configuration. Raises ConfigError for one asked for that does not fit where the arrays are."""
     device = views["q"].device
     if config is None:
-        place = Place.of(device)
-        return choose_packed_backward(problem, place.goal), place
+        return choose_packed_backward(problem, Place.of(device).goal)
     found = configuration(config, parse_packed_backward)
     if not isinstance(found, PackedBackwardConfig):
         raise ConfigError(f"{found} takes no packed sequences")
-    place = Place.of(device, requires=found.requires)
-    refuse(f"{found} does not fit", list(dict.fromkeys(found.check(place.goal) + found.misfits(problem.typical))))
-    return found, place
+    goal = Place.of(device, requires=found.requires).goal
+    refuse(f"{found} does not fit", list(dict.fromkeys(found.check(goal) + found.misfits(problem.typical))))
+    return found

@@ -6,7 +6,7 @@ call's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +19,7 @@ from warploom.core.dtypes import DType, f32
 from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty
 from warploom.kernels.source import Grid, KernelCall
 from warploom.ops.backends import GpuCall, run_on_emulator, zero_words
+from warploom.ops.places import Place
 
 if TYPE_CHECKING:
     from warploom.ir.program import Program
@@ -144,6 +145,33 @@ class Steps:
             for step in self.steps
         ]
         return Prepared(tuple(loaded), tuple(4 * start for start in offsets), words, device)
+
+
+def run_anew(
+    steps: Callable[[dict[str, ArrayView]], Steps],
+    arrays: dict[str, ArrayView],
+    results: Sequence[str],
+    *,
+    filled: bool = False,
+) -> Prepared | None:
+    """Run for the first time what ``steps`` launches on ``arrays``, by the kernels' names; ``results`` are among them.
+
+    Arrays on a GPU are taken as they lie: what repeated calls need is returned. Those of the CPU travel to a GPU as
+    row-major ones, or are emulated. ``filled``: parts of the results may stay as they are.
+    """
+    first = next(iter(arrays.values()))
+    if first.device[0] == "cuda":
+        prepared = steps(arrays).prepare(tuple(arrays), first.device[1])
+        prepared.run([view.pointer for view in arrays.values()], first.kind)
+        return prepared
+    if Place.of(first.device).gpu is None:
+        steps(arrays).emulate(arrays)
+        return None
+    hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in arrays.items()}
+    steps({name: describe(host) for name, host in hosts.items()}).run_from_host(hosts, results, filled=filled)
+    for name in results:
+        as_numpy(arrays[name])[...] = hosts[name]
+    return None
 
 
 def _aligned(words: int) -> int:
