@@ -14,7 +14,6 @@ from warploom.interop.arrays import (
     ArrayView,
     Fields,
     address,
-    as_numpy,
     describe,
     describe_new,
     empty_like,
@@ -31,8 +30,8 @@ from warploom.kernels.settings import refuse, unsuitable
 from warploom.ops.matmul_arrays import READ_ONLY, Inputs, matmul_config, read_inputs, refuse_overlap
 from warploom.ops.matmul_plan import MatmulPlan
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
-from warploom.ops.places import EMULATOR, Place
-from warploom.ops.steps import Kept, Prepared
+from warploom.ops.places import Place
+from warploom.ops.steps import Kept, Prepared, Steps, run_anew
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
@@ -153,11 +152,6 @@ def plan_matmul(
     return _plan(inputs, matmul_config(config, inputs.problem.dtype, accumulate))
 
 
-def _lying(view: ArrayView) -> Hashable:
-    """What a call is prepared for: shape, strides, type, device, kind and alignment."""
-    return view[1:6], view[0] & 15
-
-
 def _plan(inputs: Inputs, config: MatmulConfig | None) -> MatmulPlan:
     problem = inputs.problem
     place = Place.of(inputs.views[0].device, requires=None if config is None else config.requires)
@@ -179,38 +173,24 @@ def _first_call(inputs: Inputs, out: Any, config: MatmulConfig | None, key: tupl
             _plan(inputs, config)  # refuses what does not fit
         return result
     view = describe_new(result) if out is None else describe(out)
-    if first.device[0] == "cuda":
-        key = (key[0], *map(_lying, inputs.views))  # what was copied lies elsewhere, but like the copy of another call
-        ready = _prepared.get(key)
-        if ready is None:
-            ready = Ready.of(_plan(inputs, config), inputs, view, first.device[1])
-            _prepared.keep(key, ready)
+    key = (key[0], *[(x[1:6], x[0] & 15) for x in inputs.views])  # what was copied lies like the copy of another call
+    ready = _prepared.get(key)
+    if ready is not None:
         ready.run(inputs.views, view.pointer)
         return result
-    made = _plan(inputs, config)
-    if made.device == EMULATOR:
-        a, b, *others = inputs.views
-        arrays = dict(zip(_names(made), (a, b, view, *others), strict=True))
-        made.steps(inputs.offsets).emulate(arrays)
-    else:
-        _run_from_host(inputs, view, config)
+    a, b, *others = inputs.views
+    arrays = dict(zip(("a", "b", "out", *inputs.problem.combined), (a, b, view, *others), strict=True))
+
+    def steps(lying: dict[str, ArrayView]) -> Steps:
+        a, b, to, *others = lying.values()
+        again = inputs if lying is arrays else inputs.reread([a, b, *others], to)
+        return _plan(again, config).steps(again.offsets)
+
+    prepared = run_anew(steps, arrays, ("out",))
+    if prepared is not None:
+        near = tuple([_near(x, view) for x in inputs.views])
+        _prepared.keep(key, Ready(prepared, near, maker(first, inputs.shape, inputs.problem.out_dtype)))
     return result
-
-
-def _names(made: MatmulPlan) -> tuple[str, ...]:
-    """What a call's arrays are to the kernels, in the order in which they come."""
-    return ("a", "b", "out", *made.problem.combined)
-
-
-def _run_from_host(inputs: Inputs, result: ArrayView, config: MatmulConfig | None) -> None:
-    """CPU arrays on a GPU: contiguous copies there and back."""
-    hosts = [np.ascontiguousarray(as_numpy(view)) for view in inputs.views]
-    out = np.empty(inputs.shape, result.dtype.numpy)
-    again = inputs.reread([describe(x) for x in hosts], describe(out))
-    made = _plan(again, config)
-    arrays = dict(zip(_names(made), (*hosts[:2], out, *hosts[2:]), strict=True))
-    made.steps(again.offsets).run_from_host(arrays, ("out",))
-    as_numpy(result)[...] = out
 
 
 @dataclass(frozen=True)
@@ -226,13 +206,6 @@ class Ready:
     """Makes an array for the result, from a."""
     apart: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
     """Distances of inputs from ``out`` at which they interleave, or are one, without harm."""
-
-    @classmethod
-    def of(cls, made: MatmulPlan, inputs: Inputs, result: ArrayView, device: int) -> Ready:
-        """What calls like the planned one, with such a ``result``, need on a GPU."""
-        prepared = made.steps(inputs.offsets).prepare(_names(made), device)
-        near = tuple([_near(view, result) for view in inputs.views])
-        return cls(prepared, near, maker(inputs.views[0], inputs.shape, made.problem.out_dtype))
 
     def check_out(self, views: Sequence[Fields], out: ArrayView, has_bias: bool) -> None:
         """Raises ProblemError where ``out`` shares memory with an input: mostly one comparison for each tells."""
