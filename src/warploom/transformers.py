@@ -67,20 +67,8 @@ def attention_forward(
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     starts = None if attention_mask is not None else _starts(query, others)
     if attention_mask is not None:
-        out = _padded(q, k, _as_wide(v, q), attention_mask.bool(), options)
-    elif starts is not None:
-        out = _packed(q, k, _as_wide(v, q), starts, options)
-    else:
-        return attention(q, k, v, **options), None
-    return out[..., : value.shape[3]], None
-
-
-def _as_wide(value: Tensor, query: Tensor) -> Tensor:
-    """``value`` with zeros up to the head_dim of the query, the only one that packed sequences have."""
-    from torch.nn.functional import pad
-
-    missing = query.shape[3] - value.shape[3]
-    return pad(value, (0, missing)) if missing else value
+        return _padded(q, k, v, attention_mask.bool(), options), None
+    return attention(q, k, v, **options) if starts is None else _packed(q, k, v, starts, options), None
 
 
 def _starts(query: Tensor, others: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
@@ -127,7 +115,8 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, An
         torch.take_along_dim(x[:, :kv_length], order[name], 1).flatten(0, 1)
         for x, name in ((q, "q"), (k, "k"), (v, "k"))
     )
-    out = _varlen(*rows, starts["q"], starts["k"], seqused_q=used["q"], seqused_k=used["k"], **options).view(q.shape)
+    out = _varlen(*rows, starts["q"], starts["k"], seqused_q=used["q"], seqused_k=used["k"], **options)
+    out = out.view(*q.shape[:3], v.shape[3])
     found = torch.empty_like(out).scatter(1, order["q"].expand_as(out), out)
     return found.masked_fill(~kept["q"][..., None, None], 0.0)  # rows of no sequence hold anything
 

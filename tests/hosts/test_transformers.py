@@ -149,10 +149,12 @@ def test_what_is_not_computed_is_refused_by_name():
         attention_forward(model, x, x, x, None, cache=object())
 
 
-def test_values_of_another_width_are_read_as_they_are(monkeypatch):
+@pytest.mark.parametrize("padded", [False, True])
+def test_values_of_another_width_are_read_as_they_are(padded, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "pad", lambda *_: pytest.fail("copied, with zeros"))
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(1, 2, 20, d, generator=generator).bfloat16() for d in (32, 32, 16))
-    found, _ = attention_forward(torch.nn.Module(), q, k, v, None, is_causal=True)
+    mask = torch.ones(1, 20, dtype=torch.int64) if padded else None
+    found, _ = attention_forward(torch.nn.Module(), q, k, v, mask, is_causal=True)
     expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
     torch.testing.assert_close(found.double(), expected.transpose(1, 2), rtol=2**-6, atol=2**-6)
