@@ -4,10 +4,11 @@
 
 Needs Python 3.12 or newer and ``pip install flash-attn-4`` (which brings CuTe DSL and PyTorch), but no GPU. For head
 dimensions 64 and 128, full and causal, in the emulator's own order and an adversarial one: the error to attention in
-float64 relative to bf16's rounding, findings, seconds. (The scheduler of causal tiles does not compile with CuTe DSL
-4.8; FlashAttention-4's plain one takes its place, which takes the tiles in another order.) With ``--mutants`` also
-every change of one line of the kernel for 64 that ``tests.ptx.mutants`` knows, after one thread has been elected for
-the copy of the output; found is what the kernel itself does not show. Exit status 1 where a result is wrong.
+float64 relative to bf16's rounding, findings, processor seconds. (The scheduler of causal tiles does not compile with
+CuTe DSL 4.8; FlashAttention-4's plain one takes its place, which takes the tiles in another order.) With
+``--mutants`` also every change of one line of the kernel for 64 that ``tests.ptx.mutants`` knows, after one thread
+has been elected for the copy of the output; found is what the kernel itself does not show. Exit status 1 where a
+result is wrong.
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ def checked(ptx: str, head_dim: int, seed: int | None, causal: bool = False) -> 
     scale = head_dim**-0.5
     unused = [[np.uint8(0)], [np.uint8(0)], [np.int32(0)] * 3]  # absent windows, and divisors of absent features
     given = [[lse], *((x, spec) for x in (q, k, v, out)), np.float32(scale * np.log2(np.e)), *unused, HEADS]
-    start = time.perf_counter()
+    start = time.process_time()
     found = warploom.check_ptx(
         ptx, (SEQUENCE // TILE, HEADS, 1), 384, given, shared_bytes=SHARED_BYTES, seed=seed, file="flash_fwd_sm90.ptx"
     )
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     exact = [x[0].astype(np.float64).transpose(1, 0, 2) for x in (q, k, v)]
     scores = exact[0] @ exact[1].transpose(0, 2, 1) * scale
     if causal:

@@ -4,7 +4,7 @@
 
 Needs what ``ptx_flash_attention.py`` needs. For head dimensions 64 and 128, full and causal: the errors of dK and dV to
 float64 relative to bf16's rounding, of the sums of dQ (whose elements the kernel leaves in the order of its registers:
-compared as sorted numbers), findings, seconds. Exit status 1 where a result is wrong.
+compared as sorted numbers), findings, processor seconds. Exit status 1 where a result is wrong.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ def checked(ptx: str, head_dim: int, causal: bool) -> dict[str, Any]:
     q, k, v, do = given
     maps = [copied(x, n) for x, n in ((q, tile_m), (k, TILE_N), (v, TILE_N), (do, tile_m), (dk, TILE_N), (dv, TILE_N))]
     absent = [[np.uint8(0)]] * 4 + [np.float32(scale * np.log2(np.e)), np.float32(scale), [np.int32(0)] * 3]
-    start = time.perf_counter()
+    start = time.process_time()
     found = warploom.check_ptx(
         ptx, (SEQUENCE // TILE_N, HEADS, 1), 384, [*maps, [lse], [row], [sums], *absent, HEADS],
         shared_bytes=SHARED_BYTES, file="flash_bwd_sm90.ptx",
     )  # fmt: skip
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     errors = {name: _error(got[0].astype(np.float64).transpose(1, 0, 2), wanted[name])
               for name, got in (("dk", dk), ("dv", dv))}  # fmt: skip
     whole = np.concatenate([wanted["dq"].reshape(-1), np.zeros(sums.size - wanted["dq"].size)])

@@ -158,8 +158,8 @@ def _initial(variable: Variable) -> Any:
 
 def _scalar(parameter: Variable, value: Any) -> DType:
     """The type of a number: PTX tells its bits alone, and often not whether they are a float's."""
-    from warploom.ptx.builder import TYPE
     from warploom.ptx.syntax import TYPES
+    from warploom.ptx.types import TYPE
 
     bits = TYPES[parameter.type]
     is_float = parameter.type in ("f32", "f64") or isinstance(value, float | np.floating)

@@ -10,7 +10,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
+from warploom.core.dtypes import DType, pred, u32, u64
 from warploom.core.errors import PtxError, VerifyError
 from warploom.ir import statements as ir
 from warploom.ir.statements import NOWHERE, Const, Op, Statement, Tile, Value, When
@@ -20,34 +20,14 @@ from warploom.isa.conversion import Bitcast, Convert, Move
 from warploom.isa.effects import Space
 from warploom.isa.spaces import FromGeneric, IsSpace, Window
 from warploom.isa.warp import Special
-from warploom.ptx.blocks import Block
+from warploom.ptx.blocks import Block, by_guard
 from warploom.ptx.forms import HANDLERS, Form
 from warploom.ptx.groups import completed_registers
 from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import Address, Float, Function, Guard, Instruction, Integer, Not, Operand, Symbol
 from warploom.ptx.syntax import Register as PtxRegister
+from warploom.ptx.types import UnknownTypeError, constant, unsigned
 from warploom.ptx.usage import Usage
-
-
-class UnknownTypeError(KeyError):
-    """A PTX type that no register of a Program has."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class _Types(dict[str, DType]):
-    def __missing__(self, name: str) -> DType:
-        raise UnknownTypeError(name)
-
-
-TYPE = _Types({
-    "pred": pred, "b16": u16, "u16": u16, "s16": s16, "f16": u16, "bf16": u16, "b32": u32, "u32": u32, "s32": s32,
-    "f16x2": u32, "bf16x2": u32, "tf32": u32, "b64": u64, "u64": u64, "s64": s64, "f32": f32, "f64": f64,
-    "u16x2": u32, "s16x2": u32, "f32x2": u64,
-})  # fmt: skip
-"""The register type of a PTX type; bits and 16-bit floats are unsigned integers."""
-
 
 _PARAMETER_BYTES = 4096
 _CARRY = "%carry@"  # no name that PTX can have
@@ -81,9 +61,11 @@ class Builder:
         self.function, self.usage, self.specials, self.names = function, usage, specials, names
         self.parameters = names.parameters
         self.numbers = count(sum(map(len, names.parameters.values())) + len(names.pointers))
-        self.windows = _windows(function)
-        self.maps_generic = any(isinstance(i, Instruction) and i.opcode == "mapa" and "u64" in i.modifiers
-                                for i in function.body)  # fmt: skip
+        code = [i for i in function.body if isinstance(i, Instruction)]
+        made = {m for i in code if i.opcode == "cvta" and "to" not in i.modifiers for m in i.modifiers}
+        shared = made & {"shared", "shared::cta"}
+        self.windows: tuple[Window, ...] = ("shared",) * bool(shared) + ("local",) * ("local" in made)
+        self.maps_generic = any(i.opcode == "mapa" and "u64" in i.modifiers for i in code)
         self.blocks, self.number = list[Block](), 0
         self.completed: dict[int, tuple[str, ...]] = {}
         self.where = NOWHERE
@@ -115,7 +97,7 @@ class Builder:
     def block(self, block: Block) -> tuple[Statement, ...]:
         """The statements of a block, its branch last."""
         self._values, self._out, self._known = {}, [], {}
-        for guard, group in _by_guard(block.body):
+        for guard, group in by_guard(block.body):
             if guard is None:
                 for i in group:
                     self._instruction(i)
@@ -416,37 +398,3 @@ class Builder:
         label = name.lstrip("%").replace("@", "_")
         value = self._values[name] = self.fresh(self.usage.home[name], label)
         return value
-
-
-def _windows(function: Function) -> tuple[Window, ...]:
-    made = {m for i in function.body if isinstance(i, Instruction) and i.opcode == "cvta" and "to" not in i.modifiers
-            for m in i.modifiers}  # fmt: skip
-    return tuple(w for w in ("shared", "local") if w in made or (w == "shared" and "shared::cta" in made))
-
-
-def constant(value: int, dtype: DType) -> Const:
-    """An integer as an immediate of a type, wrapped."""
-    if dtype is pred:
-        return Const(pred, bool(value))
-    if dtype.is_float:
-        bits = u32 if dtype.bits == 32 else u64
-        return Const(dtype, float(np.array(value % (1 << dtype.bits), bits.numpy).view(dtype.numpy)))
-    value %= 1 << dtype.bits
-    return Const(dtype, value - (1 << dtype.bits) if dtype.kind == "signed" and value >> dtype.bits - 1 else value)
-
-
-def unsigned(dtype: DType) -> DType:
-    """The unsigned integer of a type's width."""
-    return {16: u16, 32: u32, 64: u64}[dtype.bits]
-
-
-def _by_guard(body: list[Instruction]) -> list[tuple[Guard | None, list[Instruction]]]:
-    """Neighbours under one guard together, unless one of them changes its predicate."""
-    groups: list[tuple[Guard | None, list[Instruction]]] = []
-    changed = True
-    for i in body:
-        if changed or not groups or groups[-1][0] != i.guard:
-            groups.append((i.guard, []))
-        groups[-1][1].append(i)
-        changed = i.guard is not None and any(x == i.guard.register for x in i.operands[:1])
-    return groups

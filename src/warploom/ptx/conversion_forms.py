@@ -15,9 +15,10 @@ from warploom.isa.conversion import Convert, PackPair
 from warploom.isa.narrow import FP8
 from warploom.isa.scalar import SCALARS, Scalar
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric, Window
-from warploom.ptx.builder import TYPE, Builder
+from warploom.ptx.builder import Builder
 from warploom.ptx.forms import Form, form
 from warploom.ptx.syntax import TYPES, Operand
+from warploom.ptx.types import TYPE
 
 _ROUNDINGS = ("rni", "rzi", "rmi", "rpi", "rna", "rn", "rz", "rm", "rp")
 _HALVES = {"f16": f16, "bf16": bf16}

@@ -29,11 +29,12 @@ from warploom.isa.sync import (
 )
 from warploom.isa.warp import Elect
 from warploom.isa.wgmma import Wgmma, WgmmaCommit, WgmmaFence, WgmmaWait
-from warploom.ptx.builder import Builder, constant
+from warploom.ptx.builder import Builder
 from warploom.ptx.forms import Form, form
 from warploom.ptx.syntax import Address, Both, Integer, Operand, Vector
 from warploom.ptx.syntax import Register as PtxRegister
 from warploom.ptx.tensor_map_forms import map_fence
+from warploom.ptx.types import constant
 
 _YES = Const(pred, True)
 _EVICTIONS = {0x12F0000000000000: "first", 0x14F0000000000000: "last"}

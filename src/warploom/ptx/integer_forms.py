@@ -10,8 +10,9 @@ from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Binary, Select
 from warploom.isa.conversion import Move
 from warploom.isa.scalar import SCALARS, Scalar
-from warploom.ptx.builder import TYPE, Builder, constant, unsigned
+from warploom.ptx.builder import Builder
 from warploom.ptx.forms import Form, form
+from warploom.ptx.types import TYPE, constant, unsigned
 
 
 @form("addc", "subc", "madc")

@@ -14,11 +14,12 @@ from warploom.isa.async_copy import CommitCopies, CopiesArrive, CpAsync, WaitCop
 from warploom.isa.conversion import Combine, Half
 from warploom.isa.effects import Order, Scope, Space
 from warploom.isa.memory import Atomic, LdMatrix, Load, MemoryFence, StMatrix, Store, register_type
-from warploom.ptx.builder import TYPE, Builder, unsigned
+from warploom.ptx.builder import Builder
 from warploom.ptx.conversion_forms import byte
 from warploom.ptx.forms import Form, form
 from warploom.ptx.hopper_forms import bulk_copy, bulk_group, proxy_fence, store_async, tensor_copy
 from warploom.ptx.syntax import TYPES, Address, Instruction, Integer, Operand, Register, Symbol, Vector
+from warploom.ptx.types import TYPE, unsigned
 
 _CACHE = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
 _EVICTION = ("no_allocate", "evict_first", "evict_last")

@@ -8,7 +8,6 @@ Source: PTX ISA, "Syntax", "Directives", "Instruction Statements".
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
 
 from warploom.core.errors import PtxError
 from warploom.ptx.lines import Lines
@@ -30,10 +29,9 @@ from warploom.ptx.syntax import (
     Variable,
     Vector,
 )
-from warploom.ptx.tokens import Token, number, tokens
+from warploom.ptx.tokens import END, Cursor, number
 
 _SPACES = ("global", "const", "shared", "local", "param", "tex")
-_END = Token("end", "", 0)
 
 
 def parse(text: str, name: str = "kernel.ptx") -> Module:
@@ -50,11 +48,9 @@ class _Scope:
     labels: dict[str, str] = field(default_factory=dict[str, str])
 
 
-class _Parser:
+class _Parser(Cursor):
     def __init__(self, text: str, name: str) -> None:
-        self.name = name
-        self.tokens = tokens(text, name)
-        self.at = 0
+        super().__init__(text, name)
         self.lines = Lines(name)
         self.result = Module(name)
         self.scopes: list[_Scope] = []
@@ -62,51 +58,10 @@ class _Parser:
         self.vectors: dict[str, tuple[Register, ...]] = {}  # registers of several parts
         self.unique = 0
 
-    # Tokens
-
-    @property
-    def next(self) -> Token:
-        return self.tokens[self.at] if self.at < len(self.tokens) else _END
-
-    def take(self) -> Token:
-        token = self.next
-        self.at += 1
-        return token
-
-    def accept(self, text: str) -> bool:
-        if self.next.text == text and self.next.kind != "string":
-            self.at += 1
-            return True
-        return False
-
-    def expect(self, text: str) -> Token:
-        if self.next.text != text:
-            self.fail(f"expected {text!r}")
-        return self.take()
-
-    def fail(self, what: str) -> NoReturn:
-        line = self.next.line or (self.tokens[-1].line if self.tokens else 1)
-        here = "the end" if self.next is _END else repr(self.next.text)
-        raise PtxError(f"{self.name}:{line}: {what}, not {here}")
-
-    def word(self) -> str:
-        if self.next.kind != "word":
-            self.fail("expected a name")
-        return self.take().text
-
-    def integer(self) -> int:
-        sign = -1 if self.accept("-") else 1
-        if self.next.kind != "number":
-            self.fail("expected an integer")
-        value = number(self.take().text)
-        if not isinstance(value, Integer):
-            self.fail("expected an integer")
-        return sign * value.value
-
     # Modules
 
     def module(self) -> Module:
-        while self.next is not _END:
+        while self.next is not END:
             self._item()
         for function in self.result.functions.values():
             function.where = self.lines.resolved(function.where)
@@ -161,7 +116,7 @@ class _Parser:
         self.expect("{")
         depth = 1
         while depth:
-            if self.next is _END:
+            if self.next is END:
                 self.fail("expected '}'")
             text = self.take().text
             depth += (text == "{") - (text == "}")
@@ -247,7 +202,7 @@ class _Parser:
         self.expect("{")
         self.scopes.append(_Scope(len(function.body)))
         while not self.accept("}"):
-            if self.next is _END:
+            if self.next is END:
                 self.fail("expected '}'")
             self._statement(function)
         scope = self.scopes.pop()

@@ -25,10 +25,11 @@ from warploom.ptx import (
     wmma_forms,
 )
 from warploom.ptx.blocks import basic_blocks
-from warploom.ptx.builder import TYPE, Builder, Names
+from warploom.ptx.builder import Builder, Names
 from warploom.ptx.inline import inlined
 from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import TYPES, Address, Function, Module, Operand, Symbol, Variable, Vector
+from warploom.ptx.types import TYPE
 from warploom.ptx.usage import usage
 
 FAMILIES = (

@@ -12,9 +12,10 @@ from warploom.ir.statements import Const
 from warploom.isa.memory import Load, Store
 from warploom.isa.tensor_map import FIELDS, MAP_BYTES, TensorMapAcquire, TensorMapRelease, TensorMapReplace
 from warploom.isa.warp import FULL_MASK, Special, SyncWarp
-from warploom.ptx.builder import Builder, constant
+from warploom.ptx.builder import Builder
 from warploom.ptx.forms import Form, form
 from warploom.ptx.syntax import Integer, Operand
+from warploom.ptx.types import constant
 
 _DEFAULTS = ("interleave_layout", "fill_mode")
 """Fields of which the first choice is supported alone."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
+from typing import NoReturn
 
 from warploom.core.errors import PtxError
 from warploom.ptx.syntax import Float, Integer
@@ -67,3 +68,60 @@ def number(text: str) -> Integer | Float:
     if digits.startswith("0") and digits.isdigit() and len(digits) > 1:
         return Integer(int(digits, 8))
     return Integer(int(digits, 0))
+
+
+END = Token("end", "", 0)
+"""What comes after the last token."""
+
+
+class Cursor:
+    """Goes through the tokens of a text; messages call it ``name``."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.name, self.tokens, self.at = name, tokens(text, name), 0
+
+    @property
+    def next(self) -> Token:
+        """The token that comes, which stays."""
+        return self.tokens[self.at] if self.at < len(self.tokens) else END
+
+    def take(self) -> Token:
+        """The token that comes; the next one is behind it."""
+        token = self.next
+        self.at += 1
+        return token
+
+    def accept(self, text: str) -> bool:
+        """Whether a token of this text comes, which is then taken."""
+        if self.next.text == text and self.next.kind != "string":
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> Token:
+        """Take a token of this text, which must come."""
+        if self.next.text != text:
+            self.fail(f"expected {text!r}")
+        return self.take()
+
+    def fail(self, what: str) -> NoReturn:
+        """Raise PtxError: what was expected here, and what comes."""
+        line = self.next.line or (self.tokens[-1].line if self.tokens else 1)
+        here = "the end" if self.next is END else repr(self.next.text)
+        raise PtxError(f"{self.name}:{line}: {what}, not {here}")
+
+    def word(self) -> str:
+        """Take a name."""
+        if self.next.kind != "word":
+            self.fail("expected a name")
+        return self.take().text
+
+    def integer(self) -> int:
+        """Take an integer, which may have a sign."""
+        sign = -1 if self.accept("-") else 1
+        if self.next.kind != "number":
+            self.fail("expected an integer")
+        value = number(self.take().text)
+        if not isinstance(value, Integer):
+            self.fail("expected an integer")
+        return sign * value.value

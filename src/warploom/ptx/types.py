@@ -1,0 +1,44 @@
+"""PTX types as register types of Programs, and integers as constants of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
+from warploom.ir.statements import Const
+
+
+class UnknownTypeError(KeyError):
+    """A PTX type that no register of a Program has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class _Types(dict[str, DType]):
+    def __missing__(self, name: str) -> DType:
+        raise UnknownTypeError(name)
+
+
+TYPE = _Types({
+    "pred": pred, "b16": u16, "u16": u16, "s16": s16, "f16": u16, "bf16": u16, "b32": u32, "u32": u32, "s32": s32,
+    "f16x2": u32, "bf16x2": u32, "tf32": u32, "b64": u64, "u64": u64, "s64": s64, "f32": f32, "f64": f64,
+    "u16x2": u32, "s16x2": u32, "f32x2": u64,
+})  # fmt: skip
+"""The register type of a PTX type; bits and 16-bit floats are unsigned integers."""
+
+
+def constant(value: int, dtype: DType) -> Const:
+    """An integer as an immediate of a type, wrapped."""
+    if dtype is pred:
+        return Const(pred, bool(value))
+    if dtype.is_float:
+        bits = u32 if dtype.bits == 32 else u64
+        return Const(dtype, float(np.array(value % (1 << dtype.bits), bits.numpy).view(dtype.numpy)))
+    value %= 1 << dtype.bits
+    return Const(dtype, value - (1 << dtype.bits) if dtype.kind == "signed" and value >> dtype.bits - 1 else value)
+
+
+def unsigned(dtype: DType) -> DType:
+    """The unsigned integer of a type's width."""
+    return {16: u16, 32: u32, 64: u64}[dtype.bits]
