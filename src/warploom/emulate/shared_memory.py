@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.findings import Kind
 from warploom.emulate.frames import Frame, Origin, widened
+from warploom.emulate.lane_reads import LANE_BITS, MANY, LaneReads
 from warploom.emulate.remote_accesses import RemoteAccesses
 from warploom.emulate.shared_reports import MBARRIER, SharedReports
 from warploom.ir.statements import Op
@@ -20,9 +21,6 @@ Array = NDArray[Any]
 SHARED_BASE = 1024
 """Where dynamic shared memory starts in the shared window: not 0, so that a kernel that forgets the base is found."""
 
-# A record is stamp · 64 + lane; MANY stands for several lanes or a collective access.
-LANE_BITS = 6
-MANY = 32
 NEVER = np.int32(0x7FFFFFFF)  # the writer's record of cells that hold no data: never written, in flight, an mbarrier's
 
 
@@ -66,8 +64,7 @@ class SharedMemory:
             self.readers = np.zeros((self.warps, cells), np.int32)
             # The same of strong accesses, such as atomics, which do not conflict with each other.
             self.strong: dict[str, Array] = {}
-            # Whom MANY stands for in readers, where parts of a warp meet: lane → its last read; none: all at once.
-            self.each: dict[int, dict[int, int]] | None = {} if parts else None
+            self.each = LaneReads(clocks) if parts else None
             self.engine_readers: dict[int, Array] = {}  # engine → last read of each cell
             self.in_flight = np.zeros(cells, np.int32)  # 1 + index into copies
             self.copies: list[tuple[Op, int]] = []
@@ -190,9 +187,8 @@ class SharedMemory:
             if place.active is not None:
                 where = where[place.active]
             table[where] = stamp << LANE_BITS | MANY
-            if each:
-                for cell in (where.reshape(-1, 1) * cells + np.arange(cells)).reshape(-1).tolist():
-                    each.pop(cell, None)
+            if each is not None:
+                each.forget((where.reshape(-1, 1) * cells + np.arange(cells)).reshape(-1))
             return
         lane = np.broadcast_to(np.arange(where.shape[1], dtype=np.int32), where.shape)
         own = self.clocks.in_cta(frame.flat)[np.arange(frame.n), frame.local]
@@ -209,21 +205,7 @@ class SharedMemory:
             table[where] = np.where(shared.any(axis=-1, keepdims=True), stamp << LANE_BITS | MANY, table[where])
         if each is not None:
             many = ((others | shared) & (lane[..., None] < MANY)).reshape(-1, cells)
-            self._record_each(each, many, where.reshape(-1) * cells, lane.reshape(-1), old.reshape(-1, cells), stamp)
-
-    @staticmethod
-    def _record_each(
-        each: dict[int, dict[int, int]], many: Array, first: Array, lane: Array, old: Array, stamp: int
-    ) -> None:
-        """Note the reads of single lanes, with what was there before them."""
-        for i, part in zip(*np.nonzero(many), strict=True):
-            cell, before = int(first[i]) + int(part), int(old[i, part])
-            if cell not in each:
-                lanes = range(32) if before & 63 == MANY else (before & 63,)
-                each[cell] = dict.fromkeys(lanes, before >> LANE_BITS) if before else {}
-            elif before & 63 != MANY:
-                each[cell][before & 63] = before >> LANE_BITS
-            each[cell][int(lane[i])] = stamp
+            each.note(many, where.reshape(-1) * cells, lane.reshape(-1), old.reshape(-1, cells), stamp)
 
     # -- stores --------------------------------------------------------------------------------------------------
 
@@ -434,18 +416,8 @@ class SharedMemory:
         agents = np.full(rows.shape, agent) if agent < 0 else self.report.first + rows - rows % self.warps + agent
         fine = self.clocks.ordered(rows, lane, collective, agents, lanes, stamps)
         if self.each is not None and agent >= 0 and records.base is self.readers:
-            self._ask_each(fine, (rows, lane, agents, stamps), agent * self.cells + cell, lanes == MANY, collective)
+            self.each.judge(fine, (rows, lane, agents, stamps), agent * self.cells + cell, lanes == MANY, collective)
         if not fine.all():
             wrong = ~fine
             self.report.races(op, what, rows[wrong], lane[wrong], agents[wrong], stamps[wrong],
                               (cell[wrong] * self.granule) % self.stride, past)  # fmt: skip
-
-    def _ask_each(self, fine: Array, accesses: tuple[Array, ...], cells: Array, many: Array, collective: bool) -> None:
-        """Reads of several lanes are ordered where each lane's is, though not all of their warp have met."""
-        assert self.each is not None
-        for i in np.nonzero(~fine & many)[0]:
-            row, lane, agent, stamp = (int(x[i]) for x in accesses)
-            read = self.each.get(int(cells[i]), dict.fromkeys(range(32), stamp))
-            lanes, stamps = np.array(list(read)), np.array(list(read.values()))
-            rows, mine, agents = (np.full(lanes.shape, x) for x in (row, lane, agent))
-            fine[i] = self.clocks.ordered(rows, mine, collective, agents, lanes, stamps).all()
