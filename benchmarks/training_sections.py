@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -32,7 +33,18 @@ def gradients(result: Result) -> str:
         "`warploom.attention_backward`, bf16, 16384 tokens, heads × head_dim = 2048, with all its kernels: TFLOP/s · "
         f"ratio to {' · to '.join(there)} (`benchmarks/attention_backward_cells.py`).\n\n"
     )
-    return said + markdown_table(["head_dim", "mask", *(f"seq {n}" for n in SEQUENCES)], body)
+    return said + markdown_table(["head_dim", "mask", *(f"seq {n}" for n in SEQUENCES)], body) + _in_order(plain)
+
+
+def _in_order(cells: list[Mapping[str, Any]]) -> str:
+    """What equal bits cost, where a call does not give them anyway."""
+    if not (found := [c["ratio"]["deterministic"]["median"] for c in cells if "deterministic" in c["ratio"]]):
+        return ""
+    mean = math.exp(sum(map(math.log, found)) / len(found))
+    return (
+        f"\nUp to head_dim 128 `deterministic=True` takes {min(found):.2f} to {max(found):.2f} times as long, "
+        f"{mean:.2f} times in the mean.\n"
+    )
 
 
 def _cell(cell: Mapping[str, Any] | None) -> str:

@@ -33,6 +33,11 @@ def test_gradients_stand_by_head_dim_and_mask():
     ]
 
 
+def test_the_cost_of_equal_bits_stands_below_the_gradients():
+    cells = [cell(64, False, n, 300, cudnn=1.0, deterministic=x) for n, x in ((512, 1.0), (1024, 1.21))]
+    assert "takes 1.00 to 1.21 times as long, 1.10 times in the mean" in sections.gradients({"cells": cells})
+
+
 def test_limits_stand_beside_what_a_step_needs():
     row = {
         "cell": "d64 full 4096", "forward": {"tflops": 700, "watts": 690.4, "sm_mhz": 1600}, "cycles": 3200,

@@ -60,7 +60,7 @@ def available_sdpa(q: Any, k: Any, v: Any, names: tuple[str, ...] = ("torch_flas
 def flash_attention_4() -> tuple[Callable[..., Any] | None, str]:
     """FlashAttention-4 (the CuTe DSL kernels of ``flash_attn.cute``) on (batch, seq, heads, head_dim) tensors.
 
-    ``run(q, k, v, causal=False)``, and its version; or None, and why it cannot be imported here.
+    ``run(q, k, v, causal=False, **others)``, and its version; or None, and why it cannot be imported here.
     """
     try:
         module: Any = importlib.import_module("flash_attn.cute")
@@ -68,8 +68,8 @@ def flash_attention_4() -> tuple[Callable[..., Any] | None, str]:
     except Exception as error:  # an absent package, or one whose compiler does not fit this driver
         return None, f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
-    def run(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
-        found = function(q, k, v, causal=causal)
+    def run(q: Any, k: Any, v: Any, causal: bool = False, **others: Any) -> Any:
+        found = function(q, k, v, causal=causal, **others)
         return found[0] if isinstance(found, tuple) else found
 
     return run, _version("flash-attn-4")
