@@ -52,8 +52,13 @@ def pair(left: int | None, right: int | None) -> Window | None:
     return None if left is None and right is None else (left, right)
 
 
+_SPLIT = frozenset({"window_left", "window_right", "scale_tensor", "softcap_tensor", "alpha_tensor"})
+
+
 def _public(given: dict[str, Any]) -> dict[str, Any]:
     """An operator's arguments as those of a public function, which has one for a window, and one for each number."""
+    if _SPLIT.isdisjoint(given):
+        return given
     for name in ("scale", "softcap", "alpha"):
         tensor = given.pop(f"{name}_tensor", None)
         if tensor is not None:
@@ -77,7 +82,7 @@ class _Parameters:
 
     def given(self, arguments: tuple[Any, ...], named: Named) -> dict[str, Any]:
         """Those arguments by their names; PyTorch leaves out others, which have their defaults."""
-        return {**dict(zip(self.names, arguments, strict=False)), **named}
+        return dict(zip(self.names, arguments, strict=False), **named)
 
     def every(self, arguments: tuple[Any, ...], named: Named) -> dict[str, Any]:
         """All arguments."""
@@ -119,11 +124,11 @@ def define(
         one is wanted.
         """
         below = keyset & _BELOW_AUTOGRAD
-        tensors = [x for x in (*arguments, *named.values()) if isinstance(x, torch.Tensor)]
-        wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        given = (*arguments, *named.values())
+        wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in given)
         if below in _ONE_DEVICE and not wanted:  # the dispatcher would come to it 2 µs later
             return kernel(*arguments, **named)
-        for x in tensors:
+        for x in [x for x in given if isinstance(x, torch.Tensor)]:
             if x.is_nested:
                 raise ProblemError(NESTED)
             refuse_tangent(x)
