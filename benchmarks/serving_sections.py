@@ -10,21 +10,38 @@ from page_tables import markdown_table
 Result = Mapping[str, Any]
 
 PEERS = {"cudnn": "cuDNN", "torch_flash": "FlashAttention-2", "flash_attention_2": "FlashAttention-2",
-         "flash_attention_4": "FlashAttention-4"}  # fmt: skip
+         "flash_attention_4": "FlashAttention-4", "flashinfer": "FlashInfer"}  # fmt: skip
 
 
 def decode(result: Result) -> str:
-    """Decode: which part of the copy's rate each kernel reads keys and values at."""
-    cells = result["cells"]
-    names: list[str] = list(dict.fromkeys(name for c in cells for name in c["part"]))
-    body = [[c["cell"], *(f"{c['part'][name]:.2f}" if name in c["part"] else "–" for name in names)] for c in cells]
+    """Decode: which part of the copy's rate each kernel reads keys and values at, over all groups and pages."""
+    shown = [*PEERS]
+    rows: dict[str, list[Mapping[str, float]]] = {}
+    for c in result["cells"]:
+        width, _, *others = c["cell"].replace("no pages", "pages 0").split()  # d128 32/8 pages 64 b16 even 256MB
+        rows.setdefault(" ".join((width, *others[2:])), []).append(c["part"])
+    names = [name for name in shown if any(name in part for parts in rows.values() for part in parts)]
+    body = [
+        [name, str(len(parts)), *(_range([part[n] for part in parts if n in part]) for n in ("warploom", *names))]
+        for name, parts in rows.items()
+    ]
     said = (
-        "One new query for each of many sequences, bf16: the part of a copy's rate on the same GPU at which keys and "
-        "values are read, by `attention_paged` with its two kernels one after the other, with the second overlapping "
-        "the first (`overlap=True`, the default), and by PyTorch's kernels on contiguous caches "
-        "(`benchmarks/decode_cells.py`).\n\n"
+        "One new query for each of many sequences (b16: of 16), bf16 but for fp8 caches: the part of a copy's rate on "
+        "the same GPU at which keys and values are read, from the lowest to the highest cell of groups of 1, 4, 8 and "
+        "16 query heads and pages of 16, 64 and 256 keys and none, by `attention_paged` and by PyTorch's kernels on "
+        "contiguous caches of even lengths (`benchmarks/decode_cells.py`).\n\n"
     )
-    return said + markdown_table(["cell", *(PEERS.get(name, name) for name in names)], body)
+    return said + markdown_table(
+        ["head_dim, sequences, lengths, bytes", "cells", "warploom", *(PEERS[n] for n in names)], body
+    )
+
+
+def _range(values: list[float]) -> str:
+    """The lowest and the highest."""
+    if not values:
+        return "–"
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} … {high}"
 
 
 def packed(result: Result) -> str:
