@@ -17,11 +17,13 @@ import importlib.metadata
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-os.environ.update(CUTE_DSL_ARCH="sm_90a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_LINEINFO="1", CUTE_DSL_NO_CACHE="1")
+os.environ.update(CUTE_DSL_ARCH="sm_90a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_LINEINFO="1", CUTE_DSL_NO_CACHE="1",
+                  CUTE_DSL_DUMP_DIR=tempfile.gettempdir())  # fmt: skip
 
 import ml_dtypes
 import numpy as np

@@ -21,13 +21,15 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.update(CUTE_DSL_ARCH="sm_90a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_LINEINFO="1", CUTE_DSL_NO_CACHE="1")
+os.environ.update(CUTE_DSL_ARCH="sm_90a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_LINEINFO="1", CUTE_DSL_NO_CACHE="1",
+                  CUTE_DSL_DUMP_DIR=tempfile.gettempdir())  # fmt: skip
 
 import ml_dtypes
 import numpy as np
