@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from tests.hosts.reference import assert_like_float64, assert_near, attention64, tensors  # noqa: E402
 from warploom import flash_attn  # noqa: E402
 from warploom.core.errors import ProblemError  # noqa: E402
+from warploom.ops import attention_backward, attention_varlen_backward  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
@@ -50,17 +51,20 @@ def test_packed_heads_of_version_3():
     assert_near(found.detach(), attention64(qkv[:, :, :2], qkv[:, :, 2:3], qkv[:, :, 3:], causal=True)[0].detach())
 
 
+def asked_of(monkeypatch, room, name):
+    """Whether each backward pass of ``room`` is to give equal bits: how its third argument begins."""
+    asked, run = [], getattr(room, name)
+
+    def watched(*given):
+        asked.append(given[2][0])
+        return run(*given)
+
+    monkeypatch.setattr(room, name, watched)
+    return asked
+
+
 def test_deterministic_reaches_the_backward_pass(monkeypatch):
-    from warploom.operators import attention as operators
-
-    asked = []
-
-    def watched(*arguments, deterministic, **options):
-        asked.append(deterministic)
-        return backward(*arguments, deterministic=deterministic, **options)
-
-    backward = operators.attention_backward
-    monkeypatch.setattr(operators, "attention_backward", watched)
+    asked = asked_of(monkeypatch, attention_backward, "_call_anew")
     q, k, v = tensors(*HEADS)
     for deterministic in (False, True):
         flash_attn.flash_attn_func(q, k, v, deterministic=deterministic).sum().backward()
@@ -111,16 +115,8 @@ def assert_each_sequence(out, q, k, v, lengths, **options):
 
 
 def test_gradients_of_packed_sequences(monkeypatch):
-    from warploom.operators import varlen
-
     given = q, k, v = tensors((33, 2, 16), (49, 1, 16), (49, 1, 16))
-    asked, backward = [], varlen.attention_varlen_backward
-
-    def watched(*arguments, deterministic, **options):
-        asked.append(deterministic)
-        return backward(*arguments, deterministic=deterministic, **options)
-
-    monkeypatch.setattr(varlen, "attention_varlen_backward", watched)
+    asked = asked_of(monkeypatch, attention_varlen_backward, "_first_call")
     where = starts(LENGTHS[0]), starts(LENGTHS[1])
     out = flash_attn.flash_attn_varlen_func(q, k, v, where[0], where[1], 24, 24, causal=True, deterministic=True)
     parts = (x.split(n) for x, n in zip(given, (LENGTHS[0], LENGTHS[1], LENGTHS[1]), strict=True))
