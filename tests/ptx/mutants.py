@@ -33,7 +33,7 @@ SECONDS = 30  # of the processor, for one run: a flipped predicate may loop for 
 _DELETED = (
     "bar.sync", "barrier.sync", "bar.warp.sync", "cp.async.wait_group", "cp.async.commit_group", "cp.async.wait_all",
     "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "fence.", "membar.", "wgmma.fence", "wgmma.wait_group",
-    "wgmma.commit_group", "mbarrier.init", "mbarrier.arrive", "tensormap.cp_fenceproxy",
+    "wgmma.commit_group", "mbarrier.init", "mbarrier.arrive", "cp.async.mbarrier.arrive", "tensormap.cp_fenceproxy",
 )  # fmt: skip
 _WAIT = re.compile(r"mbarrier\.(?:try|test)_wait\S* +([^,]+),")
 _COUNT = re.compile(
