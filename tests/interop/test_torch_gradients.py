@@ -262,7 +262,9 @@ def test_a_gradient_of_the_sinks_of_packed_sequences(compiled):
 
     def reference(s):
         rows = [x.to(s.dtype).split([5, 11]) for x in (q, k, v)]
-        parts = [plain_attention(*(x[None] for x in own), sinks=s, causal=True)[0][0] for own in zip(*rows, strict=True)]
+        parts = [
+            plain_attention(*(x[None] for x in own), sinks=s, causal=True)[0][0] for own in zip(*rows, strict=True)
+        ]
         return torch.cat(parts)
 
     call = torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call

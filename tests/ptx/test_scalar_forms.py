@@ -285,3 +285,9 @@ def test_approximations_are_within_their_bounds() -> None:
         got = lanewise(f"{form} %out, %in0;", [x], np.float32)
         wanted = exact(x.astype(np.float64))
         assert np.all(np.abs(got - wanted) <= 2**-21 * np.maximum(np.abs(wanted), 1)), form
+
+
+def test_a_vote_whether_all_agree() -> None:
+    x = np.concatenate([np.zeros(32), np.arange(32), np.full(32, 9)]).astype(np.uint32)
+    text = "{ .reg .pred q, r; setp.lt.u32 q, %in0, 5; vote.sync.uni.pred r, q, -1; selp.b32 %out, 1, 0, r; }"
+    assert lanewise(text, [x], np.uint32).reshape(3, 32).tolist() == [[1] * 32, [0] * 32, [1] * 32]

@@ -60,6 +60,8 @@ def mbarrier(b: Builder, f: Form) -> None:
                 raise f.refusal()
             handler(b, f)
             return
+    if f.flag("pending_count"):
+        raise f.refusal("the state of an mbarrier stands for its phase alone here")
     raise f.refusal()
 
 
@@ -179,6 +181,8 @@ def nothing(b: Builder, f: Form) -> None:
 def tensor_copy(b: Builder, f: Form) -> None:
     """``cp.async.bulk.tensor`` between shared and global memory."""
     rank = f.one_of("1d", "2d", "3d", "4d", "5d")
+    if any(m.startswith(("im2col", "tile::")) for m in f.instruction.modifiers):
+        raise f.refusal("of boxes, those of tiled tensor maps are supported")
     f.flag("tile")
     if f.flag("prefetch"):
         f.drop("")

@@ -11,7 +11,7 @@ from warploom.core.dtypes import DTYPES, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
-from warploom.isa.alu import Binary
+from warploom.isa.alu import Binary, Unary
 from warploom.isa.matrix import MmaSync
 from warploom.isa.matrix_exact import MmaDouble, MmaInteger, MoveMatrix
 from warploom.isa.members import ActiveMask, Match, Redux
@@ -146,12 +146,16 @@ def active_mask(b: Builder, f: Form) -> None:
 @form("vote")
 def vote(b: Builder, f: Form) -> None:
     """``vote.sync``."""
-    mode = f.one_of("any", "all", "ballot")
+    mode = f.one_of("any", "all", "ballot", "uni")
     if not f.flag("sync") or not mode or f.type() != ("b32" if mode == "ballot" else "pred"):
         raise f.refusal()
-    target, holds, mask = f.operands(3)
-    instruction = Vote(cast("Literal['any', 'all', 'ballot']", mode))
-    b.set(target, instruction, b.read(holds, pred), b.read(mask, u32))
+    target, *given = f.operands(3)
+    holds, mask = b.read(given[0], pred), b.read(given[1], u32)
+    if mode == "uni":
+        none = b.op(Unary("not", pred), b.op(Vote("any"), holds, mask))
+        b.assign(target, b.op(Binary("or", pred), b.op(Vote("all"), holds, mask), none))
+        return
+    b.set(target, Vote(cast("Literal['any', 'all', 'ballot']", mode)), holds, mask)
 
 
 @form("mma")
