@@ -121,9 +121,10 @@ def choose(problem: MatmulProblem, target: Target, *, whole: bool = False) -> tu
 
     ``whole``: of those that never cut the sum of a tile, and so need no memory of their own.
     """
-    bulk, reasons = fitting(problem, candidates_sm90(problem) if target.has_wgmma else (), target)
-    general, others = fitting(problem, candidates_sm80(problem), target)
-    found: list[Production] = [c for c in (*bulk, *general) if not (whole and c.cut)]
+    tiles = candidates_sm90(problem) if target.has_wgmma else ()
+    bulk, reasons = fitting(problem, [c for c in tiles if not (whole and c.cut)], target)
+    general, others = fitting(problem, [c for c in candidates_sm80(problem) if not (whole and c.cut)], target)
+    found: list[Production] = [*bulk, *general]
     if not found:
         raise ProblemError("no matmul kernel takes this problem: " + "; ".join(dict.fromkeys((*reasons, *others))))
     config = min(found, key=lambda c: c.seconds(problem, target))
