@@ -172,6 +172,7 @@ ASYNC: list[Instruction] = [
     *(CopiesArrive(counted, 8) for counted in (False, True)),
     Load("shared", u32, 2, 8, remote=True),
     Store("shared", u32, remote=True),
+    Atomic("shared", "add", u32, remote=True),
     *(BulkStoreBytes(4096, adds, 64, 128) for adds in (False, True)),
 ]
 SYNC: list[Instruction] = [

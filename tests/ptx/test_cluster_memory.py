@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.ptx.text import check, kernel, kinds
-from warploom.core.errors import PtxError
 
 SYNC = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
 START = """mov.u32 %r0, %tid.x; mov.u32 %r9, %cluster_ctarank; xor.b32 %r8, %r9, 1; mov.u32 %r1, s;
@@ -59,9 +58,28 @@ def test_a_rank_that_the_cluster_does_not_have() -> None:
     assert kinds(run(LOADS.replace("xor.b32 %r8, %r9, 1", "add.u32 %r8, %r9, 2"))[1]) >= {"bounds"}
 
 
-def test_atomics_from_afar_are_refused() -> None:
-    with pytest.raises(PtxError, match="only loads and stores"):
-        run(LOADS.replace("ld.shared::cluster.u32 %r4, [%r6]", "atom.shared::cluster.add.u32 %r4, [%r6], 1"))
+COUNTS = f"""{START} mov.u32 %r4, 0; st.shared.u32 [%r1], %r4; FIRST ATOMIC; LAST ld.shared.u32 %r4, [%r1]; {OUT}"""
+ATOMICS = {
+    "shared": "mapa.shared::cluster.u32 %r6, %r1, %r8; atom.shared::cluster.add.u32 %r5, [%r6], %r3",
+    "generic": """cvt.u64.u32 %d4, %r1; cvta.shared.u64 %d5, %d4; mapa.u64 %d6, %d5, %r8;
+        red.relaxed.gpu.add.u32 [%d6], %r3""",
+}
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("atomic", ATOMICS)
+def test_atomics_on_what_other_ctas_hold(atomic: str, seed: int | None) -> None:
+    out, findings = run(COUNTS.replace("ATOMIC", ATOMICS[atomic]), seed=seed)
+    assert findings == ()
+    assert out.tolist() == ([100 + i for i in range(64)] + list(range(64))) * 2
+
+
+@pytest.mark.parametrize("atomic", ATOMICS)
+@pytest.mark.parametrize("missing", ["first", "last"])
+def test_atomics_on_what_other_ctas_hold_must_be_ordered_with_the_rest(atomic: str, missing: str) -> None:
+    first, last = ("bar.sync 0;", SYNC) if missing == "first" else (SYNC, "bar.sync 0;")
+    findings = run(COUNTS.replace("ATOMIC", ATOMICS[atomic]), first, last)[1]
+    assert kinds(findings) & {"race", "uninitialised"}
 
 
 ASYNC = f"""{START} setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [bar], 1;

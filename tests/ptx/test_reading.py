@@ -79,7 +79,6 @@ def test_lines_are_those_of_the_author_not_of_a_library(library, lines):
     ("div.rz.f32 %f1, %f2, %f3;", "div.rz.f32"),
     ("cvt.rz.f16.f32 %h1, %f1;", "cvt.rz.f16.f32"),
     ("ld.global.v8.f32 {%f1, %f2}, [%d0];", "ld.global.v8.f32"),
-    ("atom.shared::cluster.add.u32 %r1, [%r2], %r3;", "other CTAs"),
     ("ld.acquire.cluster.shared.u32 %r1, [%r2];", "ld.acquire.cluster.shared.u32"),
     ("atom.global.min.noftz.f16 %h1, [%d0], %h2;", "atom.global.min.noftz.f16"),
     ("cvta.shared.u32 %r1, %r2;", "generic addresses"),

@@ -151,7 +151,7 @@ class AccessSteps:
         def step(frame: Frame) -> None:
             for k in (key, *rest):
                 run.observe(frame, k, op, "an atomic")
-            place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, 32, op)
+            place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, 32, op, access.remote)
             if run.checks:
                 self._count_shared(frame, place, access.bytes, name, op)
                 self._strong_shared(frame, access, place)

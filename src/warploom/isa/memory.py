@@ -199,7 +199,7 @@ class Atomic(Instruction):
     ``cas`` compares bits; ``inc`` counts up to the value and from 0 again, ``dec`` down to 0 and from the value. Sums
     of f32 in global memory flush subnormals to zero (PTX ISA, ``atom``). The order in which lanes and warps apply is
     not defined; the emulator applies lanes in ascending order. ``halves`` is what a sum of bits adds: ``f16``,
-    ``bf16x2`` and their like.
+    ``bf16x2`` and their like; ``remote`` as of :class:`Load`.
     """
 
     space: Space
@@ -209,6 +209,7 @@ class Atomic(Instruction):
     order: Order = "relaxed"
     scope: Scope = "gpu"
     halves: Literal["", "f16", "bf16", "f16x2", "bf16x2"] = ""
+    remote: bool = False
 
     def __post_init__(self) -> None:
         if self.op not in _ATOMIC_TYPES:
@@ -227,7 +228,8 @@ class Atomic(Instruction):
         kind = f"b{self.dtype.bits}" if bits_only else self.dtype.name
         kind = "u64" if self.op == "add" and self.dtype is s64 else kind  # the same bits
         kind = f"noftz.{self.halves}" if self.halves else kind
-        return f"atom.{self.order}.{self.scope}.{self.space}.{self.op}.{kind}"
+        space = "shared::cluster" if self.remote else self.space
+        return f"atom.{self.order}.{self.scope}.{space}.{self.op}.{kind}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -241,7 +243,8 @@ class Atomic(Instruction):
 
     def effects(self) -> tuple[Effect, ...]:
         """One atomic access per lane; atomics of one address do not race with each other."""
-        return (Access(self.space, "atomic", 0, self.dtype.bytes, self.offset, order=self.order, scope=self.scope),)
+        size, order, scope = self.dtype.bytes, self.order, self.scope
+        return (Access(self.space, "atomic", 0, size, self.offset, order=order, scope=scope, remote=self.remote),)
 
     @property
     def template(self) -> str:

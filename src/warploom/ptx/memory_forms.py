@@ -31,16 +31,8 @@ def _space(f: Form) -> str:
     return {"const": "global", "shared::cta": "shared"}.get(found, found)
 
 
-def _near(b: Builder, f: Form) -> str:
-    """The same for what cannot go to the shared memory of other CTAs here."""
-    space = _space(f)
-    if f.flag("shared::cluster") or (not space and b.maps_generic):
-        raise f.refusal("only loads and stores may go to the shared memory of other CTAs")
-    return space
-
-
 def _reach(b: Builder, f: Form) -> tuple[str, bool]:
-    """The space of a load or store, and whether shared memory may be another CTA's."""
+    """The space of an access, and whether shared memory may be another CTA's."""
     if f.flag("shared::cluster"):
         return "shared", True
     space = _space(f)
@@ -207,7 +199,7 @@ _ATOMIC_TYPES = {"b32": u32, "u32": u32, "s32": s32, "b64": u64, "u64": u64, "s6
 @form("atom", "red")
 def atomic(b: Builder, f: Form) -> None:
     """``atom`` and, without the old value, ``red``."""
-    space = _near(b, f)
+    space, remote = _reach(b, f)
     if space == "local":
         raise f.refusal("local memory has no atomics")
     order = f.one_of("relaxed", "acquire", "release", "acq_rel", default="relaxed")
@@ -225,7 +217,8 @@ def atomic(b: Builder, f: Form) -> None:
 
     def make(where: Space, offset: int) -> tuple[Atomic, list[Value]]:
         reached = "global" if where == "local" else where
-        return Atomic(reached, op, dtype, offset, cast("Order", order), scope, cast("Halves", halves)), read
+        far, how = remote and where == "shared", cast("Order", order)
+        return Atomic(reached, op, dtype, offset, how, scope, cast("Halves", halves), far), read
 
     (old,) = b.access(address, space, make, [dtype])
     b.assign(target, old)
