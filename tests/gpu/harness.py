@@ -79,7 +79,7 @@ def apply_instructions(
     """Every instruction on the same operands: ``source`` is [operand][lane], ``out`` [result of each][lane]."""
     lane = k.cta_x * THREADS + k.thread
     kinds = instructions[0].operand_types
-    operands = [_from_word(k, source.load(lane + i * lanes)[0], t) for i, t in enumerate(kinds)]
+    operands = [_from_word(k, source.load(lane + i * lanes), t) for i, t in enumerate(kinds)]
     row = 0
     for instruction in instructions:
         for result in k.emit(instruction, operands):

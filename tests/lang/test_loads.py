@@ -109,6 +109,8 @@ def test_a_load_of_one_element_is_a_value():
     [
         (lambda k, x, h: x.load(0, 4) + x.load(4, 4), "a load of 4 elements gives 4 values"),
         (lambda k, x, h: x.load(0, 4) * 2.0, "compute with each"),
+        (lambda k, x, h: x.load(0)[0], "is one value, not a sequence"),
+        (lambda k, x, h: list(x.load(0)), "is one value, not a sequence"),
         (lambda k, x, h: h.load(0) + h.load(1), r"the bits of one bf16 in u32.*k\.convert\(x, f32\)"),
         (lambda k, x, h: h.load(0) * 2.0, r"the bits of one bf16"),
         (lambda k, x, h: h.store(x.load(0), 0), r"stored as its bits.*store k\.convert\(x, bf16\)"),
@@ -212,7 +214,7 @@ def test_four_values_pack_into_a_word(dtype, kind):
 @kernel(threads=32, requires="sm_90")
 def fp8_as_halves(k: Kernel, x: Global[u32], out: Global[u32]) -> None:
     for i in range(2):
-        (word,) = x.load(k.lane + 32 * i)
+        word = x.load(k.lane + 32 * i)
         out.store(list(k.unpack_fp8(word)), 2 * (k.lane + 32 * i))
 
 

@@ -109,7 +109,7 @@ def weigh(
         product.start(p, values.stage(BLOCKS - 1))
     if mode == "step":
         softmax.keep()
-    logs = softmax.finish(sinks.load(k.warp)[0] if sunk else None)
+    logs = softmax.finish(sinks.load(k.warp) if sunk else None)
     row = k.warp * 16
     if logs:
         store_row_values(k, lse, logs, s, row, ROWS)

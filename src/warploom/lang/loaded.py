@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NoReturn, TypeGuard
 
 from warploom.core.dtypes import DType
@@ -11,10 +10,9 @@ from warploom.lang.values import Traced
 
 
 class Element(Traced):
-    """One element of memory in a register: a value, which also unpacks as a sequence of one.
+    """One element of memory in a register, a value; ``element`` is its type in memory.
 
-    ``element`` is its type in memory. An element of fewer than 32 bits arrives as bits in u32: ``k.convert(x, f32)``
-    gives its value.
+    An element of fewer than 32 bits arrives as bits in u32: ``k.convert(x, f32)`` gives its value.
     """
 
     __slots__ = ("element",)
@@ -22,15 +20,6 @@ class Element(Traced):
     def __init__(self, value: Traced, element: DType) -> None:
         super().__init__(value.builder, value.ir, value.definition, value.sources)
         self.element = element
-
-    def __getitem__(self, index: int) -> Traced:
-        return (self,)[index]
-
-    def __iter__(self) -> Iterator[Traced]:  # type: ignore[override]
-        return iter((self,))
-
-    def __len__(self) -> int:
-        return 1
 
 
 def holds_bits(value: object) -> TypeGuard[Element]:

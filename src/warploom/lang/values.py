@@ -97,6 +97,9 @@ class Traced:
     def __iter__(self) -> NoReturn:
         raise TraceError(f"{self!r} is one value, not a sequence ({self.builder.here()})")
 
+    def __getitem__(self, _: object) -> NoReturn:
+        self.__iter__()
+
     # -- arithmetic
     def __add__(self, other: Number) -> Traced:
         return self.builder.binary("add", self, other)

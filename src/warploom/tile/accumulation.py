@@ -71,7 +71,7 @@ def _reduce(k: Kernel, to: GlobalPointer, sums: Fragment) -> None:
 def load_warp_part(k: Kernel, source: GlobalPointer, registers: int) -> list[Traced]:
     """A warp's part from global memory, in the order of its registers."""
     mine = source + k.lane
-    return [x for i in range(registers) for x in mine.load(i * WARP)]
+    return [mine.load(i * WARP) for i in range(registers)]
 
 
 class Turns:

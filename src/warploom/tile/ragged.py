@@ -57,9 +57,9 @@ class Sequences:
     def at(self, number: Traced) -> Rows:
         """The rows of a sequence."""
         k = self.k
-        begin, end = (k.minimum(self.starts.load(number + i)[0], self.total) for i in range(2))
+        begin, end = (k.minimum(self.starts.load(number + i), self.total) for i in range(2))
         count = k.select(end > begin, end - begin, k.value(0, u32))
-        return Rows(begin, count if self.used is None else k.minimum(count, self.used.load(number)[0]))
+        return Rows(begin, count if self.used is None else k.minimum(count, self.used.load(number)))
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Spaced:
         """The rows of a sequence."""
         k, count = self.k, self.most
         if self.used is not None:
-            count = k.minimum(k.bitcast(k.maximum(self.used.load(number)[0], 0), u32), self.most)
+            count = k.minimum(k.bitcast(k.maximum(self.used.load(number), 0), u32), self.most)
         return Rows(number * self.pitch, count)
 
 
@@ -115,18 +115,18 @@ class PieceList:
     @property
     def count(self) -> Traced:
         """How many tiles there are."""
-        return self.words.load()[0]
+        return self.words.load()
 
     def at(self, number: Traced) -> Piece:
         """A tile."""
         place = self._entry(number)
         q_begin, q_count, k_begin, k_count = place.load(0, 4)
-        return Piece(Rows(q_begin, q_count), Rows(k_begin, k_count), place.load(4)[0])
+        return Piece(Rows(q_begin, q_count), Rows(k_begin, k_count), place.load(4))
 
     def slot(self, number: Traced) -> Slot:
         """Where a tile is, if the list says so."""
         place = self._entry(number)
-        return Slot(place.load(5)[0], place.load(6)[0])
+        return Slot(place.load(5), place.load(6))
 
     def put(self, number: Traced, piece: Piece, slot: Slot | None = None) -> None:
         """Write a tile's entry."""

@@ -46,7 +46,7 @@ def row_values(vector: GlobalPointer, like: Fragment, lane: Traced, first: Trace
     for element in range(like.layout.elements_per_thread):
         row = like.layout.coordinates(0, element)[0]  # of lane 0: elements of one row share it
         if row not in loaded:
-            (loaded[row],) = vector.load(like.layout.coordinates(lane, element)[0] + first)
+            loaded[row] = vector.load(like.layout.coordinates(lane, element)[0] + first)
         found.append(loaded[row])
     return found
 

@@ -337,7 +337,7 @@ class Printed:
 
     def own(self, to: Register, x: Register, slot: int) -> None:
         """A load and a store of shared memory that only this lane uses."""
-        (old,) = self.slots.load(slot, self.k.thread)
+        old = self.slots.load(slot, self.k.thread)
         self.slots.store(self.value(x), slot, self.k.thread)
         self.set(to, old)
 

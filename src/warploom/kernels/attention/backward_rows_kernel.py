@@ -109,10 +109,10 @@ def form(
             exponent, change = k.register(f32, 0.0, "exponent"), k.register(f32, 0.0, "delta")
             with k.when(row < q_len):
                 at = place.at(row)
-                (logarithm,) = lse.load(at)
+                logarithm = lse.load(at)
                 # a row that sees no key has no scores but -inf, and any finite shift makes them 0
                 exponent.set(k.select(logarithm == -math.inf, k.value(0.0, f32), logarithm * -LOG2_E))
-                change.set(total if dlse is None else total - dlse.load(at)[0])
+                change.set(total if dlse is None else total - dlse.load(at))
             to = place.to(row)
             shift.store(exponent, to)
             delta.store(change, to)
@@ -146,7 +146,7 @@ def attention_backward_sinks(
     the same order.
     """
     head = k.cta_x
-    (sink,) = sinks.load(head)
+    sink = sinks.load(head)
     total = k.register(f32, 0.0, "total")
     with k.loop(batches) as batch:
         first = k.mul_wide(batch * k.grid_x + head, plane)
@@ -158,7 +158,7 @@ def attention_backward_sinks(
                 with k.when(row < q_len):
                     at = first + k.convert(_slot(row, tile), u64)
                     for register, source in zip(found[-1], (shift, delta), strict=True):
-                        register.set(source.load(at)[0])
+                        register.set(source.load(at))
             for exponent, change in found:
                 # at most 1: where a row has nothing but the sink, and where both are infinite, it is that
                 weight = k.exp2(k.minimum(k.fma(sink, LOG2_E, exponent.get()), 0.0))
@@ -171,5 +171,5 @@ def attention_backward_sinks(
         sums.store(own, 0, k.warp)
     k.syncthreads()
     with k.when(k.thread == 0):
-        whole = k.reduce_values("add", [sums.load(0, i)[0] for i in range(SINK_THREADS // 32)])
+        whole = k.reduce_values("add", [sums.load(0, i) for i in range(SINK_THREADS // 32)])
         dsinks.store(whole * -1.0, head)

@@ -98,7 +98,7 @@ class Combination:
         return self._k.select(part == 0, first, then + (part - 1) * stride)
 
     def _log(self, part: Traced) -> Traced:
-        return self._parts.log(self._k, self._slot(part), self._row).load()[0]
+        return self._parts.log(self._k, self._slot(part), self._row).load()
 
     def _load(self, into: list[list[Mutable]], first: Traced, count: Traced) -> None:
         """Some columns of the parts from ``first`` on; beyond the last part and column those of the last."""
@@ -129,7 +129,7 @@ class Combination:
                 with k.loop(self._members) as member:
                     for x, y in zip(found, self._sums.load(warp + member, col, QUAD), strict=True):
                         x += y
-                factor, log = results.counted(self._rows, row, self._logs.load(0, warp)[0])
+                factor, log = results.counted(self._rows, row, self._logs.load(0, warp))
                 results.store(self._rows, row, col, [x.get() for x in found], factor)
                 with k.when(col == 0):
                     results.store_log(self._rows, row, log)

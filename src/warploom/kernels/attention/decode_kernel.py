@@ -318,7 +318,7 @@ class Products:
         half = self._halves.cols
         number = k.minimum(number, count - 1)
         row, col = number // (half // QUAD), number % (half // QUAD) * QUAD
-        factors, log = merged(k, [self._logs.load(warp, row)[0] for warp in range(c.num_warps)])
+        factors, log = merged(k, [self._logs.load(warp, row) for warp in range(c.num_warps)])
         found: list[list[Traced]] = []
         for place in places:
             source = (self._keys, self._values)[place % 2].stage(stage).seen_as(f32, self._halves)

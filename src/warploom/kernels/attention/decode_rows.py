@@ -48,7 +48,7 @@ class Lengths:
         return keys, queries, first
 
     def _within(self, numbers: GlobalPointer, index: Traced, most: Traced) -> Traced:
-        number = numbers.load(index)[0]
+        number = numbers.load(index)
         return self.k.minimum(self.k.bitcast(self.k.maximum(number, 0), u32), most)
 
 

@@ -134,7 +134,7 @@ class SharedSoftmax(RungSoftmax):
             for element in elements:
                 self._output.scale(element, factor)
         # The next block's scores are stored after the barrier for V, when every lane has its probabilities.
-        values = [self._tile.load(row + self._first_row, col)[0] for row, col in places]
+        values = [self._tile.load(row + self._first_row, col) for row, col in places]
         return k.fragment(scores.layout, f32, values)
 
     def _walk_row(self) -> None:
@@ -143,19 +143,19 @@ class SharedSoftmax(RungSoftmax):
         row = self._first_row + k.lane
         top = k.register(f32, self._own_max, "row_top")
         with k.loop(self._tile_n) as col:
-            top.set(k.maximum(top, self._tile.load(row, col)[0]))
+            top.set(k.maximum(top, self._tile.load(row, col)))
         shift, factor = self._shift(top.get()), self._factor(self._own_max.get(), top.get())
         self._own_max.set(top)
         self._own_sum *= factor
         with k.loop(self._tile_n) as col:
-            p = self._exponential(self._tile.load(row, col)[0], shift)
+            p = self._exponential(self._tile.load(row, col), shift)
             self._own_sum += p
             self._tile.store(p, row, col)
         self._per_row.store(factor, 0, row)
 
     def _row_value(self, group: int) -> Traced:
         """What the owner of a fragment's row has left for it."""
-        return self._per_row.load(0, self._first_row + self._plan.result_coordinate(group, self._k.lane))[0]
+        return self._per_row.load(0, self._first_row + self._plan.result_coordinate(group, self._k.lane))
 
     def normalise(self) -> None:
         """Divide O by the row sums, which go through shared memory as well."""

@@ -114,7 +114,7 @@ def attention_packed_sm80(
             lambda: plane(value, keys, kv_head, v_head, 2),
             lambda: plane(out, queries, head, o_head, 3),
             lambda: lse + (k.mul_wide(head, total_q) + k.mul_wide(queries.begin, 1)),
-            lambda: sinks.load(head)[0],
+            lambda: sinks.load(head),
             may_lack_keys=True,
         )
         attend(k, config, features, at)

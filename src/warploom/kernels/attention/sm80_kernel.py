@@ -65,7 +65,7 @@ def attention_sm80(
             lambda: plane(value, (v_batch, v_head), 2, kv_rows),
             lambda: plane(out, (o_batch, o_head), 3, q_rows),
             lambda: lse + k.mul_wide(batch * k.special("nctaid.y") + head, q_len),
-            lambda: sinks.load(head)[0],
+            lambda: sinks.load(head),
         ),
     )
 

@@ -381,7 +381,7 @@ class Consumer:
 
     def _sink(self, tile: Tile) -> Traced | None:
         """The sink of a tile's head, if there is one: on its way while the last products run."""
-        return self._tiles.sinks.load(tile.queries[1])[0] if self._features.sinks else None
+        return self._tiles.sinks.load(tile.queries[1]) if self._features.sinks else None
 
     def _store(self, tile: Tile, sink: Traced | None) -> None:
         """O / l, on its way out; rows beyond the last are clipped by the TMA."""

@@ -139,7 +139,7 @@ class RungProduct:
         at: dict[str, Traced] = plan.threads().apply(lane=k.thread)
         for row, col in plan.steps:
             if c.accumulate is f16:
-                low, high = k.unpack(staged.load(at["row"] + row, at["col"] + col, dtype=u32)[0], f16)
+                low, high = k.unpack(staged.load(at["row"] + row, at["col"] + col, dtype=u32), f16)
             else:
                 low, high = staged.load(at["row"] + row, at["col"] + col, 2)
             target.store_pair(at["row"] + row + first[0], at["col"] + col + first[1], (low, high))

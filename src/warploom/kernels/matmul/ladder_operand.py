@@ -96,7 +96,7 @@ class Operand:
         """A fragment by loads of single elements through its map: the seeds' kernel 01a."""
         k, layout = self._k, self._fragment
         halves = [
-            tile.load(at_row + self._row + row, at_col + self._col + col, dtype=u16)[0]
+            tile.load(at_row + self._row + row, at_col + self._col + col, dtype=u16)
             for at_row, at_col in (layout.coordinates(k.lane, e) for e in range(layout.elements_per_thread))
         ]
         return tuple(k.prmt(low, high, _LOW_HALVES) for low, high in zip(halves[::2], halves[1::2], strict=True))

@@ -48,8 +48,8 @@ def add_parts(
                 sums[0] += low
                 sums[1] += high
                 continue
-            sums[0] += part.load()[0]
+            sums[0] += part.load()
             with k.when(col + 1 < n):
-                sums[1] += part.load(1)[0]
+                sums[1] += part.load(1)
         found = sums[0].get(), sums[1].get()
         target.store_pair(row, col, found if value is None else value(found, row, col))

@@ -171,7 +171,7 @@ class Joining:
 
     def _compare(self, others: Traced, complete: Mutable) -> None:
         k = self._k
-        complete.set(k.select(self._count.load(0)[0] == others, k.value(1, u32), k.value(0, u32)))
+        complete.set(k.select(self._count.load(0) == others, k.value(1, u32), k.value(0, u32)))
 
     def _add(self, accumulator: Fragment, first: Traced, sharers: Traced, begin: Traced) -> None:
         """The sum of all parts in the order of k, in the accumulators.

@@ -17,10 +17,10 @@ def _chosen(
     k: Kernel, target: GlobalPointer, row: Traced, n: Traced, words: int, ignored_index: int
 ) -> tuple[Traced, Traced, Traced]:
     """(column, whether there is such a column, whether the row is ignored) of a row's target of 32-bit ``words``."""
-    column = target.load(row * words)[0]
+    column = target.load(row * words)
     valid, ignored = column < n, column == (ignored_index & 0xFFFFFFFF)
     if words == 2:
-        high = target.load(row * words + 1)[0]
+        high = target.load(row * words + 1)
         valid, ignored = valid & (high == 0), ignored & (high == (ignored_index >> 32 & 0xFFFFFFFF))
     return column, valid, ignored
 
@@ -55,7 +55,7 @@ def row_losses(
         left, right = x + k.mul_wide(row, x_stride), w + k.mul_wide(safe, w_stride)
         total = k.register(f32, 0.0)
         with k.loop(depth, start=k.lane, step=32) as i:
-            pair = [k.unpack((p + i).load()[0], dtype)[0] for p in (left, right)]
+            pair = [k.unpack((p + i).load(), dtype)[0] for p in (left, right)]
             total.set(k.fma(pair[0], pair[1], total.get()))
         k.syncwarp()
         value = total.get()
@@ -63,12 +63,12 @@ def row_losses(
             value = value + k.shfl_xor(value, mask)
         with k.when(k.lane == 0):
             if with_bias:
-                value = value + k.unpack((bias + safe).load()[0], dtype)[0]
+                value = value + k.unpack((bias + safe).load(), dtype)[0]
             if loss.softcap is not None:
                 value = SoftCap(loss.softcap)(value)
-            log_sum = lse.load(row)[0]
+            log_sum = lse.load(row)
             if loss.label_smoothing:
-                mean = sums.load(row)[0] / k.convert(n, f32)
+                mean = sums.load(row) / k.convert(n, f32)
                 value = k.fma(value, 1.0 - loss.label_smoothing, mean * loss.label_smoothing)
             found = log_sum - value
             if loss.z_loss:
@@ -99,19 +99,19 @@ def gradient_rows(
     """
     row = k.cta_x * MERGE_THREADS + k.thread
     with k.when(row < m):
-        log_sum = lse.load(row)[0]
+        log_sum = lse.load(row)
         top, factor, own, column = log_sum * LOG2_E, k.value(0.0, f32), k.value(0.0, f32), k.value(0, u32)
         if with_loss:
             column, valid, ignored = _chosen(k, target, row, n, target_words, loss.ignore_index)
             if not with_lse:
                 top = k.select(ignored, k.value(math.inf, f32), top)
-            own = k.select(valid, loss_gradient.load(row)[0], k.value(math.nan, f32))
+            own = k.select(valid, loss_gradient.load(row), k.value(math.nan, f32))
             own = k.select(ignored, k.value(0.0, f32), own)
             factor = own * k.fma(log_sum, 2.0 * loss.z_loss, 1.0) if loss.z_loss else own
             factor = k.select(ignored, k.value(0.0, f32), factor)
             column = column - k.cta_y * chunk
         if with_lse:
-            factor = factor + lse_gradient.load(row)[0]
+            factor = factor + lse_gradient.load(row)
         at = (k.mul_wide(k.cta_y, m) + k.mul_wide(row, 1)) * ROW_VALUES
         (table + at).store([top, factor, own, k.bitcast(column, f32)])
 
@@ -140,7 +140,7 @@ def column_sums(
         found = k.registers(u32, _ROWS_UNDER_WAY, 0)
         for i, word in enumerate(found):  # all loads before the first use
             with k.when((row + i < m) & (pair < n)):
-                word.set(values.load(k.mul_wide(row + i, line) + k.convert(pair, u64), 1, dtype=u32)[0])
+                word.set(values.load(k.mul_wide(row + i, line) + k.convert(pair, u64), dtype=u32))
         for word in found:
             for part, x in zip(total, k.unpack(word.get(), dtype), strict=True):
                 part.set(part.get() + x)
@@ -149,9 +149,9 @@ def column_sums(
     k.syncthreads()
     column = start + k.thread
     with k.when((k.thread < COLUMNS) & (column < n)):
-        value = k.value(0.0, f32) if first else sums.load(column)[0]
+        value = k.value(0.0, f32) if first else sums.load(column)
         for warp in range(COLUMN_WARPS):
-            value = value + parts.load(warp, k.thread)[0]
+            value = value + parts.load(warp, k.thread)
         if last:
             out.store(k.pack(value, 0.0, dtype), column)
         else:

@@ -35,7 +35,7 @@ def merge_tiles(
 
         def load(tile: Traced) -> State:
             at = k.mul_wide(tile, m) + k.mul_wide(row, 1)
-            return tuple((p + at).load(dtype=t)[0] for p, t in zip((first, second), reduction.types, strict=False))
+            return tuple((p + at).load(dtype=t) for p, t in zip((first, second), reduction.types, strict=False))
 
         def fold(states: list[State]) -> None:
             state: State = tuple(x.get() for x in kept)

@@ -83,10 +83,10 @@ class RowValues:
     def _bias(self, bias: GlobalPointer, col: Traced) -> Traced:
         k = self.k
         if not self.ragged:
-            return k.unpack((bias + col).load()[0], self.half)[0]
+            return k.unpack((bias + col).load(), self.half)[0]
         bits = k.register(u32, 0)
         with k.when(col < self.cols):
-            bits.set((bias + col).load()[0])
+            bits.set((bias + col).load())
         return k.unpack(bits.get(), self.half)[0]
 
 

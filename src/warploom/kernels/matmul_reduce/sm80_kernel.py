@@ -87,4 +87,4 @@ class TileRows:
 
     def _load(self, warp: int, row: Traced) -> State:
         types, warps = self._reduction.types, self._config.warps_n
-        return tuple(self._states.load(warp + i * warps, row, dtype=t)[0] for i, t in enumerate(types))
+        return tuple(self._states.load(warp + i * warps, row, dtype=t) for i, t in enumerate(types))

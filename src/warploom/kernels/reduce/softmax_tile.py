@@ -88,7 +88,7 @@ def _values(k: Kernel, values: GlobalPointer, col: int) -> list[Traced]:
     row, first = movmatrix_fragment().coordinates(k.lane, 0)
     found: list[Traced] = []
     for half in range(2):
-        (pair,) = (values + ((row + 8 * half) * TILE + first + col)).load(0, dtype=u32)
+        pair = (values + ((row + 8 * half) * TILE + first + col)).load(0, dtype=u32)
         found.append(k.movmatrix(pair))
     return found
 

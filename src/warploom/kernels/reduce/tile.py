@@ -158,7 +158,7 @@ class RowMax:
             if self._config.wide:
                 values = [x for col in range(0, TILE, 4) for x in tile.load(k.lane, col, 4)]
             else:  # volatile, or ptxas joins four reads into one of 16 bytes
-                values = [x for col in range(TILE) for x in tile.load(k.lane, col, volatile=True)]
+                values = [tile.load(k.lane, col, volatile=True) for col in range(TILE)]
             self._maxima[0].set(k.reduce_values("max", values))
 
     def _read_in_parallel(self, tile: SharedTile) -> None:
