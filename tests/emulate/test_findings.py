@@ -13,7 +13,7 @@ from warploom.core.errors import EmulationError
 from warploom.emulate import Emulation, emulate
 from warploom.isa.matrix import MmaSync
 from warploom.isa.memory import Atomic
-from warploom.lang import Global, Kernel, bf16, kernel
+from warploom.lang import Global, Kernel, SharedTile, Traced, bf16, kernel
 from warploom.lang import f32 as F32  # noqa: N812
 from warploom.lang import u32 as U32  # noqa: N812
 
@@ -42,6 +42,30 @@ def test_race_between_warps_needs_a_barrier(seed: int | None) -> None:
         assert race.where.line != race.other.line
         assert "warp 1" in race.message
         assert "__syncthreads" in str(race)
+
+
+def through(tile: SharedTile, place: Traced) -> Traced:
+    """A helper of the author's, which two of its lines call."""
+    tile.store(place, 0, place)
+    return tile.load(0, place ^ 32)
+
+
+@kernel(threads=64)
+def helped(k: Kernel, out: Global[U32]) -> None:
+    tile = k.shared(U32, 64)
+    first = through(tile, k.thread)
+    k.syncthreads()
+    out.store(first + through(tile, k.thread), k.thread)
+
+
+def test_a_finding_in_a_helper_names_the_calls_that_led_there() -> None:
+    (race,) = emulate(helped.trace(), 1, [numbers(64)]).findings
+    helper, call = through.__code__.co_firstlineno, helped.function.__code__.co_firstlineno + 3
+    assert race.other is not None
+    assert (race.where.line, race.other.line) == (helper + 3, helper + 2)
+    for where in (race.where, race.other):
+        assert [(caller.function, caller.line) for caller in where.callers] == [("helped", call)]
+    assert f"test_findings.py:{call}" in race.lines
 
 
 @kernel(threads=64)

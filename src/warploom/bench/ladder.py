@@ -21,7 +21,7 @@ from warploom.core.errors import ConfigError
 from warploom.cuda.compile import available_cores
 from warploom.emulate import Emulation, Finding, emulate
 from warploom.ir.program import Program
-from warploom.ir.statements import SourceLine
+from warploom.ir.statements import NOWHERE, SourceLine
 from warploom.kernels.ladder import Rung
 
 Config = TypeVar("Config")
@@ -176,10 +176,12 @@ def config_json(config: Any) -> dict[str, Any]:
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
-    """A finding with its source lines as text."""
+    """A finding with its source lines as text, and the lines that called them, the innermost first."""
     return dataclasses.asdict(finding) | {
         "where": _line(finding.where),
         "other": _line(finding.other) if finding.other is not None else None,
+        "where_called_from": [_line(caller) for caller in finding.where.callers],
+        "other_called_from": [_line(caller) for caller in (finding.other or NOWHERE).callers],
         "follows": [finding_json(other) for other in finding.follows],
     }
 

@@ -56,9 +56,10 @@ class Finding:
 
     @property
     def lines(self) -> str:
-        """Its line, and the other one."""
-        lines = f"{self.where}" if self.where != NOWHERE else "(no source line)"
-        return lines if self.other in (None, self.where) else f"{lines} and {self.other}"
+        """Its line, and the other one, each with the calls of the author's functions that led there."""
+        line = self.where.stack if self.where != NOWHERE else "(no source line)"
+        other = line if self.other is None else self.other.stack
+        return line if other == line else f"{line} and {other}"
 
     @property
     def consequences(self) -> str:

@@ -16,16 +16,26 @@ from warploom.isa.base import Instruction
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """Where the author wrote it, and the line of the PTX that came of it (0 where there is none)."""
+    """Where the author wrote it, and the line of the PTX that came of it (0 where there is none).
+
+    ``callers`` are the calls of the author's own functions that led there, the innermost first. Lines that differ in
+    them alone are equal: a helper's line is one line.
+    """
 
     file: str
     line: int
     function: str = ""
     ptx: int = field(default=0, compare=False)
+    callers: tuple[SourceLine, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         author = f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
         return f"{author} (PTX line {self.ptx})" if self.ptx else author
+
+    @property
+    def stack(self) -> str:
+        """The line, and the calls that led there."""
+        return f"{self} (called from {', '.join(map(str, self.callers))})" if self.callers else str(self)
 
 
 NOWHERE = SourceLine("", 0)

@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from numbers import Integral
 from traceback import walk_tb
 from types import FrameType
@@ -42,6 +43,8 @@ from warploom.lang.values import Mutable, Number, TileAddress, Traced
 _PACKAGE = __name__.partition(".")[0]
 _OWN = *(f"{_PACKAGE}.{name}." for name in ("lang", "layout", "tile")), "contextlib", "functools"
 """Modules whose frames are the language itself, never the author's."""
+_TRACER = f"{_PACKAGE}.lang.kernel"
+"""The module that calls kernel functions: what lies beyond calls the trace."""
 _BITWISE = ("and", "or", "xor", "shl", "shr", "eq", "ne")
 _F32_BEYOND = 2.0**128 - 2.0**103  # from here on numbers round to infinity
 _Key = tuple[Instruction, tuple[object, ...]]
@@ -55,7 +58,7 @@ class Builder:
         self._blocks: list[list[Statement]] = [[]]
         self._shared: list[dict[_Key, tuple[Traced, ...]]] = [{}]
         self._share = share
-        self._lines: dict[tuple[str, int], SourceLine] = {}
+        self._lines: dict[tuple[tuple[str, int, str], ...], SourceLine] = {}
 
     # -- source lines
     @staticmethod
@@ -67,14 +70,18 @@ class Builder:
         return frame
 
     def here(self) -> SourceLine:
-        """The author's line: the innermost frame outside the language and layout rooms."""
+        """The author's line, the innermost frame outside the language, and the calls of the author's that led there."""
         frame = self.author()
-        if frame is None:
-            return SourceLine("", 0)
-        key = (frame.f_code.co_filename, frame.f_lineno)
+        calls: list[tuple[str, int, str]] = []
+        while frame is not None and frame.f_globals.get("__name__") != _TRACER:
+            if not calls or not _is_of(frame, _OWN):
+                calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+        key = tuple(calls)
         found = self._lines.get(key)
         if found is None:
-            found = self._lines[key] = SourceLine(*key, frame.f_code.co_name)
+            where, *callers = (SourceLine(*call) for call in key or (("", 0, ""),))
+            found = self._lines[key] = replace(where, callers=tuple(callers))
         return found
 
     def line_of(self, error: BaseException) -> SourceLine:
