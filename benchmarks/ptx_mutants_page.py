@@ -1,7 +1,8 @@
 """Write docs/evidence/ptx-mutants.md from the committed evidence: ``python benchmarks/ptx_mutants_page.py [--check]``.
 
 The evidence is benchmarks/results/static/ptx-mutants.json (``python -m tests.ptx.mutants``), and of the GPU what
-``ptx_round_trip_h200.py`` writes. ``--check`` changes nothing and ends with 1 if the page is out of date.
+``ptx_round_trip_h200.py`` and ``ptx_sanitizer_h200.py`` write. ``--check`` changes nothing and ends with 1 if the page
+is out of date.
 """
 
 from __future__ import annotations
@@ -52,6 +53,27 @@ def round_trip() -> str:
     )
 
 
+def sanitizer() -> str:
+    """What compute-sanitizer's tools report of mutants that the emulator finds; '' where that was not measured."""
+    rows: list[dict[str, Any]] = read("h200/ptx-sanitizer.json").get("mutants", [])
+    if not rows:
+        return ""
+
+    def cell(reports: dict[str, int] | None) -> str:
+        return "not reached" if reports is None else str(sum(reports.values()) or "")
+
+    tools = list(rows[0]["tools"])
+    shown = [
+        [r["kernel"], r["change"], ", ".join(r["kinds"]), *(cell(r["tools"][tool]) for tool in tools)] for r in rows
+    ]
+    return (
+        "\n## Beside compute-sanitizer\n\n"
+        "Some of the mutants that the emulator finds, launched on a GPU under each tool\n"
+        "(`benchmarks/ptx_sanitizer_h200.py`): how many reports?\n\n"
+        f"{markdown_table(['kernel', 'change', 'the emulator', *tools], shown)}"
+    )
+
+
 def page() -> str:
     """The page."""
     evidence = read("static/ptx-mutants.json")
@@ -63,7 +85,7 @@ def page() -> str:
         _INTRODUCTION, table(rows, "kernel"), "\n", table(rows, "change"), "\n## Equivalent mutants\n\n",
         markdown_table(["kernel", "change", "times", "why it is the same kernel"],
                        [[kernel, change, str(n), why] for (kernel, change, why), n in rest.items()]),
-        *(["\n## Found in the kernels as they are\n\n", *known] if known else []), "\n", round_trip(),
+        *(["\n## Found in the kernels as they are\n\n", *known] if known else []), "\n", round_trip(), sanitizer(),
     ])  # fmt: skip
 
 
