@@ -29,6 +29,8 @@ class Cache:
     lens: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int32))
     model: list[list[Array]] = field(default_factory=lambda: [[np.zeros((0, KV_HEADS, WIDTH), BF16)] * 2] * SLOTS)
     free: list[int] = field(default_factory=lambda: list(range(PAGES)))
+    roundings: list[float] = field(default_factory=list[float])
+    """Errors over those of rounding alone: of few elements now and then more than twice them."""
 
     def __post_init__(self) -> None:
         self.pages = [np.full((PAGES, PAGE, KV_HEADS, WIDTH), np.nan, BF16) for _ in range(2)]
@@ -80,7 +82,8 @@ class Cache:
             report = attention_error(
                 got, attention_reference(q[slot].swapaxes(0, 1), k, v, bf16, seen=distance <= 0), bf16
             )
-            found += [] if report.ok else [f"{slot}: {report}"]
+            found += [] if report.value <= report.bound else [f"{slot}: {report}"]
+            self.roundings.append(report.against_rounded)
         return found + self._foreign()
 
     def _foreign(self) -> list[str]:
@@ -104,3 +107,4 @@ def test_every_step_is_that_of_the_model(steps: int) -> None:
             cache.release(int(cache.numbers.integers(SLOTS)))
         cache.append(int(cache.numbers.choice([1, 1, 2, 19])))
         assert cache.wrong(int(cache.numbers.choice([1, 1, 2]))) == [], step
+    assert np.median(cache.roundings) <= 1.5
