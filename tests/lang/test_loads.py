@@ -47,10 +47,47 @@ def swapped(k, x, h):
         before = now
 
 
-@pytest.mark.parametrize(("body", "name"), [(summed, "total"), (augmented, "total"), (swapped, "before")])
+def counted(k, x, h):
+    total = 0.0
+    with k.loop(4):
+        total += 1.0
+    x.store(x.load(0) * total, 0)
+
+
+def set_in_a_branch(k, x, h):
+    total = 1.0
+    with k.when(k.lane < 4):
+        total = 2.0
+    x.store(x.load(0) * total, 0)
+
+
+def not_set(k, x, h):
+    total = k.register(f32, 0.0)
+    with k.loop(4) as i:
+        total = total + x.load(i)
+    x.store(total, 0)
+
+
+@pytest.mark.parametrize(("body", "name"), [(summed, "total"), (augmented, "total"), (swapped, "before"),
+                                            (counted, "total"), (set_in_a_branch, "total")])  # fmt: skip
 def test_a_name_that_carries_nothing_is_refused_with_its_line(body, name):
     with pytest.raises(TraceError, match=rf"'{name}' is bound anew.*test_loads\.py:\d+.*{name} = k\.register\(f32"):
         traces(body)
+
+
+def test_a_register_that_a_loop_binds_anew_is_to_be_set():
+    with pytest.raises(TraceError, match=r"'total' is bound anew.*write total\.set"):
+        traces(not_set)
+
+
+def turns_of_python(k, x, h):
+    side, i = 0, 5
+    with k.when(k.lane == 0):
+        for i in range(2):
+            x.store(x.load(side), i)
+            side ^= 1
+    for i in range(2):
+        x.store(1.0, side + i)
 
 
 def fresh_each_time(k, x, h):
@@ -84,7 +121,7 @@ def under_a_condition(k, x, h):
         x.store(value, 3)
 
 
-@pytest.mark.parametrize("body", [fresh_each_time, in_a_register, listed, under_a_condition])
+@pytest.mark.parametrize("body", [fresh_each_time, turns_of_python, in_a_register, listed, under_a_condition])
 def test_names_that_mean_what_they_say_are_left_alone(body):
     traces(body)
 

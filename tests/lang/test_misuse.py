@@ -119,6 +119,7 @@ def over_a_loop(k, x):
         (lambda k, x: k.loop(4, start=-1), "its start is -1"),
         (lambda k, x: k.loop(4, step=0), "its step is 0"),
         (lambda k, x: k.when("a"), "'a' is no condition"),
+        (lambda k, x: k.register(np.float32, 0.0), r"as k\.register\(f32, 0\.0\), not <class 'numpy\.float32'>"),
         (lambda k, x: k.thread + 2**40, "1099511627776 does not fit u32"),
         (lambda k, x: k.thread // 0, "division by 0"),
         (lambda k, x: k.thread % 0, "division by 0"),

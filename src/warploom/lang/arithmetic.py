@@ -270,6 +270,10 @@ class Arithmetic(Builder):
 
     def register(self, dtype: DType, value: Number | None = None, name: str = "") -> Mutable:
         """A mutable register, uninitialised unless ``value`` is given. It outlives loops and is what they carry."""
+        if not _is_type(dtype):
+            raise TraceError(
+                f"a register holds a type of warploom.lang, as k.register(f32, 0.0), not {shown(dtype)} ({self.here()})"
+            )
         register = Mutable(self, self.new_register(dtype, name))
         if value is not None:
             register.set(value)

@@ -278,7 +278,7 @@ class Builder:
         """A dynamic loop's body."""
         where = self.here()
         index = self.new_value(dtype)
-        with refuse_rebinding(self.author()), self.block() as body:
+        with refuse_rebinding(self.author(), loop=True), self.block() as body:
             yield Traced(self, index)
         self.append(Loop(index, start, stop, step, tuple(body), where))
 
@@ -286,7 +286,7 @@ class Builder:
     def when_block(self, condition: Operand, uniform: bool) -> Generator[None, None, None]:
         """The body of a condition."""
         where = self.here()
-        with self.block() as body:
+        with refuse_rebinding(self.author(), loop=False), self.block() as body:
             yield
         self.append(When(condition, tuple(body), (), uniform, where))
 
@@ -296,7 +296,7 @@ class Builder:
         previous = self._blocks[-1][-1] if self._blocks[-1] else None
         if not isinstance(previous, When) or previous.otherwise:
             raise TraceError(f"`k.otherwise()` follows directly after a `with k.when(…):` ({self.here()})")
-        with self.block() as body:
+        with refuse_rebinding(self.author(), loop=False), self.block() as body:
             yield
         last = self._blocks[-1][-1]
         if last is not previous:

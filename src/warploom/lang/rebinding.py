@@ -1,7 +1,8 @@
-"""Names that a block of the running kernel binds anew although it has read the old value: ``s = s + x`` in a loop.
+"""Names that a block of the running kernel binds anew, where that is not what it looks like.
 
-A loop's body is traced once, so such a name carries nothing to the next iteration: what looks like a sum adds nothing
-up. Which names a block reads before it binds them is in the bytecode between the block's beginning and its end.
+A block's body is traced once. So a name that a loop binds anew after reading its old value, ``s = s + x``, carries
+nothing to the next iteration: what looks like a sum adds nothing up. And a Python number that a condition's body binds,
+``found = 1``, is bound whether the condition holds or not. Where names are read and bound is in the bytecode.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import dis
 from collections.abc import Generator
 from contextlib import contextmanager
-from types import FrameType
+from functools import lru_cache
+from types import CodeType, FrameType
 from typing import Any
 
+from warploom.core.dtypes import f32, s32
 from warploom.core.errors import TraceError
 from warploom.ir.statements import SourceLine
 from warploom.lang.values import Mutable, Number, Traced
@@ -20,48 +23,91 @@ _OF_NAMES = tuple(f"{way}_{of}" for way in ("LOAD", "STORE") for of in ("FAST", 
 
 
 @contextmanager
-def refuse_rebinding(frame: FrameType | None) -> Generator[None, None, None]:
-    """Raise TraceError where the author's code inside, a loop's body, binds a name anew that it read before."""
+def refuse_rebinding(frame: FrameType | None, *, loop: bool) -> Generator[None, None, None]:
+    """Raise TraceError where the author's code inside binds a name anew that it needs a register for.
+
+    In a loop's body that is a name whose old value the body reads first; in a condition's, a number that is read after.
+    """
     if frame is None:
         yield
         return
     before, first = _values(frame), frame.f_lasti
     yield
+    last = frame.f_lasti
     for name, now in _values(frame).items():
         old = before.get(name)
-        if old is None or not isinstance(now, Traced) or (isinstance(old, Traced) and old.ir is now.ir):
+        if old is None or _same(old, now):
             continue
-        line = _read_then_bound(frame, name, first, frame.f_lasti)
+        line, why = None, ""
+        if loop:
+            line = _read_then_bound(frame, name, first, last)
+            why = "in a loop, which reads its old value ({}): the body is traced once, so the new value does not reach"
+            why += " the next iteration"
+        elif not isinstance(now, Traced) and _read_next(frame, name, last):
+            line = _bound(frame, name, first, last)
+            why = (
+                f"to {now} under a condition, and read after it ({{}}): the body is traced in any case, so the name is"
+            )
+            why += f" {now} for all threads"
         if line is not None:
             where = SourceLine(frame.f_code.co_filename, line)
-            raise TraceError(
-                f"{name!r} is bound anew in a loop, which reads its old value ({where}): the body is traced once, so "
-                f"the new value does not reach the next iteration. Make it a register before the loop, "
-                f"{name} = k.register({now.dtype}, …), and write {name}.set(…) or {name} += … inside"
-            )
+            raise TraceError(f"{name!r} is bound anew {why.format(where)}. {_cure(name, old, now)}")
+
+
+def _same(old: Number, now: Number) -> bool:
+    """Whether a name still has its value. A register may have taken another's place: loops carry it."""
+    if isinstance(now, Traced):
+        return isinstance(now, Mutable) or (isinstance(old, Traced) and old.ir is now.ir)
+    return not isinstance(old, Traced) and old == now
+
+
+def _cure(name: str, old: Number, now: Number) -> str:
+    write = f"write {name}.set(…) or {name} += … inside"
+    if isinstance(old, Mutable):
+        return f"It was a register before: {write}"
+    dtype = next((x.dtype for x in (now, old) if isinstance(x, Traced)), f32 if isinstance(now, float) else s32)
+    value = "…" if isinstance(old, Traced) else repr(old)
+    return f"Make it a register before, {name} = k.register({dtype}, {value}), and {write}"
 
 
 def _values(frame: FrameType) -> dict[str, Number]:
-    """The author's names of values and numbers, but for mutable registers, which loops do carry."""
+    """The author's names of values and numbers."""
     named: dict[str, Any] = dict(frame.f_locals)
-    return {name: x for name, x in named.items() if isinstance(x, Number) and not isinstance(x, Mutable)}
+    return {name: x for name, x in named.items() if isinstance(x, Number)}
+
+
+@lru_cache(maxsize=256)
+def _accesses(code: CodeType) -> tuple[tuple[int, int, str, str], ...]:
+    """(offset, line, LOAD or STORE, name) of each access to a name in the author's code."""
+    found: list[tuple[int, int, str, str]] = []
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        if instruction.positions is not None and instruction.positions.lineno is not None:
+            line = instruction.positions.lineno
+        if instruction.opname.startswith(_OF_NAMES):
+            given: Any = instruction.argval  # one name, or two of instructions that access two
+            names = (given,) if isinstance(given, str) else given
+            ways = [part for part in instruction.opname.split("_") if part in ("LOAD", "STORE")]
+            found += [(instruction.offset, line, way, name) for way, name in zip(ways, names, strict=False)]
+    return tuple(found)
 
 
 def _read_then_bound(frame: FrameType, name: str, first: int, last: int) -> int | None:
     """The line that binds a name, where the code between two offsets reads the name before it binds it."""
-    read, line = False, frame.f_lineno
-    for instruction in dis.get_instructions(frame.f_code):
-        if instruction.positions is not None and instruction.positions.lineno is not None:
-            line = instruction.positions.lineno
-        if not first < instruction.offset < last or not instruction.opname.startswith(_OF_NAMES):
-            continue
-        given: Any = instruction.argval  # one name, or two of instructions that access two
-        names = (given,) if isinstance(given, str) else given
-        ways = [part for part in instruction.opname.split("_") if part in ("LOAD", "STORE")]
-        for way, of in zip(ways, names, strict=False):
-            if of != name:
-                continue
-            if way == "STORE":
-                return line if read else None
-            read = True
-    return None
+    within = [(line, way) for at, line, way, of in _accesses(frame.f_code) if first < at < last and of == name]
+    if not within or within[0][1] == "STORE":
+        return None
+    return next((line for line, way in within if way == "STORE"), None)
+
+
+def _bound(frame: FrameType, name: str, first: int, last: int) -> int | None:
+    """The line between two offsets that binds a name."""
+    within = (
+        line for at, line, way, of in _accesses(frame.f_code) if first < at < last and of == name and way == "STORE"
+    )
+    return next(within, None)
+
+
+def _read_next(frame: FrameType, name: str, last: int) -> bool:
+    """Whether the code after an offset reads a name before it binds it."""
+    return next((way for at, _, way, of in _accesses(frame.f_code) if at > last and of == name), "") == "LOAD"
