@@ -81,7 +81,7 @@ def test_a_cache_of_fp8_gets_keys_and_values_over_their_scales(page: int, scaled
     shape = (8, 16, kv_heads, d) if page else (2, 64, kv_heads, d)
     caches = pair(numbers.standard_normal((2, *shape)).astype(fp8))
     before = [x.copy() for x in caches]
-    k, v = (200 * numbers.standard_normal((2, 2, kv_heads, d)).astype(BF16) for _ in range(2))  # some beyond 448
+    k, v = (numbers.normal(0, 200, (2, 2, kv_heads, d)).astype(BF16) for _ in range(2))  # some beyond 448
     table = numbers.permutation(8).reshape(2, 4).astype(np.int32)
     named: dict[str, Any] = {"block_table": table} if page else {}
     scales = numbers.uniform(0.25, 4, (2, 2, kv_heads)).astype(np.float32) if scaled else np.ones((2, 2, 1), np.float32)
@@ -162,3 +162,21 @@ def test_what_is_refused(changed: dict[str, Any], says: str) -> None:
                              "kv_lens": np.ones(2, np.int32), "block_table": np.zeros((2, 2), np.int32)}  # fmt: skip
     with pytest.raises(ProblemError, match=says):
         warploom.append_to_cache(**{**given, **changed})
+
+
+def test_caches_lie_in_one_array_but_not_in_each_other() -> None:
+    both, new = np.zeros((2, 2, 16, 1, 64), np.float16), np.ones((1, 1, 1, 64), np.float16)
+    lens, table = np.ones(1, np.int32), np.array([[1, 0]], np.int32)
+    warploom.append_to_cache(both[:, 0], both[:, 1], new, 2 * new, lens, block_table=table)
+    assert both[1, :, 0, 0, 5].tolist() == [1, 2]
+    with pytest.raises(ProblemError, match="v_cache shares memory with k_cache"):
+        warploom.append_to_cache(both[:, 0], both[:, 0], new, new, lens, block_table=table)
+    with pytest.raises(ProblemError, match="k shares memory with k_cache"):
+        warploom.append_to_cache(both[:, 0], both[:, 1], both[:1, 0, :1], new, lens, block_table=table)
+
+
+def test_no_new_keys_are_none() -> None:
+    """NumPy's strides of nothing are 0."""
+    cache, empty = np.zeros((4, 16, 1, 64), BF16), np.zeros((2, 0, 1, 64)).astype(BF16)
+    assert warploom.append_to_cache(cache, cache.copy(), empty, empty, np.ones(2, np.int32),
+                                    block_table=np.zeros((2, 2), np.int32)) is None  # fmt: skip

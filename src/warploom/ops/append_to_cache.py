@@ -11,6 +11,7 @@ from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, address, describe, describe_new, empty_like, require_dtype
 from warploom.interop.arrays import same_device as on_one_device
 from warploom.interop.copies import compact, settled, to_host
+from warploom.interop.overlap import share_memory
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.append import AppendForm, AppendProblem, Strides
 from warploom.ops.attention_arrays import aligned
@@ -130,11 +131,12 @@ def _problem(views: Arrays, interleaved: bool) -> AppendProblem:
     named = {_PUBLIC.get(name, name): view for name, view in views.items()}
     on_one_device(list(named.values()), list(named))
     check_cache(named)
+    _refuse_shared(named)
     fp8 = is_fp8(cache)
     for name in ("k", "v", *(("q",) if q is not None else ())):
         view = views[name]
         require_dtype(view, name, ((bf16, f16) if name == "k" else (k.dtype,)) if fp8 else (cache.dtype,))
-        if len(view.shape) != 4 or (view.strides[3] != 1 and view.shape[3] > 1):
+        if len(view.shape) != 4 or (view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape):
             raise ProblemError(f"{name} has shape {tuple(view.shape)} and strides {tuple(view.strides)}; it must be "
                                "(batch, tokens, heads, head_dim) with a contiguous last dimension")  # fmt: skip
     batch, tokens, kv_heads, d = k.shape
@@ -156,6 +158,14 @@ def _problem(views: Arrays, interleaved: bool) -> AppendProblem:
 
 
 _PUBLIC = {"lengths": "kv_lens", "table": "block_table"}
+
+
+def _refuse_shared(named: Arrays) -> None:
+    """Raises ProblemError where a cache shares memory with another array of the call."""
+    for written in ("k_cache", "v_cache"):
+        for name, view in named.items():
+            if name != written and share_memory(view, named[written]):
+                raise ProblemError(f"{name} shares memory with {written}, which is written to: pass another array")
 
 
 def _rotary(views: Arrays, head_dim: int) -> tuple[int, Any, int]:

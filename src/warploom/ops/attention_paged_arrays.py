@@ -118,7 +118,7 @@ def check_cache(given: dict[str, ArrayView]) -> None:
     for name, view in (("k_cache", k), ("v_cache", v)):
         if not is_fp8(view):
             require_dtype(view, name, (bf16, f16))
-        if len(view.shape) != 4 or (view.strides[3] != 1 and view.shape[3] > 1):
+        if len(view.shape) != 4 or (view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape):
             raise ProblemError(f"{name} has shape {tuple(view.shape)}, strides {tuple(view.strides)}; it must be "
                                "(pages or batch, keys, kv_heads, head_dim), the last dimension contiguous")  # fmt: skip
         if view.readonly:
