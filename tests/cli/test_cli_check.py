@@ -13,7 +13,7 @@ DOUBLE = """
     def double(k: Kernel, source: Global[f32], out: Global[f32]) -> None:
         tile = k.shared(f32, (1, 64), name="tile")
         mine, other = tile.at(k.thread * 4), tile.at((k.thread ^ 32) * 4)
-        k.store("shared", mine, f32, source.load(k.thread), "", "weak")
+        k.store("shared", mine, f32, [source.load(k.thread)], "", "weak")
         BARRIER
         (value,) = k.load("shared", other, f32, 1, "", "weak")
         out.store(value * FACTOR, k.thread)
