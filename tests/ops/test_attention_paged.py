@@ -230,3 +230,16 @@ def test_torch_sees_one_operator() -> None:
     assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
     with pytest.raises(ProblemError, match="requires a gradient"):
         call(given[0].clone().requires_grad_(), *given[1:])
+
+
+def test_the_result_goes_where_out_lies_which_may_be_q() -> None:
+    (q, k, v, lens), named = Step((40, 21), (2, 2), capacity=48).arguments
+    expected = warploom.attention_paged(q, k, v, lens, **named)
+    room = np.full((2, 3, 4, 64), 7, q.dtype)
+    warploom.attention_paged(q, k, v, lens, out=room[:, 1:, ::2], **named)
+    assert np.array_equal(room[:, 1:, ::2], expected)
+    assert (room[:, :1] == 7).all()
+    assert (room[:, :, 1::2] == 7).all()
+    assert np.array_equal(warploom.attention_paged(q, k, v, lens, out=q, **named), expected)
+    with pytest.raises(ProblemError, match="out shares memory with k_cache"):
+        warploom.attention_paged(q, k, v, lens, out=k.reshape(-1)[: q.size].reshape(q.shape), **named)

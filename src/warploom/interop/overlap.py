@@ -29,6 +29,12 @@ def share_memory(x: ArrayView, y: ArrayView) -> bool:
         return False
 
 
+def same_elements(x: ArrayView, y: ArrayView) -> bool:
+    """Whether two arrays are one: each index is the same element of both."""
+    ways = [[s for s, n in zip(v.strides, v.shape, strict=True) if n > 1] for v in (x, y)]
+    return x.pointer == y.pointer and tuple(x.shape) == tuple(y.shape) and x.dtype is y.dtype and ways[0] == ways[1]
+
+
 def overlaps_itself(view: ArrayView) -> bool:
     """Whether two indices of an array may be one element: never so of what slicing and transposing make of arrays."""
     if 0 in view.shape:

@@ -222,7 +222,7 @@ def _call_anew(
     inputs = read_cache(views, options, split, compact)
     out, target = given
     if target is not None:
-        check_output(target, views["q"])
+        check_output(target, views)
     if flag("check", check):
         check_entries(inputs)
     q, problem = inputs.views["q"], inputs.problem
@@ -232,6 +232,8 @@ def _call_anew(
         return _without_keys(inputs, out if target is not None else None, config)
     outputs = {"out": out, **({"lse": empty(q.kind, _lse_shape(views), f32, q.device)} if options.return_lse else {})}
     arrays = {**inputs.views, **{name: describe_new(x) for name, x in outputs.items()}}
+    if target is not None:
+        arrays["out"] = target  # as it lies
     named = {NAMES.get(name, name): view for name, view in arrays.items()}
 
     def steps(lying: dict[str, ArrayView]) -> Steps:

@@ -12,6 +12,7 @@ from warploom.core.dtypes import bf16, f16, f32, s32, u16
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import settled, to_host
+from warploom.interop.overlap import same_elements, share_memory
 from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem
 from warploom.ops.attention_arrays import Options, aligned
 
@@ -210,8 +211,9 @@ def check_integers(name: str, view: ArrayView, shape: tuple[int, ...]) -> None:
         raise ProblemError(f"the rows of {name} are {view.strides[0]} elements apart: copy it")
 
 
-def check_output(out: ArrayView, q: ArrayView) -> None:
-    """Raises ProblemError for an array that the result cannot be written to."""
+def check_output(out: ArrayView, views: dict[str, ArrayView]) -> None:
+    """Raises ProblemError for an array that the result cannot be written to; it may be ``q`` itself."""
+    q = views["q"]
     if tuple(out.shape) != tuple(q.shape) or out.dtype is not q.dtype:
         raise ProblemError(f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {q.dtype} of q's shape "
                            f"{tuple(q.shape)}")  # fmt: skip
@@ -222,6 +224,9 @@ def check_output(out: ArrayView, q: ArrayView) -> None:
     if 0 not in out.shape and (lying.pointer % 16 or any(s % _ALIGNED_ELEMENTS or s < 0 for s in lying.strides[:-1])
                                or lying.strides[-1] != 1):  # fmt: skip
         raise ProblemError("the rows of out do not start at multiples of 16 bytes: pass a row-major array")
+    for name, view in views.items():
+        if share_memory(view, out) and not (name == "q" and same_elements(q, out)):
+            raise ProblemError(f"out shares memory with {name}, which is read: pass another array")
 
 
 def check_entries(inputs: CacheInputs) -> None:

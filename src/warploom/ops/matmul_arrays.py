@@ -13,7 +13,7 @@ from warploom.core.errors import ProblemError, shown
 from warploom.core.identity import function_key
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import compact
-from warploom.interop.overlap import overlaps_itself, share_memory
+from warploom.interop.overlap import overlaps_itself, same_elements, share_memory
 from warploom.kernels.matmul.choice import parse_config
 from warploom.kernels.matmul.features import MOST_EXTRAS, Epilogue, EpilogueFunction, Extra
 from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulConfig, MatmulProblem, Matrix
@@ -235,18 +235,12 @@ def refuse_overlap(views: Sequence[ArrayView], out: ArrayView, has_bias: bool) -
     """
     for i, view in enumerate(views):
         first_extra = 3 if has_bias else 2
-        if share_memory(view, out) and not (i >= first_extra and _same_elements(view, out)):
+        if share_memory(view, out) and not (i >= first_extra and same_elements(view, out)):
             name = ("a", "b", "bias")[i] if i < first_extra else f"extras[{i - first_extra}]"
             hint = ", or exactly that matrix" if i >= first_extra else ""
             raise ProblemError(
                 f"out shares memory with {name}, which would be overwritten while it is read: pass another array{hint}"
             )
-
-
-def _same_elements(x: ArrayView, y: ArrayView) -> bool:
-    """Whether two arrays are one: each index is the same element of both."""
-    ways = [[s for s, n in zip(v.strides, v.shape, strict=True) if n > 1] for v in (x, y)]
-    return x.pointer == y.pointer and tuple(x.shape) == tuple(y.shape) and x.dtype is y.dtype and ways[0] == ways[1]
 
 
 # -- layout
