@@ -71,6 +71,12 @@ def test_a_wrong_result_is_told(invoke, kernel_file):
     assert "out is WRONG" in result.stdout
 
 
+def test_an_expected_array_needs_its_tolerance(invoke, kernel_file):
+    result = invoke("check", str(kernel_file(source=DOUBLE.replace("(np.roll(source, 32) * 2, 0.0)", "source"))))
+    assert result.exit_code == 2
+    assert "(array, tolerance)" in result.stderr
+
+
 def test_an_element_left_unwritten_is_wrong(invoke, kernel_file):
     source = DOUBLE.replace("out.store(value * FACTOR", "with k.when(k.thread < 63):\n            "
                             "out.store(value * 2.0")  # fmt: skip

@@ -363,7 +363,7 @@ def test_a_dynamic_loop_counts_as_pythons_range():
     @kernel(threads=32)
     def count(k: Kernel, out: Global[u32], start: u32, stop: u32, step: u32) -> None:
         total = k.register(u32, 0)
-        with k.loop(stop, start, step) as i:
+        with k.loop(stop, start=start, step=step) as i:
             total += i
         out.store(total.get(), k.lane)
 

@@ -30,7 +30,7 @@ def visits(k: Kernel, blocks: Global[s32], seen: Global[u32], batch: u32, ctas: 
     count = k.register(u32, 0, "count")
     with k.when(first < end, uniform=True):
         at = shares.cursor(shares.find(first), "at")
-        with k.loop(end, first) as number, k.when(number == at.number, uniform=True):
+        with k.loop(end, start=first) as number, k.when(number == at.number, uniform=True):
             entry = (k.cta_x * MOST + count) * 4
             with k.when(k.lane == 0):
                 seen.store([at.sequence.get(), at.head.get(), at.tile.get(), at.block.get()], entry)

@@ -141,6 +141,12 @@ def example_of(
         raise ProblemError(
             f"the example of {function.name} expects {unknown[0]!r}, which is none of {', '.join(names)}"
         )
+    for name, wanted in launch.expect.items():
+        if not isinstance(wanted, tuple) or len(wanted) != 2:
+            raise ProblemError(
+                f"the example of {function.name} expects {name} without a tolerance: write "
+                f"expect={{{name!r}: (array, tolerance)}}, 0 where every bit counts"
+            )
     return launch
 
 

@@ -38,7 +38,7 @@ def explain(error: Exception) -> str | None:
 
 def _parameters(word: FunctionType) -> str:
     parameters = list(inspect.signature(word).parameters.values())[1:]
-    return f"its parameters are ({', '.join(str(p.replace(annotation=p.empty)) for p in parameters)})"
+    return f"its parameters are {inspect.Signature([p.replace(annotation=p.empty) for p in parameters])}"
 
 
 def _is_ours(module: object) -> bool:

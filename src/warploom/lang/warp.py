@@ -140,8 +140,8 @@ class WarpWords(MemoryWords):
         self.emit(BarArrive(threads), (self.operand(barrier, u32),))
 
     # -- control flow
-    def loop(self, stop: Number, start: Number = 0, step: Number = 1) -> AbstractContextManager[Traced]:
-        """``with k.loop(stop) as i:``: a dynamic loop over u32 ``i`` = start, start + step … below stop."""
+    def loop(self, stop: Number, *, start: Number = 0, step: Number = 1) -> AbstractContextManager[Traced]:
+        """``with k.loop(stop, start=1) as i:``: a dynamic loop over u32 ``i`` = start, start + step … below stop."""
         for name, bound, least in (("start", start, 0), ("stop", stop, 0), ("step", step, 1)):
             if isinstance(bound, int) and bound < least:
                 raise TraceError(f"k.loop counts upwards from 0: its {name} is {bound} ({self.here()})")

@@ -341,7 +341,7 @@ class CopyRing:
             self.put((stage + n - 1) % n, places(following), when=following < count)
             body(j, *self.at(stage))
 
-        with k.loop(count, 0, n) as first:
+        with k.loop(count, step=n) as first:
             turn(first, 0)
             for stage in range(1, n):
                 with k.when(first + stage < count, uniform=True):

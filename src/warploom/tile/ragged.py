@@ -192,7 +192,7 @@ class RaggedTiles:
         with k.when((sequence == 0) & (first == 0) & (k.lane == 0)):
             to.words.store(count * self.heads)
         slots, fits = self._first_slot(sequence, queries.count, keys.count)
-        with k.loop(own, first, step) as tile:
+        with k.loop(own, start=first, step=step) as tile:
             place = ahead
             if self.by_row:
                 last = _signed(k, keys.count) - _signed(k, queries.count) + _signed(k, (tile + 1) * self.tile_m)
@@ -204,7 +204,7 @@ class RaggedTiles:
                 piece = Rows(k.select(fits, piece.begin, none), k.select(fits, piece.count, none))
                 others = Rows(k.select(fits, keys.begin, none), k.select(fits, keys.count, none))
             slot = None if slots is None else Slot(tile, slots)
-            with k.loop(self.heads, k.lane, WARP) as head:
+            with k.loop(self.heads, start=k.lane, step=WARP) as head:
                 number, exists = self._number(head, place, count, tile, own)
                 with k.when(exists):
                     to.put(number, Piece(piece, others, head), slot)
@@ -259,7 +259,7 @@ class RaggedTiles:
         """Sums over all sequences of ``tiles(number, queries, keys)`` and of their tiles; the same in all lanes."""
         k = self.k
         found, all_tiles = k.register(u32, 0), k.register(u32, 0)
-        with k.loop(self.batch, k.lane, WARP) as other:
+        with k.loop(self.batch, start=k.lane, step=WARP) as other:
             queries, keys = self.queries.at(other).count, self.keys.at(other).count
             found += tiles(other, queries, keys)
             all_tiles += self._tiles(queries)

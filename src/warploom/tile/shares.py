@@ -89,7 +89,7 @@ class Shares:
         self._k, self.span, self._batch, self.heads, self.split = k, span, batch, heads, split
         self.gap = gap
         total = k.register(u32, 0, "blocks")
-        with k.loop(batch, 0, AT_ONCE * WARP) as first:
+        with k.loop(batch, step=AT_ONCE * WARP) as first:
             for blocks in self._next_blocks(first):
                 total += blocks
         for distance in (16, 8, 4, 2, 1):
@@ -131,7 +131,7 @@ class Shares:
         """The place of a number."""
         k = self._k
         sequence, start, before = (k.register(u32, 0, name) for name in ("sequence", "start", "before"))
-        with k.loop(self._batch, 0, AT_ONCE * WARP) as first:
+        with k.loop(self._batch, step=AT_ONCE * WARP) as first:
             ends = list(accumulate(self._next_blocks(first)))
             through = k.register(u32, ends[-1])
             for distance in (1, 2, 4, 8, 16):

@@ -275,7 +275,7 @@ class Consumer:
         self._keys.at(0).wait()
         with k.when(count != 0, uniform=True):
             self._block(k.value(0, u32), first=True)
-            with k.loop(count, 1) as turn:
+            with k.loop(count, start=1) as turn:
                 self._block(turn)
             self._start_dq(self._shared.at(count - 1).wait()).wait()
             self._add(count - 1)

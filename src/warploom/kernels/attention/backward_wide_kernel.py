@@ -143,7 +143,7 @@ class Gradient(ABC):
         self._own.at(0).wait()
         with k.when(count != 0, uniform=True):
             self._step(k.value(0, u32), first=True)
-            with k.loop(count, 1) as turn:
+            with k.loop(count, start=1) as turn:
                 self._step(turn)
             last = self._summed.at(count - 1)
             self._add.start(self._operand, last.wait()).wait()
@@ -303,7 +303,7 @@ class Rows:
         zero(self.sums)
         self._rows.at(0).wait()
         self._step(k.value(0, u32), first=True)
-        with k.loop(count, 1) as turn:
+        with k.loop(count, start=1) as turn:
             self._step(turn)
         last = self._keys.at(count - 1)
         self._add.start(self._g, last.tile).wait()

@@ -121,7 +121,7 @@ class Combination:
                 self._logs.store(top, 0, k.warp)
         k.syncthreads()
         quads = d // QUAD
-        with k.loop(self._here * quads, k.thread, 32 * COMBINE_WARPS) as item:
+        with k.loop(self._here * quads, start=k.thread, step=32 * COMBINE_WARPS) as item:
             own, col = item // quads, item % quads * QUAD
             row, warp = self._first_row + own, own << self._spread
             with k.when(self._rows.exists(row) & (row < self._config.tile_m)):
@@ -143,7 +143,7 @@ class Combination:
         top, total = self._weigh(count)
         at, factor = anchor(k, top), inverse(k, total)
         step = self._members * AT_ONCE
-        with k.loop(count, self._member * AT_ONCE, step) as first:
+        with k.loop(count, start=self._member * AT_ONCE, step=step) as first:
             for i, part in enumerate(held):
                 weighed = weight(k, self._log(k.minimum(first + i, count - 1)), at) * factor
                 counts = k.select(first + i < count, weighed, k.value(0.0, f32))
@@ -157,12 +157,12 @@ class Combination:
         """The largest log-sum-exp, and the sum of all weights; every warp finds them for itself."""
         k = self._k
         top, total = k.register(f32, -float("inf"), "top"), k.register(f32, 0.0, "total")
-        with k.loop(count, k.lane, 32) as part:
+        with k.loop(count, start=k.lane, step=32) as part:
             top.set(k.maximum(top, self._log(part)))
         for distance in (16, 8, 4, 2, 1):
             top.set(k.maximum(top, k.shfl_xor(top.get(), distance)))
         at = anchor(k, top.get())
-        with k.loop(count, k.lane, 32) as part:
+        with k.loop(count, start=k.lane, step=32) as part:
             total += weight(k, self._log(part), at)
         for distance in (16, 8, 4, 2, 1):
             total += k.shfl_xor(total.get(), distance)

@@ -148,7 +148,7 @@ class Share:
             ahead.put(number, end)
         if c.overlap:
             k.allow_next_launch()
-        with k.loop(end, first) as number, k.when(number == at.number, uniform=True):
+        with k.loop(end, start=first) as number, k.when(number == at.number, uniform=True):
             k.wait_group(c.stages - 2)
             with k.when(self._begins != 0, uniform=True):
                 self._begin()

@@ -96,7 +96,7 @@ class TileNumbers:
             tiles = self.span(k.value(0, u32)).tiles
             return number // tiles, self.span(number // tiles), number % tiles
         through = k.register(u32, 0, "through")
-        with k.loop(self.batch, 0, WARP) as first:
+        with k.loop(self.batch, step=WARP) as first:
             sequence = k.minimum(first + k.lane, self.batch - 1)
             begins = self._before(sequence, self.lengths.of(sequence)[2]) <= number
             through += k.popc(k.ballot(begins & (first + k.lane < self.batch)))

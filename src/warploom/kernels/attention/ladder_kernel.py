@@ -125,7 +125,7 @@ class Forward:
         blocks = self._mask.blocks
         if c.peel:
             self._step(0, True, blocks > 1)
-        with k.loop(blocks, 1 if c.peel else 0) as block:
+        with k.loop(blocks, start=1 if c.peel else 0) as block:
             self._step(block, False, block + 1 < blocks)
         self._softmax.normalise()
         self._store_output()

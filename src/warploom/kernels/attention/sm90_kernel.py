@@ -299,7 +299,7 @@ class Consumer:
     def _blocks(self, tile: Tile) -> None:
         """All blocks of a tile after the first, whose P is there: O but for the last product."""
         zero(self._o)
-        with self._k.loop(tile.own.blocks, 1) as step:
+        with self._k.loop(tile.own.blocks, start=1) as step:
             self._step(tile, step)
 
     def _last_product(self) -> None:

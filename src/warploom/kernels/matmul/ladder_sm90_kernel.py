@@ -20,7 +20,7 @@ class RungProduct(Product):
             self._start(zero=True)
             self._cores.wait(0)
             self._read.release()
-            with self._k.loop(tile.count, 1):
+            with self._k.loop(tile.count, start=1):
                 self._start(zero=False)
                 self._cores.wait(0)
                 self._read.release()

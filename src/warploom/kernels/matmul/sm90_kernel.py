@@ -203,7 +203,7 @@ class Product:
         """The tile's sums; each k-tile is waited for while the next one's products run."""
         with self._turns:
             self._start(zero=True)
-            with self._k.loop(tile.count, 1):
+            with self._k.loop(tile.count, start=1):
                 self._start(zero=False)
                 self._cores.wait(1)
                 self._read.release()
