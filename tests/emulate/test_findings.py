@@ -116,6 +116,31 @@ def test_counting_by_load_and_store_is_pointed_to_an_atomic() -> None:
     assert any("k.atomic" in race.message for race in races)
 
 
+@kernel(threads=64)
+def binned(k: Kernel, out: Global[U32], *, atomic: bool) -> None:
+    """All threads count in four bins of shared memory."""
+    bins = k.shared(U32, 4)
+    with k.when(k.thread < 4):
+        bins.store(0, 0, k.thread)
+    k.syncthreads()
+    if atomic:
+        bins.atomic("add", k.lane, 0, k.thread & 3)
+    else:
+        bins.store(bins.load(0, k.thread & 3) + k.lane, 0, k.thread & 3)
+    k.syncthreads()
+    with k.when(k.thread < 4):
+        out.store(bins.load(0, k.thread), k.thread)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_counting_in_shared_memory_takes_an_atomic_of_the_tile(seed: int | None) -> None:
+    out = np.zeros(4, np.uint32)
+    assert emulate(binned.trace(atomic=True), 1, [out], seed=seed).findings == ()
+    assert out.tolist() == [2 * sum(range(i, 32, 4)) for i in range(4)]
+    races = emulate(binned.trace(atomic=False), 1, [out], seed=seed).findings
+    assert any("tile.atomic" in race.message for race in races)
+
+
 @kernel(threads=32)
 def lanes_talk(k: Kernel, out: Global[U32], *, how: str) -> None:
     """Lanes of one warp talk through shared memory."""

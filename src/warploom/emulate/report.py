@@ -83,7 +83,8 @@ class Reporter:
                 whom = f"CTA {self.places.linear(agent // self.warps_per_cta)}"
                 cure = "order the CTAs by an atomic with release and acquire (or fences), or split the kernel"
             if what == "write" and other == op.where and self._loads(int(stamp)):
-                cure = f"update it in one step, by an atomic (k.atomic), or {cure}"
+                word = "k.atomic" if op.tile(0) is None else "tile.atomic"
+                cure = f"update it in one step, by an atomic ({word}), or {cure}"
             byte = int(addresses[i])
             message = (
                 f"{op.instruction.mnemonic} {verb} byte {byte}{_tile_at(op, byte)} which "

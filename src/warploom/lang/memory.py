@@ -228,6 +228,12 @@ class SharedTile:
         address = self._address(row, col, self._elements(kind, len(listed)))
         self.words.store("shared", address, kind, listed, "", "weak")
 
+    def atomic(self, op: str, value: Number, row: Number, col: Number = 0, *, order: Order = "relaxed") -> Traced:
+        """``atom.shared.{add,min,max,and,or,xor,exch}`` on element (row, col), of the CTA; returns the old value."""
+        base, offset = split_sum(self._address(row, col, 1))
+        operands = (base, self.words.operand(value, self.dtype))
+        return self.words.emit(Atomic("shared", op, self.dtype, offset, order, "cta"), operands)[0]
+
     def _elements(self, kind: DType, count: int) -> int:
         """How many of the tile's elements ``count`` of ``kind`` cover."""
         return max(1, count * kind.bytes // self.layout.element_bytes)
