@@ -117,6 +117,7 @@ def over_a_loop(k, x):
         (over_a_loop, r"with k\.loop\(stop\) as i"),
         (lambda k, x: k.loop(-1), "its stop is -1"),
         (lambda k, x: k.loop(4, start=-1), "its start is -1"),
+        (lambda k, x: k.laen, r"no 'laen'; near it: lane$"),
         (lambda k, x: k.loop(0, 4), r"its parameters are \(stop, \*, start=0, step=1\)"),
         (lambda k, x: k.loop(4, step=0), "its step is 0"),
         (lambda k, x: k.when("a"), "'a' is no condition"),

@@ -10,6 +10,8 @@ from traceback import walk_tb
 from types import FunctionType
 from typing import cast
 
+from warploom.lang.builder import Builder
+
 _PACKAGE = __name__.partition(".")[0]
 _CALL = re.compile(r"(\w+)\.(\w+)\(\) (.*)", re.DOTALL)
 
@@ -23,7 +25,7 @@ def explain(error: Exception) -> str | None:
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     inside = _is_ours(frames[-1].f_globals.get("__name__"))
     if isinstance(error, AttributeError) and _is_ours(owner.__module__) and not inside:
-        known = [name for name in dir(owner) if not name.startswith("_")]
+        known = [name for name in dir(owner) if not name.startswith("_") and not hasattr(Builder, name)]
         near = difflib.get_close_matches(error.name or "", known, 3)
         hint = f"; near it: {', '.join(near)}" if near else ""
         return f"{owner.__name__} has no {error.name!r}{hint}"
