@@ -57,6 +57,7 @@ EQUIVALENT = {
     "without fence.proxy.async.shared::cta in _hand_over": "P is read by ordinary loads alone",
     "without cp.async.wait_group in _store": "nothing is left, but where nobody sees the keys",
     "without bar.sync in _store": "of sums in turn the last barrier stands behind all reads of K",
+    "without mbarrier.try_wait.parity in _block": "nobody has filled the stage of dS that the first block claims",
     "without fence.proxy.async.shared::cta in _block": "who reads dS of the first block has fenced its own of the next",
     "without wgmma.fence.sync.aligned in _start_dq": "the fences of the products around it cover its accumulator",
     "without cp.async.bulk.commit_group in store": "dK's group takes dV's copies along",
