@@ -55,37 +55,35 @@ def packed_gradients(result: Result) -> str:
 
 
 def _packed(result: Result, option: str) -> str:
-    cells = result["cells"]
-    names: list[str] = list(dict.fromkeys(name for c in cells for name in c["ratio"]))
-    body = [
-        [c["cell"], f"{c['tflops']['uneven']['median']:.0f}",
-         *(f"{c['ratio'][name]['median']:.2f}×" if name in c["ratio"] else "–" for name in names)]
-        for c in cells
-    ]  # fmt: skip
     said = (
         f"Uneven lengths, bf16{', gradients' if option else ''}: TFLOP/s, and the ratio to even lengths of the "
         "same FLOPs in packed rows (`even`) and in "
         "an array of four dimensions (`dense`), and to others on the uneven ones "
         f"(`benchmarks/varlen_cells.py{option}`).\n\n"
     )
-    return said + markdown_table(["cell", "TFLOP/s", *(PEERS.get(name, name) for name in names)], body)
+    return said + _ratios(result, "uneven", "TFLOP/s")
+
+
+def _ratios(result: Result, of: str, header: str) -> str:
+    """A table of the cells' TFLOP/s ``of`` one way, and its ratios to the others."""
+    cells = result["cells"]
+    names: list[str] = list(dict.fromkeys(name for c in cells for name in c["ratio"]))
+    body = [
+        [c["cell"], f"{c['tflops'][of]['median']:.0f}",
+         *(f"{c['ratio'][name]['median']:.2f}×" if name in c["ratio"] else "–" for name in names)]
+        for c in cells
+    ]  # fmt: skip
+    return markdown_table(["cell", header, *(PEERS.get(name, name) for name in names)], body)
 
 
 def prefill(result: Result) -> str:
     """Many queries on a cache: TFLOP/s of attention on contiguous keys, and ratios to it."""
-    cells = result["cells"]
-    names: list[str] = list(dict.fromkeys(name for c in cells for name in c["ratio"]))
-    body = [
-        [c["cell"], f"{c['tflops']['attention']['median']:.0f}",
-         *(f"{c['ratio'][name]['median']:.2f}×" if name in c["ratio"] else "–" for name in names)]
-        for c in cells
-    ]  # fmt: skip
     said = (
         "Many queries on a cache, causal, bf16: TFLOP/s of `attention` on contiguous keys, and the ratio to it of "
         "`attention_varlen` (`packed`), of `attention_paged`, and of its kernels of few queries "
         "(`benchmarks/prefill_cells.py`).\n\n"
     )
-    return said + markdown_table(["cell", "attention", *names], body)
+    return said + _ratios(result, "attention", "attention")
 
 
 def their_tests(result: Result) -> str:

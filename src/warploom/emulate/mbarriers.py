@@ -273,10 +273,13 @@ class Mbarriers:
         """What arrives, or starts a copy, before the last phase is over counts for that one in another order."""
         if self._ended(bar.events.last, row):
             return
+        self._add_early(bar, bar.phase, "counts for that one", op, row, lanes)
+
+    def _add_early(self, bar: Mbarrier, phase: int, does: str, op: Op, row: int, lanes: Lanes) -> None:
+        """A finding: what it ``does`` where it comes before the phase before has ended."""
         message = (
-            f"{op.instruction.mnemonic} for phase {bar.phase} of {self.name(bar.address)} is not ordered after the end "
-            f"of phase {bar.phase - 1}: in another order it counts for that one. Wait for the phase before, or for "
-            "what follows it"
+            f"{op.instruction.mnemonic} for phase {phase} of {self.name(bar.address)} is not ordered after the end "
+            f"of phase {phase - 1}: in another order it {does}. Wait for the phase before, or for what follows it"
         )
         lane = 0 if lanes is None else lanes[0]
         self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
@@ -299,15 +302,8 @@ class Mbarriers:
     def _passes(self, bar: Mbarrier, parity: int, row: int, lanes: Lanes, op: Op) -> bool:
         """Whether the phase of a parity is over; a finding if in another order it passes for the phase two before."""
         over = bar.phase & 1 != parity & 1
-        phase = bar.phase - over
         if not self._ended(bar.events.before if over else bar.events.last, row):
-            message = (
-                f"{op.instruction.mnemonic} for phase {phase} of {self.name(bar.address)} is not ordered after the end "
-                f"of phase {phase - 1}: in another order it comes before that, and passes at once. Wait for the phase "
-                "before, or for what follows it"
-            )
-            lane = 0 if lanes is None else lanes[0]
-            self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
+            self._add_early(bar, bar.phase - over, "comes before that, and passes at once", op, row, lanes)
         return over
 
     def wait(self, frame: Frame, address: Array, parity: Array, far: bool, op: Op) -> Wait | None:

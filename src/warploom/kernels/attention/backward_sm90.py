@@ -7,16 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.core.targets import Target
-from warploom.kernels.attention.backward import (
-    BackwardOperands,
-    BackwardProblem,
-    rows_calls,
-)
+from warploom.kernels.attention.backward import BackwardOperands, BackwardProblem, GradientDims, rows_calls
 from warploom.kernels.attention.packed import Strides
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem, features, row_calls
-from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, HeadDims
-from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
+from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
+from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.accumulation import part_size
 from warploom.tile.order import L2_BYTES, most_pieces
@@ -28,18 +23,18 @@ KEYS = 64 * CONSUMERS
 STAGES = 2
 """Of Q, dO and dS."""
 BARRIER_BYTES = 256
-_MOST_HEAD_DIM = 128
 _MOST_REGISTERS = 212
 """Of a thread's 240 for accumulators and operands of products under way; ptxas needs the rest."""
 
 
 @dataclass(frozen=True)
-class BackwardSm90(HeadDims, Configuration):
+class BackwardSm90(GradientDims):
     """The kernels of :mod:`.backward_sm90_kernel`: a CTA owns 128 keys and streams blocks of ``tile_m`` query rows."""
 
     word: ClassVar[str] = "attention_backward_sm90"
     always: ClassVar[tuple[str, ...]] = ("tile_m", "head_dim", "dtype")
     requires: ClassVar[str] = "sm_90a"
+    most: ClassVar[int] = 128
 
     tile_m: int = flag(64, "query rows per step", (64, 128))
     head_dim: int = flag(128, "elements per head", (64, 128))
@@ -50,26 +45,6 @@ class BackwardSm90(HeadDims, Configuration):
     by_heads: bool = flag(False, "of heads that share keys one comes after the other, not all of them at each block")
 
     @property
-    def width(self) -> int:
-        """Columns of the shared tiles of Q and K: head_dim in whole panels, zeros beyond it."""
-        return -(-self.head_dim // PANEL_COLS) * PANEL_COLS
-
-    @property
-    def value_width(self) -> int:
-        """Columns of the shared tiles of V and dO."""
-        return -(-self.value_dim // PANEL_COLS) * PANEL_COLS
-
-    @property
-    def sum_cols(self) -> int:
-        """Columns of the accumulator of dK: head_dim in steps of 16."""
-        return -(-self.head_dim // 16) * 16
-
-    @property
-    def value_sum_cols(self) -> int:
-        """Columns of the accumulator of dV."""
-        return -(-self.value_dim // 16) * 16
-
-    @property
     def vector(self) -> int:
         """Elements of shift and delta for a step: a panel, of which the first ``tile_m`` count."""
         return 1 << (self.tile_m - 1).bit_length()
@@ -77,7 +52,7 @@ class BackwardSm90(HeadDims, Configuration):
     @property
     def total_cols(self) -> int:
         """Query rows of a consumer's part of dQ, transposed: 64 of head_dim × these."""
-        return self.tile_m if self.width == _MOST_HEAD_DIM else self.tile_m // 2
+        return self.tile_m if self.width == self.most else self.tile_m // 2
 
     @property
     def total_registers(self) -> int:
@@ -93,27 +68,17 @@ class BackwardSm90(HeadDims, Configuration):
         parts = CONSUMERS * part_size(self.total_registers) * f32.bytes
         return (rows * (self.width + self.value_width) + grads) * self.dtype.bytes + vectors + parts + BARRIER_BYTES
 
-    def check(self, target: Target | None = None) -> list[str]:
-        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        found = broken_flags(self)
-        if found:
-            return found
+    @property
+    def _constraints(self) -> list[tuple[bool, str]]:
         registers = self.tile_m + (self.sum_cols + self.value_sum_cols) // 2
-        constraints = [
-            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
-            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= _MOST_HEAD_DIM,
-             f"head_dim {self.head_dim} is no multiple of 8 from 8 to {_MOST_HEAD_DIM}"),
-            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= _MOST_HEAD_DIM,
-             f"v_dim {self.v_dim} is no multiple of 8 up to {_MOST_HEAD_DIM}"),
+        return [
             (self.tile_m % 16 == 0 and 16 <= self.tile_m <= 128,
              f"tile_m {self.tile_m} is no multiple of 16 from 16 to 128"),
             (self.total_cols % 16 == 0, f"blocks of {self.tile_m} rows do not divide between two consumers"),
             (registers <= _MOST_REGISTERS,
              f"tile_m {self.tile_m} at head_dim {self.head_dim} takes {registers} registers for products alone"),
             (self.side_by_side >= 1, f"no plane's tiles run at a time: side_by_side is {self.side_by_side}"),
-            (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
         ]  # fmt: skip
-        return violated(constraints) + shared_excess(self.shared_bytes, target)
 
     def misfits(self, problem: BackwardProblem) -> list[str]:
         """The constraints of the kernels that a problem violates; empty if they take it."""

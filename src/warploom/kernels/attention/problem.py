@@ -28,6 +28,8 @@ class HeadDims(Configuration):
     """A configuration with the ``head_dim`` of Q and K, and the ``v_dim`` of V and O: 0 where it is the same."""
 
     requires: ClassVar[str]
+    most: ClassVar[int] = MOST_HEAD_DIM
+    """The largest head_dim that the kernels take."""
     head_dim: int
     v_dim: int
     dtype: DType
@@ -61,10 +63,10 @@ class HeadDims(Configuration):
         """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
         return broken_flags(self) or violated([
             (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
-            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= MOST_HEAD_DIM,
-             f"head_dim {self.head_dim} is no multiple of 8 from 8 to {MOST_HEAD_DIM}"),
-            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= MOST_HEAD_DIM,
-             f"v_dim {self.v_dim} is no multiple of 8 up to {MOST_HEAD_DIM}"),
+            (self.head_dim % 8 == 0 and 8 <= self.head_dim <= self.most,
+             f"head_dim {self.head_dim} is no multiple of 8 from 8 to {self.most}"),
+            (self.v_dim % 8 == 0 and 0 <= self.v_dim <= self.most,
+             f"v_dim {self.v_dim} is no multiple of 8 up to {self.most}"),
             *self._constraints,
             (target is None or target.has_wgmma or self.requires != "sm_90a",
              f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
