@@ -92,6 +92,7 @@ APART = [
     ForwardSm90(head_dim=16, v_dim=72, tile_n=64),
     ForwardSm80(tile_m=64, num_warps=4, tile_n=32, head_dim=192, v_dim=128),
     ForwardSm80(tile_m=64, num_warps=4, tile_n=64, head_dim=8, v_dim=136),
+    ForwardSm80(tile_m=64, num_warps=4, tile_n=16, head_dim=160, v_dim=80),
 ]
 
 

@@ -247,11 +247,14 @@ class Part:
     def of(cls, k: Kernel, tile: SharedTile, lanes: LinearMap, extent: int, index: Number) -> Part:
         """Part ``index`` of those ``extent`` columns wide: a piece of a panel, whole panels, or a piece of each panel.
 
+        The constant 0 is the only part: it begins where the tile does, which may be wider.
+
         Whole panels are rows (a panel is as large as so many rows); which piece of a panel it is are further bits of
         the lanes' map, and of ``who``.
         """
         panel = tile.layout.panels[0].cols
-        if extent % panel == 0 or tile.layout.cols < 2 * extent:
+        only = isinstance(index, int) and index == 0
+        if only or extent % panel == 0 or tile.layout.cols < 2 * extent:
             return cls(lanes, k.lane, index * (extent // panel * tile.layout.rows), panel, panel)
         within = extent if panel % extent == 0 else panel * extent // tile.layout.cols
         bits = (panel // within).bit_length() - 1
