@@ -35,7 +35,7 @@ def host_cost(device: int = 0) -> dict[str, Any]:
     """µs per call of each operation on small torch tensors on a GPU, and of what PyTorch has for them.
 
     ``torch.ops`` are the same operations as PyTorch operators, as compiled graphs call them. ``matmul_reduce`` runs two
-    kernels.
+    kernels. The launches of an empty kernel are what no call can be below on this host.
     """
     torch = torch_module()
     import warploom.operators.attention
@@ -58,8 +58,25 @@ def host_cost(device: int = 0) -> dict[str, Any]:
         "torch.ops.warploom.matmul": lambda: operators.matmul(a, b),
         "torch_flash": lambda: flash(*transposed),
         "torch.matmul": lambda: torch.matmul(a, b),
+        **empty_launches(device, int(torch.cuda.current_stream(device).cuda_stream)),
     }
     return {name: microseconds(call, torch.cuda.synchronize).json() for name, call in calls.items()}
+
+
+def empty_launches(device: int, stream: int) -> dict[str, Callable[[], object]]:
+    """Launches of a kernel that has no parameters and does nothing: by the driver's bindings, and by cuda.core."""
+    from cuda.bindings import driver
+    from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
+
+    Device(device).set_current()
+    options = ProgramOptions(arch=f"sm_{Device(device).arch}")
+    kernel = Program('extern "C" __global__ void empty() {}', "c++", options).compile("cubin").get_kernel("empty")
+    queue, config = Stream.from_handle(stream), LaunchConfig(grid=1, block=32)
+    function = driver.cuKernelGetFunction(kernel.handle)[1]
+    return {
+        "cuLaunchKernel, empty": lambda: driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, 0, 0),
+        "cuda.core launch, empty": lambda: launch(queue, config, kernel),
+    }
 
 
 def missed(found: dict[str, Any], most: float) -> list[str]:
