@@ -8,6 +8,7 @@ from typing import Any
 
 from warploom.bench.peers import sdpa, torch_module
 from warploom.bench.timing import Spread
+from warploom.cuda.device import cuda_core, require_driver
 
 _QUEUE = 128
 """Calls between two synchronisations: fewer than a stream's queue holds, so that no call waits for the GPU."""
@@ -65,17 +66,16 @@ def host_cost(device: int = 0) -> dict[str, Any]:
 
 def empty_launches(device: int, stream: int) -> dict[str, Callable[[], object]]:
     """Launches of a kernel that has no parameters and does nothing: by the driver's bindings, and by cuda.core."""
-    from cuda.bindings import driver
-    from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
-
-    Device(device).set_current()
-    options = ProgramOptions(arch=f"sm_{Device(device).arch}")
-    kernel = Program('extern "C" __global__ void empty() {}', "c++", options).compile("cubin").get_kernel("empty")
-    queue, config = Stream.from_handle(stream), LaunchConfig(grid=1, block=32)
+    driver, core = require_driver(), cuda_core()
+    core.Device(device).set_current()
+    options = core.ProgramOptions(arch=f"sm_{core.Device(device).arch}")
+    program = core.Program('extern "C" __global__ void empty() {}', "c++", options)
+    kernel = program.compile("cubin").get_kernel("empty")
+    queue, config = core.Stream.from_handle(stream), core.LaunchConfig(grid=1, block=32)
     function = driver.cuKernelGetFunction(kernel.handle)[1]
     return {
         "cuLaunchKernel, empty": lambda: driver.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, 0, 0),
-        "cuda.core launch, empty": lambda: launch(queue, config, kernel),
+        "cuda.core launch, empty": lambda: core.launch(queue, config, kernel),
     }
 
 
