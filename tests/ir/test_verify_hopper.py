@@ -96,7 +96,7 @@ def refused(function: KernelFunction, mistake: str, message: str, source: str) -
         function.trace(mistake=mistake)
     lines = [line for line in str(error.value).splitlines()[1:] if re.search(message, line)]
     assert lines, str(error.value)
-    found = [re.match(r"\s*test_verify_hopper\.py:(\d+): ", line) for line in lines]
+    found = [re.match(r"\s*test_verify_hopper\.py:(\d+)\b", line) for line in lines]
     assert all(found)
     assert any(source in linecache.getline(__file__, int(m[1])) for m in found if m is not None), str(error.value)
 

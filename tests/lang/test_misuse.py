@@ -117,7 +117,13 @@ def over_a_loop(k, x):
         (over_a_loop, r"with k\.loop\(stop\) as i"),
         (lambda k, x: k.loop(-1), "its stop is -1"),
         (lambda k, x: k.loop(4, start=-1), "its start is -1"),
-        (lambda k, x: k.laen, r"no 'laen'; near it: lane$"),
+        (lambda k, x: k.laen, r"no 'laen'; near it: lane(?!,)"),
+        (lambda k, x: x.atomic("add", 1.0), r"GlobalPointer has no 'atomic'; near it: k\.atomic"),
+        (lambda k, x: {0: 1.0}[k.lane], "no key of a dict"),
+        (lambda k, x: f"{k.lane}", "has no text while"),
+        (lambda k, x: f"{k.lane:3d}", "has no text while"),
+        (lambda k, x: k.when(k.lane < 4) and None, r"k\.when.* has no `with` before it"),
+        (lambda k, x: k.loop(4) and None, r"k\.loop.* has no `with` before it"),
         (lambda k, x: k.loop(0, 4), r"its parameters are \(stop, \*, start=0, step=1\)"),
         (lambda k, x: k.loop(4, step=0), "its step is 0"),
         (lambda k, x: k.when("a"), "'a' is no condition"),
@@ -246,3 +252,12 @@ def test_pythons_abs_works():
     expected = np.abs(x)
     emulate(program, 1, [x]).raise_if_found()
     assert (x == expected).all()
+
+
+def bound_of(k, x):
+    return k.when(x)  # no condition
+
+
+def test_an_error_in_a_helper_names_the_lines_that_called_it():
+    with pytest.raises(TraceError, match=r"test_misuse\.py:\d+\).*\(called from test_misuse\.py:\d+, test_misuse"):
+        traces(lambda k, x: bound_of(k, x.load(0)))

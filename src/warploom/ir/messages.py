@@ -7,7 +7,7 @@ from warploom.ir.statements import NOWHERE, Const, Operand, SourceLine
 
 def at(where: SourceLine) -> str:
     """The author's line as the start of a message."""
-    return f"{where}: " if where != NOWHERE else ""
+    return f"{where.stack}: " if where != NOWHERE else ""
 
 
 def label(operand: Operand) -> str:

@@ -33,9 +33,14 @@ class SourceLine:
         return f"{author} (PTX line {self.ptx})" if self.ptx else author
 
     @property
+    def calls(self) -> str:
+        """The calls that led there, to be written behind the line; empty if there are none."""
+        return f" (called from {', '.join(map(str, self.callers))})" if self.callers else ""
+
+    @property
     def stack(self) -> str:
         """The line, and the calls that led there."""
-        return f"{self} (called from {', '.join(map(str, self.callers))})" if self.callers else str(self)
+        return f"{self}{self.calls}"
 
 
 NOWHERE = SourceLine("", 0)

@@ -19,6 +19,7 @@ from typing import Any
 from warploom.core.dtypes import DType, f32, pred, s32, u32
 from warploom.core.errors import TraceError, shown
 from warploom.ir.statements import (
+    NOWHERE,
     Const,
     Loop,
     Op,
@@ -59,6 +60,8 @@ class Builder:
         self._shared: list[dict[_Key, tuple[Traced, ...]]] = [{}]
         self._share = share
         self._lines: dict[tuple[tuple[str, int, str], ...], SourceLine] = {}
+        self.unentered: dict[object, str] = {}
+        """Blocks that were made and that no ``with`` has entered, with what is wrong."""
 
     # -- source lines
     @staticmethod
@@ -85,13 +88,13 @@ class Builder:
         return found
 
     def line_of(self, error: BaseException) -> SourceLine:
-        """The author's line that an error came through."""
-        frames = [(frame, line) for frame, line in walk_tb(error.__traceback__)]
-        for frame, line in reversed(frames):
-            code = frame.f_code
-            if not _is_of(frame, (f"{_PACKAGE}.", "contextlib", "functools")):
-                return SourceLine(code.co_filename, line, code.co_name)
-        return SourceLine("", 0)
+        """The author's line that an error came through, and the calls of the author's that led there."""
+        lines = [
+            SourceLine(frame.f_code.co_filename, line, frame.f_code.co_name)
+            for frame, line in walk_tb(error.__traceback__)
+            if not _is_of(frame, (f"{_PACKAGE}.", "contextlib", "functools"))
+        ]
+        return replace(lines[-1], callers=tuple(lines[-2::-1])) if lines else NOWHERE
 
     # -- values
     def constant(self, value: int | float | bool, dtype: DType) -> Traced:
@@ -320,6 +323,8 @@ class Builder:
         """The outermost block."""
         if len(self._blocks) != 1:
             raise TraceError("a block is still open at the end of the kernel")
+        for wrong in self.unentered.values():
+            raise TraceError(f"{wrong}: write it, and indent what the block holds")
         return tuple(self._blocks[0])
 
 

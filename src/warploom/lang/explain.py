@@ -11,12 +11,13 @@ from types import FunctionType
 from typing import cast
 
 from warploom.lang.builder import Builder
+from warploom.lang.values import Traced
 
 _PACKAGE = __name__.partition(".")[0]
 _CALL = re.compile(r"(\w+)\.(\w+)\(\) (.*)", re.DOTALL)
 
 
-def explain(error: Exception) -> str | None:
+def explain(error: Exception, k: Builder) -> str | None:
     """What a Python error means if a word of this package raised it or was called wrongly; None if it was neither."""
     called = _CALL.match(str(error)) if isinstance(error, TypeError) else None
     if called is not None and (word := _word(called[1], called[2])) is not None:
@@ -25,10 +26,9 @@ def explain(error: Exception) -> str | None:
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     inside = _is_ours(frames[-1].f_globals.get("__name__"))
     if isinstance(error, AttributeError) and _is_ours(owner.__module__) and not inside:
-        known = [name for name in dir(owner) if not name.startswith("_") and not hasattr(Builder, name)]
-        near = difflib.get_close_matches(error.name or "", known, 3)
-        hint = f"; near it: {', '.join(near)}" if near else ""
-        return f"{owner.__name__} has no {error.name!r}{hint}"
+        return f"{owner.__name__} has no {error.name!r}{_near(owner, k, str(error.name))}"
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], Traced):
+        return f"{error.args[0]!r} is a value of the running kernel, no key of a dict: k.select chooses between values"
     if not inside:
         return None
     inner = next(i for i in range(len(frames), 0, -1) if not _is_ours(frames[i - 1].f_globals.get("__name__")))
@@ -36,6 +36,15 @@ def explain(error: Exception) -> str | None:
     word = _word(code.co_qualname.rpartition(".")[0], code.co_name)
     hint = "" if word is None else f"; {_parameters(word)}"
     return f"{code.co_name} does not take these arguments ({type(error).__name__}: {error}){hint}"
+
+
+def _near(owner: type[object], k: Builder, name: str) -> str:
+    """Words like a name that an object does not have: its own, or those of ``k``, which has what takes the object."""
+    for kind, of in ((owner, ""), (type(k), "k.")):
+        known = [word for word in dir(kind) if not word.startswith("_") and not hasattr(Builder, word)]
+        if near := difflib.get_close_matches(name, known, 3):
+            return f"; near it: {', '.join(of + word for word in near)}"
+    return ""
 
 
 def _parameters(word: FunctionType) -> str:

@@ -126,11 +126,15 @@ class KernelFunction:
             returned: object = self.function(k, *arguments, **configuration)
         except (LayoutError, VerifyError) as error:  # of a layout or an instruction, which know no lines
             where = k.line_of(error)
-            raise type(error)(f"{where}: {error}" if where.line else str(error)) from error
+            raise type(error)(f"{where}: {error}{where.calls}" if where.line else str(error)) from error
+        except TraceError as error:  # names its line
+            error.args = (f"{error}{k.line_of(error).calls}",)
+            raise
         except (TypeError, LookupError, AttributeError, ValueError) as error:
-            if isinstance(error, WarploomError) or (explained := explain(error)) is None:
+            if isinstance(error, WarploomError) or (explained := explain(error, k)) is None:
                 raise  # of the author's own code
-            raise TraceError(f"{k.line_of(error)}: {explained}") from error
+            where = k.line_of(error)
+            raise TraceError(f"{where}: {explained}{where.calls}") from error
         if returned is not None:  # of a generator or coroutine nothing has run
             raise TraceError(
                 f"{self.name} returns {shown(returned)}: a kernel returns nothing, its results are what it stores"

@@ -67,6 +67,12 @@ class Traced:
 
     __int__ = __round__ = __float__
 
+    def __format__(self, spec: str) -> NoReturn:
+        raise TraceError(
+            f"{self!r} has no text while the kernel is traced ({self.builder.here()}): store values to see them; "
+            "in a text, {x!r} is the type and name"
+        )
+
     def __pow__(self, power: object) -> NoReturn:
         raise TraceError(f"a value of the running kernel has no ** ({self.builder.here()}): write x * x, exp or log")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from warploom.core.dtypes import pred, u32
 from warploom.core.errors import TraceError
@@ -12,18 +12,22 @@ from warploom.isa.warp import FULL_MASK, ReadClock, Shuffle, Special, SyncWarp, 
 from warploom.lang.memory import MemoryWords
 from warploom.lang.values import Mutable, Number, Traced
 
+_T = TypeVar("_T")
 
-class _Loop(AbstractContextManager[Traced]):
-    """The block of a loop, for ``with`` alone."""
 
-    def __init__(self, words: WarpWords, block: AbstractContextManager[Traced]) -> None:
-        self._words, self._block = words, block
+class _Block(AbstractContextManager[_T]):
+    """What a word of control flow returns, for ``with`` alone."""
 
-    def __enter__(self) -> Traced:
-        return self._block.__enter__()
+    def __init__(self, words: WarpWords, word: str, body: AbstractContextManager[_T]) -> None:
+        self._words, self._word, self._body = words, word, body
+        words.unentered[self] = f"k.{word}(…) has no `with` before it ({words.here()})"
+
+    def __enter__(self) -> _T:
+        self._words.unentered.pop(self, None)
+        return self._body.__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:
-        return self._block.__exit__(*error)
+        return self._body.__exit__(*error)
 
     def __iter__(self) -> NoReturn:
         raise TraceError(
@@ -146,18 +150,18 @@ class WarpWords(MemoryWords):
             if isinstance(bound, int) and bound < least:
                 raise TraceError(f"k.loop counts upwards from 0: its {name} is {bound} ({self.here()})")
         bounds = [self.operand(x, u32) for x in (start, stop, step)]
-        return _Loop(self, self.loop_block(bounds[0].ir, bounds[1].ir, bounds[2].ir, u32))
+        return _Block(self, "loop", self.loop_block(bounds[0].ir, bounds[1].ir, bounds[2].ir, u32))
 
     def when(self, condition: Traced, *, uniform: bool = False) -> AbstractContextManager[None]:
         """``with k.when(condition):``: the body runs in the lanes where the predicate holds.
 
         ``uniform=True`` claims that the lanes of a warp agree; the emulator checks it.
         """
-        return self.when_block(self.operand(condition, pred).ir, uniform)
+        return _Block(self, "when", self.when_block(self.operand(condition, pred).ir, uniform))
 
     def otherwise(self) -> AbstractContextManager[None]:
         """The other branch, directly after a ``with k.when(…):``."""
-        return self.otherwise_block()
+        return _Block(self, "otherwise", self.otherwise_block())
 
     def warps(self, first: int, last: int, *, registers: int | None = None) -> AbstractContextManager[None]:
         """``with k.warps(0, 4):``: what warps first ≤ w < last do; ``registers`` is their budget (``setmaxnreg``).
@@ -166,4 +170,4 @@ class WarpWords(MemoryWords):
         """
         if not 0 <= first < last:
             raise TraceError(f"k.warps({first}, {last}) is an empty range of warps ({self.here()})")
-        return self.role_block(first, last, registers)
+        return _Block(self, "warps", self.role_block(first, last, registers))
