@@ -40,7 +40,7 @@ class BesideTextbook(Experiment):
             return super().call(key, config, ctas)
         loaded = load(compiled(config.repeats, gpu_target(0).name), 0)
         names = ("a", "b", "out", "cycles")
-        return GpuCall(loaded, loaded.configure((ctas, 1, 1), config.threads), (scalar(u32, 0),), 0, arrays=names)
+        return GpuCall(loaded.configure((ctas, 1, 1), config.threads), (scalar(u32, 0),), 0, arrays=names)
 
 
 def measured() -> dict[str, dict[str, Any]]:

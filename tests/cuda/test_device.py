@@ -12,7 +12,7 @@ from warploom.cuda.device import Gpu, probe
 
 
 def forget_what_was_seen() -> None:
-    for function in (device._initialised_driver, device.gpus, device.has_gpu, device.target_of):
+    for function in (device._initialised_driver, device.gpus, device.has_gpu, device.target_of, device.require_driver):
         function.cache_clear()
 
 

@@ -1,16 +1,21 @@
-"""Limits and arguments are checked before the driver sees them."""
+"""Limits and arguments are checked before the driver sees them; what it is handed, whose stream and device it is."""
+# ruff: noqa: N802 - the names of the driver
 
 import ctypes
+import gc
+from typing import Any
 
 import pytest
 
-from warploom.core.dtypes import f16, f32, pred, s32, u32, u64
+from warploom.core.dtypes import bf16, f16, f32, pred, s32, u32, u64
 from warploom.core.errors import ConfigError, ProblemError, UnsupportedDeviceError
 from warploom.core.targets import target
-from warploom.cuda import device
+from warploom.cuda import device, tensor_maps
+from warploom.cuda import launch as launch_module
 from warploom.cuda.cubin import Parameter, Resources
-from warploom.cuda.launch import _triple, launch_problems, load, scalar
+from warploom.cuda.launch import LoadedKernel, _triple, launch_problems, load, scalar
 from warploom.cuda.store import CompiledKernel
+from warploom.layout.tensor_map import TensorMapSpec
 
 
 def compiled(*, registers=64, static_shared=0, parameters=(8,), cluster=(1, 1, 1)) -> CompiledKernel:
@@ -78,3 +83,171 @@ def test_extents():
 def test_loading_without_a_gpu_says_so():
     with pytest.raises(UnsupportedDeviceError):
         load(compiled(), 0)
+
+
+class Driver:
+    """``cuda.bindings.driver`` of a machine with two GPUs, which notes what is queued.
+
+    Arguments are read when a launch is queued, as the driver does: the parameters of :data:`KERNEL`.
+    """
+
+    def __init__(self, *, device=0, status=0) -> None:
+        self.real = pytest.importorskip("cuda.bindings.driver")
+        self.contexts, self.status, self.launches, self.limits = [device], status, [], []
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def cuGetErrorString(self, status):
+        return 0, b"a reason"
+
+    def cuDeviceGet(self, index):
+        return 0, index
+
+    def cuDevicePrimaryCtxRetain(self, index):
+        return 0, index
+
+    def cuCtxGetDevice(self):
+        return 0, self.contexts[-1]
+
+    def cuCtxPushCurrent(self, context):
+        self.contexts.append(context)
+        return (0,)
+
+    def cuCtxPopCurrent(self):
+        return 0, self.contexts.pop()
+
+    def cuLibraryLoadData(self, code, *_):
+        return 0, code
+
+    def cuLibraryGetKernel(self, library, name):
+        return 0, 77
+
+    def cuKernelGetFunction(self, kernel):
+        return 0, self.contexts[-1]
+
+    def cuKernelSetAttribute(self, attribute, value, kernel, device):
+        self.limits.append((attribute.name, value, device))
+        return (0,)
+
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        places = (ctypes.c_void_p * 3).from_address(parameters)
+        kinds = ctypes.c_uint64, ctypes.c_uint8 * 128, ctypes.c_uint32
+        pointer, box, number = (kind.from_address(at or 0) for kind, at in zip(kinds, places, strict=True))
+        grid, block = (tuple(getattr(config, f"{x}Dim{axis}") for axis in "XYZ") for x in ("grid", "block"))
+        attributes = [x.id.name for x in config.attrs[: config.numAttrs]]
+        shape = grid, block, config.sharedMemBytes, attributes
+        given = pointer.value, bytes(box), number.value
+        self.launches.append((int(config.hStream), int(function), shape, given, self.contexts[-1]))
+        return (self.status,)
+
+    def cuTensorMapEncodeTiled(self, kind, rank, address, shape, strides, box, steps, interleave, swizzle, l2, fill):
+        if address % 16:
+            return self.real.CUresult.CUDA_ERROR_INVALID_VALUE, None
+        made = self.real.CUtensorMap()
+        numbers = [int(n) for n in (address, *shape, *strides, *box, *steps)]
+        assert (kind.name, rank) == ("CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", 2)
+        assert swizzle.name == "CU_TENSOR_MAP_SWIZZLE_128B"
+        made.opaque = [self.real.cuuint64_t(n) for n in numbers] + [self.real.cuuint64_t(0)] * (16 - len(numbers))
+        return self.real.CUresult.CUDA_SUCCESS, made
+
+
+KERNEL = compiled(parameters=(8, 128, 4))
+BOX = TensorMapSpec(bf16, (256, 100), (512,), (64, 8), 128)
+
+
+@pytest.fixture
+def driven(monkeypatch):
+    """Has a driver stand for the machine's."""
+
+    def drive(driver: Driver) -> LoadedKernel:
+        monkeypatch.setattr(tensor_maps, "require_driver", lambda: driver)
+        monkeypatch.setattr(launch_module, "require_driver", lambda: driver)
+        monkeypatch.setattr(launch_module, "target_of", lambda _: target("sm_80"))
+        return LoadedKernel(KERNEL, 0)
+
+    launch_module._primary_context.cache_clear()
+    yield drive
+    launch_module._primary_context.cache_clear()
+
+
+def box_at(address: int) -> bytes:
+    """What the driver of these tests makes of :data:`BOX`."""
+    return b"".join(n.to_bytes(8, "little") for n in (address, 256, 100, 512, 64, 8, 1, 1, *[0] * 8))
+
+
+def arguments(i: int) -> tuple[Any, ...]:
+    return 2**40 + i, tensor_maps.encode(16 * i, BOX, 0), scalar(u32, 7 * i)
+
+
+def test_each_launch_hands_over_its_own_arguments(driven):
+    driver = Driver()
+    launch = driven(driver).configure((2, 3, 4), 64, shared_bytes=1000)
+    sets = [launch.pack(arguments(i)) for i in range(50)]
+    gc.collect(1)
+    for i in (3, 49, 0, 3):
+        launch.queue(i, sets[i])
+    shape = (2, 3, 4), (64, 1, 1), 1000, []
+    expected = [(i, 77, shape, (2**40 + i, box_at(16 * i), 7 * i), 0) for i in (3, 49, 0, 3)]
+    assert driver.launches == expected
+    assert driver.limits == []
+
+
+def test_a_launch_overlaps_where_it_is_asked_to(driven):
+    driver = Driver()
+    kernel = driven(driver)
+    for overlaps in (False, True):
+        launch = kernel.configure(1, 32, overlaps=overlaps)
+        launch.queue(0, launch.pack(arguments(1)))
+    seen = [shape[-1] for _, _, shape, _, _ in driver.launches]
+    assert seen == [[], ["CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"]]
+
+
+def test_the_limit_of_shared_memory_is_raised_as_far_as_asked(driven):
+    driver = Driver()
+    kernel = driven(driver)
+    for size in (48, 100, 60, 160):
+        kernel.configure(1, 32, shared_bytes=size * 1024)
+    name = "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
+    assert driver.limits == [(name, size * 1024, 0) for size in (100, 160)]
+
+
+def test_more_streams_than_are_kept(driven):
+    driver = Driver()
+    launch = driven(driver).configure(1, 32)
+    packed = launch.pack(arguments(1))
+    for stream in [*range(1, 200), 1]:
+        launch.queue(stream, packed)
+    assert [stream for stream, *_ in driver.launches] == [*range(1, 200), 1]
+
+
+def test_another_device_is_made_current_for_the_launch(driven):
+    driver = Driver(device=1)
+    launch = driven(driver).configure(1, 32)
+    launch.queue(5, launch.pack(arguments(1)))
+    assert driver.launches[0][-1] == 0
+    assert driver.contexts == [1]
+
+
+def test_a_refusal_is_heard(driven):
+    launch = driven(Driver(status=719)).configure(1, 32)
+    with pytest.raises(RuntimeError, match="a reason"):
+        launch.queue(5, launch.pack(arguments(1)))
+
+
+def test_arguments_that_do_not_fit(driven):
+    kernel = driven(Driver())
+    for given, says in (
+        ((0, 0), "takes 3 arguments, not 2"),
+        ((0, 0, 0), "argument 1 .* has 8 bytes, its parameter 128"),
+    ):
+        with pytest.raises(ProblemError, match=says):
+            kernel.configure(1, 32).pack(given)
+
+
+def test_what_the_tma_does_not_take(driven):
+    driven(Driver())
+    with pytest.raises(ConfigError, match="CUDA_ERROR_INVALID_VALUE"):
+        tensor_maps.encode(8, BOX, 0)
+    with pytest.raises(ConfigError, match="moves no pred"):
+        tensor_maps.encode(0, TensorMapSpec(pred, (256, 100), (256,), (64, 8), 128), 0)

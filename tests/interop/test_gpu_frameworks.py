@@ -27,7 +27,8 @@ def doubled(array):
     stream = current_stream(view.kind, index)
     size = int(np.prod(view.shape))
     arguments = (describe(out).pointer, view.pointer, scalar(s32, size))
-    kernel.launch(stream, kernel.configure(-(-size // 128), 128), arguments)
+    launch = kernel.configure(-(-size // 128), 128)
+    launch.queue(stream, launch.pack(arguments))
     if view.kind in SYNCHRONOUS_KINDS:
         synchronize(stream, index)
     return out

@@ -69,7 +69,7 @@ class EmulatedGpu:
         return np.frombuffer(memoryview(memory), np.uint8).view(dtype.numpy)
 
     def prepare(
-        self, source: KernelSource, grid: Any, scalars: Mapping[str, int], _device: int, mapped: Any = ()
+        self, source: KernelSource, grid: Any, scalars: Mapping[str, int], _device: int, mapped: Any = (), **_: Any
     ) -> EmulatedCall:
         """What ``GpuCall.prepare`` gives."""
         assert not mapped

@@ -95,7 +95,7 @@ def test_a_later_process_imports_no_more_than_a_launch_needs(cache):
         q = np.zeros((1, 64, 2, 64), bf16.numpy)
         call = warploom.plan(q, q, q, config="attention_sm90(head_dim=64, tile_n=64)").call
         built(call.source, "sm_90a")
-        import warploom.cuda.packed, warploom.cuda.tensor_maps
+        import warploom.cuda.tensor_maps
         assert all(x.spec for x in call.maps) and call.maps
         print(*[m for m in sys.modules if m.startswith("warploom")])
     """)

@@ -19,14 +19,12 @@ class DeviceCopy:
         with current_context(device):
             self.pointer = int(check(self._driver, self._driver.cuMemAlloc(max(1, host.nbytes))))
             if copy and host.nbytes:
-                status = self._driver.cuMemcpyHtoD(self.pointer, host.ctypes.data, host.nbytes)
-                check(self._driver, (*status, None))
+                check(self._driver, self._driver.cuMemcpyHtoD(self.pointer, host.ctypes.data, host.nbytes))
 
     def download(self) -> None:
         """Copy the GPU's contents back into the NumPy array; waits for the kernels before it."""
         with current_context(self.device):
-            status = self._driver.cuMemcpyDtoH(self.host.ctypes.data, self.pointer, self.host.nbytes)
-            check(self._driver, (*status, None))
+            check(self._driver, self._driver.cuMemcpyDtoH(self.host.ctypes.data, self.pointer, self.host.nbytes))
 
     def __del__(self) -> None:
         if getattr(self, "pointer", None):
@@ -40,5 +38,5 @@ def downloaded(pointer: int, count: int, dtype: type[np.generic], device: int, s
     synchronize(stream, device)
     if count:
         with current_context(device):
-            check(driver, (*driver.cuMemcpyDtoH(host.ctypes.data, pointer, host.nbytes), None))
+            check(driver, driver.cuMemcpyDtoH(host.ctypes.data, pointer, host.nbytes))
     return host

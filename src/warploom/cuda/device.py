@@ -141,6 +141,7 @@ def driver_version() -> tuple[int, int]:
     return number // 1000, number % 1000 // 10
 
 
+@lru_cache(maxsize=1)
 def require_driver() -> Any:
     """``cuda.bindings.driver``, initialised and checked against the compiler's generation.
 

@@ -1,34 +1,33 @@
 """Load a compiled kernel on a device and launch it, on the caller's stream.
 
 What a call needs beyond pointers is made once: the kernel is loaded and its shared-memory limit raised when it is
-first used on a device, launch configurations are validated and kept. A launch then allocates nothing, waits for nothing
-and may be captured into a CUDA graph.
+first used on a device; a launch's limits are checked, and its configuration and arguments kept as the driver takes
+them. Queueing it then allocates nothing, waits for nothing and may be captured into a CUDA graph.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
-
-import numpy as np
 
 from warploom.core.arguments import GRID_LIMITS
 from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target, target
-from warploom.cuda.device import check, cuda_core, require_driver, target_of
+from warploom.cuda.device import check, require_driver, target_of
 from warploom.cuda.store import CompiledKernel
 
 Grid = int | tuple[int, ...]
+Packed = tuple[int, Any]
+"""Where the driver's list of a launch's arguments lies, and what keeps it and them in memory."""
 
 _THREADS_PER_BLOCK = 1024
 _BLOCK_LIMITS = (1024, 1024, 64)
 _SHARED_WITHOUT_OPT_IN = 48 * 1024  # what a block may have before the kernel's limit is raised
-_CONFIGS_KEPT = 256
-_STREAMS_KEPT = 1024
+_STREAMS_KEPT = 64
 
 _CTYPES: dict[str, Any] = {
     "pred": ctypes.c_bool, "u8": ctypes.c_uint8, "s8": ctypes.c_int8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32,
@@ -56,127 +55,114 @@ class LoadedKernel:
     """A kernel in the memory of one device. Made by :func:`load`; safe to use from several threads."""
 
     def __init__(self, compiled: CompiledKernel, device: int) -> None:
-        driver = require_driver()
         self.compiled = compiled
         self.device = device
         self.target = _check_runs_on(compiled, device)
-        self.driver = driver
-        core = cuda_core()
-        self._launch = core.launch
-        self._launch_config = core.LaunchConfig
-        self._configs: dict[Any, Any] = {}
-        self._arguments_checked = False
-        self._primary = _primary_context(device)
+        self.driver = driver = require_driver()
         self._lock = threading.Lock()
         self._shared_limit = _SHARED_WITHOUT_OPT_IN - compiled.resources.static_shared_bytes
-        with _Current(driver, self._primary):
-            # Kept alive: the kernel's handle belongs to the library that this object owns.
-            self._object = core.ObjectCode.from_cubin(compiled.cubin, name=compiled.name)
-            self.kernel = self._object.get_kernel(compiled.name)
+        with current_context(device):
+            # The code stays loaded for the life of the process: nothing unloads a driver's library.
+            library = check(driver, driver.cuLibraryLoadData(compiled.cubin, [], [], 0, [], [], 0))
+            self.kernel = check(driver, driver.cuLibraryGetKernel(library, compiled.name.encode()))
             # Loads the code into this context now: lazy loading inside a graph capture would break the capture.
-            check(driver, driver.cuKernelGetFunction(self.kernel.handle))
+            check(driver, driver.cuKernelGetFunction(self.kernel))
 
-    def configure(
-        self,
-        grid: Grid,
-        block: Grid,
-        *,
-        shared_bytes: int = 0,
-        cluster: Grid | None = None,
-        cooperative: bool = False,
-    ) -> Any:
-        """The launch configuration for ``grid`` blocks of ``block`` threads.
+    def configure(self, grid: Grid, block: Grid, *, shared_bytes: int = 0, overlaps: bool = False) -> Launch:
+        """The launch of ``grid`` blocks of ``block`` threads; ``grid`` counts blocks, also of clusters.
 
-        ``shared_bytes`` is the dynamic shared memory per block. ``grid`` counts blocks, also of a kernel compiled for
-        clusters and with ``cluster``, which makes clusters of one that is not. Equal calls return the same object.
-        Raises ConfigError that lists every limit of the target the configuration breaks.
+        ``shared_bytes`` is the dynamic shared memory per block. Where it ``overlaps``, it begins before the launch
+        before it in the stream ends: the kernel waits for that itself. Raises ConfigError that lists every limit of the
+        target the launch breaks.
         """
-        key = (grid, block, shared_bytes, cluster, cooperative)
-        config = self._configs.get(key)
-        if config is None:
-            config = self._new_config(_triple(grid), _triple(block), shared_bytes, cluster, cooperative)
-            if len(self._configs) >= _CONFIGS_KEPT:
-                self._configs.clear()
-            self._configs[key] = config
-        return config
-
-    def launch(self, stream: Any, config: Any, arguments: Sequence[Any]) -> None:
-        """Queue the kernel on ``stream`` with ``arguments`` in the order of its parameters.
-
-        ``stream`` is a stream's integer handle (0: the legacy default stream) or any object with ``__cuda_stream__``.
-        An argument is an address as int, a :func:`scalar`, or a tensor map descriptor. The device is made current for
-        the launch where it is not, and the caller's restored. Raises ProblemError where the arguments do not fit the
-        kernel's parameters (checked on the first launch), RuntimeError with the driver's reason where it refuses.
-        """
-        self.check_arguments(arguments)
-        if stream.__class__ is not int:
-            stream = stream.__cuda_stream__()[1]
-        stream = _streams.get(stream) or _stream(stream)
-        status, current = self.driver.cuCtxGetDevice()
-        if int(status) == 0 and int(current) == self.device:
-            self._launch(stream, config, self.kernel, *arguments)
-            return
-        with _Current(self.driver, self._primary):
-            self._launch(stream, config, self.kernel, *arguments)
-
-    def occupancy(self, block: int, shared_bytes: int = 0) -> int:
-        """Blocks of ``block`` threads with ``shared_bytes`` of dynamic shared memory that fit one multiprocessor."""
-        self._allow_shared(shared_bytes)
-        with _Current(self.driver, self._primary):
-            return int(self.kernel.occupancy.max_active_blocks_per_multiprocessor(block, shared_bytes))
-
-    def _new_config(
-        self,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        cluster: Grid | None,
-        cooperative: bool,
-    ) -> Any:
-        reasons = launch_problems(self.compiled, self.target, grid, block, shared_bytes)
-        blocks = grid
-        if cluster is not None:
-            size = _triple(cluster)
-            reasons += _cluster_problems(grid, size)
-            made_for = self.compiled.resources.cluster
-            if made_for not in ((1, 1, 1), size):
-                reasons.append(f"it was compiled for clusters of {made_for}, not of {size}: leave cluster out")
-            blocks = tuple(g // c for g, c in zip(grid, size, strict=True))
+        blocks, threads = _triple(grid), _triple(block)
+        reasons = launch_problems(self.compiled, self.target, blocks, threads, shared_bytes)
         if reasons:
             raise ConfigError(f"kernel {self.compiled.name!r} cannot be launched: " + "; ".join(reasons))
         self._allow_shared(shared_bytes)
-        with _Current(self.driver, self._primary):
-            return self._launch_config(
-                grid=blocks, block=block, cluster=cluster, shmem_size=shared_bytes, is_cooperative=cooperative
-            )
+        return Launch(self, (blocks, threads), shared_bytes, overlaps)
 
     def _allow_shared(self, shared_bytes: int) -> None:
-        """Raise the kernel's dynamic shared-memory limit to ``shared_bytes`` (cuda.core has no setter for it)."""
+        """Raise the kernel's dynamic shared-memory limit to ``shared_bytes``."""
         with self._lock:
             if shared_bytes <= self._shared_limit:
                 return
             driver = self.driver
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             device = check(driver, driver.cuDeviceGet(self.device))
-            status = driver.cuKernelSetAttribute(attribute, shared_bytes, self.kernel.handle, device)
-            check(driver, (*status, None))
+            check(driver, driver.cuKernelSetAttribute(attribute, shared_bytes, self.kernel, device))
             self._shared_limit = shared_bytes
 
-    def check_arguments(self, arguments: Sequence[Any]) -> None:
-        """Raise ProblemError where the arguments do not fit the kernel's parameters; looks at the first ones only."""
-        if self._arguments_checked:
-            return
-        parameters = self.compiled.resources.parameters
-        if len(arguments) != len(parameters):
-            raise ProblemError(f"kernel {self.compiled.name!r} takes {len(parameters)} arguments, not {len(arguments)}")
-        for index, (argument, parameter) in enumerate(zip(arguments, parameters, strict=True)):
-            size = _argument_bytes(argument)
-            if size != parameter.size:
-                raise ProblemError(
-                    f"argument {index} of kernel {self.compiled.name!r} has {size} bytes, its parameter "
-                    f"{parameter.size}: pass addresses as int and numbers through warploom.cuda.launch.scalar"
-                )
-        self._arguments_checked = True
+
+class Launch:
+    """A kernel on one device with one grid: arguments are packed once, and queued any number of times.
+
+    Made by :meth:`LoadedKernel.configure`; safe to use from several threads.
+    """
+
+    def __init__(self, kernel: LoadedKernel, extents: tuple[Any, Any], shared_bytes: int, overlaps: bool) -> None:
+        self._compiled = kernel.compiled
+        self._device = kernel.device
+        self._driver = kernel.driver
+        self._extents, self._shared_bytes, self._overlaps = extents, shared_bytes, overlaps
+        self._function = kernel.driver.CUfunction(int(kernel.kernel))  # the driver takes a CUkernel for one
+        self._on_streams: dict[int, Any] = {}
+        self._checked = False
+
+    def pack(self, arguments: Sequence[Any]) -> Packed:
+        """The arguments in the order of the kernel's parameters, for :meth:`queue`.
+
+        Each is an address as int, a :func:`scalar`, or a tensor map. Raises ProblemError where they do not fit the
+        parameters (looks at the first ones only).
+        """
+        values = [ctypes.c_uint64(x) if isinstance(x, int) else x for x in arguments]
+        if not self._checked:
+            _check_arguments(self._compiled, values)
+            self._checked = True
+        places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        return ctypes.addressof(places), (places, values)
+
+    def queue(self, stream: int, packed: Packed) -> None:
+        """Queue the kernel on the stream with this handle (0: the legacy default stream).
+
+        The device is made current where it is not, and the caller's restored. Raises RuntimeError with the driver's
+        reason if refused.
+        """
+        config = self._on_streams.get(stream) or self._on_stream(stream)
+        driver = self._driver
+        result = _on_device(driver, self._device, driver.cuLaunchKernelEx, config, self._function, packed[0], 0)
+        if result[0] != 0:
+            check(driver, result)
+
+    def _on_stream(self, stream: int) -> Any:
+        """The driver's form of the launch on a stream."""
+        driver = self._driver
+        made = driver.CUlaunchConfig()
+        (made.gridDimX, made.gridDimY, made.gridDimZ), (made.blockDimX, made.blockDimY, made.blockDimZ) = self._extents
+        made.sharedMemBytes, made.hStream = self._shared_bytes, driver.CUstream(stream)
+        if self._overlaps:  # CUDA C++ Programming Guide, "Programmatic Dependent Launch"
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            made.attrs, made.numAttrs = [attribute], 1
+        if len(self._on_streams) >= _STREAMS_KEPT:
+            self._on_streams.clear()
+        self._on_streams[stream] = made
+        return made
+
+
+def _check_arguments(compiled: CompiledKernel, arguments: Sequence[Any]) -> None:
+    """Raises ProblemError where the arguments do not fit the kernel's parameters."""
+    parameters = compiled.resources.parameters
+    if len(arguments) != len(parameters):
+        raise ProblemError(f"kernel {compiled.name!r} takes {len(parameters)} arguments, not {len(arguments)}")
+    for index, (argument, parameter) in enumerate(zip(arguments, parameters, strict=True)):
+        size = ctypes.sizeof(argument)
+        if size != parameter.size:
+            raise ProblemError(
+                f"argument {index} of kernel {compiled.name!r} has {size} bytes, its parameter "
+                f"{parameter.size}: pass addresses as int and numbers through warploom.cuda.launch.scalar"
+            )
 
 
 class _Current:
@@ -189,7 +175,7 @@ class _Current:
         self._context = context
 
     def __enter__(self) -> None:
-        check(self._driver, (*self._driver.cuCtxPushCurrent(self._context), None))
+        check(self._driver, self._driver.cuCtxPushCurrent(self._context))
 
     def __exit__(self, *_: object) -> None:
         self._driver.cuCtxPopCurrent()
@@ -205,6 +191,15 @@ def _primary_context(device: int) -> Any:
 def current_context(device: int) -> _Current:
     """A ``with`` block in which GPU ``device`` is current; the caller's context comes back after it."""
     return _Current(require_driver(), _primary_context(device))
+
+
+def _on_device(driver: Any, device: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of the driver returns with GPU ``device`` current; the caller's context comes back after it."""
+    status, current = driver.cuCtxGetDevice()
+    if status == 0 and int(current) == device:
+        return function(*arguments)
+    with current_context(device):
+        return function(*arguments)
 
 
 _loaded: dict[tuple[bytes, str, int], LoadedKernel] = {}
@@ -241,7 +236,8 @@ def launch_problems(
         reasons.append(f"the block {block} must lie between 1 and {_BLOCK_LIMITS}")
     if threads > _THREADS_PER_BLOCK:
         reasons.append(f"a block has {threads} threads, {limits.name} allows {_THREADS_PER_BLOCK}")
-    reasons += _cluster_problems(grid, needs.cluster)
+    if any(g % c for g, c in zip(grid, needs.cluster, strict=True)):
+        reasons.append(f"the grid {grid} is not a multiple of the cluster {needs.cluster}")
     shared = needs.static_shared_bytes + shared_bytes
     if shared > limits.shared_per_block:
         reasons.append(
@@ -258,38 +254,13 @@ def launch_problems(
     return reasons
 
 
-def _cluster_problems(grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> list[str]:
-    if any(g % c for g, c in zip(grid, cluster, strict=True)):
-        return [f"the grid {grid} is not a multiple of the cluster {cluster}"]
-    return []
-
-
-_streams: dict[int, Any] = {}
-
-
-def _stream(handle: int) -> Any:
-    """cuda.core's stream for a raw handle, kept: making one costs as much as a launch."""
-    core = cuda_core()
-    if len(_streams) >= _STREAMS_KEPT:
-        _streams.clear()
-    if handle in (0, 1):  # CU_STREAM_LEGACY
-        made = core.LEGACY_DEFAULT_STREAM
-    elif handle == 2:  # CU_STREAM_PER_THREAD
-        made = core.PER_THREAD_DEFAULT_STREAM
-    else:
-        made = core.Stream.from_handle(handle)
-    _streams[handle] = made
-    return made
-
-
 def synchronize(stream: int, device: int) -> None:
     """Wait until everything queued on ``stream`` (an integer handle) of GPU ``device`` has run.
 
     Raises RuntimeError with the driver's reason if a kernel failed.
     """
     driver = require_driver()
-    with _Current(driver, _primary_context(device)):
-        check(driver, (*driver.cuStreamSynchronize(driver.CUstream(stream)), None))
+    check(driver, _on_device(driver, device, driver.cuStreamSynchronize, driver.CUstream(stream)))
 
 
 def zero(address: int, words: int, stream: int, device: int) -> None:
@@ -298,13 +269,7 @@ def zero(address: int, words: int, stream: int, device: int) -> None:
     It may be captured into a CUDA graph. Raises RuntimeError with the driver's reason if refused.
     """
     driver = require_driver()
-    status, current = driver.cuCtxGetDevice()
-    if int(status) == 0 and int(current) == device:
-        result = driver.cuMemsetD32Async(address, 0, words, stream)
-    else:
-        with _Current(driver, _primary_context(device)):
-            result = driver.cuMemsetD32Async(address, 0, words, stream)
-    check(driver, (*result, None))
+    check(driver, _on_device(driver, device, driver.cuMemsetD32Async, address, 0, words, stream))
 
 
 def _check_runs_on(compiled: CompiledKernel, device: int) -> Target:
@@ -329,13 +294,3 @@ def _triple(extent: Grid) -> tuple[int, int, int]:
         raise ConfigError(f"a grid, block or cluster has one to three dimensions, not {sizes}")
     x, y, z = (*sizes, 1, 1)[:3]
     return x, y, z
-
-
-def _argument_bytes(argument: Any) -> int:
-    if isinstance(argument, int):
-        return 8
-    if isinstance(argument, ctypes._SimpleCData):
-        return ctypes.sizeof(argument)
-    if type(argument).__name__ in ("TensorMapDescriptor", "DriverMap"):
-        return 128
-    return argument.nbytes if isinstance(argument, np.generic) else 0

@@ -18,8 +18,7 @@ from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.ops.recipes import Signature, origin
 
 if TYPE_CHECKING:
-    from warploom.cuda.launch import LoadedKernel
-    from warploom.cuda.packed import PackedLaunch
+    from warploom.cuda.launch import Launch
     from warploom.cuda.store import CompiledKernel
     from warploom.emulate import Emulation
     from warploom.ir.program import Program
@@ -103,8 +102,7 @@ class GpuCall:
     maps of those arrays, once per set of addresses.
     """
 
-    kernel: LoadedKernel
-    config: Any
+    queued: Launch
     scalars: tuple[Any, ...]
     device: int
     mapped: tuple[MappedArray, ...] = ()
@@ -113,20 +111,11 @@ class GpuCall:
     """Names of the arrays, in order."""
     maps: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
     """Tensor maps by (position, address): other arguments with the same weights need no new map for them."""
-    queued: PackedLaunch = field(init=False)
-
-    def __post_init__(self) -> None:
-        from warploom.cuda.packed import PackedLaunch
-
-        object.__setattr__(self, "queued", PackedLaunch(self.kernel, self.config))
 
     @classmethod
     def of(cls, call: KernelCall, device: int) -> GpuCall:
         """A configuration's call, on one GPU."""
-        made = cls.prepare(call.source, call.grid, call.scalars, device, call.maps)
-        if call.overlaps:
-            made.queued.overlap()
-        return made
+        return cls.prepare(call.source, call.grid, call.scalars, device, call.maps, overlaps=call.overlaps)
 
     @classmethod
     def prepare(
@@ -136,6 +125,8 @@ class GpuCall:
         scalars: Mapping[str, int],
         device: int,
         mapped: Sequence[MappedArray] = (),
+        *,
+        overlaps: bool = False,
     ) -> GpuCall:
         """Compile (or take from the cache), load, and check the launch against the GPU's limits.
 
@@ -149,10 +140,9 @@ class GpuCall:
             code, needs = built(kernel, arch)
         else:
             code, needs = compiled(kernel, arch), Signature.of(kernel)
-        loaded = load(code, device)
-        config = loaded.configure(grid, needs.threads, shared_bytes=needs.shared_bytes)
+        queued = load(code, device).configure(grid, needs.threads, shared_bytes=needs.shared_bytes, overlaps=overlaps)
         values = tuple(scalar(u32, scalars[name]) for name in needs.scalars)
-        return cls(loaded, config, values, device, tuple(mapped), arrays=needs.arrays)
+        return cls(queued, values, device, tuple(mapped), arrays=needs.arrays)
 
     def launch(self, arrays: Sequence[ArrayView], kind: str) -> None:
         """Queue the kernel on the caller's current stream; ``arrays`` in the order of its parameters."""
@@ -182,12 +172,9 @@ class GpuCall:
         """The tensor map of the array at a position and address."""
         found = self.maps.get((position, pointer))
         if found is None:
-            from warploom.cuda.launch import current_context
-            from warploom.cuda.tensor_maps import encode_spec
+            from warploom.cuda.tensor_maps import encode
 
-            x = self.mapped[position]
-            with current_context(self.device):  # a process without a framework has none of its own
-                found = self.maps[position, pointer] = encode_spec(pointer, x.spec)
+            found = self.maps[position, pointer] = encode(pointer, self.mapped[position].spec, self.device)
         return found
 
     def run_from_host(

@@ -226,22 +226,21 @@ def _ready(
     program: Program, grid: Grid, given: Sequence[Any], pointers: Sequence[int | None], device: int
 ) -> Callable[[Any], None]:
     """What queues the kernel on a stream: its code is loaded, its arguments (arrays at ``pointers``) are packed."""
-    from warploom.cuda.launch import current_context, scalar
+    from warploom.cuda.launch import scalar
 
-    kernel = _loaded(program, device)
-    config = kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
+    made = _loaded(program, device).configure(grid, program.threads, shared_bytes=program.shared_bytes)
     arguments: list[Any] = []
     for parameter, argument, pointer in zip(program.parameters, given, pointers, strict=True):
         if pointer is None:
             arguments.append(scalar(parameter.dtype, argument))
         elif parameter.kind == "tensor_map":
-            from warploom.cuda.tensor_maps import encode_spec
+            from warploom.cuda.tensor_maps import encode
 
-            with current_context(device):  # a process without a framework has none of its own
-                arguments.append(encode_spec(pointer, argument[1]))
+            arguments.append(encode(pointer, argument[1], device))
         else:
             arguments.append(pointer)
-    return lambda stream: kernel.launch(stream, config, arguments)
+    packed = made.pack(arguments)
+    return lambda stream: made.queue(stream, packed)
 
 
 def _copied(program: Program, grid: Grid, given: Sequence[Any], views: Sequence[ArrayView | None]) -> CopiedLaunch:
