@@ -215,3 +215,15 @@ def test_a_divergent_condition_that_is_poison_is_found():
     mov.u32 %r1, 2;
     join: {STORE}"""
     assert kinds(run(body, before=".shared .align 4 .b8 tile[128];")[1]) == {"uninitialised"}
+
+
+def test_a_predicate_that_changes_ends_a_group_of_guarded_instructions() -> None:
+    body = """
+    mov.u32 %r0, %tid.x; mad.wide.u32 %d1, %r0, 4, %d0; mov.u32 %r1, 0;
+    setp.lt.u32 %p1, %r0, 16;
+    @%p1 setp.ge.u32 %p1|%p2, %r0, 8;
+    @%p1 mov.u32 %r1, 7;
+    st.global.u32 [%d1], %r1;"""
+    out = np.ones(32, np.uint32)
+    assert check(kernel(body), [out]).findings == ()
+    np.testing.assert_array_equal(out, [7 * (8 <= i < 16) for i in range(32)])

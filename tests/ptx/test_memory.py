@@ -215,3 +215,19 @@ def test_threads_have_their_places_in_three_dimensions():
     assert check(kernel(body), [out], (8, 2, 4)).findings == ()
     z, y, x = np.indices(out.shape)
     assert np.array_equal(out, 100 * z + 10 * y + x)
+
+
+def test_a_signed_element_fills_a_wider_register_with_its_sign() -> None:
+    x, out = np.arange(-16, 16, dtype=np.int32), np.zeros(32, np.int64)
+    body = """
+    mov.u32 %r0, %tid.x; mad.wide.u32 %d2, %r0, 4, %d0; mad.wide.u32 %d3, %r0, 8, %d1;
+    ld.global.s32 %d4, [%d2]; st.global.b64 [%d3], %d4;"""
+    assert check(kernel(body, ["u64", "u64"]), [x, out]).findings == ()
+    np.testing.assert_array_equal(out, x)
+
+
+@pytest.mark.parametrize("move", ["mov.b32 %r1, %f1;", "mov.b64 %d5, {%f1, %f1}; mov.b64 {%r2, %r1}, %d5;"])
+def test_a_decimal_constant_in_an_f32_register_has_the_bits_of_an_f32(move: str) -> None:
+    out = np.zeros(1, np.uint32)
+    check(kernel(f"mov.f32 %f1, 1.5; {move} st.global.u32 [%d0], %r1;"), [out], block=32)
+    assert out.view(np.float32)[0] == 1.5

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, s16, s32, s64, u16, u32, u64
+from warploom.core.errors import VerifyError
 from warploom.isa.alu import BINARY_MEANINGS, UNARY_MEANINGS, flush_subnormal
 from warploom.isa.base import Array, Lanewise
 from warploom.isa.conversion import half_to_f32
@@ -32,10 +33,17 @@ _TABLE: dict[str, tuple[tuple[DType, ...], DType, Meaning]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Scalar(Lanewise):
-    """The lanewise PTX instruction ``form``, one of :data:`SCALARS`; ``immediate`` is its last operand, if any."""
+    """The lanewise PTX instruction ``form``, one of :data:`SCALARS`; ``immediate`` is its last operand, if any.
+
+    Raises VerifyError for another form.
+    """
 
     form: str
     immediate: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.form not in _TABLE:
+            raise VerifyError("this form is not supported")
 
     @property
     def mnemonic(self) -> str:

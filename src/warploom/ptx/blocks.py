@@ -131,15 +131,3 @@ def _reachable(blocks: list[Block]) -> list[Block]:
     for old in kept:
         blocks[old].targets = tuple(renumbered[t] for t in blocks[old].targets)
     return [blocks[old] for old in kept]
-
-
-def by_guard(body: list[Instruction]) -> list[tuple[Guard | None, list[Instruction]]]:
-    """Neighbours under one guard together, unless one of them changes its predicate."""
-    groups: list[tuple[Guard | None, list[Instruction]]] = []
-    changed = True
-    for i in body:
-        if changed or not groups or groups[-1][0] != i.guard:
-            groups.append((i.guard, []))
-        groups[-1][1].append(i)
-        changed = i.guard is not None and any(x == i.guard.register for x in i.operands[:1])
-    return groups

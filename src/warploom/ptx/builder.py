@@ -10,7 +10,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from warploom.core.dtypes import DType, pred, u32, u64
+from warploom.core.dtypes import DType, f32, f64, pred, u32, u64
 from warploom.core.errors import PtxError, VerifyError
 from warploom.ir import statements as ir
 from warploom.ir.statements import NOWHERE, Const, Op, Statement, Tile, Value, When
@@ -20,14 +20,14 @@ from warploom.isa.conversion import Bitcast, Convert, Move
 from warploom.isa.effects import Space
 from warploom.isa.spaces import FromGeneric, IsSpace, Window
 from warploom.isa.warp import Special
-from warploom.ptx.blocks import Block, by_guard
+from warploom.ptx.blocks import Block
 from warploom.ptx.forms import HANDLERS, Form
 from warploom.ptx.groups import completed_registers
 from warploom.ptx.specials import Specials
 from warploom.ptx.syntax import Address, Float, Function, Guard, Instruction, Integer, Not, Operand, Symbol
 from warploom.ptx.syntax import Register as PtxRegister
 from warploom.ptx.types import UnknownTypeError, constant, unsigned
-from warploom.ptx.usage import Usage
+from warploom.ptx.usage import Usage, by_guard
 
 _PARAMETER_BYTES = 4096
 _CARRY = "%carry@"  # no name that PTX can have
@@ -223,10 +223,15 @@ class Builder:
         return self.op(Unary("not", pred), holds) if guard.negated else holds
 
     def _float(self, operand: Float, dtype: DType) -> ir.Operand:
-        if dtype.is_integer:
+        if dtype.is_integer and operand.width == dtype.bits:
             return constant(operand.bits, dtype)
         code = "f" if operand.width == 32 else "d"
         value = struct.unpack(f"<{code}", operand.bits.to_bytes(operand.width // 8, "little"))[0]
+        if dtype.is_integer:  # the bits of the number in a register of that width
+            if dtype.bits not in (32, 64):
+                raise self.refusal(f"{operand} is no constant of {dtype.bits} bits")
+            number = np.array(value, f32.numpy if dtype.bits == 32 else f64.numpy)
+            return constant(int(number.view(unsigned(dtype).numpy)), dtype)
         if np.isnan(value) and operand.width == dtype.bits:  # keep its bits
             bits = u32 if dtype.bits == 32 else u64
             return self.once(Bitcast(bits, dtype), constant(operand.bits, bits))
@@ -338,6 +343,14 @@ class Builder:
         return default
 
     # -- writing -----------------------------------------------------------------------------------------------------
+
+    def apply(self, operands: Sequence[Operand], instruction: Isa) -> None:
+        """An instruction on PTX operands, the first of which it writes."""
+        target, *rest = operands
+        types = instruction.operand_types
+        if len(rest) != len(types):
+            raise VerifyError(f"it has {len(operands)} operands")
+        self.set(target, instruction, *map(self.read, rest, types))
 
     def set(self, target: Operand, instruction: Isa, *operands: ir.Operand) -> None:
         """``target = instruction operands``."""

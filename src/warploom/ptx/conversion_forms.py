@@ -58,12 +58,8 @@ def convert(b: Builder, f: Form) -> None:
 def _narrow(b: Builder, f: Form, rounding: str, to: str, source: str) -> None:
     """Conversions to and from fp8, and those that leave out negative numbers."""
     relu = ".relu" if "relu" in f.instruction.modifiers else ""
-    name = f"cvt.{rounding}{'.satfinite' if f.flag('satfinite') else ''}{relu}.{to}.{source}"
-    if name not in SCALARS:
-        raise f.refusal()
-    instruction = Scalar(name)
-    target, *given = f.operands(1 + len(instruction.operand_types))
-    b.set(target, instruction, *(b.read(x, t) for x, t in zip(given, instruction.operand_types, strict=True)))
+    instruction = Scalar(f"cvt.{rounding}{'.satfinite' if f.flag('satfinite') else ''}{relu}.{to}.{source}")
+    b.apply(f.operands(1 + len(instruction.operand_types)), instruction)
 
 
 def _flushed(b: Builder, f: Form, source: str, x: Value) -> Value:
@@ -92,8 +88,6 @@ def _float_to_float(b: Builder, f: Form, x: Value, source: str, to: str, roundin
         name = f"cvt.{'sat' if f.flag('sat') else rounding}.{to}.{to}"
         if not rounding and name not in SCALARS:
             return x
-        if name not in SCALARS:
-            raise f.refusal()
         return b.op(Scalar(name), x)
     widens = TYPES[to] > TYPES[source]
     if rounding != ("" if widens else "rn"):

@@ -9,7 +9,7 @@ from warploom.core.dtypes import pred, u32
 from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Binary, Select
 from warploom.isa.conversion import Move
-from warploom.isa.scalar import SCALARS, Scalar
+from warploom.isa.scalar import Scalar
 from warploom.ptx.builder import Builder
 from warploom.ptx.forms import Form, form
 from warploom.ptx.types import TYPE, constant, unsigned
@@ -56,22 +56,14 @@ def extended(b: Builder, f: Form, *, takes: bool, leaves: bool) -> None:
 def dot_product(b: Builder, f: Form) -> None:
     """Four (two) products of bytes, added up."""
     which = f.one_of("lo", "hi") if f.opcode == "dp2a" else ""
-    name = ".".join(x for x in (f.opcode, which, *f.types()) if x)
-    if name not in SCALARS:
-        raise f.refusal()
-    instruction = Scalar(name)
-    target, *given = f.operands(4)
-    b.set(target, instruction, *(b.read(x, t) for x, t in zip(given, instruction.operand_types, strict=True)))
+    b.apply(f.operands(4), Scalar(".".join(x for x in (f.opcode, which, *f.types()) if x)))
 
 
 @form("mul24", "mad24")
 def multiply24(b: Builder, f: Form) -> None:
     """Products of the low 24 bits."""
-    adds, name = f.opcode == "mad24", f"mul24.{f.one_of('lo', 'hi')}.{f.type()}"
+    adds, instruction = f.opcode == "mad24", Scalar(f"mul24.{f.one_of('lo', 'hi')}.{f.type()}")
     target, x, y, *more = f.operands(3 + adds)
-    if name not in SCALARS:
-        raise f.refusal()
-    instruction = Scalar(name)
     dtype = instruction.result_types[0]
     product = b.op(instruction, b.read(x, dtype), b.read(y, dtype))
     b.assign(target, b.binary("add", product, b.read(more[0], dtype)) if adds else product)

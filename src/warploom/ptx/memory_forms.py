@@ -92,7 +92,8 @@ def load(b: Builder, f: Form) -> None:
     if len(targets) != count:
         raise f.refusal("as many registers as elements are needed")
     if TYPES[kind] >= 32:
-        word = TYPE[kind] if kind in ("f32", "f64") else b.home(targets[0], unsigned(TYPE[kind]))
+        # of a register that is wider, the sign fills the rest
+        word = TYPE[kind] if kind in ("f32", "f64") else b.home(targets[0], TYPE[kind])
         words = count
     else:
         size = TYPES[kind] // 8 * count

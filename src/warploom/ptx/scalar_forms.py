@@ -22,26 +22,12 @@ from warploom.ptx.syntax import TYPES, Both, Integer, Operand, Vector
 from warploom.ptx.types import TYPE, unsigned
 
 if TYPE_CHECKING:
-    from warploom.isa.base import Instruction
+    pass
 
 
 def _bits(kind: str) -> DType:
     """The unsigned type for what does not depend on the sign."""
     return unsigned(TYPE[kind]) if TYPE[kind].is_integer else TYPE[kind]
-
-
-def _scalar(b: Builder, f: Form, name: str, operands: tuple[Operand, ...], immediate: int | None = None) -> None:
-    """An instruction of :mod:`warploom.isa.scalar` on PTX operands, the first of which it writes."""
-    if name not in SCALARS:
-        raise f.refusal()
-    instruction = Scalar(name, immediate)
-    target, *rest = operands
-    b.set(target, instruction, *(b.read(x, t) for x, t in zip(rest, instruction.operand_types, strict=True)))
-
-
-def _plain(b: Builder, f: Form, instruction: Instruction, operands: tuple[Operand, ...]) -> None:
-    target, *rest = operands
-    b.set(target, instruction, *(b.read(x, t) for x, t in zip(rest, instruction.operand_types, strict=True)))
 
 
 @form("add", "sub", "mul", "div", "rem", "min", "max")
@@ -63,7 +49,7 @@ def arithmetic(b: Builder, f: Form) -> None:
         name = f"{op}{'.NaN' if f.flag('NaN') else ''}"
         if op in ("add", "sub", "mul") and (rounding or kind.startswith("f16")):
             name = f"{op}{'.rn' if kind.startswith('f16') else ''}"
-        _scalar(b, f, f"{name}.{kind}", operands)
+        b.apply(operands, Scalar(f"{name}.{kind}"))
         return
     if kind in ("f32", "f64"):
         ftz, how = f.flag("ftz"), f.one_of("rn", "rz", "rm", "rp", "full", "approx", "NaN")
@@ -72,13 +58,13 @@ def arithmetic(b: Builder, f: Form) -> None:
         if op in ("add", "sub", "mul") and not how:
             name = name.replace(op, f"{op}.rn", 1)
         if name in SCALARS:
-            _scalar(b, f, name, operands)
+            b.apply(operands, Scalar(name))
             return
         if ftz or how not in ("", "rn"):
             raise f.refusal()
     _not_packed(f, kind)
     dtype = TYPE[kind] if op not in ("add", "sub") else _bits(kind)
-    _plain(b, f, Binary(op, dtype), operands)
+    b.apply(operands, Binary(op, dtype))
 
 
 def _not_packed(f: Form, kind: str) -> None:
@@ -90,7 +76,7 @@ def _not_packed(f: Form, kind: str) -> None:
 def _saturated(b: Builder, f: Form, plain: Callable[[Builder, Form], None]) -> None:
     """A form of f32 with ``.sat``, as ``plain`` has it without, held within 0 and 1; sums of s32 within its range."""
     if "s32" in f.instruction.modifiers:
-        _scalar(b, f, f"{f.opcode}.sat.{f.type()}", f.operands(3))
+        b.apply(f.operands(3), Scalar(f"{f.opcode}.sat.{f.type()}"))
         return
     if "f32" not in f.instruction.modifiers:
         raise f.refusal(".sat is supported for f32, and for sums of s32")
@@ -102,9 +88,9 @@ def _saturated(b: Builder, f: Form, plain: Callable[[Builder, Form], None]) -> N
 def _multiply(b: Builder, f: Form, kind: str) -> None:
     how, operands = f.one_of("lo", "hi", "wide"), f.operands(3)
     if how == "lo":
-        _plain(b, f, Binary("mul", _bits(kind)), operands)
+        b.apply(operands, Binary("mul", _bits(kind)))
     elif how == "hi":
-        _scalar(b, f, f"mul.hi.{kind}", operands)
+        b.apply(operands, Scalar(f"mul.hi.{kind}"))
     elif how == "wide":
         b.assign(operands[0], _wide(b, f, kind, operands[1], operands[2]))
     else:
@@ -154,9 +140,9 @@ def fused_multiply_add(b: Builder, f: Form) -> None:
     kind, how, ftz = f.type(), f.one_of("rn", "rz", "rm", "rp"), f.flag("ftz")
     operands = f.operands(4)
     if kind in ("f32", "f64") and how == "rn" and not ftz:
-        _plain(b, f, Fma(TYPE[kind]), operands)
+        b.apply(operands, Fma(TYPE[kind]))
     else:
-        _scalar(b, f, f"fma.{how}{'.ftz' if ftz else ''}.{kind}", operands)
+        b.apply(operands, Scalar(f"fma.{how}{'.ftz' if ftz else ''}.{kind}"))
 
 
 @form("neg", "abs", "not", "popc", "clz", "brev")
@@ -166,13 +152,13 @@ def unary(b: Builder, f: Form) -> None:
     operands = f.operands(2)
     name = f"{op}{'.ftz' if ftz else ''}.{kind}"
     if name in SCALARS:
-        _scalar(b, f, name, operands)
+        b.apply(operands, Scalar(name))
     elif ftz or (op in ("popc", "clz", "brev") and kind != "b32"):
         raise f.refusal()
     else:
         _not_packed(f, kind)
         dtype = _bits(kind) if op != "abs" else TYPE[kind]
-        _plain(b, f, Unary(op, dtype), operands)
+        b.apply(operands, Unary(op, dtype))
 
 
 @form("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh")
@@ -181,15 +167,15 @@ def transcendental(b: Builder, f: Form) -> None:
     kind, ftz, how = f.type(), f.flag("ftz"), f.one_of("approx", "rn")
     name = f"{f.opcode}.{how}{'.ftz' if ftz else ''}.{kind}"
     if name == "tanh.approx.f32":
-        _plain(b, f, Unary("tanh", f32), f.operands(2))
+        b.apply(f.operands(2), Unary("tanh", f32))
     else:
-        _scalar(b, f, name, f.operands(2))
+        b.apply(f.operands(2), Scalar(name))
 
 
 @form("and", "or", "xor")
 def logic(b: Builder, f: Form) -> None:
     """Bitwise logic of bits or predicates."""
-    _plain(b, f, Binary(f.opcode, _bits(f.type())), f.operands(3))
+    b.apply(f.operands(3), Binary(f.opcode, _bits(f.type())))
 
 
 @form("lop3")
@@ -198,7 +184,7 @@ def logic3(b: Builder, f: Form) -> None:
     *operands, table = f.operands(5)
     if not isinstance(table, Integer) or f.type() != "b32":
         raise f.refusal()
-    _scalar(b, f, "lop3.b32", tuple(operands), table.value)
+    b.apply(operands, Scalar("lop3.b32", table.value))
 
 
 @form("shl", "shr")
@@ -212,7 +198,7 @@ def shift(b: Builder, f: Form) -> None:
         b.set(target, Binary(f.opcode, dtype), b.read(value, dtype), Const(u32, by.value))
         return
     name = f"shl.b{bits}" if f.opcode == "shl" else f"shr.{kind.replace('b', 'u')}"
-    _scalar(b, f, name, (target, value, by))
+    b.apply((target, value, by), Scalar(name))
 
 
 @form("shf", "bfe", "bfi", "bfind", "bmsk", "szext", "prmt", "sad", "copysign")
@@ -220,7 +206,7 @@ def bits(b: Builder, f: Form) -> None:
     """Fields of bits, funnel shifts, permutations of bytes."""
     how = [x for x in (f.one_of("l", "r"), f.one_of("wrap", "clamp")) if x]
     kind = f.type()
-    _scalar(b, f, ".".join((f.opcode, *how, kind)), f.operands(*range(2, 6)))
+    b.apply(f.operands(*range(2, 6)), Scalar(".".join((f.opcode, *how, kind))))
 
 
 @form("setp")

@@ -41,4 +41,6 @@ def constant(value: int, dtype: DType) -> Const:
 
 def unsigned(dtype: DType) -> DType:
     """The unsigned integer of a type's width."""
+    if dtype.bits not in (16, 32, 64):
+        raise UnknownTypeError(dtype.name)
     return {16: u16, 32: u32, 64: u64}[dtype.bits]

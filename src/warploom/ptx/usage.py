@@ -18,6 +18,7 @@ from warploom.ptx.syntax import (
     Both,
     Float,
     Function,
+    Guard,
     Instruction,
     Integer,
     Not,
@@ -52,8 +53,8 @@ def destinations(i: Instruction) -> tuple[Operand, ...]:
 
 def sources(i: Instruction) -> tuple[Operand, ...]:
     """The operands that it reads; the accumulators of ``wgmma`` are both."""
-    written = 0 if i.opcode == "wgmma" else len(destinations(i))
-    return i.operands[written:]
+    first = 0 if i.opcode == "wgmma" else len(destinations(i))
+    return i.operands[first:]
 
 
 def registers(operand: Operand) -> Iterator[str]:
@@ -72,6 +73,11 @@ def registers(operand: Operand) -> Iterator[str]:
     elif isinstance(operand, Address):
         yield from registers(operand.base) if isinstance(operand.base, Register) else ()
         yield from registers(operand.coordinates) if operand.coordinates is not None else ()
+
+
+def written(i: Instruction) -> Iterator[str]:
+    """The names of the registers that an instruction writes."""
+    return (name for x in destinations(i) for name in registers(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ def _decides(block: Block) -> Iterator[str]:
 
 
 def _constants(instructions: list[Instruction]) -> dict[str, Operand]:
-    definitions = Counter(n for i in instructions for x in destinations(i) for n in registers(x))
+    definitions = Counter(n for i in instructions for n in written(i))
     return {
         i.operands[0].name: i.operands[1]
         for i in instructions
@@ -152,8 +158,8 @@ def _vote(i: Instruction, votes: dict[str, Counter[str]]) -> None:
             for name in registers(address):
                 votes[name]["bits"] += 1
         return
-    written = destinations(i)
-    kinds = [types[0]] * len(written) + [types[-1]] * (len(i.operands) - len(written))
+    targets = len(destinations(i))
+    kinds = [types[0]] * targets + [types[-1]] * (len(i.operands) - targets)
     if len(types) == 4 and len(i.operands) >= 4:  # mma: D, A, B, C
         kinds[:4] = types
     elif len(types) == 3 and i.opcode == "wgmma":
@@ -178,9 +184,21 @@ def _local(function: Function, blocks: list[Block]) -> frozenset[str]:
             guard = i.guard
             if guard is not None and defined.get(guard.register.name) != number:
                 out.add(guard.register.name)
-            for name in (n for x in destinations(i) for n in registers(x)):
+            for name in written(i):
                 if name in defined or guard is not None or i.opcode == "wgmma":
                     out.add(name)
                 defined[name] = number
         out.update(name for name in _decides(block) if defined.get(name) != number)
     return frozenset(function.registers) - out
+
+
+def by_guard(body: list[Instruction]) -> list[tuple[Guard | None, list[Instruction]]]:
+    """Neighbours under one guard together, unless one of them changes its predicate."""
+    groups: list[tuple[Guard | None, list[Instruction]]] = []
+    changed = True
+    for i in body:
+        if changed or not groups or groups[-1][0] != i.guard:
+            groups.append((i.guard, []))
+        groups[-1][1].append(i)
+        changed = i.guard is not None and i.guard.register.name in written(i)
+    return groups
