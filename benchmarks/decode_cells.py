@@ -6,11 +6,12 @@ One GPU, one process. Groups of 1, 4, 8 and 16 query heads, head_dim 64, 128 and
 none, batches of 1 to 256 sequences of even and very uneven lengths, bf16, one new query each; 64 MB of keys and values
 and more. Every cell is checked against float64 first (two sequences, a key head each); then it is timed in turns with a
 copy on the same GPU, as replays of CUDA graphs on random data that rotates past the L2. The rate counts keys and values
-alone, the copy's what it reads and writes. Contiguous caches of even lengths run beside PyTorch's attention, and with
-``--peers`` all 16-bit cells beside FlashAttention-4 (``flash_attn.cute``) and FlashInfer where they can be imported and
-give our results. ``small`` is one sequence of 4096 keys. ``--set`` times the configuration with other flags besides.
-Writes OUT/decode-cells.json after each cell, prints a table, and exits with 1 if a result is wrong, calls one behind
-the other differ, or a figure below is missed.
+alone, the copy's what it reads and writes. 16-bit cells run beside others, checked the same way: contiguous caches of
+even lengths beside PyTorch's attention, and all beside FlashAttention-4 (``flash_attn.cute``) and FlashInfer, on CUDA
+cores and on tensor cores, where they can be imported; ``not_run`` says why one is not timed. ``small`` is one sequence
+of 4096 keys. ``--set`` times the configuration with other flags besides. Writes OUT/decode-cells.json after each cell,
+prints a table, and exits with 1 if a result of ours is wrong, calls one behind the other differ, or a figure below is
+missed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from decode_peers import PEERS, imported, of_torch
+from decode_peers import beside, versions
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -226,39 +227,43 @@ class Pool:
         return x
 
 
-def error(cell: Cell, x: dict[str, Any], config: Decode) -> float:
-    """The largest error over what is allowed: of the first and the last sequence, :data:`CHECKED_ROWS` of each."""
-    import torch
+def ends(cell: Cell) -> list[tuple[int, int]]:
+    """Numbers of sequences and of key heads that are checked: :data:`CHECKED_ROWS` of the first and the last one."""
+    heads = range(-(-CHECKED_ROWS // cell.group))
+    return [(0, h) for h in heads] + [(cell.batch - 1, cell.kv_heads - 1 - h) for h in heads]
 
-    out = torch.full_like(x["q"], float("nan"))
-    warploom.attention_paged(**x, out=out, config=str(config))
-    if torch.isnan(out).any():
-        return float("nan")
-    heads = -(-CHECKED_ROWS // cell.group)
+
+def expected(cell: Cell, x: dict[str, Any]) -> AttentionReference:
+    """What float64 gives at the :func:`ends`, one behind the other."""
     found: list[AttentionReference] = []
-    got: list[Any] = []
-    ends = [(0, h) for h in range(heads)] + [(cell.batch - 1, cell.kv_heads - 1 - h) for h in range(heads)]
-    for number, head in ends:
+    for number, head in ends(cell):
         length = int(cell.lengths[number])
         k, v = (_rows(cell, x, name, number)[:length, head].float().cpu().numpy() for name in ("k_cache", "v_cache"))
-        group = slice(head * cell.group, (head + 1) * cell.group)
-        q, o = (y[number, 0, group].float().cpu().numpy() for y in (x["q"], out))
-        found.append(attention_reference(q, k, v, bf16))
-        got.append(o)
+        q = x["q"][number, 0, head * cell.group : (head + 1) * cell.group]
+        found.append(attention_reference(q.float().cpu().numpy(), k, v, bf16))
     names = [f.name for f in fields(AttentionReference)]
-    together = AttentionReference(**{n: np.concatenate([getattr(y, n) for y in found]) for n in names})
-    report = attention_error(np.concatenate(got), together, bf16)
+    return AttentionReference(**{n: np.concatenate([getattr(y, n) for y in found]) for n in names})
+
+
+def error(cell: Cell, reference: AttentionReference, out: Any) -> float:
+    """The largest error at the :func:`ends` over what is allowed; NaN where any element is."""
+    import torch
+
+    if torch.isnan(out).any():
+        return float("nan")
+    got = [out[number, 0, head * cell.group : (head + 1) * cell.group] for number, head in ends(cell)]
+    report = attention_error(torch.cat(got).float().cpu().numpy(), reference, bf16)
     return max(report.value / report.bound, report.against_rounded / 2)
 
 
-def unsteady(x: dict[str, Any], config: Decode, count: int) -> int:
-    """How many of ``count`` calls, queued one behind the other, have other bits than the first."""
+def repeated(x: dict[str, Any], config: Decode, count: int) -> list[Any]:
+    """Results of ``count`` calls that are queued one behind the other."""
     import torch
 
     outs = [torch.full_like(x["q"], float("nan")) for _ in range(count)]
     for out in outs:
         warploom.attention_paged(**x, out=out, config=str(config))
-    return sum(not torch.equal(out, outs[0]) for out in outs)
+    return outs
 
 
 def _rows(cell: Cell, x: dict[str, Any], name: str, number: int) -> Any:
@@ -272,8 +277,8 @@ def _rows(cell: Cell, x: dict[str, Any], name: str, number: int) -> Any:
     return cache[pages].view(x[name].dtype).flatten(0, 1)
 
 
-def timed(cell: Cell, pool: Pool, options: argparse.Namespace, arch: str) -> dict[str, Any]:
-    """One cell: checked, and timed."""
+def timed(cell: Cell, pool: Pool, options: argparse.Namespace, arch: str, here: dict[str, str]) -> dict[str, Any]:
+    """One cell: checked, and timed beside the packages that are ``here``."""
     import torch
 
     from warploom.bench.timing import Candidate, EventClock, graphed, input_sets, measure, paired_spread
@@ -281,8 +286,10 @@ def timed(cell: Cell, pool: Pool, options: argparse.Namespace, arch: str) -> dic
     count = input_sets(cell.bytes, torch.cuda.get_device_properties(0).L2_cache_size)
     sets = [pool.inputs(cell) for _ in range(count)]
     named = configurations(cell, options, arch)
-    other = {name: unsteady(sets[0], config, options.repeat) for name, config in named.items()}
-    wrong = {name: error(cell, sets[0], config) for name, config in named.items()}
+    reference = expected(cell, sets[0])
+    outs = {name: repeated(sets[0], config, max(1, options.repeat)) for name, config in named.items()}
+    unsteady = {name: sum(not torch.equal(out, found[0]) for out in found) for name, found in outs.items()}
+    wrong = {name: error(cell, reference, found[0]) for name, found in outs.items()}
     half = pool.take((COPIED // 4,))
     spare = torch.empty_like(half)
     candidates = [graphed(Candidate("copy", lambda _: spare.copy_(half)), 1, torch)]
@@ -290,15 +297,15 @@ def timed(cell: Cell, pool: Pool, options: argparse.Namespace, arch: str) -> dic
         text = None if name == "warploom" else str(config)
         run = lambda i, text=text: warploom.attention_paged(**sets[i], config=text)  # noqa: E731
         candidates.append(graphed(Candidate(name, run), count, torch))
-    beside = of_torch(cell, sets) | imported(cell, sets, options.peers)
-    candidates += [graphed(Candidate(name, run), count, torch) for name, run in beside.items()]
+    others, errors, not_run = beside(cell, sets, here, partial(error, cell, reference))
+    candidates += others
     clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
     found = measure(candidates, 1, clock, rounds=options.rounds, sample_seconds=SAMPLE, warm_up_seconds=SAMPLE)
     copied = COPIED / found["copy"].seconds.median
     ours = found["warploom"]
     return {
-        "cell": cell.name, "config": str(named["warploom"]), "bytes": cell.bytes, "error": wrong,
-        "unsteady": other,
+        "cell": cell.name, "config": str(named["warploom"]), "bytes": cell.bytes, "error": wrong | errors,
+        "not_run": not_run, "unsteady": unsteady,
         "copy_gb_s": copied / 1e9,
         "us": {n: m.seconds.median / (1 if n == "copy" else count) * 1e6 for n, m in found.items()},
         "part": {n: cell.bytes * count / m.seconds.median / copied for n, m in found.items() if n != "copy"},
@@ -309,7 +316,10 @@ def timed(cell: Cell, pool: Pool, options: argparse.Namespace, arch: str) -> dic
 def missed(found: list[dict[str, Any]]) -> list[str]:
     """Every figure that is not reached, and every wrong result."""
     said = [f"{n}: {x} calls with other bits at {c['cell']}" for c in found for n, x in c["unsteady"].items() if x]
-    said += [f"{n} is wrong at {c['cell']}: {e:.2f}" for c in found for n, e in c["error"].items() if not e <= 1.0]
+    said += [
+        f"{n} is wrong at {c['cell']}: {e:.2f}"
+        for c in found for n, e in c["error"].items() if n not in c["not_run"] and not e <= 1.0
+    ]  # fmt: skip
     for c in found:
         if c["cell"] == small().name and c["us"]["warploom"] > SMALL_US:
             said.append(f"{c['cell']}: {c['us']['warploom']:.1f} µs, wanted {SMALL_US}")
@@ -321,7 +331,8 @@ def missed(found: list[dict[str, Any]]) -> list[str]:
 def line(c: dict[str, Any]) -> str:
     """A cell as a line of text."""
     parts = "  ".join(f"{n} {x:.3f} ({c['us'][n]:.1f} µs)" for n, x in c["part"].items())
-    return f"{c['cell']:46} error {max(c['error'].values()):.2f} copy {c['copy_gb_s']:.0f} GB/s  {parts}"
+    worst, refused = max(c["error"].values()), c["not_run"] or ""
+    return f"{c['cell']:46} error {worst:.2f} copy {c['copy_gb_s']:.0f} GB/s  {parts}  {refused}"
 
 
 def main() -> int:
@@ -330,7 +341,6 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="cells whose names contain one of these")
     parser.add_argument("--every", type=int, default=1, help="only every so-many-th cell, and the last")
     parser.add_argument("--set", nargs="*", default=[], help="flags of configurations timed besides: stages=2,ctas=1")
-    parser.add_argument("--peers", nargs="*", default=[], choices=[*PEERS], help="others that compile when called")
     parser.add_argument("--repeat", type=int, default=20, help="calls whose bits must be the first one's")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
@@ -347,11 +357,12 @@ def main() -> int:
     compile_all(todo, options, arch)
     options.out.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
-    pool = Pool()
+    pool, here = Pool(), versions()
+    head = environment() | {"baselines": here}
     for cell in todo:
-        found.append(timed(cell, pool, options, arch))
+        found.append(timed(cell, pool, options, arch, here))
         print(line(found[-1]), flush=True)
-        result = {"environment": environment(), "cells": found, "missed": missed(found)}
+        result = {"environment": head, "cells": found, "missed": missed(found)}
         (options.out / "decode-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     failures = missed(found)
     print("\n".join(failures) or "every figure is reached")

@@ -1,97 +1,133 @@
-"""The kernels of others that :mod:`decode_cells` times besides."""
+"""The kernels of others that :mod:`decode_cells` times besides: each checked as ours is, and why one is not timed."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import warploom
+from warploom.bench.timing import Candidate, graphed
 
 if TYPE_CHECKING:
     from decode_cells import Cell
 
+Inputs = dict[str, Any]
+Run = Callable[[int], Any]
+CONTIGUOUS_PAGE = 16
+"""Keys of the pages as which FlashInfer reads a contiguous cache, in place: it divides sequences between pages only."""
+WORKSPACE = 2**27
+"""Bytes of FlashInfer's workspace, as its documentation has it."""
 
-def of_torch(cell: Cell, sets: list[dict[str, Any]]) -> dict[str, Any]:
-    """PyTorch's attention on contiguous caches of even lengths: cuDNN's and FlashAttention's, if they take it."""
+
+def of_torch(backend: str, cell: Cell, sets: list[Inputs]) -> Run | None:
+    """PyTorch's attention on contiguous caches of even lengths."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if cell.page or cell.uneven or cell.fp8:
-        return {}
-    found: dict[str, Any] = {}
+    if cell.page or cell.uneven:
+        return None
     length = int(cell.lengths[0])
-    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("torch_flash", SDPBackend.FLASH_ATTENTION)):
 
-        def run(i: int, backend: Any = backend) -> Any:
-            q, k, v = (sets[i][n][:, :length].transpose(1, 2) for n in ("q", "k_cache", "v_cache"))
-            with sdpa_kernel(backend):
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    def run(i: int) -> Any:
+        q, k, v = (sets[i][n][:, :length].transpose(1, 2) for n in ("q", "k_cache", "v_cache"))
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
-        try:
-            run(0)
-        except RuntimeError:
-            continue
-        found[name] = run
-    return found
+    return run
 
 
-def flash_attention_4(cell: Cell, sets: list[dict[str, Any]]) -> Any:
-    """FlashAttention-4 on the caches as they are."""
+def flash_attention_4(_cell: Cell, sets: list[Inputs]) -> Run:
+    """FlashAttention-4 on the caches as they are; without a mask, for a single query sees every key."""
     function: Any = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
 
     def run(i: int) -> Any:
         x = sets[i]
-        found = function(
-            x["q"], x["k_cache"], x["v_cache"], seqused_k=x["kv_lens"], page_table=x.get("block_table"), causal=True
-        )
+        found = function(x["q"], x["k_cache"], x["v_cache"], seqused_k=x["kv_lens"], page_table=x.get("block_table"))
         return found[0] if isinstance(found, tuple) else found
 
     return run
 
 
-def flashinfer(cell: Cell, sets: list[dict[str, Any]]) -> Any:
-    """FlashInfer on pages, planned once for each set."""
+def flashinfer(tensor_cores: bool, cell: Cell, sets: list[Inputs]) -> Run:
+    """FlashInfer, planned once for each set as its users plan once for each step."""
     import torch
 
-    if not cell.page:
-        raise ValueError("it takes pages")
     made: Any = importlib.import_module("flashinfer").BatchDecodeWithPagedKVCacheWrapper
-    counts = -(-cell.lengths // cell.page)
+    page = cell.page or CONTIGUOUS_PAGE
+    counts = -(-cell.lengths // page)
     starts = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)).cuda()
-    last = torch.from_numpy(((cell.lengths - 1) % cell.page + 1).astype(np.int32)).cuda()
-    wrappers: list[Any] = []
+    last = torch.from_numpy(((cell.lengths - 1) % page + 1).astype(np.int32)).cuda()
+    entries = cell.capacity // page
+    in_place = torch.arange(cell.batch * entries, dtype=torch.int32, device="cuda").view(cell.batch, entries)
+    workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device="cuda")
+    calls: list[Callable[[], Any]] = []
     for x in sets:
-        pages = torch.cat([row[:n] for row, n in zip(x["block_table"], counts.tolist(), strict=True)])
+        table = x.get("block_table", in_place)
+        pages = torch.cat([row[:n] for row, n in zip(table, counts.tolist(), strict=True)])
         wrapper = made(
-            torch.empty(2**27, dtype=torch.uint8, device="cuda"), "NHD", use_cuda_graph=True,
-            use_tensor_cores=cell.group > 1, paged_kv_indptr_buffer=starts.clone(),
+            workspace, "NHD", use_cuda_graph=True, use_tensor_cores=tensor_cores, paged_kv_indptr_buffer=starts.clone(),
             paged_kv_indices_buffer=pages.clone(), paged_kv_last_page_len_buffer=last.clone(),
         )  # fmt: skip
         wrapper.plan(
-            starts, pages, last, cell.group * cell.kv_heads, cell.kv_heads, cell.head_dim, cell.page,
+            starts, pages, last, cell.group * cell.kv_heads, cell.kv_heads, cell.head_dim, page,
             q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
         )  # fmt: skip
-        wrappers.append(wrapper)
-    return lambda i: wrappers[i].run(sets[i]["q"][:, 0], (sets[i]["k_cache"], sets[i]["v_cache"]))
+        cache = tuple(x[n].view(-1, page, cell.kv_heads, cell.head_dim) for n in ("k_cache", "v_cache"))
+        calls.append(partial(wrapper.run, x["q"][:, 0], cache))
+    return lambda i: calls[i]()
 
 
-PEERS = {"flash_attention_4": flash_attention_4, "flashinfer": flashinfer}
+PEERS: dict[str, Callable[[Any, list[Inputs]], Run | None]] = {
+    "cudnn": partial(of_torch, "CUDNN_ATTENTION"),
+    "torch_flash": partial(of_torch, "FLASH_ATTENTION"),
+    "flash_attention_4": flash_attention_4,
+    "flashinfer": partial(flashinfer, False),
+    "flashinfer_tensor_cores": partial(flashinfer, True),
+}
+PACKAGES = {
+    "flash_attention_4": ("flash_attn.cute", "flash-attn-4"),
+    "flashinfer": ("flashinfer", "flashinfer-python"),
+    "flashinfer_tensor_cores": ("flashinfer", "flashinfer-python"),
+}
+"""What has to be imported, and the name that its version goes by."""
 
 
-def imported(cell: Cell, sets: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
-    """Those of :data:`PEERS` that are here, take a cell, and give what we do; of the others the reason is printed."""
-    ours = warploom.attention_paged(**sets[0]).float().flatten()
-    found: dict[str, Any] = {}
-    for name in [] if cell.fp8 else names:
+def versions() -> dict[str, str]:
+    """Of the packages of others that are here."""
+    found: dict[str, str] = {}
+    for name, (module, package) in PACKAGES.items():
         try:
-            run = PEERS[name](cell, sets)
-            apart = float((run(0).float().flatten() - ours).abs().max() / ours.abs().max())
-            if not apart <= 2.0**-6:
-                raise ValueError(f"results differ by {apart:.3f} of the largest")
-        except Exception as error:  # not installed, no compiler for it, or a shape that it refuses
-            print(f"{cell.name}: no {name}: {type(error).__name__}: {error}".splitlines()[0][:200])
-            continue
-        found[name] = run
+            importlib.import_module(module)
+            found[name] = importlib.metadata.version(package)
+        except Exception as error:  # absent, or without what it needs
+            print(f"no {name}: {_said(error)}", flush=True)
     return found
+
+
+def beside(
+    cell: Cell, sets: list[Inputs], here: dict[str, str], error: Callable[[Any], float]
+) -> tuple[list[Candidate], dict[str, float], dict[str, str]]:
+    """Those of :data:`PEERS` that take a cell and are right, as graphs; their errors; and what the others said."""
+    import torch
+
+    found, errors, not_run = list[Candidate](), dict[str, float](), dict[str, str]()
+    for name in (n for n in PEERS if not cell.fp8 and (n in here or n not in PACKAGES)):
+        try:
+            if (run := PEERS[name](cell, sets)) is None:
+                continue
+            torch.full_like(sets[0]["q"], float("nan"))  # the memory that the result is likely to get
+            errors[name] = error(run(0).reshape(sets[0]["q"].shape))
+            if not errors[name] <= 1.0:
+                raise ValueError(f"its error is {errors[name]:.2f} of what is allowed")
+            found.append(graphed(Candidate(name, run), len(sets), torch))
+        except Exception as refusal:
+            not_run[name] = _said(refusal)
+    return found, errors, not_run
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
