@@ -9,3 +9,8 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 gc.set_threshold(10_000, 50, 100)  # traced Programs stay: to walk through millions of their objects took a quarter
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX takes three quarters of a GPU otherwise
+
+
+def pytest_sessionfinish() -> None:
+    """Spare pytest and Python their walks through all that is left, which the end of the process frees anyway."""
+    gc.freeze()
