@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 
-from warploom.kernels.attention.problem import AttentionConfig
-from warploom.operators.fakes import if_sizes_are_known, known, seen
+from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
 from warploom.operators.registration import Derivative, Named, define, differentiated, pair
 from warploom.ops import attention as eager
 from warploom.ops.attention_arrays import AXES, Options, checked
 from warploom.ops.attention_backward import attention_backward
 from warploom.ops.attention_plan import read_config
-
-if TYPE_CHECKING:
-    from warploom.ops.attention_arrays import Layout, Window
+from warploom.ops.signatures import AttentionOptions
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal=False, float? scale=None, SymInt? window_left=None, "
@@ -67,29 +64,21 @@ backward_operator = define(
 """The gradients by q, k, v and sinks, by :func:`warploom.attention_backward`; the last is empty without sinks."""
 
 
-def _saved(given: Named, results: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-    others = (given[name] for name in ("scale_tensor", "softcap_tensor", "sinks"))
-    return given["q"], given["k"], given["v"], *results, *others
+def gradients(operator: Any) -> Callable[..., Named]:
+    """The derivative by q, k, v and sinks, through an operator of gradients that takes the same options."""
+    names = frozenset(x.name for x in operator._schema.arguments)
 
+    def backward(given: Named, results: Any, by_results: tuple[torch.Tensor | None, ...], _: frozenset[str]) -> Named:
+        (out, lse), (dout, dlse) = results, by_results
+        if dout is None and dlse is None:
+            return {}
+        options = {name: x for name, x in given.items() if name in names}
+        dout = torch.zeros_like(out) if dout is None else dout
+        found = operator(dout=dout, out=out, lse=lse, dlse=dlse, **options)
+        of_arrays, sinks = dict(zip("qkv", found[:3], strict=True)), given["sinks"]
+        return of_arrays if sinks is None else {**of_arrays, "sinks": found[3].to(sinks.dtype)}
 
-def _backward(
-    saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], _wanted: frozenset[str]
-) -> Named:
-    (q, k, v, out, lse, scale, softcap, sinks), (dout, dlse) = saved, gradients
-    if dout is None and dlse is None:
-        return {}
-    found = backward_operator(
-        torch.zeros_like(out) if dout is None else dout, q, k, v, out, lse, dlse, sinks,
-        others["causal"], others.get("scale"), others["window_left"], others["window_right"], others.get("softcap"),
-        others["layout"], scale, softcap, others["deterministic"],
-    )  # fmt: skip
-    return gradients_by_name(found, sinks)
-
-
-def gradients_by_name(found: Any, sinks: torch.Tensor | None) -> Named:
-    """What a backward operator returns by the names of the inputs; the sinks' in their type."""
-    of_arrays = dict(zip("qkv", found[:3], strict=True))
-    return of_arrays if sinks is None else {**of_arrays, "sinks": found[3].to(sinks.dtype)}
+    return backward
 
 
 def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
@@ -118,7 +107,7 @@ attention_operator = _define("attention", return_lse=False)
 """The output of :func:`warploom.attention`; ``config`` in the notation that ``str(config)`` prints."""
 
 attention_lse_operator = _define(
-    "attention_lse", return_lse=True, derivative=Derivative(frozenset({*"qkv", "sinks"}), _saved, _backward)
+    "attention_lse", return_lse=True, derivative=Derivative(frozenset({*"qkv", "sinks"}), gradients(backward_operator))
 )
 """The output and the log-sum-exp (float32, (batch, heads, q_len)) of :func:`warploom.attention`."""
 
@@ -128,30 +117,17 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
     return_lse: bool = False,
-    layout: Layout = "bshd",
-    config: AttentionConfig | str | None = None,
     deterministic: bool = False,
+    **options: Unpack[AttentionOptions],
 ) -> Any:
     """:func:`warploom.attention` inside a traced graph: one call of an operator, no graph break.
 
     ``deterministic`` asks for gradients with equal bits from run to run.
     """
-    left, right = (None, None) if window is None else window
-    notation = None if config is None else str(config)
-    scale, scale_tensor = known("scale", scale)
-    softcap, softcap_tensor = known("softcap", softcap)
     operators: Any = torch.ops.warploom
-    given = (
-        q, k, v, causal, scale, left, right, softcap, layout, notation, scale_tensor, softcap_tensor, deterministic,
-        sinks,
-    )  # fmt: skip
-    if not (return_lse or differentiated(q, k, v, sinks)):
-        return operators.attention(*given)
-    found = operators.attention_lse(*given)  # the backward pass needs the log-sum-exps
+    given = for_operator(**options, deterministic=deterministic)
+    if not (return_lse or differentiated(q, k, v, options.get("sinks"))):
+        return operators.attention(q, k, v, **given)
+    found = operators.attention_lse(q, k, v, **given)  # the backward pass needs the log-sum-exps
     return found if return_lse else found[0]

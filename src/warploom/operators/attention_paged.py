@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.operators.fakes import if_sizes_are_known, known, seen
+from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
 from warploom.operators.registration import define, pair
 from warploom.ops import attention_paged as eager
 from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_paged_arrays import read_cache
-
-if TYPE_CHECKING:
-    from warploom.kernels.attention.paged import PagedConfig
-    from warploom.ops.attention_arrays import Window
 
 _SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor kv_lens, Tensor? block_table=None, Tensor? cu_seqlens_q=None, "
@@ -63,33 +59,17 @@ def attention_paged(
     v_cache: torch.Tensor,
     kv_lens: torch.Tensor,
     *,
-    block_table: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    causal: bool = True,
-    window: Window | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    fixed_split: int | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     check: bool = False,
-    config: PagedConfig | str | None = None,
+    **options: Any,
 ) -> Any:
     """:func:`warploom.attention_paged` inside a traced graph: one call of an operator, no graph break."""
     if check:
         raise ProblemError("check=True reads lengths on the CPU, which a traced graph cannot: check before it")
-    left, right = (None, None) if window is None else window
-    scale, scale_tensor = known("scale", scale)
-    softcap, softcap_tensor = known("softcap", softcap)
     operators: Any = torch.ops.warploom
     operator = operators.attention_paged_lse if return_lse else operators.attention_paged
-    found = operator(
-        q, k_cache, v_cache, kv_lens, block_table, cu_seqlens_q, causal, left, right, softcap, scale, fixed_split,
-        None if config is None else str(config), scale_tensor, softcap_tensor, sinks, k_scale, v_scale,
-    )  # fmt: skip
+    found = operator(q, k_cache, v_cache, kv_lens, **for_operator(**options))
     if out is None:
         return found
     out.copy_(found[0] if return_lse else found)

@@ -66,7 +66,7 @@ class WithEpilogue(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise ProblemError("a product with an epilogue is not differentiated twice: leave out create_graph=True")
         a, b, bias, *extras = ctx.saved_tensors
-        function, alpha = ctx.options["epilogue"], ctx.options["alpha"]
+        function, alpha = ctx.options["epilogue"], ctx.options.get("alpha", 1.0)
         needed = ctx.needs_input_grad
         others = grad_outputs[0].to(a.dtype), *extras
 

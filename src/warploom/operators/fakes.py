@@ -31,13 +31,23 @@ def if_sizes_are_known(check: Callable[[], Result]) -> Result | None:
         return None
 
 
-def known(name: str, value: Any) -> tuple[Any, torch.Tensor | None]:
-    """A number for an operator: as such, or as a tensor that it is read from when the graph runs.
+def for_operator(**options: Any) -> dict[str, Any]:
+    """Options of a public function as its operator takes them: two for a window, a configuration's notation.
 
-    NumPy's numbers are tensors to ``torch.compile``: what they are it does not know.
+    A number that a graph does not know is a tensor, which it is read from when the graph runs. NumPy's numbers are
+    tensors to ``torch.compile``: what they are it does not know.
     """
-    if isinstance(value, torch.Tensor):
-        return None, value
-    if torch.compiler.is_compiling():
-        return (None, torch.as_tensor(value)) if isinstance(value, _NUMPY) else (value, None)
-    return None if value is None else number(name, value), None
+    if options.get("window") is not None:
+        options["window_left"], options["window_right"] = options["window"]
+    options.pop("window", None)
+    if options.get("config") is not None:
+        options["config"] = str(options["config"])
+    for name in ("scale", "softcap", "alpha"):
+        value = options.pop(name, None)
+        if isinstance(value, torch.Tensor):
+            options[f"{name}_tensor"] = value
+        elif torch.compiler.is_compiling() and isinstance(value, _NUMPY):
+            options[f"{name}_tensor"] = torch.as_tensor(value)
+        elif value is not None:
+            options[name] = value if torch.compiler.is_compiling() else number(name, value)
+    return options

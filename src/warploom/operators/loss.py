@@ -68,26 +68,20 @@ gradients_operator = define("row_gradients", _GRADIENTS, _gradients, _fake_gradi
 """The gradients by x, w and bias of losses, or log-sum-exps, of rows of scale · x·wᵀ + bias; empty if not wanted."""
 
 
-def _saved(given: Named, results: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    return given["x"], given["w"], given["target"], given["bias"], results[1]
-
-
 def _backward(
-    saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
+    given: Named, results: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
 ) -> Named:
     """The logits again, chunk by chunk, as their derivatives (:class:`warploom.ops.loss_plan.GradientPlan`)."""
-    (x, w, target, bias, lse), (by_loss, by_lse) = saved, gradients
+    by_loss, by_lse = gradients
     if by_loss is None and by_lse is None:
         return {}
-    found = gradients_operator(
-        x, w, lse, target, by_loss, by_lse, bias, 1.0, "x" in wanted, "w" in wanted, others["ignore_index"],
-        others["label_smoothing"], others["z_loss"], others["softcap"], others["config"], "bias" in wanted,
-    )  # fmt: skip
+    wants = {f"wants_{name}": name in wanted for name in ("x", "w", "bias")}
+    found = gradients_operator(**given, lse=results[1], by_loss=by_loss, by_lse=by_lse, **wants)
     return dict(zip(("x", "w", "bias"), found, strict=True))
 
 
 loss_operator = define(
-    "linear_cross_entropy", _LOSS, _losses, _fake_losses, Derivative(frozenset({"x", "w", "bias"}), _saved, _backward)
+    "linear_cross_entropy", _LOSS, _losses, _fake_losses, Derivative(frozenset({"x", "w", "bias"}), _backward)
 )
 """The losses of all rows, and their log-sum-exps, by :func:`warploom.linear_cross_entropy`."""
 
@@ -97,20 +91,14 @@ def linear_cross_entropy(
     w: torch.Tensor,
     target: torch.Tensor,
     *,
-    bias: torch.Tensor | None = None,
-    ignore_index: int = -100,
     reduction: eager.Reduction = "none",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
     return_lse: bool = False,
     config: MatmulConfig | str | None = None,
+    **options: Any,
 ) -> Any:
     """:func:`warploom.linear_cross_entropy` inside a traced graph: one call of an operator, no graph break."""
     operators: Any = torch.ops.warploom
     eager.check_reduction(reduction)
-    rows, lse = operators.linear_cross_entropy(
-        x, w, target, ignore_index, label_smoothing, z_loss, softcap, None if config is None else str(config), bias
-    )
-    result = eager.reduced(rows, target, ignore_index, reduction)
+    rows, lse = operators.linear_cross_entropy(x, w, target, config=None if config is None else str(config), **options)
+    result = eager.reduced(rows, target, options.get("ignore_index", -100), reduction)
     return (result, lse) if return_lse else result

@@ -7,15 +7,12 @@ break the graph (:mod:`warploom.operators.untraced`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from warploom.core.dtypes import DType, dtype_of
-from warploom.kernels.matmul.features import EpilogueFunction
-from warploom.kernels.matmul.problem import MatmulConfig
-from warploom.operators.fakes import if_sizes_are_known, known, seen
+from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
 from warploom.operators.products import gradients_of_product
 from warploom.operators.registration import Derivative, Named, define
 from warploom.ops import matmul as eager
@@ -42,54 +39,37 @@ def _fake(
     return a.new_empty(shape, dtype=_KINDS[dtype.name])
 
 
-def _saved(given: Named, _result: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return given["a"], given["b"], given["alpha_tensor"]
-
-
 def _backward(
-    saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
+    given: Named, _: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
 ) -> Named:
-    (a, b, tensor), (gradient,) = saved, gradients
-    alpha = others["alpha"] if tensor is None else tensor
-    return {} if gradient is None else gradients_of_product(a, b, gradient, alpha, wanted)
+    (gradient,), alpha = gradients, given["alpha"] if given["alpha_tensor"] is None else given["alpha_tensor"]
+    return {} if gradient is None else gradients_of_product(given["a"], given["b"], gradient, alpha, wanted)
 
 
 matmul_operator = define(
-    "matmul", _SCHEMA, eager.matmul, _fake, Derivative(frozenset({"a", "b", "bias"}), _saved, _backward)
+    "matmul", _SCHEMA, eager.matmul, _fake, Derivative(frozenset({"a", "b", "bias"}), _backward, kept=False)
 )
 """alpha · a·b + bias by :func:`warploom.matmul`; ``config`` in the notation that ``str(config)`` prints."""
 
 
-def matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    out_dtype: Any = None,
-    accumulate: Any = "f32",
-    bias: torch.Tensor | None = None,
-    epilogue: EpilogueFunction | None = None,
-    extras: Sequence[torch.Tensor] = (),
-    alpha: float = 1.0,
-    out: torch.Tensor | None = None,
-    config: MatmulConfig | str | None = None,
-) -> torch.Tensor:
+def matmul(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
     """:func:`warploom.matmul` inside a traced graph: one call of an operator.
 
     With arguments that no operator takes (``epilogue``, ``extras`` and ``out``) the graph is broken and the call runs
     as it is; with ``fullgraph=True`` PyTorch raises an error that says what to do instead.
     """
-    if epilogue is not None or extras or out is not None:
+    if options.get("epilogue") is not None or options.get("extras") or options.get("out") is not None:
         from warploom.operators import untraced
 
-        return untraced.matmul(
-            a, b, out_dtype=out_dtype, accumulate=accumulate, bias=bias, epilogue=epilogue, extras=extras, alpha=alpha,
-            out=out, config=config,
-        )  # fmt: skip
-    words = None if out_dtype is None else _word(out_dtype), _word(accumulate)
-    notation = None if config is None else str(config)
-    factor, tensor = known("alpha", alpha)
+        return untraced.matmul(a, b, **options)
+    for name in ("epilogue", "extras", "out"):
+        options.pop(name, None)
+    if options.get("out_dtype") is not None:
+        options["out_dtype"] = _word(options["out_dtype"])
+    if "accumulate" in options:
+        options["accumulate"] = _word(options["accumulate"])
     operators: Any = torch.ops.warploom
-    return operators.matmul(a, b, bias, *words, 1.0 if factor is None else factor, notation, tensor)
+    return operators.matmul(a, b, **for_operator(**options))
 
 
 def _word(dtype: Any) -> str:

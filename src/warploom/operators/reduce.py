@@ -6,18 +6,18 @@ this way by itself where PyTorch watches (:mod:`warploom.interop.tracing`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from warploom.core.errors import ProblemError
-from warploom.kernels.matmul.problem import MatmulConfig
-from warploom.operators.fakes import if_sizes_are_known, known, seen
+from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
 from warploom.operators.loss import gradients_operator
 from warploom.operators.registration import Derivative, Named, define
 from warploom.ops import matmul as of_matmul
 from warploom.ops import reduce as eager
 from warploom.ops.matmul_arrays import checked_config, checked_shape, result_types
+from warploom.ops.signatures import ReduceOptions
 
 _REDUCE = (
     "(Tensor a, Tensor b, str op='max', float scale=1.0, Tensor? bias=None, str? config=None, "
@@ -53,21 +53,21 @@ def _fake_argmax(a: torch.Tensor, **given: Any) -> tuple[torch.Tensor, torch.Ten
     return _fake_reduce(a, op="argmax", **given), a.new_empty((a.shape[0],), dtype=torch.int32)
 
 
-def _saved(given: Named, result: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _check(given: Named) -> None:
     if given["op"] == "max":
         raise ProblemError("matmul_reduce('max') has no backward pass: call under torch.no_grad(), or pass x.detach()")
-    return given["a"], given["b"], given["bias"], result, given["scale_tensor"]
 
 
 def _backward(
-    saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
+    given: Named, results: tuple[Any, ...], gradients: tuple[torch.Tensor | None, ...], wanted: frozenset[str]
 ) -> Named:
     """Of a log-sum-exp, products with the softmax (:mod:`~warploom.operators.loss`); of a sum, outer products."""
-    (a, b, bias, lse, tensor), (gradient,), found = saved, gradients, dict[str, Any]()
+    a, b, bias, tensor = (given[name] for name in ("a", "b", "bias", "scale_tensor"))
+    (lse,), (gradient,), found = results, gradients, dict[str, Any]()
     if gradient is None:
         return found
-    scale = others["scale"] if tensor is None else float(tensor)
-    if others["op"] == "logsumexp":
+    scale = given["scale"] if tensor is None else float(tensor)
+    if given["op"] == "logsumexp":
         dx, dw, dbias = gradients_operator(
             a, b.mT, lse, None, None, gradient, bias, scale, "a" in wanted, "b" in wanted, wants_bias="bias" in wanted
         )
@@ -89,7 +89,7 @@ reduce_operator = define(
     _REDUCE,
     eager.matmul_reduce,
     _fake_reduce,
-    Derivative(frozenset({"a", "b", "bias"}), _saved, _backward),
+    Derivative(frozenset({"a", "b", "bias"}), _backward, check=_check),
 )
 """A reduction of the rows of scale · a·b + bias by :func:`warploom.matmul_reduce`."""
 argmax_operator = define("matmul_argmax", _ARGMAX, _argmax, _fake_argmax)
@@ -97,20 +97,12 @@ argmax_operator = define("matmul_argmax", _ARGMAX, _argmax, _fake_argmax)
 
 
 def matmul_reduce(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    op: eager.Op = "max",
-    *,
-    scale: float = 1.0,
-    bias: torch.Tensor | None = None,
-    return_index: bool = False,
-    config: MatmulConfig | str | None = None,
-) -> Any:
+    a: torch.Tensor, b: torch.Tensor, op: eager.Op = "max", *, return_index: bool = False,
+    **options: Unpack[ReduceOptions],
+) -> Any:  # fmt: skip
     """:func:`warploom.matmul_reduce` inside a traced graph: one call of an operator, no graph break."""
     operators: Any = torch.ops.warploom
-    notation = None if config is None else str(config)
-    factor, tensor = known("scale", scale)
-    factor = 1.0 if factor is None else factor
+    given = for_operator(**options)
     if eager.reduction_named(op, return_index) == "argmax":
-        return operators.matmul_argmax(a, b, factor, bias, notation, tensor)
-    return operators.matmul_reduce(a, b, op, factor, bias, notation, tensor)
+        return operators.matmul_argmax(a, b, **given)
+    return operators.matmul_reduce(a, b, op, **given)

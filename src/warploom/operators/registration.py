@@ -36,15 +36,16 @@ Named = Mapping[str, Any]
 class Derivative:
     """How an operator is differentiated, by the tensors ``by``; others that require gradients are refused.
 
-    ``saved`` takes its arguments by name and its result, and gives the tensors that the backward pass needs.
-    ``backward`` takes those tensors, the other arguments by name, the gradients of the results (None for those that
-    nothing depends on) and the names of the arguments whose gradients are wanted; it gives those gradients by name. It
-    is itself made of operators, so that it is traced and, where they are differentiable, differentiated.
+    ``backward`` takes the arguments by name, the results (none where they are not ``kept``), their gradients (None for
+    those that nothing depends on) and the names of the arguments whose gradients are wanted; it gives those gradients
+    by name. It is itself made of operators, so that it is traced and, where they are differentiable, differentiated.
+    ``check`` raises ProblemError for arguments, by name, that have no derivative.
     """
 
     by: frozenset[str]
-    saved: Callable[[Named, Any], tuple[torch.Tensor | None, ...]]
-    backward: Callable[[tuple[Any, ...], Named, tuple[torch.Tensor | None, ...], frozenset[str]], Named]
+    backward: Callable[[Named, tuple[Any, ...], tuple[torch.Tensor | None, ...], frozenset[str]], Named]
+    kept: bool = True
+    check: Callable[[Named], None] | None = None
 
 
 def pair(left: int | None, right: int | None) -> Window | None:
@@ -110,7 +111,7 @@ def define(
     """
     parameters = _Parameters.of(name + schema)
     if of_gradients:
-        derivative = Derivative(frozenset(parameters.names), lambda *_: (), _refuse_twice)
+        derivative = Derivative(frozenset(parameters.names), _refuse_twice, kept=False)
 
     def kernel(*arguments: Any, **named: Any) -> Any:
         return run(**_public(parameters.given(arguments, named)))
@@ -199,15 +200,19 @@ def _function(name: str, parameters: _Parameters, derivative: Derivative) -> Cal
 
         @staticmethod
         def forward(ctx: Any, operator: Any, below: Any, *arguments: Any) -> Any:
-            # PyTorch runs this without grad mode, by which levels of torch.func below this one would record nothing.
-            with torch.set_grad_enabled(transforms(torch)), torch._C._AutoDispatchBelowAutograd():
-                result = operator.redispatch(below, *arguments)
             given = parameters.every(arguments, {})
             needed = {k for k, needs in zip(names, ctx.needs_input_grad[2:], strict=False) if needs}
             for other in sorted(needed - derivative.by):
                 raise ProblemError(f"{other}: {NO_BACKWARD}")
-            ctx.save_for_backward(*derivative.saved(given, result))
-            ctx.others = {k: x for k, x in given.items() if not isinstance(x, torch.Tensor)}
+            if derivative.check is not None:
+                derivative.check(given)
+            # PyTorch runs this without grad mode, by which levels of torch.func below this one would record nothing.
+            with torch.set_grad_enabled(transforms(torch)), torch._C._AutoDispatchBelowAutograd():
+                result = operator.redispatch(below, *arguments)
+            ctx.tensors = tuple([k for k, x in given.items() if isinstance(x, torch.Tensor)])
+            ctx.others = {k: x for k, x in given.items() if k not in ctx.tensors}
+            results = (result if isinstance(result, tuple) else (result,)) if derivative.kept else ()
+            ctx.save_for_backward(*[given[k] for k in ctx.tensors], *results)
             ctx.set_materialize_grads(False)
             return result
 
@@ -215,7 +220,9 @@ def _function(name: str, parameters: _Parameters, derivative: Derivative) -> Cal
         def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
             needed = ctx.needs_input_grad[2:]
             wanted = frozenset(k for k, needs in zip(names, needed, strict=False) if needs)
-            found = derivative.backward(ctx.saved_tensors, ctx.others, gradients, wanted)
+            saved = ctx.saved_tensors
+            given = {**ctx.others, **dict(zip(ctx.tensors, saved, strict=False))}
+            found = derivative.backward(given, saved[len(ctx.tensors) :], gradients, wanted)
             return None, None, *(found.get(k) for k in names[: len(needed)])
 
     Operation.__name__ = Operation.__qualname__ = f"warploom_{name}"

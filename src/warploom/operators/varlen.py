@@ -5,18 +5,18 @@ The public function takes this way by itself where PyTorch watches (:mod:`warplo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from warploom.kernels.attention.packed import PackedConfig
-from warploom.operators.attention import backward_of, fake_backward, gradients_by_name
-from warploom.operators.fakes import if_sizes_are_known, known, seen
-from warploom.operators.registration import Derivative, Named, define, differentiated, pair
+from warploom.operators.attention import backward_of, fake_backward, gradients
+from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
+from warploom.operators.registration import Derivative, define, differentiated, pair
 from warploom.operators.untraced import attention_varlen as untraced
 from warploom.ops import attention_varlen as eager
-from warploom.ops.attention_arrays import Options, Window
+from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
+from warploom.ops.signatures import VarlenOptions
 from warploom.ops.varlen_arrays import checked_packed
 
 _SCHEMA = (
@@ -40,28 +40,6 @@ backward_operator = define(
     "attention_varlen_backward", _BACKWARD, backward_of(attention_varlen_backward), fake_backward, of_gradients=True
 )
 """The gradients by q, k, v and sinks; the last is empty without sinks."""
-
-_LENGTHS = "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"
-_OTHERS = "scale_tensor", "softcap_tensor", "sinks"
-
-
-def _saved(given: Named, results: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-    return given["q"], given["k"], given["v"], *results, *(given[name] for name in (*_LENGTHS, *_OTHERS))
-
-
-def _backward(
-    saved: tuple[Any, ...], others: Named, gradients: tuple[torch.Tensor | None, ...], _wanted: frozenset[str]
-) -> Named:
-    (q, k, v, out, lse, q_starts, k_starts, q_used, k_used, scale, softcap, sinks), (dout, dlse) = saved, gradients
-    if dout is None and dlse is None:
-        return {}
-    found = backward_operator(
-        torch.zeros_like(out) if dout is None else dout, q, k, v, out, lse, q_starts, k_starts, dlse, sinks, q_used,
-        k_used, others["causal"], others.get("scale"), others["window_left"], others["window_right"],
-        others.get("softcap"), scale, softcap, others["deterministic"],
-    )  # fmt: skip
-    return gradients_by_name(found, sinks)
-
 
 _ARRAYS = {
     "k": "k", "v": "v", "cu_seqlens_q": "q_starts", "cu_seqlens_k": "k_starts", "seqused_q": "q_used",
@@ -93,7 +71,7 @@ varlen_operator = _define("attention_varlen", return_lse=False)
 varlen_lse_operator = _define(
     "attention_varlen_lse",
     return_lse=True,
-    derivative=Derivative(frozenset({*"qkv", "sinks"}), _saved, _backward),
+    derivative=Derivative(frozenset({*"qkv", "sinks"}), gradients(backward_operator)),
 )
 """The output and the log-sum-exps (float32, (heads, total_q)) of :func:`warploom.attention_varlen`."""
 
@@ -105,42 +83,23 @@ def attention_varlen(
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor | None = None,
     *,
-    seqused_q: torch.Tensor | None = None,
-    seqused_k: torch.Tensor | None = None,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-    causal: bool = False,
-    window: Window | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    sinks: torch.Tensor | None = None,
     return_lse: bool = False,
-    out: torch.Tensor | None = None,
-    check: bool = False,
-    config: PackedConfig | str | None = None,
     deterministic: bool = False,
+    **options: Unpack[VarlenOptions],
 ) -> Any:
     """:func:`warploom.attention_varlen` inside a traced graph: one call of an operator, no graph break.
 
     With ``out`` or ``check`` there is one: the operator changes nothing and waits for nothing. ``deterministic`` asks
     for gradients with equal bits from run to run.
     """
-    if out is not None or check:
-        return untraced(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k, causal=causal,
-            window=window, softcap=softcap, scale=scale, sinks=sinks, return_lse=return_lse, out=out, check=check,
-            config=config,
-        )  # fmt: skip
-    left, right = (None, None) if window is None else window
-    scale, scale_tensor = known("scale", scale)
-    softcap, softcap_tensor = known("softcap", softcap)
+    tensors = q, k, v, cu_seqlens_q, cu_seqlens_k
+    if options.get("out") is not None or options.get("check"):
+        return untraced(*tensors, return_lse=return_lse, **options)
+    for name in ("out", "check", "max_seqlen_q", "max_seqlen_k"):
+        options.pop(name, None)
+    given = for_operator(**options, deterministic=deterministic)
     operators: Any = torch.ops.warploom
-    given = (
-        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, causal, scale, left, right, softcap,
-        None if config is None else str(config), scale_tensor, softcap_tensor, sinks,
-        deterministic,
-    )  # fmt: skip
-    if not (return_lse or differentiated(q, k, v, sinks)):
-        return operators.attention_varlen(*given)
-    found = operators.attention_varlen_lse(*given)  # the backward pass needs the log-sum-exps
+    if not (return_lse or differentiated(q, k, v, options.get("sinks"))):
+        return operators.attention_varlen(*tensors, **given)
+    found = operators.attention_varlen_lse(*tensors, **given)  # the backward pass needs the log-sum-exps
     return found if return_lse else found[0]
