@@ -55,6 +55,14 @@ def test_a_missing_barrier_is_a_race_with_both_lines_shown(invoke, kernel_file):
         assert f"> {number:4d} | {lines[number - 1]}"[:60] in result.stdout
 
 
+def test_what_a_finding_says_fits_a_narrow_terminal(invoke, kernel_file, monkeypatch):
+    monkeypatch.setattr("warploom.cli.output.PLAIN_WIDTH", 60)
+    result = invoke("check", str(kernel_file(barrier="pass")))
+    said = result.stdout.partition("\n  /")[0]
+    assert max(map(len, said.splitlines())) <= 60
+    assert "st.shared.b32 of warp" in " ".join(said.split())
+
+
 def test_findings_as_json(invoke, kernel_file):
     result = invoke("check", str(kernel_file(barrier="pass")), "--json", "--seed", "3")
     assert result.exit_code == 1

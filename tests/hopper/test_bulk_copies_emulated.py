@@ -288,8 +288,8 @@ def bytes_expected(k: Kernel, source: TensorMap, *, count: int) -> None:
 @pytest.mark.parametrize(
     ("count", "message"),
     [
-        (256, "768 bytes more than expected have landed (expect exactly"),
-        (2048, "and 1024 bytes missing (expect"),
+        (256, "768 more than 256 expected bytes have come"),
+        (2048, "1024 of 2048 expected bytes missing"),
     ],
 )
 def test_wrong_bytes_say_by_how_much(count: int, message: str) -> None:

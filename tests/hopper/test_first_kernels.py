@@ -101,7 +101,7 @@ def test_without_mistakes_they_are_right(name: str, seed: int | None) -> None:
 
 RING = {
     "no barrier": ("mbarrier", r"uses full\[0\], and nothing orders its initialisation"),
-    "phase": ("deadlock", "free[0] is in phase 0 (parity 0), 4 of 4 arrivals and 0 bytes missing (nothing has arrived"),
+    "phase": ("deadlock", "free[0] is in phase 0 (parity 0), 4 of 4 arrivals missing (nothing has arrived"),
     "one of each warp": ("mbarrier", "arrives at full[0] in a phase that has all its 1 arrivals"),
     "no stage": ("refused", "tile has 2 stages: choose one with tile.stage(ring.stage) (test_first_kernels.py:"),
     "not advanced": ("mbarrier", "full[0]"),
@@ -132,7 +132,7 @@ def test_a_mistake_is_named(name: str, mistake: str, kind: str, message: str) ->
 
 def test_a_ring_that_begins_wrong_is_told_how() -> None:
     found = [f for f in every(run("ring", "phase", None)[0]) if f.kind == "deadlock"]
-    assert all("who waits for free stages of a ring begins with phase=1" in f.message for f in found)
+    assert all("who waits for empty stages begins with phase=1" in f.message for f in found)
 
 
 def test_tiles_and_mbarriers_are_called_as_their_variables() -> None:

@@ -28,6 +28,8 @@ def test_every_element_has_bytes_of_its_own(
     assert offsets.min() >= 0
     assert offsets.max() + element_bytes <= memory.bytes
     assert memory.offset(rows - 1, cols * 8 - 1) == offsets[-1, -1]
+    for at in ((0, 0), (rows // 2, cols * 4), (rows - 1, cols * 8 - 1)):
+        assert memory.element_at(int(offsets[at]) + element_bytes - 1) == at
 
 
 @given(st.integers(1, 70), st.sampled_from([8, 64, 128]), st.sampled_from([1, 2, 4]), st.integers(1, 16))

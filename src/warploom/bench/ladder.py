@@ -182,6 +182,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "other": _line(finding.other) if finding.other is not None else None,
         "where_called_from": [_line(caller) for caller in finding.where.callers],
         "other_called_from": [_line(caller) for caller in (finding.other or NOWHERE).callers],
+        "loops": [{"line": _line(line), "index": index} for line, index in finding.loops],
         "follows": [finding_json(other) for other in finding.follows],
     }
 

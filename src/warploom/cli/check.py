@@ -6,6 +6,7 @@ import dataclasses
 import linecache
 from collections.abc import Iterator
 from functools import partial
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -117,12 +118,11 @@ def _show(one: Checked, compiles: bool) -> None:
 
     out = console()
     out.print(one.emulation.printed, end="", markup=False, highlight=False)
-    if one.emulation.findings:
-        out.print(one.emulation.table())
-        for finding in one.emulation.findings:
-            out.print(f"{finding.kind} at", markup=False)
-            for where in filter(None, (finding.where, finding.other)):
-                out.print(excerpt(where), markup=False)
+    for finding in one.emulation.findings:
+        text = f"{one.name}: {finding.kind}: {finding.message} ({finding.place}). {finding.consequences}"
+        out.print(fill(text, out.width, subsequent_indent="  ", break_on_hyphens=False), markup=False)
+        for where in dict.fromkeys(filter(None, (finding.where, finding.other))):
+            out.print(excerpt(where), markup=False)
     for result in one.results:
         verdict, error = "right" if result.ok else "WRONG", "NaN" if result.nans else f"{result.error:.3g}"
         text = f"{result.name} is {verdict}, error {error} (tolerance {result.tolerance:g})"

@@ -66,6 +66,7 @@ class Control:
             self._loops += 1
             first = index.flat[0] if index.size else 0
             stays = self._ends(frame, statement, *bounds)
+            loops, key = self.context.report.loops, (statement.where, int(frame.flat[0]))
             while True:
                 goes_on = index < stop
                 if stays is not None:
@@ -83,11 +84,13 @@ class Control:
                             inner.merge_into_parent(registers)
                         inner, last = frame.child(goes_on), goes_on
                 self._set_index(statement.index, index, frame, inner)
+                loops[key] = frame, index
                 yield from self.run(body, inner)
                 index = index + step
                 if self.progress is not None and self._loops == 1 and stop.size == 1:
                     self.progress(float((index.flat[0] - first) / max(1, int(stop.flat[0]) - int(first))))
             self._loops -= 1
+            loops.pop(key, None)
             if inner is not frame:
                 inner.merge_into_parent(registers)
 

@@ -38,7 +38,8 @@ class Finding:
 
     ``where`` is the line that ran into it, ``other`` the line it conflicts with. ``cta`` (linear), ``warp`` (within its
     CTA), ``lane`` and ``address`` describe the first lane it was seen in; ``address`` is in bytes: from the start of
-    shared memory, or from the start of the array. ``rank`` is the CTA's in its cluster, None without clusters.
+    shared memory, or from the start of the array. ``rank`` is the CTA's in its cluster, None without clusters, and
+    ``loops`` are the lines of the loops around it with their indices, the outermost first.
     ``follows`` are findings that probably have the same cause.
     """
 
@@ -52,6 +53,7 @@ class Finding:
     lane: int = 0
     address: int | None = None
     rank: int | None = None
+    loops: tuple[tuple[SourceLine, int], ...] = ()
     follows: tuple[Finding, ...] = ()
 
     @property
@@ -69,12 +71,17 @@ class Finding:
         listed = dict.fromkeys(f"{f.kind} at {f.lines}" for f in self.follows)
         return f"This probably explains {len(listed)} more: {', '.join(listed)}"
 
-    def __str__(self) -> str:
+    @property
+    def place(self) -> str:
+        """How often it happened, and which lane was the first."""
         rank = "" if self.rank is None else f" (rank {self.rank} of its cluster)"
-        place = f"CTA {self.cta}{rank}, warp {self.warp}, lane {self.lane}"
-        times = f" ({self.count} times; first in {place})" if self.count > 1 else f" (in {place})"
+        place = f"in CTA {self.cta}{rank}, warp {self.warp}, lane {self.lane}"
+        place += "".join(f", where the loop of {line} is at {index}" for line, index in self.loops)
+        return f"{self.count} times; first {place}" if self.count > 1 else place
+
+    def __str__(self) -> str:
         more = f". {self.consequences}" if self.follows else ""
-        return f"{self.kind} at {self.lines}: {self.message}{times}{more}"
+        return f"{self.kind} at {self.lines}: {self.message} ({self.place}){more}"
 
 
 class Findings:

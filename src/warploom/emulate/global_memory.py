@@ -344,9 +344,16 @@ class GlobalMemory:
         region, at = mine.buffer.region, me[wrong]
         assert region is not None
         addresses = mine.cells[at] * self.granule + region.real - mine.buffer.real
-        text = f"{past} in {mine.buffer.name}"
         self.report.races(
-            mine.op, mine.mode, mine.rows[at], mine.lanes[at], agents[wrong], stamps[wrong], addresses, text
+            mine.op,
+            mine.mode,
+            mine.rows[at],
+            mine.lanes[at],
+            agents[wrong],
+            stamps[wrong],
+            addresses,
+            past,
+            mine.buffer.name,
         )
 
     def _check_clash(self, record: Record, mine: Event, data: Array, per_lane: int) -> None:

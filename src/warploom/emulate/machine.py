@@ -78,21 +78,6 @@ class Emulation:
             raise EmulationError(f"{self.program}: the emulator found {len(self.findings)}:\n{lines}", self.findings)
         return self
 
-    def table(self) -> Any:
-        """The findings as a ``rich`` table."""
-        from rich.table import Table
-
-        table = Table(title=f"{self.program}: {len(self.findings)} findings", show_lines=True)
-        for column in ("kind", "line", "other line", "times", "first in", "what and what to do"):
-            table.add_column(column, overflow="fold")
-        for f in self.findings:
-            other = str(f.other) if f.other is not None else ""
-            place = f"CTA {f.cta}\nwarp {f.warp}\nlane {f.lane}"
-            table.add_row(
-                f.kind, str(f.where), other, str(f.count), place, "\n".join(filter(None, (f.message, f.consequences)))
-            )
-        return table
-
 
 class _StuckError(Exception):
     """Every task waits for something that no other task can bring about."""
@@ -335,11 +320,11 @@ class _Launch:
         """One finding for each line that is waited at, with the state of every barrier."""
         self.engines.warpgroups.check_together({row for wait in waits for row in wait.rows})
         named = "; ".join(self.barriers.describe(key) for key in self.barriers.open)
-        for wait in waits:
-            if wait.what or not wait.rows:
-                continue
+        waits = [wait for wait in waits if wait.rows and not wait.what]
+        lines = {row: wait.op.where for wait in waits for row in wait.rows}
+        for wait in sorted(waits, key=lambda wait: not self.engines.mbarriers.in_the_middle(wait.rows)):
             row = min(wait.rows)
-            parts = (named, self.engines.mbarriers.describe(row), self.engines.clusters.describe(row))
+            parts = (named, self.engines.mbarriers.describe(row, lines), self.engines.clusters.describe(row))
             parts = (*parts, self.engines.warpgroups.describe(row), self.engines.registers.describe(row))
             state = "; ".join(p for p in parts if p) or "nothing will complete"
             message = f"{wait.op.instruction.mnemonic} waits for ever ({state}): {_cure(wait.op)}"
@@ -351,8 +336,8 @@ def _cure(op: Op) -> str:
     """What brings a wait to its end."""
     if any(isinstance(e, MbarrierWait) for e in op.instruction.effects()):
         return (
-            "every arrival and every byte it counts must come, as often as it is waited for; who waits for free stages "
-            "of a ring begins with phase=1"
+            "all its arrivals and exactly the expected bytes must come, as often as it is waited for; who waits for "
+            "empty stages begins with phase=1"
         )
     if any(isinstance(e, RegisterBudget) for e in op.instruction.effects()):
         return "other warpgroups must give registers back first, and enough of them"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from warploom.emulate.acting import Lanes
 from warploom.emulate.barriers import Wait
 from warploom.emulate.known import Known
-from warploom.ir.statements import Op
+from warploom.ir.statements import Op, SourceLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Mbarrier:
     pending: int
     fenced: int = 0  # when its initialisation was made visible to the async proxy
     tx: int = 0
+    expected: int = 0  # bytes, of the current phase
     phase: int = 0
     observed: int = 0
     told: Told = field(default_factory=lambda: Told())
@@ -96,6 +98,44 @@ class Mbarrier:
         """Nothing has happened in the current phase."""
         return self.pending == self.count and self.tx == 0
 
+    def expect(self, size: int) -> None:
+        """The current phase takes ``size`` more bytes of copies."""
+        self.tx += size
+        self.expected += size
+
+    def complete(self) -> None:
+        """The next phase begins."""
+        self.phase += 1
+        self.pending, self.expected = self.count, 0
+        self.told.complete()
+        self.far.complete()
+        self.events.complete()
+
+    def describe(self, warps: int, waits: Mapping[int, SourceLine]) -> str:
+        """Its phase, what is missing, and who waits; ``warps``: of a CTA, ``waits``: the lines at which rows wait."""
+        text = f"is in phase {self.phase} (parity {self.phase & 1})"
+        if self.pending:
+            text += f", {self.pending} of {self.count} arrivals missing ({self._who_came(warps, waits)})"
+        if self.tx:
+            of = f"{self.tx} of" if self.tx > 0 else f"{-self.tx} more than"
+            text += f", {of} {self.expected} expected bytes {'missing' if self.tx > 0 else 'have come'}"
+            text += "" if self.copy is None else f" (the last came from {self.copy.where.stack})"
+        for parity in (0, 1):
+            rows = {w.row for w in self.waiters if w.parity == parity}
+            text += f", waited for by {_warps(rows, warps)} (parity {parity})" if rows else ""
+        return text
+
+    def _who_came(self, warps: int, waits: Mapping[int, SourceLine]) -> str:
+        """Who has arrived in the current phase; whoever did in the last one and not in this, with where it is now."""
+        if self.arrival is None:
+            return "nothing has arrived yet"
+        now, last = set(self.events.now.arrivals), set(self.events.last.arrivals)
+        parts = [f"{_warps(now, warps)} came at {self.arrival.where.stack}"] if now else []
+        for row in sorted(last - now)[:4]:
+            where = f"waits at {waits[row]}" if row in waits else "has ended"
+            parts.append(f"{_warps({row}, warps)} came for the phase before and {where}")
+        return ", ".join(parts)
+
 
 @dataclass(eq=False)
 class Waiter:
@@ -107,3 +147,11 @@ class Waiter:
     lanes: Lanes
     parity: int
     far: bool
+
+
+def _warps(rows: set[int], of_cta: int) -> str:
+    """Warps by their numbers within their CTA."""
+    numbers = sorted({row % of_cta for row in rows})
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"warps {numbers[0]} to {numbers[-1]}"
+    return f"warp{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

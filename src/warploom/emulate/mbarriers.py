@@ -5,6 +5,7 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from warploom.emulate.mbarrier_state import Counted, Mbarrier, Remote, Waiter
 from warploom.emulate.report import Reporter
 from warploom.emulate.shared_memory import SHARED_BASE, SharedMemory
 from warploom.ir.program import Program
-from warploom.ir.statements import Op
+from warploom.ir.statements import Op, SourceLine
 from warploom.isa.cluster import WINDOW_BITS
 from warploom.isa.effects import ClusterScope, MbarrierArrive, MbarrierWait
 
@@ -47,24 +48,24 @@ class Mbarriers:
                 return f"{region.name}[{index}]" if region.bytes > BYTES else region.name
         return f"byte {address}"
 
-    def describe(self, row: int) -> str:
-        """The state of the mbarriers of a warp's cluster that are in the middle of a phase or waited for."""
-        parts: list[str] = []
+    def describe(self, row: int, waits: Mapping[int, SourceLine]) -> str:
+        """The mbarriers of a warp's cluster that are in the middle of a phase or waited for; rows wait at ``waits``.
+
+        Those that some have arrived at come first: whoever does not is what the others wait for.
+        """
+        parts: list[tuple[bool, str]] = []
         for (owner, address), bar in self.all.items():
             first = owner * self.clocks.warps_per_cta
             if first // self.clocks.domain == row // self.clocks.domain and (bar.waiters or not bar.idle):
                 whose = f" of {self.report.cta(first)}" if self.clocks.columns.clustered else ""
-                state = f"{self.name(address)}{whose} is in phase {bar.phase} (parity {bar.phase & 1}), "
-                state += f"{bar.pending} of {bar.count} arrivals and {max(0, bar.tx)} bytes missing"
-                if bar.tx < 0:
-                    state += f", {-bar.tx} bytes more than expected have landed"
-                if bar.tx and not bar.pending:
-                    state += " (expect exactly the bytes of the boxes that complete on it in a phase)"
-                if bar.idle and bar.phase == 0 and any(w.parity == 0 for w in bar.waiters):
-                    state += " (nothing has arrived yet)"
-                waiting = sorted({f"warp {w.row % self.clocks.warps_per_cta} (parity {w.parity})" for w in bar.waiters})
-                parts.append(state + (f", waited for by {', '.join(waiting)}" if waiting else ""))
-        return "; ".join(parts)
+                parts.append(
+                    (bar.idle, f"{self.name(address)}{whose} {bar.describe(self.clocks.warps_per_cta, waits)}")
+                )
+        return "; ".join(text for _, text in sorted(parts, key=lambda part: part[0]))
+
+    def in_the_middle(self, rows: set[int]) -> bool:
+        """Whether rows wait for a phase that something has arrived for."""
+        return any(not bar.idle and rows & {w.row for w in bar.waiters} for bar in self.all.values())
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class Mbarriers:
                     continue
                 self.check_follows(bar, row, group, op)
                 if effect.count == 0:
-                    bar.tx += (effect.expected_bytes or 0) * (32 if group is None else len(group))
+                    bar.expect((effect.expected_bytes or 0) * (32 if group is None else len(group)))
                     self._complete(bar, op, row, lane)
                     continue
                 if not effect.completes and bar.pending <= effect.count * (32 if group is None else len(group)):
@@ -203,7 +204,7 @@ class Mbarriers:
             )
             self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
             bar.pending += 1
-        bar.tx += expected
+        bar.expect(expected)
         bar.pending -= 1
         self._complete(bar, op, row, lane)
 
@@ -236,11 +237,7 @@ class Mbarriers:
             self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)
             bar.observed = bar.phase
         self._check_waits(bar, op, row, lane)
-        bar.phase += 1
-        bar.pending = bar.count
-        bar.told.complete()
-        bar.far.complete()
-        bar.events.complete()
+        bar.complete()
         ready = [w for w in bar.waiters if w.parity != bar.phase & 1]
         bar.waiters = [w for w in bar.waiters if w.parity == bar.phase & 1]
         for waiter in ready:

@@ -28,6 +28,8 @@ class Reporter:
         self.warps_per_cta = engines.warps
         self.first = first
         self.clocks = clocks
+        self.loops: dict[tuple[SourceLine, int], tuple[Frame, Array]] = {}
+        """The frame and the index of each loop that runs, by its line and its frame's first warp."""
 
     def add(
         self, kind: Kind, where: SourceLine, message: str, row: int, lane: int, *,
@@ -36,7 +38,12 @@ class Reporter:
         """Record a finding in warp ``row`` of the batch; ``since`` as :meth:`Findings.add` takes it."""
         slot, local = divmod(self.first + row, self.warps_per_cta)
         cta, rank = self.places.linear(slot), self.places.rank(slot)
-        self.findings.add(Finding(kind, message, where, other, count, cta, local, lane, address, rank), since)
+        loops = tuple(
+            (line, int(frame.full(index)[frame.flat == row, lane][0]))
+            for (line, _), (frame, index) in self.loops.items()
+            if row in frame.flat
+        )
+        self.findings.add(Finding(kind, message, where, other, count, cta, local, lane, address, rank, loops), since)
 
     def cta(self, row: int) -> str:
         """How a message calls the CTA of a row: by its rank, in a cluster."""
@@ -55,9 +62,21 @@ class Reporter:
         return op.instruction.mnemonic if op is not None else "nothing"
 
     def races(
-        self, op: Op, what: str, rows: Array, lanes: Array, agents: Array, stamps: Array, addresses: Array, past: str
+        self,
+        op: Op,
+        what: str,
+        rows: Array,
+        lanes: Array,
+        agents: Array,
+        stamps: Array,
+        addresses: Array,
+        past: str,
+        buffer: str = "",
     ) -> None:
-        """Unordered pairs: one finding for each earlier operation. ``past`` tells what the earlier one did."""
+        """Unordered pairs: one finding for each earlier operation. ``past`` tells what the earlier one did.
+
+        The addresses are in shared memory, or in the ``buffer`` of that name.
+        """
         for stamp in np.unique(stamps):
             these = stamps == stamp
             # Name another warp if there is one: that needs the stronger cure.
@@ -86,8 +105,9 @@ class Reporter:
                 word = "k.atomic" if op.tile(0) is None else "tile.atomic"
                 cure = f"update it in one step, by an atomic ({word}), or {cure}"
             byte = int(addresses[i])
+            place = f" of {buffer}" if buffer else tile_at(byte, op, self.clocks.history[stamp])
             message = (
-                f"{op.instruction.mnemonic} {verb} byte {byte}{_tile_at(op, byte)} which "
+                f"{op.instruction.mnemonic} {verb} byte {byte}{place} which "
                 f"{self.name_of(int(stamp))} of {whom} {past}, and nothing orders the two: {cure}"
             )
             self.add("race", op.where, message, int(rows[i]), int(lanes[i]), other=other, count=int(these.sum()),
@@ -117,10 +137,9 @@ class Reporter:
         return True
 
 
-def _tile_at(op: Op, byte: int) -> str:
-    """ " of TILE, row 3" where an access to shared memory names the tile that the byte is in, else nothing."""
-    tile = op.tile(0)
-    spaces = {e.space for e in op.instruction.effects() if isinstance(e, Access)}
-    if tile is None or spaces != {"shared"}:
-        return ""
-    return f" of {tile.names(byte)}" if tile.offset <= byte < tile.offset + tile.bytes else ""
+def tile_at(byte: int, *ops: Op | None) -> str:
+    """ " of TILE, row 3, column 5," of a byte of shared memory, where one of the operations names its tile; else ""."""
+    for tile in (tile for op in ops if op is not None for tile in op.within if tile is not None):
+        if tile.offset <= byte < tile.offset + tile.bytes:
+            return f" of {tile.names(byte)},"
+    return ""

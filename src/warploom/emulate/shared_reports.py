@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.findings import Kind
-from warploom.emulate.report import Reporter
+from warploom.emulate.report import Reporter, tile_at
 from warploom.ir.statements import Op
 from warploom.isa.effects import BulkTensorCopy
 
@@ -21,6 +21,10 @@ MBARRIER = -1
 def _how_to_wait(started: Op) -> str:
     bulk = any(isinstance(e, BulkTensorCopy) for e in started.instruction.effects())
     return "wait for the phase of its mbarrier (by its parity)" if bulk else "commit and wait for its group"
+
+
+def _place(byte: int, *ops: Op) -> str:
+    return f"{byte}{tile_at(int(byte), *ops) or ' of shared memory'}"
 
 
 class SharedReports:
@@ -56,7 +60,7 @@ class SharedReports:
     def clash(self, op: Op, rows: Array, lanes: Array, addresses: Array) -> None:
         """Threads that write different values to one byte at once."""
         message = (
-            f"several threads write byte {int(addresses[0])} of shared memory in one execution of "
+            f"several threads write byte {_place(addresses[0], op)} in one execution of "
             f"{op.instruction.mnemonic}, and nothing says whose value stays: give each thread its own address"
         )
         self._add("race", op.where, message, int(rows[0]), int(lanes[0]), other=op.where, count=rows.size,
@@ -65,7 +69,7 @@ class SharedReports:
     def unset(self, op: Op, rows: Array, lanes: Array, addresses: Array) -> None:
         """An atomic update of bytes that nobody has written."""
         message = (
-            f"{op.instruction.mnemonic} updates byte {int(addresses[0])} of shared memory, never written: initialise "
+            f"{op.instruction.mnemonic} updates byte {_place(addresses[0], op)}, never written: initialise "
             "it, and order that before"
         )
         self._add("uninitialised", op.where, message, int(rows[0]), int(lanes[0]), count=rows.size,
@@ -93,7 +97,7 @@ class SharedReports:
             started = copies[int(number) - 1][0]
             verb = "reads" if what == "read" else "overwrites"
             message = (
-                f"{op.instruction.mnemonic} {verb} byte {int(addresses[i])} of shared memory while "
+                f"{op.instruction.mnemonic} {verb} byte {_place(addresses[i], op, started)} while "
                 f"{started.instruction.mnemonic} is still copying there: {_how_to_wait(started)} first"
             )
             self._add("in_flight", op.where, message, *where, other=started.where, count=int(these.sum()),

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from warploom.core.dtypes import DType
 from warploom.isa.base import Instruction
+from warploom.layout.shared import SharedLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,36 +83,47 @@ class SharedRegion:
 
 @dataclass(frozen=True, slots=True)
 class Tile(SharedRegion):
-    """What is known of a shared tile beside where it lies: how its author laid it out, all in bytes.
+    """What is known of a shared tile beside where it lies: how its author laid it out.
 
-    ``row_bytes`` from one row to the next (0: it has but one), ``swizzle_bytes`` the width that is swizzled (None: in
-    no way that the hardware knows), ``panel_bytes`` from one panel to the next (0: it has but one). Of several stages,
-    ``stage_bytes`` from one to the next and ``stage_size`` the bytes that one takes (0: it is one stage, or all).
+    ``layout`` is that of one stage (None: of memory that PTX declares). Of several stages, ``stage_bytes`` from one to
+    the next (0: it is one stage, or all).
     """
 
-    row_bytes: int = 0
-    swizzle_bytes: int | None = 0
-    panel_bytes: int = 0
+    layout: SharedLayout | None = None
     stage_bytes: int = 0
-    stage_size: int = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from one row to the next; 0: it has but one."""
+        return self.layout.row_bytes if self.layout is not None and self.layout.rows > 1 else 0
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes from one panel to the next; 0: it has but one."""
+        return self.layout.panels[1].byte_offset if self.layout is not None and len(self.layout.panels) > 1 else 0
+
+    @property
+    def swizzle_bytes(self) -> int | None:
+        """The width that is swizzled, in bytes; None: in no way that the hardware knows."""
+        return self.layout.swizzle.row_bytes if self.layout is not None else 0
 
     def names(self, place: int) -> str:
-        """A place in shared memory in the author's terms: the tile, its stage and its row, as far as there are several.
-
-        Swizzles move chunks within a row, so the row is known.
-        """
+        """A place in shared memory in the author's terms: tile, stage, row and column, as far as there are several."""
         inside, found = place - self.offset, [self.name]
         if self.stage_bytes:
             found.append(f"stage {inside // self.stage_bytes}")
             inside %= self.stage_bytes
-        if self.row_bytes:
-            found.append(f"row {(inside % self.panel_bytes if self.panel_bytes else inside) // self.row_bytes}")
+        if self.layout is not None and inside < self.layout.bytes:
+            row, col = self.layout.element_at(inside)
+            found += [f"row {row}"] * (self.layout.rows > 1) + [f"column {col}"] * (self.layout.cols > 1)
         return ", ".join(found)
 
     def room(self, place: int) -> int:
         """The bytes from a place in shared memory to the end of its stage, or of the tile."""
         inside = place - self.offset
-        return self.stage_size - inside % self.stage_bytes if self.stage_bytes else self.bytes - inside
+        if not self.stage_bytes or self.layout is None:
+            return self.bytes - inside
+        return self.layout.bytes - inside % self.stage_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,10 +163,7 @@ class SharedTile:
         """What an access may reach: the stage, or all stages where it is not known which; and how it is laid out."""
         one, layout = self.chosen and self.shift is None, self.layout
         size = layout.bytes if one else layout.bytes + (self.stages - 1) * self.stage_bytes
-        rows, panels = layout.row_bytes if layout.rows > 1 else 0, layout.panels
-        panel = panels[1].byte_offset if len(panels) > 1 else 0
-        stage = (self.stage_bytes, layout.bytes) if self.chosen and not one else (0, 0)
-        return Tile(self.name, self.offset, size, rows, _SWIZZLED_BYTES.get(layout.swizzle), panel, *stage)
+        return Tile(self.name, self.offset, size, layout, self.stage_bytes if self.chosen and not one else 0)
 
     def address(self, row: Number, col: Number = 0) -> Traced:
         """The shared address of element (row, col), swizzled as the tile is."""
@@ -237,9 +234,6 @@ class SharedTile:
     def _elements(self, kind: DType, count: int) -> int:
         """How many of the tile's elements ``count`` of ``kind`` cover."""
         return max(1, count * kind.bytes // self.layout.element_bytes)
-
-
-_SWIZZLED_BYTES = {Swizzle.for_row_bytes(n): n for n in (32, 64, 128)} | {NO_SWIZZLE: 0}
 
 
 def _is(value: object, kind: type | UnionType) -> bool:

@@ -223,6 +223,13 @@ class SharedLayout:
         index = col >> (first.cols.bit_length() - 1)
         return self._within(row, col & (first.cols - 1), first.cols) + index * self.panels[1].byte_offset
 
+    def element_at(self, byte: int) -> tuple[int, int]:
+        """The (row, col) of the element that holds a byte of the tile, counted from its start."""
+        panel = next(p for p in reversed(self.panels) if p.byte_offset <= byte)
+        row_bytes = (panel.cols + self.padding) * self.element_bytes
+        row, inside = divmod(self.swizzle.apply(byte - panel.byte_offset), row_bytes)
+        return row, panel.first_col + inside // self.element_bytes
+
     def _panel_of(self, col: int) -> Panel:
         for panel in self.panels:
             if panel.first_col <= col < panel.first_col + panel.cols:
