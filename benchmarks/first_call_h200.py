@@ -6,14 +6,15 @@
 Each sample is a process of its own: it imports warploom, its operations, torch and cuda.core, makes the inputs (so the
 CUDA context exists), synchronises, and then times its first call up to the end of a synchronisation. The result, whose
 memory held NaN before, is compared with float64 element by element; then the host time of repeated calls is taken.
-Processes start side by side and are timed one after the other; with another tree of sources ``--beside``, the two in
-turns. Writes ``first-call.json`` to DIR (``$OUT`` by default); exit status 1 for a wrong result or a figure of
+Sources are compiled to bytecode first, as an installation does. Processes start side by side and are timed one after
+the other; with another tree of sources ``--beside``, the two in turns. Writes ``first-call.json`` to DIR (``$OUT`` by default); exit status 1 for a wrong result or a figure of
 ``targets.json`` that was missed.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import math
 import os
@@ -304,6 +305,9 @@ def main() -> int:
         return 0
     from warploom.bench.environment import environment
 
+    for tree in (ROOT / "src", options.beside):
+        if tree is not None:
+            compileall.compile_dir(tree, quiet=2)
     cells, *others = measure(options.cells.split(","), options.fresh, options.later, options.beside, options.at_once)
     most = json.loads((ROOT / "benchmarks" / "targets.json").read_text(encoding="utf-8"))["first_call_seconds"]
     short = missed(cells, most)
