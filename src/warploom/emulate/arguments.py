@@ -14,7 +14,7 @@ from warploom.core.errors import ProblemError
 from warploom.emulate.buffers import ADDRESS_BITS, GlobalBuffer, buffer_of
 from warploom.emulate.tensor_maps import TensorMapArgument
 from warploom.ir.program import Parameter, Program
-from warploom.ir.statements import Op, Value, operands_of, walk
+from warploom.ir.statements import Value
 from warploom.isa.effects import Access, AsyncCopy, BulkStore, BulkTensorCopy, Effect, TensorMapWrite
 
 Array = NDArray[Any]
@@ -111,13 +111,13 @@ def written_parameters(program: Program) -> set[str] | None:
     sources: dict[Value, frozenset[str]] = {
         p.value: frozenset([p.name]) for p in program.parameters if p.kind in ("pointer", "tensor_map")
     }
-    ops = [s for s in walk(program.body) if isinstance(s, Op)]
+    ops = list(program.ops())
     changed = True
     while changed:
         changed = False
         for op in ops:
             found: frozenset[str] = frozenset()
-            for operand in operands_of(op):
+            for operand in op.operands:
                 if isinstance(operand, Value):
                     found |= sources.get(operand, frozenset())
             if not found:
@@ -127,17 +127,16 @@ def written_parameters(program: Program) -> set[str] | None:
                     sources[result] = sources.get(result, frozenset()) | found
                     changed = True
     written: set[str] = set()
-    for op in ops:
-        for effect in op.instruction.effects():
-            if isinstance(effect, TensorMapWrite):  # stores may go wherever the map that it makes says
+    for op, effect in program.effects:
+        if isinstance(effect, TensorMapWrite):  # stores may go wherever the map that it makes says
+            return None
+        through = _writes_through(effect)
+        if through is not None:
+            address = op.operands[through]
+            origin = sources.get(address) if isinstance(address, Value) else None
+            if not origin:
                 return None
-            through = _writes_through(effect)
-            if through is not None:
-                address = op.operands[through]
-                origin = sources.get(address) if isinstance(address, Value) else None
-                if not origin:
-                    return None
-                written |= origin
+            written |= origin
     return written
 
 
@@ -155,11 +154,10 @@ def _writes_through(effect: Effect) -> int | None:
 def granules(program: Program) -> tuple[int, int]:
     """The smallest access of the program to shared and to global memory, in bytes."""
     shared, everywhere = [16], [16]
-    for op in program.ops():
-        for effect in op.instruction.effects():
-            if isinstance(effect, Access | TensorMapWrite) and effect.space != "local":
-                (shared if effect.space == "shared" else everywhere).append(effect.bytes)
-            elif isinstance(effect, AsyncCopy):
-                shared.append(effect.bytes)
-                everywhere.append(effect.bytes if effect.valid_bytes is None else 1)
+    for _, effect in program.effects:
+        if isinstance(effect, Access | TensorMapWrite) and effect.space != "local":
+            (shared if effect.space == "shared" else everywhere).append(effect.bytes)
+        elif isinstance(effect, AsyncCopy):
+            shared.append(effect.bytes)
+            everywhere.append(effect.bytes if effect.valid_bytes is None else 1)
     return min(shared), min(everywhere)

@@ -79,16 +79,14 @@ def uses_engines(program: Program) -> bool:
         fx.MbarrierInit, fx.MbarrierArrive, fx.MbarrierWait, fx.BulkTensorCopy, fx.BulkStore, fx.BulkLoad,
         fx.AsyncMatrix, fx.AsyncStore, fx.CopyArrival, fx.ProxyFence, fx.TensorMapFence,
     )  # fmt: skip
-    return any(isinstance(e, kinds) for op in program.ops() for e in op.instruction.effects())
+    return any(isinstance(e, kinds) for _, e in program.effects)
 
 
 def mbarriers_of(program: Program) -> int:
     """The mbarriers that a program initialises in its text; a loop or several lanes may make more."""
-    effects = [e for op in program.ops() for e in op.instruction.effects()]
-    return max(1, sum(isinstance(e, fx.MbarrierInit) for e in effects))
+    return max(1, sum(isinstance(e, fx.MbarrierInit) for _, e in program.effects))
 
 
 def fences_globally(program: Program) -> bool:
     """Whether a program fences ordinary accesses to global memory against the async proxy."""
-    effects = (e for op in program.ops() for e in op.instruction.effects())
-    return any(isinstance(e, fx.ProxyFence) and e.space != "shared" for e in effects)
+    return any(isinstance(e, fx.ProxyFence) and e.space != "shared" for _, e in program.effects)

@@ -15,7 +15,7 @@ from warploom.emulate.execute import Executor
 from warploom.emulate.warpgroups import has_wgmma
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op
-from warploom.isa.effects import Access, Fence, GlobalWait, WarpSync
+from warploom.isa.effects import Access, Effect, Fence, GlobalWait, WarpSync
 from warploom.isa.warp import FULL_MASK
 
 _MOST_OPS = 100_000
@@ -26,14 +26,14 @@ class Prepared:
     """One launch at a time runs on it. ``large``: with an array that cannot be addressed in 32 bits."""
 
     def __init__(self, program: Program, checks: bool, seeded: bool, large: bool) -> None:
-        ops = list(program.ops())
-        self.program, self.ops = program, len(ops)
+        effects = program.effects
+        self.program, self.ops = program, sum(1 for _ in program.ops())
         self.written = written_parameters(program)
         self.shared_granule, self.global_granule = granules(program)
-        self.meets_in_part = any(_meets_in_part(op) for op in ops)
-        self.distributed = any(_is_remote(op) for op in ops)
-        self.across = checks and any(_orders(op) for op in ops)
-        self.waits_for_ctas = any(isinstance(e, GlobalWait) for op in ops for e in op.instruction.effects())
+        self.meets_in_part = any(_meets_in_part(op, e) for op, e in effects)
+        self.distributed = any(isinstance(e, Access) and e.remote for _, e in effects)
+        self.across = checks and any(_orders(e) for _, e in effects)
+        self.waits_for_ctas = any(isinstance(e, GlobalWait) for _, e in effects)
         self.uses_engines = uses_engines(program)
         self.fences = checks and fences_globally(program)
         self.multiplies_by_warpgroups = has_wgmma(program)
@@ -63,23 +63,16 @@ def prepared(program: Program, checks: bool, seeded: bool, large: bool) -> Itera
                 _kept.pop(old, None)
 
 
-def _meets_in_part(op: Op) -> bool:
+def _meets_in_part(op: Op, effect: Effect) -> bool:
     """Whether an instruction lets part of a warp meet."""
-    for effect in op.instruction.effects():
-        if isinstance(effect, WarpSync) and effect.orders_memory and effect.mask is not None:
-            mask = op.operands[effect.mask]
-            return not (isinstance(mask, Const) and int(mask.value) % 2**32 == FULL_MASK)
-    return False
+    if not isinstance(effect, WarpSync) or not effect.orders_memory or effect.mask is None:
+        return False
+    mask = op.operands[effect.mask]
+    return not (isinstance(mask, Const) and int(mask.value) % 2**32 == FULL_MASK)
 
 
-def _is_remote(op: Op) -> bool:
-    """Whether an instruction may access the shared memory of another CTA."""
-    return any(isinstance(e, Access) and e.remote for e in op.instruction.effects())
-
-
-def _orders(op: Op) -> bool:
-    """Whether an instruction can order accesses of different CTAs."""
-    return any(
-        isinstance(e, Fence | GlobalWait) or (isinstance(e, Access) and e.order not in ("weak", "relaxed"))
-        for e in op.instruction.effects()
+def _orders(effect: Effect) -> bool:
+    """Whether an effect can order accesses of different CTAs."""
+    return isinstance(effect, Fence | GlobalWait) or (
+        isinstance(effect, Access) and effect.order not in ("weak", "relaxed")
     )

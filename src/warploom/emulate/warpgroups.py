@@ -355,4 +355,4 @@ class Warpgroups:
 
 def has_wgmma(program: Program) -> bool:
     """Whether a program multiplies by warpgroups."""
-    return any(isinstance(e, AsyncMatrix) for op in program.ops() for e in op.instruction.effects())
+    return any(isinstance(e, AsyncMatrix) for _, e in program.effects)

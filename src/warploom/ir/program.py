@@ -14,6 +14,7 @@ from typing import Literal
 from warploom.core.dtypes import DType
 from warploom.ir.statements import NOWHERE, Op, Role, SharedRegion, SourceLine, Statement, Value, walk
 from warploom.ir.text import program_text
+from warploom.isa.effects import Effect
 from warploom.isa.sync import SetMaxRegisters
 
 REGISTERS_PER_SM = 65536
@@ -106,4 +107,13 @@ class Program:
 
     def ops(self) -> Iterator[Op]:
         """Every instruction, depth first."""
-        return (s for s in walk(self.body) if isinstance(s, Op))
+        return iter(self._ops)
+
+    @cached_property
+    def _ops(self) -> tuple[Op, ...]:
+        return tuple(s for s in walk(self.body) if isinstance(s, Op))
+
+    @cached_property
+    def effects(self) -> tuple[tuple[Op, Effect], ...]:
+        """Every effect with its instruction, depth first."""
+        return tuple((op, effect) for op in self._ops for effect in op.instruction.effects())

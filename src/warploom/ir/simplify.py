@@ -102,7 +102,7 @@ class _Forward:
         last_of_line = following is None or following.where != op.where
         results = tuple(self._named(r, op.where if last_of_line else None) for r in op.results)
         self._bump(r for r in op.results if isinstance(r, Register))
-        return replace(op, operands=operands, results=results)
+        return Op(op.instruction, operands, results, op.where, op.within)
 
     def _bump(self, registers: Iterable[Register]) -> None:
         for r in registers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from warploom.core.dtypes import DType, bf16
 from warploom.core.errors import VerifyError
@@ -89,6 +90,7 @@ def verify_target(program: Program, target: Target) -> None:
         raise VerifyError(f"kernel {program.name}: {message}")
 
 
+@lru_cache(maxsize=4096)
 def least_architecture(instruction: Instruction) -> str:
     """The first architecture that has ``instruction``: ``"sm_80"``, ``"sm_90"`` or, there alone, ``"sm_90a"``."""
     needs = ["sm_80", _INSTRUCTION_NEEDS.get(type(instruction), "sm_80")]
@@ -147,12 +149,11 @@ def _types(program: Program, _: Target | None) -> Iterator[str]:
 
 def _in_place(program: Program, _: Target | None) -> Iterator[str]:
     """The hardware writes the accumulators of ``wgmma`` while the program goes on: they cannot be copies."""
-    for op in program.ops():
-        for effect in op.instruction.effects():
-            late = isinstance(effect, AsyncMatrix) or (isinstance(effect, WaitGroup) and effect.queue == "wgmma")
-            count = len(op.results)
-            if late and (op.results != op.operands[len(op.operands) - count :] or not _all_registers(op)):
-                yield f"{at(op.where)}{op.instruction.mnemonic} must overwrite its accumulator registers in place"
+    for op, effect in program.effects:
+        late = isinstance(effect, AsyncMatrix) or (isinstance(effect, WaitGroup) and effect.queue == "wgmma")
+        count = len(op.results)
+        if late and (op.results != op.operands[len(op.operands) - count :] or not _all_registers(op)):
+            yield f"{at(op.where)}{op.instruction.mnemonic} must overwrite its accumulator registers in place"
 
 
 def _all_registers(op: Op) -> bool:

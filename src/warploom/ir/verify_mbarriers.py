@@ -60,20 +60,19 @@ def mbarrier_rules(program: Program, _: Target | None) -> Iterator[str]:
     """Counts, bytes, parities; uses without initialisation; waits for what nobody brings about."""
     uses: dict[SharedRegion, _Uses] = {}
     known = True
-    for op in program.ops():
-        for effect in op.instruction.effects():
-            if isinstance(effect, (MbarrierInit, MbarrierArrive, MbarrierWait)):
-                yield from _numbers(op, effect)
-                region = op.tile(effect.address)
-            elif isinstance(effect, BulkTensorCopy) and effect.barrier is not None:
-                region = op.tile(effect.barrier)
-            else:
-                continue
-            if region is None:
-                known = False
-            else:
-                _sort(op, effect, uses.setdefault(region, _Uses()))
-    if known:
+    for op, effect in program.effects:
+        if isinstance(effect, (MbarrierInit, MbarrierArrive, MbarrierWait)):
+            yield from _numbers(op, effect)
+            region = op.tile(effect.address)
+        elif isinstance(effect, BulkTensorCopy) and effect.barrier is not None:
+            region = op.tile(effect.barrier)
+        else:
+            continue
+        if region is None:
+            known = False
+        else:
+            _sort(op, effect, uses.setdefault(region, _Uses()))
+    if known and uses:
         for region, found in uses.items():
             yield from _missing(region, found)
         yield from _too_many(program, uses)

@@ -18,21 +18,18 @@ _LARGEST_CLUSTER = 8  # what every GPU with clusters runs; more is a property of
 
 
 def _barriers(program: Program, _: Target | None) -> Iterator[str]:
-    for op in program.ops():
-        for effect in op.instruction.effects():
-            if not isinstance(effect, Barrier) or effect.barrier >= len(op.operands):
-                continue
-            number = op.operands[effect.barrier]
-            # A number known only when running (a warpgroup's own barrier) is the emulator's to judge.
-            if isinstance(number, Const) and not 0 <= number.value < _BARRIERS:
-                yield f"{at(op.where)}the barrier is {label(number)}: its number must be from 0 to {_BARRIERS - 1}"
-            if effect.threads is None:
-                continue
-            if effect.threads % 32 or not 0 < effect.threads <= program.threads:
-                yield (
-                    f"{at(op.where)}a barrier of {effect.threads} threads: it must be a multiple of 32, at most the "
-                    f"CTA's {program.threads}"
-                )
+    for op, effect in program.effects:
+        if not isinstance(effect, Barrier) or effect.barrier >= len(op.operands):
+            continue
+        number = op.operands[effect.barrier]
+        # A number known only when running (a warpgroup's own barrier) is the emulator's to judge.
+        if isinstance(number, Const) and not 0 <= number.value < _BARRIERS:
+            yield f"{at(op.where)}the barrier is {label(number)}: its number must be from 0 to {_BARRIERS - 1}"
+        if effect.threads is not None and (effect.threads % 32 or not 0 < effect.threads <= program.threads):
+            yield (
+                f"{at(op.where)}a barrier of {effect.threads} threads: it must be a multiple of 32, at most the "
+                f"CTA's {program.threads}"
+            )
 
 
 def _copy_groups(program: Program, _: Target | None) -> Iterator[str]:
@@ -69,15 +66,15 @@ def _cluster(program: Program, target: Target | None) -> Iterator[str]:
     where, size = at(program.where), program.cluster_ctas
     if min(program.cluster) < 1 or size > _LARGEST_CLUSTER:
         yield f"{where}a cluster of {program.cluster} CTAs: it has 1 to {_LARGEST_CLUSTER} CTAs in all"
+    for op, effect in program.effects:
+        mask = effect.multicast if isinstance(effect, BulkTensorCopy) else None
+        mask = None if mask is None else op.operands[mask]
+        if isinstance(mask, Const) and not 0 < mask.value < 1 << size:
+            yield (
+                f"{at(op.where)}a multicast to the CTAs of mask {int(mask.value):#b}: the cluster has {size} CTAs, "
+                f"so that masks are 1 to {(1 << size) - 1:#b}"
+            )
     for op in program.ops():
-        for effect in op.instruction.effects():
-            mask = effect.multicast if isinstance(effect, BulkTensorCopy) else None
-            mask = None if mask is None else op.operands[mask]
-            if isinstance(mask, Const) and not 0 < mask.value < 1 << size:
-                yield (
-                    f"{at(op.where)}a multicast to the CTAs of mask {int(mask.value):#b}: the cluster has {size} CTAs, "
-                    f"so that masks are 1 to {(1 << size) - 1:#b}"
-                )
         if isinstance(op.instruction, MapShared) and isinstance(rank := op.operands[1], Const) and rank.value >= size:
             yield f"{at(op.where)}a shared address in the CTA of rank {rank.value}: the cluster has {size} CTAs"
 

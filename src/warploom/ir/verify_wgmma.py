@@ -241,6 +241,8 @@ def _stores(effect: Effect) -> bool:
 
 def bulk_store_rules(program: Program, _: Target | None) -> Iterator[str]:
     """A bulk store must be committed and waited for by the threads that start it."""
+    if not any(_stores(effect) for _, effect in program.effects):
+        return
     roles = [role.body for s in program.body if isinstance(s, Roles) for role in s.branches]
     outside = tuple(s for s in program.body if not isinstance(s, Roles))
     for body in (*roles, outside):

@@ -8,6 +8,7 @@ for lanes whose address has the bit clear and ``-2^b`` for lanes whose address h
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from warploom.layout.linear import LinearMap
 from warploom.layout.shared import SharedLayout
 
 
+@lru_cache(maxsize=512)
 def lane_addresses(memory: SharedLayout, lanes: LinearMap) -> LinearMap:
     """The map ``lane → byte`` of the positions ``lanes`` (lane → (row, col)) in the first panel of ``memory``.
 

@@ -161,7 +161,15 @@ class SharedLayout:
 
     def panel_layout(self, index: int) -> SharedLayout:
         """Panel ``index`` as a tile of its own; add its ``byte_offset``."""
-        return SharedLayout(self.rows, self.panels[index].cols, self.element_bytes, self.swizzle, padding=self.padding)
+        return self._panel_layouts[index]
+
+    @cached_property
+    def _panel_layouts(self) -> tuple[SharedLayout, ...]:
+        made = {
+            cols: SharedLayout(self.rows, cols, self.element_bytes, self.swizzle, padding=self.padding)
+            for cols in {panel.cols for panel in self.panels}
+        }
+        return tuple(made[panel.cols] for panel in self.panels)
 
     @cached_property
     def map(self) -> LinearMap:
