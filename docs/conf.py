@@ -7,6 +7,7 @@ same Markdown that the repository shows.
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -48,5 +49,7 @@ def show_signatures_of_implementations() -> None:
         analyzer.overloads.clear()
 
 
+_PICTURES = Path(__file__).parent / "pictures"
+runpy.run_path(str(_PICTURES / "steps.py"))["draw"](_PICTURES)
 write_commands(Path(__file__).parent / "_build" / "commands.md")
 show_signatures_of_implementations()

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, PageError, Reader, blocks_of
-from warploom.cli.pictures import write_svg
-from warploom.layout import mma_fragment
-from warploom.layout.draw import draw_elements
+from tests.docs.pages import PAGES, ROOT, PageError, Reader, blocks_of, load
 
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -64,11 +61,12 @@ def test_paths_named_in_the_pages_exist() -> None:
             assert (ROOT / path).exists(), f"{page.name} names {path}, which is not there"
 
 
-def test_the_drawn_fragment_is_what_the_command_draws(tmp_path: Path) -> None:
-    drawn = tmp_path / "drawn.svg"
-    write_svg(draw_elements(mma_fragment("m16n8k16", "C")), str(drawn))
-    committed = ROOT / "docs" / "pictures" / "mma-accumulator.svg"
-    assert committed.read_text(encoding="utf-8") == drawn.read_text(encoding="utf-8")
+def test_the_pictures_are_what_is_drawn(tmp_path: Path) -> None:
+    folder = ROOT / "docs" / "pictures"
+    load("steps", "docs/pictures").draw(tmp_path)
+    assert {f.name: f.read_bytes() for f in folder.glob("*.svg")} == {
+        f.name: f.read_bytes() for f in tmp_path.iterdir()
+    }
 
 
 FENCE = "```"
