@@ -46,8 +46,8 @@ class GradientCase:
         c, (heads, kv_heads) = self.config, self.heads
         v_dim = 0 if c.value_dim == c.head_dim else c.value_dim
         forward = AttentionProblem(
-            self.batch, heads, kv_heads, self.q_len, self.kv_len, c.head_dim, c.dtype, self.window, self.scale,
-            self.softcap, sinks=self.sinks, v_dim=v_dim,
+            self.batch, heads, kv_heads, self.q_len, self.kv_len, c.head_dim, c.dtype, self.window, v_dim,
+            scale=self.scale, softcap=self.softcap, sinks=self.sinks,
         )  # fmt: skip
         return BackwardProblem(forward, self.lse_gradient, deterministic=False)
 

@@ -164,7 +164,7 @@ def _cast(arrays: list[Any], index: int, dtype: Any) -> list[Any]:
 
 
 BAD: dict[str, tuple[Any, type[Exception], str]] = {
-    "rank 3": (lambda: [x[0] for x in make()], ProblemError, "q has shape .* attention takes four dimensions, bshd"),
+    "rank 3": (lambda: [x[0] for x in make()], ProblemError, r"q has shape .* must be \(batch, sequence, heads"),
     "one array of rank 5": (lambda: [*make()[:2], make()[2][None]], ProblemError, "v has shape"),
     "mixed types": (lambda: _cast(make(), 1, NUMPY["bf16"]), ProblemError, "q is f16 and k is bf16"),
     "float32": (lambda: [x.astype(np.float32) for x in make()], ProblemError, "q is f32.*convert it to bf16 or f16"),

@@ -143,7 +143,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"q": np.zeros((2, 1, 2, 64), np.float32)}, "q is f32"),
     ({"q": np.zeros((2, 2, 64), np.float16)}, r"q has shape \(2, 2, 64\); it must be \(batch, q_len"),
     ({"q": np.zeros((2, 1, 3, 72), np.float16)}, "q has head_dim 72 and k_cache 64"),
-    ({"k_cache": np.zeros((4, 16, 2, 64), np.float16)}, "k_cache has shape .* and v_cache"),
+    ({"k_cache": np.zeros((4, 16, 2, 64), np.float16)}, r"k_cache is f16 \(4, 16, 2, 64\) and v_cache"),
     ({"k_cache": np.zeros((4, 24, 1, 64), np.float16), "v_cache": np.zeros((4, 24, 1, 64), np.float16)},
      "a page has 24 keys"),
     ({"kv_lens": np.zeros(3, np.int32)}, r"kv_lens has shape \(3,\)"),
@@ -153,7 +153,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"block_table": None}, "its first dimension must be the batch, 2"),
     ({"cu_seqlens_q": np.zeros(2, np.int32)}, "q has shape .* with cu_seqlens_q"),
     ({"k_scale": np.zeros(1, np.float32)}, "belong to a float8_e4m3fn cache"),
-    ({"k_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn)}, "k_cache is float8_e4m3fn and v_cache is f16"),
+    ({"k_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn)}, "k_cache is float8_e4m3fn .* and v_cache f16"),
     ({"k_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn),
       "v_cache": np.zeros((4, 16, 1, 64), ml_dtypes.float8_e4m3fn), "k_scale": np.zeros(1, np.float32),
       "v_scale": np.zeros(2, np.float32)}, r"v_scale has shape \(2,\)"),
@@ -181,6 +181,7 @@ def test_a_configuration_may_be_given_as_text() -> None:
     made = warploom.plan_attention_paged(*arrays, **named)
     again = warploom.plan_attention_paged(*arrays, **named, config=str(made.config))
     assert again.config == made.config
+    assert warploom.plan_attention_paged(*arrays, **named, scale=0.125).problem == made.problem  # the default, said
     with pytest.raises(ConfigError, match="head_dim is 64, the configuration's 128"):
         warploom.attention_paged(*arrays, **named, config="attention_decode(head_dim=128)")
 

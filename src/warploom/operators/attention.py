@@ -8,15 +8,14 @@ current stream, so compiled code may run in CUDA graphs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
 
-from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
-from warploom.operators.registration import Derivative, Named, define, differentiated, pair
+from warploom.operators.fakes import for_operator, if_sizes_are_known, options_of, seen
+from warploom.operators.registration import Derivative, Named, define, differentiated
 from warploom.ops import attention as eager
-from warploom.ops.attention_arrays import AXES, Options, checked
+from warploom.ops.attention_arrays import AXES, checked
 from warploom.ops.attention_backward import attention_backward
 from warploom.ops.attention_plan import read_config
 from warploom.ops.signatures import AttentionOptions
@@ -88,8 +87,7 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
     def fake(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, config: str | None, **given: Any
     ) -> Any:
-        options = Options(given["causal"], given["scale"], None, given["softcap"], return_lse, given["layout"]).plain()
-        options = replace(options, window=pair(given["window_left"], given["window_right"]))
+        options = options_of(given, return_lse)
         last = None if sinks is None else seen(sinks)
         problem = if_sizes_are_known(lambda: checked((seen(q), seen(k), seen(v)), options, last))
         if config is not None and problem is not None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
-from warploom.operators.registration import define, pair
+from warploom.operators.fakes import for_operator, if_sizes_are_known, options_of, seen
+from warploom.operators.registration import define
 from warploom.ops import attention_paged as eager
-from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_paged_arrays import read_cache
 
 _SCHEMA = (
@@ -23,19 +20,16 @@ _SCHEMA = (
 )
 
 
-_ARRAYS = "k_cache", "v_cache", "kv_lens", "cu_seqlens_q", "block_table", "k_scale", "v_scale"
+_ARRAYS = "k_cache", "v_cache", "kv_lens", "cu_seqlens_q", "block_table", "k_scale", "v_scale", "sinks"
 
 
 def _define(name: str, return_lse: bool) -> Any:
     def run(**given: Any) -> Any:
         return eager.attention_paged(return_lse=return_lse, **given)
 
-    def fake(q: torch.Tensor, sinks: torch.Tensor | None, **given: Any) -> Any:
-        options = Options(given["causal"], given["scale"], None, given["softcap"], return_lse).plain()
-        options = replace(options, window=pair(given["window_left"], given["window_right"]))
+    def fake(q: torch.Tensor, **given: Any) -> Any:
+        options = options_of(given, return_lse)
         views = {"q": seen(q)} | {n: seen(given[n]) for n in _ARRAYS if given[n] is not None}
-        if sinks is not None:
-            views["sinks"] = seen(sinks)._replace(dtype=f32)  # 16-bit floats become that
         if_sizes_are_known(lambda: read_cache(views, options, given["fixed_split"], lambda view: view))
         out = q.new_empty(q.shape)
         if not return_lse:

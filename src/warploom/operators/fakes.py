@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from warploom.interop.arrays import ArrayView, torch_element_type
+from warploom.ops.attention_arrays import Options
 from warploom.ops.options import number
 
 Result = TypeVar("Result")
@@ -21,6 +23,14 @@ def seen(tensor: torch.Tensor) -> ArrayView:
     device = tensor.device.type, tensor.device.index or 0
     dtype = torch_element_type(tensor.dtype)
     return ArrayView(0, tuple(tensor.shape), tuple(tensor.stride()), dtype, device, "torch", tensor)
+
+
+def options_of(given: Mapping[str, Any], return_lse: bool) -> Options:
+    """What the arguments of an operator of attention ask for; the sides of a window may be symbols."""
+    left, right = given["window_left"], given["window_right"]
+    layout = given.get("layout", "bshd")
+    options = Options(given["causal"], given["scale"], None, given["softcap"], return_lse, layout).plain()
+    return replace(options, window=None if left is right is None else (left, right))
 
 
 def if_sizes_are_known(check: Callable[[], Result]) -> Result | None:

@@ -18,7 +18,6 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from warploom.core.errors import ProblemError
 from warploom.interop.refusals import NESTED, NO_BACKWARD, NO_TANGENT, NOT_TWICE, refuse_derivatives, refuse_tangent
 from warploom.interop.tracing import forward_mode, transforms
-from warploom.ops.attention_arrays import Window
 
 _NAMESPACE = "warploom"
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")  # operators live as long as this object
@@ -48,11 +47,6 @@ class Derivative:
     check: Callable[[Named], None] | None = None
 
 
-def pair(left: int | None, right: int | None) -> Window | None:
-    """A window of its two sides; None where both are open."""
-    return None if left is None and right is None else (left, right)
-
-
 _SPLIT = frozenset({"window_left", "window_right", "scale_tensor", "softcap_tensor", "alpha_tensor"})
 
 
@@ -64,8 +58,8 @@ def _public(given: dict[str, Any]) -> dict[str, Any]:
         tensor = given.pop(f"{name}_tensor", None)
         if tensor is not None:
             given[name] = tensor
-    window = pair(given.pop("window_left", None), given.pop("window_right", None))
-    return given if window is None else {**given, "window": window}
+    left, right = given.pop("window_left", None), given.pop("window_right", None)
+    return given if left is right is None else {**given, "window": (left, right)}
 
 
 @dataclass(frozen=True)

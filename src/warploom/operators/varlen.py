@@ -10,11 +10,10 @@ from typing import Any, Unpack
 import torch
 
 from warploom.operators.attention import backward_of, fake_backward, gradients
-from warploom.operators.fakes import for_operator, if_sizes_are_known, seen
-from warploom.operators.registration import Derivative, define, differentiated, pair
+from warploom.operators.fakes import for_operator, if_sizes_are_known, options_of, seen
+from warploom.operators.registration import Derivative, define, differentiated
 from warploom.operators.untraced import attention_varlen as untraced
 from warploom.ops import attention_varlen as eager
-from warploom.ops.attention_arrays import Options
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
 from warploom.ops.signatures import VarlenOptions
 from warploom.ops.varlen_arrays import checked_packed
@@ -53,8 +52,7 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         return eager.attention_varlen(return_lse=return_lse, **given)
 
     def fake(q: torch.Tensor, config: str | None, **given: Any) -> Any:
-        window = pair(given["window_left"], given["window_right"])
-        options = Options(given["causal"], given["scale"], window, given["softcap"], return_lse)
+        options = options_of(given, return_lse)
         views = {"q": seen(q)} | {kernels: seen(given[n]) for n, kernels in _ARRAYS.items() if given[n] is not None}
         problem = if_sizes_are_known(lambda: checked_packed(views, options))
         if config is not None and problem is not None:

@@ -14,7 +14,7 @@ from warploom.interop.copies import compact, settled, to_host
 from warploom.interop.overlap import share_memory
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.append import AppendForm, AppendProblem, Strides
-from warploom.ops.attention_arrays import aligned
+from warploom.ops.attention_arrays import aligned, check_form
 from warploom.ops.attention_paged_arrays import (
     check_cache,
     check_integers,
@@ -136,9 +136,7 @@ def _problem(views: Arrays, interleaved: bool) -> AppendProblem:
     for name in ("k", "v", *(("q",) if q is not None else ())):
         view = views[name]
         require_dtype(view, name, ((bf16, f16) if name == "k" else (k.dtype,)) if fp8 else (cache.dtype,))
-        if len(view.shape) != 4 or (view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape):
-            raise ProblemError(f"{name} has shape {tuple(view.shape)} and strides {tuple(view.strides)}; it must be "
-                               "(batch, tokens, heads, head_dim) with a contiguous last dimension")  # fmt: skip
+        check_form(name, view, "(batch, tokens, heads, head_dim)")
     batch, tokens, kv_heads, d = k.shape
     if tuple(views["v"].shape) != tuple(k.shape) or (kv_heads, d) != tuple(cache.shape[2:]):
         raise ProblemError(f"k has shape {tuple(k.shape)}, v {tuple(views['v'].shape)}, k_cache {tuple(cache.shape)}: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from warploom.core.errors import ProblemError, shown
 from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import compact, in_float32, settled
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.kernels.attention.problem import AttentionProblem, TensorStrides
+from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionProblem, TensorStrides
 from warploom.ops.options import flag, number, single
 
 Layout = Literal["bshd", "bhsd"]
@@ -56,6 +56,12 @@ class Options:
     def check(self) -> None:
         """Raises ProblemError for values that no kernel computes with."""
         AttentionFeatures(window=self.sides(), scale=self.scale, softcap=self.softcap)
+
+    def asked(self, head_dim: int) -> dict[str, Any]:
+        """What a problem of attention is asked beside its shapes, by name."""
+        default = self.scale is not None and math.isclose(self.scale, head_dim**-0.5)  # whoever says it
+        scale = None if default else self.scale  # no kernel of its own
+        return {"window": self.sides(), "scale": scale, "softcap": self.softcap, "lse": self.return_lse}
 
     def sides(self) -> Window:
         """(left, right) keys a query sees around the one aligned with it; None is unbounded."""
@@ -103,8 +109,9 @@ class Inputs:
 
 
 def widened(sinks: ArrayView) -> ArrayView:
-    """``sinks`` in float32, if they are 16-bit floats."""
-    return in_float32(sinks) if sinks.dtype in (bf16, f16) else sinks
+    """``sinks`` in float32, if they are 16-bit floats, and side by side."""
+    found = in_float32(sinks) if sinks.dtype in (bf16, f16) else sinks
+    return found if found.contiguous or len(found.shape) != 1 else compact(found)
 
 
 def read_inputs(
@@ -120,7 +127,7 @@ def read_inputs(
     """
     problem = checked(views, options, sinks)
     q, k, v = (aligned(settled(view), copy) for view in views)
-    return Inputs(q, k, v, problem, sinks if sinks is None or sinks.contiguous else copy(sinks))
+    return Inputs(q, k, v, problem, sinks)
 
 
 def checked(views: Views, options: Options, sinks: ArrayView | None = None) -> AttentionProblem:
@@ -129,19 +136,50 @@ def checked(views: Views, options: Options, sinks: ArrayView | None = None) -> A
     Raises ProblemError with the first thing that is wrong.
     """
     options.check()
-    layout = options.layout
     named = dict(zip("qkv", views, strict=True))
     for name, view in named.items():
-        if len(view.shape) != 4:
-            raise ProblemError(f"{name} has shape {tuple(view.shape)}; attention takes four dimensions, {layout}")
-        require_dtype(view, name, (bf16, f16))
-        if view.dtype is not views[0].dtype:
-            raise ProblemError(f"q is {views[0].dtype} and {name} is {view.dtype}: convert them to one type")
-        if view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape:  # of no elements the strides say nothing
-            raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[3]}): copy it")
-    check_sinks(sinks, views[0].shape[AXES[layout][1]])
+        check_form(name, view, _FORMS[options.layout])
+    check_types(named)
+    check_sinks(sinks, views[0].shape[AXES[options.layout][1]])
     same_device(views if sinks is None else (*views, sinks), [*named, "sinks"][: 3 + (sinks is not None)])
     return _problem(views, options, sinks is not None)
+
+
+_FORMS = {"bshd": "(batch, sequence, heads, head_dim)", "bhsd": "(batch, heads, sequence, head_dim)"}
+
+
+def check_form(name: str, view: ArrayView, form: str) -> None:
+    """Raises ProblemError for an array without the dimensions that ``form`` names, or whose last is not contiguous."""
+    if len(view.shape) != form.count(",") + 1:
+        raise ProblemError(f"{name} has shape {tuple(view.shape)}; it must be {form}")
+    check_last(name, view)
+
+
+def check_last(name: str, view: ArrayView) -> None:
+    """Raises ProblemError for an array whose last dimension is not contiguous."""
+    if view.strides[-1] != 1 and view.shape[-1] > 1 and 0 not in view.shape:  # of no elements the strides say nothing
+        raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[-1]}): copy it")
+
+
+def check_types(views: Mapping[str, ArrayView]) -> None:
+    """Raises ProblemError for arrays, q first, that are not of one 16-bit type."""
+    q = next(iter(views.values()))
+    for name, view in views.items():
+        require_dtype(view, name, (bf16, f16))
+        if view.dtype is not q.dtype:
+            raise ProblemError(f"q is {q.dtype} and {name} is {view.dtype}: convert them to one type")
+
+
+def check_heads(heads: int, kv_heads: int, head_dim: int, v_dim: int) -> None:
+    """Raises ProblemError for heads that do not share keys evenly, and sizes of heads that no kernel takes."""
+    if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
+        raise ProblemError(f"q has {heads} heads, no multiple of the {kv_heads} of k and v: heads share keys in groups")
+    for whose, size in (("", head_dim), (" of v", v_dim)):
+        if size % 8 or not 8 <= size <= MOST_HEAD_DIM:
+            raise ProblemError(
+                f"head_dim{whose} is {size}; attention takes multiples of 8 from 8 to {MOST_HEAD_DIM}: pad the last "
+                "dimension"
+            )
 
 
 def check_sinks(sinks: ArrayView | None, heads: int) -> None:
@@ -160,21 +198,10 @@ def _problem(views: Views, options: Options, sinks: bool) -> AttentionProblem:
         raise ProblemError(f"k has shape {k} and v {v}: they must be equal, but for the last dimension")
     if (q[batch], q[3]) != (k[batch], k[3]):
         raise ProblemError(f"q has shape {q} and k {k} ({options.layout}): batch and head_dim must be equal")
-    if q[head] != k[head] and (k[head] == 0 or q[head] % k[head]):
-        raise ProblemError(
-            f"q has {q[head]} heads, no multiple of the {k[head]} of k and v: heads share keys in groups"
-        )
-    for whose, size in (("", q[3]), (" of v", v[3])):
-        if size % 8 or not 8 <= size <= 256:
-            raise ProblemError(
-                f"head_dim{whose} is {size}; attention takes multiples of 8 from 8 to 256: pad the last dimension"
-            )
-    scale = options.scale
-    if scale is not None and math.isclose(scale, q[3] ** -0.5):
-        scale = None  # the default, whoever says it: no kernel of its own
+    check_heads(q[head], k[head], q[3], v[3])
     return AttentionProblem(
-        q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], views[0].dtype,
-        options.sides(), scale, options.softcap, options.return_lse, sinks, 0 if v[3] == q[3] else v[3],
+        q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], views[0].dtype, sinks=sinks,
+        v_dim=0 if v[3] == q[3] else v[3], **options.asked(q[3]),
     )  # fmt: skip
 
 

@@ -14,9 +14,18 @@ from warploom.interop.arrays import ArrayView, require_dtype, same_device
 from warploom.interop.copies import settled, to_host
 from warploom.interop.overlap import same_elements, share_memory
 from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem
-from warploom.ops.attention_arrays import Options, aligned
+from warploom.ops.attention_arrays import (
+    Options,
+    aligned,
+    check_form,
+    check_heads,
+    check_last,
+    check_sinks,
+    check_types,
+)
 
 PAGE_KEYS = 16
+_CACHE = "(pages or batch, keys, kv_heads, head_dim)"
 FP8 = "float8_e4m3fn"
 _STRIDE_LIMIT = 2**32
 _ALIGNED_ELEMENTS = 8
@@ -113,20 +122,23 @@ def _check_rows(given: dict[str, ArrayView]) -> None:
             raise ProblemError(f"the rows of {name} do not start at multiples of 16 bytes: allocate it so")
 
 
+def _check_alike(k: ArrayView, v: ArrayView) -> None:
+    """Raises ProblemError for caches of different types or shapes."""
+    if tuple(k.shape) != tuple(v.shape) or k.dtype is not v.dtype:
+        raise ProblemError(f"k_cache is {k.dtype} {tuple(k.shape)} and v_cache {v.dtype} {tuple(v.shape)}: they must "
+                           "be alike")  # fmt: skip
+
+
 def check_cache(given: dict[str, ArrayView]) -> None:
     """Raises ProblemError for caches that new keys and values cannot be written to."""
     k, v = given["k_cache"], given["v_cache"]
     for name, view in (("k_cache", k), ("v_cache", v)):
         if not is_fp8(view):
             require_dtype(view, name, (bf16, f16))
-        if len(view.shape) != 4 or (view.strides[3] != 1 and view.shape[3] > 1 and 0 not in view.shape):
-            raise ProblemError(f"{name} has shape {tuple(view.shape)}, strides {tuple(view.strides)}; it must be "
-                               "(pages or batch, keys, kv_heads, head_dim), the last dimension contiguous")  # fmt: skip
+        check_form(name, view, _CACHE)
         if view.readonly:
             raise ProblemError(f"{name} cannot be written to: pass an array that can")
-    if tuple(k.shape) != tuple(v.shape) or k.dtype is not v.dtype:
-        raise ProblemError(f"k_cache is {k.dtype} {tuple(k.shape)} and v_cache {v.dtype} {tuple(v.shape)}: they must "
-                           "be alike")  # fmt: skip
+    _check_alike(k, v)
     _check_rows({name: in_pairs(x) if is_fp8(x) else x for name, x in (("k_cache", k), ("v_cache", v))})
 
 
@@ -162,42 +174,26 @@ def _problem(given: dict[str, ArrayView], options: Options, split: int | None) -
         check_integers("cu_seqlens_q", starts, (batch + 1,))
     size, pages, entries, capacity = check_table(table, k, batch)
     sinks = given.get("sinks")
-    if sinks is not None and (tuple(sinks.shape) != (q.shape[-2],) or sinks.dtype is not f32 or not sinks.contiguous):
-        raise ProblemError(f"sinks are {sinks.dtype} of shape {tuple(sinks.shape)}; they must be one float32 (or "
-                           f"16-bit) number for each of {q.shape[-2]} heads, side by side")  # fmt: skip
+    check_sinks(sinks, q.shape[-2])
+    fp8, heads = is_fp8(k), (q.shape[-2], max(1, k.shape[2]))
     return DecodeProblem(
-        batch, q.shape[-2], max(1, k.shape[2]), q.shape[-3], capacity, q.shape[-1], q.dtype, options.sides(),
-        options.scale, options.softcap, options.return_lse, size, pages, entries, True, starts is not None, split,
-        sinks is not None, is_fp8(k), check_scales(given, batch, max(1, k.shape[2]), is_fp8(k)),
+        batch, *heads, q.shape[-3], capacity, q.shape[-1], q.dtype, page_size=size, pages=pages, table_pages=entries,
+        packed=starts is not None, split=split, sinks=sinks is not None, fp8=fp8,
+        scaled=check_scales(given, batch, heads[1], fp8), **options.asked(q.shape[-1]),
     )  # fmt: skip
 
 
 def _check_values(q: ArrayView, k: ArrayView, v: ArrayView, *, packed: bool) -> None:
     """Types and shapes of queries and caches."""
-    shape = "(queries, heads, head_dim) with cu_seqlens_q" if packed else "(batch, q_len, heads, head_dim)"
-    for name, view, rank in (("q", q, 3 if packed else 4), ("k_cache", k, 4), ("v_cache", v, 4)):
-        if len(view.shape) != rank:
-            expected = shape if name == "q" else "(pages or batch, keys, kv_heads, head_dim)"
-            raise ProblemError(f"{name} has shape {tuple(view.shape)}; it must be {expected}")
-        if name != "q" and is_fp8(view) and is_fp8(k):
-            continue
-        require_dtype(view, name, (bf16, f16))
-        if view.dtype is not q.dtype:
-            raise ProblemError(f"q is {q.dtype} and {name} is {view.dtype}: convert them to one type")
-    if k.dtype is not v.dtype:
-        raise ProblemError(f"k_cache is {k.dtype} and v_cache is {v.dtype}: convert them to one type")
-    for name, view in (("q", q), ("k_cache", k), ("v_cache", v)):
-        if view.strides[-1] != 1 and view.shape[-1] > 1 and 0 not in view.shape:
-            raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[-1]}): copy it")
-    if tuple(k.shape) != tuple(v.shape):
-        raise ProblemError(f"k_cache has shape {tuple(k.shape)} and v_cache {tuple(v.shape)}: they must be equal")
-    heads, kv_heads, d = q.shape[-2], k.shape[2], q.shape[-1]
-    if k.shape[3] != d:
-        raise ProblemError(f"q has head_dim {d} and k_cache {k.shape[3]}: they must be equal")
-    if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
-        raise ProblemError(f"q has {heads} heads, no multiple of the {kv_heads} of the caches")
-    if d % 8 or not 8 <= d <= 256:
-        raise ProblemError(f"head_dim is {d}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
+    check_form("q", q, "(queries, heads, head_dim) with cu_seqlens_q" if packed else "(batch, q_len, heads, head_dim)")
+    caches = {"k_cache": k, "v_cache": v}
+    for name, view in caches.items():
+        check_form(name, view, _CACHE)
+    _check_alike(k, v)
+    check_types({"q": q} if is_fp8(k) else {"q": q, **caches})
+    if k.shape[3] != q.shape[-1]:
+        raise ProblemError(f"q has head_dim {q.shape[-1]} and k_cache {k.shape[3]}: they must be equal")
+    check_heads(q.shape[-2], k.shape[2], q.shape[-1], k.shape[3])
 
 
 def check_integers(name: str, view: ArrayView, shape: tuple[int, ...]) -> None:
@@ -205,8 +201,7 @@ def check_integers(name: str, view: ArrayView, shape: tuple[int, ...]) -> None:
     if tuple(view.shape) != shape:
         raise ProblemError(f"{name} has shape {tuple(view.shape)}; it must be {shape}")
     require_dtype(view, name, (s32,))
-    if view.shape[-1] > 1 and view.strides[-1] != 1:
-        raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[-1]}): copy it")
+    check_last(name, view)
     if len(shape) == 2 and not 0 <= view.strides[0] < _STRIDE_LIMIT:
         raise ProblemError(f"the rows of {name} are {view.strides[0]} elements apart: copy it")
 

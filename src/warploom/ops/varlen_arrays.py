@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.core.dtypes import bf16, f16, s32
+from warploom.core.dtypes import s32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import (
     ArrayView,
@@ -21,7 +21,7 @@ from warploom.interop.arrays import (
 from warploom.interop.copies import compact, settled
 from warploom.interop.overlap import overlaps_itself, share_memory
 from warploom.kernels.attention.packed import PackedProblem
-from warploom.ops.attention_arrays import Options, aligned, check_sinks
+from warploom.ops.attention_arrays import Options, aligned, check_form, check_heads, check_sinks, check_types
 
 Arrays = dict[str, ArrayView]
 NAMES = {"q_starts": "cu_seqlens_q", "k_starts": "cu_seqlens_k", "q_used": "seqused_q", "k_used": "seqused_k"}
@@ -65,25 +65,15 @@ def checked_packed(views: Mapping[str, ArrayView], options: Options) -> PackedPr
     """The problem, by shapes, types and devices alone. Raises ProblemError with the first thing that is wrong."""
     options.check()
     for name in "qkv":
-        view = views[name]
-        if len(view.shape) != 3:
-            raise ProblemError(f"{name} has shape {tuple(view.shape)}; packed rows are (total, heads, head_dim)")
-        require_dtype(view, name, (bf16, f16))
-        if view.dtype is not views["q"].dtype:
-            raise ProblemError(f"q is {views['q'].dtype} and {name} is {view.dtype}: convert them to one type")
-        if view.strides[2] != 1 and view.shape[2] > 1 and 0 not in view.shape:
-            raise ProblemError(f"the last dimension of {name} is not contiguous (stride {view.strides[2]}): copy it")
+        check_form(name, views[name], "(total, heads, head_dim)")
+    check_types({name: views[name] for name in "qkv"})
     same_device([*views.values()], [NAMES.get(name, name) for name in views])
     q, k, v = (tuple(views[name].shape) for name in "qkv")
     if k[:2] != v[:2]:
         raise ProblemError(f"k has shape {k} and v {v}: they must have as many rows and heads")
     if q[2] != k[2]:
         raise ProblemError(f"q has shape {q} and k {k}: head_dim must be equal")
-    if q[1] != k[1] and (k[1] == 0 or q[1] % k[1]):
-        raise ProblemError(f"q has {q[1]} heads, no multiple of the {k[1]} of k and v: heads share keys in groups")
-    for d in (q[2], v[2]):
-        if d % 8 or not 8 <= d <= 256:
-            raise ProblemError(f"head_dim is {d}; attention takes multiples of 8 from 8 to 256: pad the last dimension")
+    check_heads(q[1], k[1], q[2], v[2])
     check_sinks(views.get("sinks"), q[1])
     batch = _batch(views)
     if "k_starts" not in views and q[0] != k[0]:
@@ -91,8 +81,8 @@ def checked_packed(views: Mapping[str, ArrayView], options: Options) -> PackedPr
     _check_out(views)
     used = "q_used" in views, "k_used" in views
     return PackedProblem(
-        batch, q[1], max(1, k[1]), q[0], k[0], q[2], views["q"].dtype, options.sides(), options.scale, options.softcap,
-        options.return_lse, "sinks" in views, used, 0 if v[2] == q[2] else v[2],
+        batch, q[1], max(1, k[1]), q[0], k[0], q[2], views["q"].dtype, sinks="sinks" in views, used=used,
+        v_dim=0 if v[2] == q[2] else v[2], **options.asked(q[2]),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem, Operands
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
 from warploom.kernels.source import KernelCall, KernelSource
@@ -32,7 +32,7 @@ WARP_BYTES = 2**13
 
 
 @dataclass(frozen=True)
-class DecodeProblem:
+class DecodeProblem(ScoreOptions):
     """What is asked: queries of ``batch`` sequences against the ``capacity`` keys that a cache has room for in each.
 
     ``q_len``: queries of each sequence, or with ``packed`` of all of them. ``page_size``: keys of one of ``pages``
@@ -50,16 +50,12 @@ class DecodeProblem:
     head_dim: int
     dtype: DType
     window: tuple[int | None, int | None] = (None, None)
-    scale: float | None = None
-    softcap: float | None = None
-    lse: bool = False
     page_size: int = 0
     pages: int = 0
     table_pages: int = 0
     lengths: bool = True
     packed: bool = False
     split: int | None = None
-    sinks: bool = False
     fp8: bool = False
     scaled: bool = False
 
@@ -67,10 +63,7 @@ class DecodeProblem:
     def of(cls, problem: AttentionProblem) -> DecodeProblem:
         """The same with a cache that every sequence fills."""
         p = problem
-        return cls(
-            p.batch, p.heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.dtype, p.window, p.scale, p.softcap, p.lse,
-            lengths=False, sinks=p.sinks,
-        )  # fmt: skip
+        return cls(p.batch, p.heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.dtype, lengths=False, **p.asked)
 
     @property
     def group(self) -> int:
@@ -91,14 +84,7 @@ class DecodeProblem:
 
     def features(self) -> AttentionFeatures:
         """What the kernels must be able to do."""
-        return AttentionFeatures(
-            window=self.window,
-            group=self.group,
-            scale=self.scale,
-            softcap=self.softcap,
-            lse=self.lse,
-            sinks=self.sinks,
-        )
+        return AttentionFeatures(group=self.group, **self.asked)
 
 
 @dataclass(frozen=True)

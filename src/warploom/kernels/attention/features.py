@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,25 +17,39 @@ CAPS = 2 * math.log2(math.e) / F32_MAX, F32_MAX / 2
 """The smallest and the largest soft cap whose tanh a float32 kernel can form."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """What every problem and kernel of attention asks of the scores, beside its ``window``.
+
+    ``scale`` None is 1/√head_dim; ``softcap`` c replaces a score s by c·tanh(s/c). ``lse``: log-sum-exps are written.
+    ``sinks``: each query head has a logit that joins its rows' sums of exponentials.
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    lse: bool = False
+    sinks: bool = False
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """These and the window, by name: for another problem, or the kernel, of which the same is asked."""
+        return {name: getattr(self, name) for name in ("window", "scale", "softcap", "lse", "sinks")}
+
+
 @dataclass(frozen=True)
-class AttentionFeatures:
+class AttentionFeatures(ScoreOptions):
     """Trace-time features of a kernel.
 
     A query row i sees the keys j with ``i + offset - window[0] <= j <= i + offset + window[1]``, where offset =
     kv_len - q_len aligns the last query with the last key (as FlashAttention-2 does); None leaves a side open, and
     causal is ``(None, 0)``. ``ragged_q``/``ragged_kv``: the lengths are no multiples of the tiles. ``group``: query
-    heads per key head. ``scale`` None is 1/√head_dim; ``softcap`` c replaces a score s by c·tanh(s/c).
-    ``sinks``: each query head has a logit that joins its rows' sums of exponentials.
+    heads per key head.
     """
 
     window: tuple[int | None, int | None] = (None, None)
     ragged_q: bool = False
     ragged_kv: bool = False
     group: int = 1
-    scale: float | None = None
-    softcap: float | None = None
-    lse: bool = False
-    sinks: bool = False
 
     def __post_init__(self) -> None:
         for name, side in zip(("left", "right"), self.window, strict=True):

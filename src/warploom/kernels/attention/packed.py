@@ -9,7 +9,7 @@ from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.choice import candidates
-from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
@@ -30,7 +30,7 @@ Strides = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class PackedProblem:
+class PackedProblem(ScoreOptions):
     """What is asked: Q and O (total_q, heads, head_dim), K and V (total_k, kv_heads, head_dim), and options.
 
     ``v_dim``: the head_dim of V and O, where it is another (0: it is not).
@@ -46,10 +46,6 @@ class PackedProblem:
     head_dim: int
     dtype: DType
     window: tuple[int | None, int | None] = (None, None)
-    scale: float | None = None
-    softcap: float | None = None
-    lse: bool = False
-    sinks: bool = False
     used: tuple[bool, bool] = (False, False)
     v_dim: int = 0
 
@@ -62,10 +58,8 @@ class PackedProblem:
     def typical(self) -> AttentionProblem:
         """A problem of one length that asks for the same: what a configuration is chosen by, whatever the lengths."""
         n = TYPICAL_LENGTH
-        return AttentionProblem(
-            1, self.heads, self.kv_heads, n, n, self.head_dim, self.dtype, self.window, self.scale, self.softcap,
-            self.lse, self.sinks, self.v_dim,
-        )  # fmt: skip
+        heads = self.heads, self.kv_heads
+        return AttentionProblem(1, *heads, n, n, self.head_dim, self.dtype, v_dim=self.v_dim, **self.asked)
 
     @property
     def features(self) -> AttentionFeatures:

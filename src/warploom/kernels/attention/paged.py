@@ -83,10 +83,7 @@ def _as_packed(p: DecodeProblem, operands: DecodeOperands) -> PackedProblem:
     q_pitch, k_pitch = _pitches(p, operands)
     total_q = p.q_len if p.packed else (p.batch - 1) * q_pitch + p.q_len
     total_k = (p.pages - 1) * k_pitch + p.page_size if p.page_size else (p.batch - 1) * k_pitch + p.capacity
-    return PackedProblem(
-        p.batch, p.heads, p.kv_heads, total_q, total_k, p.head_dim, p.dtype, p.window, p.scale, p.softcap, p.lse,
-        p.sinks,
-    )  # fmt: skip
+    return PackedProblem(p.batch, p.heads, p.kv_heads, total_q, total_k, p.head_dim, p.dtype, **p.asked)
 
 
 def _most(config: ForwardSm90, p: DecodeProblem) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from warploom.core.dtypes import DType, bf16, f16
 from warploom.core.targets import Target
-from warploom.kernels.attention.features import AttentionFeatures
+from warploom.kernels.attention.features import AttentionFeatures, ScoreOptions
 from warploom.kernels.classes import size_class
 from warploom.kernels.settings import AnyConfiguration, Configuration, broken_flags, shared_excess, violated
 from warploom.kernels.source import KernelCall
@@ -110,11 +110,11 @@ class AttentionConfig(HeadConfig, Protocol):
 
 
 @dataclass(frozen=True)
-class AttentionProblem:
+class AttentionProblem(ScoreOptions):
     """What is asked: Q and O (batch, q_len, heads, head_dim), K and V (batch, kv_len, kv_heads, head_dim), and options.
 
     ``v_dim``: the head_dim of V and O, where it is another (0: it is not).
-    ``window`` as in :class:`AttentionFeatures`; ``scale`` None is 1/√head_dim; ``sinks``: one float32 a query head.
+    ``window`` as in :class:`AttentionFeatures`.
     """
 
     batch: int
@@ -125,10 +125,6 @@ class AttentionProblem:
     head_dim: int
     dtype: DType
     window: tuple[int | None, int | None] = (None, None)
-    scale: float | None = None
-    softcap: float | None = None
-    lse: bool = False
-    sinks: bool = False
     v_dim: int = 0
 
     @property
@@ -177,14 +173,10 @@ class AttentionProblem:
     def features(self, tile_m: int, tile_n: int) -> AttentionFeatures:
         """What a kernel with such tiles must be able to do, and nothing more."""
         return AttentionFeatures(
-            window=self.window,
             ragged_q=self.q_len % tile_m != 0,
             ragged_kv=self.kv_len % tile_n != 0,
             group=self.heads // self.kv_heads,
-            scale=self.scale,
-            softcap=self.softcap,
-            lse=self.lse,
-            sinks=self.sinks,
+            **self.asked,
         )
 
     def differences(self, config: AttentionConfig) -> list[str]:
