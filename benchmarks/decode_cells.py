@@ -25,13 +25,14 @@ from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from decode_peers import beside, versions
+from decode_peers import beside, to_the_fastest, versions
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -42,6 +43,8 @@ from warploom.ops.backends import built
 
 PART, SMALL_US = 0.85, 12.0
 """Of the copy's rate, from 64 MB of keys and values on; microseconds of the small cell."""
+MEAN_TO_OTHERS, LEAST_TO_OTHERS = 1.1, 0.95
+"""How many times as fast as the fastest of the others: in geometric mean over all cells, and in each."""
 COPIED = 2**29
 """Bytes that the copy reads and writes."""
 MEGABYTE = 10**6
@@ -325,6 +328,12 @@ def missed(found: list[dict[str, Any]]) -> list[str]:
             said.append(f"{c['cell']}: {c['us']['warploom']:.1f} µs, wanted {SMALL_US}")
         if c["bytes"] >= 0.99 * 64 * MEGABYTE and c["part"]["warploom"] < PART:
             said.append(f"{c['cell']}: {c['part']['warploom']:.3f} of the copy's rate, wanted {PART}")
+        said += [
+            f"{c['cell']}: {x:.3f} × the fastest of the others, wanted {LEAST_TO_OTHERS}"
+            for x in to_the_fastest([c]) if x < LEAST_TO_OTHERS
+        ]  # fmt: skip
+    if (ratios := to_the_fastest(found)) and (mean := geometric_mean(ratios)) < MEAN_TO_OTHERS:
+        said.append(f"{mean:.3f} × the fastest of the others in geometric mean, wanted {MEAN_TO_OTHERS}")
     return said
 
 

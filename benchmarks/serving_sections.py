@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from statistics import geometric_mean
 from typing import Any
 
+from decode_peers import to_the_fastest
 from page_tables import markdown_table
 
 Result = Mapping[str, Any]
@@ -27,27 +28,21 @@ def decode(result: Result) -> str:
         [name, str(len(parts)), *(_range([part[n] for part in parts if n in part]) for n in ("warploom", *names))]
         for name, parts in rows.items()
     ]
+    ratios = to_the_fastest(result["cells"])
+    beside = ratios and (
+        f" Beside the fastest of the others, in {len(ratios)} cells: {geometric_mean(ratios):.2f}× in geometric mean, "
+        f"{min(ratios):.2f}× at least."
+    )
     further = " and ".join(PEERS[n] for n in names if n not in ("cudnn", "torch_flash"))
     said = (
         "One new query for each of many sequences (b16: of 16), bf16 but for fp8 caches: the part of a copy's rate on "
         "the same GPU at which keys and values are read, from the lowest to the highest cell of groups of 1, 4, 8 and "
         "16 query heads and pages of 16, 64 and 256 keys and none, by `attention_paged` and by others: PyTorch's cuDNN "
         f"and FlashAttention-2 on contiguous caches of even lengths{', and on all ' * bool(further)}{further} "
-        f"(`benchmarks/decode_cells.py`). {_beside_the_best(result['cells'])}\n\n"
+        f"(`benchmarks/decode_cells.py`).{beside or ''}\n\n"
     )
     return said + markdown_table(
         ["head_dim, sequences, lengths, bytes", "cells", "warploom", *(PEERS[n] for n in names)], body
-    )
-
-
-def _beside_the_best(cells: Sequence[Mapping[str, Any]]) -> str:
-    """How many times as fast as the fastest of the others we are, in cells that have one."""
-    ratios = [min(x["median"] for n, x in c["ratio"].items() if n in PEERS) for c in cells if PEERS.keys() & c["ratio"]]
-    if not ratios:
-        return ""
-    return (
-        f"Beside the fastest of the others, {len(ratios)} cells: {geometric_mean(ratios):.2f}× in geometric mean, "
-        f"{min(ratios):.2f}× at least."
     )
 
 
