@@ -200,8 +200,9 @@ def flash_attention_4(cell: Cell) -> Run | None:
         return None
 
     def run(x: Inputs) -> Any:
+        q, k, v = (x[n][:-BEHIND] for n in "qkv")  # it multiplies what lies behind by zero, which NaN survives
         found = function(
-            x["q"], x["k"], x["v"], cu_seqlens_q=x["starts"], cu_seqlens_k=x["starts"], max_seqlen_q=x["longest"],
+            q, k, v, cu_seqlens_q=x["starts"], cu_seqlens_k=x["starts"], max_seqlen_q=x["longest"],
             max_seqlen_k=x["longest"], causal=cell.causal,
         )  # fmt: skip
         return found[0] if isinstance(found, tuple) else found
