@@ -6,7 +6,7 @@ import os
 # Products of the references are small, and several workers share the cores: threads of BLAS would wait for each other.
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
-gc.set_threshold(10_000, 50, 100)  # traced Programs stay: to walk through millions of their objects took a quarter
+gc.set_threshold(1_000, 5, 100_000)  # young objects, still in the cache, are quick to walk; Programs stay, millions
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX takes three quarters of a GPU otherwise
 
