@@ -207,3 +207,17 @@ def test_lines_within_inline_assembly_are_not_counted_on():
     ld.global.u32 %r3, [%d0+8192];"""
     (found,) = check(kernel(body, before='.file 1 "mine.py"'), [np.zeros(4, np.uint32)]).findings
     assert [f.where.line for f in (found, *found.follows)] == [5, 9]
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (kernel("{" * 3000 + "}" * 3000), "nested too deeply"), (kernel(".reg .b32 %q<300000000>;"), "300000000 registers"),
+    (kernel("", before=".shared .b8 many[-4];"), "negative size"),
+    (kernel("", before=".shared .align 3 .b8 x;"), "power of two"),
+    (kernel("mov.u32 %r1, x;", before=".shared .b8 x[240000];"), "240000 bytes of shared memory"),
+    (kernel(".local .b8 x[999999]; mov.u32 %r1, x;"), "999999 bytes of local memory"),
+    (kernel("").replace("64", "08", 1), "an integer"),
+    (kernel("mov.f32 %f1, 0f12;"), "expected"), (b"", "text of PTX"),
+])  # fmt: skip
+def test_text_that_no_assembler_takes_gets_one_message(text: str, message: str) -> None:
+    with pytest.raises((PtxError, ProblemError), match=message):
+        check(text, [np.zeros(1, np.uint32)])

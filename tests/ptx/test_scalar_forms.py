@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.ptx.text import lanewise
+from tests.ptx.text import check, kernel, lanewise
+from warploom.core.errors import PtxError
 
 RNG = np.random.default_rng(7)
 EDGES = (0, 1, 2, 5, 31, 32, 33, 63, 64, 65, 100, 127, 128, 255, 256)
@@ -291,3 +292,32 @@ def test_a_vote_whether_all_agree() -> None:
     x = np.concatenate([np.zeros(32), np.arange(32), np.full(32, 9)]).astype(np.uint32)
     text = "{ .reg .pred q, r; setp.lt.u32 q, %in0, 5; vote.sync.uni.pred r, q, -1; selp.b32 %out, 1, 0, r; }"
     assert lanewise(text, [x], np.uint32).reshape(3, 32).tolist() == [[1] * 32, [0] * 32, [1] * 32]
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(("form", "kind", "x", "wanted"), [
+    ("cvt.sat.f32.f32", "f32", [-0.0, NAN, 3, 0.25], [0x0, 0x0, 0x3F800000, 0x3E800000]),
+    ("cvt.rzi.sat.f32.f32", "f32", [0.9, 1.5, -2, 7], [0x0, 0x3F800000, 0x0, 0x3F800000]),
+    ("div.approx.f32 %out, %in0, 0f7F000001; //", "f32", [1, -1, 7, 5], [0x0, 0x80000000, 0x0, 0x0]),
+    ("cvt.rn.satfinite.e5m2x2.f32 %out, %in0, %in0; //", "f32", [NAN, 1, -1, 0], [0x7F7F, 0x3C3C, 0xBCBC, 0x0]),
+    ("cvt.rn.satfinite.relu.e4m3x2.f32 %out, %in0, %in0; //", "f32", [-0.0, -1, 1, NAN], [0x0, 0x0, 0x3838, 0x7F7F]),
+    ("cvt.rn.relu.f16x2.f32 %out, %in0, %in0; //", "f32", [-0.0, -1, 1, 0], [0x0, 0x0, 0x3C003C00, 0x0]),
+    ("cvt.rzi.u8.f64", "f64", [NAN, INF, -INF, 3.9], [0x80, 0xFF, 0x0, 0x3]),
+    ("cvt.rzi.u16.f64", "f64", [NAN, INF, -INF, 3.9], [0x8000, 0xFFFF, 0x0, 0x3]),
+    ("cvt.rzi.u8.f32", "f32", [NAN, INF, -INF, 3.9], [0x0, 0xFF, 0x0, 0x3]),
+])  # fmt: skip
+def test_corners_are_those_of_an_h200(form: str, kind: str, x: list[float], wanted: list[int]) -> None:
+    given = np.resize(np.array(x, {"f32": np.float32, "f64": np.float64}[kind]), 32)
+    narrow = any(to in form for to in (".u8.", ".u16.", "e5m2x2", "e4m3x2"))
+    got = lanewise(f"{form} %out, %in0;", [given], np.uint16 if narrow else np.uint32)
+    assert got.tolist() == (wanted * 8)[:32]
+
+
+@pytest.mark.parametrize("form", ["cvt.sat.f16.f16 %h1, %h2;", "cvt.sat.f64.f64 %e1, %e2;",
+                                  "mad.hi.b32 %r1, %r2, %r3, %r4;",
+                                  "setp.lt.ftz.f16 %p1, %h1, %h2;", "mov; //", "setp.u32;", "bra;"])  # fmt: skip
+def test_what_no_form_is_refused(form: str) -> None:
+    with pytest.raises(PtxError, match=r"kernel.ptx:\d+: "):
+        check(kernel(form), [np.zeros(1)])

@@ -18,6 +18,7 @@ from warploom.isa.base import Array
 Meaning = Callable[..., Array]
 FP8: dict[str, Any] = {"e4m3x2": ml_dtypes.float8_e4m3fn, "e5m2x2": ml_dtypes.float8_e5m2}
 """Pairs of fp8 by PTX's name, and NumPy's type of one."""
+_NAN = np.uint8(0x7F)
 
 
 def _parts(word: Array, bits: int, signed: bool) -> Array:
@@ -66,8 +67,8 @@ def _packed(low: Array, high: Array) -> Array:
 
 
 def _without_negatives(x: Array) -> Array:
-    """``.relu``: negative numbers become 0."""
-    return np.where(x < 0, x.dtype.type(0), x)
+    """``.relu``: negative numbers and -0 become 0."""
+    return np.where((x > 0) | np.isnan(x), x, x.dtype.type(0))
 
 
 def to_fp8(kind: str, relu: bool) -> Meaning:
@@ -76,8 +77,9 @@ def to_fp8(kind: str, relu: bool) -> Meaning:
     most = np.float32(float(ml_dtypes.finfo(dtype).max))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
 
     def converted(*x: Array) -> Array:
-        halves = [np.clip(_without_negatives(v) if relu else v, -most, most).astype(dtype) for v in x]
-        return _packed(halves[1], halves[0])
+        high, low = (np.clip(_without_negatives(v) if relu else v, -most, most).astype(dtype).view(np.uint8) for v in x)
+        high, low = (np.where(np.isnan(v), _NAN, part) for v, part in zip(x, (high, low), strict=True))
+        return _packed(low, high)
 
     return converted
 

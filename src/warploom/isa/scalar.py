@@ -112,7 +112,12 @@ def _with_sign(sign: Array, value: Array) -> Array:
 
 
 def _saturated(a: Array) -> Array:
-    return np.where(np.isnan(a), a.dtype.type(0), np.clip(a, 0, 1))
+    return np.where(a > 0, np.minimum(a, a.dtype.type(1)), a.dtype.type(0))
+
+
+def _divided(a: Array, b: Array) -> Array:
+    """``div.approx``: beyond 2^126 the reciprocal of a divisor counts as 0."""
+    return BINARY_MEANINGS["div"](a, np.where(np.abs(b) > 2.0**126, np.copysign(b.dtype.type(np.inf), b), b))
 
 
 def _towards(mode: str, op: str) -> Meaning:
@@ -139,8 +144,8 @@ def _floats() -> None:
     for op in ("add", "sub", "mul"):
         _with_ftz(op + ".rn{}.f32", 2, BINARY_MEANINGS[op], plain=False)
     _with_ftz("div.rn{}.f32", 2, BINARY_MEANINGS["div"], plain=False)
-    for kind in ("full", "approx"):
-        _with_ftz(f"div.{kind}" + "{}.f32", 2, BINARY_MEANINGS["div"])
+    _with_ftz("div.full{}.f32", 2, BINARY_MEANINGS["div"])
+    _with_ftz("div.approx{}.f32", 2, _divided)
     _with_ftz("fma.rn{}.f32", 3, fma_single, plain=False)
     for mode in ("rz", "rm", "rp"):
         for op in ("add", "sub", "mul", "fma"):
@@ -212,6 +217,10 @@ def _narrowing(half: DType) -> One:
     return lambda x: np.ascontiguousarray(x).astype(half.numpy).view(np.uint16)
 
 
+def _power_of_two(x: Array) -> Array:
+    return flush_subnormal(np.exp2(x).astype(np.float32))
+
+
 def _halves() -> None:
     for half in (f16, bf16):
         for op, (count, exact) in _HALF_OPS.items():
@@ -222,7 +231,7 @@ def _halves() -> None:
         _add(f"cvt.f32.{half.name}", (u16,), f32, _widening(half))
         _add(f"cvt.rn.{half.name}.f32", (f32,), u16, _narrowing(half))
     _add("ex2.approx.f16", (u16,), u16, _half(np.exp2, f16))
-    _add("ex2.approx.ftz.bf16", (u16,), u16, _half(np.exp2, bf16))
+    _add("ex2.approx.ftz.bf16", (u16,), u16, _half(_power_of_two, bf16))
 
 
 # Integers and bits

@@ -80,6 +80,8 @@ def check_ptx(
     from warploom.ptx.parser import parse
     from warploom.ptx.program import entry_of, to_program
 
+    if not isinstance(ptx, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ProblemError(f"check_ptx takes the text of PTX, not {shown(ptx)}: of a file, Path(file).read_text()")
     module = parse(ptx, file)
     function = entry_of(module, kernel)
     given, kinds = _arguments(function, arguments, names)

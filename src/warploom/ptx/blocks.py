@@ -95,6 +95,8 @@ def _block(
     beyond = () if after is None else (after,)
     if last is None or last.opcode not in _JUMPS:
         return Block(code, beyond, where=last.where if last is not None else function.where)
+    if len(last.operands) != {"bra": 1, "brx": 2}.get(last.opcode, 0):
+        raise PtxError(f"{last.where}: {last.form} has {len(last.operands)} operands")
     block = Block(code[:-1], where=last.where, uniform="uni" in last.modifiers)
 
     def place(label: object) -> int:

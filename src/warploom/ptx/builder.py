@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -10,7 +9,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32, f64, pred, u32, u64
+from warploom.core.dtypes import DType, pred, u32, u64
 from warploom.core.errors import PtxError, VerifyError
 from warploom.ir import statements as ir
 from warploom.ir.statements import NOWHERE, Const, Op, Statement, Tile, Value, When
@@ -24,9 +23,20 @@ from warploom.ptx.blocks import Block
 from warploom.ptx.forms import HANDLERS, Form
 from warploom.ptx.groups import completed_registers
 from warploom.ptx.specials import Specials
-from warploom.ptx.syntax import Address, Float, Function, Guard, Instruction, Integer, Not, Operand, Symbol
+from warploom.ptx.syntax import (
+    Address,
+    Float,
+    Function,
+    Guard,
+    Instruction,
+    Integer,
+    Not,
+    Operand,
+    Symbol,
+    UnknownTypeError,
+)
 from warploom.ptx.syntax import Register as PtxRegister
-from warploom.ptx.types import UnknownTypeError, constant, unsigned
+from warploom.ptx.types import constant, unsigned
 from warploom.ptx.usage import Usage, by_guard
 
 _PARAMETER_BYTES = 4096
@@ -122,7 +132,8 @@ class Builder:
         self._out, self._known = outer, known
 
     def _instruction(self, i: Instruction) -> None:
-        if i.opcode == "mov" and isinstance(i.operands[0], PtxRegister) and i.operands[0].name in self.usage.constants:
+        target = i.operands[0] if i.opcode == "mov" and i.operands else None
+        if isinstance(target, PtxRegister) and target.name in self.usage.constants:
             return
         self.where, form = i.where, Form(i)
         handler = HANDLERS.get(i.opcode)
@@ -223,19 +234,12 @@ class Builder:
         return self.op(Unary("not", pred), holds) if guard.negated else holds
 
     def _float(self, operand: Float, dtype: DType) -> ir.Operand:
-        if dtype.is_integer and operand.width == dtype.bits:
-            return constant(operand.bits, dtype)
-        code = "f" if operand.width == 32 else "d"
-        value = struct.unpack(f"<{code}", operand.bits.to_bytes(operand.width // 8, "little"))[0]
-        if dtype.is_integer:  # the bits of the number in a register of that width
-            if dtype.bits not in (32, 64):
-                raise self.refusal(f"{operand} is no constant of {dtype.bits} bits")
-            number = np.array(value, f32.numpy if dtype.bits == 32 else f64.numpy)
-            return constant(int(number.view(unsigned(dtype).numpy)), dtype)
-        if np.isnan(value) and operand.width == dtype.bits:  # keep its bits
+        if dtype.is_integer:
+            return constant(operand.pattern(dtype.bits), dtype)
+        if np.isnan(operand.value) and operand.width == dtype.bits:  # keep its bits
             bits = u32 if dtype.bits == 32 else u64
             return self.once(Bitcast(bits, dtype), constant(operand.bits, bits))
-        return Const(dtype, float(dtype.numpy.type(value)))
+        return Const(dtype, float(dtype.numpy.type(operand.value)))
 
     def cast(self, x: ir.Operand, dtype: DType) -> ir.Operand:
         """The same bits as ``dtype``; of a wider register the low ones."""
@@ -390,6 +394,8 @@ class Builder:
     def _widened(self, x: ir.Operand, home: DType) -> ir.Operand:
         if x.dtype.bits >= home.bits:
             return self.cast(x, home)
+        if x.dtype.is_float:  # its bits, not its number
+            x = self.cast(x, unsigned(x.dtype))
         return self.cast(self.extend(x, unsigned(home)), home)
 
     def extend(self, x: ir.Operand, dtype: DType) -> ir.Operand:

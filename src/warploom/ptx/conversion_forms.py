@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import cast
 
-from warploom.core.dtypes import bf16, f16, f32, pred, s32, u32, u64
+from warploom.core.dtypes import bf16, f16, f32, f64, pred, s32, u32, u64
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
-from warploom.isa.alu import Binary, Unary
+from warploom.isa.alu import Binary, Select, Unary
 from warploom.isa.conversion import Convert, PackPair
 from warploom.isa.narrow import FP8
-from warploom.isa.scalar import SCALARS, Scalar
+from warploom.isa.scalar import Scalar
 from warploom.isa.spaces import FromGeneric, IsSpace, ToGeneric, Window
 from warploom.ptx.builder import Builder
 from warploom.ptx.forms import Form, form
@@ -80,15 +80,18 @@ def _from_float(b: Builder, f: Form, x: Value, source: str, to: str, rounding: s
     f.flag("sat")  # integers are clamped in any case
     if TYPES[to] >= 32:
         return b.op(Convert(x.dtype, TYPE[to], rounding), x)
-    return _clamped(b, b.op(Convert(x.dtype, s32, rounding), x), to)
+    clamped = _clamped(b, b.op(Convert(x.dtype, s32, rounding), x), to)
+    if source != "f64" or to[0] == "s":
+        return clamped
+    number = b.op(Binary("eq", f64), x, x)  # of a NaN in f64 comes the highest bit
+    return b.op(Select(clamped.dtype), number, clamped, Const(clamped.dtype, 1 << TYPES[to] - 1))
 
 
 def _float_to_float(b: Builder, f: Form, x: Value, source: str, to: str, rounding: str) -> Value:
     if source == to:
-        name = f"cvt.{'sat' if f.flag('sat') else rounding}.{to}.{to}"
-        if not rounding and name not in SCALARS:
-            return x
-        return b.op(Scalar(name), x)
+        for step in (rounding, f.one_of("sat")):
+            x = b.op(Scalar(f"cvt.{step}.{to}.{to}"), x) if step else x
+        return x
     widens = TYPES[to] > TYPES[source]
     if rounding != ("" if widens else "rn"):
         raise f.refusal("only rounding to nearest is supported")

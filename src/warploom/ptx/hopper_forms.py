@@ -96,7 +96,7 @@ def _arrive(b: Builder, f: Form) -> None:
         _own(f)
     given = f.operands(1, 2, 3)
     state = None if isinstance(given[0], Address) else given[0]
-    address, *more = given if state is None else given[1:]
+    address, *more = given if state is None else given[1:] or given
     if expects and not more:
         raise f.refusal()
     size = _count(b, f, more[0], "the count of bytes") if expects else None

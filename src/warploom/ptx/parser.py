@@ -29,14 +29,19 @@ from warploom.ptx.syntax import (
     Variable,
     Vector,
 )
-from warploom.ptx.tokens import END, Cursor, number
+from warploom.ptx.tokens import END, Cursor
 
 _SPACES = ("global", "const", "shared", "local", "param", "tex")
+
+_MOST_REGISTERS = 1 << 20
 
 
 def parse(text: str, name: str = "kernel.ptx") -> Module:
     """The module that ``text`` is; messages call it ``name``. Raises PtxError with the line where it is no PTX."""
-    return _Parser(text, name).module()
+    try:
+        return _Parser(text, name).module()
+    except RecursionError:
+        raise PtxError(f"{name}: its braces are nested too deeply") from None
 
 
 @dataclass
@@ -129,6 +134,8 @@ class _Parser(Cursor):
             word = self.word().removeprefix(".")
             if word == "align":
                 align = self.integer()
+                if align < 1 or align & align - 1:
+                    self.fail(f"an alignment of {align} is no power of two")
             elif word in ("v2", "v4"):
                 count = int(word[1])
             elif word in TYPES:
@@ -144,6 +151,8 @@ class _Parser(Cursor):
         name = self.word()
         while self.accept("["):
             count *= 0 if self.next.text == "]" else self.integer()
+            if count < 0:
+                self.fail(f"{name} has a negative size")
             self.expect("]")
         size = max(1, TYPES[kind] // 8)
         initial = self._initial(size) if self.accept("=") else b""
@@ -159,8 +168,8 @@ class _Parser(Cursor):
                 self.accept(",")
             return parts
         value = self._operand()
-        if isinstance(value, Float):
-            return value.bits.to_bytes(size, "little")
+        if isinstance(value, Float) and size >= 4:
+            return value.pattern(8 * size).to_bytes(size, "little")
         if not isinstance(value, Integer):
             self.fail("an initial value must be a number")
         return (value.value % (1 << 8 * size)).to_bytes(size, "little")
@@ -230,7 +239,7 @@ class _Parser(Cursor):
             function.variables.append(replace(variable, name=self._declare(variable.name)))
         elif token.text == ";":
             self.take()
-        elif token.kind == "word" and self.tokens[self.at + 1].text == ":":
+        elif token.kind == "word" and self.beyond.text == ":":
             self._label(function)
         else:
             self._instruction(function)
@@ -257,6 +266,8 @@ class _Parser(Cursor):
             name = self.word()
             if self.accept("<"):
                 count = self.integer()
+                if not 0 <= count <= _MOST_REGISTERS:
+                    self.fail(f"{count} registers of one name are not supported")
                 self.expect(">")
                 for i in range(count):
                     function.registers[self._declare(f"{name}{i}")] = kind
@@ -361,7 +372,7 @@ class _Parser(Cursor):
         negative = False
         while self.next.text in ("-", "+"):
             negative ^= self.take().text == "-"
-        value = number(self.take().text)
+        value = self.number("a number")
         if not negative:
             return value
         if isinstance(value, Integer):

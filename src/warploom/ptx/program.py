@@ -12,6 +12,7 @@ from typing import Literal
 
 from warploom.core.dtypes import DType, u8, u16, u32, u64
 from warploom.core.errors import PtxError
+from warploom.core.targets import TARGETS
 from warploom.ir.program import Parameter, Program
 from warploom.ir.statements import Flow, Tile, Value
 from warploom.ptx import (
@@ -37,6 +38,7 @@ FAMILIES = (
 )  # fmt: skip
 """The modules whose import registers the forms that can be run."""
 _TENSOR_MAP_BYTES = 128
+_LOCAL_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,11 @@ def to_program(
     blocks = basic_blocks(function)
     used = {name for b in blocks for i in b.body for name in _symbols(i.operands)}
     regions, total = _shared(module, function, used, shared_bytes)
+    local, local_bytes = _local(function)
+    _check_memory(function, total, local_bytes)
     parameters, members = _parameters(function, arguments)
     pointers = [Parameter(v.name, "pointer", u8, Value(len(parameters) + i, u64, v.name))
                 for i, v in enumerate(variables_of(module, used))]  # fmt: skip
-    local, local_bytes = _local(function)
     maps = frozenset(v.name for v in function.parameters if v.name in members and members[v.name][0].dtype is u64
                      and v.bytes == _TENSOR_MAP_BYTES)  # fmt: skip
     names = Names({r.name: r for r in regions}, local, members, maps, {p.name: p.value for p in pointers})
@@ -96,6 +99,14 @@ def to_program(
         name=function.name, parameters=(*parameters, *pointers), threads=threads, body=(flow,), shared=tuple(regions),
         shared_bytes=total, requires=_required(module), cluster=cluster, local_bytes=local_bytes, where=function.where,
     )  # fmt: skip
+
+
+def _check_memory(function: Function, shared: int, local: int) -> None:
+    """Whether any GPU has the shared memory of a CTA and the local memory of a thread."""
+    most = max(target.shared_per_block for target in TARGETS.values())
+    for what, needed, limit in (("shared memory a CTA", shared, most), ("local memory a thread", local, _LOCAL_BYTES)):
+        if needed > limit:
+            raise PtxError(f"{function.name} needs {needed} bytes of {what}, GPUs have {limit}")
 
 
 def variables_of(module: Module, used: Iterable[str]) -> list[Variable]:

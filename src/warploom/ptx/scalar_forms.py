@@ -248,6 +248,8 @@ def compared(b: Builder, f: Form, op: str, kind: str, ftz: bool, x: Operand, y: 
             raise f.refusal()
         return b.op(Binary(_UNSIGNED.get(op, op), dtype), b.read(x, dtype), b.read(y, dtype))
     if ftz:
+        if kind != "f32":
+            raise f.refusal(".ftz is supported for f32")
         a, c = (b.op(Scalar("add.rn.ftz.f32"), v, Const(f32, -0.0)) for v in (a, c))
     return _compared_floats(b, f, op, a, c)
 
@@ -335,7 +337,7 @@ def _packed(b: Builder, f: Form, kind: str, source: Vector) -> Value:
 
 def _unpack(b: Builder, f: Form, kind: str, target: Vector, source: Operand) -> None:
     bits, count = TYPES[kind], len(target.items)
-    whole = b.read(source, _bits(kind))
+    whole = b.read(source, TYPE[f"b{bits}"])
     if bits == 64 and count == 4:
         parts = [b.op(Half(u32, q), b.op(Half(u64, h), whole)) for h in (0, 1) for q in (0, 1)]
     elif count == 2 and bits in (32, 64):

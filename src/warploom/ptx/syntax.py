@@ -5,8 +5,11 @@ Source: PTX ISA, "Syntax", "State Spaces, Types, and Variables", "Instruction Op
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+import numpy as np
 
 from warploom.ir.statements import SourceLine
 
@@ -16,6 +19,13 @@ TYPES = {
     "f32": 32, "f64": 64, "e4m3": 8, "e5m2": 8, "e4m3x2": 16, "e5m2x2": 16, "u16x2": 32, "s16x2": 32, "f32x2": 64,
 }  # fmt: skip
 """PTX's types and their bits."""
+
+
+class UnknownTypeError(KeyError):
+    """A PTX type that no register of a Program has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,20 @@ class Float:
 
     bits: int
     width: Literal[32, 64]
+
+    @property
+    def value(self) -> float:
+        """The number."""
+        return struct.unpack("<f" if self.width == 32 else "<d", self.bits.to_bytes(self.width // 8, "little"))[0]
+
+    def pattern(self, width: int) -> int:
+        """The bits of the number as a float of 32 or 64 bits. Raises UnknownTypeError for another width."""
+        if width == self.width:
+            return self.bits
+        if width not in (32, 64):
+            raise UnknownTypeError(f"b{width} for the constant {self}")
+        with np.errstate(over="ignore"):
+            return int(np.float64(self.value).astype(f"f{width // 8}").view(f"u{width // 8}"))
 
     def __str__(self) -> str:
         return f"0{'f' if self.width == 32 else 'd'}{self.bits:0{self.width // 4}X}"

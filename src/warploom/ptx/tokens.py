@@ -19,7 +19,8 @@ _TOKEN = re.compile(
       | (?P<line>\n)
       | (?P<comment>/\*.*?\*/)
       | (?P<string>"(?:[^"\\]|\\.)*")
-      | (?P<number>0[fFdD][0-9a-fA-F]+|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)
+      | (?P<number>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b
+        |0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)
       | (?P<word>[.%$A-Za-z_][\w$%]*(?:(?:\.|::)[\w$]+)*)
       | (?P<mark>::|[-+*/!@|,;:<>=(){}\[\]&~^?])""",
     re.VERBOSE | re.DOTALL,
@@ -85,6 +86,11 @@ class Cursor:
         """The token that comes, which stays."""
         return self.tokens[self.at] if self.at < len(self.tokens) else END
 
+    @property
+    def beyond(self) -> Token:
+        """The token behind that one."""
+        return self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else END
+
     def take(self) -> Token:
         """The token that comes; the next one is behind it."""
         token = self.next
@@ -119,9 +125,19 @@ class Cursor:
     def integer(self) -> int:
         """Take an integer, which may have a sign."""
         sign = -1 if self.accept("-") else 1
-        if self.next.kind != "number":
-            self.fail("expected an integer")
-        value = number(self.take().text)
+        value = self.number("an integer")
         if not isinstance(value, Integer):
+            self.at -= 1
             self.fail("expected an integer")
         return sign * value.value
+
+    def number(self, what: str) -> Integer | Float:
+        """Take a constant."""
+        try:
+            value = number(self.next.text) if self.next.kind == "number" else None
+        except ValueError:
+            value = None
+        if value is None:
+            self.fail(f"expected {what}")
+        self.at += 1
+        return value

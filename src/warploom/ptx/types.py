@@ -6,13 +6,7 @@ import numpy as np
 
 from warploom.core.dtypes import DType, f32, f64, pred, s16, s32, s64, u16, u32, u64
 from warploom.ir.statements import Const
-
-
-class UnknownTypeError(KeyError):
-    """A PTX type that no register of a Program has."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+from warploom.ptx.syntax import UnknownTypeError
 
 
 class _Types(dict[str, DType]):

@@ -6,7 +6,7 @@ its uses, and is read as another one by a reinterpretation of its bits.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -115,18 +115,18 @@ def _constants(instructions: list[Instruction]) -> dict[str, Operand]:
     return {
         i.operands[0].name: i.operands[1]
         for i in instructions
-        if i.opcode == "mov" and i.guard is None and isinstance(i.operands[0], Register)
+        if i.opcode == "mov" and i.guard is None and len(i.operands) == 2 and isinstance(i.operands[0], Register)
         if definitions[i.operands[0].name] == 1 and isinstance(i.operands[1], Integer | Float | Symbol)
     }
 
 
 def _homes(function: Function, blocks: list[Block]) -> dict[str, DType]:
-    votes = {name: Counter[str]() for name in function.registers}
+    votes = defaultdict[str, Counter[str]](Counter)
     copies: list[tuple[str, str]] = []
     for i in (i for block in blocks for i in block.body):
         _vote(i, votes)
         if i.opcode in _COPIES and "f32" not in i.modifiers and "f64" not in i.modifiers:
-            names = [n for x in i.operands[: 3 if i.opcode == "selp" else 2] for n in registers(x) if n in votes]
+            names = [n for x in i.operands[: 3 if i.opcode == "selp" else 2] for n in registers(x)]
             copies += [(names[0], other) for other in names[1:]] if names else []
     for i in (i for block in blocks for i in block.body):  # the accumulators of wgmma stay where they are
         for name in (n for x in i.operands[:1] for n in registers(x)) if i.opcode == "wgmma" else ():
@@ -164,13 +164,12 @@ def _vote(i: Instruction, votes: dict[str, Counter[str]]) -> None:
         kinds[:4] = types
     elif len(types) == 3 and i.opcode == "wgmma":
         kinds[1:] = ["b64"] * (len(kinds) - 1)
-    elif i.opcode == "setp":
+    elif i.opcode == "setp" and kinds:
         kinds[0] = "pred"
     for operand, kind in zip(i.operands, kinds, strict=False):
         for name in registers(operand):
-            if name in votes:
-                is_address = isinstance(operand, Address)
-                votes[name][kind if kind in _FLOAT and not is_address else "bits"] += 1
+            is_address = isinstance(operand, Address)
+            votes[name][kind if kind in _FLOAT and not is_address else "bits"] += 1
 
 
 def _local(function: Function, blocks: list[Block]) -> frozenset[str]:
