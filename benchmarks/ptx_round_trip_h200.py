@@ -86,10 +86,10 @@ def compared(subject: Subject, arch: str, gpu: Gpu | None) -> dict[str, Any]:
         return row
     flat = values[: len(program.parameters)]
     mine = load(again, 0)
-    config = mine.configure(triple(call.grid), program.threads, shared_bytes=program.shared_bytes)
+    made = mine.configure(triple(call.grid), program.threads, shared_bytes=program.shared_bytes)
     shared_bytes, original = call.options.get("shared_bytes", 0), code.get_kernel(name)
     theirs = gpu.run(lambda a: gpu.launch(original, call.grid, call.block, shared_bytes, a), program, flat)
-    ours = gpu.run(lambda a: mine.launch(0, config, a), program, flat)
+    ours = gpu.run(lambda a: made.queue(0, made.pack(a)), program, flat)
     cpu = [x.reshape(-1).view(np.uint8) for x in emulated if isinstance(x, np.ndarray)]
     return {**row, "equal": all(map(np.array_equal, ours, theirs)),
             "equal on the emulator": all(map(np.array_equal, cpu, theirs))}  # fmt: skip

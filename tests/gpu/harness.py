@@ -99,9 +99,9 @@ def launch(program: Program, grid: Any, arguments: Sequence[Any], device: int = 
     arch = target_of(device).name
     compiled = compile_source(print_cuda(program), program.name, arch=arch, opt_level=program.opt_level)
     loaded = load(compiled, device)
-    config = loaded.configure(grid, program.threads, shared_bytes=program.shared_bytes)
+    made = loaded.configure(grid, program.threads, shared_bytes=program.shared_bytes)
     pointers = [a.data_ptr() if hasattr(a, "data_ptr") else a for a in arguments]
-    loaded.launch(current_stream("torch", device), config, pointers)
+    made.queue(current_stream("torch", device), made.pack(pointers))
 
 
 def on_gpu(instructions: Sequence[Instruction], operands: Sequence[np.ndarray]) -> list[list[np.ndarray]]:

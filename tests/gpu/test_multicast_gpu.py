@@ -16,10 +16,11 @@ from tests.hopper.test_clusters_emulated import pass_on, who  # noqa: E402
 from warploom.core.dtypes import bf16, u32  # noqa: E402
 from warploom.cuda.compile import compile_source  # noqa: E402
 from warploom.cuda.device import target_of  # noqa: E402
-from warploom.cuda.launch import current_context, load, scalar  # noqa: E402
+from warploom.cuda.launch import load, scalar  # noqa: E402
 from warploom.cuda.printer import print_cuda  # noqa: E402
 from warploom.cuda.tensor_maps import encode  # noqa: E402
 from warploom.interop.arrays import current_stream  # noqa: E402
+from warploom.layout.tensor_map import TensorMapSpec  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +36,14 @@ def product(a: Any, b: Any, stages: int) -> Any:
     kernel = load(compiled, 0)
     m, n, depth = a.shape[0], b.shape[0], a.shape[1]
     out = torch.full((m, n), torch.nan, device="cuda")
-    with current_context(0):
-        maps = [
-            encode(x.data_ptr(), tuple(x.shape), x.stride(), bf16, (rows, example.TILE_K))
-            for x, rows in ((a, example.TILE_M), (b, example.HALF_N))
-        ]
+    maps = [
+        encode(x.data_ptr(), TensorMapSpec(bf16, (depth, x.shape[0]), (2 * depth,), (example.TILE_K, rows), 128), 0)
+        for x, rows in ((a, example.TILE_M), (b, example.HALF_N))
+    ]
     grid = (m // example.TILE_M, n // example.TILE_N)
-    config = kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
+    made = kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
     arguments = [*maps, out.data_ptr(), scalar(u32, n), scalar(u32, depth // example.TILE_K)]
-    kernel.launch(current_stream("torch", 0), config, arguments)
+    made.queue(current_stream("torch", 0), made.pack(arguments))
     torch.cuda.synchronize()
     return out
 

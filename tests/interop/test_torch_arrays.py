@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from warploom.core.dtypes import bf16, f16
+from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import as_bytes, as_numpy, current_stream, describe, empty, empty_like
+from warploom.interop.arrays import as_bytes, as_numpy, current_stream, describe, empty, empty_like, maker
 from warploom.ops.matmul import matmul
 
 torch = pytest.importorskip("torch")
@@ -132,3 +132,17 @@ def test_tensors_and_streams_of_the_gpu():
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         assert current_stream("torch", tensor.get_device()) == stream.cuda_stream
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_results_on_the_current_gpu_are_allocated_as_compiled_code_does(current, monkeypatch):
+    guards, raw = torch._C._dynamo.guards, []
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current, raising=False)
+    monkeypatch.setattr(
+        guards, "_empty_strided_cuda", lambda *a: raw.append(a) or guards._empty_strided_cpu(*a), raising=False
+    )
+    like = torch.zeros(2, 3, 8, dtype=torch.bfloat16)
+    make = maker(describe(like)._replace(device=("cuda", 0)), (2, 5), f32)
+    made = make(like)
+    assert (made.shape, made.stride(), made.dtype) == ((2, 5), (5, 1), torch.float32)
+    assert len(raw) == (current == 0)

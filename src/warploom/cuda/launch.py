@@ -104,6 +104,7 @@ class Launch:
         self._compiled = kernel.compiled
         self._device = kernel.device
         self._driver = kernel.driver
+        self._current, self._launch = kernel.driver.cuCtxGetDevice, kernel.driver.cuLaunchKernelEx
         self._extents, self._shared_bytes, self._overlaps = extents, shared_bytes, overlaps
         self._function = kernel.driver.CUfunction(int(kernel.kernel))  # the driver takes a CUkernel for one
         self._on_streams: dict[int, Any] = {}
@@ -129,10 +130,14 @@ class Launch:
         reason if refused.
         """
         config = self._on_streams.get(stream) or self._on_stream(stream)
-        driver = self._driver
-        result = _on_device(driver, self._device, driver.cuLaunchKernelEx, config, self._function, packed[0], 0)
+        status, current = self._current()
+        if status == 0 and int(current) == self._device:  # as _on_device, which costs a call more
+            result = self._launch(config, self._function, packed[0], 0)
+        else:
+            with current_context(self._device):
+                result = self._launch(config, self._function, packed[0], 0)
         if result[0] != 0:
-            check(driver, result)
+            check(self._driver, result)
 
     def _on_stream(self, stream: int) -> Any:
         """The driver's form of the launch on a stream."""

@@ -46,7 +46,9 @@ def recorded(function: Public) -> Public:
         if torch is None:
             return function(*given, **named)
         history = named.get("out") is None
-        if not (is_tracing() or (history and torch._C._is_any_autocast_enabled() and _autocast(torch, given, named))):
+        if not (
+            _watches(torch) or (history and torch._C._is_any_autocast_enabled() and _autocast(torch, given, named))
+        ):
             try:
                 return function(*given, **named)
             except DerivativeError:
@@ -70,9 +72,11 @@ def is_tracing() -> bool:
     active, or ``torch.func`` transforms a function.
     """
     torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    if torch.compiler.is_compiling():  # Dynamo looks no further
+    return torch is not None and _watches(torch)
+
+
+def _watches(torch: Any) -> bool:
+    if torch.compiler.is_dynamo_compiling():  # Dynamo looks no further
         return True
     c = torch._C
     transformed = c._functorch.peek_interpreter_stack() is not None
