@@ -243,7 +243,7 @@ def persistent(
             _, _, mask = tile_of(turn)
 
             def cut(step: Number, mask: Mask = mask) -> None:
-                mask.apply(s, mask.block(step), row=me * 64, warp=warp)
+                mask.apply(s, mask.block(step), row=me * 64)
 
             left = queries.at(turn, me).wait()
             scores.start(left, get_k.wait(), zero=True).wait()

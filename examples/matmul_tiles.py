@@ -81,7 +81,7 @@ def on_sm90(
             with k.loop(depth // DEPTH, start=1):
                 product.start(*get.wait_all()).wait()
                 get.release()
-            panels.store(Sums(k, sums, row * M, col * N, k.warp & 3, relu(k)), 0, Target(k, c, n, bf16))
+            panels.store(Sums(k, sums, row * M, col * N, value=relu(k)), 0, Target(k, c, n, bf16))
         panels.wait()
 
 

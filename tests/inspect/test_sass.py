@@ -224,6 +224,7 @@ def test_where_threads_meet_again():
         ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR15+0xf000], R3 ;", BARRIERS),
         ("DEPBAR.LE SB0, 0x0 ;", BARRIERS),
         ("FROBNICATE R1 ;", OTHER),
+        ("@!PT LDS RZ, [RZ] ;", OTHER),  # never runs
     ],
 )
 def test_purposes(text, group):

@@ -261,3 +261,22 @@ def bound_of(k, x):
 def test_an_error_in_a_helper_names_the_lines_that_called_it():
     with pytest.raises(TraceError, match=r"test_misuse\.py:\d+\).*\(called from test_misuse\.py:\d+, test_misuse"):
         traces(lambda k, x: bound_of(k, x.load(0)))
+
+
+def test_what_many_registers_break_is_said_once():
+    with pytest.raises(VerifyError, match=r"breaks 1 rule:\n.*'sums0' is read before.*\(and 3 more\)$"):
+        traces(lambda k, x: [x.store(r, k.lane) for r in k.registers(f32, 4, name="sums")] and None)
+
+
+def test_what_needs_a_newer_architecture_is_said_once():
+    def hopper(k, x):
+        full = k.mbarriers(1)
+        with k.when(k.thread == 0):
+            full.init(1)
+            k.mbarrier_fence()
+        k.syncwarp()
+        full.arrive(when=k.thread == 0)
+        full.wait(0)
+
+    with pytest.raises(VerifyError, match=r"breaks 1 rule:\n.*write @kernel\(requires=\"sm_90\"\)$"):
+        traces(hopper)

@@ -31,6 +31,8 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="The same as JSON o
     from rich.table import Table
 
     table = Table(title="warploom doctor", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in _parts(report):
         table.add_row(name, value)
     out = console()

@@ -103,7 +103,7 @@ class BulkCopies:
             at = tuple(int(c[i, lane]) for c in where)
             if len(at) != len(source.spec.box):
                 message = f"{op.instruction.mnemonic} gives {len(at)} coordinates for a tensor of "
-                message += f"{len(source.spec.box)} dimensions: use the instruction of its rank"
+                message += f"{len(source.spec.box)} dimensions: give one for each, the innermost first"
                 self.report.add("bounds", op.where, message, row, lane)
                 continue
             beyond = source.outside(at)

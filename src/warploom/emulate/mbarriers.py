@@ -276,7 +276,8 @@ class Mbarriers:
         """A finding: what it ``does`` where it comes before the phase before has ended."""
         message = (
             f"{op.instruction.mnemonic} for phase {phase} of {self.name(bar.address)} is not ordered after the end "
-            f"of phase {phase - 1}: in another order it {does}. Wait for the phase before, or for what follows it"
+            f"of phase {phase - 1}: in another order it {does}. Wait for the phase before, or for what follows it, and "
+            f"initialise it for all that arrive, not {bar.count}, if they are more"
         )
         lane = 0 if lanes is None else lanes[0]
         self.report.add("mbarrier", op.where, message, row, lane, other=bar.op.where, address=bar.address)

@@ -52,6 +52,7 @@ GROUPS: dict[str, str] = {
 """Purpose → the mnemonics that serve it, in the order of tables. Moves and IMAD are told apart by their operands."""
 
 _PURPOSE = {mnemonic: group for group, mnemonics in GROUPS.items() for mnemonic in mnemonics.split()}
+_NEVER = "!PT"
 _ZERO = re.compile(r"-?(U?RZ|SRZ|0x0|0)")
 _NOT_A_REGISTER = re.compile(r"-?(0x[0-9a-f]+|\d[\d.e+-]*|c(x?)\[.*)")
 
@@ -60,8 +61,11 @@ def purpose(instruction: Instruction) -> str:
     """The group (a key of :data:`GROUPS`) of one instruction.
 
     A move (``MOV``, ``IMAD.MOV``, ``IMAD.U32`` with a zero factor, ``HFMA2`` of zeros) is a register copy, zeroing or a
-    constant, as its source says; ``CS2R`` of ``SRZ`` is zeroing.
+    constant, as its source says; ``CS2R`` of ``SRZ`` is zeroing. What ``@!PT`` guards never runs (ptxas fills time with
+    such loads), so it serves nothing.
     """
+    if instruction.predicate == _NEVER:
+        return OTHER
     source = moved_source(instruction)
     if source is not None:
         if _ZERO.fullmatch(source):
@@ -99,6 +103,8 @@ def count_groups(instructions: Iterable[Instruction]) -> dict[str, int]:
 def opcode_name(instruction: Instruction) -> str:
     """The name under which an opcode is counted: the mnemonic, for IMAD with the modifier that tells its use."""
     kinds = {"MOV", "SHL", "IADD", "WIDE", "HI", "X", "U32"}
+    if instruction.predicate == _NEVER:
+        return f"@{_NEVER} {instruction.mnemonic}"
     if instruction.mnemonic in ("IMAD", "UIMAD") and instruction.modifiers and instruction.modifiers[0] in kinds:
         return f"{instruction.mnemonic}.{instruction.modifiers[0]}"
     return instruction.mnemonic

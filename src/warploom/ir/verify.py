@@ -72,15 +72,20 @@ _EFFECT_NEEDS: dict[type[Effect], str] = {
 }  # fmt: skip
 _INSTRUCTION_NEEDS: dict[type[Instruction], str] = dict.fromkeys((StMatrix, Elect, MapShared, GridDependency), "sm_90")
 _QUEUE_NEEDS = {"bulk": "sm_90", "wgmma": "sm_90a"}
+_NUMBERED = re.compile(r"\d+'")
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)(a?)")
 
 
 def verify(program: Program, target: Target | None = None) -> None:
     """Checks ``program``, for ``target`` if given. Raises VerifyError that lists every violation with its line."""
     violations = [message for rule in _RULES for message in rule(program, target)]
-    if violations:
-        count = f"{len(violations)} rule{'s' if len(violations) > 1 else ''}"
-        listed = "\n".join(f"  {message}" for message in dict.fromkeys(violations))
+    alike: dict[str, list[str]] = {}
+    for message in dict.fromkeys(violations):  # one of the registers 'p0', 'p1' … stands for all
+        alike.setdefault(_NUMBERED.sub("'", message), []).append(message)
+    if alike:
+        count = f"{len(alike)} rule{'s' if len(alike) > 1 else ''}"
+        more = (f" (and {len(x) - 1} more)" if len(x) > 1 else "" for x in alike.values())
+        listed = "\n".join(f"  {first}{others}" for (first, *_), others in zip(alike.values(), more, strict=True))
         raise VerifyError(f"kernel {program.name} breaks {count}:\n{listed}")
 
 
@@ -238,6 +243,7 @@ class _Scopes:
             return
         if isinstance(x, Register):
             if x not in written:
+                written.add(x)  # tell it once
                 self.messages.append(f"{at(s.where)}register {label(x)} is read before anything is written to it")
         elif x not in scope:
             why = (
@@ -349,13 +355,14 @@ def _architecture(program: Program, target: Target | None) -> Iterator[str]:
             yield f"{at(program.where)}the kernel runs on {program.requires} alone, not on {target.name}"
         elif target.compute_capability < least:
             yield f"{at(program.where)}the kernel requires {program.requires}, the target is {target.name}"
-    for op in program.ops():
-        needs = least_architecture(op.instruction)
-        if _generation(needs) > _generation(program.requires):
-            yield (
-                f"{at(op.where)}{op.instruction.mnemonic} needs {needs}, the kernel requires only {program.requires}: "
-                f'write @kernel(requires="{needs}")'
-            )
+    newest = max(program.ops(), key=lambda op: _generation(least_architecture(op.instruction)), default=None)
+    if newest is not None and _generation(needs := least_architecture(newest.instruction)) > _generation(
+        program.requires
+    ):
+        yield (
+            f"{at(newest.where)}{newest.instruction.mnemonic} needs {needs}, the kernel requires only "
+            f'{program.requires}: write @kernel(requires="{needs}")'
+        )
 
 
 _RULES: tuple[Callable[[Program, Target | None], Iterator[str]], ...] = (

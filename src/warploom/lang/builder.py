@@ -77,8 +77,9 @@ class Builder:
         frame = self.author()
         calls: list[tuple[str, int, str]] = []
         while frame is not None and frame.f_globals.get("__name__") != _TRACER:
-            if not calls or not _is_of(frame, _OWN):
-                calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            line = frame.f_code.co_filename, frame.f_lineno
+            if not calls or not (_is_of(frame, _OWN) or line == calls[-1][:2]):  # a lambda is called where it stands
+                calls.append((*line, frame.f_code.co_name))
             frame = frame.f_back
         key = tuple(calls)
         found = self._lines.get(key)

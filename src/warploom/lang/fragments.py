@@ -133,6 +133,11 @@ class Fragment:
             raise TraceError(f"{combine!r} is no reduction: write {', '.join(known)}, a function or a Reducer")
         return NAMED.get(combine) or single(lambda a, b: words.binary(combine, a, b))
 
+    @property
+    def warp(self) -> Number:
+        """The warp's index among those that share the fragment: its number in the CTA modulo theirs."""
+        return self.words.warp & (self.layout.warps - 1) if self.layout.warps > 1 else 0
+
     def elements(self) -> list[Traced]:
         """Every element a thread holds, in the order of the layout; 16-bit floats unpacked to f32."""
         if self.layout.element_bits == 32:
@@ -168,9 +173,7 @@ class Fragment:
         the CTA modulo theirs.
         """
         self._need_f32("store_global")
-        if warp is None:
-            warp = self.words.warp & (self.layout.warps - 1) if self.layout.warps > 1 else 0
-        lane = self.words.lane
+        lane, warp = self.words.lane, self.warp if warp is None else warp
         for element in range(self.layout.elements_per_thread):
             row, col = self.layout.coordinates(lane, element, warp)
             pointer.store(self._read(element), row * row_stride + col, cache=cache)

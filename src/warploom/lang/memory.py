@@ -124,6 +124,9 @@ class SharedTile:
     shift: Traced | None = None
     chosen: bool = False
 
+    def __iter__(self) -> NoReturn:
+        raise TraceError(f"a shared tile is one tile, no sequence ({self.words.here()}): `wait_all` returns several")
+
     def __getitem__(self, *_: object) -> NoReturn:
         raise TraceError(
             f"a shared tile is not indexed ({self.words.here()}): write tile.load(row, col) and tile.store(x, row, col)"

@@ -116,16 +116,17 @@ class Mask:
         return reduce(or_, found) if found else None
 
     def apply(
-        self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number = 0, hidden: float = -math.inf
+        self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number | None = None, hidden: float = -math.inf
     ) -> None:
         """``hidden`` in place of what does not count of a block; passed over where every row sees the whole block.
 
-        The fragment's rows begin ``row`` rows into the tile; ``warp`` is the warp's number among those that share it.
+        The fragment's rows begin ``row`` rows into the tile; ``warp`` is the warp's index among those that share it,
+        by default its number in the CTA modulo theirs.
         """
         cuts = self.cuts(block)
         if cuts is not None:
             with self._k.when(cuts, uniform=True):
-                self._cut(scores, block, (row, warp), hidden)
+                self._cut(scores, block, (row, scores.warp if warp is None else warp), hidden)
 
     def _cut(self, scores: Fragment, block: Traced, place: tuple[Number, Number], hidden: float) -> None:
         row, warp = place
@@ -189,7 +190,7 @@ class SeenBy:
             found.append(self._first < top + (self._block - 1) - left)
         return reduce(or_, found) if found else None
 
-    def apply(self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number = 0) -> None:
+    def apply(self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number | None = None) -> None:
         """0 in place of the probabilities of a block that do not count; keys are rows, from ``row`` of the tile on."""
         cuts = self.cuts(block)
         if cuts is None:
@@ -199,6 +200,7 @@ class SeenBy:
             first = self._first + k.bitcast(k.value(row, u32), s32)
             top = k.bitcast(block * self._block, s32) + self._offset - first  # counted within the rows
             keys = k.bitcast(self._kv_len, s32) - first
+            warp = scores.warp if warp is None else warp
             for element, score in enumerate(scores.mutable):
                 at_row, at_col = scores.layout.coordinates(k.lane, element, warp)
                 key, aligned = k.bitcast(k.value(at_row, u32), s32), top + k.bitcast(k.value(at_col, u32), s32)
