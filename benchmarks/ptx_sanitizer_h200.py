@@ -2,9 +2,10 @@
 
     PYTHONPATH=src:. python benchmarks/ptx_sanitizer_h200.py [--dry-run] [--count 32] [--out FILE.json]
 
-Takes mutants of ``tests.ptx.mutants`` that the emulator finds, one of each kind of change from kernel after kernel,
-and leaves out what would hang. Each is assembled under a name of its own and launched once under memcheck, racecheck,
-synccheck and initcheck, the four at the same time; a mutant that a tool ends is followed by the next in a new process.
+Takes kernels as they are and mutants of ``tests.ptx.mutants`` that the emulator finds, one of each kind of change
+from kernel after kernel, and leaves out what would hang. Each is assembled under a name of its own and launched once
+under memcheck, racecheck, synccheck and initcheck, the four at the same time; a mutant that a tool ends is followed by
+the next in a new process.
 Writes, of each mutant, the emulator's kinds of findings and the headlines of each tool's reports with their counts
 (null: the tool did not come so far). Choosing takes half a minute, the tools at most one. ``--dry-run`` assembles and
 launches nothing: it needs no GPU. Needs cuda.core and compute-sanitizer.
@@ -61,7 +62,11 @@ class Job:
 
 
 def chosen(subject: Subject) -> Iterator[dict[str, Any]]:
-    """The first mutant of each kind of change that the emulator finds and that ends: its row and its text."""
+    """A kernel as it is, then the first mutant of each kind of change that the emulator finds and that ends.
+
+    Each is a row of the result with its text.
+    """
+    yield {"kernel": subject.name, "change": "as it is", "kinds": [], "text": subject.text}
     known: set[str] = set()
     for mutant in mutants(subject.text, flips=0):
         if mutant.kind in known or any(what in mutant.kind for what in _COUNTED):
@@ -157,7 +162,7 @@ def chosen_jobs(count: int, arch: str) -> tuple[list[dict[str, Any]], list[Job]]
         for row in chosen(subject):
             jobs.append(assembled(subject, row.pop("text"), len(rows), arch))
             rows.append(row)
-            if len(rows) == count:
+            if sum(bool(r["kinds"]) for r in rows) == count:
                 return rows, jobs
     return rows, jobs
 
