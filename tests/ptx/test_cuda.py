@@ -72,6 +72,25 @@ def test_findings_are_at_the_lines_of_the_source() -> None:
     assert {f.where.file for f in found.findings} == {"kernel.cu"}
 
 
+INLINED = """
+__device__ float mirrored(const float *s) { return s[63 - threadIdx.x]; }
+__device__ float twice(const float *s) { return 2.0f * mirrored(s); }
+__global__ void k(const float *x, float *y) {
+  __shared__ float s[64];
+  s[threadIdx.x] = x[threadIdx.x];
+  y[threadIdx.x] = twice(s);
+}
+"""
+
+
+def test_a_finding_in_inlined_functions_names_the_calls() -> None:
+    (race,) = warploom.check_cuda(INLINED, "k", 1, 64, [np.ones(64, np.float32), np.ones(64, np.float32)]).findings
+    assert race.where.line == 2
+    assert [caller.line for caller in race.where.callers] == [3, 7]
+    assert race.other is not None
+    assert (race.other.line, race.other.callers) == (6, ())
+
+
 def test_a_plain_read_beside_an_atomic_is_a_race() -> None:
     found, error = PLAIN["atomics"].run(PLAIN["atomics"].source.replace("atomicAdd(p, 0)", "*p"))
     assert kinds(found.findings) == {"race"}

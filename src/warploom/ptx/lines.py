@@ -54,15 +54,22 @@ class Lines:
         return SourceLine(self.name, line, ptx=line)
 
     def resolved(self, where: SourceLine) -> SourceLine:
-        """The author's line of a PTX line: the innermost one that is no library's; without any, the PTX line itself."""
-        location = self._used.get(where.ptx)
+        """The author's line of a PTX line, and the calls that were inlined there; without any, the PTX line itself.
+
+        That is the innermost line that is no library's.
+        """
+        location, chain = self._used.get(where.ptx), list[_Location]()
         if location is None:
             return replace(where, ptx=0)
-        chosen = location
-        while self._is_library(chosen) and chosen.inlined is not None:
-            chosen = chosen.inlined
-        file, line, _ = chosen.place
-        return SourceLine(self.files.get(file, f"file {file}"), line, ptx=where.ptx)
+        while location is not None:
+            chain.append(location)
+            location = location.inlined
+        line, *callers = (self._line(x) for x in [x for x in chain if not self._is_library(x)] or chain[-1:])
+        return replace(line, ptx=where.ptx, callers=tuple(callers))
+
+    def _line(self, location: _Location) -> SourceLine:
+        file, line, _ = location.place
+        return SourceLine(self.files.get(file, f"file {file}"), line)
 
     def _is_library(self, location: _Location) -> bool:
         return any(part in self.files.get(location.place[0], "") for part in _LIBRARIES)
