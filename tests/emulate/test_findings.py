@@ -300,3 +300,30 @@ def test_a_finding_in_a_loop_names_its_iteration() -> None:
     (loop,) = race.loops
     assert loop == (replace(race.where, line=race.where.line - 1), 6)
     assert f"where the loop of {loop[0]} is at 6" in str(race)
+
+
+@kernel(threads=64)
+def several_tiles(k: Kernel, out: Global[U32], *, first: bool, second: bool) -> None:
+    """Two tiles change hands at one barrier, a third one at another."""
+    a, b, c = (k.shared(U32, 64, name=name) for name in "abc")
+    a.store(k.thread, 0, k.thread)
+    b.store(k.thread, 0, k.thread)
+    if first:
+        k.syncthreads()
+    total = a.load(0, k.thread ^ 32)
+    total = total + b.load(0, k.thread ^ 32)
+    c.store(total, 0, k.thread)
+    if second:
+        k.syncthreads()
+    out.store(c.load(0, k.thread ^ 32), k.thread)
+
+
+@pytest.mark.parametrize(("first", "second", "count"), [(True, True, 0), (False, True, 1), (True, False, 1)])
+def test_one_missing_barrier_is_one_finding(first: bool, second: bool, count: int) -> None:
+    found = emulate(several_tiles.trace(first=first, second=second), 1, [numbers(64)]).findings
+    assert [f.kind for f in found] == ["race"] * count
+
+
+def test_two_missing_barriers_are_two_findings() -> None:
+    found = emulate(several_tiles.trace(first=False, second=False), 1, [numbers(64)]).findings
+    assert [len(f.follows) for f in found] == [1, 0]

@@ -177,7 +177,9 @@ def config_json(config: Any) -> dict[str, Any]:
 
 def finding_json(finding: Finding) -> dict[str, Any]:
     """A finding with its source lines as text, and the lines that called them, the innermost first."""
-    return dataclasses.asdict(finding) | {
+    found = dataclasses.asdict(finding)
+    del found["between"]  # means something to this run alone
+    return found | {
         "where": _line(finding.where),
         "other": _line(finding.other) if finding.other is not None else None,
         "where_called_from": [_line(caller) for caller in finding.where.callers],

@@ -24,14 +24,24 @@ class _Cause:
     rest: list[Finding] = field(default_factory=list[Finding])
     lines: set[SourceLine] = field(default_factory=set[SourceLine])
     kinds: set[Kind] = field(default_factory=set[Kind])
+    between: tuple[int, int] | None = None
 
     def explains(self, finding: Finding) -> bool:
         """Whether a later finding is probably this one again: at its lines, of its lanes, or by a broken order."""
         if finding.kind in _LATE or not self.lines.isdisjoint(_lines(finding)):
             return True
+        if self._common(finding) is not None:
+            return True
         if finding.kind in _INDEX and _lanes(finding) == _lanes(self.first):
             return True
         return finding.kind in _ORDER and bool(self.kinds & _ORDER) and bool({finding.kind, *self.kinds} & _MEETING)
+
+    def _common(self, finding: Finding) -> tuple[int, int] | None:
+        """Where one barrier ends this and a later race of threads of one CTA; None where there is no such place."""
+        if self.between is None or finding.between is None:
+            return None
+        (first, last), (begin, end) = self.between, finding.between
+        return (max(first, begin), min(last, end)) if max(first, begin) < min(last, end) else None
 
     def finding(self) -> Finding:
         """The cause with its consequences. What has not been written because of a race is no more than its effect."""
@@ -47,6 +57,7 @@ class _Cause:
             self.note(finding)
 
     def note(self, finding: Finding) -> None:
+        self.between = self._common(finding) or self.between
         self.lines |= _lines(finding)
         self.kinds.add(finding.kind)
 
@@ -65,7 +76,7 @@ def causes(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     for finding in findings:
         explained = [cause for cause in found if cause.explains(finding)]
         if not explained:
-            found.append(_Cause(finding))
+            found.append(_Cause(finding, between=finding.between))
             found[-1].note(finding)
             continue
         explained[0].take([finding])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from warploom.core.errors import EmulationError
@@ -40,6 +40,7 @@ class Finding:
     CTA), ``lane`` and ``address`` describe the first lane it was seen in; ``address`` is in bytes: from the start of
     shared memory, or from the start of the array. ``rank`` is the CTA's in its cluster, None without clusters, and
     ``loops`` are the lines of the loops around it with their indices, the outermost first.
+    ``between`` are the steps of the run between which a barrier would end a race of threads of one CTA.
     ``follows`` are findings that probably have the same cause.
     """
 
@@ -54,6 +55,7 @@ class Finding:
     address: int | None = None
     rank: int | None = None
     loops: tuple[tuple[SourceLine, int], ...] = ()
+    between: tuple[int, int] | None = field(default=None, repr=False, compare=False)
     follows: tuple[Finding, ...] = ()
 
     @property

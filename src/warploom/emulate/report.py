@@ -34,6 +34,7 @@ class Reporter:
     def add(
         self, kind: Kind, where: SourceLine, message: str, row: int, lane: int, *,
         other: SourceLine | None = None, count: int = 1, address: int | None = None, since: int | None = None,
+        between: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         """Record a finding in warp ``row`` of the batch; ``since`` as :meth:`Findings.add` takes it."""
         slot, local = divmod(self.first + row, self.warps_per_cta)
@@ -43,7 +44,8 @@ class Reporter:
             for (line, _), (frame, index) in self.loops.items()
             if row in frame.flat
         )
-        self.findings.add(Finding(kind, message, where, other, count, cta, local, lane, address, rank, loops), since)
+        found = Finding(kind, message, where, other, count, cta, local, lane, address, rank, loops, between)
+        self.findings.add(found, since)
 
     def cta(self, row: int) -> str:
         """How a message calls the CTA of a row: by its rank, in a cluster."""
@@ -110,8 +112,10 @@ class Reporter:
                 f"{op.instruction.mnemonic} {verb} byte {byte}{place} which "
                 f"{self.name_of(int(stamp))} of {whom} {past}, and nothing orders the two: {cure}"
             )
+            near = agent >= 0 and mine // self.warps_per_cta == agent // self.warps_per_cta
+            between = (int(stamp), self.clocks.now) if near else None
             self.add("race", op.where, message, int(rows[i]), int(lanes[i]), other=other, count=int(these.sum()),
-                     address=int(addresses[i]))  # fmt: skip
+                     address=int(addresses[i]), between=between)  # fmt: skip
 
     def _loads(self, stamp: int) -> bool:
         """Whether the operation that a stamp was given to reads memory and does no more."""
