@@ -1,0 +1,184 @@
+"""Queries of few heads on long keys: from where on do tiles beat keys that all SMs share?
+
+    PYTHONPATH=src python benchmarks/few_queries_cells.py --out OUT
+
+The kernels of few queries ("few"), the default tiles ("tiles"), those of one consumer ("one", and with two CTAs on an
+SM "one two"), and up to 64 queries those of ``mma.sync`` ("small"), over queries, keys, heads and head_dim: chunks of a
+prompt, bf16, causal, on one GPU in one process. Every result is checked first, a plane against float64; then all are
+timed interleaved as replays of CUDA graphs. Writes OUT/few-queries-cells.json with the microseconds of each and what
+:func:`warploom.attention` takes, prints the table, and exits with 1 if a result is wrong or a choice takes more than
+1 / 0.9 of the time of the best. A minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from varlen_cells import excess
+
+import warploom
+from warploom.core.dtypes import bf16
+from warploom.core.targets import Target, target
+from warploom.kernels.attention.choice import candidates
+from warploom.kernels.attention.decode import DecodeProblem, decode_configuration
+from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.source import KernelSource
+from warploom.ops.attention_plan import calls_of
+from warploom.ops.backends import built
+
+HEADS = ((1, 1, 1), (1, 8, 2), (1, 16, 16), (1, 32, 8), (4, 32, 8))
+"""(batch, heads, kv_heads)."""
+MOST_FLOPS = 1.2e11
+CHECKED_ROWS = 64
+MOST_SETS = 8
+SAMPLE, WARM_UP = 0.002, 0.004
+AT_LEAST = 0.9
+
+
+def cells() -> list[AttentionProblem]:
+    """All of them, but for those that take long, where tiles fill all SMs many times."""
+    queries, keys = (16, 32, 64, 128, 256, 512), (512, 1024, 2048, 8192, 65536)
+    sizes = [(128, *x) for x in itertools.product(HEADS, queries, keys)]
+    sizes += [(64, *x) for x in itertools.product(HEADS[1::2], queries, keys[::2])]
+    sizes += [(256, HEADS[3], q, 8192) for q in queries]
+    sizes += [(128, (64, 16, 16), q, q) for q in (32, 64, 96)]
+    found = [AttentionProblem(*heads, q, n, d, bf16, (None, 0)) for d, heads, q, n in sizes]
+    return [p for p in found if p.flops <= MOST_FLOPS]
+
+
+def name(p: AttentionProblem) -> str:
+    """As the table has it."""
+    return f"d{p.head_dim} {p.batch}×{p.heads}/{p.kv_heads} {p.q_len} on {p.kv_len}"
+
+
+def kernels(p: AttentionProblem, goal: Target) -> dict[str, Any]:
+    """The configurations that are timed."""
+    tiles, *general = candidates(p, goal)
+    found: dict[str, Any] = {"few": decode_configuration(DecodeProblem.of(p), goal), "tiles": tiles}
+    if isinstance(tiles, ForwardSm90) and p.q_len <= 128:
+        found["one"] = replace(tiles, consumers=1)
+        found["one two"] = replace(tiles, consumers=1, tile_n=64, persistent=False)
+    if p.q_len <= 64:
+        found["small"] = min((c for c in general if not c.check(goal)), key=lambda c: c.tile_m)
+    return {key: c for key, c in found.items() if not (c.check(goal) or c.misfits(p))}
+
+
+def operands(p: AttentionProblem) -> Operands:
+    """Of row-major arrays (batch, sequence, heads, head_dim)."""
+    q, k = ((n * h * p.head_dim, p.head_dim, h * p.head_dim) for n, h in ((p.q_len, p.heads), (p.kv_len, p.kv_heads)))
+    return Operands((q, k, k, q), "bshd")
+
+
+def sources(goal: Target) -> set[KernelSource]:
+    """Those of all kernels of all cells."""
+    made = ((c, p) for p in cells() for c in kernels(p, goal).values())
+    return {call.source for c, p in made for call in calls_of(c, p, operands(p), 132)}
+
+
+def fresh(p: AttentionProblem) -> list[Any]:
+    """Random q, k and v."""
+    import torch
+
+    sizes = (p.q_len, p.heads), (p.kv_len, p.kv_heads), (p.kv_len, p.kv_heads)
+    return [torch.randn(p.batch, n, h, p.head_dim, device="cuda", dtype=torch.bfloat16) for n, h in sizes]
+
+
+def error(p: AttentionProblem, inputs: list[Any], out: Any) -> float:
+    """The largest error over what bf16 allows, of some rows of the last head of the last sequence."""
+    import torch
+
+    rows = torch.randperm(p.q_len, device="cuda")[:CHECKED_ROWS]
+    q, k, v = (x[-1, :, -1] for x in inputs)
+    return excess(q[rows], k, v, rows + (p.kv_len - p.q_len), out[-1, rows, -1])
+
+
+def timed(p: AttentionProblem, goal: Target, rounds: int) -> dict[str, Any]:
+    """One cell: checked, and timed."""
+    import torch
+
+    from warploom.bench.timing import Candidate, EventClock, graphed, input_sets, measure
+
+    size = 2 * 2 * p.kv_len * p.kv_heads * p.batch * p.head_dim
+    sets = min(MOST_SETS, input_sets(size, torch.cuda.get_device_properties(0).L2_cache_size))
+    inputs = [fresh(p) for _ in range(sets)]
+    errors, timed_ones = dict[str, float](), list[Candidate]()
+    for key, config in kernels(p, goal).items():
+        torch.full_like(inputs[0][0], math.nan)  # the memory that the result is likely to get
+
+        def run(i: int, config: Any = config) -> Any:
+            return warploom.attention(*inputs[i], causal=True, config=config)
+
+        errors[key] = error(p, inputs[0], run(0))
+        timed_ones.append(graphed(Candidate(key, run), sets, torch))
+    clock = EventClock(int(torch.cuda.current_stream().cuda_stream))
+    found = measure(timed_ones, 1, clock, rounds=rounds, sample_seconds=SAMPLE, warm_up_seconds=WARM_UP)
+    chosen = warploom.plan(*inputs[0], causal=True).config
+    keys = {str(config): key for key, config in kernels(p, goal).items()}
+    return {
+        "cell": name(p), "batch": p.batch, "heads": p.heads, "kv_heads": p.kv_heads, "q_len": p.q_len,
+        "kv_len": p.kv_len, "head_dim": p.head_dim, "error": errors, "chosen": keys.get(str(chosen), str(chosen)),
+        "microseconds": {key: round(1e6 * m.seconds.median / sets, 2) for key, m in found.items()},
+    }  # fmt: skip
+
+
+def missed(found: list[dict[str, Any]]) -> list[str]:
+    """Every wrong result, and every choice that is slower than it should be."""
+    said = [f"{key} is wrong at {c['cell']}: {e:.2f}" for c in found for key, e in c["error"].items() if not e <= 1.0]
+    for c in found:
+        times, chosen = c["microseconds"], c["chosen"]
+        best = min(times, key=lambda key: times[key])
+        if times[best] < AT_LEAST * times.get(chosen, math.inf):
+            said.append(f"{c['cell']}: {chosen} {times.get(chosen)} µs, {best} {times[best]}")
+    return said
+
+
+def line(c: dict[str, Any]) -> str:
+    """A cell as a line of text."""
+    speeds = "  ".join(f"{key} {t:.1f}" for key, t in c["microseconds"].items())
+    return f"{c['cell']:32} error {max(c['error'].values()):.2f}  {speeds}  chosen: {c['chosen']}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
+    options = parser.parse_args()
+    arch = "sm_90a"
+    if not options.compile_only:
+        from warploom.ops.backends import gpu_target
+
+        arch = gpu_target(0).name
+    wanted = sorted(sources(target(arch)), key=str)
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        list(pool.map(built, wanted, itertools.repeat(arch)))
+    print(f"{len(cells())} cells, {len(wanted)} kernels", flush=True)
+    if options.compile_only:
+        return 0
+    from warploom.bench.environment import environment
+
+    found = list[dict[str, Any]]()
+    for p in cells():
+        found.append(timed(p, target(arch), options.rounds))
+        print(line(found[-1]), flush=True)
+    failures = missed(found)
+    result = {"environment": environment(), "cells": found, "missed": failures}
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "few-queries-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(failures) or "every choice is among the best")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
