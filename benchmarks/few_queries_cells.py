@@ -31,7 +31,8 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import Target, target
 from warploom.kernels.attention.choice import candidates
 from warploom.kernels.attention.decode import DecodeProblem, decode_configuration
-from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
+from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import KernelSource
 from warploom.ops.attention_plan import calls_of
@@ -52,7 +53,7 @@ def cells() -> list[AttentionProblem]:
     sizes = [(128, *x) for x in itertools.product(HEADS, queries, keys)]
     sizes += [(64, *x) for x in itertools.product(HEADS[1::2], queries, keys[::2])]
     sizes += [(256, HEADS[3], q, 8192) for q in queries]
-    sizes += [(128, (64, 16, 16), q, q) for q in (32, 64, 96)]
+    sizes += [(128, (64, 16, 16), q, n) for q in (4, 32, 64) for n in (64, 128, 256, 512)]
     found = [AttentionProblem(*heads, q, n, d, bf16, (None, 0)) for d, heads, q, n in sizes]
     return [p for p in found if p.flops <= MOST_FLOPS]
 
@@ -66,12 +67,18 @@ def kernels(p: AttentionProblem, goal: Target) -> dict[str, Any]:
     """The configurations that are timed."""
     tiles, *general = candidates(p, goal)
     found: dict[str, Any] = {"few": decode_configuration(DecodeProblem.of(p), goal), "tiles": tiles}
-    if isinstance(tiles, ForwardSm90) and p.q_len <= 128:
+    if isinstance(tiles, ForwardSm90):
         found["one"] = replace(tiles, consumers=1)
-        found["one two"] = replace(tiles, consumers=1, tile_n=64, persistent=False)
+        if p.q_len <= 128:
+            found["one two"] = replace(tiles, consumers=1, tile_n=64, persistent=False)
     if p.q_len <= 64:
-        found["small"] = min((c for c in general if not c.check(goal)), key=lambda c: c.tile_m)
+        found["small"] = min((c for c in general if isinstance(c, ForwardSm80) and not c.check(goal)), key=rows_of)
     return {key: c for key, c in found.items() if not (c.check(goal) or c.misfits(p))}
+
+
+def rows_of(config: AttentionConfig) -> int:
+    """Of a tile."""
+    return config.tile_m
 
 
 def operands(p: AttentionProblem) -> Operands:

@@ -36,6 +36,7 @@ from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem, dec
 from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
 from warploom.kernels.attention.paged import PagedConfig, paged_calls, parse_config
 from warploom.kernels.attention.problem import AttentionProblem, Operands
+from warploom.ops.attention_plan import calls_of
 from warploom.ops.backends import built
 
 PAGES = 64, 128, 256
@@ -228,8 +229,7 @@ def make(job: tuple[Cell, str]) -> None:
     even = AttentionProblem(cell.batch, h, g, cell.queries, cell.keys, d, bf16, CAUSAL)
     rows = (cell.queries * h * d, d, h * d)
     side_by_side = (cell.keys * g * d, d, g * d)
-    chosen: Any = choose(even, goal)[0]
-    calls.append(chosen.call(even, Operands((rows, side_by_side, side_by_side, rows), "bshd"), 132))
+    calls += calls_of(choose(even, goal)[0], even, Operands((rows, side_by_side, side_by_side, rows), "bshd"), 132)
     for page in (0, *PAGES):
         problem = cell.problem(page)
         of_page = (page * g * d, d, g * d) if page else side_by_side

@@ -17,6 +17,7 @@ from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import TARGETS, target
 from warploom.ir.verify import verify
 from warploom.kernels.attention.choice import choose, parse_config
+from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.ladder import FULL_LADDER, LADDER
 from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.ladder_sm90 import RungSm90
@@ -174,7 +175,7 @@ def test_problems_that_a_kernel_does_not_take(config: AttentionConfig, changes: 
 def test_every_problem_has_a_configuration_that_can_be_traced(head_dim: int, arch: str) -> None:
     for length, causal, cap in ((64, True, None), (4096, True, 20.0), (4096, False, None)):
         window = (None, 0) if causal else (None, None)
-        problem = AttentionProblem(1, 2, 2, length, length, head_dim, f16, window, softcap=cap, lse=True)
+        problem = AttentionProblem(4, 16, 16, length, length, head_dim, f16, window, softcap=cap, lse=True)
         config, reason = choose(problem, target(arch))
         assert config.check(target(arch)) + config.misfits(problem) == []
         assert reason
@@ -188,6 +189,42 @@ def test_sm90_multiplies_by_wgmma(head_dim: int, length: int) -> None:
     for right, cap, lse in product((None, 0), (None, 20.0), (False, True)):
         problem = replace(PROBLEM, q_len=length, kv_len=length, head_dim=head_dim, window=(None, right), softcap=cap)
         assert isinstance(choose(replace(problem, lse=lse), target("sm_90a"))[0], ForwardSm90), problem
+
+
+CHUNK = AttentionProblem(1, 16, 16, 128, 8192, 128, bf16, (None, 0))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"lse": True, "sinks": True}, {"softcap": 20.0}, {"window": (8000, 0)}], ids=lambda x: ",".join(x)
+)
+def test_all_sms_share_keys_that_few_tiles_would_pass(options: dict[str, Any]) -> None:
+    """Beside what runs where there are more queries, fewer keys or fewer SMs (benchmarks/few_queries_cells.py)."""
+    chunk, sm90 = replace(CHUNK, **options), target("sm_90a")
+    assert isinstance(choose(chunk, sm90, 132)[0], Decode)
+    assert isinstance(choose(replace(chunk, q_len=512), sm90, 132)[0], ForwardSm90)
+    assert isinstance(choose(replace(chunk, kv_len=1024), sm90, 132)[0], ForwardSm90)
+    assert isinstance(choose(chunk, sm90, 16)[0], ForwardSm90)
+    assert isinstance(choose(replace(chunk, v_dim=64), sm90, 132)[0], ForwardSm90)
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        ({"kv_len": 1024}, 64),  # 32 tiles of 64, or 16 of 128, for 132 SMs
+        ({"q_len": 256}, 64),
+        ({"batch": 8}, 128),
+        ({"batch": 8, "q_len": 64}, 64),
+        ({"batch": 64, "q_len": 200, "kv_len": 200}, 128),
+    ],
+)
+def test_tiles_are_as_small_as_takes_no_more_rounds(change: dict[str, int], rows: int) -> None:
+    config, _ = choose(replace(CHUNK, **change), target("sm_90a"), 132)
+    assert (type(config), config.tile_m) == (ForwardSm90, rows)
+
+
+def test_tiles_of_few_queries_on_few_keys_share_an_sm() -> None:
+    short = replace(CHUNK, batch=64, q_len=40, kv_len=40)
+    assert isinstance(choose(short, target("sm_90a"), 132)[0], ForwardSm80)
 
 
 def test_a_problem_for_no_kernel_says_why() -> None:

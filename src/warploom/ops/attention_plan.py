@@ -63,7 +63,9 @@ def plan_for(inputs: Inputs, out: ArrayView, layout: str, config: Any) -> Attent
     config, place = configured(inputs, config)
     target = place.goal
     if config is None:
-        config, reason = tuned(problem, target, place.gpu, parse_config) or choose(problem, target)
+        config, reason = tuned(problem, target, place.gpu, parse_config) or choose(
+            problem, target, place.multiprocessors
+        )
     else:
         reason = "asked for by the caller"
     calls = calls_of(config, problem, operands_of(inputs, out, layout), place.multiprocessors)

@@ -16,9 +16,17 @@ from warploom.kernels.attention.sm90 import ForwardSm90
 _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
 ANY = 1 << 31
-FEW_QUERIES, MANY_KEYS = 16, 512
-"""Up to so many queries on at least so many keys, the keys of a head are shared by all SMs: other kernels give them to
-the one that has the queries."""
+MULTIPROCESSORS = 132
+"""Of an H200: what a configuration is chosen for where nobody says which GPU."""
+SHARED_ELEMENTS = {"sm_90a": 2560, "sm_80": 5900}
+"""Query elements that an SM multiplies by keys which all SMs share, while a tile of the kernels for this architecture
+passes as many keys by itself (benchmarks/few_queries_cells.py)."""
+JOINING_KEYS = 480
+"""What a tile passes while parts are put together."""
+_NARROW_HEAD = 64
+"""Below this head_dim a row takes as long: its scores are as many."""
+_SHORT = 256
+"""Below so many keys the smallest tiles of ``mma.sync``, several on an SM, beat those of one ``wgmma`` consumer."""
 
 _BY_LENGTH: dict[tuple[int, bool], tuple[tuple[int, dict[str, Any]], ...]] = {
     (64, False): (
@@ -107,18 +115,37 @@ def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     tuned = next(replace(base, **flags) for most, flags in rows if seen <= most)
     if tuned.consumers == 3 and problem.softcap is not None:
         tuned = replace(base, stages=3 if widths[0] == 64 else 2)
-    return (tuned,)
+    return (tuned,) if problem.kv_len < _SHORT else (tuned, replace(tuned, consumers=1))
 
 
-def choose(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig | Decode, str]:
+def rounds(config: AttentionConfig, planes: int, q_len: int, multiprocessors: int) -> int:
+    """How many tiles the busiest SM takes."""
+    return -(-(-(-q_len // config.tile_m) * planes) // multiprocessors)
+
+
+def narrowed(config: ForwardSm90, planes: int, q_len: int, multiprocessors: int) -> ForwardSm90:
+    """With one consumer where that takes no more rounds: its steps are shorter (benchmarks/few_queries_cells.py)."""
+    one = replace(config, consumers=1)
+    few = rounds(one, planes, q_len, multiprocessors) <= rounds(config, planes, q_len, multiprocessors)
+    return one if few else config
+
+
+def spared_keys(config: AttentionConfig, rows: float, keys: int, passed: float) -> float:
+    """Keys that the busiest SM has less to pass where all SMs share those of a head, than with tiles of ``config``.
+
+    ``rows``: queries of heads that an SM multiplies by ``keys`` then; ``passed``: keys of its tiles otherwise.
+    """
+    return passed - keys * rows * max(_NARROW_HEAD, config.head_dim) / SHARED_ELEMENTS[config.requires]
+
+
+def choose(
+    problem: AttentionProblem, target: Target, multiprocessors: int = MULTIPROCESSORS
+) -> tuple[AttentionConfig | Decode, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits.
 
-    Of the tiles that fit it takes the first whose query tile is not mostly beyond the last row.
+    Of the tiles that fit it takes the first whose query tile is not mostly beyond the last row. Where they would leave
+    most SMs idle, all SMs share the keys.
     """
-    if problem.q_len <= FEW_QUERIES and problem.kv_len >= MANY_KEYS:
-        decode = decode_configuration(DecodeProblem.of(problem), target)
-        if not (decode.check(target) or decode.misfits(problem)):
-            return decode, f"{problem.q_len} queries on {problem.kv_len} keys: all SMs share the keys"
     fitting: list[AttentionConfig] = []
     reasons: list[str] = []
     for config in candidates(problem, target):
@@ -130,8 +157,25 @@ def choose(problem: AttentionProblem, target: Target) -> tuple[AttentionConfig |
     if not fitting:
         raise ProblemError("no attention kernel takes this problem: " + "; ".join(dict.fromkeys(reasons)))
     small = [c for c in fitting if c.tile_m < 2 * problem.q_len] or [min(fitting, key=lambda c: c.tile_m)]
+    config = small[0]
+    if isinstance(config, ForwardSm90):
+        config = narrowed(config, problem.planes, problem.q_len, multiprocessors)
+    if _shared(problem, config, multiprocessors):
+        decode = decode_configuration(DecodeProblem.of(problem), target)
+        if not (decode.check(target) or decode.misfits(problem)):
+            return decode, f"{problem.q_len} queries on {problem.kv_len} keys: all SMs share the keys"
     skipped = f"; larger ones do not fit ({reasons[0]})" if reasons and fitting[0] is small[0] else ""
-    return small[0], f"the first of the default tiles that suits {problem.q_len} queries, untuned{skipped}"
+    return config, f"the first of the default tiles that suits {problem.q_len} queries, untuned{skipped}"
+
+
+def _shared(problem: AttentionProblem, config: AttentionConfig, multiprocessors: int) -> bool:
+    """Whether all SMs should share the keys of a head, rather than that a tile has all of them."""
+    p, (left, _) = problem, problem.window
+    turns = rounds(config, p.planes, p.q_len, multiprocessors)
+    blocks = p.visited_blocks(config.tile_m, config.tile_n)
+    passed = config.tile_n * (max(blocks, default=0) if turns <= 1 else turns * sum(blocks) / len(blocks))
+    keys = p.kv_len if left is None else min(p.kv_len, p.q_len + left)
+    return 0 < turns * JOINING_KEYS <= spared_keys(config, p.planes * p.q_len / multiprocessors, keys, passed)
 
 
 def parse_config(text: str) -> AttentionConfig | Decode:

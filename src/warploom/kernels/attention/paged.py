@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.core.targets import Target
+from warploom.kernels.attention.choice import narrowed, rounds, spared_keys
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
 from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, PackedProblem, choose_packed
 from warploom.kernels.attention.packed import misfits as packed_misfits
@@ -18,9 +19,6 @@ from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
 from warploom.tile.panels import box_rows
 
-MANY_QUERIES, MANY_ROWS = 32, 24
-"""Tiles are full enough from so many queries of each sequence on average, and enough from so many rows of query heads
-for an SM (benchmarks/prefill_cells.py)."""
 PagedConfig = Decode | ForwardSm90
 
 
@@ -34,13 +32,17 @@ def choose_paged(
     problem: DecodeProblem, operands: DecodeOperands, target: Target, multiprocessors: int
 ) -> tuple[PagedConfig, str]:
     """The configuration for a problem when nobody asks for another, and why: never by what lengths say."""
-    batch = max(1, problem.batch)
-    queries = problem.q_len // batch if problem.packed else problem.q_len
-    many = queries >= MANY_QUERIES and queries * batch * problem.heads >= MANY_ROWS * multiprocessors
-    if many and target.has_wgmma and not _unlisted(problem, operands):
-        tiled = choose_packed(_as_packed(problem, operands), target)
+    p, batch = problem, max(1, problem.batch)
+    queries = max(1, p.q_len // batch if p.packed else p.q_len)
+    if target.has_wgmma and not _unlisted(p, operands):
+        tiled = choose_packed(_as_packed(p, operands), target)
         if isinstance(tiled, ForwardSm90):
-            return tiled, f"{queries} queries of each sequence: tiles of {tiled.tile_m}"
+            planes = batch * p.heads
+            tiled = narrowed(tiled, planes, queries, multiprocessors)
+            turns = rounds(tiled, planes, queries, multiprocessors)
+            rows = planes * queries / multiprocessors
+            if spared_keys(tiled, rows, p.capacity, turns * p.capacity) < 0:  # both have two launches
+                return tiled, f"{queries} queries of each sequence: tiles of {tiled.tile_m}"
     return decode_configuration(problem, target), "by head_dim and rows"
 
 
