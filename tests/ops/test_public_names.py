@@ -4,6 +4,7 @@ import copy
 import inspect
 import pickle
 import warnings
+from typing import Unpack, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -34,12 +35,18 @@ def test_public_functions_survive_pickling(name):
 
 @pytest.mark.parametrize("name", EAGER)
 def test_an_operator_takes_what_its_function_takes(name):
-    pytest.importorskip("torch")
+    """By its own parameters and options, or by its schema's, where a window is two numbers."""
+    torch = pytest.importorskip("torch")
     from warploom.operators.names import operator_of
 
-    traced = {n: p.default for n, p in inspect.signature(operator_of(name)).parameters.items()}
-    traced.pop("deterministic", None)  # of gradients, which other libraries' callers ask for
-    assert traced == {n: p.default for n, p in inspect.signature(EAGER[name]).parameters.items()}
+    operator, schema = operator_of(name), getattr(torch.ops.warploom, name).default._schema
+    options = [
+        get_args(hint)[0].__annotations__ for hint in get_type_hints(operator).values() if get_origin(hint) is Unpack
+    ]
+    taken = {*inspect.signature(operator).parameters, *(argument.name for argument in schema.arguments), "window"}
+    taken = taken.union(*options)
+    breaks_the_graph = {"epilogue", "extras", "out"} if name == "matmul" else set()
+    assert set(inspect.signature(EAGER[name]).parameters) - taken == breaks_the_graph
 
 
 @pytest.fixture
