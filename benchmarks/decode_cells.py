@@ -32,7 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from decode_peers import beside, to_the_fastest, versions
+from decode_peers import PEERS, beside, to_the_fastest, versions
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -350,6 +350,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="cells whose names contain one of these")
     parser.add_argument("--every", type=int, default=1, help="only every so-many-th cell, and the last")
     parser.add_argument("--set", nargs="*", default=[], help="flags of configurations timed besides: stages=2,ctas=1")
+    parser.add_argument("--peers", nargs="*", default=[*PEERS], choices=[*PEERS], help="others that are timed beside")
     parser.add_argument("--repeat", type=int, default=20, help="calls whose bits must be the first one's")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
@@ -366,7 +367,7 @@ def main() -> int:
     compile_all(todo, options, arch)
     options.out.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
-    pool, here = Pool(), versions()
+    pool, here = Pool(), versions(options.peers)
     head = environment() | {"baselines": here}
     for cell in todo:
         found.append(timed(cell, pool, options, arch, here))

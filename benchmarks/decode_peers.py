@@ -89,6 +89,8 @@ PEERS: dict[str, Callable[[Any, list[Inputs]], Run | None]] = {
     "flashinfer_tensor_cores": partial(flashinfer, True),
 }
 PACKAGES = {
+    "cudnn": ("torch", "torch"),
+    "torch_flash": ("torch", "torch"),
     "flash_attention_4": ("flash_attn.cute", "flash-attn-4"),
     "flashinfer": ("flashinfer", "flashinfer-python"),
     "flashinfer_tensor_cores": ("flashinfer", "flashinfer-python"),
@@ -96,10 +98,11 @@ PACKAGES = {
 """What has to be imported, and the name that its version goes by."""
 
 
-def versions() -> dict[str, str]:
-    """Of the packages of others that are here."""
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """Of those of :data:`PEERS` that can be imported here: the version of what has them."""
     found: dict[str, str] = {}
-    for name, (module, package) in PACKAGES.items():
+    for name in names:
+        module, package = PACKAGES[name]
         try:
             importlib.import_module(module)
             found[name] = importlib.metadata.version(package)
@@ -109,13 +112,13 @@ def versions() -> dict[str, str]:
 
 
 def beside(
-    cell: Cell, sets: list[Inputs], here: dict[str, str], error: Callable[[Any], float]
+    cell: Cell, sets: list[Inputs], names: Iterable[str], error: Callable[[Any], float]
 ) -> tuple[list[Candidate], dict[str, float], dict[str, str]]:
-    """Those of :data:`PEERS` that take a cell and are right, as graphs; their errors; and what the others said."""
+    """Those of ``names`` that take a cell and are right, as graphs; their errors; and what the others said."""
     import torch
 
     found, errors, not_run = list[Candidate](), dict[str, float](), dict[str, str]()
-    for name in (n for n in PEERS if not cell.fp8 and (n in here or n not in PACKAGES)):
+    for name in [] if cell.fp8 else names:
         try:
             if (run := PEERS[name](cell, sets)) is None:
                 continue
@@ -123,9 +126,14 @@ def beside(
             errors[name] = error(run(0).reshape(sets[0]["q"].shape))
             if not errors[name] <= 1.0:
                 raise ValueError(f"its error is {errors[name]:.2f} of what is allowed")
-            found.append(graphed(Candidate(name, run), len(sets), torch))
+            graph = graphed(Candidate(name, run), len(sets), torch)
+            graph.run(0)
+            torch.cuda.synchronize()
+            found.append(graph)
         except Exception as refusal:
             not_run[name] = _said(refusal)
+            refusal.add_note(f"{name} at {cell.name}")
+            torch.cuda.synchronize()  # raises where the GPU refused: nothing can be timed behind that
     return found, errors, not_run
 
 

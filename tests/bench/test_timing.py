@@ -1,12 +1,15 @@
 """The timing method, on a clock that the test owns."""
 
 import itertools
+import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from tests.project import load
 
 from warploom.bench import timing
-from warploom.bench.timing import Candidate, Measured, Spread, input_sets, measure, paired_ratio
+from warploom.bench.timing import Candidate, Measured, Spread, graphed, input_sets, measure, paired_ratio
 
 
 class FakeGpu:
@@ -106,10 +109,29 @@ def test_host_cost_counts_calls_and_synchronises_before_the_queue_is_full():
     assert longest <= 128
 
 
+def test_a_graph_holds_what_its_calls_read():
+    """A baseline's workspace was freed behind the capture, and the replay read it."""
+
+    class Workspace:
+        def read(self, index):
+            pass
+
+    def captured():
+        workspace = Workspace()
+        call = Candidate("call", lambda index: workspace.read(index))
+        return graphed(call, 2, SimpleNamespace(cuda=cuda)), weakref.ref(workspace)
+
+    cuda = SimpleNamespace(synchronize=lambda: None, CUDAGraph=SimpleNamespace, graph=lambda _: nullcontext())
+    replayed, workspace = captured()
+    assert workspace() is not None
+    del replayed
+    assert workspace() is None
+
+
 @pytest.mark.gpu
 def test_events_and_graphs_on_a_gpu():
     torch = pytest.importorskip("torch")
-    from warploom.bench.timing import EventClock, graphed
+    from warploom.bench.timing import EventClock
 
     x = [torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     tiny = [torch.randn(64, device="cuda") for _ in range(4)]

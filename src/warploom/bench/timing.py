@@ -173,7 +173,8 @@ def _warm_up(candidate: Candidate, sets: int, clock: Clock, warm_up_seconds: flo
 def graphed(candidate: Candidate, sets: int, torch: Any) -> Candidate:
     """The candidate as replays of a CUDA graph of one call per input set: no launch gaps between tiny kernels.
 
-    A replay is ``sets`` calls, so its time has to be divided by ``sets``.
+    A replay is ``sets`` calls, so its time has to be divided by ``sets``. What the candidate holds lives as long as the
+    graph, which reads it.
     """
     candidate.run(0)  # loading and autotuning must not be captured
     torch.cuda.synchronize()
@@ -181,7 +182,11 @@ def graphed(candidate: Candidate, sets: int, torch: Any) -> Candidate:
     with torch.cuda.graph(graph):
         for i in range(sets):
             candidate.run(i)
-    return Candidate(candidate.name, lambda _: graph.replay())
+
+    def replay(_: int, _held: Candidate = candidate) -> None:
+        graph.replay()
+
+    return Candidate(candidate.name, replay)
 
 
 def paired_ratio(ours: Measured, peer: Measured) -> float:
