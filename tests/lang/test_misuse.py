@@ -119,6 +119,8 @@ def over_a_loop(k, x):
         (lambda k, x: k.loop(4, start=-1), "its start is -1"),
         (lambda k, x: k.laen, r"no 'laen'; near it: lane(?!,)"),
         (lambda k, x: x.atomic("add", 1.0), r"GlobalPointer has no 'atomic'; near it: k\.atomic"),
+        (lambda k, x: k.block_idx, r"no 'block_idx'; help\(warploom\.lang\.Kernel\) shows"),
+        (lambda k, x: k.cp_async(k.shared(f32, 32), x), r"a value where a SharedTile is given .*tile\.address"),
         (lambda k, x: {0: 1.0}[k.lane], "no key of a dict"),
         (lambda k, x: f"{k.lane}", "has no text while"),
         (lambda k, x: f"{k.lane:3d}", "has no text while"),

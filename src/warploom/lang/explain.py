@@ -35,6 +35,9 @@ def explain(error: Exception, k: Builder) -> str | None:
     code = frames[inner].f_code
     word = _word(code.co_qualname.rpartition(".")[0], code.co_name)
     hint = "" if word is None else f"; {_parameters(word)}"
+    if isinstance(error, AttributeError) and error.name == "ir":
+        instead = " (its address is tile.address(row, col))" if hasattr(error.obj, "address") else ""
+        return f"{code.co_name} takes a value where a {type(error.obj).__name__} is given{instead}{hint}"
     return f"{code.co_name} does not take these arguments ({type(error).__name__}: {error}){hint}"
 
 
@@ -44,7 +47,7 @@ def _near(owner: type[object], k: Builder, name: str) -> str:
         known = [word for word in dir(kind) if not word.startswith("_") and not hasattr(Builder, word)]
         if near := difflib.get_close_matches(name, known, 3):
             return f"; near it: {', '.join(of + word for word in near)}"
-    return ""
+    return f"; help(warploom.lang.{owner.__name__}) shows what it has"
 
 
 def _parameters(word: FunctionType) -> str:
