@@ -282,3 +282,11 @@ def test_what_needs_a_newer_architecture_is_said_once():
 
     with pytest.raises(VerifyError, match=r"breaks 1 rule:\n.*write @kernel\(requires=\"sm_90\"\)$"):
         traces(hopper)
+
+
+def test_two_numbers_are_an_index_unless_one_is_negative():
+    program = traces(lambda k, x: x.store(1.0, k.select(k.lane < 4, 1, 0) * 16 + k.lane % 16))
+    x = np.zeros(32, np.float32)
+    emulate(program, 1, [x])
+    with pytest.raises(TraceError, match="got <s32"):
+        traces(lambda k, x: x.store(1.0, k.lane + k.select(k.lane < 4, 1, -1)))

@@ -232,7 +232,10 @@ class Builder:
         for value in (a, b):
             if isinstance(value, Traced):
                 return value.dtype
-        return f32 if isinstance(a, float) or isinstance(b, float) else s32
+        numbers = [x for x in (a, b) if not isinstance(x, Traced)]
+        if any(isinstance(x, float) for x in numbers):
+            return f32
+        return s32 if min(numbers, default=0) < 0 else u32  # as indices are
 
     def unary(self, op: str, a: Number) -> Traced:
         """``op a``."""

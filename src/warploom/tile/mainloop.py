@@ -74,4 +74,4 @@ def accumulate(
 def advance(k: Kernel, stage: Mutable, stages: int) -> None:
     """To the next stage of a ring."""
     following = stage.get() + 1
-    stage.set(k.select(following == stages, k.value(0, u32), following))
+    stage.set(k.select(following == stages, 0, following))

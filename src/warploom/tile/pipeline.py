@@ -101,12 +101,12 @@ class PackedPosition:
     @property
     def phase(self) -> Traced:
         """0 or 1."""
-        return self._k.select(self._at >= self._stages, self._k.value(1, u32), self._k.value(0, u32))
+        return self._k.select(self._at >= self._stages, 1, 0)
 
     def advance(self) -> None:
         """To the next stage."""
         k = self._k
-        self._at.set(k.select(self._at == 2 * self._stages - 1, k.value(0, u32), self._at + 1))
+        self._at.set(k.select(self._at == 2 * self._stages - 1, 0, self._at + 1))
 
 
 @dataclass(frozen=True)

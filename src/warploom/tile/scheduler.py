@@ -24,7 +24,7 @@ class Persistent:
     def __init__(self, k: Kernel, total: Traced, *, alternating: bool = False) -> None:
         self._k, self._alternating = k, alternating
         rounds, rest = total // k.grid_x, total % k.grid_x
-        more = k.select(self._place(rounds) < rest, k.value(1, u32), k.value(0, u32))
+        more = k.select(self._place(rounds) < rest, 1, 0)
         self.count: Traced = rounds + more
         """How many items this CTA works on."""
 
@@ -53,7 +53,7 @@ class Single:
     def __init__(self, k: Kernel, total: Traced | None = None) -> None:
         self._k, self._total = k, total
         one = k.value(1, u32)
-        self.count: Traced = one if total is None else k.select(k.cta_x < total, one, k.value(0, u32))
+        self.count: Traced = one if total is None else k.select(k.cta_x < total, one, 0)
         """How many items this CTA works on."""
 
     def any(self) -> AbstractContextManager[None]:
@@ -86,7 +86,7 @@ class Divisor(Scalars):
         least = k.convert(k.mul_wide(number, self.inverse) >> 32, u32)  # the quotient, or one less
         rest = number - least * value
         less = rest >= value
-        return least + k.select(less, k.value(1, u32), k.value(0, u32)), k.select(less, rest - value, rest)
+        return least + k.select(less, 1, 0), k.select(less, rest - value, rest)
 
     def or_else(self, condition: Traced, other: Divisor) -> Divisor:
         """This one where ``condition`` holds, else the other."""

@@ -99,7 +99,7 @@ class Order:
         self._k, self.k_tiles, self._cut, self._share, self._longer = k, k_tiles, cut, share, longer
         cta = k.cta_x
         self._start = cta * share + k.minimum(cta, longer)
-        self._end = self._start + share + k.select(cta < longer, k.value(1, u32), k.value(0, u32))
+        self._end = self._start + share + k.select(cta < longer, 1, 0)
         self._tile = self._start // k_tiles
         self._parts = (self._end + (k_tiles - 1)) // k_tiles - self._tile
         self.turns = self._parts + waves
@@ -109,7 +109,7 @@ class Order:
         k, turn = self._k, self._k.value(turn, u32)
         whole = self._cut + k.cta_x + (turn - self._parts) * k.grid_x
         tile = k.select(turn < self._parts, self._tile + turn, whole)
-        begin = k.select(turn == 0, self._start - self._tile * self.k_tiles, k.value(0, u32))
+        begin = k.select(turn == 0, self._start - self._tile * self.k_tiles, 0)
         stop = k.select(turn + 1 == self._parts, self._end - tile * self.k_tiles, self.k_tiles)
         return tile, begin, stop - begin
 
@@ -171,7 +171,7 @@ class Joining:
 
     def _compare(self, others: Traced, complete: Mutable) -> None:
         k = self._k
-        complete.set(k.select(self._count.load(0) == others, k.value(1, u32), k.value(0, u32)))
+        complete.set(k.select(self._count.load(0) == others, 1, 0))
 
     def _add(self, accumulator: Fragment, first: Traced, sharers: Traced, begin: Traced) -> None:
         """The sum of all parts in the order of k, in the accumulators.
@@ -195,7 +195,7 @@ class Joining:
     def _part(self, cta: Traced, from_the_first: Traced) -> GlobalPointer:
         """This thread's first words of a CTA's part: of its last segment (from a tile's first k-tile on), or first."""
         k, c = self._k, self._config
-        slot = cta * 2 + k.select(from_the_first, k.value(1, u32), k.value(0, u32))
+        slot = cta * 2 + k.select(from_the_first, 1, 0)
         return self._parts + (k.mul_wide(slot, c.part_words) + k.mul_wide(k.thread, self._together))
 
     def _leave(self, accumulator: Fragment, begin: Traced) -> None:
