@@ -64,7 +64,7 @@ def asked_of(monkeypatch, room, name):
 
 
 def test_deterministic_reaches_the_backward_pass(monkeypatch):
-    asked = asked_of(monkeypatch, attention_backward, "_call_anew")
+    asked = asked_of(monkeypatch, attention_backward, "_first_call")
     q, k, v = tensors(*HEADS)
     for deterministic in (False, True):
         flash_attn.flash_attn_func(q, k, v, deterministic=deterministic).sum().backward()

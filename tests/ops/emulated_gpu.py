@@ -89,7 +89,7 @@ class EmulatedGpu:
 
         for room in (matmul, reduce, loss, attention, attention_backward, attention_varlen):
             monkeypatch.setattr(room, "describe", on_gpu)
-        for room in (attention, matmul, reduce):
+        for room in (attention, attention_backward, attention_varlen, matmul, reduce):
             monkeypatch.setattr(room, "fields", on_gpu)
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(np.array(view.owner, order="C")))
         for room in (attention, attention_varlen, reduce, loss, steps):
@@ -97,7 +97,7 @@ class EmulatedGpu:
         monkeypatch.setattr(attention_varlen_backward, "filled", self.filled)
         for room in (attention, attention_backward, matmul):
             monkeypatch.setattr(room, "empty_like", self.empty_like)
-        for room in (attention, matmul, reduce):
+        for room in (attention, matmul, steps):
             monkeypatch.setattr(room, "maker", lambda like, shape, dtype: lambda _: self.empty(like.kind, shape, dtype))
 
 

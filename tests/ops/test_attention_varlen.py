@@ -121,6 +121,7 @@ def test_nothing_to_compute() -> None:
         ({"cu_seqlens_k": STARTS[:-1]}, "cu_seqlens_k has shape"),
         ({"seqused_k": STARTS}, "seqused_k has shape"),
         ({"out": make(rows=80)[0]}, "out is f16 of shape"),
+        ({"out": np.zeros((90, 2, 33), np.float16)[..., 1:]}, "out's rows do not start at multiples of 16 bytes"),
         ({"window": (-5, 0)}, "left side"),
     ],
 )

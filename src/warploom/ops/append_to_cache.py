@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, address, describe, describe_new, empty_like, require_dtype
+from warploom.interop.arrays import ArrayView, Fields, empty_like, fields, require_dtype
 from warploom.interop.arrays import same_device as on_one_device
 from warploom.interop.copies import compact, settled, to_host
 from warploom.interop.overlap import share_memory
@@ -26,11 +27,10 @@ from warploom.ops.attention_paged_arrays import (
     refuse_first,
 )
 from warploom.ops.options import flag
-from warploom.ops.steps import Kept, Prepared, Step, Steps, run_anew
+from warploom.ops.steps import Kept, Ready, Step, Steps, lying, run_and_keep
 
 Arrays = dict[str, ArrayView]
-_Key = tuple[Any, ...]
-_prepared: Kept[Prepared] = Kept()
+_prepared: Kept[Ready] = Kept()
 
 
 @traced
@@ -68,47 +68,38 @@ def append_to_cache(
 
     Returns the turned q, or None without one. Raises ProblemError for arrays it does not take.
     """
-    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "lengths": kv_lens}
-    given |= {n: x for n, x in (("table", block_table), ("cos", cos), ("sin", sin), ("q", q), ("k_scale", k_scale),
-                                   ("v_scale", v_scale)) if x is not None}  # fmt: skip
-    views = {name: describe(x) for name, x in given.items()}
-    key = interleaved, tuple((name, *view[1:6]) for name, view in views.items())
-    ready = None if check or any(views[n].pointer % 16 for n in views if n in _ROWS) else _prepared.find(key)
-    if ready is None:
-        return _call_anew(views, interleaved, check, key)
-    pointers = [view.pointer for view in views.values()]
-    if q is None:
-        ready.run(pointers, views["k"].kind)
-        return None
-    out = empty_like(views["q"], views["q"].shape)
-    ready.run([*pointers, address(out)], views["k"].kind)
-    return out
+    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "lengths": kv_lens, "table": block_table,
+             "cos": cos, "sin": sin, "q": q, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
+    views = {name: fields(x) for name, x in given.items() if x is not None}
+    ready = None if check else _prepared.find((interleaved, *lying(views)))
+    found = _first_call(views, interleaved, check) if ready is None else ready.run(views)
+    return found[0] if found else None
 
 
-_ROWS = "k", "v", "k_cache", "v_cache", "q", "cos", "sin"
-
-
-def _call_anew(views: Arrays, interleaved: Any, check: Any, key: _Key) -> Any:
+def _first_call(given: Mapping[str, Fields], interleaved: Any, check: Any) -> list[Any]:
     """Everything that :func:`append_to_cache` need not repeat for arrays of the same shapes, strides and device."""
-    problem = _problem(views, flag("interleaved", interleaved))
+    views = {name: ArrayView(*x) for name, x in given.items()}
+    turns = flag("interleaved", interleaved)
+    problem = _problem(views, turns)
     if flag("check", check):
         _check_entries(views, problem)
-    arrays = {n: in_pairs(x) if n.endswith("_cache") and is_fp8(x) else x for n, x in views.items()}
     for name in ("k", "v", "q"):
-        if name in arrays:
-            arrays[name] = aligned(settled(arrays[name]), compact)
-    out = empty_like(arrays["q"], arrays["q"].shape) if "q" in arrays else None
-    if out is not None:
-        arrays["q_out"] = describe_new(out)
+        if name in views:
+            views[name] = aligned(settled(views[name]), compact)
+    key = turns, *lying(views)
+    ready = _prepared.find(key)
+    if ready is not None:
+        return ready.run(views)
+    results = {"q_out": empty_like(views["q"], views["q"].shape)} if "q" in views else {}
+    made = list(results.values())
     if 0 in (problem.batch, problem.kv_heads) or not (problem.tokens or problem.q_len):
-        return out
+        return made
     if 0 in (problem.capacity, *views["k_cache"].shape):
         raise ProblemError("the cache has room for no key: allocate it larger")
-    results = [name for name in ("k_cache", "v_cache", "q_out") if name in arrays]
-    ready = run_anew(lambda arrays: _steps(arrays, problem), arrays, results, filled=True)
-    if ready and all(arrays[name].pointer == view.pointer for name, view in views.items()):
-        _prepared.keep(key, ready)
-    return out
+    taken = {n: in_pairs(x) if n.endswith("_cache") and is_fp8(x) else x for n, x in views.items()}
+    results = {"k_cache": views["k_cache"], "v_cache": views["v_cache"], **results}
+    run_and_keep(_prepared, key, lambda arrays: _steps(arrays, problem), (views, taken, results), filled=True)
+    return made
 
 
 def _steps(arrays: Arrays, problem: AppendProblem) -> Steps:

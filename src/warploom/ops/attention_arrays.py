@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError, shown
-from warploom.interop.arrays import ArrayView, require_dtype, same_device
+from warploom.interop.arrays import ArrayView, Fields, require_dtype, same_device
 from warploom.interop.copies import compact, in_float32, settled
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionProblem, TensorStrides
@@ -216,6 +216,28 @@ def aligned(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayVie
         s % _ALIGNED_ELEMENTS or not 0 <= s < _STRIDE_LIMIT for s in view.strides[:-1]
     )
     return copy(view) if misaligned and 0 not in view.shape else view
+
+
+def laid_out(
+    given: Mapping[str, Fields], rank: int, copy: Callable[[ArrayView], ArrayView] = compact, *, written: str = ""
+) -> dict[str, ArrayView]:
+    """The arrays as kernels read them: by ``copy`` those whose rows, of ``rank`` dimensions, they cannot.
+
+    A call with such copies is looked up by them, so that it is known when it comes again. The one that is ``written``
+    to stays as it is.
+    """
+    views = {name: ArrayView(*x) for name, x in given.items()}
+    return {name: x if name == written else _laid_out(name, x, rank, copy) for name, x in views.items()}
+
+
+def _laid_out(name: str, view: ArrayView, rank: int, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
+    if len(view.shape) != rank:
+        return view if view.contiguous or len(view.shape) > rank else copy(view)
+    if name in ("dout", "out", "o"):  # a gradient may be one number that is shown everywhere
+        spread = any(stride == 0 < size - 1 for size, stride in zip(view.shape, view.strides, strict=True))
+        if spread or view.strides[-1] != 1:
+            return copy(view)
+    return aligned(settled(view), copy)
 
 
 def strides_of(view: ArrayView, layout: str) -> TensorStrides:

@@ -2,84 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from functools import cached_property
 from typing import Any
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import (
-    ArrayView,
-    address,
-    describe,
-    describe_new,
-    empty_like,
-    filled,
-    same_device,
-)
-from warploom.interop.copies import as_if_compact, compact, settled
+from warploom.interop.arrays import ArrayView, Fields, describe, empty_like, fields, filled, same_device
+from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward import TENSORS, BackwardConfig, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import choose, parse_config
 from warploom.kernels.settings import refuse
-from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import (
     AXES,
     Layout,
     Options,
     Window,
-    aligned,
-    read_inputs,
+    checked,
+    laid_out,
     result_shape,
     strides_of,
     widened,
 )
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
-from warploom.ops.steps import Kept, Launches, Prepared, Step, Steps, run_anew
+from warploom.ops.steps import CallsPlan, Kept, Ready, Steps, lying, run_and_keep
 
 _GRADIENTS = ("dq", "dk", "dv", "dsinks")
 _Views = dict[str, ArrayView]
 
 
 @dataclass(frozen=True)
-class AttentionBackwardPlan(Launches):
+class AttentionBackwardPlan(CallsPlan):
     """What a call of :func:`attention_backward` would run: nothing has been compiled or launched yet."""
 
     problem: BackwardProblem
     config: BackwardConfig
-    reason: str
-    target: str
-    device: str
-    calls: tuple[KernelCall, ...]
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Memory that a call takes beside its inputs and gradients."""
-        return 4 * self.steps.words
-
-    @cached_property
-    def steps(self) -> Steps:
-        """The launches in order."""
-        most = max(self.calls, key=lambda call: len(call.arrays))
-        return Steps(tuple(Step(call, self.problem.flops if call is most else 0) for call in self.calls))
-
-    def __str__(self) -> str:
-        kernels = ", ".join(f"{call.source.name} {call.grid}" for call in self.calls)
-        size = self.workspace_bytes / 2**20
-        return (
-            f"{self.config}\n  on {self.device} ({self.target}): {self.reason}\n  {kernels}; workspace {size:.1f} MiB"
-        )
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """Described, checked and aligned inputs by name, as the call has them."""
-
-    views: _Views
-    problem: BackwardProblem
-    layout: str
 
 
 @traced
@@ -117,16 +75,17 @@ def attention_backward(
     Arrays as for :func:`attention`. Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that
     does not fit, UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    views = _described(dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse)
-    if sinks is not None:
-        views["sinks"] = widened(describe(sinks))
+    views = _given(dout, q, k, v, out, lse, dlse, None if sinks is None else widened(describe(sinks)))
     asked = (causal, scale, window, softcap, False, layout, deterministic, config)
-    lying = [view[1:6] for view in views.values()]  # shapes, strides, types, devices
-    ready = _prepared.find((asked, *lying))
-    if ready is None or any(view.pointer % 16 for view in views.values()):
+    ready = _prepared.find((asked, *lying(views)))
+    if ready is None:
+        views = laid_out(views, 4)
         options, same = Options(*asked[:6]).plain(), flag("deterministic", deterministic)
-        return _call_anew(views, options, (same, config), ((*astuple(options), same, config), *lying))
-    return _run(ready, views)
+        key = (*astuple(options), same, config), *lying(views)
+        ready = _prepared.find(key)
+        if ready is None:
+            return _first_call(views, options, (same, config), key)
+    return tuple(ready.run(views))
 
 
 @traced
@@ -149,26 +108,20 @@ def plan_attention_backward(
     config: BackwardConfig | str | None = None,
 ) -> AttentionBackwardPlan:
     """What :func:`attention_backward` would run with these arguments, and the memory it takes. Runs nothing."""
-    views = _described(dout=dout, q=q, k=k, v=v, out=out, lse=lse, dlse=dlse, sinks=sinks)
+    views = laid_out(_given(dout, q, k, v, out, lse, dlse, sinks), 4, as_if_compact)
     options = Options(causal, scale, window, softcap, False, layout).plain()
-    inputs = _read(views, options, flag("deterministic", deterministic), as_if_compact)
-    gradients = {name: as_if_compact(inputs.views[name[1:]]) for name in _gradients(inputs.views)}
-    return _plan({**inputs.views, **gradients}, inputs, config)
+    problem = _checked(views, options, flag("deterministic", deterministic))
+    gradients = {name: as_if_compact(views[name[1:]]) for name in _gradients(views)}
+    return _plan({**views, **gradients}, problem, layout, config)
 
 
-_prepared: Kept[Prepared] = Kept()
+_prepared: Kept[Ready] = Kept()
 
 
-def _run(ready: Prepared, views: _Views) -> tuple[Any, ...]:
-    """New gradients from arrays as they lie."""
-    results = [empty_like(views[name[1:]]) for name in _gradients(views)]
-    ready.run([*[view.pointer for view in views.values()], *map(address, results)], views["q"].kind)
-    return tuple(results)
-
-
-def _described(**arrays: Any) -> _Views:
-    """The arrays that a call has, by name."""
-    return {name: describe(x) for name, x in arrays.items() if x is not None}
+def _given(*arrays: Any) -> dict[str, Fields]:
+    """The arrays that a call has, by the kernels' names."""
+    names = "dout", "q", "k", "v", "out", "lse", "dlse", "sinks"
+    return {name: fields(x) for name, x in zip(names, arrays, strict=True) if x is not None}
 
 
 def _gradients(views: _Views) -> tuple[str, ...]:
@@ -176,10 +129,10 @@ def _gradients(views: _Views) -> tuple[str, ...]:
     return _GRADIENTS if "sinks" in views else _GRADIENTS[:3]
 
 
-def _read(views: _Views, options: Options, deterministic: bool, copy: Callable[[ArrayView], ArrayView]) -> _Inputs:
-    """Check the arrays. Raises ProblemError with the first thing that is wrong."""
+def _checked(views: _Views, options: Options, deterministic: bool) -> BackwardProblem:
+    """The problem. Raises ProblemError with the first thing that is wrong."""
     q, shape = views["q"], result_shape(views["q"], views["v"])
-    forward = read_inputs((q, views["k"], views["v"]), options, copy, views.get("sinks"))
+    forward = checked((q, views["k"], views["v"]), options, views.get("sinks"))
     rows = [q.shape[axis] for axis in AXES[options.layout]]
     for name in ("dout", "out"):
         view = views[name]
@@ -188,30 +141,18 @@ def _read(views: _Views, options: Options, deterministic: bool, copy: Callable[[
                 f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be {q.dtype} of the result's "
                 f"shape {shape}"
             )
-    logarithms = {name: views[name] for name in ("lse", "dlse") if name in views}
-    for name, view in logarithms.items():
-        if list(view.shape) != rows or view.dtype is not f32:
+    for name, view in views.items():
+        if name in ("lse", "dlse") and (list(view.shape) != rows or view.dtype is not f32):
             raise ProblemError(
                 f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be float32 (batch, heads, q_len) = "
                 f"{tuple(rows)}, as attention(…, return_lse=True) returns it"
             )
     same_device(list(views.values()), list(views))
-    problem = BackwardProblem(forward.problem, "dlse" in views, deterministic)
-    found = {name: view if view.contiguous else copy(view) for name, view in logarithms.items()}
-    found |= {**dict(zip("qkv", forward.all, strict=True)), **dict(zip(("sinks",), forward.vectors, strict=False))}
-    found |= {name: _rows(views[name], copy) for name in ("dout", "out")}
-    return _Inputs({name: found[name] for name in views}, problem, options.layout)
+    return BackwardProblem(forward, "dlse" in views, deterministic)
 
 
-def _rows(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayView:
-    """The view, or a copy where its rows are none in memory: a gradient may be one number that is shown everywhere."""
-    spread = any(stride == 0 < size - 1 for size, stride in zip(view.shape, view.strides, strict=True))
-    return copy(view) if view.strides[3] != 1 or spread else aligned(settled(view), copy)
-
-
-def _plan(views: _Views, inputs: _Inputs, config: Any) -> AttentionBackwardPlan:
+def _plan(views: _Views, problem: BackwardProblem, layout: str, config: Any) -> AttentionBackwardPlan:
     """The plan for inputs and gradients that lie so. Raises ConfigError for a ``config`` that does not fit."""
-    problem, layout = inputs.problem, inputs.layout
     if config is not None:
         config = configuration(config, parse_config)
     place = Place.of(views["q"].device, requires=None if config is None else config.requires)
@@ -224,31 +165,22 @@ def _plan(views: _Views, inputs: _Inputs, config: Any) -> AttentionBackwardPlan:
     return AttentionBackwardPlan(problem, config, reason, place.goal.name, str(place), config.calls(problem, operands))
 
 
-def _call_anew(views: _Views, options: Options, how: tuple[bool, Any], key: tuple[Any, ...]) -> tuple[Any, ...]:
+def _first_call(views: _Views, options: Options, how: tuple[bool, Any], key: tuple[Any, ...]) -> tuple[Any, ...]:
     """Everything that :func:`attention_backward` need not repeat for arrays of the same shapes, strides and device."""
-    ready = _prepared.find(key)
-    if ready is not None and not any(view.pointer % 16 for view in views.values()):
-        return _run(ready, views)
     deterministic, config = how
-    inputs = _read(views, options, deterministic, compact)
-    given, p, names = inputs.views, inputs.problem.forward, _gradients(views)
+    problem, likes = _checked(views, options, deterministic), {name: views[name[1:]] for name in _gradients(views)}
+    p = problem.forward
     if 0 in (p.batch, p.heads, p.q_len, p.kv_len):
         if config is not None:
-            _plan({**given, **{name: given[name[1:]] for name in names}}, inputs, config)  # refuses what misfits
-        zeros = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in (given[name[1:]] for name in names)]
-        if p.sinks and p.kv_len == 0 and "dlse" in given:  # the sink is the log-sum-exp
-            zeros[3] = given["dlse"].array.sum((0, 2))
+            _plan({**views, **likes}, problem, options.layout, config)  # refuses what misfits
+        zeros = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in likes.values()]
+        if p.sinks and p.kv_len == 0 and "dlse" in views:  # the sink is the log-sum-exp
+            zeros[3] = views["dlse"].array.sum((0, 2))
         return tuple(zeros)
-    results = [empty_like(given[name[1:]], given[name[1:]].shape) for name in names]
-    arrays = {**given, **dict(zip(names, map(describe_new, results), strict=True))}
-    plain = (key[0], *[view[1:6] for view in given.values()])  # copies lie alike in every call
-    ready = _prepared.find(plain)
-    if ready is not None:
-        ready.run([x.pointer for x in arrays.values()], given["q"].kind)
-    else:
-        ready = run_anew(lambda lying: _plan(lying, inputs, config).steps, arrays, names)
-    if ready is not None:
-        _prepared.keep(plain, ready)
-        if all(a.pointer == b.pointer for a, b in zip(given.values(), views.values(), strict=True)):
-            _prepared.keep(key, ready)
-    return tuple(results)
+    gradients = {name: empty_like(x, x.shape) for name, x in likes.items()}
+
+    def steps(arrays: _Views) -> Steps:
+        return _plan(arrays, problem, options.layout, config).steps
+
+    run_and_keep(_prepared, key, steps, (views, views, gradients))
+    return tuple(gradients.values())

@@ -3,56 +3,37 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, address, describe, describe_new, empty, empty_like, filled
-from warploom.interop.copies import as_if_compact, compact
+from warploom.interop.arrays import ArrayView, Fields, describe, empty, empty_like, fields, filled
+from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.decode import DecodeProblem
 from warploom.kernels.attention.paged import PagedConfig, choose_paged, misfits, paged_calls, parse_config
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import refuse
-from warploom.kernels.source import KernelCall
-from warploom.ops.attention_arrays import Options, Window, widened
+from warploom.ops.attention_arrays import Options, Window, aligned, widened
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, check_output, read_cache
 from warploom.ops.options import configuration, flag, whole
 from warploom.ops.places import Place
-from warploom.ops.steps import Kept, Launches, Prepared, Step, Steps, run_anew
+from warploom.ops.steps import CallsPlan, Kept, Ready, Steps, lying, run_and_keep
 
-_prepared: Kept[Prepared] = Kept()
+_prepared: Kept[Ready] = Kept()
 NAMES = {"kv_lens": "lengths", "cu_seqlens_q": "starts", "block_table": "table", "k_cache": "k", "v_cache": "v"}
 """What the kernels call arrays whose public names are others."""
+_PUBLIC = {kernels: public for public, kernels in NAMES.items()}
 
 
 @dataclass(frozen=True)
-class AttentionPagedPlan(Launches):
+class AttentionPagedPlan(CallsPlan):
     """What a call of :func:`attention_paged` would run: nothing has been compiled or launched yet."""
 
     problem: DecodeProblem
     config: PagedConfig
-    reason: str
-    target: str
-    device: str
-    calls: tuple[KernelCall, ...]
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Memory that a call takes beside its results."""
-        return 4 * self.steps.words
-
-    @cached_property
-    def steps(self) -> Steps:
-        """The launches in order."""
-        working = self.calls[-1 if isinstance(self.config, ForwardSm90) else 0]
-        return Steps(tuple(Step(call, self.problem.flops if call is working else 0) for call in self.calls))
-
-    def __str__(self) -> str:
-        kernels = ", ".join(f"{call.source.name} {call.grid}" for call in self.calls)
-        return f"{self.config}\n  on {self.device} ({self.target}): {self.reason}\n  {kernels}"
 
 
 @traced
@@ -104,18 +85,13 @@ def attention_paged(
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
-    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, sinks, (k_scale, v_scale))
-    target = None if out is None else describe(out)
-    asked = (causal, scale, window, softcap, return_lse, fixed_split, config)
-    lying = tuple((name, *view[1:6]) for name, view in views.items())
-    key = (asked, lying, None if target is None else target[1:6])
-    ready = (
-        None if check or (views["q"].pointer | (0 if target is None else target.pointer)) % 16 else _prepared.find(key)
-    )
-    caches = views["k_cache"].pointer | views["v_cache"].pointer
-    if ready is None or caches % 16:
-        return _call_anew(views, (out, target), asked, check, key)
-    return _run(ready, views, out, target, return_lse)
+    views = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, out)
+    if sinks is not None:
+        views["sinks"] = widened(describe(sinks))
+    asked = (causal, scale, window, softcap, return_lse, "bshd", fixed_split, config)
+    ready = None if check else _prepared.find((asked, *lying(views)))
+    found = _first_call(views, out, asked, check) if ready is None else ready.results_beside(out, views)
+    return tuple(found) if len(found) > 1 else found[0]
 
 
 @traced
@@ -139,28 +115,25 @@ def plan_attention_paged(
     config: PagedConfig | str | None = None,
 ) -> AttentionPagedPlan:
     """What :func:`attention_paged` would run with these arguments. Runs nothing."""
-    views = _described(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, sinks, (k_scale, v_scale))
+    views = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, None)
+    if sinks is not None:
+        views["sinks"] = widened(describe(sinks))
     options = Options(causal, scale, window, softcap, return_lse).plain()
-    inputs = read_cache(views, options, _split(fixed_split), as_if_compact)
+    inputs = read_cache(_named(views), options, _split(fixed_split), as_if_compact)
     return _plan(inputs, as_if_compact(inputs.views["q"]), config)
 
 
-def _described(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    kv_lens: Any,
-    starts: Any,
-    table: Any,
-    sinks: Any,
-    scales: tuple[Any, Any],
-) -> dict[str, ArrayView]:
-    """The arrays of a call by their names, in the order that the kernels' arrays are counted in."""
-    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "kv_lens": kv_lens}
-    given |= {name: x for name, x in (("cu_seqlens_q", starts), ("block_table", table)) if x is not None}
-    given |= {name: x for name, x in zip(("k_scale", "v_scale"), scales, strict=True) if x is not None}
-    views = {name: describe(x) for name, x in given.items()}
-    return views if sinks is None else {**views, "sinks": widened(describe(sinks))}
+_ORDER = "q", "k", "v", "lengths", "starts", "table", "k_scale", "v_scale", "out"
+
+
+def _given(*arrays: Any) -> dict[str, Fields]:
+    """The arrays of a call by the kernels' names."""
+    return {name: fields(x) for name, x in zip(_ORDER, arrays, strict=True) if x is not None}
+
+
+def _named(views: Mapping[str, Fields]) -> dict[str, ArrayView]:
+    """What is read, by the caller's names."""
+    return {_PUBLIC.get(name, name): ArrayView(*x) for name, x in views.items() if name != "out"}
 
 
 def _split(fixed_split: Any) -> int | None:
@@ -190,63 +163,43 @@ def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPla
     return AttentionPagedPlan(problem, chosen, reason, place.goal.name, str(place), calls)
 
 
-def _lse_shape(views: dict[str, ArrayView]) -> tuple[int, ...]:
+def _lse_shape(q: ArrayView) -> tuple[int, ...]:
     """(batch, heads, q_len), of packed queries (heads, queries)."""
-    *outer, queries, heads, _ = views["q"].shape
+    *outer, queries, heads, _ = q.shape
     return (*outer, heads, queries)
 
 
-def _run(ready: Prepared, views: dict[str, ArrayView], out: Any, target: ArrayView | None, return_lse: bool) -> Any:
-    """Results from arrays as they lie."""
-    q = views["q"]
-    result = empty_like(q) if target is None else out
-    pointers = [view.pointer for view in views.values()] + [address(result)]
-    if not return_lse:
-        ready.run(pointers, q.kind)
-        return result
-    lse = empty(q.kind, _lse_shape(views), f32, q.device)
-    ready.run([*pointers, address(lse)], q.kind)
-    return result, lse
-
-
-def _call_anew(
-    views: dict[str, ArrayView],
-    given: tuple[Any, ArrayView | None],
-    asked: tuple[Any, ...],
-    check: bool,
-    key: tuple[Any, ...],
-) -> Any:
+def _first_call(given: Mapping[str, Fields], out: Any, asked: tuple[Any, ...], check: Any) -> list[Any]:
     """Everything that :func:`attention_paged` need not repeat for arrays of the same shapes, strides and device."""
-    options = Options(*asked[:5]).plain()
-    split, config = _split(asked[5]), asked[6]
-    inputs = read_cache(views, options, split, compact)
-    out, target = given
-    if target is not None:
-        check_output(target, views)
-    if flag("check", check):
+    options, split, config = Options(*asked[:6]).plain(), _split(asked[6]), asked[7]
+    views = {name: ArrayView(*x) for name, x in given.items()}
+    views["q"] = q = aligned(settled(views["q"]), compact)
+    key = (*astuple(options), split, config), *lying(views)
+    ready = None if flag("check", check) else _prepared.find(key)
+    if ready is not None:
+        return ready.results_beside(out, views)
+    inputs = read_cache(_named(views), options, split, compact)
+    if out is not None:
+        check_output(views["out"], inputs.views)
+    if check:
         check_entries(inputs)
-    q, problem = inputs.views["q"], inputs.problem
-    if out is None:
-        out = empty_like(q, q.shape)
-    if 0 in (*q.shape, problem.batch, problem.capacity, *views["k_cache"].shape):
-        return _without_keys(inputs, out if target is not None else None, config)
-    outputs = {"out": out, **({"lse": empty(q.kind, _lse_shape(views), f32, q.device)} if options.return_lse else {})}
-    arrays = {**inputs.views, **{name: describe_new(x) for name, x in outputs.items()}}
-    if target is not None:
-        arrays["out"] = target  # as it lies
-    named = {NAMES.get(name, name): view for name, view in arrays.items()}
+    problem = inputs.problem
+    if 0 in (*q.shape, problem.batch, problem.capacity, *views["k"].shape):
+        return _without_keys(inputs, out, config)
+    results = {"out": empty_like(q, q.shape) if out is None else out}
+    if options.return_lse:
+        results["lse"] = empty(q.kind, _lse_shape(q), f32, q.device)
 
-    def steps(lying: dict[str, ArrayView]) -> Steps:
-        again = CacheInputs({name: lying[NAMES.get(name, name)] for name in inputs.views}, problem)
-        return _plan(again, lying["out"], config).steps
+    def steps(arrays: dict[str, ArrayView]) -> Steps:
+        again = CacheInputs({name: arrays[NAMES.get(name, name)] for name in inputs.views}, problem)
+        return _plan(again, arrays["out"], config).steps
 
-    ready = run_anew(steps, named, tuple(outputs), filled=True)
-    if ready and q.pointer == views["q"].pointer:
-        _prepared.keep(key, ready)
-    return (out, outputs["lse"]) if options.return_lse else out
+    taken = {NAMES.get(name, name): view for name, view in inputs.views.items()}
+    run_and_keep(_prepared, key, steps, (views, taken, results), filled=True)
+    return list(results.values())
 
 
-def _without_keys(inputs: CacheInputs, out: Any, config: Any) -> Any:
+def _without_keys(inputs: CacheInputs, out: Any, config: Any) -> list[Any]:
     """The result where there is nothing to compute: zeros, and -inf or the sinks for the sums over no keys."""
     q = inputs.views["q"]
     if config is not None:
@@ -256,8 +209,8 @@ def _without_keys(inputs: CacheInputs, out: Any, config: Any) -> Any:
         out[...] = zeros
     result = zeros if out is None else out
     if not inputs.problem.lse:
-        return result
+        return [result]
     sinks = inputs.views.get("sinks")
     if sinks is None:
-        return result, filled(q.kind, _lse_shape(inputs.views), f32, q.device, -math.inf)
-    return result, filled(q.kind, _lse_shape(inputs.views), f32, q.device, 0.0) + sinks.array[:, None]
+        return [result, filled(q.kind, _lse_shape(q), f32, q.device, -math.inf)]
+    return [result, filled(q.kind, _lse_shape(q), f32, q.device, 0.0) + sinks.array[:, None]]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ConfigError
-from warploom.interop.arrays import ArrayView, address, describe, describe_new, empty
+from warploom.interop.arrays import ArrayView, Fields, describe, empty, fields
 from warploom.interop.tracing import recorded
 from warploom.kernels.attention.packed import (
     PackedConfig,
@@ -21,11 +21,11 @@ from warploom.kernels.attention.packed import (
     parse_packed,
 )
 from warploom.kernels.settings import refuse
-from warploom.ops.attention_arrays import Options, Window, widened
+from warploom.ops.attention_arrays import Options, Window, laid_out, widened
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
-from warploom.ops.steps import Kept, Prepared, Step, Steps, run_anew
-from warploom.ops.varlen_arrays import Arrays, check_lengths, laid_out, read_packed, refuse_shared, shape_of_result
+from warploom.ops.steps import Kept, Ready, Steps, lying, run_and_keep, working_steps
+from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refuse_shared, shape_of_result
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,92 +104,51 @@ def attention_varlen(
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
     given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
-             "k_used": seqused_k, "sinks": sinks, "out": out}  # fmt: skip
-    views = described(given)
-    asked = (causal, scale, window, softcap, return_lse, "bshd", config)
-    refuse_shared(views)
+             "k_used": seqused_k, "out": out}  # fmt: skip
+    views = described(given, sinks)
+    if out is not None:
+        refuse_shared(views)
     if flag("check", check):
         check_lengths(views)
-    key = asked, how_they_lie(views)
-    ready = prepared.find(key)
+    asked = (causal, scale, window, softcap, return_lse, "bshd", config)
+    ready = prepared.find((asked, *lying(views)))
     if ready is None:
-        options = Options(*asked[:6]).plain()
-        key = (*astuple(options), config), key[1]
+        options, views = Options(*asked[:6]).plain(), laid_out(views, 3, written="out")
+        key = (*astuple(options), config), *lying(views)
         ready = prepared.find(key)
         if ready is None:
             return _first_call(views, options, config, key, out)
-    first = views["q"]
-    result = empty(first.kind, shape_of_result(views), first.dtype, first.device) if out is None else out
-    lse = [_empty_lse(first)] if ready.lse else []
-    ready.run(views, (result, *lse))
-    return (result, lse[0]) if lse else result
+    found = ready.results_beside(out, views)
+    return tuple(found) if len(found) > 1 else found[0]
 
 
-def described(given: Mapping[str, Any]) -> Arrays:
-    """The arrays that are given, as kernels read them, by the kernels' names."""
-    views = {name: describe(array) for name, array in given.items() if array is not None}
-    if "sinks" in views:
-        views["sinks"] = widened(views["sinks"])
-    return laid_out(views)
+def described(given: Mapping[str, Any], sinks: Any) -> Mapping[str, Fields]:
+    """The arrays that are given, by the kernels' names."""
+    views = {name: fields(array) for name, array in given.items() if array is not None}
+    if sinks is not None:
+        views["sinks"] = widened(describe(sinks))
+    return views
 
 
-def how_they_lie(views: Arrays) -> tuple[Any, ...]:
-    """What launches depend on beside addresses: names, shapes, strides, types and devices."""
-    return tuple([(name, *view[1:6]) for name, view in views.items()])
-
-
-@dataclass(frozen=True)
-class Ready:
-    """What a repeated call on a GPU needs: the launches, and which of the caller's arrays they take, in order."""
-
-    prepared: Prepared
-    given: tuple[str, ...]
-    lse: bool
-
-    def run(self, views: Arrays, results: Sequence[Any]) -> None:
-        """Queue the launches on the caller's arrays and new results."""
-        pointers = [views[name].pointer for name in self.given]
-        self.prepared.run([*pointers, *map(address, results)], views["q"].kind)
-
-
-Key = tuple[Any, ...]
 prepared: Kept[Ready] = Kept()
 
 
-def _empty_lse(q: ArrayView) -> Any:
-    return empty(q.kind, (q.shape[1], q.shape[0]), f32, q.device)
-
-
-def _first_call(views: Arrays, options: Options, config: Any, key: Key, out: Any) -> Any:
+def _first_call(views: Arrays, options: Options, config: Any, key: tuple[Any, ...], out: Any) -> Any:
     """Everything that :func:`attention_varlen` need not repeat for arrays of the same shapes, strides and device."""
     problem, inputs = read_packed(views, options)
     q = views["q"]
     chosen, place = configured_packed(problem, q, config)
-    result = empty(q.kind, shape_of_result(views), q.dtype, q.device) if out is None else out
-    lse = [_empty_lse(q)] if options.return_lse else []
-    found = (result, lse[0]) if lse else result
-    if 0 in (problem.batch, problem.total_q, problem.heads):
-        return found
-    results = {"out": views["out"] if out is not None else describe_new(result)}
-    if lse:
-        results["lse"] = describe_new(lse[0])
+    results = {"out": empty(q.kind, shape_of_result(views), q.dtype, q.device) if out is None else out}
+    if options.return_lse:
+        results["lse"] = empty(q.kind, (q.shape[1], q.shape[0]), f32, q.device)
+    if 0 not in (problem.batch, problem.total_q, problem.heads):
 
-    def steps(arrays: Arrays) -> Steps:
-        q, k, v, out = ((row, head) for row, head, _ in (arrays[name].strides for name in ("q", "k", "v", "out")))
-        calls = packed_calls(chosen, problem, (q, k, v, out), place.multiprocessors)
-        return Steps(tuple(Step(call, problem.flops if call is calls[-1] else 0) for call in calls))
+        def steps(arrays: Arrays) -> Steps:
+            q, k, v, out = ((row, head) for row, head, _ in (arrays[name].strides for name in ("q", "k", "v", "out")))
+            return working_steps(packed_calls(chosen, problem, (q, k, v, out), place.multiprocessors), problem.flops)
 
-    run_and_keep(steps, (views, inputs, results), key)
-    return found
-
-
-def run_and_keep(steps: Callable[[Arrays], Steps], given: tuple[Arrays, Arrays, Arrays], key: Key) -> None:
-    """Run launches for the first time: ``given`` are the caller's arrays, what the kernels take, and the results."""
-    views, inputs, results = given
-    launches = run_anew(steps, inputs | results, tuple(results), filled=True)
-    callers = {name: name if name in views else "q_starts" for name in inputs}
-    if launches and all(inputs[name].pointer == views[own].pointer for name, own in callers.items()):
-        prepared.keep(key, Ready(launches, tuple(callers.values()), "lse" in results))
+        run_and_keep(prepared, key, steps, (views, inputs, results), filled=True)
+    return tuple(results.values()) if options.return_lse else results["out"]
 
 
 def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Place]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from warploom.core.dtypes import f32
+from warploom.core.dtypes import DType, f32
 from warploom.core.errors import ConfigError, ProblemError
-from warploom.interop.arrays import describe_new, filled
+from warploom.interop.arrays import ArrayView, filled
 from warploom.kernels.attention.packed_backward import (
     PackedBackwardConfig,
     choose_packed_backward,
@@ -16,15 +16,15 @@ from warploom.kernels.attention.packed_backward import (
 )
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.settings import refuse
-from warploom.ops.attention_arrays import Options, Window
-from warploom.ops.attention_varlen import described, how_they_lie, prepared, run_and_keep
+from warploom.ops.attention_arrays import Options, Window, laid_out
+from warploom.ops.attention_varlen import described, prepared
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
-from warploom.ops.steps import Step, Steps
+from warploom.ops.steps import Steps, lying, run_and_keep, working_steps
 from warploom.ops.varlen_arrays import Arrays, read_packed, shape_of_result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 _ROWS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 
@@ -43,24 +43,25 @@ def attention_varlen_backward(
     :func:`warploom.attention_varlen`.
     """
     given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
-             "k_used": seqused_k, "o": out, "dout": dout, "lse": lse, "dlse": dlse, "sinks": sinks}  # fmt: skip
-    views = described(given)
-    options = Options(causal, scale, window, softcap, False).plain()
-    same = flag("deterministic", deterministic)
-    key = ("backward", *astuple(options), same, config), how_they_lie(views)
-    inputs = [views[name] for name in ("q", "k", "v", "sinks") if name in views]
-    gradients = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in inputs]
-    ready = prepared.find(key)
+             "k_used": seqused_k, "o": out, "dout": dout, "lse": lse, "dlse": dlse}  # fmt: skip
+    given = described(given, sinks)
+    asked = ("backward", causal, scale, window, softcap, False, "bshd", deterministic, config)
+    ready = prepared.find((asked, *lying(given)))
     if ready is None:
-        _first_call(views, options, (same, config), key, gradients)
-    else:
-        ready.run(views, gradients)
-    return tuple(gradients)
+        views = laid_out(given, 3)
+        options, same = Options(*asked[1:7]).plain(), flag("deterministic", deterministic)
+        key = ("backward", *astuple(options), same, config), *lying(views)
+        ready = prepared.find(key)
+        return tuple(_first_call(views, options, (same, config), key) if ready is None else ready.run(views))
+    return tuple(ready.run(given))
 
 
-def _first_call(
-    views: Arrays, options: Options, how: tuple[bool, Any], key: tuple[Any, ...], gradients: list[Any]
-) -> None:
+def _zeros(like: ArrayView, shape: Sequence[int], dtype: DType) -> Callable[[Any], Any]:
+    """What makes gradients: rows of no sequence have those of zero."""
+    return lambda _: filled(like.kind, shape, dtype, like.device, 0.0)
+
+
+def _first_call(views: Arrays, options: Options, how: tuple[bool, Any], key: tuple[Any, ...]) -> list[Any]:
     """Everything that need not be repeated for arrays of the same shapes, strides and device."""
     deterministic, config = how
     forward = {name: view for name, view in views.items() if name not in ("o", "dout", "lse", "dlse")}
@@ -68,18 +69,18 @@ def _first_call(
     _check(views)
     asked = PackedBackwardProblem(problem, "dlse" in views, deterministic)
     chosen = _configured(asked, views, config)
-    if 0 in (problem.batch, problem.total_q, problem.heads) or (problem.total_k == 0 and not problem.sinks):
-        return
-    inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
-    results: Arrays = dict(zip(("dq", "dk", "dv", "dsinks"), map(describe_new, gradients), strict=False))
+    gradients = {
+        f"d{name}": _zeros(x, x.shape, x.dtype)(None) for name, x in views.items() if name in (*"qkv", "sinks")
+    }
+    if 0 not in (problem.batch, problem.total_q, problem.heads) and (problem.total_k or problem.sinks):
+        inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
 
-    def steps(arrays: Mapping[str, Any]) -> Steps:
-        strides = {name: arrays["o" if name == "out" else name].strides[:2] for name in _ROWS}
-        calls = packed_backward_calls(chosen, asked, strides)
-        most = max(calls, key=lambda call: len(call.arrays))
-        return Steps(tuple(Step(call, asked.flops if call is most else 0) for call in calls))
+        def steps(arrays: Mapping[str, Any]) -> Steps:
+            strides = {name: arrays["o" if name == "out" else name].strides[:2] for name in _ROWS}
+            return working_steps(packed_backward_calls(chosen, asked, strides), asked.flops)
 
-    run_and_keep(steps, (views, inputs, results), key)
+        run_and_keep(prepared, key, steps, (views, inputs, gradients), make=_zeros, filled=True)
+    return list(gradients.values())
 
 
 def _check(views: Arrays) -> None:

@@ -11,10 +11,8 @@ import numpy as np
 from warploom.core.dtypes import DType, f32, s32
 from warploom.interop.arrays import (
     ArrayView,
-    address,
     as_numpy,
     describe,
-    describe_new,
     empty,
 )
 from warploom.interop.copies import as_if_compact, compact, settled
@@ -33,9 +31,9 @@ from warploom.ops.loss_options import (
 from warploom.ops.loss_plan import GradientPlan, LossPlan, forward_product
 from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs, readable
 from warploom.ops.options import flag, refuse_unhashable
-from warploom.ops.places import EMULATOR, Place
+from warploom.ops.places import Place
 from warploom.ops.reduce import reduce_plan
-from warploom.ops.steps import Kept, Prepared, Steps
+from warploom.ops.steps import Kept, Ready, Steps, lying, run_and_keep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -145,13 +143,12 @@ def losses(x: Any, w: Any, target: Any, loss: Loss, config: Any, bias: Any = Non
     if more:
         given["bias"] = _row_major(more[0])
 
-    def plan(given: Arrays) -> tuple[Steps, Arrays]:
-        arrays = given | {"target": as_words(given["target"])}
-        inputs, place = _inputs(given["x"], given["w"], given.get("bias"), 1.0), _place(given["x"], config)
-        return _forward(inputs, loss, config, place).steps(arrays, chosen.dtype.bits // 32), arrays
+    def plan(arrays: Arrays) -> Steps:
+        inputs, place = _inputs(arrays["x"], arrays["w"], arrays.get("bias"), 1.0), _place(arrays["x"], config)
+        return _forward(inputs, loss, config, place).steps(arrays, chosen.dtype.bits // 32)
 
-    shape = (rows.shape[0],)
-    lse, found = _run(("forward", loss, config), given, {"lse": (shape, f32), "loss": (shape, f32)}, plan)
+    shape, taken = (rows.shape[0],), given | {"target": as_words(given["target"])}
+    lse, found = _run(("forward", loss, config), given, taken, {"lse": (shape, f32), "loss": (shape, f32)}, plan)
     return found, lse
 
 
@@ -217,16 +214,16 @@ def gradients(
         if is_wanted
     }
 
-    def plan(given: Arrays) -> tuple[Steps, Arrays]:
-        inputs, place = _inputs(given["x"], given["w"], given.get("bias"), scale), _place(given["x"], config)
-        target, words = given.get("target"), 0
-        arrays = {name: view for name, view in given.items() if name != "target"}
-        if target is not None and known[0]:
-            arrays["target"], words = as_words(target), target.dtype.bits // 32
-        made = _backward(inputs, rows.loss, words, known, wanted, config, place)
-        return replace(made, blocks=blocks).steps(), arrays
+    taken, words = {name: view for name, view in given.items() if name != "target"}, 0
+    if rows.target is not None and known[0]:
+        taken["target"], words = as_words(given["target"]), given["target"].dtype.bits // 32
 
-    found = dict(zip(results, _run(("backward", rows.loss, config, scale, blocks), given, results, plan), strict=True))
+    def plan(arrays: Arrays) -> Steps:
+        inputs, place = _inputs(arrays["x"], arrays["w"], arrays.get("bias"), scale), _place(arrays["x"], config)
+        return replace(_backward(inputs, rows.loss, words, known, wanted, config, place), blocks=blocks).steps()
+
+    asked = "backward", rows.loss, config, scale, blocks
+    found = dict(zip(results, _run(asked, given, taken, results, plan), strict=True))
     return found.get("dx"), found.get("dw"), found.get("dbias")
 
 
@@ -254,55 +251,31 @@ def as_words(target: ArrayView) -> ArrayView:
     return target._replace(dtype=s32, shape=(2 * target.shape[0],), strides=(1,))
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """What a repeated call on a GPU needs: the kernels, and which of the caller's arrays they take."""
-
-    prepared: Prepared
-    given: tuple[str, ...]
-
-
-_ready: Kept[_Ready] = Kept()
+_ready: Kept[Ready] = Kept()
 
 
 def _run(
     asked: tuple[Any, ...],
     given: Arrays,
+    taken: Arrays,
     results: Mapping[str, tuple[tuple[int, ...], DType]],
-    plan: Callable[[Arrays], tuple[Steps, Arrays]],
+    plan: Callable[[Arrays], Steps],
 ) -> list[Any]:
-    """New arrays for the ``results``, by the kernels of ``plan``: its launches, and arrays by the kernels' names.
+    """New arrays for the ``results``, by the launches of ``plan``, which take arrays by the kernels' names.
 
     ``given`` lie so that kernels read them: whatever no kernel reads in place is copied before. Calls that ``asked``
     for the same with arrays of the same shapes, strides and alignment are planned once.
     """
     first = given["x"]
-    made = [empty(first.kind, shape, dtype, first.device) for shape, dtype in results.values()]
-    key = (asked, tuple(results), *[(name, view[1:6], view.pointer & 15) for name, view in given.items()])
+    key = asked, tuple(results), *lying(given)
     try:
         ready = _ready.get(key)
     except TypeError:
         refuse_unhashable({"config": asked})
         raise
     if ready is not None:
-        pointers = [given[name].pointer for name in ready.given] + [address(array) for array in made]
-        ready.prepared.run(pointers, first.kind)
-        return made
-    if 0 in (first.shape[0], *[shape[-1] for shape, _ in results.values()]):
-        return made
-    steps, arrays = plan(given)
-    views = dict(zip(results, map(describe_new, made), strict=True))
-    if first.device[0] == "cuda":
-        prepared = steps.prepare((*arrays, *views), first.device[1])
-        prepared.run([view.pointer for view in (*arrays.values(), *views.values())], first.kind)
-        _ready.keep(key, _Ready(prepared, tuple(arrays)))
-    elif str(_place(first, None)) == EMULATOR:
-        steps.emulate(arrays | views)
-    else:
-        hosts = {name: np.ascontiguousarray(as_numpy(view)) for name, view in given.items()}
-        steps, arrays = plan({name: describe(host) for name, host in hosts.items()})
-        copied = {name: np.ascontiguousarray(as_numpy(view)) for name, view in (arrays | views).items()}
-        steps.run_from_host(copied, tuple(views))
-        for name, view in views.items():
-            as_numpy(view)[...] = copied[name]
+        return ready.run(given)
+    made = [empty(first.kind, shape, dtype, first.device) for shape, dtype in results.values()]
+    if 0 not in (first.shape[0], *[shape[-1] for shape, _ in results.values()]):
+        run_and_keep(_ready, key, plan, (given, taken, dict(zip(results, made, strict=True))))
     return made

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from warploom.core.dtypes import f32, s32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import (
-    ArrayView,
-    Fields,
-    address,
-    describe,
-    describe_new,
-    empty,
-    fields,
-    maker,
-)
+from warploom.interop.arrays import ArrayView, Fields, describe, empty, fields
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import choose_for_rows
@@ -31,7 +21,7 @@ from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
 from warploom.ops.places import Place
 from warploom.ops.reduce_plan import ReducePlan
-from warploom.ops.steps import Kept, Prepared, Steps, run_anew
+from warploom.ops.steps import Kept, Ready, Steps, run_and_keep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -180,7 +170,7 @@ def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any)
         refuse_unhashable({"config": config})
         raise
     if ready is not None:
-        return ready.run(given)
+        return _pair(ready.run(given))
     return _first_call({name: ArrayView(*x) for name, x in given.items()}, op, scale, config)
 
 
@@ -197,41 +187,26 @@ def _first_call(
     plain = dict(zip(given, inputs.views, strict=True))
     key = _key(plain, op, scale, config)
     if inputs.copied and key in _ready:  # an earlier call copied arrays like these
-        return _ready[key].run(plain)
-    kinds = (f32, s32) if op == "argmax" else (f32,)
-    results = [empty(first.kind, (inputs.problem.m,), kind, first.device) for kind in kinds]
-    values, index = results[0], results[1] if len(results) > 1 else None
+        return _pair(_ready[key].run(plain))
+    kinds = {"out": f32, "index": s32} if op == "argmax" else {"out": f32}
+    results = {name: empty(first.kind, (inputs.problem.m,), kind, first.device) for name, kind in kinds.items()}
     if inputs.problem.m == 0:
         if config is not None:
             _plan(inputs, op, config)  # refuses what does not fit
-        return values, index
-    arrays = plain | dict(zip(("out", "index"), map(describe_new, results), strict=False))
+        return _pair(list(results.values()))
 
     def steps(lying: dict[str, ArrayView]) -> Steps:
-        again = inputs if lying is arrays else _read(lying["a"], lying["b"], op, scale, lying.get("bias"))
+        same = all(lying[name] is view for name, view in plain.items())
+        again = inputs if same else _read(lying["a"], lying["b"], op, scale, lying.get("bias"))
         return _plan(again, op, config).steps(lying)
 
-    prepared = run_anew(steps, arrays, ("out", "index")[: len(results)])
-    if prepared is not None:
-        make = tuple([maker(first, (inputs.problem.m,), kind) for kind in kinds])
-        _ready.keep(key, _Ready(prepared, tuple(given), make))
-    return values, index
+    run_and_keep(_ready, key, steps, (plain, plain, results))
+    return _pair(list(results.values()))
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """What a repeated call on a GPU needs: which of the caller's arrays the kernels take, and what makes results."""
-
-    prepared: Prepared
-    given: tuple[str, ...]
-    results: tuple[Callable[[Any], Any], ...]
-
-    def run(self, given: Mapping[str, Fields]) -> tuple[Any, Any]:
-        """Queue the kernels; (values, indices or None)."""
-        first = given["a"]
-        results = [make(first[6]) for make in self.results]
-        self.prepared.run([given[name][0] for name in self.given] + [address(x) for x in results], first[5])
-        return results[0], results[1] if len(results) > 1 else None
+def _pair(results: list[Any]) -> tuple[Any, Any]:
+    """(values, indices or None)."""
+    return results[0], results[1] if len(results) > 1 else None
 
 
-_ready: Kept[_Ready] = Kept()
+_ready: Kept[Ready] = Kept()

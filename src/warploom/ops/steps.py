@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from warploom.core.dtypes import DType, f32
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty
+from warploom.interop.arrays import ArrayView, Fields, address, as_numpy, describe, describe_new, empty, maker
 from warploom.kernels.source import Grid, KernelCall
 from warploom.ops.backends import GpuCall, run_on_emulator, zero_words
 from warploom.ops.places import Place
@@ -51,6 +51,35 @@ class Launches:
         from warploom.cuda.printer import print_cuda
 
         return "\n".join(print_cuda(call.source.program) for call in self.calls)
+
+
+@dataclass(frozen=True)
+class CallsPlan(Launches):
+    """What a call of several launches would run: nothing has been compiled or launched yet."""
+
+    problem: Any
+    config: Any
+    reason: str
+    target: str
+    device: str
+    calls: tuple[KernelCall, ...]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory that a call takes beside its arrays."""
+        return 4 * self.steps.words
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The launches in order."""
+        return working_steps(self.calls, self.problem.flops)
+
+    def __str__(self) -> str:
+        kernels = ", ".join(f"{call.source.name} {call.grid}" for call in self.calls)
+        size = self.workspace_bytes / 2**20
+        return (
+            f"{self.config}\n  on {self.device} ({self.target}): {self.reason}\n  {kernels}; workspace {size:.1f} MiB"
+        )
 
 
 class Kept(dict[tuple[Any, ...], Call]):
@@ -147,6 +176,12 @@ class Steps:
         return Prepared(tuple(loaded), tuple(4 * start for start in offsets), words, device)
 
 
+def working_steps(calls: Sequence[KernelCall], flops: int) -> Steps:
+    """Launches in order, of which the one with the most arrays does the work."""
+    most = max(calls, key=lambda call: len(call.arrays))
+    return Steps(tuple(Step(call, flops if call is most else 0) for call in calls))
+
+
 def run_anew(
     steps: Callable[[dict[str, ArrayView]], Steps],
     arrays: dict[str, ArrayView],
@@ -172,6 +207,57 @@ def run_anew(
     for name in results:
         as_numpy(arrays[name])[...] = hosts[name]
     return None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a repeated call on a GPU needs: launches, the caller's arrays that they take, and what makes the others."""
+
+    prepared: Prepared
+    given: tuple[str, ...]
+    results: tuple[Callable[[Any], Any], ...]
+    """Each makes an array, by the first that is given; they follow the caller's."""
+
+    def run(self, views: Mapping[str, Fields]) -> list[Any]:
+        """Queue the launches on arrays as they lie; the new results."""
+        first = next(iter(views.values()))
+        made = [make(first[6]) for make in self.results]
+        self.prepared.run([*[views[name][0] for name in self.given], *map(address, made)], first[5])
+        return made
+
+    def results_beside(self, out: Any, views: Mapping[str, Fields]) -> list[Any]:
+        """:meth:`run`, and all results: the caller's ``out`` comes first, if there is one."""
+        return self.run(views) if out is None else [out, *self.run(views)]
+
+
+def lying(views: Mapping[str, Fields]) -> tuple[Any, ...]:
+    """What launches depend on beside addresses: names, shapes, strides, types, devices and alignment."""
+    return (*views, *[(x[1:6], x[0] & 15) for x in views.values()])
+
+
+def run_and_keep(
+    kept: Kept[Ready],
+    key: tuple[Any, ...],
+    steps: Callable[[dict[str, ArrayView]], Steps],
+    given: tuple[Mapping[str, ArrayView], Mapping[str, ArrayView], Mapping[str, Any]],
+    *,
+    make: Callable[[ArrayView, Sequence[int], DType], Callable[[Any], Any]] | None = None,
+    filled: bool = False,
+) -> None:
+    """Run launches for the first time, and keep what calls like this one need.
+
+    ``given``: the caller's arrays, what the kernels take of them or in their place, and the results, all by the
+    kernels' names; results that are not among the caller's arrays are new, as ``make`` makes them. ``filled``: parts of
+    them may stay as they are.
+    """
+    views, inputs, results = given
+    new = {name: describe_new(x) for name, x in results.items() if name not in views}
+    callers = {**inputs, **{name: views[name] for name in results if name in views and name not in inputs}}
+    prepared = run_anew(steps, {**callers, **new}, tuple(results), filled=filled)
+    own = [name if name in views else next((n for n, v in views.items() if v is x), "") for name, x in callers.items()]
+    if prepared and all(n and views[n].pointer == x.pointer for n, x in zip(own, callers.values(), strict=True)):
+        first, make = next(iter(views.values())), make or maker
+        kept.keep(key, Ready(prepared, tuple(own), tuple([make(first, x.shape, x.dtype) for x in new.values()])))
 
 
 def _aligned(words: int) -> int:

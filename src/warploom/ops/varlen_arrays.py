@@ -11,6 +11,7 @@ from warploom.core.dtypes import s32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import (
     ArrayView,
+    Fields,
     as_numpy,
     current_stream,
     describe_new,
@@ -26,27 +27,6 @@ from warploom.ops.attention_arrays import Options, aligned, check_form, check_he
 Arrays = dict[str, ArrayView]
 NAMES = {"q_starts": "cu_seqlens_q", "k_starts": "cu_seqlens_k", "q_used": "seqused_q", "k_used": "seqused_k"}
 """What callers call the kernels' arrays of lengths."""
-
-
-def laid_out(views: Arrays) -> Arrays:
-    """The arrays as kernels read them, by the kernels' names: copies of those whose rows they cannot.
-
-    That comes first of all, so that a call with copies is one that is known when it comes again.
-    """
-    return {name: _laid_out(name, view) for name, view in views.items()}
-
-
-def _laid_out(name: str, view: ArrayView) -> ArrayView:
-    if len(view.shape) != 3:
-        return view if view.contiguous or len(view.shape) > 2 else compact(view)
-    if name in _GRADIENTS:  # a gradient may be one number that is shown everywhere
-        spread = any(stride == 0 < size - 1 for size, stride in zip(view.shape, view.strides, strict=True))
-        if spread or view.strides[2] != 1:
-            return compact(view)
-    return aligned(settled(view), compact)
-
-
-_GRADIENTS = "dout", "o"
 
 
 def read_packed(views: Arrays, options: Options) -> tuple[PackedProblem, Arrays]:
@@ -127,16 +107,17 @@ def shape_of_result(views: Mapping[str, ArrayView]) -> tuple[int, ...]:
     return (*views["q"].shape[:2], views["v"].shape[2])
 
 
-def refuse_shared(views: Mapping[str, ArrayView]) -> None:
+def refuse_shared(given: Mapping[str, Fields]) -> None:
     """Raises ProblemError where ``out`` shares memory with an array that is read."""
-    out = views.get("out")
-    for name in views if out is not None else ():
-        if name != "out" and out is not None and share_memory(views[name], out):
+    out = ArrayView(*given["out"])
+    for name, view in given.items():
+        if name != "out" and share_memory(ArrayView(*view), out):
             raise ProblemError(f"out shares memory with {NAMES.get(name, name)}, which is read: pass another array")
 
 
-def check_lengths(views: Mapping[str, ArrayView]) -> None:
+def check_lengths(given: Mapping[str, Fields]) -> None:
     """Wait for the arrays of lengths and look at them. Raises ProblemError that names the first wrong entry."""
+    views = {name: ArrayView(*x) for name, x in given.items()}
     known = {name: _on_host(views[name]) for name in NAMES if name in views}
     for name in ("q_starts", "k_starts"):
         if name not in known:
