@@ -37,7 +37,7 @@ def peers_markdown(rows: Rows) -> str:
     cells = max(((row["gpu"] or {}).get("cells", ()) for row in rows), key=len, default=())
     names = list(dict.fromkeys(name for cell in cells for name in cell["peers"]))
     body = [[n, *(rate_text(c["peers"][n]["tflops"]) if n in c["peers"] else "–" for c in cells)] for n in names]
-    return markdown_table(["peer", *(size_of(cell) for cell in cells)], body)
+    return markdown_table(["baseline", *(size_of(cell) for cell in cells)], body)
 
 
 def power_markdown(rows: Rows) -> str:

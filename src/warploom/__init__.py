@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from warploom.ops.reduce import ReducePlan, matmul_reduce, plan_matmul_reduce
     from warploom.ops.triton import check_triton
 
-tracing.operator_of = operator_of  # the rooms below call what stands on them, and cannot import it
+tracing.operator_of = operator_of  # the packages below call what stands on them, and cannot import it
 
 _PUBLIC = {
     "attention": "warploom.ops.attention",

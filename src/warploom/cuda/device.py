@@ -21,7 +21,7 @@ from warploom.core.settings import cache_folder
 from warploom.core.targets import Target, target_for
 from warploom.cuda.cubin import NO_NVDISASM, find_nvdisasm
 
-_INSTALL = 'pip install "warploom[cu13]" (drivers 580 and newer) or pip install "warploom[cu12]" (older drivers)'
+_INSTALL = 'install the extra cu13 (drivers 580 and newer) or cu12 (older ones), as in pip install -e ".[cu13]"'
 _WITHOUT_CUDA = "Layouts, the language and the emulator work without it."
 _FRAMEWORKS = ("numpy", "ml_dtypes", "torch", "cupy", "jax")
 _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
@@ -84,7 +84,7 @@ def nvrtc_version() -> tuple[int, int]:
             f"the compiler library NVRTC is missing ({error}): {_INSTALL}. {_WITHOUT_CUDA}"
         ) from error
     if int(status) != 0:
-        raise UnsupportedDeviceError(f"NVRTC does not answer ({status}): reinstall it with {_INSTALL}")
+        raise UnsupportedDeviceError(f"NVRTC does not answer ({status}): {_INSTALL}")
     return int(major), int(minor)
 
 
@@ -157,8 +157,7 @@ def _check_generation(driver: tuple[int, int], compiler: int) -> None:
     if driver[0] < compiler:
         raise UnsupportedDeviceError(
             f"the NVIDIA driver supports CUDA {driver[0]}.{driver[1]}, but the installed compiler is that of CUDA "
-            f"{compiler}, whose code it cannot load: update the driver to 580 or newer, or "
-            f'pip install "warploom[cu12]"'
+            f"{compiler}, whose code it cannot load: update the driver to 580 or newer, or install the extra cu12"
         )
 
 

@@ -1,6 +1,6 @@
 """A Program: one kernel for one configuration, as a frozen tree of statements.
 
-A Program says nothing about how it runs: the CUDA room prints it, the emulator executes it.
+A Program says nothing about how it runs: the package cuda prints it, the emulator executes it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Program:
-    """A traced kernel: everything that the CUDA room and the emulator need, and nothing of the GPU it may run on.
+    """A traced kernel: everything that printer and emulator need, and nothing of the GPU it may run on.
 
     Programs are equal where their texts are, so that a copy, and one from another process, equals its original.
 

@@ -1,7 +1,7 @@
 """``mma.sync``: the warp-wide matrix multiply-accumulate of sm_80.
 
 Sources: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions" (``mma.sync.aligned.m16n8k*``). The fragment maps
-come from the layout room's catalogue.
+come from the catalogue of layouts.
 """
 
 from __future__ import annotations

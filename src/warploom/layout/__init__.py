@@ -1,6 +1,6 @@
 """Layouts as linear maps over bits: fragments, shared tiles, and everything derived from them.
 
-Nothing outside this room computes a fragment's coordinates, a swizzle or a bank.
+Nothing outside this package computes a fragment's coordinates, a swizzle or a bank.
 """
 
 from __future__ import annotations

@@ -69,13 +69,13 @@ class Signature:
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 SOURCES = ("core", "layout", "isa", "ir", "lang", "tile", "kernels", "cuda", "ops")
-"""The rooms that decide what a kernel is and how it is launched."""
+"""The packages that decide what a kernel is and how it is launched."""
 _PYTHON = f"{sys.implementation.cache_tag} numpy {np.__version__}"
 
 
 def _source_files() -> Iterator[os.DirEntry[str]]:
-    """Every file of those rooms, in the order of their names."""
-    folders = [str(_PACKAGE / room) for room in reversed(SOURCES)]
+    """Every file of those packages, in the order of their names."""
+    folders = [str(_PACKAGE / name) for name in reversed(SOURCES)]
     while folders:
         with os.scandir(folders.pop()) as found:
             entries = sorted(found, key=lambda entry: entry.name)
