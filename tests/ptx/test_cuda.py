@@ -10,8 +10,10 @@ import pytest
 import warploom
 from tests.ptx.cuda_cases import HEADERS, PLAIN
 from tests.ptx.text import kinds
+from warploom.core.dtypes import f32
 from warploom.core.errors import CompileError, PtxError, UnsupportedDeviceError
 from warploom.cuda.printer import print_cuda
+from warploom.layout.tensor_map import TensorMapSpec
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
 from warploom.cuda.ptx import header_options
@@ -146,3 +148,20 @@ def test_without_nvrtc_the_message_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setattr(device, "cuda_core", missing)
     with pytest.raises(UnsupportedDeviceError, match="pip install"):
         warploom.check_cuda("", "k", 1, 32, [])
+
+
+def test_headers_of_the_host_and_names_of_the_source() -> None:
+    source = """
+#include <cuda.h>
+#include <cstdint>
+#include <cstdio>
+template <int N> __global__ void last(std::uint32_t *out, const __grid_constant__ CUtensorMap) {
+  __shared__ uint32_t kept[N];
+  kept[threadIdx.x] = threadIdx.x;
+  out[threadIdx.x] = kept[threadIdx.x ^ 32];
+}"""
+    spec = TensorMapSpec(f32, (32,), (), (32,))
+    out, x = np.zeros(64, np.uint32), np.zeros(32, np.float32)
+    checked = warploom.check_cuda(source, "last<64>", 1, 64, [out, (x, spec)], target="sm_90a")
+    assert [f.kind for f in checked.findings] == ["race"]
+    assert [tile.name for tile in checked.program.shared] == ["kept"]

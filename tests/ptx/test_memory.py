@@ -231,3 +231,17 @@ def test_a_decimal_constant_in_an_f32_register_has_the_bits_of_an_f32(move: str)
     out = np.zeros(1, np.uint32)
     check(kernel(f"mov.f32 %f1, 1.5; {move} st.global.u32 [%d0], %r1;"), [out], block=32)
     assert out.view(np.float32)[0] == 1.5
+
+
+def test_vectors_of_atomics() -> None:
+    x, old = np.ones(132, np.float32), np.zeros(128, np.float32)
+    body = """
+    mov.u32 %r0, %tid.x; mad.wide.u32 %d2, %r0, 16, %d0; mad.wide.u32 %d3, %r0, 16, %d1; mov.f32 %f0, 0f40000000;
+    atom.global.gpu.acq_rel.v4.add.f32 {%f1, %f2, %f3, %f4}, [%d2], {%f0, %f0, %f0, %f0};
+    red.global.v2.add.f32 [%d2+8], {%f0, %f0};
+    st.global.v4.f32 [%d3], {%f1, %f2, %f3, %f4};"""
+    assert check(kernel(body, ["u64", "u64"], target="sm_90"), [x, old]).findings == ()
+    np.testing.assert_array_equal(x, [*np.tile([3, 3, 5, 5], 32), 1, 1, 1, 1])
+    np.testing.assert_array_equal(old, 1)
+    off = body.replace("[%d2],", "[%d2+4],")
+    assert kinds(check(kernel(off, ["u64", "u64"], target="sm_90"), [x, old]).findings) == {"misaligned"}

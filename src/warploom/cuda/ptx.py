@@ -11,6 +11,19 @@ from warploom.core.errors import CompileError
 from warploom.core.targets import target
 from warploom.cuda.device import nvrtc_version
 
+_INTEGERS = "".join(
+    f"using int{bits}_t = signed {name}; using uint{bits}_t = unsigned {name};\n"
+    for bits, name in ((8, "char"), (16, "short"), (32, "int"), (64, "long long"))
+)
+_STDINT = f"#pragma once\n{_INTEGERS}using intptr_t = int64_t; using uintptr_t = uint64_t;\n"
+_NAMES = "".join(f"using ::{sign}int{bits}_t;\n" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_HOST_HEADERS = {
+    "stdint.h": _STDINT,
+    "cstdint": f"#include <stdint.h>\nnamespace std {{\n{_NAMES}}}\n",
+    "cuda.h": "#pragma once\nstruct CUtensorMap { alignas(64) unsigned long long opaque[16]; };\n",
+} | dict.fromkeys(("assert.h", "cassert", "cmath", "cstdio", "cstdlib", "math.h", "stdio.h", "stdlib.h"), "")
+"""Headers of the host that CUDA sources include, as far as kernels use them: NVRTC has none of these."""
+
 
 class Ptx(NamedTuple):
     """What NVRTC made of a source: ``text`` is '' where it refuses it, ``entry`` names the kernel asked for in it."""
@@ -27,7 +40,8 @@ def compile_to_ptx(source: str, file: str, arch: str, options: Sequence[str] = (
     of the kernels, with its template arguments. Lines of the source are in the PTX.
     """
     nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), file.encode(), 0, [], [])
+    texts, names = ([x.encode() for x in part] for part in (_HOST_HEADERS.values(), _HOST_HEADERS))
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), file.encode(), len(names), texts, names)
     if int(status) != 0:
         return Ptx("", f"NVRTC does not take the source ({status})", "")
     try:

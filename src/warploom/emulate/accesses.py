@@ -246,13 +246,14 @@ class AccessSteps:
         run, (key, *rest) = self.run, self.run.keys(op)
         name, instruction = access_class(op.instruction.mnemonic), op.instruction
         assert isinstance(instruction, Atomic | ReduceAdd)
+        alignment = access.bytes * (instruction.vector if isinstance(instruction, Atomic) else 1)
 
         def step(frame: Frame) -> None:
             for k in (key, *rest):
                 run.observe(frame, k, op, "an atomic")
             address = self._address(frame, key, access.offset)
             values = [frame.full(frame.env[k]) for k in rest]
-            targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, access.bytes)
+            targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, alignment)
             if run.checks:
                 run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
                 run.memory.track(frame, targets, access.bytes, op, "atomic", strong=True,

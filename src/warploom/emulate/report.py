@@ -104,7 +104,7 @@ class Reporter:
                 whom = f"CTA {self.places.linear(agent // self.warps_per_cta)}"
                 cure = "order the CTAs by an atomic with release and acquire (or fences), or split the kernel"
             if what == "write" and other == op.where and self._loads(int(stamp)):
-                word = "k.atomic" if op.tile(0) is None else "tile.atomic"
+                word = "k.atomic, atomicAdd" if op.tile(0) is None else "tile.atomic"
                 cure = f"update it in one step, by an atomic ({word}), or {cure}"
             byte = int(addresses[i])
             place = f" of {buffer}" if buffer else tile_at(byte, op, self.clocks.history[stamp])

@@ -199,7 +199,8 @@ class Atomic(Instruction):
     ``cas`` compares bits; ``inc`` counts up to the value and from 0 again, ``dec`` down to 0 and from the value. Sums
     of f32 in global memory flush subnormals to zero (PTX ISA, ``atom``). The order in which lanes and warps apply is
     not defined; the emulator applies lanes in ascending order. ``halves`` is what a sum of bits adds: ``f16``,
-    ``bf16x2`` and their like; ``remote`` as of :class:`Load`.
+    ``bf16x2`` and their like; ``remote`` as of :class:`Load`. The first element of a ``vector`` of so many has its
+    alignment.
     """
 
     space: Space
@@ -210,6 +211,7 @@ class Atomic(Instruction):
     scope: Scope = "gpu"
     halves: Literal["", "f16", "bf16", "f16x2", "bf16x2"] = ""
     remote: bool = False
+    vector: int = 1
 
     def __post_init__(self) -> None:
         if self.op not in _ATOMIC_TYPES:

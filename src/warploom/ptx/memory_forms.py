@@ -206,23 +206,28 @@ def atomic(b: Builder, f: Form) -> None:
     order = f.one_of("relaxed", "acquire", "release", "acq_rel", default="relaxed")
     scope = _scope(f)
     f.drop("L2::", "L1::")
-    op, kind = f.one_of(*_ATOMIC_OPS), f.type()
+    op, kind, count = f.one_of(*_ATOMIC_OPS), f.type(), _count(f)
     halves = kind if kind in _HALVES and op == "add" and f.flag("noftz") else ""
     if not op or (kind not in _ATOMIC_TYPES and not halves):
         raise f.refusal()
+    if count > 1 and (op != "add" or not (halves or kind == "f32") or space == "shared" or (not space and b.windows)):
+        raise f.refusal("vectors are for sums of f32 and halves in global memory")
     operands = f.operands(*((4,) if op == "cas" else (3,)) if f.opcode == "atom" else (2,))
-    target = operands[0] if f.opcode == "atom" else Register("")
+    targets = _items(operands[0]) if f.opcode == "atom" else (Register(""),) * count
     address, *values = operands[1:] if f.opcode == "atom" else operands
+    if any(len(items) != count for items in (targets, *map(_items, values))):
+        raise f.refusal("as many registers as elements are needed")
     dtype = TYPE[kind] if halves else _ATOMIC_TYPES[kind]
-    read = [b.read(x, dtype) for x in values]
+    for i, target in enumerate(targets):  # the elements of a vector are one atomic operation each
+        read = [b.read(_items(x)[i], dtype) for x in values]
 
-    def make(where: Space, offset: int) -> tuple[Atomic, list[Value]]:
-        reached = "global" if where == "local" else where
-        far, how = remote and where == "shared", cast("Order", order)
-        return Atomic(reached, op, dtype, offset, how, scope, cast("Halves", halves), far), read
+        def make(where: Space, offset: int, i: int = i, read: list[Value] = read) -> tuple[Atomic, list[Value]]:
+            reached = "global" if where == "local" else where
+            far, how, at = remote and where == "shared", cast("Order", order), offset + i * dtype.bytes
+            return Atomic(reached, op, dtype, at, how, scope, cast("Halves", halves), far, count if i == 0 else 1), read
 
-    (old,) = b.access(address, space, make, [dtype])
-    b.assign(target, old)
+        (old,) = b.access(address, space, make, [dtype])
+        b.assign(target, old)
 
 
 @form("membar")

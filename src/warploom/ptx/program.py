@@ -6,6 +6,8 @@ memory come from outside, as do the kinds of the arguments, which PTX does not t
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -92,12 +94,13 @@ def to_program(
                 for i, v in enumerate(variables_of(module, used))]  # fmt: skip
     maps = frozenset(v.name for v in function.parameters if v.name in members and members[v.name][0].dtype is u64
                      and v.bytes == _TENSOR_MAP_BYTES)  # fmt: skip
-    names = Names({r.name: r for r in regions}, local, members, maps, {p.name: p.value for p in pointers})
+    names = Names(regions, local, members, maps, {p.name: p.value for p in pointers})
     builder = Builder(function, usage(function, blocks), Specials(block, cluster, shared_bytes, total), names)
     flow = Flow(builder.flow(blocks), function.where)
     return Program(
-        name=function.name, parameters=(*parameters, *pointers), threads=threads, body=(flow,), shared=tuple(regions),
-        shared_bytes=total, requires=_required(module), cluster=cluster, local_bytes=local_bytes, where=function.where,
+        name=function.name, parameters=(*parameters, *pointers), threads=threads, body=(flow,),
+        shared=tuple(regions.values()), shared_bytes=total, requires=_required(module), cluster=cluster,
+        local_bytes=local_bytes, where=function.where,
     )  # fmt: skip
 
 
@@ -165,21 +168,30 @@ def _symbols(operands: Iterable[Operand]) -> Iterable[str]:
             yield from _symbols(x.items)
 
 
-def _shared(module: Module, function: Function, used: set[str], dynamic: int) -> tuple[list[Tile], int]:
+def _shared(module: Module, function: Function, used: set[str], dynamic: int) -> tuple[dict[str, Tile], int]:
     """The regions of the shared variables that a kernel names, those of fixed size first, and the bytes of all."""
-    known = {v.name: v for v in (*module.variables.values(), *function.variables) if v.space == "shared"}
-    regions: list[Tile] = []
+    known = [v for v in (*module.variables.values(), *function.variables) if v.space == "shared" and v.name in used]
+    short = {v.name: _author_name(v) for v in known}
+    times = Counter(short.values())
+    called = {name: of if times[of] == 1 else name for name, of in short.items()}
+    regions: dict[str, Tile] = {}
     end = 0
-    for v in (v for v in known.values() if v.name in used and v.bytes):
+    for v in (v for v in known if v.bytes):
         end = -(-end // v.align) * v.align
-        regions.append(Tile(v.name, end, v.bytes))
+        regions[v.name] = Tile(called[v.name], end, v.bytes)
         end += v.bytes
-    dynamic_ones = [v for v in known.values() if v.name in used and not v.bytes]
+    dynamic_ones = [v for v in known if not v.bytes]
     if dynamic_ones:
         align = max(v.align for v in dynamic_ones)
         end = -(-end // align) * align
-        regions += [Tile(v.name, end, dynamic) for v in dynamic_ones]
+        regions |= {v.name: Tile(called[v.name], end, dynamic) for v in dynamic_ones}
     return regions, end + dynamic
+
+
+def _author_name(variable: Variable) -> str:
+    """What the C++ calls a variable of a function: ``_ZZ4gemmPfE4full`` is ``full``."""
+    mangled = re.fullmatch(r"_ZZ.*E(\d+)(\w+)", variable.name)
+    return mangled[2] if mangled and len(mangled[2]) == int(mangled[1]) else variable.name
 
 
 def _parameters(
