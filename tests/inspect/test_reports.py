@@ -8,7 +8,7 @@ import pytest
 from warploom.core.errors import ConfigError
 from warploom.cuda.cubin import disassemble, find_nvdisasm
 from warploom.inspect import SassReport, compare, inspect_cubin, inspect_program, inspect_sass
-from warploom.inspect.purpose import BARRIERS, LOGIC, OTHER, TENSOR, ZEROING
+from warploom.inspect.purpose import BARRIERS, LOGIC, OTHER, TENSOR, ZEROING, purpose
 from warploom.inspect.subjects import attention_program, inspect_file
 from warploom.kernels.attention.ladder import LADDER
 
@@ -45,7 +45,7 @@ def test_what_the_program_asks_for_is_in_the_sass(arch):
     assert report.groups[ZEROING] >= report.counts["CS2R"] > 60, "O starts at zero: 64 registers, two at a time"
     assert report.loop_groups.get(ZEROING, 0) <= 2, "S starts as the zero register"
     assert report.groups[BARRIERS] > 0
-    assert OTHER not in report.groups
+    assert {i.predicate for i in report.instructions if purpose(i) == OTHER} <= {"!PT"}, "what never runs"
     assert sum(report.groups.values()) == len(report.instructions)
     assert report.arch == arch
 
@@ -120,7 +120,7 @@ def test_an_architecture_too_old():
 
 def test_json_can_be_read_back():
     report = rung("2")
-    value = json.loads(report.to_json())
+    value = json.loads(json.dumps(report.to_dict()))
     assert value["groups"] == report.groups
     assert value["loop_counts"]["HMMA"] == 128
     assert value["occupancy"]["limited_by"] == ["registers"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -198,10 +197,6 @@ class SassReport:
                 name: {str(uses): count for uses, count in self.address_histogram(name).items()} for name in ADDRESSED
             },
         }
-
-    def to_json(self) -> str:
-        """:meth:`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
 
 
 def inspect_sass(text: str, kernel: str | None = None) -> SassReport:

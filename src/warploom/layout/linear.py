@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,11 +169,6 @@ class LinearMap:
         return rank(self._columns)
 
     @property
-    def is_injective(self) -> bool:
-        """Whether no two inputs share an output (nothing is replicated)."""
-        return self.rank == len(self._columns)
-
-    @property
     def is_surjective(self) -> bool:
         """Whether every output coordinate is reached."""
         return self.rank == self.out_bits
@@ -313,31 +308,6 @@ class LinearMap:
             raise LayoutError(f"{tuple(order)} is not an order of the {len(vectors)} bits of {dim!r}")
         bases = dict(self.ins) | {dim: tuple(vectors[bit] for bit in order)}
         return LinearMap(bases, dict(self.outs))
-
-    def register_permutation(self, other: Self, dim: str = "register") -> tuple[int, ...] | None:
-        """A renaming of the values of ``dim`` that turns ``self`` into ``other``, or None if there is none.
-
-        The result ``p`` is a permutation with ``self(dim=p[i], …) == other(dim=i, …)`` for every *i* and every value
-        of the other inputs: the two maps then differ only in how a thread numbers its registers.
-        """
-        if set(self.in_dims) != set(other.in_dims) or dict(self.outs) != dict(other.outs):
-            return None
-        aligned = other.project(*self.out_dims)
-        # At register 0 the two maps must agree on every other input, so these bases have to be equal outright.
-        if any(self.bases(d) != aligned.bases(d) for d in self.in_dims if d != dim):
-            return None
-        if self.in_size(dim) != other.in_size(dim):
-            return None
-        holders: dict[Coordinate, list[int]] = {}
-        for index in range(self.in_size(dim)):
-            holders.setdefault(tuple(self.apply(**{dim: index}).values()), []).append(index)
-        order: list[int] = []
-        for index in range(other.in_size(dim)):
-            candidates = holders.get(tuple(aligned.apply(**{dim: index}).values()))
-            if not candidates:
-                return None
-            order.append(candidates.pop(0))
-        return tuple(order)
 
     # ---------------------------------------------------------------- identity and text
 

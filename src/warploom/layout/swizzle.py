@@ -52,11 +52,6 @@ class Swizzle:
         return ((1 << self.bits) - 1) << (self.base + self.shift)
 
     @property
-    def target_mask(self) -> int:
-        """The bits of the offset that are changed."""
-        return ((1 << self.bits) - 1) << self.base
-
-    @property
     def row_bytes(self) -> int | None:
         """The width of 128, 64 or 32 bytes over which the hardware swizzles so; 0 for none, None for other swizzles."""
         return next((n for n in (0, 32, 64, 128) if self == Swizzle.for_row_bytes(n)), None)
