@@ -7,8 +7,8 @@ Each sample is a process of its own: it imports warploom, its operations, torch 
 CUDA context exists), synchronises, and then times its first call up to the end of a synchronisation. The result, whose
 memory held NaN before, is compared with float64 element by element; then the host time of repeated calls is taken.
 Sources are compiled to bytecode first, as an installation does. Processes start side by side and are timed one after
-the other; with another tree of sources ``--beside``, the two in turns. Writes ``first-call.json`` to DIR (``$OUT`` by default); exit status 1 for a wrong result or a figure of
-``targets.json`` that was missed.
+the other; with another tree of sources ``--beside``, the two in turns. Writes ``first-call.json`` to DIR (``$OUT`` by
+default); exit status 1 for a wrong result or a figure of ``targets.json`` that was missed.
 """
 
 from __future__ import annotations
