@@ -116,20 +116,28 @@ def fitting(problem: MatmulProblem, configs: Sequence[Config], target: Target) -
 
 
 # -- choices
+def least(problem: MatmulProblem, configs: Sequence[Production], target: Target) -> Production:
+    """The first of them, by the cost model, that can run a problem on a target. Raises ProblemError when none can."""
+    reasons: list[str] = []
+    for config in sorted(configs, key=lambda c: c.seconds(problem, target)):
+        problems = config.check(target) or config.misfits(problem)
+        if not problems:
+            return config
+        reasons.append(problems[0])
+    raise ProblemError("no matmul kernel takes this problem: " + "; ".join(dict.fromkeys(reasons)))
+
+
 def choose(problem: MatmulProblem, target: Target, *, whole: bool = False) -> tuple[Production, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits.
 
     ``whole``: of those that never cut the sum of a tile, and so need no memory of their own.
     """
     tiles = candidates_sm90(problem) if target.has_wgmma else ()
-    bulk, reasons = fitting(problem, [c for c in tiles if not (whole and c.cut)], target)
-    general, others = fitting(problem, [c for c in candidates_sm80(problem) if not (whole and c.cut)], target)
-    found: list[Production] = [*bulk, *general]
-    if not found:
-        raise ProblemError("no matmul kernel takes this problem: " + "; ".join(dict.fromkeys((*reasons, *others))))
-    config = min(found, key=lambda c: c.seconds(problem, target))
+    configs = [c for c in (*tiles, *candidates_sm80(problem)) if not (whole and c.cut)]
+    config = least(problem, configs, target)
     expected = config.seconds(problem, target)
-    reason = f"the least of {len(found)} by the cost model, about {expected * 1e6:.0f} µs; untuned"
+    reason = f"the least of {len(configs)} by the cost model, about {expected * 1e6:.0f} µs; untuned"
+    bulk, reasons = (tiles, []) if isinstance(config, MatmulSm90) else fitting(problem, tiles, target)
     return config, reason if bulk else reason + _refused(reasons)
 
 
@@ -144,11 +152,10 @@ def choose_for_rows(problem: MatmulProblem, target: Target) -> tuple[Production,
 
 def general_for_rows(problem: MatmulProblem, target: Target) -> tuple[MatmulSm80, str]:
     """As :func:`choose_for_rows`, of ``mma.sync`` configurations alone."""
-    found, reasons = fitting(problem, candidates_sm80(problem), target)
-    if not found:
-        raise ProblemError("no matmul kernel takes this problem: " + "; ".join(reasons))
-    config = min(found, key=lambda c: c.seconds(problem, target))
-    return replace(config, split_k=1, stream_k=False), f"the least of {len(found)} by the cost model; untuned"
+    configs = candidates_sm80(problem)
+    config = least(problem, configs, target)
+    assert isinstance(config, MatmulSm80)
+    return replace(config, split_k=1, stream_k=False), f"the least of {len(configs)} by the cost model; untuned"
 
 
 def _refused(reasons: list[str]) -> str:
