@@ -19,7 +19,16 @@ from warploom.kernels.attention.reference import attention_error, attention_refe
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.lang import Global, Kernel, kernel, u32
 from warploom.ops.backends import emulator_arguments
-from warploom.tile.order import Work, divisors, estimated_seconds, order, planes_together, row_tiles
+from warploom.tile.order import (
+    L2_BYTES,
+    Work,
+    divisors,
+    estimated_seconds,
+    heads_together,
+    order,
+    planes_together,
+    row_tiles,
+)
 from warploom.tile.scheduler import Divisor, GroupedTiles, Persistent, RowTiles, Single
 
 
@@ -62,6 +71,15 @@ def test_every_tile_is_visited_once(tile: str, items: str, rows: int, cols: int)
         assert sorted(zip(row, col, strict=True)) == [(i, j) for i in range(rows) for j in range(cols)]
         if items == "persistent":
             assert (turns == np.arange(rows * cols) // ctas).all()
+
+
+@pytest.mark.parametrize("heads", [1, 7, 16, 32])
+def test_groups_of_heads_are_as_large_as_each_other(heads: int) -> None:
+    for fitting in range(1, 40):
+        size = heads_together(L2_BYTES // fitting, 1, heads)
+        groups = -(-heads // size)
+        assert size <= fitting
+        assert groups * size - heads < groups
 
 
 def test_alternating_rounds_go_the_other_way() -> None:

@@ -122,6 +122,8 @@ def most_pieces(rows: int, batch: int, tile_m: int) -> int:
 def heads_together(keys: int, row_bytes: int, heads: int, *, by_row: bool = False) -> int:
     """Heads that form a group: about as many as the L2 holds the keys of; ``row_bytes`` of each key are a head's.
 
-    ``by_row``: of the keys half, as tiles that run at a time see them up to about as many.
+    ``by_row``: of the keys half, as tiles that run at a time see them up to about as many. Groups are as large as each
+    other, but for the last: a small one is an uneven load.
     """
-    return max(1, min(heads, round(L2_BYTES * (2 if by_row else 1) / max(1, keys * row_bytes))))
+    most = max(1, min(heads, round(L2_BYTES * (2 if by_row else 1) / max(1, keys * row_bytes))))
+    return -(-heads // -(-heads // most))
