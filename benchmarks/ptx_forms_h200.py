@@ -129,8 +129,10 @@ def _mixed(modes: tuple[str, ...], extra: tuple[str, ...]) -> list[tuple[str, st
 def _comparisons() -> Iterator[Case]:
     for op, ftz, t in product(COMPARISONS, FTZ, ALL):
         yield Case(f"setp.{op}{ftz}.{t}", "pred", (t, t))
-        for d in ("u32", "s32", "f32", "u16", "f16"):
+        for d in ("u32", "s32", "f32", "u16", "s16", "f16", "bf16", "f16x2", "bf16x2"):
             yield Case(f"set.{op}{ftz}.{d}.{t}", d, (t, t))
+    for op, ftz, t in product(COMPARISONS, FTZ, ("f16x2", "bf16x2")):
+        yield Case(f"setp.{op}{ftz}.{t}", "pred", (t, t), "%out|%two, %in0, %in1")
     for op, both, t in product(COMPARISONS[:6], ("and", "or", "xor"), ("s32", "f32", "f16")):
         yield Case(f"setp.{op}.{both}.{t}", "pred", (t, t, "pred"), "%out|%two, %in0, %in1, %in2")
         yield Case(f"setp.{op}.{both}.{t}", "pred", (t, t, "pred"), "%out, %in0, %in1, !%in2")

@@ -115,3 +115,26 @@ def test_fp8(kind: str, relu: str) -> None:
 def test_the_constant_that_ptx_defines() -> None:
     x = words(dtype=np.uint32)
     assert np.array_equal(lanewise("mov.u32 %r1, WARP_SZ; add.u32 %out, %in0, %r1;", [x], np.uint32), x + np.uint32(32))
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_comparisons_of_pairs(kind: str) -> None:
+    half = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}[kind]
+    values = np.array([0, -0.0, 1, -1, np.nan, np.inf, 2.5, 1], np.float32).astype(half)
+    a, b = (RNG.choice(values, 192).astype(half) for _ in range(2))
+    x, y, (p, q) = a.view(np.uint32), b.view(np.uint32), (a < b).reshape(-1, 2).T
+    masks = lanewise(f"set.lt.u32.{kind}x2 %out, %in0, %in1;", [x, y], np.uint32)
+    assert np.array_equal(masks, p * 0xFFFF + q * 0xFFFF0000)
+    ones = lanewise(f"set.lt.{kind}x2.{kind}x2 %out, %in0, %in1;", [x, y], np.uint32)
+    assert np.array_equal(ones.view(half).astype(np.float32), (a < b).astype(np.float32))
+    text = f"setp.geu.{kind}x2 %p1|%p2, %in0, %in1; selp.u32 %r1, 1, 0, %p1; selp.u32 %r2, 2, 0, %p2;"
+    assert np.array_equal(lanewise(f"{text} add.u32 %out, %r1, %r2;", [x, y], np.uint32), ~p * 1 + ~q * 2)
+
+
+def test_subnormals_are_flushed_before_halves_compare_and_after_f64_narrows() -> None:
+    tiny = np.full(32, 1, np.uint16)
+    text = "setp.gt{}.f16 %p1, %in0, 0; selp.u32 %out, 1, 0, %p1;"
+    assert [lanewise(text.format(ftz), [tiny], np.uint32)[0] for ftz in ("", ".ftz")] == [1, 0]
+    x = np.resize([1e-40, 1.5], 32)
+    assert np.array_equal(lanewise("cvt.rn.ftz.f32.f64 %out, %in0;", [x], np.float32), np.resize([0, 1.5], 32))
+    assert np.array_equal(lanewise("cvt.rn.sat.f32.f64 %out, %in0;", [x], np.float32)[1::2], np.ones(16))

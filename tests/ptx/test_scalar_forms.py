@@ -317,7 +317,7 @@ def test_corners_are_those_of_an_h200(form: str, kind: str, x: list[float], want
 
 @pytest.mark.parametrize("form", ["cvt.sat.f16.f16 %h1, %h2;", "cvt.sat.f64.f64 %e1, %e2;",
                                   "mad.hi.b32 %r1, %r2, %r3, %r4;",
-                                  "setp.lt.ftz.f16 %p1, %h1, %h2;", "mov; //", "setp.u32;", "bra;"])  # fmt: skip
+                                  "setp.lt.ftz.f64 %p1, %e1, %e2;", "mov; //", "setp.u32;", "bra;"])  # fmt: skip
 def test_what_no_form_is_refused(form: str) -> None:
     with pytest.raises(PtxError, match=r"kernel.ptx:\d+: "):
         check(kernel(form), [np.zeros(1)])

@@ -46,13 +46,24 @@ def convert(b: Builder, f: Form) -> None:
         if rounding != "rna" or source != "f32":
             raise f.refusal()
         b.set(target, Unary("tf32", f32), b.read(given, f32))
-    elif source in _FLOATS:
-        x = _flushed(b, f, source, b.read(given, TYPE[source]))
-        b.assign(target, _from_float(b, f, x, source, to, rounding))
-    elif to in _FLOATS:
-        b.assign(target, _to_float(b, f, given, source, to, rounding))
     else:
-        b.assign(target, _integer(b, f, _widest(b, given, source), source, to))
+        b.assign(target, _converted(b, f, given, source, to, rounding))
+
+
+def _converted(b: Builder, f: Form, given: Operand, source: str, to: str, rounding: str) -> Value:
+    """One number as another; ``.ftz`` flushes what is f32, and ``.sat`` holds an f32 within 0 and 1."""
+    if source not in _FLOATS and to not in _FLOATS:
+        return _integer(b, f, _widest(b, given, source), source, to)
+    ftz = f.flag("ftz")
+    if ftz and "f32" not in (source, to):
+        raise f.refusal()
+    if source in _FLOATS:
+        x = b.read(given, TYPE[source])
+        x = _from_float(b, f, _flushed(b, x) if ftz and source == "f32" else x, source, to, rounding)
+    else:
+        x = _to_float(b, f, given, source, to, rounding)
+    x = _flushed(b, x) if ftz and to == "f32" else x
+    return b.op(Scalar("cvt.sat.f32.f32"), x) if to == "f32" and f.flag("sat") else x
 
 
 def _narrow(b: Builder, f: Form, rounding: str, to: str, source: str) -> None:
@@ -62,11 +73,7 @@ def _narrow(b: Builder, f: Form, rounding: str, to: str, source: str) -> None:
     b.apply(f.operands(1 + len(instruction.operand_types)), instruction)
 
 
-def _flushed(b: Builder, f: Form, source: str, x: Value) -> Value:
-    if not f.flag("ftz"):
-        return x
-    if source != "f32":
-        raise f.refusal()
+def _flushed(b: Builder, x: Value) -> Value:
     return b.op(Scalar("add.rn.ftz.f32"), x, Const(f32, -0.0))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from warploom.core.dtypes import DType, f32, pred, u32, u64
+from warploom.core.dtypes import DType, f32, pred, u16, u32, u64
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary
@@ -211,17 +211,21 @@ def bits(b: Builder, f: Form) -> None:
 
 @form("setp")
 def compare(b: Builder, f: Form) -> None:
-    """``setp``: ordered and unordered comparisons, combined with a predicate if there is one."""
+    """``setp``: ordered and unordered comparisons, combined with a predicate if there is one; of pairs, both."""
     kind, ftz = f.type(), f.flag("ftz")
     op = f.one_of(*_UNSIGNED, *_ORDERED, *_UNORDERED, "num", "nan")
     combine = f.one_of("and", "or", "xor")
     target, x, y, *more = f.operands(*((4,) if combine else (3,)))
     holds = compared(b, f, op, kind, ftz, x, y)
-    both = target if isinstance(target, Both) else None
-    if both is not None:
-        unless = b.op(Unary("not", pred), holds)
-        b.assign(both.second, _combined(b, combine, unless, more))
-    b.assign(both.first if both is not None else target, _combined(b, combine, holds, more))
+    if not isinstance(target, Both):
+        if len(holds) > 1:
+            raise f.refusal("a comparison of pairs gives two predicates")
+        b.assign(target, _combined(b, combine, holds[0], more))
+        return
+    second = holds[1] if len(holds) > 1 else b.op(Unary("not", pred), holds[0])
+    both = [_combined(b, combine, x, more) for x in (holds[0], second)]  # before either target changes
+    b.assign(target.first, both[0])
+    b.assign(target.second, both[1])
 
 
 _ORDERED = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -233,25 +237,37 @@ def _combined(b: Builder, combine: str, holds: Value, more: list[Operand]) -> Va
     return b.op(Binary(combine, pred), holds, b.read(more[0], pred)) if combine else holds
 
 
-def compared(b: Builder, f: Form, op: str, kind: str, ftz: bool, x: Operand, y: Operand) -> Value:
-    """The predicate of a comparison. Of floats, ``ne`` is false where one is a NaN; ``neu`` and its like are true."""
+def compared(b: Builder, f: Form, op: str, kind: str, ftz: bool, x: Operand, y: Operand) -> list[Value]:
+    """The predicate of a comparison, of pairs two. Of floats, ``neu`` and its like are true where one is a NaN."""
+    if kind in ("f16x2", "bf16x2"):
+        pairs = [[b.op(Half(u32, i), b.read(v, u32)) for v in (x, y)] for i in (0, 1)]
+        return [_compared_halves(b, f, op, kind[:-2], ftz, *pair) for pair in pairs]
     if kind in ("f16", "bf16"):
-        a, c = (b.op(Scalar(f"cvt.f32.{kind}"), b.read(v, TYPE[kind])) for v in (x, y))
-    elif kind in ("f32", "f64"):
+        return [_compared_halves(b, f, op, kind, ftz, *(b.read(v, TYPE[kind]) for v in (x, y)))]
+    if kind in ("f32", "f64"):
         a, c = (b.read(v, TYPE[kind]) for v in (x, y))
-    else:
-        _not_packed(f, kind)
-        dtype = TYPE[kind] if op not in ("eq", "ne") else _bits(kind)
-        if op in _UNSIGNED:
-            dtype = _bits(kind)
-        if op not in _ORDERED and op not in _UNSIGNED:
-            raise f.refusal()
-        return b.op(Binary(_UNSIGNED.get(op, op), dtype), b.read(x, dtype), b.read(y, dtype))
+        if ftz:
+            if kind != "f32":
+                raise f.refusal()
+            a, c = (b.op(Scalar("add.rn.ftz.f32"), v, Const(f32, -0.0)) for v in (a, c))
+        return [_compared_floats(b, f, op, a, c)]
+    _not_packed(f, kind)
+    dtype = TYPE[kind] if op not in ("eq", "ne") else _bits(kind)
+    if op in _UNSIGNED:
+        dtype = _bits(kind)
+    if ftz or (op not in _ORDERED and op not in _UNSIGNED):
+        raise f.refusal()
+    return [b.op(Binary(_UNSIGNED.get(op, op), dtype), b.read(x, dtype), b.read(y, dtype))]
+
+
+def _compared_halves(b: Builder, f: Form, op: str, kind: str, ftz: bool, *halves: Value) -> Value:
+    numbers = [b.op(Scalar(f"cvt.f32.{kind}"), x) for x in halves]
     if ftz:
-        if kind != "f32":
-            raise f.refusal(".ftz is supported for f32")
-        a, c = (b.op(Scalar("add.rn.ftz.f32"), v, Const(f32, -0.0)) for v in (a, c))
-    return _compared_floats(b, f, op, a, c)
+        if kind != "f16":
+            raise f.refusal()
+        tiny = [b.op(Binary("lt", f32), b.op(Unary("abs", f32), x), Const(f32, 2.0**-14)) for x in numbers]
+        numbers = [b.op(Select(f32), small, Const(f32, 0.0), x) for small, x in zip(tiny, numbers, strict=True)]
+    return _compared_floats(b, f, op, *numbers)
 
 
 def _compared_floats(b: Builder, f: Form, op: str, a: Value, c: Value) -> Value:
@@ -274,19 +290,31 @@ def _compared_floats(b: Builder, f: Form, op: str, a: Value, c: Value) -> Value:
     return number if op == "num" else b.op(Unary("not", pred), number)
 
 
+_YES = {"u16": 0xFFFF, "s16": 0xFFFF, "u32": 0xFFFFFFFF, "s32": 0xFFFFFFFF, "f16": 0x3C00, "bf16": 0x3F80}
+"""What ``set`` gives where a comparison holds: all ones, or the bits of 1."""
+
+
 @form("set")
 def set_flag(b: Builder, f: Form) -> None:
-    """``set``: a comparison as all ones or as 1.0."""
+    """``set``: a comparison as all ones or as 1.0; of pairs, a pair of halves."""
     ftz, op = f.flag("ftz"), f.one_of(*_UNSIGNED, *_ORDERED, *_UNORDERED, "num", "nan")
     types = f.types()
     target, x, y = f.operands(3)
-    if len(types) != 2 or types[0] not in ("u32", "s32", "f32"):
+    if len(types) != 2:
         raise f.refusal()
-    holds = compared(b, f, op, types[1], ftz, x, y)
-    dtype = TYPE[types[0]]
-    yes = Const(f32, 1.0) if dtype is f32 else Const(u32, 0xFFFFFFFF)
-    zero = Const(f32, 0.0) if dtype is f32 else Const(u32, 0)
-    b.set(target, Select(yes.dtype), holds, yes, zero)
+    to, kind = types
+    holds = compared(b, f, op, kind, ftz, x, y)
+    if len(holds) == 2 and to in ("u32", "s32", kind):
+        yes = Const(u16, _YES[to[:-2] if to == kind else "u16"])
+        halves = [b.op(Select(u16), h, yes, Const(u16, 0)) for h in holds]
+        b.assign(target, b.op(Combine(u32), *halves))
+    elif len(holds) == 1 and to == "f32":
+        b.set(target, Select(f32), holds[0], Const(f32, 1.0), Const(f32, 0.0))
+    elif len(holds) == 1 and to in _YES:
+        dtype = _bits(to)
+        b.set(target, Select(dtype), holds[0], Const(dtype, _YES[to]), Const(dtype, 0))
+    else:
+        raise f.refusal()
 
 
 @form("selp")
