@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -25,6 +26,16 @@ def test_a_fragment_is_shown(view):
     done = runner.invoke(app, ["layout", "wmma.m16n16k16.C.b32", "--view", view])
     assert done.exit_code == 0, done.output
     assert {"elements": "31 i7", "lanes": "lane 31", "permutation": "x[7]"}[view] in done.output
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_narrow_terminal_shows_the_whole_fragment(monkeypatch, invoke, columns):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", invoke("layout", "mma.m16n8k16.A.b16").stdout)
+    assert "…" not in shown
+    for lane, i in ((0, 0), (31, 3), (31, 7)):
+        assert f"{lane} i{i} " in shown
 
 
 def test_files_are_written(tmp_path):

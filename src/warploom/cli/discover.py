@@ -77,16 +77,12 @@ def _traced(where: Any, name: str) -> list[Discovered]:
 
 def _figures(found: list[Discovered]) -> None:
     """Each observation as the paper's Figure 1: lanes by row and column, as they were seen."""
-    from warploom.cli.pictures import terminal_table, terminal_width
+    from warploom.cli.pictures import show
     from warploom.layout.draw import draw_observation
 
     for one in found:
-        grid = draw_observation(one.observation)
-        out = console()
-        if not out.is_terminal:
-            out.width = max(out.width, terminal_width(grid))
-        out.print(terminal_table(grid))
-        out.print()
+        show(draw_observation(one.observation))
+        console().print()
 
 
 def _table(found: list[Discovered], where: str) -> None:

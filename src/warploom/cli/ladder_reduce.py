@@ -71,7 +71,7 @@ def _table(title: str, cells: Callable[[dict[str, Any], dict[str, Any]], dict[st
 def _static(row: dict[str, Any], _: dict[str, Any]) -> dict[str, str]:
     compiled = row["compiled"]
     return {
-        "right": "yes" if row["right"] and not row["findings"] else "NO",
+        "ok": "yes" if row["right"] and not row["findings"] else "NO",
         "registers": str(compiled.get("registers", "–")), "shared": str(row["shared_bytes"]),
         "barriers": str(row["barriers"]), "shuffles": str(row["shuffles"]), "wavefronts": str(row["wavefronts"]),
         "conflicts": str(row["bank_conflicts"]), "SASS": str(compiled.get("instructions", "–")),

@@ -124,18 +124,14 @@ def _grid(fragment: FragmentLayout | None, tile: SharedLayout | None, view: str,
 
 
 def _show(grid: Grid, svg: str | None, png: str | None) -> None:
-    from warploom.cli.pictures import terminal_table, terminal_width, write_png, write_svg
+    from warploom.cli.pictures import show, write_png, write_svg
 
     if svg:
         write_svg(grid, svg)
     if png:
         write_png(grid, png)
-    if svg or png:
-        return
-    out = console()
-    if not out.is_terminal:
-        out.width = max(out.width, terminal_width(grid))
-    out.print(terminal_table(grid))
+    if not (svg or png):
+        show(grid)
 
 
 def _as_json(fragment: FragmentLayout | None, tile: SharedLayout | None) -> dict[str, Any]:

@@ -56,9 +56,10 @@ def listed(title: str, rows: Sequence[Mapping[str, str]], words: Collection[str]
     """A line for each row and a column for each of its heads; those in ``words`` are words, the others numbers."""
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for head in rows[0] if rows else ():
-        table.add_column(head, justify="left" if head in words else "right")
+        longest = max(len(word) for text in (head, *(row[head] for row in rows)) for word in (*text.split(), ""))
+        table.add_column(head, justify="left" if head in words else "right", min_width=longest)
     for row in rows:
         table.add_row(*row.values())
     return table

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warploom.cli.output import note
+from warploom.cli.output import console, note
 from warploom.core.errors import WarploomError
 
 if TYPE_CHECKING:
@@ -43,10 +44,24 @@ def terminal_table(grid: Grid) -> Table:
     return table
 
 
-def terminal_width(grid: Grid) -> int:
-    """Columns of a terminal that the table needs."""
+def show(grid: Grid) -> None:
+    """Print the grid: where a terminal is too narrow, in parts of some columns each, one below the other."""
+    out = console()
     widest = max((len(c.text) + len(c.small) + 3 for line in grid.cells for c in line), default=4)
-    return len(grid.columns) * widest + 12
+    each = max(1, (out.width - 12) // widest) if out.is_terminal else len(grid.columns)
+    each -= each % grid.gap[1] if 0 < grid.gap[1] < each else 0
+    out.width = max(out.width, each * widest + 12)
+    for start in range(0, len(grid.columns), each):
+        last = start + each >= len(grid.columns)
+        part = replace(
+            grid,
+            title=grid.title if start == 0 else "",
+            columns=grid.columns[start : start + each],
+            cells=tuple(line[start : start + each] for line in grid.cells),
+            notes=grid.notes if last else (),
+            caption=grid.caption if last else (),
+        )
+        out.print(terminal_table(part))
 
 
 def write_svg(grid: Grid, path: str) -> None:
