@@ -8,8 +8,10 @@ it is not), or is unknown; what is refused or unknown raises PtxError with line 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
-from page_parts import HERE, ROOT, main
+from page_parts import HERE, ROOT, main, read
+from page_tables import markdown_table
 
 from warploom.core.errors import PtxError
 from warploom.ptx.forms import HANDLERS
@@ -81,7 +83,28 @@ def page() -> str:
         if others:
             parts.append("\n| form | | message |\n| --- | --- | --- |\n")
             parts += [f"| `{form}` | {v} | {message} |\n" for form, v, message in others]
-    return "".join(parts)
+    return "".join([*parts, lanewise()])
+
+
+def lanewise() -> str:
+    """What ``ptx_forms_h200.py`` found: of all forms that the assembler takes, which run, and are they right?"""
+    evidence = read("h200/ptx-forms.json")
+    refused: dict[str, str] = evidence["refused"]
+    opcodes = Counter(text.split(".")[0] for text in refused)
+    reasons = {name: Counter(why for text, why in refused.items() if text.split(".")[0] == name) for name in opcodes}
+    rows = [[f"`{name}`", str(n), "; ".join(why for why, _ in reasons[name].most_common(3))]
+            for name, n in opcodes.most_common()]  # fmt: skip
+    running, gpu = evidence["forms"] - len(refused), evidence["environment"]["gpu"]["name"]
+    differing = "".join(f"- `{text}` {why}\n" for text, why in evidence["differing"].items())
+    result = f"All but these give an {gpu}'s bits:\n\n{differing}" if differing else f"All give an {gpu}'s bits"
+    return (
+        "\n## Every lanewise form\n\n"
+        "The samples above are chosen. `benchmarks/ptx_forms_h200.py` chooses nothing: it puts arithmetic, comparisons,\n"
+        "conversions, loads, stores, atomics and exchanges within a warp together with all modifiers and types. Of these\n"
+        f"{evidence['forms']} are PTX for the assembler, and {running} run. {result} on edges and\n"
+        "random operands (what PTX defines as an approximation: its number, within the bound). The rest is refused:\n\n"
+        f"{markdown_table(['opcode', 'refused forms', 'messages'], rows)}"
+    )
 
 
 PAGES = {ROOT / "docs" / "reference" / "ptx-forms.md": page}

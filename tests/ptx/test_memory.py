@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.ptx.text import check, kernel, kinds
+from warploom.core.errors import PtxError
 
 TID = "mov.u32 %r0, %tid.x;"
 
@@ -245,3 +246,19 @@ def test_vectors_of_atomics() -> None:
     np.testing.assert_array_equal(old, 1)
     off = body.replace("[%d2],", "[%d2+4],")
     assert kinds(check(kernel(off, ["u64", "u64"], target="sm_90"), [x, old]).findings) == {"misaligned"}
+
+
+def test_copies_leave_out_sources_under_a_predicate() -> None:
+    x, y = np.arange(256, dtype=np.float32), np.full(256, np.nan, np.float32)
+    body = "setp.lt.u32 %p1, %r0, 8;" + COPY.format(tid="", size="%p1", wait="cp.async.wait_group 0;")
+    text = kernel(TID + body, ["u64", "u64"], ".shared .align 16 .b8 tile[1024];")
+    assert check(text, [x, y], 64).findings == ()
+    x[:32] = 0
+    assert np.array_equal(y.reshape(2, 128), x.reshape(2, 128)[::-1])
+
+
+def test_the_scope_of_a_cluster_is_that_of_a_cta_alone_in_it() -> None:
+    text = kernel("fence.acq_rel.cluster; ld.acquire.cluster.global.u32 %r1, [%d0];", target="sm_90")
+    assert check(text, [np.zeros(1, np.uint32)]).findings == ()
+    with pytest.raises(PtxError, match="in a cluster of several CTAs"):
+        check(text, [np.zeros(1, np.uint32)], grid=2, cluster=2)

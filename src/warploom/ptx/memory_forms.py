@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
-from warploom.core.dtypes import s16, s32, u8, u16, u32, u64
+from warploom.core.dtypes import pred, s16, s32, u8, u16, u32, u64
 from warploom.ir.statements import Operand as Value
+from warploom.isa.alu import Select
 from warploom.isa.async_copy import CommitCopies, CopiesArrive, CpAsync, WaitCopies
 from warploom.isa.conversion import Combine, Half
 from warploom.isa.effects import Order, Scope, Space
@@ -18,8 +19,8 @@ from warploom.ptx.builder import Builder
 from warploom.ptx.conversion_forms import byte
 from warploom.ptx.forms import Form, form
 from warploom.ptx.hopper_forms import bulk_copy, bulk_group, proxy_fence, store_async, tensor_copy
-from warploom.ptx.syntax import TYPES, Address, Instruction, Integer, Operand, Register, Symbol, Vector
-from warploom.ptx.types import TYPE, unsigned
+from warploom.ptx.syntax import TYPES, Address, Instruction, Integer, Not, Operand, Register, Symbol, Vector
+from warploom.ptx.types import TYPE, constant, unsigned
 
 _CACHE = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
 _EVICTION = ("no_allocate", "evict_first", "evict_last")
@@ -47,9 +48,9 @@ def _cache(f: Form) -> str:
     return f"{hint}.{eviction}" if hint == "nc" and eviction == "no_allocate" else hint or eviction
 
 
-def _order(f: Form) -> tuple[Order | Literal["volatile"], Scope]:
+def _order(b: Builder, f: Form) -> tuple[Order | Literal["volatile"], Scope]:
     order = f.one_of("weak", "volatile", "relaxed", "acquire", "release", default="weak")
-    return cast("Order", order), "sys" if order == "volatile" else _scope(f)
+    return cast("Order", order), "sys" if order == "volatile" else _scope(b, f)
 
 
 def _ordered(
@@ -67,10 +68,14 @@ def _ordered(
     return cache if space == "global" and order == "weak" else "", order, scope, False
 
 
-def _scope(f: Form) -> Scope:
-    scope = f.one_of("cta", "gpu", "sys", "cluster", default="gpu")
+def _scope(b: Builder, f: Form, default: str = "gpu") -> Scope:
+    scope = f.one_of("cta", "gpu", "sys", "cluster", default=default)
+    if not scope:
+        raise f.refusal()
     if scope == "cluster":
-        raise f.refusal("the scope of a cluster is not supported here")
+        if b.specials.cluster != (1, 1, 1):
+            raise f.refusal("in a cluster of several CTAs the scope .cluster is not supported: .gpu holds it")
+        scope = "cta"
     return cast("Scope", scope)
 
 
@@ -84,7 +89,7 @@ def load(b: Builder, f: Form) -> None:
     if f.flag("param"):
         _parameter(b, f)
         return
-    (space, remote), (order, scope) = _reach(b, f), _order(f)
+    (space, remote), (order, scope) = _reach(b, f), _order(b, f)
     hinted = any(m == "L2::cache_hint" for m in f.instruction.modifiers)
     cache, kind, count = _cache(f), f.type(), _count(f)
     target, address = f.operands(3 if hinted else 2)[:2]
@@ -155,7 +160,7 @@ def store(b: Builder, f: Form) -> None:
     if f.flag("async"):
         store_async(b, f)
         return
-    (space, remote), (order, scope) = _reach(b, f), _order(f)
+    (space, remote), (order, scope) = _reach(b, f), _order(b, f)
     hinted = any(m == "L2::cache_hint" for m in f.instruction.modifiers)
     cache, kind, count = _cache(f), f.type(), _count(f)
     address, source = f.operands(3 if hinted else 2)[:2]
@@ -204,7 +209,7 @@ def atomic(b: Builder, f: Form) -> None:
     if space == "local":
         raise f.refusal("local memory has no atomics")
     order = f.one_of("relaxed", "acquire", "release", "acq_rel", default="relaxed")
-    scope = _scope(f)
+    scope = _scope(b, f)
     f.drop("L2::", "L1::")
     op, kind, count = f.one_of(*_ATOMIC_OPS), f.type(), _count(f)
     halves = kind if kind in _HALVES and op == "add" and f.flag("noftz") else ""
@@ -247,10 +252,7 @@ def fence(b: Builder, f: Form) -> None:
         return
     f.one_of("acq_rel", "sc")
     f.operands(0)
-    scope = f.one_of("cta", "gpu", "sys")
-    if not scope:
-        raise f.refusal()
-    b.emit(MemoryFence(cast("Scope", scope)))
+    b.emit(MemoryFence(_scope(b, f, "")))
 
 
 def _matrix(f: Form) -> tuple[int, bool]:
@@ -284,7 +286,7 @@ def store_matrix(b: Builder, f: Form) -> None:
     b.emit(StMatrix(count, transposed, offset), (base, *words), within=within)
 
 
-@form("prefetch", "prefetchu", "discard", "applypriority")
+@form("prefetch", "prefetchu", "applypriority")
 def no_operation(b: Builder, f: Form) -> None:
     """Hints to caches."""
     f.drop("")
@@ -326,6 +328,10 @@ def _copies_arrive(b: Builder, f: Form) -> None:
     b.emit(CopiesArrive(counted, offset), (base,), within=within)
 
 
+def _is_predicate(b: Builder, x: Operand) -> bool:
+    return isinstance(x, Not) or (isinstance(x, Register) and b.usage.home.get(x.name) is pred)
+
+
 def _copy(b: Builder, f: Form) -> None:
     cache = f.one_of("ca", "cg")
     if not cache or not (f.flag("shared") or f.flag("shared::cta")) or not f.flag("global"):
@@ -338,7 +344,10 @@ def _copy(b: Builder, f: Form) -> None:
         raise f.refusal()
     valid = more[0] if more and more[0] != size else None
     (to, to_offset, within), (source_base, from_offset, _) = b.address(shared, "shared"), b.address(source, "global")
-    words = () if valid is None else (b.read(valid, u32),)
+    if valid is not None and _is_predicate(b, valid):  # it holds where the source is left out
+        words = (b.op(Select(u32), b.read(valid, pred), constant(0, u32), constant(size.value, u32)),)
+    else:
+        words = () if valid is None else (b.read(valid, u32),)
     instruction = CpAsync(
         cast("Literal[4, 8, 16]", size.value), cast("Literal['ca', 'cg']", cache), valid is not None,
         int(prefetch or 0), to_offset, from_offset,
