@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -25,11 +27,19 @@ def test_bounds_of_global_arrays() -> None:
     assert found.count == 3
     assert found.lane == 29
     assert found.address == 128
-    assert "of a," in found.message
+    assert "byte 128 of a[32], where a has shape (32,)" in found.message
     out = numbers(16)
     (found,) = emulate(program, 1, [numbers(32), out]).findings
-    assert "of b," in found.message
+    assert "of b[16]," in found.message
     assert (out == numbers(16)).all()
+
+
+@pytest.mark.parametrize(
+    ("array", "element"), [(numbers(30).reshape(5, 6), "[5, 0]"), (numbers(30).reshape(6, 5).T, "[0, 6]")]
+)
+def test_bounds_name_the_element(array: Any, element: str) -> None:
+    (found,) = emulate(strided.trace(offset=0), 1, [array, numbers(32)]).findings
+    assert f"byte 120 of a{element}, where a has shape {array.shape}" in found.message
 
 
 def test_a_read_only_array_is_not_written() -> None:

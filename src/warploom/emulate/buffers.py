@@ -31,11 +31,23 @@ class GlobalBuffer:
     real: int
     writable: bool
     region: Region | None = field(default=None, repr=False)
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
 
     @property
     def start(self) -> int:
         """The pointer's value."""
         return self.address + self.skew
+
+    def element(self, byte: int) -> str:
+        """The element that a byte belongs to, ``x[3, 17]``; beyond the array as its outermost dimension goes on."""
+        if byte < 0 or not self.shape:
+            return self.name
+        index = [0] * len(self.shape)
+        for axis in sorted(range(len(index)), key=lambda axis: -self.strides[axis]):
+            if self.strides[axis] and self.shape[axis] > 1:
+                index[axis], byte = divmod(byte, self.strides[axis])
+        return f"{self.name}{index}"
 
 
 @dataclass(eq=False)
@@ -68,4 +80,5 @@ def buffer_of(name: str, array: Array, index: int) -> GlobalBuffer:
     else:
         data = np.zeros(0, np.uint8)
     skew = (real - root_address(array)) % 256
-    return GlobalBuffer(name, data, (index + 1) << ADDRESS_BITS, skew, real, writable)
+    shape, strides = array.shape, array.strides
+    return GlobalBuffer(name, data, (index + 1) << ADDRESS_BITS, skew, real, writable, None, shape, strides)

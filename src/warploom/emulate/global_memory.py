@@ -153,8 +153,10 @@ class GlobalMemory:
             if wrong.any():
                 row, lane = divmod(int(positions[wrong][0]), lanes)
                 at = int(offsets[wrong][0])
-                message = f"{op.instruction.mnemonic} at byte {at} of {buffer.name} is not aligned to {alignment} bytes"
-                message += ": correct the address, or use a narrower access"
+                message = (
+                    f"{op.instruction.mnemonic} at byte {at} of {buffer.element(at)} is not aligned to {alignment} "
+                )
+                message += "bytes: correct the address, or use a narrower access"
                 self.report.add("misaligned", op.where, message, int(frame.flat[row]), lane, count=int(wrong.sum()),
                                 address=at)  # fmt: skip
             good = inside & ~skewed
@@ -172,7 +174,10 @@ class GlobalMemory:
             where = int(addresses[0])
         else:
             where = int(addresses[0]) - buffer.start
-            text = f"{op.instruction.mnemonic} at byte {where} of {buffer.name}, which has {buffer.data.size} bytes"
+            has = f"shape {buffer.shape}" if buffer.shape else f"{buffer.data.size} bytes"
+            text = (
+                f"{op.instruction.mnemonic} at byte {where} of {buffer.element(where)}, where {buffer.name} has {has}"
+            )
         text += ": correct the address, or guard the access"
         self.report.add("bounds", op.where, text, int(frame.flat[row]), lane, count=count, address=where)
 
@@ -353,7 +358,7 @@ class GlobalMemory:
             stamps[wrong],
             addresses,
             past,
-            mine.buffer.name,
+            mine.buffer,
         )
 
     def _check_clash(self, record: Record, mine: Event, data: Array, per_lane: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.emulate.buffers import GlobalBuffer
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.columns import ASYNC_AGENT
 from warploom.emulate.engines import Engines
@@ -73,11 +74,11 @@ class Reporter:
         stamps: Array,
         addresses: Array,
         past: str,
-        buffer: str = "",
+        buffer: GlobalBuffer | None = None,
     ) -> None:
         """Unordered pairs: one finding for each earlier operation. ``past`` tells what the earlier one did.
 
-        The addresses are in shared memory, or in the ``buffer`` of that name.
+        The addresses are in shared memory, or in a ``buffer``.
         """
         for stamp in np.unique(stamps):
             these = stamps == stamp
@@ -107,7 +108,7 @@ class Reporter:
                 word = "k.atomic, atomicAdd" if op.tile(0) is None else "tile.atomic"
                 cure = f"update it in one step, by an atomic ({word}), or {cure}"
             byte = int(addresses[i])
-            place = f" of {buffer}" if buffer else tile_at(byte, op, self.clocks.history[stamp])
+            place = tile_at(byte, op, self.clocks.history[stamp]) if buffer is None else f" of {buffer.element(byte)}"
             message = (
                 f"{op.instruction.mnemonic} {verb} byte {byte}{place} which "
                 f"{self.name_of(int(stamp))} of {whom} {past}, and nothing orders the two: {cure}"
