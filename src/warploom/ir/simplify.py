@@ -38,7 +38,8 @@ NameAt = Callable[[SourceLine], str]
 def simplify(body: Body, name_at: NameAt) -> Body:
     """The body after the three passes."""
     forwarded = _Forward(name_at).block(body)
-    return _fuse(_drop_dead(forwarded))
+    uses = Counter(x for s in walk(forwarded) for x in operands_of(s) if isinstance(x, Value))
+    return _fuse(_drop_dead(forwarded, uses), uses)
 
 
 def written_registers(body: Body) -> set[Register]:
@@ -128,16 +129,8 @@ class _Forward:
         return self._kept(operand)
 
 
-def _use_counts(body: Body) -> Counter[Operand]:
-    uses: Counter[Operand] = Counter()
-    for s in walk(body):
-        uses.update(x for x in operands_of(s) if isinstance(x, Value))
-    return uses
-
-
-def _drop_dead(body: Body) -> Body:
-    """Pass 2, from the last statement to the first, so that chains of dead values go together."""
-    uses = _use_counts(body)
+def _drop_dead(body: Body, uses: Counter[Value]) -> Body:
+    """Pass 2, from the last statement to the first, so that chains of dead values go together; counts what is left."""
 
     def block(statements: Body) -> Body:
         kept: list[Statement] = []
@@ -168,9 +161,8 @@ def _with_blocks(s: Statement, block: Callable[[Body], Body]) -> Statement:
     return s
 
 
-def _fuse(body: Body) -> Body:
+def _fuse(body: Body, uses: Counter[Value]) -> Body:
     """Pass 3."""
-    uses = _use_counts(body)
 
     def block(statements: Body) -> Body:
         out: list[Statement] = []
