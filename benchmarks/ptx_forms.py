@@ -94,15 +94,16 @@ def lanewise() -> str:
     reasons = {name: Counter(why for text, why in refused.items() if text.split(".")[0] == name) for name in opcodes}
     rows = [[f"`{name}`", str(n), "; ".join(why for why, _ in reasons[name].most_common(3))]
             for name, n in opcodes.most_common()]  # fmt: skip
-    running, gpu = evidence["forms"] - len(refused), evidence["environment"]["gpu"]["name"]
-    differing = "".join(f"- `{text}` {why}\n" for text, why in evidence["differing"].items())
-    result = f"All but these give an {gpu}'s bits:\n\n{differing}" if differing else f"All give an {gpu}'s bits"
+    forms, gpu = evidence["forms"], evidence["environment"]["gpu"]["name"]
+    differing = [f"- `{text}` {why}\n" for text, why in evidence["differing"].items()]
+    beside = "".join([" except\n\n", *differing, "\n"] if differing else ["."])
     return (
         "\n## Every lanewise form\n\n"
         "The samples above are chosen. `benchmarks/ptx_forms_h200.py` chooses nothing: it puts arithmetic, comparisons,\n"
-        "conversions, loads, stores, atomics and exchanges within a warp together with all modifiers and types. Of these\n"
-        f"{evidence['forms']} are PTX for the assembler, and {running} run. {result} on edges and\n"
-        "random operands (what PTX defines as an approximation: its number, within the bound). The rest is refused:\n\n"
+        "conversions, loads, stores, atomics and exchanges within a warp together with all modifiers and types. Of\n"
+        f"these {forms} are PTX for the assembler, and {forms - len(refused)} run. They give the bits of an {gpu} on\n"
+        "edges and random operands (of what PTX defines as an approximation, the number within its bound)"
+        f"{beside} The\nrest is refused:\n\n"
         f"{markdown_table(['opcode', 'refused forms', 'messages'], rows)}"
     )
 
