@@ -46,8 +46,8 @@ def attention(
     and types that attention does not take.
     """
     options = Options(causal, scale, window, softcap, True, layout).plain()
-    views = _seen("q", q), _seen("k", k), _seen("v", v)
-    checked(views, options, None if sinks is None else _seen("sinks", sinks))
+    given = {"q": q, "k": k, "v": v, "sinks": sinks}
+    checked({name: _seen(name, x) for name, x in given.items() if x is not None}, options)
     found: Any = _attention(options, q, k, v, sinks)
     return tuple(found) if return_lse else found[0]
 

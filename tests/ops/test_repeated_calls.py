@@ -133,7 +133,7 @@ LOOKED_UP: dict[str, tuple[ModuleType, Callable[[], Any]]] = {
     "matmul": (matmul_ops, lambda: warploom.matmul(X[0, :, 0], Y[0, :, 0], config=SMALL)),
     "matmul_reduce": (reduce_ops, lambda: warploom.matmul_reduce(X[0, :, 0], Y[0, :, 0], "sum", config=SMALL)),
 }
-SETTLED = "describe", "describe_new", "empty", "empty_like", "maker", "read_inputs", "plan_for", "Options"
+SETTLED = "describe", "describe_new", "empty", "empty_like", "maker", "laid_out", "read_inputs", "plan_for", "Options"
 """What only a first call needs: to name an array's fields, to choose how results are made, to plan."""
 
 

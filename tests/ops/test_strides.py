@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 import warploom
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import describe
-from warploom.ops.attention_arrays import Options, read_inputs
+from warploom.ops.attention_arrays import laid_out
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
@@ -57,9 +57,8 @@ def test_attention_neither_copies_nor_refuses_dimensions_of_one(layout: Any, str
         shape[axis] = 1
         q, k, v = (half(*shape) + i for i in range(3))
         odd = [idle(x, axis, stride) for x in (q, k, v)]
-        views = describe(odd[0]), describe(odd[1]), describe(odd[2])
-        inputs = read_inputs(views, Options(layout=layout))
-        assert [x.pointer for x in inputs.all] == [x.pointer for x in views]
+        views = {name: describe(x) for name, x in zip("qkv", odd, strict=True)}
+        assert [x.pointer for x in laid_out(views, 4).values()] == [x.pointer for x in views.values()]
         found = warploom.attention(odd[0], odd[1], odd[2], layout=layout)
         np.testing.assert_array_equal(found, warploom.attention(q, k, v, layout=layout))
 

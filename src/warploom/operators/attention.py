@@ -88,8 +88,10 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, config: str | None, **given: Any
     ) -> Any:
         options = options_of(given, return_lse)
-        last = None if sinks is None else seen(sinks)
-        problem = if_sizes_are_known(lambda: checked((seen(q), seen(k), seen(v)), options, last))
+        views = {
+            name: seen(x) for name, x in zip(("q", "k", "v", "sinks"), (q, k, v, sinks), strict=True) if x is not None
+        }
+        problem = if_sizes_are_known(lambda: checked(views, options))
         if config is not None and problem is not None:
             read_config(config, problem)
         out = q.new_empty((*q.shape[:3], v.shape[3]))  # row-major, whatever the strides of q

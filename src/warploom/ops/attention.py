@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
@@ -24,17 +24,8 @@ from warploom.interop.arrays import (
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.attention.problem import AttentionConfig
-from warploom.ops.attention_arrays import (
-    AXES,
-    Layout,
-    Options,
-    Views,
-    Window,
-    read_inputs,
-    result_shape,
-    widened,
-)
-from warploom.ops.attention_plan import ARRAYS, AttentionPlan, configured, plan_for
+from warploom.ops.attention_arrays import AXES, Layout, Options, Window, checked, laid_out, result_shape, widened
+from warploom.ops.attention_plan import AttentionPlan, configured, plan_for
 from warploom.ops.steps import Kept, Prepared, Steps, run_anew
 
 if TYPE_CHECKING:
@@ -60,10 +51,11 @@ def plan(
 ) -> AttentionPlan:
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
     options = Options(causal, scale, window, softcap, return_lse, layout).plain()
-    views = describe(q), describe(k), describe(v)
-    inputs = read_inputs(views, options, as_if_compact, None if sinks is None else describe(sinks))
-    out = as_if_compact(inputs.q._replace(shape=result_shape(inputs.q, inputs.v)))
-    return plan_for(inputs, out, layout, config)
+    given = {"q": q, "k": k, "v": v, "sinks": sinks}
+    views = laid_out({name: describe(x) for name, x in given.items() if x is not None}, 4, as_if_compact)
+    problem = checked(views, options)
+    out = as_if_compact(views["q"]._replace(shape=result_shape(views["q"], views["v"])))
+    return plan_for(problem, {**views, "out": out}, layout, config)
 
 
 @dataclass(frozen=True)
@@ -150,11 +142,14 @@ def attention(
     misaligned = (queries[0] | keys[0] | values[0]) % 16
     if ready is None or misaligned:
         options = Options(*asked[:6]).plain()
-        key = ((*astuple(options), config), *key[1:])
+        views = laid_out({"q": queries, "k": keys, "v": values}, 4)
+        queries, keys, values = views.values()
+        if logits is not None:
+            views["sinks"] = logits
+        key = (*astuple(options), config), queries[1:6], keys[1:6], values[1:6], key[4]
         ready = _prepared.find(key)
-        if ready is None or misaligned:
-            views = ArrayView(*queries), ArrayView(*keys), ArrayView(*values)
-            return _first_call(views, logits, options, config, key)
+        if ready is None:
+            return _first_call(views, options, config, key)
     owner, kind = queries[6], queries[5]
     result = ready.result(owner)
     pointers = queries[0], keys[0], values[0], address(result)
@@ -167,43 +162,26 @@ def attention(
     return result, lse
 
 
-def _empty_lse(q: ArrayView, layout: str) -> Any:
-    return empty(q.kind, [q.shape[axis] for axis in AXES[layout]], f32, q.device)
-
-
-def _first_call(
-    views: Views, sinks: ArrayView | None, options: Options, config: AttentionConfig | str | None, key: tuple[Any, ...]
-) -> Any:
+def _first_call(views: dict[str, ArrayView], options: Options, config: Any, key: tuple[Any, ...]) -> Any:
     """Everything that :func:`attention` need not repeat for arrays of the same shapes, strides and device."""
-    inputs = read_inputs(views, options, sinks=sinks)
-    q, problem = inputs.q, inputs.problem
+    problem, q, v, sinks = checked(views, options), views["q"], views["v"], views.get("sinks")
     if 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len):
         if config is not None:
-            configured(inputs, config)  # refuses what does not fit
-        return _without_keys(q, inputs.v, sinks, options)
-    result = empty_like(q, result_shape(q, inputs.v))
-    outputs = [result, _empty_lse(q, options.layout)] if options.return_lse else [result]
-    outs = [describe_new(x) for x in outputs]
-    arrays, names = (*inputs.all, *outs, *inputs.vectors), (*ARRAYS, *problem.vectors)
-    used = (*inputs.all, inputs.sinks)
-    plain = (key[0], *[None if x is None else x[1:6] for x in used])  # copies lie alike in every call
-    ready = _prepared.find(plain)
-    if ready is not None:
-        ready.prepared.run([x.pointer for x in arrays], q.kind)
-    else:
+            configured(problem, q.device, config)  # refuses what does not fit
+        return _without_keys(q, v, sinks, options)
+    results = {"out": empty_like(q, result_shape(q, v))}
+    if options.return_lse:
+        results["lse"] = empty(q.kind, [q.shape[axis] for axis in AXES[options.layout]], f32, q.device)
+    outs = {name: describe_new(x) for name, x in results.items()}
+    arrays = {**{name: views[name] for name in "qkv"}, **outs, **({} if sinks is None else {"sinks": sinks})}
 
-        def steps(lying: dict[str, ArrayView]) -> Steps:
-            again = replace(inputs, q=lying["q"], k=lying["k"], v=lying["v"])
-            return plan_for(again, lying["out"], options.layout, config).steps
+    def steps(lying: dict[str, ArrayView]) -> Steps:
+        return plan_for(problem, lying, options.layout, config).steps
 
-        prepared = run_anew(steps, dict(zip(names, arrays, strict=True)), ("out", "lse")[: len(outs)])
-        ready = prepared and Ready(prepared, *[maker(q, x.shape, x.dtype) for x in outs])
-    if ready is not None:
-        _prepared.keep(plain, ready)
-        given = [None if x is None else x.pointer for x in (*views, sinks)]
-        if given == [None if x is None else x.pointer for x in used]:  # nothing was copied first
-            _prepared.keep(key, ready)
-    return (result, outputs[1]) if options.return_lse else result
+    prepared = run_anew(steps, arrays, tuple(results))
+    if prepared is not None:
+        _prepared.keep(key, Ready(prepared, *[maker(q, x.shape, x.dtype) for x in outs.values()]))
+    return tuple(results.values()) if options.return_lse else results["out"]
 
 
 def _without_keys(q: ArrayView, v: ArrayView, sinks: ArrayView | None, options: Options) -> Any:

@@ -84,65 +84,35 @@ def _window(value: Any) -> Window:
     raise ProblemError(f"window is (left, right) counts of keys, None or -1 for an open side; not {shown(value)}")
 
 
-Views = tuple[ArrayView, ArrayView, ArrayView]
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Described, checked and 16-byte aligned inputs; ``sinks`` where they are given."""
-
-    q: ArrayView
-    k: ArrayView
-    v: ArrayView
-    problem: AttentionProblem
-    sinks: ArrayView | None = None
-
-    @property
-    def all(self) -> Views:
-        """Q, K and V."""
-        return self.q, self.k, self.v
-
-    @property
-    def vectors(self) -> tuple[ArrayView, ...]:
-        """What follows the results among a kernel's arrays."""
-        return () if self.sinks is None else (self.sinks,)
-
-
 def widened(sinks: ArrayView) -> ArrayView:
     """``sinks`` in float32, if they are 16-bit floats, and side by side."""
     found = in_float32(sinks) if sinks.dtype in (bf16, f16) else sinks
     return found if found.contiguous or len(found.shape) != 1 else compact(found)
 
 
-def read_inputs(
-    views: Views,
-    options: Options,
-    copy: Callable[[ArrayView], ArrayView] = compact,
-    sinks: ArrayView | None = None,
-) -> Inputs:
-    """Check the arrays. Raises ProblemError with the first thing that is wrong.
-
-    ``copy`` aligns those that are not; with ``as_if_compact`` the result is good for a plan. ``sinks``:
-    :func:`widened`, but for a plan.
-    """
-    problem = checked(views, options, sinks)
-    q, k, v = (aligned(settled(view), copy) for view in views)
-    return Inputs(q, k, v, problem, sinks)
-
-
-def checked(views: Views, options: Options, sinks: ArrayView | None = None) -> AttentionProblem:
-    """The problem, by shapes, types and devices alone: memory is not looked at, nor how it is aligned.
+def checked(views: Mapping[str, ArrayView], options: Options) -> AttentionProblem:
+    """The problem of q, k, v and sinks (if given), by shapes, types and devices alone: memory is not looked at.
 
     Raises ProblemError with the first thing that is wrong.
     """
     options.check()
-    named = dict(zip("qkv", views, strict=True))
-    for name, view in named.items():
-        check_form(name, view, _FORMS[options.layout])
-    check_types(named)
-    check_sinks(sinks, views[0].shape[AXES[options.layout][1]])
-    same_device(views if sinks is None else (*views, sinks), [*named, "sinks"][: 3 + (sinks is not None)])
-    return _problem(views, options, sinks is not None)
+    named = {name: views[name] for name in (*"qkv", "sinks") if name in views}
+    for name in "qkv":
+        check_form(name, named[name], _FORMS[options.layout])
+    check_types({name: named[name] for name in "qkv"})
+    batch, head, seq = AXES[options.layout]
+    q, k, v = (tuple(named[name].shape) for name in "qkv")
+    check_sinks(named.get("sinks"), q[head])
+    same_device(list(named.values()), list(named))
+    if k[:3] != v[:3]:
+        raise ProblemError(f"k has shape {k} and v {v}: they must be equal, but for the last dimension")
+    if (q[batch], q[3]) != (k[batch], k[3]):
+        raise ProblemError(f"q has shape {q} and k {k} ({options.layout}): batch and head_dim must be equal")
+    check_heads(q[head], k[head], q[3], v[3])
+    return AttentionProblem(
+        q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], named["q"].dtype, sinks="sinks" in named,
+        v_dim=0 if v[3] == q[3] else v[3], **options.asked(q[3]),
+    )  # fmt: skip
 
 
 _FORMS = {"bshd": "(batch, sequence, heads, head_dim)", "bhsd": "(batch, heads, sequence, head_dim)"}
@@ -189,20 +159,6 @@ def check_sinks(sinks: ArrayView | None, heads: int) -> None:
             f"sinks are {sinks.dtype} of shape {tuple(sinks.shape)}; they must be one float32 (or 16-bit) number for "
             f"each of {heads} query heads"
         )
-
-
-def _problem(views: Views, options: Options, sinks: bool) -> AttentionProblem:
-    batch, head, seq = AXES[options.layout]
-    q, k, v = (tuple(view.shape) for view in views)
-    if k[:3] != v[:3]:
-        raise ProblemError(f"k has shape {k} and v {v}: they must be equal, but for the last dimension")
-    if (q[batch], q[3]) != (k[batch], k[3]):
-        raise ProblemError(f"q has shape {q} and k {k} ({options.layout}): batch and head_dim must be equal")
-    check_heads(q[head], k[head], q[3], v[3])
-    return AttentionProblem(
-        q[batch], q[head], max(1, k[head]), q[seq], k[seq], q[3], views[0].dtype, sinks=sinks,
-        v_dim=0 if v[3] == q[3] else v[3], **options.asked(q[3]),
-    )  # fmt: skip
 
 
 def result_shape(q: ArrayView, v: ArrayView) -> tuple[int, ...]:

@@ -132,7 +132,7 @@ def _gradients(views: _Views) -> tuple[str, ...]:
 def _checked(views: _Views, options: Options, deterministic: bool) -> BackwardProblem:
     """The problem. Raises ProblemError with the first thing that is wrong."""
     q, shape = views["q"], result_shape(views["q"], views["v"])
-    forward = checked((q, views["k"], views["v"]), options, views.get("sinks"))
+    forward = checked(views, options)
     rows = [q.shape[axis] for axis in AXES[options.layout]]
     for name in ("dout", "out"):
         view = views[name]

@@ -6,19 +6,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from warploom.interop.arrays import ArrayView
+from warploom.interop.arrays import ArrayView, Device
 from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem, Operands
 from warploom.kernels.settings import refuse, unsuitable
 from warploom.kernels.source import KernelCall
-from warploom.ops.attention_arrays import Inputs, strides_of
+from warploom.ops.attention_arrays import strides_of
 from warploom.ops.options import configuration
 from warploom.ops.places import Place
 from warploom.ops.steps import Launches, Step, Steps
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from warploom.core.targets import Target
 
 ARRAYS = "q", "k", "v", "out"
@@ -51,24 +53,16 @@ class AttentionPlan(Launches):
         return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
 
 
-def operands_of(inputs: Inputs, out: ArrayView, layout: str) -> Operands:
-    """How checked inputs and an output lie."""
-    q, k, v = (strides_of(view, layout) for view in inputs.all)
-    return Operands((q, k, v, strides_of(out, layout)), layout)
-
-
-def plan_for(inputs: Inputs, out: ArrayView, layout: str, config: Any) -> AttentionPlan:
-    """The plan for checked inputs and an output in a layout. Raises ConfigError for a ``config`` that does not fit."""
-    problem = inputs.problem
-    config, place = configured(inputs, config)
+def plan_for(problem: AttentionProblem, arrays: Mapping[str, ArrayView], layout: str, config: Any) -> AttentionPlan:
+    """The plan for a problem on Q, K, V and an output that lie so. Raises ConfigError for a ``config`` that misfits."""
+    config, place = configured(problem, arrays["q"].device, config)
     target = place.goal
     if config is None:
-        config, reason = tuned(problem, target, place.gpu, parse_config) or choose(
-            problem, target, place.multiprocessors
-        )
+        config, reason = tuned(problem, target, place.gpu, parse_config) or choose(problem, target)
     else:
         reason = "asked for by the caller"
-    calls = calls_of(config, problem, operands_of(inputs, out, layout), place.multiprocessors)
+    q, k, v, out = (strides_of(arrays[name], layout) for name in ARRAYS)
+    calls = calls_of(config, problem, Operands((q, k, v, out), layout), place.multiprocessors)
     return AttentionPlan(problem, config, reason, target.name, str(place), calls, place.multiprocessors)
 
 
@@ -82,12 +76,12 @@ def calls_of(
     return (replace(call, arrays=(*ARRAYS, *problem.vectors)),)
 
 
-def configured(inputs: Inputs, config: Any) -> tuple[AttentionConfig | Decode | None, Place]:
+def configured(problem: AttentionProblem, device: Device, config: Any) -> tuple[AttentionConfig | Decode | None, Place]:
     """The configuration asked for, read, and where it runs. Raises ConfigError for one that does not fit."""
     if config is not None:
         config = configuration(config, parse_config)
-    place = Place.of(inputs.q.device, requires=None if config is None else config.requires)
-    return None if config is None else read_config(config, inputs.problem, place.goal), place
+    place = Place.of(device, requires=None if config is None else config.requires)
+    return None if config is None else read_config(config, problem, place.goal), place
 
 
 def read_config(config: Any, problem: AttentionProblem, target: Target | None = None) -> AttentionConfig | Decode:
