@@ -5,11 +5,11 @@
 ``warploom.attention_paged`` at pages of 64, 128 and 256 and without ("no pages"), beside ``attention`` ("attention")
 and ``attention_varlen`` ("packed") on keys that lie side by side, and beside the kernels of few queries at pages of 64
 ("few queries"). bf16, causal, heads × head_dim = 2048; head_dim 64 and 128. Prompts of 4000 tokens, chunks of 512
-queries whose sequences have 8100 keys with them, and where tiles and the kernels of few queries meet: 32 to 128
-queries. Pages are in random order, with NaN in all that no sequence has. Every result is checked first against
-float64; then all are timed interleaved as replays of CUDA graphs, on inputs that rotate past the L2. Writes
-OUT/prefill-cells.json, prints the table, and exits with 1 if a result is wrong, or if pages of a prompt or chunk run at
-less than 0.95 of the rate of ``attention``.
+queries whose sequences have 8100 keys with them, and where tiles and the kernels of few queries meet, 32 to 128
+queries, what is taken there ("chosen"). Pages are in random order, with NaN in all that no sequence has. Every result
+is checked first against float64; then all are timed interleaved as replays of CUDA graphs, on inputs that rotate past
+the L2. Writes OUT/prefill-cells.json, prints the table, and exits with 1 if a result is wrong, or if pages of a prompt
+or chunk run at less than 0.95 of the rate of ``attention``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from warploom.core.targets import target
 from warploom.kernels.attention.choice import choose
 from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem, decode_configuration
 from warploom.kernels.attention.packed import PackedProblem, choose_packed, packed_calls
-from warploom.kernels.attention.paged import PagedConfig, paged_calls, parse_config
+from warploom.kernels.attention.paged import PagedConfig, choose_paged, paged_calls, parse_config
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.ops.attention_plan import calls_of
 from warploom.ops.backends import built
@@ -157,7 +157,8 @@ def candidates_of(cell: Cell, arch: str, configs: list[str]) -> dict[str, Run]:
     tiled: Any = choose_packed(typical(cell), target(arch))
     found: dict[str, Run] = {"attention": contiguous, "packed": packed, "no pages": paged(0)}
     if not cell.judged:
-        return {"attention": contiguous, "pages of 64": paged(64, tiled), "few queries": paged(64, few)}
+        meeting = {"chosen": paged(64), "pages of 64": paged(64, tiled), "few queries": paged(64, few)}
+        return {"attention": contiguous, **meeting}
     return found | {f"pages of {page}": paged(page) for page in PAGES} | {"few queries": paged(64, few)} | asked
 
 
@@ -234,7 +235,8 @@ def make(job: tuple[Cell, str]) -> None:
         problem = cell.problem(page)
         of_page = (page * g * d, d, g * d) if page else side_by_side
         lying = DecodeOperands(rows, of_page, of_page, rows, table=problem.table_pages)
-        for config in (tiled, decode_configuration(problem, goal)):
+        chosen, _ = choose_paged(problem, lying, goal, 132)
+        for config in dict.fromkeys((tiled, decode_configuration(problem, goal), chosen)):
             calls += paged_calls(config, problem, lying, 132)
     for call in calls:
         built(call.source, arch)
