@@ -127,11 +127,21 @@ def _as_list(rows: Any) -> list[Any]:
     return rows if isinstance(rows, list) else [rows]
 
 
+def ptx_speed(result: Result) -> str:
+    """How long a check of PTX takes, and how fast that is beside the Program that the PTX came from."""
+    body = [
+        [row["kernel"], f"{row['ptx']:.2f} s", f"{row['throughput']:.2f}" if "throughput" in row else ""]
+        for row in result["rows"]
+    ]
+    return markdown_table(["kernel, all checks on", "time", "throughput, its own Program's being 1"], body)
+
+
 CALL_TABLES: dict[str, Callable[[Result], str]] = {
     "attention-calls": attention_calls,
     "products": products,
     "product-cells": product_cells,
     "large-products": large_products,
     "reductions": reductions,
+    "ptx-speed": ptx_speed,
 }
 """The tables of calls a Markdown file can ask for."""

@@ -99,10 +99,10 @@ def lanewise() -> str:
     beside = "".join([" except\n\n", *differing, "\n"] if differing else ["."])
     return (
         "\n## Every lanewise form\n\n"
-        "The samples above are chosen. `benchmarks/ptx_forms_h200.py` chooses nothing: it puts arithmetic, comparisons,\n"
-        "conversions, loads, stores, atomics and exchanges within a warp together with all modifiers and types. Of\n"
-        f"these {forms} are PTX for the assembler, and {forms - len(refused)} run. They give the bits of an {gpu} on\n"
-        "edges and random operands (of what PTX defines as an approximation, the number within its bound)"
+        "The samples above are chosen. `benchmarks/ptx_forms_h200.py` chooses nothing: it puts arithmetic,\n"
+        "comparisons, conversions, loads, stores, atomics and exchanges within a warp together with all modifiers and\n"
+        f"types. {forms} of them are PTX for the assembler, {forms - len(refused)} run and give the bits of an {gpu}\n"
+        "on edges and random operands (of what PTX defines as an approximation, the number within its bound)"
         f"{beside} The\nrest is refused:\n\n"
         f"{markdown_table(['opcode', 'refused forms', 'messages'], rows)}"
     )

@@ -1,48 +1,70 @@
-"""How fast the emulator runs PTX: ``PYTHONPATH=src:. python benchmarks/ptx_speed.py``, in a minute, without a GPU.
+"""How fast the emulator runs PTX: ``PYTHONPATH=src:. python benchmarks/ptx_speed.py [--out FILE.json]``, in a minute.
 
-Prints processor seconds, all checks on, of Triton's attention forward at 1×1×1024×64 (where Triton is installed), and
-of the attention ladder's rungs 2 and 16 as Programs and by way of NVRTC's PTX, with the ratio of the two.
+Measures processor seconds, all checks on, without a GPU: of Triton's attention forward at 1×1×1024×64 (where Triton is
+installed), compiled and checked, and of two rungs of the attention ladder as Programs and by way of NVRTC's PTX.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 from tests.kernels.attention_cases import RUNGS, Case
 from tests.ptx.test_round_trip import ptx, reread
 
+from warploom.bench.environment import environment
 
-def seconds(call: Callable[[], Any]) -> float:
-    """Processor seconds of the faster of two calls."""
-    taken: list[float] = []
-    for _ in range(2):
-        start = time.process_time()
-        call()
-        taken.append(time.process_time() - start)
-    return min(taken)
+_TIMES = 7
 
 
-def main() -> None:
-    """Print a line for each kernel."""
+def seconds(*calls: Callable[[], Any]) -> list[float]:
+    """Processor seconds of each call, the median of some, one after the other in turn."""
+    taken = [[0.0] * _TIMES for _ in calls]
+    for turn in range(_TIMES):
+        for call, mine in zip(calls, taken, strict=True):
+            start = time.process_time()
+            call()
+            mine[turn] = time.process_time() - start
+    return [median(mine) for mine in taken]
+
+
+def measured() -> Iterator[dict[str, Any]]:
+    """A row for each kernel; ``throughput`` is that of PTX over that of the Program."""
     if importlib.util.find_spec("triton") is not None:
         from tests.with_triton.cases import attention
         from tests.with_triton.test_triton import run as check
 
         for target in ("sm_80", "sm_90"):
             case = attention(np.random.default_rng(0), 1024, 1, causal=False)
-            taken = seconds(lambda case=case, target=target: check(case, target=target).raise_if_found())
-            print(f"Triton attention 1x1x1024x64, {target}: {taken:.1f} s")
-    for rung in ("2", "16"):
+            (taken,) = seconds(lambda case=case, target=target: check(case, target=target).raise_if_found())
+            yield {"kernel": f"Triton's attention, 1×1×1024×64, {target}", "ptx": taken}
+    for rung, name in (("2", "warploom's attention, `mma.sync`, rung 2"), ("16", "its last rung for `mma.sync`")):
         case = Case.of_blocks(RUNGS[rung], 8, 4)
-        mine, theirs = (
-            seconds(lambda case=case, p=p: case.run(program=p))
-            for p in (case.program, reread(case.program, ptx(case.program)))
-        )
-        print(f"rung {rung}: Program {mine:.2f} s, its PTX {theirs:.2f} s, {mine / theirs:.2f} of the throughput")
+        programs = (case.program, reread(case.program, ptx(case.program)))
+        mine, theirs = seconds(*(partial(case.run, program=program) for program in programs))
+        yield {"kernel": name, "program": mine, "ptx": theirs, "throughput": mine / theirs}
+
+
+def main() -> None:
+    """Print a line for each kernel, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for row in measured():
+        rows.append(row)
+        print(row, flush=True)
+    if options.out:
+        result = {"environment": environment(), "rows": rows}
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
