@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from operator import or_
 from typing import Any
 
@@ -28,6 +28,71 @@ from warploom.tile.softmax import SUM_COLS, OnlineSoftmax, StaleSoftmax, nothing
 BLOCKS, KEYS, COLS, WARPS = 5, 32, 64, 2
 ROWS = 16 * WARPS
 MODES = ("step", "deferred", "always rescaled", "stale")
+
+
+class Scores:
+    """The scores of a warp's rows, block by block; those that are -inf in memory are masked ones."""
+
+    def __init__(self, k: Kernel, scores: Global[f32], s: Any, recomputed: Global[u32]) -> None:
+        self.k, self.scores, self.s, self.recomputed = k, scores, s, recomputed
+
+    def of(self, block: int) -> list[tuple[Any, Traced]]:
+        k = self.k
+        places = [self.s.layout.coordinates(k.lane, element) for element in range(len(self.s.registers))]
+        found = [self.scores.load((k.warp * 16 + row) * (BLOCKS * KEYS) + (col + block * KEYS)) for row, col in places]
+        return list(zip(self.s.mutable, found, strict=True))
+
+    def look(self, block: int) -> None:
+        for register, score in self.of(block):
+            register.set(self.k.select(score == -math.inf, self.k.value(1.0, f32), score))
+
+    def mask(self, block: int) -> None:
+        for register, score in self.of(block):
+            register.set(self.k.select(score == -math.inf, score, register.get()))
+
+    def cuts(self, block: int) -> Traced:
+        """Whether the warp has scores to mask."""
+        return self.k.vote_any(reduce(or_, [score == -math.inf for _, score in self.of(block)]))
+
+    def again(self, block: int) -> None:
+        """A second look, which is counted."""
+        self.look(block)
+        with self.k.when(self.k.lane == 0):
+            self.recomputed.store(self.recomputed.load(self.k.warp) + 1, self.k.warp)
+
+
+def block_by_block(
+    seen: Scores, softmax: OnlineSoftmax, left: Callable[[], Any], multiply: Callable[..., None]
+) -> None:
+    """P·V of each block behind its softmax."""
+    softmax.begin()
+    for block in range(BLOCKS):
+        seen.look(block)
+        softmax.step(partial(seen.mask, block))
+        multiply(left(), block)
+    softmax.keep()
+
+
+def beside_the_next(
+    seen: Scores, softmax: OnlineSoftmax, left: Callable[[], Any], multiply: Callable[..., None], mode: str
+) -> None:
+    """P·V of each block, which is still written meanwhile, beside the softmax of the next."""
+    stale = StaleSoftmax(seen.k, softmax)
+    seen.look(0)
+    softmax.first(partial(seen.mask, 0))
+    p = left()
+    for block in range(1, BLOCKS):
+        seen.look(block)
+        mask = partial(seen.mask, block)
+        if mode == "stale":
+            rescale = stale.step(seen.cuts(block), mask, partial(seen.again, block), nothing)
+        else:
+            rescale = partial(softmax.rescale, softmax.deferred(mask, lazy=mode == "deferred"))
+        multiply(p, block - 1)
+        rescale()
+        p = left()
+    softmax.keep()
+    multiply(p, BLOCKS - 1)
 
 
 @kernel(threads=32 * WARPS, requires="sm_90a")
@@ -55,60 +120,15 @@ def weigh(
     product = cores.product(o, s, values, transposed_b=True)
     softmax = OnlineSoftmax(k, s, o, scale, dtype, cap=cap, column=column, lse=not column, sinks=sunk)
     zero(o)
+    seen = Scores(k, scores, s, recomputed)
 
-    def scores_of(block: int) -> list[tuple[Any, Traced]]:
-        places = [s.layout.coordinates(k.lane, element) for element in range(len(s.registers))]
-        found = [scores.load((k.warp * 16 + row) * (BLOCKS * KEYS) + (col + block * KEYS)) for row, col in places]
-        return list(zip(s.mutable, found, strict=True))
-
-    def look(block: int) -> None:
-        for register, score in scores_of(block):
-            register.set(k.select(score == -math.inf, k.value(1.0, f32), score))
-
-    def mask(block: int) -> Callable[[], None]:
-        """Those that are -inf in memory are masked ones."""
-
-        def apply() -> None:
-            for register, score in scores_of(block):
-                register.set(k.select(score == -math.inf, score, register.get()))
-
-        return apply
-
-    def cuts(block: int) -> Traced:
-        """Whether the warp has scores to mask."""
-        return k.vote_any(reduce(or_, [score == -math.inf for _, score in scores_of(block)]))
+    def multiply(p: Any, block: int) -> None:
+        product.start(p, values.stage(block))
 
     if mode == "step":
-        softmax.begin()
-        for block in range(BLOCKS):
-            look(block)
-            softmax.step(mask(block))
-            product.start(cores.left(s), values.stage(block))
+        block_by_block(seen, softmax, partial(cores.left, s), multiply)
     else:
-        stale = StaleSoftmax(k, softmax)
-        look(0)
-        softmax.first(mask(0))
-        p = cores.left(s)
-        for block in range(1, BLOCKS):
-            look(block)
-
-            def again(block: int = block) -> None:
-                look(block)
-                with k.when(k.lane == 0):
-                    recomputed.store(recomputed.load(k.warp) + 1, k.warp)
-
-            if mode == "stale":
-                rescale = stale.step(cuts(block), mask(block), again, nothing)
-            else:
-                factors = softmax.deferred(mask(block), lazy=mode == "deferred")
-                rescale = lambda factors=factors: softmax.rescale(factors)  # noqa: E731
-            product.start(p, values.stage(block - 1))  # the block before, which is still written meanwhile
-            rescale()
-            p = cores.left(s)
-        softmax.keep()
-        product.start(p, values.stage(BLOCKS - 1))
-    if mode == "step":
-        softmax.keep()
+        beside_the_next(seen, softmax, partial(cores.left, s), multiply, mode)
     logs = softmax.finish(sinks.load(k.warp) if sunk else None)
     row = k.warp * 16
     if logs:
