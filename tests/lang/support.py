@@ -1,5 +1,6 @@
 """Programs of small kernels, seen from outside: their instructions, and what they compute on the emulator."""
 
+# pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 from warploom.emulate import emulate
 from warploom.ir.program import Program
 from warploom.ir.statements import Loop, Op, When, walk
-from warploom.lang import KernelFunction
+from warploom.lang import Global, Kernel, KernelFunction, f32, kernel, u32
 
 
 def mnemonics(program: Program) -> list[str]:
@@ -49,3 +50,13 @@ def line_of(function: KernelFunction | Callable[..., Any], text: str) -> int:
     found: Sequence[int] = [first + i for i, line in enumerate(source) if text in line]
     assert len(found) == 1, (text, found)
     return found[0]
+
+
+def traced_with(body, *, share: bool = True, drop_unused: bool = False):
+    """A one-warp kernel (out: u32, x: f32, n: u32) with the given body."""
+
+    @kernel(threads=32, share=share, drop_unused=drop_unused)
+    def sample(k: Kernel, out: Global[u32], x: Global[f32], n: u32) -> None:
+        body(k, out, x, n)
+
+    return sample
