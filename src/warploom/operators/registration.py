@@ -110,14 +110,31 @@ def define(
     def kernel(*arguments: Any, **named: Any) -> Any:
         return run(**_public(parameters.given(arguments, named)))
 
+    # Known to torch.compile as what it may trace through: the operator has a fake and keeps to its schema.
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for key in _DEVICES:
+        _LIBRARY.impl(name, kernel, key)
+        if not of_gradients:
+            _LIBRARY.impl(name, _autocast(key, lambda: operator, parameters.names), f"Autocast{key}")
     differentiable = None if derivative is None else _function(name, parameters, derivative)
+    _LIBRARY.impl(name, _autograd(kernel, differentiable, lambda: operator), "Autograd", with_keyset=True)
+    torch.library.register_fake(
+        f"{_NAMESPACE}::{name}", lambda *given, **named: fake(**parameters.every(given, named)), lib=_LIBRARY
+    )
+    operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
+    return operator
 
-    def autograd(keyset: Any, *arguments: Any, **named: Any) -> Any:
-        """The kernel of the Autograd keys: every way to a derivative leads past it.
 
-        Those are ``backward``, ``torch.func`` and forward-mode tensors, compiled or not; nothing below it sees whether
-        one is wanted.
-        """
+def _autograd(
+    kernel: Callable[..., Any], differentiable: Callable[..., Any] | None, operator: Callable[[], Any]
+) -> Callable[..., Any]:
+    """The kernel of the Autograd keys: every way to a derivative leads past it.
+
+    Those are ``backward``, ``torch.func`` and forward-mode tensors, compiled or not; nothing below it sees whether one
+    is wanted.
+    """
+
+    def run(keyset: Any, *arguments: Any, **named: Any) -> Any:
         below = keyset & _BELOW_AUTOGRAD
         given = (*arguments, *named.values())
         wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in given)
@@ -128,28 +145,17 @@ def define(
                 raise ProblemError(NESTED)
             refuse_tangent(x)
         if not wanted:
-            return operator.redispatch(below, *arguments, **named)
+            return operator().redispatch(below, *arguments, **named)
         if forward_mode(torch):  # below a function with a backward pass PyTorch would drop the tangents
             raise ProblemError(NO_TANGENT)
         if differentiable is not None:
-            return differentiable(operator, below, arguments)
+            return differentiable(operator(), below, arguments)
         # What is exported may never need a gradient; if it does, the exported operator refuses.
         if transforms(torch) or not torch.compiler.is_exporting():
             raise ProblemError(NO_BACKWARD)
-        return operator.redispatch(below, *arguments, **named)
+        return operator().redispatch(below, *arguments, **named)
 
-    # Known to torch.compile as what it may trace through: the operator has a fake and keeps to its schema.
-    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for key in _DEVICES:
-        _LIBRARY.impl(name, kernel, key)
-        if not of_gradients:
-            _LIBRARY.impl(name, _autocast(key, lambda: operator, parameters.names), f"Autocast{key}")
-    _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(
-        f"{_NAMESPACE}::{name}", lambda *given, **named: fake(**parameters.every(given, named)), lib=_LIBRARY
-    )
-    operator: Any = getattr(getattr(torch.ops, _NAMESPACE), name).default
-    return operator
+    return run
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:
