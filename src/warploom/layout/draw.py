@@ -98,7 +98,7 @@ class Drawing:
             hint = f"<title>{escape(b.title)}</title>" if b.title else ""
             parts.append(
                 f'<rect x="{b.x:g}" y="{b.y:g}" width="{b.width:g}" height="{b.height:g}" rx="3" fill="{b.fill}" '
-                f'stroke="#00000022">{hint}</rect>'
+                f'stroke="#000000" stroke-opacity="0.13">{hint}</rect>'
             )
         for t in self.labels:
             weight = ' font-weight="600"' if t.bold else ""
