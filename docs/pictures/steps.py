@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from warploom.layout import SharedLayout, Swizzle, mma_fragment
+from warploom.layout.catalogue import wgmma_accumulator
 from warploom.layout.draw import Cell, Grid, draw_banks, draw_elements, tone
 
 UNITS = ("copies", "tensor cores", "softmax")
@@ -70,6 +71,7 @@ def pictures() -> dict[str, Grid]:
         "step-1-keys": draw_banks(KEYS, rows=8),
         "step-2-ring": timeline("ring: the next block is on its way", UNITS, in_turn(ahead=True)),
         "step-3-roles": timeline("roles: another thread copies", ROLES, in_turn(ahead=True)),
+        "step-3-accumulator": draw_elements(wgmma_accumulator(8)),
         "step-4-overlap": timeline("overlap: P·V beside the next softmax", ROLES, overlapped() + copies(2, 4, 11, 16)),
         "step-5-persistent": timeline("persistent: consumers fill gaps", TWO_CONSUMERS, persistent),
         "mma-accumulator": draw_elements(mma_fragment("m16n8k16", "C")),

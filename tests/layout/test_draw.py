@@ -7,6 +7,7 @@ import pytest
 
 from warploom.core.errors import LayoutError
 from warploom.layout import FRAGMENTS, NO_SWIZZLE, LinearMap, SharedLayout, Swizzle, mma_fragment, wmma_accumulator
+from warploom.layout.catalogue import wgmma_accumulator
 from warploom.layout.draw import draw_banks, draw_elements, draw_lanes, draw_observation, draw_permutation, lane_tone
 from warploom.layout.fit import Observation
 from warploom.layout.reduction import reduction_plan
@@ -150,3 +151,13 @@ def test_a_swizzle_of_single_elements_is_drawn_by_element():
     assert shifted.columns[:2] == ("0–1", "2–3")
     assert (shifted.cells[1][0].text, shifted.cells[2][0].text) == ("1,0", "2,2")
     assert "4 wavefronts instead of 1" in shifted.caption[0]
+
+
+def test_a_tall_fragment_is_drawn_in_parts_side_by_side() -> None:
+    tall = draw_elements(wgmma_accumulator(8))
+    drawn = tall.drawing()
+    assert len(drawn.boxes) == 64 * 8
+    assert len({(box.x, box.y) for box in drawn.boxes}) == 64 * 8
+    assert len({box.y for box in drawn.boxes}) == 16
+    assert all(box.x + box.width <= drawn.width and box.y + box.height <= drawn.height for box in drawn.boxes)
+    assert {label.text for label in drawn.labels} >= {str(row) for row in range(64)}

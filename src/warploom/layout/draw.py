@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
@@ -24,6 +24,7 @@ from warploom.layout.swizzle import BANK_CYCLE_BYTES
 
 INK, SOFT, FAINT, PAPER, EMPTY = "#1b1f24", "#3f4753", "#6b7280", "#ffffff", "#f3f4f6"
 _CHUNK_BYTES = 16
+_TALL, _PART = 32, 16  # rows from which on a narrow grid is drawn in parts, and rows of a part
 _FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 
 
@@ -124,7 +125,20 @@ class Grid:
     notes: tuple[str, ...] = ()
 
     def drawing(self) -> Drawing:
-        """The grid laid out in pixels."""
+        """The grid laid out in pixels; a tall and narrow one in parts of 16 rows, side by side."""
+        if len(self.rows) <= _TALL or len(self.rows) < 4 * len(self.columns):
+            return self._whole()
+        boxes, labels, x, height = list[Box](), list[Label](), 0.0, 0.0
+        for first in range(0, len(self.rows), _PART):
+            last = first + _PART
+            of = replace(self, rows=self.rows[first:last], cells=self.cells[first:last])
+            drawn = (of if first == 0 else replace(of, title="", caption=(), notes=("",) * len(self.notes)))._whole()
+            boxes += [replace(box, x=box.x + x) for box in drawn.boxes]
+            labels += [replace(label, x=label.x + x) for label in drawn.labels]
+            x, height = x + drawn.width, max(height, drawn.height)
+        return Drawing(x, height, tuple(boxes), tuple(labels), self.title)
+
+    def _whole(self) -> Drawing:
         margin, head, space = 18, 26, 7
         width, height = self.cell_size
         label = 8 + max(6.6 * len(self.corner), *(7.4 * len(r) for r in self.rows), 0)
