@@ -26,7 +26,7 @@ from warploom.interop.tracing import recorded, traced
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.ops.attention_arrays import AXES, Layout, Options, Window, checked, laid_out, result_shape, widened
 from warploom.ops.attention_plan import AttentionPlan, configured, plan_for
-from warploom.ops.steps import Kept, Prepared, Steps, run_anew
+from warploom.ops.steps import Kept, Steps, run_anew
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,7 +62,7 @@ def plan(
 class Ready:
     """What a repeated call on a GPU needs: the launches, and what makes arrays for its results."""
 
-    prepared: Prepared
+    launch: Callable[[tuple[int, ...], str], None]
     result: Callable[[Any], Any]
     lse: Callable[[Any], Any] | None = None
 
@@ -152,13 +152,13 @@ def attention(
             return _first_call(views, options, config, key)
     owner, kind = queries[6], queries[5]
     result = ready.result(owner)
-    pointers = queries[0], keys[0], values[0], address(result)
+    pointers = queries[0], keys[0], values[0], result.data_ptr() if kind == "torch" else address(result)
     if ready.lse is None:
-        ready.prepared.run(pointers if logits is None else (*pointers, logits[0]), kind)
+        ready.launch(pointers if logits is None else (*pointers, logits[0]), kind)
         return result
     lse = ready.lse(owner)
     pointers = (*pointers, address(lse))
-    ready.prepared.run(pointers if logits is None else (*pointers, logits[0]), kind)
+    ready.launch(pointers if logits is None else (*pointers, logits[0]), kind)
     return result, lse
 
 
@@ -180,7 +180,8 @@ def _first_call(views: dict[str, ArrayView], options: Options, config: Any, key:
 
     prepared = run_anew(steps, arrays, tuple(results))
     if prepared is not None:
-        _prepared.keep(key, Ready(prepared, *[maker(q, x.shape, x.dtype) for x in outs.values()]))
+        launch = prepared.run if prepared.alone is None else prepared.alone.launch_again
+        _prepared.keep(key, Ready(launch, *[maker(q, x.shape, x.dtype) for x in outs.values()]))
     return tuple(results.values()) if options.return_lse else results["out"]
 
 
