@@ -61,6 +61,10 @@ def test_a_wrong_result_is_told(invoke, swap, tmp_path):
     ({"shared": 5}, "unknown keys ['shared']"), ({"arguments": [1]}, "takes 2 arguments"),
     ({"arguments": ["x", 1]}, "argument 0"), ({"arguments": [{"file": "z.npy"}, 1]}, "z.npy"),
     ({"arguments": [{"dtype": "f12", "shape": [1]}, 1]}, "f12"), ({"kernel": "other"}, "other"),
+    ({"arguments": None}, "arguments are a list"), ({"shared_bytes": "many"}, "shared_bytes counts"),
+    ({"block": 2048}, "1024"),
+    ({"arguments": [{"dtype": "u32", "shape": [4], "fill": "nan"}, 1]}, "has no NaN"), ({"cluster": 0}, "a cluster is"),
+    ({"arguments": [{"dtype": "f32", "shape": [4], "tensor_map": {"size": 4}}, 1]}, "argument 0"),
 ])  # fmt: skip
 def test_a_launch_that_does_not_fit(invoke, swap, changes, says):
     result = invoke("check", *swap(**changes))
@@ -92,3 +96,22 @@ def test_a_kernel_in_cuda(invoke, tmp_path):
     del run["kernel"]
     launch.write_text(json.dumps(run))
     assert "must name the kernel" in invoke("check", str(file), "--launch", str(launch)).output
+
+
+def test_clusters_structures_and_tensor_maps(invoke, tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
+    file, launch = tmp_path / "ranks.cu", tmp_path / "launch.json"
+    file.write_text("""#include <cuda.h>
+struct Two { float scale; int more; };
+extern "C" __global__ void ranks(int* out, Two two, const __grid_constant__ CUtensorMap) {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  if (threadIdx.x == 0) out[blockIdx.x] = rank * two.more;
+}""")
+    np.save(tmp_path / "out.npy", np.array([0, 7], np.int32))
+    box = {"dtype": "bf16", "shape": [64, 64], "tensor_map": {"box": [64, 32], "swizzle_bytes": 128}}
+    arguments = [{"dtype": "s32", "shape": [2], "expect": "out.npy"}, [0.5, 7], box]
+    run = {"kernel": "ranks", "grid": 2, "block": 32, "cluster": 2, "target": "sm_90a", "arguments": arguments}
+    launch.write_text(json.dumps(run))
+    result = invoke("check", str(file), "--launch", str(launch))
+    assert result.exit_code == 0, result.output

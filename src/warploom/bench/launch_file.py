@@ -13,13 +13,14 @@ import numpy as np
 from warploom.bench.checking import Checked, Result, compared
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
+from warploom.layout.tensor_map import TensorMapSpec
 from warploom.ops.cuda import check_cuda
 from warploom.ops.ptx import check_ptx
 
 SUFFIXES = (".ptx", ".cu")
 """The files that :func:`check_file` takes."""
-_KEYS = {"kernel", "grid", "block", "shared_bytes", "arguments", "target"}
-_ARRAY_KEYS = {"name", "file", "dtype", "shape", "fill", "expect", "tolerance"}
+_KEYS = {"kernel", "grid", "block", "cluster", "shared_bytes", "arguments", "target"}
+_ARRAY_KEYS = {"name", "file", "dtype", "shape", "fill", "expect", "tolerance", "tensor_map"}
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,18 @@ class LaunchFile:
     names: list[str] | None
     expected: list[tuple[str, int, Any, float]]
     target: str = "sm_80"
+    cluster: Sequence[int] | None = None
 
 
 def read_launch(file: str, seed: int | None = None) -> LaunchFile:
     """The launch of a JSON file; ``seed`` draws other random arrays. Raises ProblemError for what is no launch.
 
     ``{"grid": [4], "block": [128], "arguments": [...], "shared_bytes": 0, "kernel": "name"}``; the last two may be
-    missing, though CUDA C++ needs the kernel's name, and may have a ``"target"``. An argument is a number, or an array
-    as an object: ``{"file": "x.npy"}``, or ``{"dtype": "f32", "shape": [64, 64], "fill": "random"}``, with ``fill`` one
-    of ``random``, ``arange``, ``nan`` or a number. ``expect`` is the file of what it should hold afterwards, within
-    ``tolerance``. Files are sought beside the launch's.
+    missing, though CUDA C++ needs the kernel's name; ``"cluster"`` and ``"target"`` may be there. An argument is a
+    number, a list of a structure's members, or an array as an object: ``{"file": "x.npy"}``, or ``{"dtype": "f32",
+    "shape": [64, 64], "fill": "random"}``, with ``fill`` one of ``random``, ``arange``, ``nan`` or a number.
+    ``expect`` is the file of what it should hold afterwards, within ``tolerance``; ``"tensor_map": {"box": [64, 32],
+    "swizzle_bytes": 128}`` passes a tensor map of it, boxes innermost first. Files are sought beside the launch's.
     """
     path = Path(file)
     try:
@@ -60,7 +63,10 @@ def read_launch(file: str, seed: int | None = None) -> LaunchFile:
     if unknown or missing:
         raise ProblemError(f"{file}: unknown keys {unknown}, missing keys {missing}")
     rng = np.random.default_rng(seed or 0)
-    given: list[Any] = launch["arguments"]
+    given: Any = launch["arguments"]
+    if not isinstance(given, list):
+        raise ProblemError(f"{file}: arguments are a list, not {given!r}")
+    given = cast("list[Any]", given)
     arguments = [_argument(x, i, path, rng) for i, x in enumerate(given)]
     names = [str(x.get("name", f"argument {i}")) if isinstance(x, dict) else f"argument {i}"
              for i, x in enumerate(given)]  # fmt: skip
@@ -72,29 +78,40 @@ def read_launch(file: str, seed: int | None = None) -> LaunchFile:
     sizes = {key: value if isinstance(value, list) else [value] for key, value in launch.items()}
     own = names if any(isinstance(x, dict) and "name" in x for x in given) else None
     return LaunchFile(
-        launch.get("kernel"), sizes["grid"], sizes["block"], int(launch.get("shared_bytes", 0)), arguments, own,
-        expected, str(launch.get("target", "sm_80")),
+        launch.get("kernel"), sizes["grid"], sizes["block"], launch.get("shared_bytes", 0), arguments, own,
+        expected, str(launch.get("target", "sm_80")), sizes.get("cluster"),
     )  # fmt: skip
 
 
 def _argument(given: Any, position: int, path: Path, rng: np.random.Generator) -> Any:
     if isinstance(given, int | float):
         return given
+    if isinstance(given, list):
+        return [_argument(member, position, path, rng) for member in cast("list[Any]", given)]
     if not isinstance(given, dict):
-        raise ProblemError(f"{path}: argument {position} is a number or an object, not {given!r}")
+        raise ProblemError(f"{path}: argument {position} is a number, a list or an object, not {given!r}")
     array = cast("dict[str, Any]", given)
     unknown = sorted(set(array) - _ARRAY_KEYS)
     if unknown:
         raise ProblemError(f"{path}: argument {position} has unknown keys {unknown}; known are {sorted(_ARRAY_KEYS)}")
-    if "file" in array:
-        return _load(path, array["file"])
-    if "dtype" not in array or "shape" not in array:
+    if "file" not in array and not ("dtype" in array and "shape" in array):
         raise ProblemError(f"{path}: argument {position} needs a file, or dtype and shape")
     try:
-        dtype, shape = dtype_of(array["dtype"]).numpy, tuple(array["shape"])
-        return _filled(array.get("fill", "random"), dtype, shape, rng)
-    except (ValueError, TypeError) as error:
+        if "file" in array:
+            made = _load(path, array["file"])
+        else:
+            dtype, shape = dtype_of(array["dtype"]).numpy, tuple(map(int, array["shape"]))
+            made = _filled(array.get("fill", "random"), dtype, shape, rng)
+        return (made, _tensor_map(made, **array["tensor_map"])) if "tensor_map" in array else made
+    except (ValueError, TypeError, MemoryError) as error:
         raise ProblemError(f"{path}: argument {position}: {error}") from error
+
+
+def _tensor_map(array: Any, box: list[int], swizzle_bytes: int = 0) -> TensorMapSpec:
+    """The map of a whole array, ``box`` innermost first."""
+    return TensorMapSpec(
+        dtype_of(array.dtype.name), array.shape[::-1], array.strides[-2::-1], tuple(box), swizzle_bytes
+    )
 
 
 def _filled(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generator) -> Any:
@@ -104,7 +121,9 @@ def _filled(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.ran
         return rng.standard_normal(shape).astype(dtype)
     if fill == "arange":
         return np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
-    return np.full(shape, float("nan") if fill == "nan" else fill).astype(dtype)
+    if fill == "nan" and dtype.kind in "iu":
+        raise ValueError(f"{dtype} has no NaN: fill it with a number")
+    return np.full(shape, float(fill)).astype(dtype)
 
 
 def _load(path: Path, name: str) -> Any:
@@ -122,20 +141,22 @@ def check_file(file: str, launch_file: str, seed: int | None = None) -> Checked:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ProblemError(f"there is no file {file}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ProblemError(f"{file} is no text: {error}") from error
     if path.suffix == ".cu":
         if launch.kernel is None:
             raise ProblemError(f'{launch_file} must name the kernel of {file}: add "kernel"')
         found = check_cuda(
             text, launch.kernel, launch.grid, launch.block, launch.arguments, target=launch.target,
-            shared_bytes=launch.shared_bytes, file=str(path), seed=seed,
+            shared_bytes=launch.shared_bytes, cluster=launch.cluster, file=str(path), seed=seed,
         )  # fmt: skip
     else:
         found = check_ptx(
             text, launch.grid, launch.block, launch.arguments, kernel=launch.kernel, shared_bytes=launch.shared_bytes,
-            names=launch.names, file=str(path), seed=seed,
+            cluster=launch.cluster, names=launch.names, file=str(path), seed=seed,
         )  # fmt: skip
     results: list[Result] = [
-        compared(name, launch.arguments[position], wanted, tolerance)
+        compared(name, given[0] if isinstance(given := launch.arguments[position], tuple) else given, wanted, tolerance)
         for name, position, wanted, tolerance in launch.expected
     ]
     return Checked(found.program.name, found.program, found.emulation, tuple(results))

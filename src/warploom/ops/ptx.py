@@ -82,6 +82,8 @@ def check_ptx(
 
     if not isinstance(ptx, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ProblemError(f"check_ptx takes the text of PTX, not {shown(ptx)}: of a file, Path(file).read_text()")
+    if isinstance(shared_bytes, bool) or not isinstance(shared_bytes, int) or shared_bytes < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ProblemError(f"shared_bytes counts bytes of dynamic shared memory, not {shown(shared_bytes)}")
     module = parse(ptx, file)
     function = entry_of(module, kernel)
     given, kinds = _arguments(function, arguments, names)
@@ -164,6 +166,8 @@ def _scalar(parameter: Variable, value: Any) -> DType:
     from warploom.ptx.types import TYPE
 
     bits = TYPES[parameter.type]
+    if isinstance(value, float | np.floating) and parameter.type[0] in "us":
+        raise ProblemError(f"{parameter.name} is an integer (.{parameter.type}), not {value}")
     is_float = parameter.type in ("f32", "f64") or isinstance(value, float | np.floating)
     if is_float and bits in (32, 64):
         return f32 if bits == 32 else f64

@@ -79,8 +79,8 @@ def to_program(
     PtxError, with the lines, for what cannot be run.
     """
     threads = block[0] * block[1] * block[2]
-    if threads % 32:
-        raise PtxError(f"{function.name} with CTAs of {threads} threads: a multiple of 32 is supported alone")
+    if threads % 32 or threads > 1024:
+        raise PtxError(f"{function.name} with CTAs of {threads} threads: multiples of 32 up to 1024 are supported")
     _check_threads(function, block)
     cluster = _cluster(function, cluster)
     function = inlined(module, function)
