@@ -16,8 +16,8 @@ from warploom.core.dtypes import bf16
 from warploom.core.targets import target
 from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
 
-SMALL = Decode(tile_m=16, keys=16, num_warps=2, stages=2, head_dim=16, dtype=bf16, ctas=1)
-STEP = Step((70, 33, 40), page=16, capacity=80, head_dim=16)
+SMALL = Decode(tile_m=16, keys=16, num_warps=4, stages=2, head_dim=16, dtype=bf16, ctas=1, heads=2)
+STEP = Step((70, 33), page=16, capacity=80, head_dim=16, kv_heads=2, group=10)
 
 
 def test_every_barrier_wait_and_commit_is_needed() -> None:
@@ -63,7 +63,7 @@ def test_kernels_that_begin_early_wait_for_what_may_not_be_there() -> None:
 
 
 def test_a_given_split_gives_equal_bits_on_any_number_of_ctas() -> None:
-    step = Step((70, 33, 40), page=16, capacity=80, head_dim=16, options={"fixed_split": 32})
+    step = replace(STEP, options={"fixed_split": 32})
     found = [DecodeCase(SMALL, step, multiprocessors).run() for multiprocessors in (1, 4)]
     assert all(findings == [] for findings, _, _ in found)
     assert all(np.array_equal(found[0][1].view(np.uint16), out.view(np.uint16)) for _, out, _ in found[1:])

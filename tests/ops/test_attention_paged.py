@@ -26,18 +26,19 @@ STEPS = {
     "a window ahead": Step((40, 90), (5, 5), options={"causal": False, "window": (20, 6)}),
     "a soft cap": Step((100,), (2,), options={"softcap": 2.0}),
     "no mask": Step((64, 77), (2, 2), options={"causal": False}),
-    "head_dim 8": Step((100, 33), head_dim=8),
+    "head_dim 8, eight key heads in a line": Step((100, 33), kv_heads=8, head_dim=8),
     "head_dim 72, float16": Step((100, 33), head_dim=72, dtype=f16),
     "head_dim 128": Step((256, 65), head_dim=128, page=64),
     "head_dim 192": Step((100,), head_dim=192),
     "head_dim 256": Step((130, 5), head_dim=256),
-    "sinks": Step((200, 30), (2, 2), options={"sinks": np.array([2.5, -1.0], np.float32)}),
+    "sinks, two key heads in a line": Step(
+        (200, 30), (2, 2), kv_heads=2, head_dim=32, options={"sinks": np.array([2.5, -1.0, 0.5, 3.0], np.float32)}
+    ),
     "fp8": Step((200, 3, 40), (2, 2, 2), fp8=True),
     "fp8, contiguous, scales by head": Step(
         (130, 70),
         page=0,
         kv_heads=2,
-        head_dim=128,
         fp8=True,
         options={name: np.array([[0.5, 2.0], [1.0, 0.25]], np.float32) for name in ("k_scale", "v_scale")},
     ),

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
     from warploom.lang.values import Number
 
-LINE = 128
-"""Bytes of a line of the L2, which fetches one for a copy, but no more than a row: what is behind is not read soon."""
+FETCHED = 128, 64
+"""Bytes that the L2 may fetch for a copy: no more than what is read at about the same time."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,12 @@ class Source:
 
 
 class WarpRing:
-    """A ring of blocks of keys. Each warp copies its own ``keys`` keys of a block, and waits for nobody else's.
+    """Rings of blocks of keys, one for each warp, which waits for nobody else's copies.
 
-    ``fed``: the shared tiles of (``keys`` · warps, head_dim) and what they are copied from. Keys that a sequence has
-    not are zeros, whatever memory holds in their place.
+    ``fed``: shared tiles of (keys, head_dim), ``warps`` of them for each stage of a ring, and what they are copied
+    from. ``heads`` neighbouring warps copy the same keys of as many heads, those behind them the next keys of a block:
+    what lies side by side is read at about the same time. Keys that a sequence has not are zeros, whatever memory holds
+    in their place.
     """
 
     def __init__(
@@ -70,23 +72,39 @@ class WarpRing:
         k: Kernel,
         *fed: tuple[SharedTile, Source],
         warps: int,
+        heads: int,
         head_dim: int,
         pages: Pages | None = None,
         run: int,
     ) -> None:
-        self._k, self._fed, self._pages, self._run = k, fed, pages, run
-        self._rows = fed[0][0].layout.rows
-        self._keys = self._rows // warps
-        self._prefetched = LINE if 2 * head_dim >= LINE else LINE // 2
-        plan = CopyPlan(self._rows, fed[0][0].layout.cols, warps, False)
+        self._k, self._sources, self._pages, self._run = k, [source for _, source in fed], pages, run
+        self.tiles = tuple(tile for tile, _ in fed)
+        self._warps, self.heads, self.parts = warps, heads, warps // heads
+        """``parts``: of a block's keys, one after another, each the keys of ``heads`` warps."""
+        self._keys, cols = self.tiles[0].layout.rows, self.tiles[0].layout.cols
+        self._prefetched = next((n for n in FETCHED if n <= 2 * head_dim * heads), FETCHED[-1])
+        plan = CopyPlan(self._keys, cols, 1, False)
         self._copies = [TileCopy(k, tile, plan, source.key, valid_cols=head_dim) for tile, source in fed]
         for copy in self._copies:
             copy.prepare()
         self._named = [] if pages is None else k.registers(u32, self._keys // run, None, "page")
 
+    @property
+    def head(self) -> Traced:
+        """Which of the heads is this warp's."""
+        return self._k.warp % self.heads
+
+    def first_key(self, block: Traced) -> Traced:
+        """Of this warp's in a block."""
+        return (block * self.parts + self._k.warp // self.heads) * self._keys
+
+    def at(self, stage: Number, warp: Number) -> tuple[SharedTile, ...]:
+        """A warp's tiles of a stage."""
+        return tuple(tile.stage(stage * self._warps + warp) for tile in self.tiles)
+
     def _runs(self, block: Traced) -> list[Traced]:
         """The first key of each run of this warp's keys."""
-        first = block * self._rows + self._k.warp * self._keys
+        first = self.first_key(block)
         return [first + i for i in range(0, self._keys, self._run)]
 
     def look_up(self, sequence: Traced, block: Traced) -> None:
@@ -96,11 +114,12 @@ class WarpRing:
                 page.set(self._pages.entry(self._k, sequence, key))
 
     def put(self, stage: Number, place: tuple[Traced, Traced, Traced], keys: Traced) -> None:
-        """Start the copies of block (sequence, key head, block), looked up before; its sequence has ``keys`` keys."""
+        """Start the copies of block (sequence, which heads, block), looked up before; the sequence has ``keys``."""
         k, (sequence, head, block) = self._k, place
-        exist = keys - block * self._rows
-        for (_, source), copy in zip(self._fed, self._copies, strict=True):
-            start = source.pointer + k.mul_wide(head, source.head)
+        first = self.first_key(block)
+        exist = k.maximum(keys, first) - first
+        for source, copy in zip(self._sources, self._copies, strict=True):
+            start = source.pointer + k.mul_wide(head * self.heads + self.head, source.head)
             if self._pages is None:
                 start = start + k.mul_wide(sequence, source.outer)
                 rows = [start + k.mul_wide(key, source.key) for key in self._runs(block)]
@@ -111,4 +130,5 @@ class WarpRing:
                     + (k.mul_wide(self._pages.page(k, page.get()), source.outer) + k.mul_wide(key % size, source.key))
                     for page, key in zip(self._named, self._runs(block), strict=True)
                 ]
-            copy.load_runs([copy.start_of_run(row) for row in rows], stage, exist, prefetch=self._prefetched)
+            runs = [copy.start_of_run(row) for row in rows]
+            copy.load_runs(runs, stage * self._warps + k.warp, exist, prefetch=self._prefetched)

@@ -50,8 +50,8 @@ class Rows:
 class TileCopy:
     """Copies tiles of one shape between global matrices and a shared tile, by all threads of the CTA or each warp.
 
-    ``plan`` says who copies what. ``valid_cols``, known while tracing, are the columns that any matrix has: what no
-    fragment of them reads is left out.
+    ``plan`` says who copies what; with one warp that does not cooperate, each has a tile of its own. ``valid_cols``,
+    known while tracing, are the columns that any matrix has: what no fragment of them reads is left out.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TileCopy:
         self._k, self._plan, self._stride = k, plan, row_stride
         self._valid_cols = plan.cols if valid_cols is None else valid_cols
         who = k.thread if plan.cooperative else k.lane
-        first_row: Number = 0 if plan.cooperative else k.warp * plan.own_rows
+        first_row: Number = 0 if plan.cooperative or plan.warps == 1 else k.warp * plan.own_rows
         lanes = plan.threads()
         at = lanes.apply(lane=who)
         self._row, self._col = at["row"] + first_row, at["col"]

@@ -17,7 +17,7 @@ from warploom.layout.linear import LinearMap
 from warploom.tile.product import DEPTH, A, B, C, MmaSync, Registers, WarpOperand
 
 if TYPE_CHECKING:
-    from warploom.lang import Fragment, Kernel, Traced
+    from warploom.lang import Fragment, Kernel, Mutable, Traced
     from warploom.lang.values import Number
 
 _PAIR = B.tile(1, 2)
@@ -38,7 +38,7 @@ def position(element: int) -> int:
 
 
 class ProductAlongRows:
-    """``sums`` = A·Bᵀ of a warp: rows of B's tile run along K, as keys do; ``warp``: which of them are this warp's.
+    """``sums`` = A·Bᵀ of a warp: rows of B's tile run along K, as keys do; ``warp``: which of A's rows are this warp's.
 
     A is a tile of f16 whose columns are in the order of :func:`position`, or 16 rows of one in registers; ``depth``: K,
     a multiple of 16.
@@ -50,8 +50,8 @@ class ProductAlongRows:
         self._cores, self._sums, self._depth = MmaSync(k, f16), sums, depth
         rows, cols = sums.layout.shape
         self._rows = rows // 16
-        self._a = WarpOperand(k, a, A, rows, 0, False) if isinstance(a, SharedTile) else None
-        self._b = WarpOperand(k, b, _PAIR if cols % DEPTH == 0 else B, cols, warp, True)
+        self._a = WarpOperand(k, a, A, rows, warp, False) if isinstance(a, SharedTile) else None
+        self._b = WarpOperand(k, b, _PAIR if cols % DEPTH == 0 else B, cols, 0, True)
         if self._a is not None:
             self._a.prepare(depth)
         self._b.prepare(-(-depth // (2 * DEPTH)) * DEPTH)
@@ -104,17 +104,17 @@ class ProductDownRows:
                         self._cores.multiply(self._sums, (i, 2 * block + parity), row, operand, False)
 
 
-def columns(sums: Fragment) -> list[tuple[int, int, list[Traced]]]:
+def columns(sums: Fragment) -> list[tuple[int, int, list[Mutable]]]:
     """(row, column, values) of each four neighbouring columns that lane 0 has of :class:`ProductDownRows`' sums.
 
     Other lanes have those that :data:`LANES` adds.
     """
-    found: list[tuple[int, int, list[Traced]]] = []
+    found: list[tuple[int, int, list[Mutable]]] = []
     rows, cols = sums.layout.tiles
     for i in range(rows):
         for block in range(cols // 2):
             even, odd = (sums.mutable_atom(i, 2 * block + parity) for parity in range(2))
             for half in range(2):
-                values = [x[2 * half + pair].get() for pair in range(2) for x in (even, odd)]
+                values = [x[2 * half + pair] for pair in range(2) for x in (even, odd)]
                 found.append((16 * i + 8 * half, DEPTH * block, values))
     return found

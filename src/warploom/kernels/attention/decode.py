@@ -20,13 +20,15 @@ RUN = 16
 MOST_BLOCKS = 2**31
 MOST_SPREAD = 3
 COMBINE_WARPS = 1 << MOST_SPREAD
-BEGUN_WORDS = 4
-"""Of what a CTA of the first kernel says to the second."""
+BEGUN_WORDS, COUNT_BITS = 4, 16
+"""Of what the first kernel says to the second of a tile, and the bits there of how many CTAs."""
 AT_ONCE = 4
 """Parts that a warp of the second kernel loads together."""
-MOST_GRID_CTAS = 2**31 - 1
+MOST_CTAS = 2**COUNT_BITS - 1
 GAP = 1
 """Blocks that a tile of query rows costs beyond its own, in time."""
+LINE, MANY_TILES = 128, 1024
+"""Bytes of a line of the L2, and tiles of one key head that are more than the SMs need."""
 WARP_BYTES = 2**13
 """Of keys and values that a warp reads at a time: two blocks of eight warps keep the memory busy."""
 
@@ -135,7 +137,8 @@ class DecodeOperands:
 class Decode(Configuration):
     """The kernels of :mod:`.decode_kernel`: each warp copies and multiplies ``keys`` keys of a block of all warps'.
 
-    All warps have the same query rows. The CTAs of a launch share the blocks of all sequences evenly.
+    A tile has ``tile_m`` query rows of each of ``heads`` key heads; neighbouring warps have one of them each. The
+    CTAs of a launch share the blocks of all sequences evenly.
     """
 
     word: ClassVar[str] = "attention_decode"
@@ -149,6 +152,7 @@ class Decode(Configuration):
     head_dim: int = flag(128, "elements per head", (64, 128, 256))
     dtype: DType = flag(bf16, "element type of Q, K, V and O", (bf16, f16))
     ctas: int = flag(2, "CTAs per SM", (1, 2, 3, 4))
+    heads: int = flag(1, "neighbouring key heads whose keys are read together", (1, 2, 4, 8))
     overlap: bool = flag(False, "each kernel begins while the one before it ends (sm_90)")
     fp8: bool = flag(False, "K and V are e4m3, two elements in the place of a 16-bit one (sm_90)")
 
@@ -160,12 +164,18 @@ class Decode(Configuration):
     @property
     def tile_n(self) -> int:
         """Keys of a block."""
-        return self.keys * self.num_warps
+        return self.keys * self.num_warps // self.heads
+
+    @property
+    def tile_rows(self) -> int:
+        """Query rows of a tile, of all its key heads."""
+        return self.tile_m * self.heads
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: Q, K and V of each stage, and the warps' log-sum-exps."""
-        rows = self.tile_m * padded_cols(self.head_dim) + 2 * self.tile_n * padded_cols(self.key_cols)
+        keys = self.keys * self.num_warps
+        rows = self.tile_rows * padded_cols(self.head_dim) + 2 * keys * padded_cols(self.key_cols)
         return self.stages * rows * self.dtype.bytes + 4 * self.num_warps * self.tile_m
 
     @property
@@ -209,9 +219,10 @@ class Decode(Configuration):
              f"head_dim {self.head_dim} of fp8 is no multiple of 16 from 48 on"),
             (not self.overlap or target is None or target.has_tma, "overlap needs compute capability 9.0"),
             (not self.fp8 or target is None or target.has_tma, "fp8 needs compute capability 9.0"),
+            (self.num_warps % self.heads == 0, f"{self.num_warps} warps are not shared by {self.heads} key heads"),
             (self.stages >= 2, "the ring has at least 2 stages"),
         ])  # fmt: skip
-        plan = CopyPlan(self.tile_n, padded_cols(self.key_cols), self.num_warps, False)
+        plan = CopyPlan(self.keys, padded_cols(self.key_cols), 1, False)
         return (found or plan.problems()) + shared_excess(self.shared_bytes, target)
 
     def misfits(self, problem: DecodeProblem | AttentionProblem) -> list[str]:
@@ -226,6 +237,7 @@ class Decode(Configuration):
             (max(p.q_len * p.group, p.capacity) < MOST_POSITIONS,
              f"lengths {p.q_len} and {p.capacity} reach {MOST_POSITIONS} positions"),
             (self._most_blocks(p) < MOST_BLOCKS, "there are more than 2^31 blocks of keys"),
+            (p.kv_heads % self.heads == 0, f"{p.kv_heads} key heads are no multiple of {self.heads}"),
             (p.split is None or p.split % self.tile_n == 0,
              f"fixed_split {p.split} is no multiple of the {self.tile_n} keys that are read together"),
         ])  # fmt: skip
@@ -237,7 +249,7 @@ class Decode(Configuration):
         return p.batch * max(1, -(-p.rows // self.tile_m))
 
     def _most_blocks(self, p: DecodeProblem) -> int:
-        return self._tiles(p) * p.kv_heads * (max(1, -(-p.capacity // self.tile_n)) + GAP)
+        return self._tiles(p) * (p.kv_heads // self.heads) * (max(1, -(-p.capacity // self.tile_n)) + GAP)
 
     def calls(
         self, problem: DecodeProblem, operands: DecodeOperands, multiprocessors: int
@@ -247,16 +259,19 @@ class Decode(Configuration):
             problem,
             CacheForm(problem.page_size, problem.lengths, problem.packed, problem.split is not None, problem.scaled),
         )
-        ctas = min(self.ctas * multiprocessors, self._most_blocks(p), MOST_GRID_CTAS)
+        ctas = min(self.ctas * multiprocessors, self._most_blocks(p), MOST_CTAS)
         split = 0 if p.split is None else p.split // self.tile_n
         pieces = -(-p.capacity // p.split) if p.split else 0
-        tiles = self._tiles(p) * p.kv_heads
+        tiles = self._tiles(p) * (p.kv_heads // self.heads)
         slots = tiles * max(1, pieces) if p.split else 2 * ctas
+        by_tile = not p.packed and tiles <= ctas
+        entries = tiles if p.split or by_tile else ctas
         spread = MOST_SPREAD if p.split else min(MOST_SPREAD, ((ctas // tiles + 1) // AT_ONCE).bit_length())
+        used = self.tile_m if p.packed else min(self.tile_m, max(1, p.rows))
         scalars = {
             "batch": p.batch, "kv_heads": p.kv_heads, "q_len": p.q_len, "capacity": p.capacity, "pages": p.pages,
             "table_pages": p.table_pages, "split": split, "pieces": max(1, pieces), "ctas": ctas, **operands.scalars(),
-            "spread": spread,
+            "spread": spread, "used": used, "by_tile": int(by_tile),
         }  # fmt: skip
         features = p.features()
         name = f"attention_decode_{self.tile_m}x{self.tile_n}x{self.head_dim}"
@@ -272,11 +287,10 @@ class Decode(Configuration):
         ends = ["out", *(["lse"] if p.lse else ())]
         table, sinks = ["table"] if p.page_size else [], ["sinks"] if p.sinks else []
         scales = [["k_scale"], ["v_scale"]] if p.scaled else [[], []]
-        words = {"parts": slots * self.tile_m * self.head_dim, "logs": slots * self.tile_m}
+        words = {"parts": slots * self.tile_rows * self.head_dim, "logs": slots * self.tile_rows}
         if p.split is None:
-            words["begun"] = ctas * BEGUN_WORDS
-        rows = self.tile_m if p.packed else min(self.tile_m, max(1, p.rows))
-        groups = (tiles if p.split else ctas), -(-rows // (COMBINE_WARPS >> spread)), 1
+            words["begun"] = entries * BEGUN_WORDS
+        groups = entries, -(-used * self.heads // (COMBINE_WARPS >> spread)), 1
         return (
             KernelCall(
                 main,
@@ -302,7 +316,7 @@ def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
     keys = max(tile_m, WARP_BYTES // (2 * wide * (1 if p.fp8 else p.dtype.bytes)))
     overlap = target.has_tma
     tried = [
-        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, overlap=overlap, fp8=p.fp8)
+        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, _heads(p, warps), overlap, p.fp8)
         for warps, ctas, stages in (
             (8, 1, 2), *((w, n, s) for w in (4, 2) for n, s in ((2, 4), (2, 3), (2, 2), (1, 2))),
         )
@@ -311,6 +325,18 @@ def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
         c for c in tried if not c.check(target) and _resident(c, target) and not (p.split and p.split % c.tile_n)
     ]
     return fitting[0] if fitting else tried[-1]
+
+
+def _heads(p: DecodeProblem, warps: int) -> int:
+    """Key heads to read together: of rows shorter than a line those of two lines, and two where tiles are plenty.
+
+    The memory reads half a line at little more than half its rate, unless what is beside is wanted at about the same
+    time. Many tiles are short: of two heads they have fewer keys that a block reads for nothing.
+    """
+    row = p.head_dim * (1 if p.fp8 else 2)
+    many = p.split is None and p.batch * p.kv_heads >= MANY_TILES
+    together = 2 * LINE // row if row < LINE else 1 + many
+    return gcd(p.kv_heads, warps, 1 << (together.bit_length() - 1))
 
 
 def _resident(config: Decode, target: Target) -> bool:

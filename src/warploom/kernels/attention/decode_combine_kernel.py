@@ -32,7 +32,7 @@ def attention_decode_combine(
     lse_batch: u32, lse_head: u32,
     v_scale_batch: u32, v_scale_head: u32,
     batch: u32, kv_heads: u32, q_len: u32, capacity: u32,
-    split: u32, pieces: u32, spread: u32,
+    split: u32, pieces: u32, spread: u32, used: u32, by_tile: u32,
     *,
     config: Decode,
     features: AttentionFeatures,
@@ -40,29 +40,32 @@ def attention_decode_combine(
 ) -> None:  # fmt: skip
     """O from the parts that :func:`attention_decode` left, always in the order of the keys.
 
-    Grid: along x the CTAs of the first kernel, each of which may have begun one tile that others ended; with a given
-    split tiles. Along y the rows of a tile, of each of which 2^``spread`` warps put parts together.
+    Grid: along x entries of ``begun``, tiles that one CTA of the first kernel began and others ended; with a given
+    split tiles. Along y the rows of a tile, of each of which 2^``spread`` warps put parts together: of each of its key
+    heads the first ``used``.
     """
     c, f = config, features
     given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
     span = spans(given, c, f)
     if c.overlap:
+        k.allow_next_launch()
         k.await_launch_before()
     if form.split:
-        head, number = k.cta_x % kv_heads, k.cta_x // kv_heads
+        heads = kv_heads // c.heads
+        head, number = k.cta_x % heads, k.cta_x // heads
         sequence, at, tile = TileNumbers(given, span, batch, f.group, c.tile_m).find(number)
         count = k.select(tile < at.tiles, ceiling(at.blocks, split), k.value(0, u32))
         slots = k.cta_x * pieces, k.cta_x * pieces + 1, 1
     else:
-        count, sequence, head, tile = Begun(k, begun).of(k.cta_x)
-        slots = k.cta_x * 2 + 1, k.cta_x * 2 + 2, 2
+        count, cta, sequence, head, tile = Begun(k, begun, by_tile).of(k.cta_x)
+        slots = cta * 2 + 1, cta * 2 + 2, 2
     results = Results(
         k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None, (lse_batch, lse_head, k.value(1, u32)),
         sinks if f.sinks else None, Scales(k, v_scale, v_scale_batch, v_scale_head) if form.scaled else None,
     )  # fmt: skip
     with k.when(count > 1, uniform=True):
-        rows = Rows(k, sequence, span(sequence), head, tile, f.group, c.tile_m)
-        Combination(k, c, Parts(c, parts, logs), rows, slots, spread).store(count, results)
+        rows = Rows(k, sequence, span(sequence), head, tile, f.group, c.tile_m, c.heads)
+        Combination(k, c, Parts(c, parts, logs), rows, slots, spread, used).store(count, results)
 
 
 attention_decode_combine_sm90 = replace(
@@ -79,19 +82,28 @@ class Combination:
     """
 
     def __init__(
-        self, k: Kernel, config: Decode, parts: Parts, rows: Rows, slots: tuple[Traced, Traced, int], spread: Traced
-    ) -> None:
+        self, k: Kernel, config: Decode, parts: Parts, rows: Rows, slots: tuple[Traced, Traced, int], spread: Traced,
+        used: Traced,
+    ) -> None:  # fmt: skip
         self._k, self._config, self._parts, self._rows, self._slots = k, config, parts, rows, slots
         self._members = k.value(1, u32) << spread
         self._member = k.warp & (self._members - 1)
         self._here = k.value(COMBINE_WARPS, u32) >> spread
         """Rows of this CTA."""
-        self._spread, self._first_row = spread, k.cta_y * self._here
-        self._row = self._first_row + (k.warp >> spread)
+        self._spread, self._first, self._used = spread, k.cta_y * self._here, used
+        self._row, self._exists = self._find(k.warp >> spread)
         quads = -(-config.head_dim // (32 * QUAD))
         self._cols = [(k.lane + 32 * i) * QUAD for i in range(quads)]
         self._sums = k.shared(f32, (COMBINE_WARPS, 32 * QUAD * quads), name="sums")
         self._logs = k.shared(f32, (1, COMBINE_WARPS), name="logs")
+
+    def _find(self, number: Traced) -> tuple[Traced, Traced]:
+        """Row ``number`` of this CTA's, and whether there is one."""
+        number = self._first + number
+        row = number
+        if self._config.heads > 1:
+            row = number // self._used * self._config.tile_m + number % self._used
+        return row, (number < self._used * self._config.heads) & self._rows.exists(row)
 
     def _slot(self, part: Traced) -> Traced:
         first, then, stride = self._slots
@@ -113,7 +125,7 @@ class Combination:
     def store(self, count: Traced, results: Results) -> None:
         """Sum so many parts and store the rows."""
         k, d = self._k, self._config.head_dim
-        with k.when(self._rows.exists(self._row) & (self._row < self._config.tile_m), uniform=True):
+        with k.when(self._exists, uniform=True):
             top, sums = self._sum(count)
             for number, col in enumerate(self._cols):
                 self._sums.store([x.get() for x in sums[QUAD * number :][:QUAD]], k.warp, col)
@@ -123,8 +135,8 @@ class Combination:
         quads = d // QUAD
         with k.loop(self._here * quads, start=k.thread, step=32 * COMBINE_WARPS) as item:
             own, col = item // quads, item % quads * QUAD
-            row, warp = self._first_row + own, own << self._spread
-            with k.when(self._rows.exists(row) & (row < self._config.tile_m)):
+            (row, exists), warp = self._find(own), own << self._spread
+            with k.when(exists):
                 found = k.registers(f32, QUAD, 0.0)
                 with k.loop(self._members) as member:
                     for x, y in zip(found, self._sums.load(warp + member, col, QUAD), strict=True):

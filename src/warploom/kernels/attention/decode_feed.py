@@ -50,7 +50,7 @@ class Queries:
 
     def rows(self, at: Cursor) -> Rows:
         """Those of a piece."""
-        return Rows.at(self.k, at, self.group, self.config.tile_m)
+        return Rows.at(self.k, at, self.group, self.config)
 
     def load(self, tile: SharedTile, at: Cursor) -> None:
         """Start their copies."""
@@ -80,10 +80,10 @@ class Feed:
         k, at = self._k, self._cursor
         with k.when(at.number < end, uniform=True):
             to = stage if isinstance(stage, int) else stage()
+            self._ring.put(to, (at.sequence.get(), at.head.get(), at.block.get()), at.span.keys)
             with k.when(self._begins != 0, uniform=True):
                 self.queries.load(self.q_tile.stage(self._q_stage.now()), at)
                 self._q_stage.advance()
-            self._ring.put(to, (at.sequence.get(), at.head.get(), at.block.get()), at.span.keys)
             self._begins.set(k.select(at.ends_piece, k.value(1, u32), k.value(0, u32)))
             at.advance()
             self._look_up()

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
-from operator import or_
+from itertools import groupby
+from operator import itemgetter, or_
 
 from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import GAP, CacheForm, Decode
@@ -29,7 +30,7 @@ from warploom.kernels.attention.decode_rows import (
     spans,
 )
 from warploom.kernels.attention.features import AttentionFeatures
-from warploom.lang import Global, Kernel, SharedTile, Traced, kernel
+from warploom.lang import Global, Kernel, Mutable, SharedTile, Traced, kernel
 from warploom.lang.fragments import TileAddresses
 from warploom.layout.reduction import reduction_plan
 from warploom.layout.shared import SharedLayout
@@ -74,7 +75,7 @@ def attention_decode(
     v_scale_batch: u32, v_scale_head: u32,
     batch: u32, kv_heads: u32, q_len: u32, capacity: u32,
     pages: u32, table_pages: u32, table_row: u32,
-    split: u32, pieces: u32, ctas: u32,
+    split: u32, pieces: u32, ctas: u32, by_tile: u32,
     *,
     config: Decode,
     features: AttentionFeatures,
@@ -83,9 +84,9 @@ def attention_decode(
 ) -> None:  # fmt: skip
     """O of tiles that one CTA sees all keys of, and for the others O and log-sum-exps of its pieces, in float32.
 
-    Grid: CTAs that share all blocks. ``parts`` has a place of (tile_m, head_dim) for each piece, ``logs`` of tile_m:
-    two for each CTA, for a piece that goes on with a tile of the CTA before and for one that the next goes on with;
-    with a given split ``pieces`` for each tile. ``begun`` says what the second kernel has to put together.
+    Grid: CTAs that share all blocks. ``parts`` has a place of (tile_rows, head_dim) for each piece, ``logs`` of
+    tile_rows: two for each CTA, for a piece that goes on with a tile of the CTA before and for one that the next goes
+    on with; with a given split ``pieces`` for each tile. ``begun`` says what the second kernel has to put together.
     """
     c, f = config, features
     if c.overlap:
@@ -99,20 +100,22 @@ def attention_decode(
         k.await_launch_before()
     given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
     span = spans(given, c, f)
-    shares = Shares(k, span, batch, kv_heads, ctas=ctas, split=split if form.split else None, gap=GAP)
-    slots = Slots(k, shares, TileNumbers(given, span, batch, f.group, c.tile_m), Begun(k, begun), kv_heads,
-                  pieces if form.split else None)  # fmt: skip
+    heads = kv_heads // c.heads
+    shares = Shares(k, span, batch, heads, ctas=ctas, split=split if form.split else None, gap=GAP)
+    numbers = TileNumbers(given, span, batch, f.group, c.tile_m)
+    slots = Slots(k, shares, numbers, Begun(k, begun, by_tile), pieces if form.split else None)
     first, end = shares.of(k.cta_x)
     slots.say_nothing()
-    k_tile, v_tile = (operand_tile(k, c.dtype, c.tile_n, c.key_cols, name=x, stages=c.stages) for x in "KV")
+    k_tile, v_tile = (operand_tile(k, c.dtype, c.keys, c.key_cols, name=x, stages=c.stages * c.num_warps) for x in "KV")
     fed = (
         (k_tile, Source(key, k_batch, k_head, row_strides[0])),
         (v_tile, Source(value, v_batch, v_head, row_strides[1])),
     )
     named = Pages(form.page_size, table, table_row, table_pages, pages) if form.page_size else None
-    ring = WarpRing(k, *fed, warps=c.num_warps, head_dim=c.key_cols, pages=named, run=c.run(form.page_size))
-    q_tile = operand_tile(k, c.factors, c.tile_m, c.head_dim, name="Q", stages=c.stages)
-    products = Products(k, c, f, q_tile, k_tile, v_tile)
+    ring = WarpRing(k, *fed, warps=c.num_warps, heads=c.heads, head_dim=c.key_cols, pages=named,
+                    run=c.run(form.page_size))  # fmt: skip
+    q_tile = operand_tile(k, c.factors, c.tile_rows, c.head_dim, name="Q", stages=c.stages)
+    products = Products(k, c, f, q_tile, ring)
     results = Results(
         k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None, (lse_batch, lse_head, k.value(1, u32)),
         sinks if f.sinks else None, Scales(k, v_scale, v_scale_batch, v_scale_head) if form.scaled else None,
@@ -190,11 +193,11 @@ class Products:
         config: Decode,
         features: AttentionFeatures,
         q: SharedTile,
-        keys: SharedTile,
-        values: SharedTile,
+        ring: WarpRing,
     ) -> None:
         self._k, self._config, self._features = k, config, features
-        self._q, self._keys, self._values = q, keys, values
+        self._q, self._ring = q, ring
+        keys, values = ring.tiles
         c, f = config, features
         self._cores = cores = MmaSync(k, c.factors, ahead=True)
         self._s = s = cores.accumulator(c.tile_m, c.keys, "s")
@@ -202,39 +205,40 @@ class Products:
         self._held = k.registers(u32, 4 * -(-c.head_dim // DEPTH), None, "q") if c.holds_queries else []
         left = self._held or q
         if c.fp8:
-            self._scores = ProductAlongRows(k, s, left, keys, c.head_dim, k.warp)
-            self._product = ProductDownRows(k, o, values, c.keys, k.warp * c.keys)
+            self._scores = ProductAlongRows(k, s, left, keys, c.head_dim, ring.head)
+            self._product = ProductDownRows(k, o, values, c.keys, 0)
         else:
-            self._scores = cores.product(s, left, keys, warp=(0, k.warp), depth=c.head_dim)
-            self._product = cores.product(o, s, values, transposed_b=True, depth=c.keys, first=k.warp * c.keys)
+            self._scores = cores.product(s, left, keys, warp=(ring.head, 0), depth=c.head_dim)
+            self._product = cores.product(o, s, values, transposed_b=True, depth=c.keys)
         self._softmax = OnlineSoftmax(k, s, o, f.softmax_scale(c.head_dim), c.factors, cap=f.softcap, lse=True)
         self._logs = k.shared(f32, (c.num_warps, c.tile_m), name="logs")
         # A warp's sums leave through the place of its keys and values, so many columns through each in turn.
         half = keys.layout.cols // 2
         panel = keys.layout.panels[0].cols // 2
         self._halves = SharedLayout(keys.layout.rows, half, 4, keys.layout.swizzle, panel)
-        lanes = LANES if c.fp8 else o.layout.atom.restrict("lane")
-        self._places = [TileAddresses(k, x.seen_as(f32, self._halves), lanes, k.lane, k.warp * c.keys, "strided")
-                        for x in (keys, values)]  # fmt: skip
+        self._lanes = lanes = LANES if c.fp8 else o.layout.atom.restrict("lane")
+        halves = [x.seen_as(f32, self._halves) for x in ring.tiles]
+        self._places = [TileAddresses(k, x, lanes, k.lane, 0, "strided") for x in halves]
 
     def begin(self, q_stage: Traced) -> None:
         """Rows that have seen no key; what a warp has registers for of their queries is read now."""
-        load_left(self._k, self._held, self._q.stage(q_stage), 0)
+        load_left(self._k, self._held, self._q.stage(q_stage), self._ring.head * self._config.tile_m)
         self._softmax.begin()
         zero(self._o)
 
     def step(self, q_stage: Traced, stage: Traced, at: Cursor) -> None:
         """Add a block."""
-        self._scores.start(self._held or self._q.stage(q_stage), self._keys.stage(stage), zero=True)
+        keys, values = self._ring.at(stage, self._k.warp)
+        self._scores.start(self._held or self._q.stage(q_stage), keys, zero=True)
         self._softmax.step(lambda: self._mask(at))
-        self._product.start(self._cores.left(self._s), self._values.stage(stage))
+        self._product.start(self._cores.left(self._s), values)
 
     def _mask(self, at: Cursor) -> None:
         """-inf in place of scores that do not count."""
         k, c, f, span = self._k, self._config, self._features, at.span
         left, right = f.window
         keys, offset = (k.bitcast(x, s32) for x in (span.keys, span.keys - span.queries))
-        start = k.bitcast(at.block * c.tile_n, s32)
+        start, own = (k.bitcast(x, s32) for x in (at.block * c.tile_n, self._ring.first_key(at.block.get())))
         cuts = [start + c.tile_n > keys]
         if right is not None:
             cuts.append(start + (c.tile_n - 1) > offset + right)
@@ -242,11 +246,11 @@ class Products:
             cuts.append(start < keys - 1 - left)
         visible = Visible(f.window, ragged=True)
         with k.when(reduce(or_, cuts), uniform=True):
-            rows = Rows.at(k, at, f.group, c.tile_m)
+            rows = Rows.at(k, at, f.group, c)
             for element, score in enumerate(self._s.mutable):
                 row, col = self._s.layout.coordinates(k.lane, element)
                 aligned = k.bitcast(rows.query(k.value(row, u32)), s32) + offset
-                number = k.bitcast(k.value(col, u32) + k.warp * c.keys, s32) + start
+                number = k.bitcast(k.value(col, u32), s32) + own
                 hide(k, score, visible.seen(number, aligned, keys), -math.inf)
 
     def finish(self) -> None:
@@ -260,24 +264,29 @@ class Products:
             for group, log in enumerate(logs):
                 self._logs.store(log, k.warp, plan.result_coordinate(group, k.lane, 0))
 
-    def _put(self, stage: Traced, places: range) -> None:
+    def _put(self, stage: Traced, places: range, rows: Rows) -> None:
         """Some columns of each warp's O to shared memory, in the place of the block that was read last."""
-        half, tile_m = self._halves.cols, self._config.tile_m
-        tiles = [to.on(x.stage(stage).seen_as(f32, self._halves))
-                 for to, x in zip(self._places, (self._keys, self._values), strict=True)]  # fmt: skip
-        for row, col, values in self._neighbours():
-            if col // half in places:
-                below = (col // half - places.start) // 2 * tile_m
-                address = tiles[col // half % 2].address(row + below, col % half)
-                self._k.store("shared", address, f32, values, "", "weak")
+        k, half, tile_m = self._k, self._halves.cols, self._config.tile_m
+        own = self._ring.at(stage, k.warp)
+        tiles = [to.on(x.seen_as(f32, self._halves)) for to, x in zip(self._places, own, strict=True)]
+        stores = [
+            (row, tiles[col // half % 2], row + (col // half - places.start) // 2 * tile_m, col % half, values)
+            for row, col, values in sorted(self._neighbours(), key=itemgetter(0, 1)) if col // half in places
+        ]  # fmt: skip
+        for _, to, row, col, _ in stores:
+            to.prepare([(row, col)])
+        for first, together in groupby(stores, key=itemgetter(0)):
+            with k.when(rows.exists(self._lanes.apply(lane=k.lane)["row"] + first)):
+                for _, to, row, col, values in together:
+                    k.store("shared", to.address(row, col), f32, [x.get() for x in values], "", "weak")
 
-    def _neighbours(self) -> list[tuple[int, int, list[Traced]]]:
+    def _neighbours(self) -> list[tuple[int, int, list[Mutable]]]:
         """(row, first column, values) of neighbouring sums of lane 0."""
         if self._config.fp8:
             return columns(self._o)
         layout, o = self._o.layout, self._o.mutable
         return [
-            (*layout.coordinates(0, element), [o[element].get(), o[element + 1].get()])
+            (*layout.coordinates(0, element), [o[element], o[element + 1]])
             for element in range(0, layout.elements_per_thread, 2)
         ]
 
@@ -285,19 +294,18 @@ class Products:
         """O of all warps together: the result where ``whole`` says so, else a part for the second kernel."""
         k, c = self._k, self._config
         half = self._halves.cols
-        together, count = c.keys // c.tile_m * 2, c.tile_m * (half // QUAD)
+        together, quads = c.keys // c.tile_m * 2, half // QUAD
         for first in range(0, -(-c.head_dim // half), together):
             places = range(first, min(first + together, -(-c.head_dim // half)))
             if first:
                 k.syncthreads()  # all have read the columns before
-            self._put(stage, places)
+            self._put(stage, places, rows)
             k.syncthreads()  # every warp's sums are there
-            merged = [self._merged(stage, k.thread + item, count, places) for item in range(0, count, c.threads)]
-            for item, (log, sums) in zip(range(0, count, c.threads), merged, strict=True):
-                number = k.thread + item
-                row, col = number // (half // QUAD), number % (half // QUAD) * QUAD
-                leads = (col == 0) if first == 0 else None
-                with k.when(rows.exists(row) & (number < count)):
+            for item in range(0, c.tile_rows * quads, c.threads):
+                row, col = (k.thread + item) // quads, (k.thread + item) % quads * QUAD
+                with k.when(rows.exists(row) & (row < c.tile_rows)):
+                    log, sums = self._merged(stage, row, col, places)
+                    leads = (col == 0) if first == 0 else None
                     with k.when(whole, uniform=True):
                         own, log_of_all = results.counted(rows, row, log)
                         for at, values in self._inside(col, places, sums):
@@ -312,21 +320,20 @@ class Products:
                             with k.when(leads):
                                 parts.log(k, slot, row).store(log)
 
-    def _merged(self, stage: Traced, number: Traced, count: int, places: range) -> tuple[Traced, list[list[Traced]]]:
-        """The log-sum-exp of item ``number`` (a row and four of its columns in each place) and its sums."""
-        k, c = self._k, self._config
-        half = self._halves.cols
-        number = k.minimum(number, count - 1)
-        row, col = number // (half // QUAD), number % (half // QUAD) * QUAD
-        factors, log = merged(k, [self._logs.load(warp, row) for warp in range(c.num_warps)])
+    def _merged(self, stage: Traced, row: Traced, col: Traced, places: range) -> tuple[Traced, list[list[Traced]]]:
+        """The log-sum-exp of a row, and its sums in four columns of each place."""
+        k, c, ring = self._k, self._config, self._ring
+        half, own = self._halves.cols, row % c.tile_m
+        warps = [row // c.tile_m + part * c.heads for part in range(ring.parts)]
+        factors, log = merged(k, [self._logs.load(warp, own) for warp in warps])
         found: list[list[Traced]] = []
         for place in places:
-            source = (self._keys, self._values)[place % 2].stage(stage).seen_as(f32, self._halves)
             below, last = (place - places.start) // 2 * c.tile_m, c.head_dim - place * half - QUAD
             at = k.minimum(col, last) if last < half - QUAD else col
             sums: list[Traced] = []
-            for warp, factor in enumerate(factors):
-                loaded = source.load(row + (warp * c.keys + below), at, QUAD)
+            for warp, factor in zip(warps, factors, strict=True):
+                source = ring.at(stage, warp)[place % 2].seen_as(f32, self._halves)
+                loaded = source.load(own + below, at, QUAD)
                 sums = [x * factor if not sums else k.fma(x, factor, y)
                         for x, y in zip(loaded, sums or loaded, strict=True)]  # fmt: skip
             found.append(sums)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import DType, f16, f32, s32, u32
-from warploom.kernels.attention.decode import BEGUN_WORDS, Decode
+from warploom.kernels.attention.decode import BEGUN_WORDS, COUNT_BITS, Decode
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.tile.eight_bits import position
 from warploom.tile.merge import with_sink
@@ -107,34 +107,46 @@ class TileNumbers:
 
 @dataclass(frozen=True)
 class Rows:
-    """A tile of query rows: query after query of a sequence, of each the ``group`` heads that share a key head."""
+    """A tile of query rows: query after query of a sequence, of each the ``group`` heads that share a key head.
+
+    So ``tile_m`` rows of the first of ``heads`` key heads, and then those of the next.
+    """
 
     k: Kernel
     sequence: Traced
     span: Span
     head: Traced
-    """The key head."""
+    """Which ``heads`` key heads."""
     tile: Traced
     group: int
     tile_m: int
+    heads: int
 
     @classmethod
-    def at(cls, k: Kernel, place: Cursor | Place, group: int, tile_m: int) -> Rows:
+    def at(cls, k: Kernel, place: Cursor | Place, group: int, config: Decode) -> Rows:
         """Those that a position in the list of blocks is about."""
         sequence, head, tile = (k.value(x, u32) for x in (place.sequence, place.head, place.tile))
-        return cls(k, sequence, place.span, head, tile, group, tile_m)
+        return cls(k, sequence, place.span, head, tile, group, config.tile_m, config.heads)
+
+    def _number(self, row: Traced) -> Traced:
+        """Of a row among those of its key head in the sequence."""
+        return self.tile * self.tile_m + (row if self.heads == 1 else row % self.tile_m)
+
+    def key_head(self, row: Traced) -> Traced:
+        """The key head that a row is of."""
+        return self.head if self.heads == 1 else self.head * self.heads + row // self.tile_m
 
     def query(self, row: Traced) -> Traced:
         """The query of the sequence that a row is of."""
-        return (self.tile * self.tile_m + row) // self.group
+        return self._number(row) // self.group
 
     def query_head(self, row: Traced) -> Traced:
         """The query head that a row is of."""
-        return self.head * self.group + (self.tile * self.tile_m + row) % self.group
+        return self.key_head(row) * self.group + self._number(row) % self.group
 
     def exists(self, row: Traced) -> Traced:
         """Whether there is such a row."""
-        return self.tile * self.tile_m + row < self.span.queries * self.group
+        return self._number(row) < self.span.queries * self.group
 
     def pointer(self, of: GlobalPointer, strides: Strides, row: Traced) -> GlobalPointer:
         """A row's first element in an array with strides (sequence, query head, query)."""
@@ -147,7 +159,7 @@ def query_parts(k: Kernel, tile: SharedTile, of: Decode) -> list[tuple[Traced, T
     """(row, first column, whether there is such a part) of what a thread copies of a tile of query rows."""
     each = CHUNK * (1 + of.fp8)
     across = tile.layout.cols // each
-    count = of.tile_m * across
+    count = of.tile_rows * across
     numbers = [k.thread + first for first in range(0, count, of.threads)]
     return [(number // across, number % across * each, number < count) for number in numbers]
 
@@ -171,10 +183,10 @@ class Scales:
     outer: Traced
     head: Traced
 
-    def of(self, rows: Rows) -> Traced:
-        """That of a tile of query rows."""
-        k = self.k
-        return (self.pointer + (k.mul_wide(rows.sequence, self.outer) + k.mul_wide(rows.head, self.head))).load()
+    def of(self, rows: Rows, row: Traced) -> Traced:
+        """That of a query row."""
+        k, head = self.k, rows.key_head(row)
+        return (self.pointer + (k.mul_wide(rows.sequence, self.outer) + k.mul_wide(head, self.head))).load()
 
 
 def queries_for_fp8(k: Kernel, tile: SharedTile, rows: Rows, of: Decode, scale: Scales | None) -> None:
@@ -182,9 +194,9 @@ def queries_for_fp8(k: Kernel, tile: SharedTile, rows: Rows, of: Decode, scale: 
 
     Each thread works on what it has copied itself.
     """
-    factor = k.value(1.0, f32) if scale is None else scale.of(rows)
     for row, col, there in query_parts(k, tile, of):
         with k.when(there):
+            factor = k.value(1.0, f32) if scale is None else scale.of(rows, row)
             words: list[Traced] = []
             for at in (0, CHUNK):
                 for pair in tile.load(row, col + at, CHUNK // 2, dtype=u32):
@@ -210,7 +222,7 @@ class Results:
 
     def counted(self, rows: Rows, row: Traced, log: Traced) -> tuple[Traced | None, Traced]:
         """The factor of a row's O, if it has one, and its log-sum-exp: with the sink of its head."""
-        factor = None if self.scale is None else self.scale.of(rows)
+        factor = None if self.scale is None else self.scale.of(rows, row)
         if self.sinks is None:
             return factor, log
         part, log = with_sink(self.k, log, self.sinks.load(rows.query_head(row)))
@@ -231,25 +243,32 @@ class Results:
 
 @dataclass(frozen=True)
 class Begun:
-    """What each CTA of the first kernel says of the tile that it began and others ended, where there is one."""
+    """What the first kernel says of tiles that one CTA began and others ended.
+
+    ``by_tile``: an entry of each tile, by its number. Where there may be more tiles than CTAs, or numbers that no tile
+    has, there is one of each CTA, which begins one such tile at most.
+    """
 
     k: Kernel
     words: GlobalPointer
+    by_tile: Traced
 
-    def _entry(self, cta: Traced) -> GlobalPointer:
-        return self.words + self.k.mul_wide(cta, BEGUN_WORDS)
+    def _entry(self, number: Traced) -> GlobalPointer:
+        return self.words + self.k.mul_wide(number, BEGUN_WORDS)
 
-    def say_nothing(self, cta: Traced) -> None:
-        """This CTA began none, or none yet."""
-        self._entry(cta).store([self.k.value(0, u32)] * BEGUN_WORDS)
+    def say_nothing(self, number: Traced) -> None:
+        """There is no such tile, or not yet."""
+        self._entry(number).store(self.k.value(0, u32))
 
-    def say(self, cta: Traced, count: Traced, place: Cursor) -> None:
-        """So many CTAs have parts of the tile at ``place``."""
-        self._entry(cta).store([count, place.sequence.get(), place.head.get(), place.tile.get()])
+    def say(self, number: Traced, count: Traced, place: Cursor) -> None:
+        """``count`` CTAs from this one on have parts of the tile at ``place``."""
+        parts = (self.k.cta_x << COUNT_BITS) + count
+        self._entry(number).store([parts, place.sequence.get(), place.head.get(), place.tile.get()])
 
-    def of(self, cta: Traced) -> Sequence[Traced]:
-        """(how many CTAs have parts, sequence, key head, tile); 0 first where there is none."""
-        return self._entry(cta).load(count=BEGUN_WORDS)
+    def of(self, number: Traced) -> tuple[Traced, ...]:
+        """(how many CTAs have parts, from which on, sequence, which heads, tile); 0 first where there is none."""
+        parts, *place = self._entry(number).load(count=BEGUN_WORDS)
+        return parts & (1 << COUNT_BITS) - 1, parts >> COUNT_BITS, *place
 
 
 @dataclass(frozen=True)
@@ -263,26 +282,29 @@ class Slots:
     shares: Shares
     numbers: TileNumbers
     begun: Begun
-    kv_heads: Traced
     pieces: Traced | None
 
     def say_nothing(self) -> None:
         """This CTA has begun no tile yet."""
         k = self.k
         if self.pieces is None:
-            with k.when(k.thread == 0):
+            with k.when((self.begun.by_tile == 0) & (k.thread == 0)):
                 self.begun.say_nothing(k.cta_x)
 
     def of(self, at: Cursor, opens: Traced, number: Traced) -> Traced:
         """That of the piece which ends with block ``number``, ``at`` it; ``opens``: it begins its tile."""
         k = self.k
+        tile = self.numbers.of(at.sequence.get(), at.span, at.tile.get()) * self.shares.heads + at.head
         if self.pieces is not None:
-            tile = self.numbers.of(at.sequence.get(), at.span, at.tile.get())
-            return (tile * self.kv_heads + at.head) * self.pieces + at.piece
+            return tile * self.pieces + at.piece
         slot = k.cta_x * 2 + k.select(opens, k.value(1, u32), k.value(0, u32))
-        with k.when(opens & (at.block + 1 != at.span.end) & (k.thread == 0)):
-            count = self.shares.cta_of(number + (at.span.end - 1 - at.block)) - k.cta_x + 1
-            self.begun.say(k.cta_x, count, at)
+        with k.when(opens & (k.thread == 0)):
+            by_tile = self.begun.by_tile != 0
+            with k.when(at.block + 1 != at.span.end):
+                count = self.shares.cta_of(number + (at.span.end - 1 - at.block)) - k.cta_x + 1
+                self.begun.say(k.select(by_tile, tile, k.cta_x), count, at)
+            with k.otherwise(), k.when(by_tile):
+                self.begun.say_nothing(tile)
         return slot
 
 
@@ -297,8 +319,8 @@ class Parts:
     def output(self, k: Kernel, slot: Traced, row: Traced) -> GlobalPointer:
         """A row of O."""
         d = self.config.head_dim
-        return (self.outputs + row * d) + k.mul_wide(slot, self.config.tile_m * d)
+        return (self.outputs + row * d) + k.mul_wide(slot, self.config.tile_rows * d)
 
     def log(self, k: Kernel, slot: Traced, row: Traced) -> GlobalPointer:
         """A row's log-sum-exp."""
-        return (self.logs + row) + k.mul_wide(slot, self.config.tile_m)
+        return (self.logs + row) + k.mul_wide(slot, self.config.tile_rows)
