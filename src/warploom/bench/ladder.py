@@ -243,16 +243,10 @@ def run_ladder(
         for rung, case, jobs, weight in zip(rungs, cases, compiling, weights, strict=True):
             start, width, what = done / sum(weights), weight / sum(weights), f"rung {rung.key} on the emulator"
             tell(what, emulated * start)
-            emulation = emulate(
-                case.program,
-                case.grid,
-                case.arguments,
-                seed=seed,
-                progress=_part(tell, what, emulated * start, emulated * width),
-            )
+            part = _part(tell, what, emulated * start, emulated * width)
+            emulation = emulate(case.program, case.grid, case.arguments, seed=seed, progress=part)
             done += weight
-            result.rows.append(_row(rung, case, emulation))
-            result.rows[-1]["targets"] = jobs  # replaced below, once compiled
+            result.rows.append(_row(rung, case, emulation) | {"targets": jobs})  # replaced below, once compiled
         for number, row in enumerate(result.rows):
             tell("compiling", emulated + (share - emulated) * number / len(result.rows))
             row["targets"] = {arch: job.result() for arch, job in row["targets"].items()}
