@@ -331,10 +331,10 @@ def _heads(p: DecodeProblem, warps: int) -> int:
     """Key heads to read together: of rows shorter than a line those of two lines, and two where tiles are plenty.
 
     The memory reads half a line at little more than half its rate, unless what is beside is wanted at about the same
-    time. Many tiles are short: of two heads they have fewer keys that a block reads for nothing.
+    time. Many tiles are short, and a block of two heads has half as many keys that are not there.
     """
     row = p.head_dim * (1 if p.fp8 else 2)
-    many = p.split is None and p.batch * p.kv_heads >= MANY_TILES
+    many = p.split is None and p.head_dim <= 128 and p.batch * p.kv_heads >= MANY_TILES
     together = 2 * LINE // row if row < LINE else 1 + many
     return gcd(p.kv_heads, warps, 1 << (together.bit_length() - 1))
 
