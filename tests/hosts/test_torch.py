@@ -29,6 +29,11 @@ def swapped(tensors):
     return tuple(x.transpose(1, 2) for x in tensors)
 
 
+def strides(x):
+    """Those that say something: of dimensions of more than one element."""
+    return [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+
+
 @pytest.mark.usefixtures("overridden")
 @pytest.mark.parametrize("lies", ["bshd", "bhsd", "mixed"])
 def test_sdpa_and_its_backward_pass_lie_as_the_given_tensors(lies):
@@ -43,7 +48,7 @@ def test_sdpa_and_its_backward_pass_lie_as_the_given_tensors(lies):
     assert (lse.shape, max_q, max_k) == ((1, 2, 24), 24, 40)
     assert out.stride() == torch.empty_like(q).stride()
     for x, grad in zip((q, k, v), torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True), strict=True):
-        assert grad.stride() == torch.empty_like(x).stride()
+        assert strides(grad) == strides(torch.empty_like(x))
     assert_like_float64(out.transpose(1, 2), given, *given, causal=True, scale=0.25)
 
 
