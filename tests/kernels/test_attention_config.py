@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.properties import slow_property
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import TARGETS, target
+from warploom.ir.program import Program
 from warploom.ir.verify import verify
 from warploom.kernels.attention.choice import choose, parse_config
 from warploom.kernels.attention.decode import Decode
@@ -170,6 +172,12 @@ def test_problems_that_a_kernel_does_not_take(config: AttentionConfig, changes: 
     assert any(says in reason for reason in reasons), reasons
 
 
+@cache
+def traced(config: AttentionConfig) -> Program:
+    """A small problem's, which several architectures choose."""
+    return Case(config, 64, 64).program
+
+
 @pytest.mark.parametrize("head_dim", [8, 40, 64, 72, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_120a"])
 def test_every_problem_has_a_configuration_that_can_be_traced(head_dim: int, arch: str) -> None:
@@ -180,7 +188,7 @@ def test_every_problem_has_a_configuration_that_can_be_traced(head_dim: int, arc
         assert config.check(target(arch)) + config.misfits(problem) == []
         assert reason
     assert isinstance(config, ForwardSm80 | ForwardSm90)
-    verify(Case(config, 64, 64).program, target(arch))
+    verify(traced(config), target(arch))
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 128, 192, 256])
