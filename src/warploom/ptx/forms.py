@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from warploom.core.errors import PtxError
-from warploom.ptx.syntax import TYPES, Instruction, Operand
+from warploom.ptx.syntax import TYPES, Instruction, Integer, Operand
 
 if TYPE_CHECKING:
     from warploom.ptx.builder import Builder
@@ -45,6 +45,25 @@ class Form:
         """The first of these modifiers that is there, else ``default``."""
         return next((name for name in names if self.flag(name)), default)
 
+    def need(self, *names: str) -> None:
+        """Take modifiers that must all be there."""
+        if not all(self.flag(name) for name in names):
+            raise self.refusal()
+
+    def which(self, *names: str) -> str:
+        """The first of these modifiers that is there; one must be."""
+        found = self.one_of(*names)
+        if not found:
+            raise self.refusal()
+        return found
+
+    def immediate(self) -> int:
+        """The only operand, an integer."""
+        (given,) = self.operands(1)
+        if not isinstance(given, Integer):
+            raise self.refusal("its operand must be a number")
+        return given.value
+
     def drop(self, *prefixes: str) -> None:
         """Leave out modifiers that change speed alone: cache hints and their like."""
         self._left = [m for m in self._left if not m.startswith(prefixes)]
@@ -55,11 +74,13 @@ class Form:
         self._left = [m for m in self._left if m not in TYPES]
         return found
 
-    def type(self) -> str:
-        """The only type modifier."""
+    def type(self, *allowed: str) -> str:
+        """The only type modifier, one of those that are ``allowed``, if any are named."""
         found = self.types()
         if len(found) != 1:
             raise self.refusal("it must name one type")
+        if allowed and found[0] not in allowed:
+            raise self.refusal()
         return found[0]
 
     def operands(self, *counts: int) -> tuple[Operand, ...]:

@@ -56,8 +56,7 @@ def mbarrier(b: Builder, f: Form) -> None:
     """``mbarrier.{init, inval, arrive[.expect_tx], arrive_drop, expect_tx, complete_tx, try_wait, test_wait}``."""
     for name, handler in _MBARRIERS.items():
         if f.flag(name):
-            if f.type() != "b64":
-                raise f.refusal()
+            f.type("b64")
             handler(b, f)
             return
     if f.flag("pending_count"):
@@ -149,8 +148,7 @@ _MBARRIERS = {"init": _init, "inval": _invalidate, "arrive": _arrive, "arrive_dr
 @form("elect")
 def elect(b: Builder, f: Form) -> None:
     """``elect.sync``: the emulator elects lane 0."""
-    if not f.flag("sync"):
-        raise f.refusal()
+    f.need("sync")
     target, mask = f.operands(2)
     if b.read(mask, u32) != constant(-1, u32) or not isinstance(target, Both):
         raise f.refusal("an election is for the whole warp")
@@ -162,10 +160,10 @@ def elect(b: Builder, f: Form) -> None:
 @form("setmaxnreg")
 def registers(b: Builder, f: Form) -> None:
     """``setmaxnreg``."""
-    way = f.one_of("inc", "dec")
+    way = f.which("inc", "dec")
     (count,) = f.operands(1)
-    if not way or not f.flag("sync") or not f.flag("aligned") or f.type() != "u32":
-        raise f.refusal()
+    f.need("sync", "aligned")
+    f.type("u32")
     b.emit(SetMaxRegisters(_count(b, f, count, "the count of registers"), cast("Literal['inc', 'dec']", way)))
 
 
@@ -205,8 +203,7 @@ def _place(b: Builder, f: Form, operand: Operand, rank: int) -> tuple[Value, tup
 
 
 def _load(b: Builder, f: Form, rank: int) -> None:
-    if not f.flag("mbarrier::complete_tx::bytes"):
-        raise f.refusal()
+    f.need("mbarrier::complete_tx::bytes")
     multicast, hinted = f.flag("multicast::cluster"), f.flag("L2::cache_hint")
     shared, source, barrier, *more = f.operands(3 + multicast + hinted)
     (base, offset, _), (bar, bar_offset, _) = b.address(shared, "shared"), b.address(barrier, "shared")
@@ -219,8 +216,7 @@ def _load(b: Builder, f: Form, rank: int) -> None:
 
 
 def _store(b: Builder, f: Form, rank: int) -> None:
-    if not f.flag("bulk_group"):
-        raise f.refusal()
+    f.need("bulk_group")
     reduction = f.one_of("add", "min", "max") if f.flag("reduce") else ""
     hinted = f.flag("L2::cache_hint")
     target, shared = f.operands(2 + hinted)[:2]
@@ -240,8 +236,7 @@ def bulk_copy(b: Builder, f: Form) -> None:
     if "mbarrier::complete_tx::bytes" in written and not adds:
         _load_bytes(b, f)
         return
-    if not (f.flag("global") and f.flag("shared::cta") and f.flag("bulk_group")):
-        raise f.refusal()
+    f.need("global", "shared::cta", "bulk_group")
     if adds and not (f.flag("add") and f.type() == "f32"):
         raise f.refusal("of reductions, sums of f32 are supported")
     if written.index("global") > written.index("shared::cta"):
@@ -254,9 +249,8 @@ def bulk_copy(b: Builder, f: Form) -> None:
 
 def _load_bytes(b: Builder, f: Form) -> None:
     """From global memory to this CTA's shared memory."""
-    shared = f.one_of("shared::cluster", "shared::cta")
-    if not shared or not f.flag("global") or not f.flag("mbarrier::complete_tx::bytes"):
-        raise f.refusal()
+    shared = f.which("shared::cluster", "shared::cta")
+    f.need("global", "mbarrier::complete_tx::bytes")
     if (written := f.instruction.modifiers).index(shared) > written.index("global"):
         raise f.refusal()
     hinted = f.flag("L2::cache_hint")
@@ -268,29 +262,23 @@ def _load_bytes(b: Builder, f: Form) -> None:
 
 def bulk_group(b: Builder, f: Form) -> None:
     """``cp.async.bulk.{commit_group, wait_group[.read]}``."""
-    if f.flag("commit_group"):
+    if f.which("commit_group", "wait_group") == "commit_group":
         b.emit(CommitCopies("bulk"))
-    elif f.flag("wait_group"):
-        (pending,) = f.operands(1)
-        if not isinstance(pending, Integer):
-            raise f.refusal()
-        b.emit(WaitCopies(pending.value, "bulk", f.flag("read")))
     else:
-        raise f.refusal()
+        pending = f.immediate()
+        b.emit(WaitCopies(pending, "bulk", f.flag("read")))
 
 
 def proxy_fence(b: Builder, f: Form) -> None:
     """``fence.proxy.async``, ``fence.proxy.tensormap::generic`` and ``fence.mbarrier_init``."""
     if f.flag("mbarrier_init"):
-        if not (f.flag("release") and f.flag("cluster")):
-            raise f.refusal()
+        f.need("release", "cluster")
         b.emit(MbarrierInitFence())
         return
     if f.flag("proxy") and f.flag("tensormap::generic"):
         map_fence(b, f)
         return
-    if not f.flag("async"):
-        raise f.refusal()
+    f.need("async")
     space = f.one_of("shared::cta", "global")
     spaces = {"shared::cta": "shared", "global": "global", "": "all"}
     b.emit(AsyncProxyFence(cast("Literal['shared', 'global', 'all']", spaces[space])))
@@ -302,29 +290,23 @@ def proxy_fence(b: Builder, f: Form) -> None:
 @form("wgmma")
 def warpgroup(b: Builder, f: Form) -> None:
     """``wgmma.{fence, commit_group, wait_group, mma_async}``."""
-    kind = f.one_of("fence", "commit_group", "wait_group", "mma_async")
-    if not (f.flag("sync") and f.flag("aligned")):
-        raise f.refusal()
+    kind = f.which("fence", "commit_group", "wait_group", "mma_async")
+    f.need("sync", "aligned")
     if kind == "fence":
         b.emit(WgmmaFence())
     elif kind == "commit_group":
         b.emit(WgmmaCommit())
     elif kind == "wait_group":
-        (pending,) = f.operands(1)
-        if not isinstance(pending, Integer):
-            raise f.refusal()
+        pending = f.immediate()
         done = [b.register(name) for name in b.completed.get(id(f.instruction), ())]
-        b.emit(WgmmaWait(pending.value, len(done)), done, done)
-    elif kind == "mma_async":
-        _product(b, f)
+        b.emit(WgmmaWait(pending, len(done)), done, done)
     else:
-        raise f.refusal()
+        _product(b, f)
 
 
 def _product(b: Builder, f: Form) -> None:
-    shape = f.one_of(*(f"m64n{n}k16" for n in range(8, 257, 8)))
-    types = f.types()
-    if not shape or len(types) != 3 or types[0] != "f32" or types[1] != types[2]:
+    shape, types = f.which(*(f"m64n{n}k16" for n in range(8, 257, 8))), f.types()
+    if len(types) != 3 or types[0] != "f32" or types[1] != types[2]:
         raise f.refusal()
     d, a, descriptor, adds, *immediates = f.operands(7, 8)
     values = [x.value if isinstance(x, Integer) else None for x in immediates]
@@ -366,13 +348,11 @@ def map_shared(b: Builder, f: Form) -> None:
 def cluster_barrier(b: Builder, f: Form) -> None:
     """``barrier.cluster.{arrive, wait}``, which release and acquire unless they say otherwise."""
     aligned = f.flag("aligned")
-    if f.flag("arrive"):
+    if f.which("arrive", "wait") == "arrive":
         b.emit(ClusterArrive(f.one_of("release", "relaxed") == "relaxed", aligned))
-    elif f.flag("wait"):
+    else:
         f.flag("acquire")
         b.emit(ClusterWait(aligned))
-    else:
-        raise f.refusal()
 
 
 def store_async(b: Builder, f: Form) -> None:

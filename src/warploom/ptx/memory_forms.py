@@ -69,9 +69,7 @@ def _ordered(
 
 
 def _scope(b: Builder, f: Form, default: str = "gpu") -> Scope:
-    scope = f.one_of("cta", "gpu", "sys", "cluster", default=default)
-    if not scope:
-        raise f.refusal()
+    scope = f.one_of("cta", "gpu", "sys", "cluster", default=default) or f.which("cta")
     if scope == "cluster":
         if b.specials.cluster != (1, 1, 1):
             raise f.refusal("in a cluster of several CTAs the scope .cluster is not supported: .gpu holds it")
@@ -238,9 +236,7 @@ def atomic(b: Builder, f: Form) -> None:
 @form("membar")
 def memory_barrier(b: Builder, f: Form) -> None:
     """``membar``: a fence by its old name."""
-    scope = f.one_of("cta", "gl", "sys")
-    if not scope:
-        raise f.refusal()
+    scope = f.which("cta", "gl", "sys")
     b.emit(MemoryFence(cast("Scope", "gpu" if scope == "gl" else scope)))
 
 
@@ -257,12 +253,10 @@ def fence(b: Builder, f: Form) -> None:
 
 def _matrix(f: Form) -> tuple[int, bool]:
     """Count and transposition of ``ldmatrix`` and ``stmatrix``."""
-    for needed in ("sync", "aligned", "m8n8"):
-        if not f.flag(needed):
-            raise f.refusal()
-    count = f.one_of("x1", "x2", "x4")
-    transposed = f.flag("trans")
-    if not count or _space(f) != "shared" or f.type() != "b16":
+    f.need("sync", "aligned", "m8n8")
+    count, transposed = f.which("x1", "x2", "x4"), f.flag("trans")
+    f.type("b16")
+    if _space(f) != "shared":
         raise f.refusal()
     return int(count[1:]), transposed
 
@@ -295,18 +289,15 @@ def no_operation(b: Builder, f: Form) -> None:
 @form("cp")
 def copy(b: Builder, f: Form) -> None:
     """``cp.async`` and its groups; bulk copies of tensors."""
-    if not f.flag("async"):
-        raise f.refusal()
+    f.need("async")
     if f.flag("bulk"):
         groups = {"commit_group", "wait_group"} & set(f.instruction.modifiers)
         (tensor_copy if f.flag("tensor") else bulk_group if groups else bulk_copy)(b, f)
     elif f.flag("commit_group"):
         b.emit(CommitCopies())
     elif f.flag("wait_group"):
-        (pending,) = f.operands(1)
-        if not isinstance(pending, Integer):
-            raise f.refusal()
-        b.emit(WaitCopies(pending.value))
+        pending = f.immediate()
+        b.emit(WaitCopies(pending))
     elif f.flag("mbarrier"):
         _copies_arrive(b, f)
     elif f.flag("wait_all"):
@@ -319,8 +310,9 @@ def copy(b: Builder, f: Form) -> None:
 def _copies_arrive(b: Builder, f: Form) -> None:
     """``cp.async.mbarrier.arrive``. What the async proxy reads would need a fence that is not looked for here."""
     counted = f.flag("noinc")
-    if not f.flag("arrive") or f.type() != "b64" or not (f.flag("shared") or f.flag("shared::cta")):
-        raise f.refusal()
+    f.need("arrive")
+    f.type("b64")
+    f.which("shared", "shared::cta")
     if any(isinstance(i, Instruction) and (i.opcode == "wgmma" or "bulk" in i.modifiers) for i in b.function.body):
         raise f.refusal("beside wgmma and bulk copies it is not supported")
     (address,) = f.operands(1)
@@ -333,9 +325,9 @@ def _is_predicate(b: Builder, x: Operand) -> bool:
 
 
 def _copy(b: Builder, f: Form) -> None:
-    cache = f.one_of("ca", "cg")
-    if not cache or not (f.flag("shared") or f.flag("shared::cta")) or not f.flag("global"):
-        raise f.refusal()
+    cache = f.which("ca", "cg")
+    f.which("shared", "shared::cta")
+    f.need("global")
     prefetch = f.one_of("L2::64B", "L2::128B", "L2::256B").removeprefix("L2::").removesuffix("B")
     hinted = f.flag("L2::cache_hint")
     operands = f.operands(3 + hinted, 4 + hinted)

@@ -86,15 +86,13 @@ def _saturated(b: Builder, f: Form, plain: Callable[[Builder, Form], None]) -> N
 
 
 def _multiply(b: Builder, f: Form, kind: str) -> None:
-    how, operands = f.one_of("lo", "hi", "wide"), f.operands(3)
+    how, operands = f.which("lo", "hi", "wide"), f.operands(3)
     if how == "lo":
         b.apply(operands, Binary("mul", _bits(kind)))
     elif how == "hi":
         b.apply(operands, Scalar(f"mul.hi.{kind}"))
-    elif how == "wide":
-        b.assign(operands[0], _wide(b, f, kind, operands[1], operands[2]))
     else:
-        raise f.refusal()
+        b.assign(operands[0], _wide(b, f, kind, operands[1], operands[2]))
 
 
 def _wide(b: Builder, f: Form, kind: str, x: Operand, y: Operand) -> Value:
@@ -117,16 +115,14 @@ def multiply_add(b: Builder, f: Form) -> None:
     if f.flag("cc"):
         extended(b, f, takes=False, leaves=True)
         return
-    kind, how = f.type(), f.one_of("lo", "hi", "wide")
+    kind, how = f.type(), f.which("lo", "hi", "wide")
     target, x, y, z = f.operands(4)
     if how == "wide":
         product = _wide(b, f, kind, x, y)
     elif how == "lo":
         product = b.op(Binary("mul", _bits(kind)), b.read(x, _bits(kind)), b.read(y, _bits(kind)))
-    elif how == "hi":
-        product = b.op(Scalar(f"mul.hi.{kind}"), b.read(x, TYPE[kind]), b.read(y, TYPE[kind]))
     else:
-        raise f.refusal()
+        product = b.op(Scalar(f"mul.hi.{kind}"), b.read(x, TYPE[kind]), b.read(y, TYPE[kind]))
     dtype = unsigned(product.dtype)
     b.set(target, Binary("add", dtype), b.cast(product, dtype), b.read(z, dtype))
 
@@ -182,7 +178,8 @@ def logic(b: Builder, f: Form) -> None:
 def logic3(b: Builder, f: Form) -> None:
     """``lop3.b32`` with its table."""
     *operands, table = f.operands(5)
-    if not isinstance(table, Integer) or f.type() != "b32":
+    f.type("b32")
+    if not isinstance(table, Integer):
         raise f.refusal()
     b.apply(operands, Scalar("lop3.b32", table.value))
 

@@ -24,12 +24,7 @@ _DEFAULTS = ("interleave_layout", "fill_mode")
 @form("tensormap")
 def tensor_map(b: Builder, f: Form) -> None:
     """``tensormap.{replace, cp_fenceproxy}``."""
-    if f.flag("replace"):
-        _replace(b, f)
-    elif f.flag("cp_fenceproxy"):
-        _publish(b, f)
-    else:
-        raise f.refusal()
+    (_replace if f.which("replace", "cp_fenceproxy") == "replace" else _publish)(b, f)
 
 
 def _space(f: Form) -> Literal["shared", "global"]:
@@ -39,9 +34,8 @@ def _space(f: Form) -> Literal["shared", "global"]:
 
 
 def _replace(b: Builder, f: Form) -> None:
-    name, space = f.one_of(*FIELDS), _space(f)
-    if not f.flag("tile") or not name or not f.flag("b1024"):
-        raise f.refusal()
+    name, space = f.which(*FIELDS), _space(f)
+    f.need("tile", "b1024")
     field = FIELDS[name]
     address, *which, value = f.operands(2 + (field.count > 1))
     if f.type() != f"b{field.dtype.bits}" or any(not isinstance(x, Integer) for x in which):
@@ -65,11 +59,8 @@ def _size(b: Builder, f: Form, size: Operand) -> None:
 
 def _publish(b: Builder, f: Form) -> None:
     """A warp copies a map from shared to global memory, 4 bytes a lane, and publishes it."""
-    for needed in ("global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"):
-        if not f.flag(needed):
-            raise f.refusal()
-    if not f.one_of("gpu", "sys"):
-        raise f.refusal()
+    f.need("global", "shared::cta", "tensormap::generic", "release", "sync", "aligned")
+    f.which("gpu", "sys")
     target, source, size = f.operands(3)
     _size(b, f, size)
     (to, to_offset, _), (base, offset, within) = b.address(target, "global"), b.address(source, "shared")
@@ -83,15 +74,12 @@ def _publish(b: Builder, f: Form) -> None:
 
 def map_fence(b: Builder, f: Form) -> None:
     """``fence.proxy.tensormap::generic.{release, acquire}``."""
-    if not f.one_of("gpu", "sys"):
-        raise f.refusal()
-    if f.flag("release"):
+    f.which("gpu", "sys")
+    if f.which("release", "acquire") == "release":
         f.operands(0)
         b.emit(TensorMapRelease())
-    elif f.flag("acquire"):
+    else:
         address, size = f.operands(2)
         _size(b, f, size)
         base, offset, _ = b.address(address, "global")
         b.emit(TensorMapAcquire(), (b.binary("add", base, offset) if offset else base,))
-    else:
-        raise f.refusal()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Literal, cast
 
 from warploom.core.dtypes import DTYPES, pred, s32, u32, u64
-from warploom.core.errors import VerifyError
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Binary, Unary
@@ -37,18 +36,14 @@ def barrier(b: Builder, f: Form) -> None:
     """``bar.{sync, arrive, red, warp.sync}``; ``barrier`` by the same names."""
     if f.flag("warp"):
         (mask,) = f.operands(1)
-        if not f.flag("sync"):
-            raise f.refusal()
+        f.need("sync")
         b.emit(SyncWarp(), (b.read(mask, u32),))
         return
     if f.flag("cluster"):
         cluster_barrier(b, f)
         return
     f.flag("cta")
-    how = f.one_of("sync", "arrive", "red")
-    aligned = f.flag("aligned") or f.opcode == "bar"
-    if not how:
-        raise f.refusal()
+    how, aligned = f.which("sync", "arrive", "red"), f.flag("aligned") or f.opcode == "bar"
     if how == "red":
         _barrier_reduction(b, f, aligned)
         return
@@ -63,9 +58,8 @@ def barrier(b: Builder, f: Form) -> None:
 
 
 def _barrier_reduction(b: Builder, f: Form, aligned: bool) -> None:
-    op, kind = f.one_of("popc", "and", "or"), f.type()
-    if not op or kind != ("u32" if op == "popc" else "pred"):
-        raise f.refusal()
+    op = f.which("popc", "and", "or")
+    f.type("u32" if op == "popc" else "pred")
     target, number, *count, holds = f.operands(3, 4)
     instruction = BarReduce(cast("Literal['popc', 'and', 'or']", op), _threads(b, f, tuple(count)), aligned)
     b.set(target, instruction, b.read(number, u32), b.read(holds, pred))
@@ -74,9 +68,9 @@ def _barrier_reduction(b: Builder, f: Form, aligned: bool) -> None:
 @form("shfl")
 def shuffle(b: Builder, f: Form) -> None:
     """``shfl.sync``."""
-    mode = f.one_of("bfly", "idx", "up", "down")
-    if not f.flag("sync") or f.type() != "b32" or not mode:
-        raise f.refusal()
+    mode = f.which("bfly", "idx", "up", "down")
+    f.need("sync")
+    f.type("b32")
     target, value, lane, limit, mask = f.operands(5)
     clamp = b.read(limit, u32)
     if not isinstance(clamp, Const):
@@ -107,9 +101,8 @@ def _in_range(b: Builder, mode: str, clamp: int, lane: Value) -> Value:
 @form("redux")
 def reduce(b: Builder, f: Form) -> None:
     """``redux.sync`` of integers."""
-    op, kind = f.one_of("add", "min", "max", "and", "or", "xor"), f.type()
-    if not f.flag("sync") or not op or kind not in ("u32", "s32", "b32"):
-        raise f.refusal()
+    op, kind = f.which("add", "min", "max", "and", "or", "xor"), f.type("u32", "s32", "b32")
+    f.need("sync")
     target, value, mask = f.operands(3)
     dtype = s32 if kind == "s32" else u32
     instruction = Redux(cast("Literal['add', 'min', 'max', 'and', 'or', 'xor']", op), dtype)
@@ -119,9 +112,8 @@ def reduce(b: Builder, f: Form) -> None:
 @form("match")
 def match(b: Builder, f: Form) -> None:
     """``match.{any, all}.sync``."""
-    mode, kind = f.one_of("any", "all"), f.type()
-    if not f.flag("sync") or not mode or kind not in ("b32", "b64"):
-        raise f.refusal()
+    mode, kind = f.which("any", "all"), f.type("b32", "b64")
+    f.need("sync")
     target, value, mask = f.operands(3)
     dtype = u32 if kind == "b32" else u64
     both = (
@@ -138,17 +130,16 @@ def match(b: Builder, f: Form) -> None:
 def active_mask(b: Builder, f: Form) -> None:
     """``activemask``."""
     (target,) = f.operands(1)
-    if f.type() != "b32":
-        raise f.refusal()
+    f.type("b32")
     b.set(target, ActiveMask())
 
 
 @form("vote")
 def vote(b: Builder, f: Form) -> None:
     """``vote.sync``."""
-    mode = f.one_of("any", "all", "ballot", "uni")
-    if not f.flag("sync") or not mode or f.type() != ("b32" if mode == "ballot" else "pred"):
-        raise f.refusal()
+    mode = f.which("any", "all", "ballot", "uni")
+    f.need("sync")
+    f.type("b32" if mode == "ballot" else "pred")
     target, *given = f.operands(3)
     holds, mask = b.read(given[0], pred), b.read(given[1], u32)
     if mode == "uni":
@@ -161,22 +152,16 @@ def vote(b: Builder, f: Form) -> None:
 @form("mma")
 def matrix_product(b: Builder, f: Form) -> None:
     """``mma.sync``."""
-    for needed in ("sync", "aligned", "row", "col"):
-        if not f.flag(needed):
-            raise f.refusal()
-    shape = f.one_of(*_SHAPES)
-    types = f.types()
-    if not shape or len(types) != 4 or types[0] != types[3]:
+    f.need("sync", "aligned", "row", "col")
+    shape, types = f.which(*_SHAPES), f.types()
+    if len(types) != 4 or types[0] != types[3]:
         raise f.refusal()
     d, a, c = (DTYPES.get(types[i]) for i in (0, 1, 2))
     operands = f.operands(4)
     if d is None or a is None or c is None or not all(isinstance(x, Vector) for x in operands):
         raise f.refusal()
-    try:
-        instruction = MmaDouble(shape) if a.name == "f64" else (
-            MmaInteger(shape, a, c) if a.is_integer else MmaSync(shape, a, d))  # fmt: skip
-    except VerifyError as error:
-        raise f.refusal(str(error)) from None
+    instruction = MmaDouble(shape) if a.name == "f64" else (
+        MmaInteger(shape, a, c) if a.is_integer else MmaSync(shape, a, d))  # fmt: skip
     if types != [x.name for x in (*(slot.dtype for slot in (instruction.slots[2], *instruction.slots)),)]:
         raise f.refusal()
     target, *sources = (x.items for x in operands if isinstance(x, Vector))
@@ -193,10 +178,7 @@ _SHAPES = ("m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32", "m8n8k4", "m8n8k16")
 @form("movmatrix")
 def transpose(b: Builder, f: Form) -> None:
     """``movmatrix``."""
-    for needed in ("sync", "aligned", "m8n8", "trans"):
-        if not f.flag(needed):
-            raise f.refusal()
-    if f.type() != "b16":
-        raise f.refusal()
+    f.need("sync", "aligned", "m8n8", "trans")
+    f.type("b16")
     target, source = f.operands(2)
     b.set(target, MoveMatrix(), b.read(source, u32))

@@ -20,9 +20,8 @@ from warploom.ptx.syntax import Operand, Vector
 @form("wmma")
 def wmma(b: Builder, f: Form) -> None:
     """``wmma.{load, mma, store}``."""
-    kind, shape = f.one_of("load", "mma", "store"), f.one_of(*WMMA_SHAPES)
-    if not kind or not shape or not (f.flag("sync") and f.flag("aligned")):
-        raise f.refusal()
+    kind, shape = f.which("load", "mma", "store"), f.which(*WMMA_SHAPES)
+    f.need("sync", "aligned")
     try:
         {"load": _load, "mma": _multiply, "store": _store}[kind](b, f, shape)
     except LayoutError as error:
@@ -30,10 +29,7 @@ def wmma(b: Builder, f: Form) -> None:
 
 
 def _order(f: Form) -> Order:
-    order = f.one_of("row", "col")
-    if not order:
-        raise f.refusal()
-    return cast("Order", order)
+    return cast("Order", f.which("row", "col"))
 
 
 def _type(f: Form, name: str) -> DType:
@@ -56,9 +52,7 @@ def _items(f: Form, operand: Operand) -> tuple[Operand, ...]:
 
 
 def _load(b: Builder, f: Form, shape: str) -> None:
-    which, order, space = f.one_of("a", "b", "c").upper(), _order(f), _space(b, f)
-    if not which:
-        raise f.refusal()
+    which, order, space = f.which("a", "b", "c").upper(), _order(f), _space(b, f)
     target, address, stride = f.operands(3)
     base, offset, within = b.address(address, space)
     load = WmmaLoad(cast("Literal['A', 'B', 'C']", which), shape, _type(f, f.type()), order, space, offset)
@@ -67,8 +61,7 @@ def _load(b: Builder, f: Form, shape: str) -> None:
 
 def _store(b: Builder, f: Form, shape: str) -> None:
     order, space = _order(f), _space(b, f)
-    if not f.flag("d"):
-        raise f.refusal()
+    f.need("d")
     address, source, stride = f.operands(3)
     base, offset, within = b.address(address, space)
     store = WmmaStore(shape, _type(f, f.type()), order, space, offset)
