@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.ptx.text import check, kernel, kinds
+from warploom.core.errors import EmulationError
 
 STORE = "mov.u32 %r50, %tid.x; mul.wide.u32 %d30, %r50, 4; add.s64 %d31, %d0, %d30; st.global.u32 [%d31], %r1;"
 
@@ -227,3 +228,11 @@ def test_a_predicate_that_changes_ends_a_group_of_guarded_instructions() -> None
     out = np.ones(32, np.uint32)
     assert check(kernel(body), [out]).findings == ()
     np.testing.assert_array_equal(out, [7 * (8 <= i < 16) for i in range(32)])
+
+
+@pytest.mark.parametrize("body", ["again: bra again;", """mov.u32 %r1, 0;
+    again: add.u32 %r1, %r1, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra again;"""])  # fmt: skip
+def test_a_loop_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    monkeypatch.setattr("warploom.emulate.flow._MOST_PASSES", 1000)
+    with pytest.raises(EmulationError, match=r"kernel.ptx:\d+: after 1000 passes"):
+        check(kernel(body), [np.zeros(1, np.uint32)])

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.core.errors import EmulationError
 from warploom.emulate.barriers import Either, Wait
 from warploom.emulate.context import Block, Context, Running
 from warploom.emulate.control import Control
@@ -39,6 +40,8 @@ Array = NDArray[Any]
 Meeting: TypeAlias = Value | Literal["warp"] | None
 """Whom an instruction needs: the lanes of a mask (its key), the whole warp, or nobody."""
 Registers = frozenset[Register]
+_MOST_PASSES = 1 << 22
+"""Of the loops of some warps together: half a minute at best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ class _Run:
         everyone = np.ones((1, 1, 1), np.bool_) if frame.mask is None else frame.mask
         self.everyone = np.broadcast_to(everyone, (*frame.shape, 32))
         self.groups = [_Group(0, self.everyone)]
+        self.passes = 0  # of all loops
 
     def run(self) -> Running:
         """Until all lanes have ended; yields what it waits for."""
@@ -302,6 +306,12 @@ class _Run:
             self._go(part, target)
 
     def _go(self, group: _Group, target: int) -> None:
+        self.passes += target <= group.block
+        if self.passes > _MOST_PASSES:
+            where = self.steps.blocks[group.block].branch.where
+            raise EmulationError(f"{where}: after {_MOST_PASSES} passes of its loops the kernel has not ended: it does "
+                                 "not end, or its loops are too long for the emulator, for which small problems are "
+                                 "enough")  # fmt: skip
         looks = self.steps.looks(target, group.block) if target <= group.block else None
         group.block, group.step = target, 0
         if looks is not None:
