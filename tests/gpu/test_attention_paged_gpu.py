@@ -29,7 +29,7 @@ MANY = {
     "prompts": Step((700, 64, 300), (600, 64, 300), page=64, capacity=704, head_dim=128),
     "pages of 16, one query among chunks": Step((900, 500, 0), (400, 1, 0), page=16, capacity=960, head_dim=64),
     "pages of 256": Step((900, 500), (200, 200), page=256, capacity=1024, head_dim=128, dtype=f16),
-    "side by side": Step((900, 500), (130, 130), page=0, capacity=1024, head_dim=64),
+    "side by side": Step((900, 500), (230, 230), page=0, capacity=1024, head_dim=64),
     "head_dim 192, blocks of 96": Step((700, 200), (150, 90), page=64, capacity=704, head_dim=192),
     "head_dim 256, a window": Step((900,), (300,), page=128, capacity=1024, head_dim=256, options={"window": (200, 0)}),
     "not causal": Step((513, 700), (200, 200), page=48, capacity=720, head_dim=64, options={"causal": False}),

@@ -15,7 +15,7 @@ from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.gradient_reference import Gradient, GradientReference, gradient_reference
 from warploom.kernels.attention.packed import PackedProblem
-from warploom.kernels.attention.packed_backward import PackedBackwardConfig, packed_backward_calls
+from warploom.kernels.attention.packed_backward import PackedBackwardConfig, lists, packed_backward_calls
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.ops.steps import Step, Steps
 
@@ -147,3 +147,15 @@ def test_the_gradient_of_sinks_is_the_sum_over_the_rows_of_all_sequences(kind: s
 
 def test_windows_and_more_keys_than_queries() -> None:
     assert Case(SM80, (40, 3), (90, 70), (20, 5), heads=3, kv_heads=3).run() == []
+
+
+def test_heads_come_together_by_what_one_sequence_has() -> None:
+    """All heads of a sequence come before the next: how many of them the L2 holds is no question of the batch."""
+    together = {
+        batch: lists(
+            BackwardSm90(head_dim=64, tile_m=128),
+            PackedBackwardProblem(PackedProblem(batch, 32, 32, batch * 4096, batch * 4096, 64, f16, lse=True)),
+        )[1].scalars["together_value"]
+        for batch in (1, 8)
+    }
+    assert together[1] == together[8] > 1

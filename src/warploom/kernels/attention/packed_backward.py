@@ -103,8 +103,8 @@ def _list(
     )  # fmt: skip
     most = most_pieces(own.total, p.batch, own.tile)
     row_bytes = p.head_dim * p.dtype.bytes * (2 if own.name == "q" else 4 * p.group)
-    together = heads_together(other.total, row_bytes, own.heads)
-    together = min(own.heads, max(least, together))
+    rows = -(-other.total // max(1, p.batch))  # of one sequence: all of its heads come before the next
+    together = min(own.heads, max(least, heads_together(rows, row_bytes, own.heads)))
     scalars = {
         "total_q": own.total, "total_k": other.total, "batch": p.batch, "heads": own.heads, "most": most,
         "most_slots": most_slots, **divisors(together=together),
