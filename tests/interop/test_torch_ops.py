@@ -75,6 +75,20 @@ def test_the_default_backend_compiles_it(name):
     torch.testing.assert_close(compiled(function, backend="inductor")(*given), function(*given))
 
 
+@pytest.mark.parametrize(("wanted", "expected"), [(False, "attention"), (True, "attention_lse")])
+def test_log_sum_exps_are_computed_where_a_gradient_is_wanted(wanted, expected):
+    met = []
+
+    def backend(graph, _):
+        met.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    q = torch.randn(heads(), dtype=torch.float16).requires_grad_(wanted)
+    compiled(lambda q: warploom.attention(q, q, q), backend=backend)(q)
+    operators = torch.ops.warploom
+    assert getattr(operators, expected) in met or getattr(operators, expected).default in met
+
+
 def attention_of(rows):
     q = rows[None, :, None]
     return warploom.attention(q, q, q, causal=True)

@@ -163,7 +163,13 @@ def differentiated(*tensors: torch.Tensor | None) -> bool:
 
     Where torch.compile traces ``torch.func.grad``, tensors do not say that they require one.
     """
-    return torch.is_grad_enabled() and (transforms(torch) or any(x is not None and x.requires_grad for x in tensors))
+    return torch.is_grad_enabled() and (_transformed() or any(x is not None and x.requires_grad for x in tensors))
+
+
+@torch.compiler.assume_constant_result
+def _transformed() -> bool:
+    """:func:`transforms`, asked while torch.compile traces: Dynamo itself would take what it answers for an object."""
+    return transforms(torch)
 
 
 def _refuse_twice(*_: Any) -> Named:
