@@ -15,7 +15,7 @@ from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import strides_of
 from warploom.ops.options import configuration
 from warploom.ops.places import Place
-from warploom.ops.steps import Launches, Step, Steps
+from warploom.ops.steps import Plan, Step, Steps
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
@@ -28,14 +28,11 @@ ARRAYS = "q", "k", "v", "out"
 
 
 @dataclass(frozen=True)
-class AttentionPlan(Launches):
+class AttentionPlan(Plan):
     """What a call of :func:`attention` would run: nothing has been compiled or launched yet."""
 
     problem: AttentionProblem
     config: AttentionConfig | Decode
-    reason: str
-    target: str
-    device: str
     calls: tuple[KernelCall, ...]
     multiprocessors: int
 
@@ -48,9 +45,6 @@ class AttentionPlan(Launches):
     def steps(self) -> Steps:
         """The launches in order."""
         return Steps(tuple(Step(call, self.problem.flops if call is self.call else 0) for call in self.calls))
-
-    def __str__(self) -> str:
-        return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
 
 
 def plan_for(problem: AttentionProblem, arrays: Mapping[str, ArrayView], layout: str, config: Any) -> AttentionPlan:

@@ -8,21 +8,18 @@ from functools import cached_property
 
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.source import KernelCall
-from warploom.ops.steps import Launches, Step, Steps
+from warploom.ops.steps import Plan, Step, Steps
 
 Offsets = tuple[int, int, int, int]
 """Bytes, of (a, b, the result, the extra matrices)."""
 
 
 @dataclass(frozen=True)
-class MatmulPlan(Launches):
+class MatmulPlan(Plan):
     """What a call of :func:`matmul` would run: nothing has been compiled or launched yet."""
 
     problem: MatmulProblem
     config: MatmulConfig
-    reason: str
-    target: str
-    device: str
     multiprocessors: int
 
     @cached_property
@@ -37,6 +34,3 @@ class MatmulPlan(Launches):
             offsets = {"a": of_a, "b": of_b, "out": of_out, "extra0": of_extra, "extra1": of_extra}
             found += [Step(call, self.problem.flops if "a" in call.arrays else 0, offsets) for call in self.calls]
         return Steps(tuple(found))
-
-    def __str__(self) -> str:
-        return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"

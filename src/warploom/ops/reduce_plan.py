@@ -12,7 +12,7 @@ from warploom.interop.arrays import ArrayView
 from warploom.kernels.matmul.problem import MatmulConfig
 from warploom.kernels.matmul_reduce.problem import ReduceProblem
 from warploom.kernels.source import KernelCall
-from warploom.ops.steps import Launches, Step, Steps
+from warploom.ops.steps import Plan, Step, Steps
 
 WORKSPACE_BYTES = 1 << 25
 """Memory for the states of one block of rows; a block has at least :data:`LEAST_ROWS` rows, whatever that takes."""
@@ -21,14 +21,11 @@ _MERGE_FLOPS = 100  # for each state
 
 
 @dataclass(frozen=True)
-class ReducePlan(Launches):
+class ReducePlan(Plan):
     """What a call of :func:`matmul_reduce` runs: two kernels, and a workspace of one state per row and tile column."""
 
     problem: ReduceProblem
     config: MatmulConfig
-    reason: str
-    target: str
-    device: str
     multiprocessors: int
 
     @property
@@ -62,8 +59,7 @@ class ReducePlan(Launches):
         return problem.calls(self.config, self.multiprocessors)
 
     def __str__(self) -> str:
-        op = self.problem.op
-        return f"{op}: {self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
+        return f"{self.problem.op}: {super().__str__()}"
 
     def steps(self, arrays: dict[str, ArrayView], result: str = "out") -> Steps:
         """The launches, block after block of rows; ``arrays`` are those of the call by the kernels' names.

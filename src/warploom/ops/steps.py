@@ -54,14 +54,23 @@ class Launches:
 
 
 @dataclass(frozen=True)
-class CallsPlan(Launches):
-    """What a call of several launches would run: nothing has been compiled or launched yet."""
+class Plan(Launches):
+    """What a call would run: nothing has been compiled or launched yet."""
 
     problem: Any
     config: Any
     reason: str
     target: str
     device: str
+
+    def __str__(self) -> str:
+        return f"{self.config}\n  on {self.device} ({self.target}), grid {self.grid}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class CallsPlan(Plan):
+    """The plan of several launches."""
+
     calls: tuple[KernelCall, ...]
 
     @property
