@@ -171,6 +171,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "integers": (lambda: [x.astype(np.int32) for x in make()], ProblemError, "q is s32"),
     "last dimension strided": (
         lambda: [x[..., ::2] for x in make(head_dim=128)], ProblemError, "last dimension of q is not contiguous"),
+    "transposed": (lambda: [x.swapaxes(1, 3) for x in make()], ProblemError, "last dimension of q is not contiguous"),
     "k and v differ": (lambda: [*make()[:2], make(kv_len=128)[2]], ProblemError, "k has .* and v .*must be equal"),
     "batches differ": (lambda: [make(2)[0], *make(1)[1:]], ProblemError, "batch"),
     "head_dims differ": (lambda: [make(head_dim=64)[0], *make(head_dim=128)[1:]], ProblemError, "head_dim"),

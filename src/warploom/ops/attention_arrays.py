@@ -161,6 +161,22 @@ def check_sinks(sinks: ArrayView | None, heads: int) -> None:
         )
 
 
+def check_results(views: Mapping[str, ArrayView], shape: tuple[int, ...], rows: tuple[int, ...]) -> None:
+    """Raises ProblemError for results of a forward pass, or gradients of them, that are not such.
+
+    ``rows``: the shape of its log-sum-exps.
+    """
+    own = views["q"].dtype
+    wanted = {"dout": (own, shape), "out": (own, shape), "o": (own, shape), "lse": (f32, rows), "dlse": (f32, rows)}
+    for name, (dtype, size) in wanted.items():
+        view = views.get(name)
+        if view is not None and (tuple(view.shape) != size or view.dtype is not dtype):
+            raise ProblemError(
+                f"{'out' if name == 'o' else name} is {view.dtype} of shape {tuple(view.shape)}; it must be {dtype} of "
+                f"{size}, as the forward pass returns it with return_lse=True"
+            )
+
+
 def result_shape(q: ArrayView, v: ArrayView) -> tuple[int, ...]:
     """The shape of the output: q's, with V's head_dim."""
     return (*q.shape[:3], v.shape[3])
@@ -193,6 +209,8 @@ def _laid_out(name: str, view: ArrayView, rank: int, copy: Callable[[ArrayView],
         spread = any(stride == 0 < size - 1 for size, stride in zip(view.shape, view.strides, strict=True))
         if spread or view.strides[-1] != 1:
             return copy(view)
+    elif view.strides[-1] != 1 and view.shape[-1] > 1:  # refused
+        return view
     return aligned(settled(view), copy)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from warploom.core.dtypes import f32
-from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, Fields, describe, empty_like, fields, filled, same_device
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
@@ -18,6 +16,7 @@ from warploom.ops.attention_arrays import (
     Layout,
     Options,
     Window,
+    check_results,
     checked,
     laid_out,
     result_shape,
@@ -133,20 +132,7 @@ def _checked(views: _Views, options: Options, deterministic: bool) -> BackwardPr
     """The problem. Raises ProblemError with the first thing that is wrong."""
     q, shape = views["q"], result_shape(views["q"], views["v"])
     forward = checked(views, options)
-    rows = [q.shape[axis] for axis in AXES[options.layout]]
-    for name in ("dout", "out"):
-        view = views[name]
-        if tuple(view.shape) != shape or view.dtype is not q.dtype:
-            raise ProblemError(
-                f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be {q.dtype} of the result's "
-                f"shape {shape}"
-            )
-    for name, view in views.items():
-        if name in ("lse", "dlse") and (list(view.shape) != rows or view.dtype is not f32):
-            raise ProblemError(
-                f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be float32 (batch, heads, q_len) = "
-                f"{tuple(rows)}, as attention(…, return_lse=True) returns it"
-            )
+    check_results(views, shape, tuple([q.shape[axis] for axis in AXES[options.layout]]))
     same_device(list(views.values()), list(views))
     return BackwardProblem(forward, "dlse" in views, deterministic)
 

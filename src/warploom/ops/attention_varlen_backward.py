@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from warploom.core.dtypes import DType, f32
-from warploom.core.errors import ConfigError, ProblemError
+from warploom.core.dtypes import DType
+from warploom.core.errors import ConfigError
 from warploom.interop.arrays import ArrayView, filled
 from warploom.kernels.attention.packed_backward import (
     PackedBackwardConfig,
@@ -16,7 +16,7 @@ from warploom.kernels.attention.packed_backward import (
 )
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.settings import refuse
-from warploom.ops.attention_arrays import Options, Window, laid_out
+from warploom.ops.attention_arrays import Options, Window, check_results, laid_out
 from warploom.ops.attention_varlen import described, prepared
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
@@ -66,7 +66,8 @@ def _first_call(views: Arrays, options: Options, how: tuple[bool, Any], key: tup
     deterministic, config = how
     forward = {name: view for name, view in views.items() if name not in ("o", "dout", "lse", "dlse")}
     problem, inputs = read_packed(forward, options)
-    _check(views)
+    q = views["q"]
+    check_results(views, shape_of_result(views), (q.shape[1], q.shape[0]))
     asked = PackedBackwardProblem(problem, "dlse" in views, deterministic)
     chosen = _configured(asked, views, config)
     gradients = {
@@ -81,24 +82,6 @@ def _first_call(views: Arrays, options: Options, how: tuple[bool, Any], key: tup
 
         run_and_keep(prepared, key, steps, (views, inputs, gradients), make=_zeros, filled=True)
     return list(gradients.values())
-
-
-def _check(views: Arrays) -> None:
-    """Raises ProblemError for results of the forward pass, or gradients of them, that are not such."""
-    q, shape = views["q"], shape_of_result(views)
-    for name, caller in (("dout", "dout"), ("o", "out")):
-        view = views[name]
-        if tuple(view.shape) != shape or view.dtype is not q.dtype:
-            raise ProblemError(
-                f"{caller} is {view.dtype} of shape {tuple(view.shape)}; it must be {q.dtype} of {shape}"
-            )
-    rows = (q.shape[1], q.shape[0])
-    for name in ("lse", "dlse"):
-        view = views.get(name)
-        if view is not None and (tuple(view.shape) != rows or view.dtype is not f32):
-            raise ProblemError(
-                f"{name} is {view.dtype} of shape {tuple(view.shape)}; it must be float32 (heads, total_q) = {rows}"
-            )
 
 
 def _configured(problem: PackedBackwardProblem, views: Arrays, config: Any) -> PackedBackwardConfig:
