@@ -355,7 +355,7 @@ def make(job: tuple[Cell, str | None, str]) -> None:
         built(chosen.call(forward, Operands((q, kv, kv, q), "bshd"), 132).source, arch)
         return
     config: BackwardConfig = choose(BackwardProblem(problem), goal)[0] if text is None else parse_config(text)
-    for call in config.calls(BackwardProblem(problem), BackwardOperands((q, q, kv, kv, q, q, kv, kv), "bshd")):
+    for call in config.calls(BackwardProblem(problem), BackwardOperands((q, q, kv, kv, q, q, kv, kv), "bshd"), 132):
         built(call.source, arch)
 
 

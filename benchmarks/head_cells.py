@@ -277,7 +277,9 @@ def make(job: tuple[Cell, str | None, str]) -> None:
         problem = replace(p, sinks=sinks, lse=lse)
         built(choose(problem, goal)[0].call(problem, operands, 132).source, arch)  # type: ignore[union-attr]
     whole = BackwardProblem(p)
-    for call in choose_backward(whole, goal)[0].calls(whole, BackwardOperands(tuple(map(strides, TENSORS)), "bshd")):
+    for call in choose_backward(whole, goal)[0].calls(
+        whole, BackwardOperands(tuple(map(strides, TENSORS)), "bshd"), 132
+    ):
         built(call.source, arch)
 
 

@@ -368,7 +368,7 @@ def sources_of_gradients(cell: Cell, arch: str) -> list[KernelSource]:
     calls += packed_backward_calls(choose_packed_backward(problem, goal), problem, strides)
     even = BackwardProblem(AttentionProblem(cell.batch, h, g, cell.length, cell.length, d, bf16, window))
     lying = [(cell.length * row, head, row) for row, head in (strides[name] for name in TENSORS)]
-    calls += choose_backward(even, goal)[0].calls(even, BackwardOperands(tuple(lying), "bshd"))
+    calls += choose_backward(even, goal)[0].calls(even, BackwardOperands(tuple(lying), "bshd"), 132)
     return [call.source for call in calls]
 
 

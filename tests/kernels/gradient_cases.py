@@ -21,6 +21,8 @@ from warploom.ops.backends import emulator_arguments
 
 Window = tuple[int | None, int | None]
 GRADIENTS = "dq", "dk", "dv"
+CTAS = 3
+"""That run at a time."""
 SINKS = np.array([1.5, -np.inf, 4.0, -2.0], np.float32)
 
 
@@ -108,7 +110,7 @@ class GradientCase:
         assert not self.config.misfits(self.problem)
         arrays = self.arrays()
         strides = tuple(strides_of(describe(arrays[n]), self.layout) for n in TENSORS)
-        return self.config.calls(self.problem, BackwardOperands(strides, self.layout))
+        return self.config.calls(self.problem, BackwardOperands(strides, self.layout), CTAS)
 
     def arrays(self) -> dict[str, Any]:
         """The arrays of a call, gradients full of NaN."""

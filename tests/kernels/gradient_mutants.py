@@ -33,7 +33,8 @@ SM90 = BackwardSm90(head_dim=8, tile_m=32)
 WIDE = BackwardWideSm90(head_dim=8, tile_m=32, tile_n=16)
 SM80 = BackwardSm80(head_dim=8, tile_m=16, num_warps=4)
 CASES = {
-    "sm_90": GradientCase(SM90, 160, 200, CAUSAL),
+    "sm_90": GradientCase(SM90, 160, 400, CAUSAL),
+    "sm_90 tile after tile": GradientCase(replace(SM90, persistent=True), 96, 400, CAUSAL, batch=2),
     "sm_90 in turn": GradientCase(replace(SM90, in_turn=True), 160, 200),
     "wide": GradientCase(WIDE, 160, 100, CAUSAL),
     "wide, dQ": GradientCase(WIDE, 130, 100, CAUSAL),
@@ -41,7 +42,7 @@ CASES = {
     "sm_80 in turn": GradientCase(replace(SM80, in_turn=True), 80, 100, CAUSAL),
     "sm_80, keys nobody sees": GradientCase(SM80, 20, 100, (10, 0)),
 }
-"""Two tiles of keys; the first visits so many blocks of query rows that every ring wraps twice."""
+"""Two tiles of keys or more; the first, or all of a CTA, visit so many blocks of rows that every ring wraps twice."""
 
 _MEETING = "the wait for the products is a meeting of the lanes as well"
 _FENCED = "the fence of the product before covers this one's accumulator"

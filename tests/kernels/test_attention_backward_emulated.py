@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from tests.kernels.gradient_cases import GradientCase
-from warploom.core.dtypes import f16
+from warploom.core.dtypes import bf16, f16
+from warploom.core.targets import target
+from warploom.kernels.attention.backward import BackwardProblem
+from warploom.kernels.attention.backward_choice import choose
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
+from warploom.kernels.attention.problem import AttentionProblem
 
 SM80 = BackwardSm80(head_dim=64)
 SM90 = BackwardSm90(head_dim=64)
@@ -40,6 +44,8 @@ CASES = {
     "sm_90 left side alone": GradientCase(SM90, 130, 300, (10, None)),
     "sm_90 groups": GradientCase(replace(SM90, dtype=f16), 60, 100, CAUSAL, (4, 2), batch=2, layout="bhsd"),
     "sm_90 heads in turn": GradientCase(replace(SM90, by_heads=True, side_by_side=1), 70, 150, CAUSAL, (2, 1), batch=2),
+    "sm_90 tile after tile": GradientCase(replace(SM90, persistent=True), 70, 300, CAUSAL, (2, 1), batch=2),
+    "sm_90 tiles nobody sees": GradientCase(replace(SM90, head_dim=8, persistent=True), 40, 400, (10, 0), batch=2),
     "sm_90 soft cap": GradientCase(SM90, 130, 130, CAUSAL, softcap=3.0, lse_gradient=True),
     "wide 192 and 128": GradientCase(replace(ROLES, head_dim=192, v_dim=128, tile_n=64), 70, 90, CAUSAL),
     "wide 136 and 40": GradientCase(replace(ROLES, v_dim=40), 70, 70, lse_gradient=True, heads=(2, 1)),
@@ -114,6 +120,25 @@ def test_rows_without_keys_and_keys_without_rows_have_zeros(config: BackwardSm80
     for x in unseen.gradients[1:]:
         assert not x[..., :187, :].any()
         assert x[..., 187:, :].any(axis=-1).all()
+
+
+SHORT = AttentionProblem(32, 32, 32, 512, 512, 64, bf16, CAUSAL)
+
+
+@pytest.mark.parametrize(
+    ("change", "persistent"),
+    [({}, True), ({"batch": 1}, False), ({"q_len": 8192}, False), ({"kv_heads": 2}, False), ({"head_dim": 128}, False)],
+    ids=str,
+)
+def test_many_short_tiles_of_narrow_heads_share_ctas(change: dict[str, Any], persistent: bool) -> None:
+    for deterministic in (False, True):
+        config, _ = choose(BackwardProblem(replace(SHORT, **change), False, deterministic), target("sm_90a"))
+        assert isinstance(config, BackwardSm90)
+        assert config.persistent == (persistent and not deterministic)
+
+
+def test_sums_in_turn_need_a_cta_for_each_tile() -> None:
+    assert replace(SM90, in_turn=True, persistent=True).check()
 
 
 FEATURES: dict[str, list[Any]] = {

@@ -148,7 +148,8 @@ def _plan(views: _Views, problem: BackwardProblem, layout: str, config: Any) -> 
         reason = "asked for by the caller"
         refuse(f"{config} does not fit", list(dict.fromkeys(config.check(place.goal) + config.misfits(problem))))
     operands = BackwardOperands(tuple(strides_of(views[name], layout) for name in TENSORS), layout)
-    return AttentionBackwardPlan(problem, config, reason, place.goal.name, str(place), config.calls(problem, operands))
+    calls = config.calls(problem, operands, place.multiprocessors)
+    return AttentionBackwardPlan(problem, config, reason, place.goal.name, str(place), calls)
 
 
 def _first_call(views: _Views, options: Options, how: tuple[bool, Any], key: tuple[Any, ...]) -> tuple[Any, ...]:

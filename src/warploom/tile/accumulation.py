@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from warploom.core.dtypes import f32
+from warploom.core.dtypes import f32, u32
 from warploom.tile.roles import WARPGROUP
 
 if TYPE_CHECKING:
@@ -83,12 +83,29 @@ class Turns:
     def __init__(self, k: Kernel, counters: GlobalPointer) -> None:
         self._k, self._counters = k, counters
 
-    def await_turn(self, part: Number, turn: Traced) -> None:
-        """One thread: until so many have added theirs."""
+    def await_turn(self, part: Number, turn: Traced) -> Traced:
+        """One thread: until so many have added theirs; whether it is the first, which stores."""
         self._k.wait_at_least(self._counters, turn, part)
+        return turn == 0
+
+    def stored(self, part: Number) -> Traced:
+        """Sums in no order: whether the first has stored, so that there is nothing to :meth:`claim`."""
+        return self._counters.load(part, order="acquire") >= 2
+
+    def claim(self, part: Number, stored: Traced) -> Traced:
+        """One thread, for sums in no order: whether it is the first, which stores; else, once the first has stored.
+
+        Its part is there, so that whoever is first waits for nobody.
+        """
+        k, before = self._k, self._k.register(u32, 2, "before")
+        with k.when(~stored):
+            before.set(k.atomic("max", self._counters, 1, part, order="acquire"))
+            with k.when(before == 1):
+                k.wait_at_least(self._counters, 2, part)
+        return before == 0
 
     def pass_on(self, part: Number) -> None:
-        """The same thread, once its sums are in global memory: the next one's turn."""
+        """The same thread, once its sums are in global memory: the next one's turn, or that of all others."""
         self._k.fence("gpu")
         self._k.atomic("add", self._counters, 1, part)
 

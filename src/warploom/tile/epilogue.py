@@ -82,22 +82,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Sums:
-    """An accumulator as values: its first element is (row, col) of the target.
-
-    ``warp`` is the warp's index among those that share the fragment, by default its number in the CTA modulo theirs.
-    """
+    """An accumulator as values: its first element is (row, col) of the target, ``warp`` its part of the fragment."""
 
     k: Kernel
     fragment: Fragment
     row: Traced
     col: Traced
-    warp: Number | None = None
+    warp: Number = 0
     value: Value | None = None
 
     def place(self, element: int) -> Pair:
         """(row, col) in the target of an element of this thread."""
-        warp = self.fragment.warp if self.warp is None else self.warp
-        row, col = self.fragment.layout.coordinates(self.k.lane, element, warp)
+        row, col = self.fragment.layout.coordinates(self.k.lane, element, self.warp)
         return row + self.row, col + self.col
 
     def pair(self, first: int) -> Pair:
@@ -139,7 +135,7 @@ def send_rows(
 ) -> None:
     """A warpgroup's 64 rows, rounded, through rows 64·``me`` … of a shared tile that it owns, and out by the TMA.
 
-    ``barrier`` is a named barrier of the warpgroup's own.
+    ``barrier`` is a named barrier of the warpgroup's own. :func:`await_sent` comes before the CTA ends.
     """
     first = me * WARPGROUP_ROWS
     store_rows(k, tile, sums, first + (k.warp & 3) * 16, cols=sums.layout.shape[1])
@@ -151,6 +147,11 @@ def send_rows(
                 offset = first * tile.layout.row_bytes + panel.byte_offset
                 k.tma_store(boxes.tensor_map, boxes.order(panel.first_col, *place), tile, offset=offset)
         k.commit_bulk()
+
+
+def await_sent(k: Kernel) -> None:
+    """The first thread of a warpgroup: until the rows that it has sent were read."""
+    with k.when((k.thread & (WARPGROUP - 1)) == 0):
         k.wait_bulk(0, reads_only=True)
 
 
@@ -175,14 +176,7 @@ def store_registers(sums: Sums, target: Target) -> None:
 
 
 def store_row_values(
-    k: Kernel,
-    to: GlobalPointer,
-    values: list[Traced],
-    sums: Fragment,
-    first: Number,
-    end: Number,
-    *,
-    warp: Number | None = None,
+    k: Kernel, to: GlobalPointer, values: list[Traced], sums: Fragment, first: Number, end: Number, *, warp: Number = 0
 ) -> None:
     """One f32 for each row of an accumulator (a log-sum-exp, say), as ``sums.reduce(…, "col")`` orders them.
 
@@ -192,7 +186,7 @@ def store_row_values(
     plan = reduction_plan(sums.layout, "col")
     first_lane = (k.lane & sum(plan.lane_masks)) == 0
     for group, value in enumerate(values):
-        row = first + plan.result_coordinate(group, k.lane, sums.warp if warp is None else warp)
+        row = first + plan.result_coordinate(group, k.lane, warp)
         with k.when(first_lane & (row < end)):
             to.store(value, row)
 

@@ -139,6 +139,12 @@ class WgmmaProduct:
         self._row, self._col = first
         self._transposed_a, self._transposed_b = transposed_a, transposed_b
 
+    def at(self, row: Number = 0, col: Number = 0) -> WgmmaProduct:
+        """The same product from another row of A and column of B on."""
+        other = copy(self)
+        other._row, other._col = row, col
+        return other
+
     def start(self, a: Left, b: SharedTile, *, zero: bool = False) -> Started:
         """Start it on a stage's tiles; ``zero``: sums begin anew."""
         cores, k = self._cores, self._cores.k

@@ -180,6 +180,8 @@ class BackwardConfig(HeadConfig, Protocol):
         """The constraints that a problem violates; empty if the kernels take it."""
         ...
 
-    def calls(self, problem: BackwardProblem, operands: BackwardOperands) -> tuple[KernelCall, ...]:
+    def calls(
+        self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
+    ) -> tuple[KernelCall, ...]:
         """The kernels and their launches, in order; of TENSORS, ``lse``, ``dlse`` and memory of their own."""
         ...

@@ -8,7 +8,7 @@ from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.backward import BackwardConfig, BackwardProblem
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
-from warploom.kernels.attention.backward_sm90 import BackwardSm90
+from warploom.kernels.attention.backward_sm90 import KEYS, BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
 from warploom.kernels.attention.problem import AttentionProblem
 
@@ -16,6 +16,10 @@ _NARROW_HEAD = 64
 """Up to this head_dim registers hold the scores of 128 query rows beside dK and dV on sm_90a."""
 _LONG = 2048
 """From so many queries on, heads that share keys come one after the other where scores are masked."""
+_SHORT = 4096
+"""Up to so many query rows for a tile of keys, CTAs take one tile after another on sm_90a."""
+_MANY_TILES = 2048
+"""Of keys, from which on they do: some 16 for each multiprocessor."""
 _ROOMY_HEAD = 192
 """Up to this head_dim blocks of 64 keys have room beside 128 rows of Q and dO."""
 _WIDE_HEAD = 128
@@ -57,10 +61,22 @@ def in_order(config: BackwardSm90, p: AttentionProblem) -> BackwardSm90:
     return config
 
 
+def persistent(found: tuple[BackwardConfig, ...], p: AttentionProblem) -> list[BackwardConfig]:
+    """Those of them that could take one tile after another, where that pays.
+
+    Tiles with few blocks of query rows spend much of their time on their first and last; among few tiles whose work
+    differs, those that become free should take the next.
+    """
+    if p.q_len * p.heads // p.kv_heads > _SHORT or -(-p.kv_len // KEYS) * p.kv_heads * p.batch < _MANY_TILES:
+        return []
+    return [replace(c, persistent=True) for c in found if isinstance(c, BackwardSm90) and not c.in_turn]
+
+
 def choose(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, str]:
     """The configuration for a problem on a target, and why. Raises ProblemError when none fits."""
     reasons: list[str] = []
-    for config in candidates(problem, target):
+    plain = candidates(problem, target)
+    for config in (*persistent(plain, problem.forward), *plain):
         problems = config.check(target) + config.misfits(problem)
         if not problems:
             return config, "the first of the default tiles that fits"

@@ -99,8 +99,10 @@ class BackwardSm80(GradientDims):
             (self.in_turn or not problem.deterministic, "deterministic sums need in_turn=True"),
         ])  # fmt: skip
 
-    def calls(self, problem: BackwardProblem, operands: BackwardOperands) -> tuple[KernelCall, ...]:
-        """The kernels for a problem, on arrays that lie so."""
+    def calls(
+        self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
+    ) -> tuple[KernelCall, ...]:
+        """The kernels for a problem, on arrays that lie so; a CTA for each tile."""
         rows = rows_calls(problem, operands, self.tile_m, self.tile_m)
         return *rows, self._products(problem.forward, operands), self._rounding(problem.forward, operands)
 

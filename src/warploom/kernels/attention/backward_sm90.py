@@ -14,7 +14,7 @@ from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.accumulation import part_size
-from warploom.tile.order import L2_BYTES, most_pieces
+from warploom.tile.order import L2_BYTES, divisors, most_pieces, row_tiles
 from warploom.tile.panels import PANEL_COLS
 
 CONSUMERS = 2
@@ -42,6 +42,7 @@ class BackwardSm90(GradientDims):
     v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
     in_turn: bool = flag(False, "CTAs add to dQ in the order of their keys: equal bits from run to run")
     side_by_side: int = flag(8, "planes whose tiles run at a time, at least", (1, 2, 4, 8, 16, 32))
+    persistent: bool = flag(False, "a CTA takes one tile after another, whose K and V come while the last leaves")
     by_heads: bool = flag(False, "of heads that share keys one comes after the other, not all of them at each block")
 
     @property
@@ -60,9 +61,14 @@ class BackwardSm90(GradientDims):
         return self.total_cols // 2
 
     @property
+    def key_stages(self) -> int:
+        """Stages of K and V."""
+        return 2 if self.persistent else 1
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory for the tiles and the mbarriers, in bytes."""
-        rows = KEYS + STAGES * self.tile_m
+        rows = self.key_stages * KEYS + STAGES * self.tile_m
         grads = STAGES * self.tile_m * KEYS
         vectors = 2 * STAGES * self.vector * f32.bytes
         parts = CONSUMERS * part_size(self.total_registers) * f32.bytes
@@ -77,6 +83,8 @@ class BackwardSm90(GradientDims):
             (self.total_cols % 16 == 0, f"blocks of {self.tile_m} rows do not divide between two consumers"),
             (registers <= _MOST_REGISTERS,
              f"tile_m {self.tile_m} at head_dim {self.head_dim} takes {registers} registers for products alone"),
+            (not (self.persistent and self.in_turn),
+             "in turn a tile waits for others, whose CTAs may not run yet: it is not persistent"),
             (self.side_by_side >= 1, f"no plane's tiles run at a time: side_by_side is {self.side_by_side}"),
         ]  # fmt: skip
 
@@ -88,19 +96,21 @@ class BackwardSm90(GradientDims):
             (self._key_tiles(p) * p.kv_heads * p.batch < MOST_POSITIONS, "there are too many tiles of keys"),
         ])  # fmt: skip
 
-    def calls(self, problem: BackwardProblem, operands: BackwardOperands) -> tuple[KernelCall, ...]:
-        """The kernels for a problem, on arrays that lie so."""
-        rows = rows_calls(problem, operands, self.tile_m, self.vector)
-        return *rows, self._products(problem.forward, operands), self._rounding(problem.forward, operands)
+    def calls(
+        self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
+    ) -> tuple[KernelCall, ...]:
+        """The kernels for a problem, on arrays that lie so; persistent with one CTA per multiprocessor."""
+        p, rows = problem.forward, rows_calls(problem, operands, self.tile_m, self.vector)
+        return *rows, self._products(p, operands, multiprocessors), self._rounding(p, operands)
 
-    def _products(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
+    def _products(self, p: AttentionProblem, operands: BackwardOperands, multiprocessors: int) -> KernelCall:
         """The kernel that multiplies."""
         source = KernelSource.of(
             "attention.backward_sm90_kernel:attention_backward_sm90",
             f"attention_backward_{self.tile_m}x{KEYS}x{self.dims}",
             config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.layout == "bshd",
         )  # fmt: skip
-        blocks, planes = -(-p.q_len // self.tile_m), p.kv_heads * p.batch
+        blocks, tiles, planes = -(-p.q_len // self.tile_m), self._key_tiles(p), p.kv_heads * p.batch
         vector = MappedArray(f32, (p.planes, blocks * self.vector), (blocks * self.vector, 1), (1, self.vector), False)
         maps = (
             *(self._mapped(name, p, operands, rows) for name, rows in
@@ -108,12 +118,12 @@ class BackwardSm90(GradientDims):
             vector, vector, self._mapped("dk", p, operands, 64), self._mapped("dv", p, operands, 64),
         )  # fmt: skip
         scalars = {
-            "q_len": p.q_len, "kv_len": p.kv_len, "kv_heads": p.kv_heads, "planes": planes,
-            "together": self._together(p),
+            "q_len": p.q_len, "kv_len": p.kv_len, **divisors(kv_heads=p.kv_heads),
+            **row_tiles(tiles, planes, self._together(p)),
         }  # fmt: skip
         memory = {"total": p.planes * blocks * self.tile_m * self.width, "turns": CONSUMERS * p.planes * blocks}
         arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", *memory
-        grid = self._key_tiles(p) * planes, 1, 1
+        grid = min(tiles * planes, multiprocessors) if self.persistent else tiles * planes, 1, 1
         return KernelCall(source, grid, scalars, maps, arrays, memory, "turns")
 
     def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:

@@ -10,6 +10,7 @@ from warploom.kernels.attention.backward import BackwardOperands, BackwardProble
 from warploom.kernels.attention.problem import MOST_POSITIONS, AttentionProblem
 from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
+from warploom.tile.order import divisors, row_tiles
 from warploom.tile.panels import PANEL_COLS
 
 CONSUMERS = 2
@@ -72,8 +73,10 @@ class BackwardWideSm90(GradientDims):
             (tiles < MOST_POSITIONS, f"{tiles} tiles reach {MOST_POSITIONS}"),
         ])  # fmt: skip
 
-    def calls(self, problem: BackwardProblem, operands: BackwardOperands) -> tuple[KernelCall, ...]:
-        """The kernels for a problem, on arrays that lie so."""
+    def calls(
+        self, problem: BackwardProblem, operands: BackwardOperands, multiprocessors: int
+    ) -> tuple[KernelCall, ...]:
+        """The kernels for a problem, on arrays that lie so; a CTA for each tile."""
         rows = rows_calls(problem, operands, ROWS, ROWS)
         return *rows, self._keys(problem.forward, operands), self._queries(problem.forward, operands)
 
@@ -84,7 +87,7 @@ class BackwardWideSm90(GradientDims):
             f"attention_backward_keys_{self.tile_m}x{KEYS}x{self.dims}",
             config=self, features=p.features(self.tile_m, KEYS), heads_inside=operands.layout == "bshd",
         )  # fmt: skip
-        padded, planes = -(-p.q_len // ROWS) * ROWS, p.kv_heads * p.batch
+        padded, planes, tiles = -(-p.q_len // ROWS) * ROWS, p.kv_heads * p.batch, -(-p.kv_len // KEYS)
         vector = MappedArray(f32, (p.planes, padded), (padded, 1), (1, self.tile_m), swizzled=False)
         maps = (
             self._mapped("q", p, operands, self.tile_m), self._mapped("k", p, operands, KEYS),
@@ -92,11 +95,11 @@ class BackwardWideSm90(GradientDims):
             vector, vector, self._mapped("dk", p, operands, KEYS), self._mapped("dv", p, operands, KEYS),
         )  # fmt: skip
         scalars = {
-            "q_len": p.q_len, "kv_len": p.kv_len, "kv_heads": p.kv_heads, "planes": planes,
-            "together": min(planes, SIDE_BY_SIDE),
+            "q_len": p.q_len, "kv_len": p.kv_len, **divisors(kv_heads=p.kv_heads),
+            **row_tiles(tiles, planes, min(planes, SIDE_BY_SIDE)),
         }  # fmt: skip
         arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv"
-        return KernelCall(source, (-(-p.kv_len // KEYS) * planes, 1, 1), scalars, maps, arrays)
+        return KernelCall(source, (tiles * planes, 1, 1), scalars, maps, arrays)
 
     def _queries(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel of dQ."""
@@ -112,8 +115,8 @@ class BackwardWideSm90(GradientDims):
             self._mapped("dq", p, operands, 64),
         )  # fmt: skip
         scalars = {
-            "q_len": p.q_len, "kv_len": p.kv_len, "heads": p.heads, "planes": p.planes,
-            "together": min(p.planes, SIDE_BY_SIDE),
+            "q_len": p.q_len, "kv_len": p.kv_len, **divisors(heads=p.heads),
+            **row_tiles(blocks, p.planes, min(p.planes, SIDE_BY_SIDE)),
         }  # fmt: skip
         arrays = "q", "k", "v", "dout", "dq", "shift", "delta"
         return KernelCall(source, (blocks * p.planes, 1, 1), scalars, maps, arrays)

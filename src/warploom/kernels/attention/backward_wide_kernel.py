@@ -13,18 +13,19 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u32
-from warploom.kernels.attention.backward_sm90_kernel import KeyTile, vectors, visible
+from warploom.kernels.attention.backward_sm90_kernel import vectors
+from warploom.kernels.attention.backward_tiles import KeyTile, visible
 from warploom.kernels.attention.backward_wide import CONSUMERS, KEYS, ROWS, STAGES, BackwardWideSm90
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
 from warploom.tile.accumulation import fetch_part, part_tile, store_part
-from warploom.tile.epilogue import send_rows
+from warploom.tile.epilogue import await_sent, send_rows
 from warploom.tile.gradient import SoftmaxGradient, score_gradients
 from warploom.tile.mask import Mask
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
 from warploom.tile.product import Wgmma, scale, zero
 from warploom.tile.roles import WARPGROUP_ROWS, consumer, producer, threads_of
-from warploom.tile.scheduler import RowTiles
+from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.transposed import column_values, row_values
 
 WARPS = 4
@@ -45,16 +46,20 @@ def attention_backward_keys_sm90(
     dv_map: TensorMap,
     q_len: u32,
     kv_len: u32,
-    kv_heads: u32,
+    kv_heads: Divisor,
+    rows: Divisor,
     planes: u32,
-    together: u32,
+    group: Divisor,
+    together: Divisor,
+    last: Divisor,
     *,
     config: BackwardWideSm90,
     features: AttentionFeatures = PLAIN,
     heads_inside: bool = True,
 ) -> None:
     """dK and dV of 64 keys; a grid of (tiles of keys · planes) along x. Arguments as for the fused kernel."""
-    tile = KeyTile.of(k, (config.tile_m, KEYS), features, (q_len, kv_len), (kv_heads, planes, together))
+    place = RowTiles(rows, planes, group, together, last).tile(k.cta_x)
+    tile = KeyTile.of(k, features, (config.tile_m, KEYS), place, (q_len, kv_len), kv_heads)
     boxes = (Boxes.of_heads(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dk_map, dv_map))
     q_boxes, k_boxes, v_boxes, do_boxes, dk_boxes, dv_boxes = boxes
     maps = (k_boxes, v_boxes), (q_boxes, do_boxes), (vectors(shift_map), vectors(delta_map))
@@ -151,6 +156,7 @@ class Gradient(ABC):
         if self._scale is not None:
             scale(self._sums, self._scale)
         send_rows(k, self._own.tiles[0], self._sums, k.value(0, u32), boxes, self._tile.place, barrier=barrier)
+        await_sent(k)
 
     def _step(self, turn: Traced, *, first: bool = False) -> None:
         """A block's product beside the sums of the block before."""
@@ -225,9 +231,12 @@ def attention_backward_queries_sm90(
     delta: Global[f32],
     q_len: u32,
     kv_len: u32,
-    heads: u32,
+    heads: Divisor,
+    rows: Divisor,
     planes: u32,
-    together: u32,
+    group: Divisor,
+    together: Divisor,
+    last: Divisor,
     *,
     config: BackwardWideSm90,
     features: AttentionFeatures = PLAIN,
@@ -235,8 +244,8 @@ def attention_backward_queries_sm90(
 ) -> None:
     """dQ of 128 rows, 64 for each consumer; a grid of (tiles of rows · planes) along x, as the forward pass has it."""
     c, f, warps = config, features, WARPS * CONSUMERS
-    block, plane = RowTiles.of(k, (q_len + (ROWS - 1)) // ROWS, planes, together).tile(k.cta_x)
-    row, head, batch = block * ROWS, plane % heads, plane // heads
+    block, plane = RowTiles(rows, planes, group, together, last).tile(k.cta_x)
+    (batch, head), row = heads.divide(plane), block * ROWS
     kv_head = head // f.group if f.group > 1 else head
     q_tile = operand_tile(k, c.dtype, ROWS, c.width, name="Q")
     do_tile = operand_tile(k, c.dtype, ROWS, c.value_width, name="dO")
@@ -245,15 +254,15 @@ def attention_backward_queries_sm90(
     q_boxes, k_boxes, v_boxes, do_boxes, dq_boxes = (
         Boxes.of_heads(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dq_map)
     )
-    rows = Pipeline(k, (q_tile, q_boxes), (do_tile, do_boxes), readers=0)
+    own = Pipeline(k, (q_tile, q_boxes), (do_tile, do_boxes), readers=0)
     keys = Pipeline(k, (k_tile, k_boxes), readers=warps)
     values = Pipeline(k, (v_tile, v_boxes), readers=warps)
-    ready(k, rows, keys, values)
+    ready(k, own, keys, values)
     mask = Mask(k, visible(f), (ROWS, c.tile_n), row, (q_len, kv_len))
 
     with producer(k, CONSUMERS):
         with k.when(k.thread == 0):
-            rows.at(0, filling=True).put((row, head, batch), (row, head, batch))
+            own.at(0, filling=True).put((row, head, batch), (row, head, batch))
         for thread, stream in ((0, keys), (32, values)):
             with k.when(k.thread == thread), k.loop(mask.blocks) as turn:
                 stream.at(turn, filling=True).put((mask.block(turn) * c.tile_n, kv_head, batch))
@@ -262,9 +271,10 @@ def attention_backward_queries_sm90(
         me = k.warpgroup - 1
         first = me * WARPGROUP_ROWS
         vectors = [of + k.mul_wide(plane, (q_len + (ROWS - 1)) // ROWS * ROWS) for of in (shift, delta)]
-        work = Rows(k, c, f, mask, (rows, keys, values), vectors, (row + first, first))
+        work = Rows(k, c, f, mask, (own, keys, values), vectors, (row + first, first))
         work.run()
         send_rows(k, q_tile, work.sums, me, dq_boxes, (row + first, head, batch), barrier=me + 1)
+        await_sent(k)
 
 
 class Rows:

@@ -6,7 +6,6 @@ Blocks of query rows have slots, which the lists name: places for shift, delta a
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from warploom.core.dtypes import DType, f32, u16, u32
@@ -16,7 +15,7 @@ from warploom.kernels.attention.backward_rows_kernel import ROW_THREADS, RowPlac
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm80_kernel import KeyBlock, KeyGradients, round_sums
 from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, BackwardSm90
-from warploom.kernels.attention.backward_sm90_kernel import KeyTile, visible
+from warploom.kernels.attention.backward_tiles import KeyTile, KeyTiles, visible
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
 from warploom.lang.values import Number
@@ -26,7 +25,7 @@ from warploom.tile.copies import Rows
 from warploom.tile.mask import SeenBy
 from warploom.tile.ragged import Piece, PieceList, Slot, sequence_boxes
 from warploom.tile.roles import WARPGROUP, threads_of
-from warploom.tile.scheduler import Divisor
+from warploom.tile.scheduler import Divisor, Single
 
 
 @kernel(threads=ROW_THREADS, drop_unused=True)
@@ -123,22 +122,19 @@ class PackedKeyTile(KeyTile):
     slot: Slot | None = None
     slots: Traced | None = None
     """Of a head."""
-    listed: Traced | None = None
-    """Whether there is such a tile."""
 
     @classmethod
     def listed_as(
-        cls, k: Kernel, config: BackwardSm90, features: AttentionFeatures, tiles: PieceList, slots: Traced
+        cls, k: Kernel, config: BackwardSm90, features: AttentionFeatures, place: tuple[Piece, Slot], slots: Traced
     ) -> PackedKeyTile:
-        """The CTA's of a list, with so many slots of a head."""
-        tile, (piece, slot) = (config.tile_m, KEYS), (tiles.at(k.cta_x), tiles.slot(k.cta_x))
+        """What a list says of a tile, with so many slots of a head."""
+        tile, (piece, slot) = (config.tile_m, KEYS), place
         first, none = slot.number * KEYS, k.value(0, u32)
         lengths = piece.keys.count, piece.queries.count + first
         mask = SeenBy(k, visible(features), tile, first, lengths)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if config.by_heads else None
         return cls(
-            k, features, tile, slot.number, piece.head, none, none, lengths, mask, of_head, piece, slot, slots,
-            k.cta_x < tiles.count,
+            k, features, tile, slot.number, piece.head, none, none, lengths, mask, of_head, piece, slot, slots
         )  # fmt: skip
 
     @property
@@ -147,11 +143,6 @@ class PackedKeyTile(KeyTile):
         assert self.piece is not None
         first = self.number * KEYS
         return first, self.kv_head, self.piece.queries.begin - first, self.lengths[1]
-
-    def present(self) -> AbstractContextManager[None]:
-        """Where this CTA has such a tile."""
-        assert self.listed is not None
-        return self.k.when(self.listed, uniform=True)
 
     def rows(self, block: Traced, head: Traced) -> tuple[Number, ...]:
         """Where Q and dO of a block of query rows lie."""
@@ -181,10 +172,16 @@ def packed_backward_sm90(
 
     The tensor maps of tensors are ragged ones, those of shift and delta of (heads, slots · places).
     """
-    tile = PackedKeyTile.listed_as(k, config, features, PieceList(k, tiles), slots)
     maps = (*map(sequence_boxes, (q_map, k_map, v_map, do_map)), *map(sm90.vectors, (shift_map, delta_map)))
     maps = *maps, sequence_boxes(dk_map), sequence_boxes(dv_map)
-    sm90.differentiate(k, config, features, tile, maps, (total, Turns(k, turns)))
+    listed = PieceList(k, tiles)
+    order = Single(k, listed.count)
+
+    def at(turn: Number) -> PackedKeyTile:
+        number = order.item(turn)
+        return PackedKeyTile.listed_as(k, config, features, (listed.at(number), listed.slot(number)), slots)
+
+    sm90.differentiate(k, config, features, KeyTiles(k, order, at), maps, (total, Turns(k, turns)))
 
 
 @kernel(threads=CONSUMERS * WARPGROUP, requires="sm_90a", drop_unused=True)
