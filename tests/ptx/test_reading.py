@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -221,3 +223,15 @@ def test_lines_within_inline_assembly_are_not_counted_on():
 def test_text_that_no_assembler_takes_gets_one_message(text: str, message: str) -> None:
     with pytest.raises((PtxError, ProblemError), match=message):
         check(text, [np.zeros(1, np.uint32)])
+
+
+@pytest.mark.parametrize(("arguments", "options", "message"), [
+    (5, {}, "arguments are a list"), ([np.zeros(1, object)], {}, "Python objects"),
+    ([1.5], {"text": "u32"}, "is an integer"),
+    ([1], {"names": []}, "1 parameters"),
+    ([1], {"shared_bytes": -1}, "shared_bytes counts"), ([1], {"block": 2048}, "1024"),
+])  # fmt: skip
+def test_launches_that_no_gpu_takes_get_one_message(arguments: Any, options: dict[str, Any], message: str) -> None:
+    text = kernel("", [options.pop("text", "u64")])
+    with pytest.raises((PtxError, ProblemError), match=message):
+        check(text, arguments, **options)

@@ -151,10 +151,10 @@ def moved(k: Kernel, x: Global[u16], y: Global[u16], rows: u32, *, cols: int, st
 
 @pytest.mark.parametrize(("cols", "stride"), [(16, 24), (64, 64), (72, 80), (96, 96), (192, 200)])
 def test_a_tile_goes_back_as_far_as_the_matrix_reaches(cols: int, stride: int) -> None:
-    x = whole(45, stride, seed=stride)
+    x, program = whole(45, stride, seed=stride), moved.trace(cols=cols, stride=stride)
     for seed in SEEDS[:2]:
         y = np.full_like(x, np.nan)
-        assert clean(moved.trace(cols=cols, stride=stride), 2, [x.view(np.uint16), y.view(np.uint16), 45], seed)
+        assert clean(program, 2, [x.view(np.uint16), y.view(np.uint16), 45], seed)
         assert np.array_equal(y[:, :cols], x[:, :cols])
         assert np.isnan(y[:, cols:].astype(np.float32)).all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from warploom.emulate.clocks import Clocks
 from warploom.emulate.frames import Frame
 from warploom.emulate.known import Known
 from warploom.emulate.report import Reporter
-from warploom.ir.statements import Op
+from warploom.ir.statements import Op, SourceLine
 from warploom.isa.effects import Barrier
 
 Array = NDArray[Any]
@@ -195,10 +196,13 @@ class Barriers:
             wait.rows.discard(row)
             self.votes[row] = phase.votes
 
-    def describe(self, key: tuple[int, int]) -> str:
-        """Arrived and expected threads of an open phase."""
-        phase = self.open[key]
-        return f"barrier {key[1]} has {32 * phase.count} of {phase.expected} threads"
+    def describe(self, key: tuple[int, int], waits: Mapping[int, SourceLine]) -> str:
+        """Arrived and expected threads of an open phase, and where others are; rows wait at the lines of ``waits``."""
+        phase, warps = self.open[key], self.clocks.warps_per_cta
+        parts = [f"{warps_text(set(phase.arrived), warps)} came"]
+        elsewhere = set(range(key[0] * warps, (key[0] + 1) * warps)) - set(phase.arrived)
+        parts += [f"{warps_text({row}, warps)} {whereabouts(row, waits)}" for row in sorted(elsewhere)[:4]]
+        return f"barrier {key[1]} has {32 * phase.count} of {phase.expected} threads: {', '.join(parts)}"
 
     def at_exit(self) -> None:
         """Arrivals nobody waited for are a mistake in the count of threads or in the order."""
@@ -210,3 +214,16 @@ class Barriers:
                 "match every bar.arrive by a bar.sync of the other warps"
             )
             self.report.add("barrier", phase.op.where, message, cta * self.clocks.warps_per_cta, 0)
+
+
+def warps_text(rows: set[int], of_cta: int) -> str:
+    """Warps by their numbers within their CTA."""
+    numbers = sorted({row % of_cta for row in rows})
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"warps {numbers[0]} to {numbers[-1]}"
+    return f"warp{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def whereabouts(row: int, waits: Mapping[int, SourceLine]) -> str:
+    """Where a warp is while others wait for it for ever; rows wait at the lines of ``waits``."""
+    return f"waits at {waits[row]}" if row in waits else "has ended"

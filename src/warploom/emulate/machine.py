@@ -319,9 +319,9 @@ class _Launch:
     def report_deadlock(self, waits: list[Wait]) -> None:
         """One finding for each line that is waited at, with the state of every barrier."""
         self.engines.warpgroups.check_together({row for wait in waits for row in wait.rows})
-        named = "; ".join(self.barriers.describe(key) for key in self.barriers.open)
+        lines = {row: wait.op.where for wait in sorted(waits, key=lambda w: not w.what) for row in wait.rows}
         waits = [wait for wait in waits if wait.rows and not wait.what]
-        lines = {row: wait.op.where for wait in waits for row in wait.rows}
+        named = "; ".join(self.barriers.describe(key, lines) for key in self.barriers.open)
         for wait in sorted(waits, key=lambda wait: not self.engines.mbarriers.in_the_middle(wait.rows)):
             row = min(wait.rows)
             parts = (named, self.engines.mbarriers.describe(row, lines), self.engines.clusters.describe(row))

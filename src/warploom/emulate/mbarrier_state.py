@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from warploom.emulate.acting import Lanes
-from warploom.emulate.barriers import Wait
+from warploom.emulate.barriers import Wait, warps_text, whereabouts
 from warploom.emulate.known import Known
 from warploom.ir.statements import Op, SourceLine
 
@@ -122,7 +122,7 @@ class Mbarrier:
             text += "" if self.copy is None else f" (the last came from {self.copy.where.stack})"
         for parity in (0, 1):
             rows = {w.row for w in self.waiters if w.parity == parity}
-            text += f", waited for by {_warps(rows, warps)} (parity {parity})" if rows else ""
+            text += f", waited for by {warps_text(rows, warps)} (parity {parity})" if rows else ""
         return text
 
     def _who_came(self, warps: int, waits: Mapping[int, SourceLine]) -> str:
@@ -130,10 +130,9 @@ class Mbarrier:
         if self.arrival is None:
             return "nothing has arrived yet"
         now, last = set(self.events.now.arrivals), set(self.events.last.arrivals)
-        parts = [f"{_warps(now, warps)} came at {self.arrival.where.stack}"] if now else []
+        parts = [f"{warps_text(now, warps)} came at {self.arrival.where.stack}"] if now else []
         for row in sorted(last - now)[:4]:
-            where = f"waits at {waits[row]}" if row in waits else "has ended"
-            parts.append(f"{_warps({row}, warps)} came for the phase before and {where}")
+            parts.append(f"{warps_text({row}, warps)} came for the phase before and {whereabouts(row, waits)}")
         return ", ".join(parts)
 
 
@@ -147,11 +146,3 @@ class Waiter:
     lanes: Lanes
     parity: int
     far: bool
-
-
-def _warps(rows: set[int], of_cta: int) -> str:
-    """Warps by their numbers within their CTA."""
-    numbers = sorted({row % of_cta for row in rows})
-    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"warps {numbers[0]} to {numbers[-1]}"
-    return f"warp{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

@@ -135,7 +135,7 @@ class HopperWords(ClusterWords):
         self.emit(MbarrierInitFence(), ())
 
     def ring(self, stages: int, name: str = "ring", *, phase: int = 0) -> Ring:
-        """A fresh position in a ring, at stage 0; a producer that waits for free stages starts with ``phase=1``."""
+        """A fresh position in a ring, at stage 0; a producer that waits for empty stages starts with ``phase=1``."""
         stage = self.register(u32, 0, f"{name}_stage")
         return Ring(self, stages, stage, self.register(u32, phase, f"{name}_phase"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from warploom.core.errors import ProblemError, shown
 from warploom.ops.ptx import CheckedPtx, check_ptx
 
 
@@ -38,6 +39,11 @@ def check_cuda(
     """
     from warploom.cuda.ptx import header_options, ptx_of
 
+    for what, given in (("source", source), ("name", name), ("target", target)):
+        if not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ProblemError(f"check_cuda: the {what} is a text, not {shown(given)}")
+    if isinstance(options, str):
+        raise ProblemError(f"check_cuda: options are a list, [{options!r}]")
     found = ptx_of(source, file, target, [*header_options(), *options], kernel=name)
     return check_ptx(
         found.text, grid, block, arguments, kernel=found.entry, shared_bytes=shared_bytes, cluster=cluster, file=file,

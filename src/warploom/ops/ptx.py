@@ -114,12 +114,16 @@ def _arguments(
 
     parameters = function.parameters
     known = [p.name for p in parameters] if names is None else list(names)
+    if not isinstance(arguments, Mapping | Sequence) or isinstance(arguments, str):
+        raise ProblemError(f"{function.name}: arguments are a list, or an object by name, not {shown(arguments)}")
+    if len(known) != len(parameters):
+        raise ProblemError(f"{function.name} has {len(parameters)} parameters, but names are {known}")
     if isinstance(arguments, Mapping):
         if set(arguments) != set(known):
             missing, unknown = [n for n in known if n not in arguments], sorted(set(arguments) - set(known))
             raise ProblemError(f"{function.name}: missing arguments {missing}, unknown arguments {unknown}")
         arguments = [arguments[name] for name in known]
-    if not len(arguments) == len(parameters) == len(known):
+    if len(arguments) != len(parameters):
         raise ProblemError(
             f"{function.name} takes {len(parameters)} arguments ({', '.join(known)}), not {len(arguments)}"
         )
@@ -151,6 +155,8 @@ def _value(x: Any, parameter: Variable | None) -> tuple[Any, Argument]:
     if isinstance(x, int | float | np.number):
         dtype = (f32 if isinstance(x, float) else s32) if parameter is None else _scalar(parameter, x)
         return x, Argument("scalar", dtype)
+    if getattr(getattr(x, "dtype", None), "hasobject", False):
+        raise ProblemError("an array of Python objects cannot be passed: give it one of NumPy's number types")
     view = describe(x)
     return as_numpy(view), Argument("pointer", view.dtype if view.dtype.kind != "pred" else u8)
 
