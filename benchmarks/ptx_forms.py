@@ -69,7 +69,8 @@ def page() -> str:
         "`warploom.check_ptx`, `check_cuda` and `check_triton` read PTX. A form that is *refused* or *unknown* raises\n"
         "PtxError with the author's line, the PTX line and the form, before anything runs: there is never a verdict\n"
         "about a kernel of which a part was left out. `python benchmarks/ptx_forms.py` writes this page from\n"
-        "`benchmarks/ptx-forms.txt`, a sample of each kind of form.\n\n"
+        "`benchmarks/ptx-forms.txt`, a sample of each kind of form. The emulator is no assembler: it reads some text\n"
+        "that ptxas refuses, such as types that do not fit a register's width. Assemble PTX that you write by hand.\n\n"
         "| kind | run | refused | unknown |\n| --- | --- | --- | --- |\n"
     ]
     for kind, rows in kinds.items():

@@ -38,3 +38,12 @@ def test_what_is_refused(given: str, wrong: str) -> None:
     x = np.zeros((16, 16), np.float16)
     with pytest.raises(PtxError, match="wmma"):
         check(kernel(product("row", "col").replace(given, wrong), ["u64"] * 3), [x, x, x.astype(np.float32)])
+
+
+@pytest.mark.parametrize("form", [
+    "wmma.load.a.sync.aligned.row.m16n16k16.shared.s8 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%r9], %r10;",
+    "wmma.store.d.sync.aligned.row.m16n16k16.global.f16 [%d1], {%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}, %r9;",
+])  # fmt: skip
+def test_a_wrong_count_of_registers_is_refused(form: str) -> None:
+    with pytest.raises(PtxError, match="registers"):
+        check(kernel(form), [np.zeros(1)])

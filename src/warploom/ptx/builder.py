@@ -365,6 +365,8 @@ class Builder:
         within: Tile | None = None,
     ) -> None:  # fmt: skip
         """The same for several results."""
+        if len(targets) != len(instruction.result_types):
+            raise VerifyError(f"it gives {len(instruction.result_types)} registers, not {len(targets)}")
         results: list[Value] = []
         later: list[tuple[str, Value]] = []
         for target, dtype in zip(targets, instruction.result_types, strict=True):

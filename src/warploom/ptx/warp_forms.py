@@ -166,7 +166,7 @@ def matrix_product(b: Builder, f: Form) -> None:
         raise f.refusal()
     target, *sources = (x.items for x in operands if isinstance(x, Vector))
     given = [x for items in sources for x in items]
-    if len(given) != len(instruction.operand_types) or len(target) != len(instruction.result_types):
+    if len(given) != len(instruction.operand_types):
         raise f.refusal("its registers are not as many as its shape has")
     values = [b.read(x, t) for x, t in zip(given, instruction.operand_types, strict=True)]
     b.set_all(target, instruction, values)

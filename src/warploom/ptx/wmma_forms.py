@@ -65,7 +65,10 @@ def _store(b: Builder, f: Form, shape: str) -> None:
     address, source, stride = f.operands(3)
     base, offset, within = b.address(address, space)
     store = WmmaStore(shape, _type(f, f.type()), order, space, offset)
-    values = [b.read(x, t) for x, t in zip(_items(f, source), store.operand_types[2:], strict=True)]
+    items, types = _items(f, source), store.operand_types[2:]
+    if len(items) != len(types):
+        raise f.refusal("its registers are not as many as its shape has")
+    values = list(map(b.read, items, types))
     b.emit(store, (base, b.read(stride, u32), *values), within=within)
 
 
@@ -79,6 +82,6 @@ def _multiply(b: Builder, f: Form, shape: str) -> None:
     product = WmmaMma(shape, _type(f, inputs[0]), _type(f, types[0]), *cast("list[Order]", orders))
     target, *sources = (_items(f, x) for x in f.operands(4))
     given = [x for items in sources for x in items]
-    if len(given) != len(product.operand_types) or len(target) != len(product.result_types):
+    if len(given) != len(product.operand_types):
         raise f.refusal("its registers are not as many as its shape has")
     b.set_all(target, product, [b.read(x, t) for x, t in zip(given, product.operand_types, strict=True)])
