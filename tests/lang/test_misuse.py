@@ -5,11 +5,12 @@
 import numpy as np
 import pytest
 
-from warploom.core.errors import ProblemError, TraceError, VerifyError
+from warploom.core.errors import LayoutError, ProblemError, TraceError, VerifyError
 from warploom.emulate import emulate
 from warploom.lang import Global, Kernel, bf16, f16, f32, kernel, u32
 from warploom.layout import mma_fragment
 from warploom.ops.backends import compiled
+from warploom.tile.product import MmaSync
 
 A = mma_fragment("m16n8k16", "A")
 
@@ -254,6 +255,35 @@ def test_pythons_abs_works():
     expected = np.abs(x)
     emulate(program, 1, [x]).raise_if_found()
     assert (x == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (lambda k, x: MmaSync(k), r"MmaSync missing .*'dtype'; its parameters are \(k, dtype, \*, sums"),
+        (lambda k, x: MmaSync(k, bf16).accumulator(24, 8, "s"), "multiples of 16 rows and 8 columns, not 24×8"),
+        (lambda k, x: multiplied(k, k.shared(f32, (16, 16))), "holds f32: a product reads 16-bit elements"),
+        (lambda k, x: A.tile(0, 2), "at least 1"),
+    ],
+)
+def test_words_of_tiles_of_the_wrong_kind(body, says):
+    with pytest.raises((TraceError, LayoutError), match=rf"^test_misuse\.py:\d+: .*{says}|{says}.*\(test_misuse\.py:"):
+        traces(body)
+
+
+def multiplied(k, tile):
+    cores = MmaSync(k, bf16)
+    cores.product(cores.accumulator(16, 16, "s"), tile, tile)
+
+
+def test_divmod_of_a_traced_value():
+    def body(k, x):
+        row, col = divmod(k.lane, 8)
+        x.store(k.convert(row * 100 + col, f32), k.lane)
+
+    x = np.zeros(32, np.float32)
+    emulate(traces(body), 1, [x]).raise_if_found()
+    assert (x == np.arange(32) // 8 * 100 + np.arange(32) % 8).all()
 
 
 def bound_of(k, x):

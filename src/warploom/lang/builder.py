@@ -42,7 +42,9 @@ from warploom.lang.rebinding import refuse_rebinding
 from warploom.lang.values import Mutable, Number, TileAddress, Traced
 
 _PACKAGE = __name__.partition(".")[0]
-_OWN = *(f"{_PACKAGE}.{name}." for name in ("lang", "layout", "tile")), "contextlib", "functools"
+_PYTHON = "contextlib", "functools", "dataclasses"
+"""Python's own modules whose functions call back."""
+_OWN = *(f"{_PACKAGE}.{name}." for name in ("lang", "layout", "tile")), *_PYTHON
 """Modules whose frames are the language itself, never the author's."""
 _TRACER = f"{_PACKAGE}.lang.kernel"
 """The module that calls kernel functions: what lies beyond calls the trace."""
@@ -93,7 +95,7 @@ class Builder:
         lines = [
             SourceLine(frame.f_code.co_filename, line, frame.f_code.co_name)
             for frame, line in walk_tb(error.__traceback__)
-            if not _is_of(frame, (f"{_PACKAGE}.", "contextlib", "functools"))
+            if not _is_of(frame, (f"{_PACKAGE}.", *_PYTHON))
         ]
         return replace(lines[-1], callers=tuple(lines[-2::-1])) if lines else NOWHERE
 

@@ -21,7 +21,7 @@ def explain(error: Exception, k: Builder) -> str | None:
     """What a Python error means if a word of this package raised it or was called wrongly; None if it was neither."""
     called = _CALL.match(str(error)) if isinstance(error, TypeError) else None
     if called is not None and (word := _word(called[1], called[2])) is not None:
-        return f"{called[2]} {called[3]}; {_parameters(word)}"
+        return f"{called[1] if called[2] == '__init__' else called[2]} {called[3]}; {_parameters(word)}"
     owner = cast("type[object]", type(getattr(error, "obj", None)))
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     inside = _is_ours(frames[-1].f_globals.get("__name__"))
@@ -60,9 +60,13 @@ def _is_ours(module: object) -> bool:
 
 
 def _word(owner: str, name: str) -> FunctionType | None:
-    """The method ``owner.name`` of a class of this package."""
-    for module in [x for key, x in sys.modules.items() if _is_ours(key)]:
-        kind = getattr(module, owner, None)
+    """The method ``owner.name`` of a class of this package: of several, that of the words that an author calls."""
+    called = tuple(f"{_PACKAGE}.{part}" for part in ("lang", "tile"))
+    ours = sorted(filter(_is_ours, sys.modules), key=lambda key: not key.startswith(called))
+    for key in ours:
+        kind = getattr(sys.modules[key], owner, None)
+        if getattr(kind, "__module__", None) != key:
+            continue  # imported there
         method = inspect.getattr_static(kind, name, None) if inspect.isclass(kind) else None
         if isinstance(method, FunctionType):
             return method

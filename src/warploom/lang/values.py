@@ -137,6 +137,9 @@ class Traced:
     def __mod__(self, other: Number) -> Traced:
         return self.builder.floor_divide("rem", self, other)
 
+    def __divmod__(self, other: Number) -> tuple[Traced, Traced]:
+        return self // other, self % other
+
     def __neg__(self) -> Traced:
         return self.builder.unary("neg", self) if self.dtype.is_float else self.builder.binary("sub", 0, self)
 

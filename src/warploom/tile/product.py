@@ -191,6 +191,10 @@ class MmaSync:
 
     def accumulator(self, rows: int, cols: int, name: str) -> Fragment:
         """Registers for a warp's ``rows`` × ``cols`` sums, multiples of 16 and 8; with nothing in them yet."""
+        if rows % 16 or cols % 8 or rows < 1 or cols < 1:
+            raise TraceError(
+                f"a warp's sums are multiples of 16 rows and 8 columns, not {rows}×{cols} ({self._k.here()})"
+            )
         layout = C if self._sums is f32 else replace(C, element_bits=16)
         return self._k.accumulator(layout.tile(rows // 16, cols // 8), None, name)
 
@@ -385,7 +389,9 @@ _DONE = Started(lambda _: None)
 
 
 def _whole_depth(k: Kernel, b: SharedTile, depth: int | None, transposed_a: bool, transposed_b: bool) -> int:
-    """K in whole steps."""
+    """K in whole steps. Raises TraceError for a tile of other than 16-bit elements."""
+    if b.layout.element_bytes != 2:
+        raise TraceError(f"{b.name} holds {b.dtype}: a product reads 16-bit elements ({k.here()})")
     depth = depth or (b.layout.rows if transposed_b else b.layout.cols)
     if depth % DEPTH and (transposed_a or transposed_b):
         raise TraceError(f"tiles whose rows run along K have multiples of {DEPTH} rows, not {depth} ({k.here()})")
