@@ -82,18 +82,22 @@ class Target:
 
 @dataclass(frozen=True)
 class Sums:
-    """An accumulator as values: its first element is (row, col) of the target, ``warp`` its part of the fragment."""
+    """An accumulator as values: its first element is (row, col) of the target.
+
+    ``warp`` is the warp's index among those that share the fragment, by default its number in the CTA modulo theirs.
+    """
 
     k: Kernel
     fragment: Fragment
     row: Traced
     col: Traced
-    warp: Number = 0
+    warp: Number | None = None
     value: Value | None = None
 
     def place(self, element: int) -> Pair:
         """(row, col) in the target of an element of this thread."""
-        row, col = self.fragment.layout.coordinates(self.k.lane, element, self.warp)
+        warp = self.fragment.warp if self.warp is None else self.warp
+        row, col = self.fragment.layout.coordinates(self.k.lane, element, warp)
         return row + self.row, col + self.col
 
     def pair(self, first: int) -> Pair:
@@ -176,7 +180,14 @@ def store_registers(sums: Sums, target: Target) -> None:
 
 
 def store_row_values(
-    k: Kernel, to: GlobalPointer, values: list[Traced], sums: Fragment, first: Number, end: Number, *, warp: Number = 0
+    k: Kernel,
+    to: GlobalPointer,
+    values: list[Traced],
+    sums: Fragment,
+    first: Number,
+    end: Number,
+    *,
+    warp: Number | None = None,
 ) -> None:
     """One f32 for each row of an accumulator (a log-sum-exp, say), as ``sums.reduce(…, "col")`` orders them.
 
@@ -186,7 +197,7 @@ def store_row_values(
     plan = reduction_plan(sums.layout, "col")
     first_lane = (k.lane & sum(plan.lane_masks)) == 0
     for group, value in enumerate(values):
-        row = first + plan.result_coordinate(group, k.lane, warp)
+        row = first + plan.result_coordinate(group, k.lane, sums.warp if warp is None else warp)
         with k.when(first_lane & (row < end)):
             to.store(value, row)
 
