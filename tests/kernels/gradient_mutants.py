@@ -35,6 +35,7 @@ SM80 = BackwardSm80(head_dim=8, tile_m=16, num_warps=4)
 CASES = {
     "sm_90": GradientCase(SM90, 160, 400, CAUSAL),
     "sm_90 tile after tile": GradientCase(replace(SM90, persistent=True), 96, 400, CAUSAL, batch=2),
+    "sm_90 tiles nobody sees": GradientCase(replace(SM90, persistent=True), 40, 400, (10, 0), batch=3),
     "sm_90 in turn": GradientCase(replace(SM90, in_turn=True), 160, 200),
     "wide": GradientCase(WIDE, 160, 100, CAUSAL),
     "wide, dQ": GradientCase(WIDE, 130, 100, CAUSAL),
@@ -61,8 +62,8 @@ EQUIVALENT = {
     "without mbarrier.try_wait.parity in _block": "nobody has filled the stage of dS that the first block claims",
     "without fence.proxy.async.shared::cta in _block": "who reads dS of the first block has fenced its own of the next",
     "without wgmma.fence.sync.aligned in _start_dq": "the fences of the products around it cover its accumulator",
-    "without cp.async.bulk.commit_group in store": "dK's group takes dV's copies along",
-    "without cp.async.bulk.wait_group.read in store": "the wait for dK's copies is one for dV's as well",
+    "without mbarrier.arrive in run": "a CTA with one tile fills its last stage of dS no more",
+    "without cp.async.bulk.commit_group in _store": "dK's group takes dV's copies along",
 }
 """Labels of mutants of which some behave as the kernel does, with the reason; as :func:`mutants` gives them."""
 
