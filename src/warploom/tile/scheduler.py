@@ -99,7 +99,7 @@ class Divisor(Scalars):
 class RowTiles:
     """Tiles of row blocks × planes (one head of one batch) by number.
 
-    The host gives what it is made of (:func:`.order.row_tiles`).
+    The host gives what it is made of (:func:`.order.row_tiles`); :meth:`of` takes what only the kernel knows.
 
     ``grouped``: where work grows with the row block, ``together`` planes form a group of ``group`` tiles, which come
     from the longest to the shortest (:func:`.order.planes_together`); the last group has ``last`` planes. Else plane by
@@ -112,6 +112,15 @@ class RowTiles:
     together: Divisor
     last: Divisor
     grouped: bool = True
+
+    @classmethod
+    def of(cls, k: Kernel, rows: Traced, planes: Traced, together: Traced | None = None) -> RowTiles:
+        """By numbers that only the kernel knows: divisions where this is traced, none for each tile."""
+        size = planes if together is None else together
+        rest = planes % size
+        last = k.select(rest == 0, size, rest)
+        divisors = (Divisor.of(k, n) for n in (size * rows, size, last))
+        return cls(Divisor.of(k, rows), planes, *divisors, grouped=together is not None)
 
     @property
     def count(self) -> Traced:
