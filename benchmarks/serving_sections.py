@@ -33,12 +33,12 @@ def decode(result: Result) -> str:
         f" Beside the fastest of the others, in {len(ratios)} cells: {geometric_mean(ratios):.2f}× in geometric mean, "
         f"{min(ratios):.2f}× at least."
     )
-    further = " and ".join(PEERS[n] for n in names if n not in ("cudnn", "torch_flash"))
+    further = ", ".join(PEERS[n] for n in names if n not in ("cudnn", "torch_flash"))
     said = (
         "One new query for each of many sequences (b16: of 16), bf16 but for fp8 caches: the part of a copy's rate on "
         "the same GPU at which keys and values are read, from the lowest to the highest cell of groups of 1, 4, 8 and "
         "16 query heads and pages of 16, 64 and 256 keys and none, by `attention_paged` and by others: PyTorch's cuDNN "
-        f"and FlashAttention-2 on contiguous caches of even lengths{', and on all ' * bool(further)}{further} "
+        f"and FlashAttention-2 on contiguous caches of even lengths{', and, on all, ' * bool(further)}{further} "
         f"(`benchmarks/decode_cells.py`).{beside or ''}\n\n"
     )
     return said + markdown_table(
