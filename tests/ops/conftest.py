@@ -9,8 +9,10 @@ import pytest
 from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu
 from warploom.core.targets import target
 from warploom.ops import (
+    append_to_cache,
     attention,
     attention_backward,
+    attention_paged,
     attention_varlen,
     backends,
     loss,
@@ -36,7 +38,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     monkeypatch.setattr(steps, "zero_words", made.zero)
     kept = (
         matmul._prepared, attention._prepared, attention_backward._prepared, attention_varlen.prepared, reduce._ready,
-        loss._ready,
+        loss._ready, attention_paged._prepared, append_to_cache._prepared,
     )  # fmt: skip
     for calls in kept:
         calls.clear()

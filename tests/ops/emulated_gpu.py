@@ -15,8 +15,10 @@ from warploom.interop import copies
 from warploom.interop.arrays import ArrayView, describe, memory_span
 from warploom.kernels.source import KernelSource
 from warploom.ops import (
+    append_to_cache,
     attention,
     attention_backward,
+    attention_paged,
     attention_varlen,
     attention_varlen_backward,
     backends,
@@ -87,15 +89,15 @@ class EmulatedGpu:
             self.keep(array)
             return describe(array)._replace(device=("cuda", 0))
 
-        for room in (matmul, reduce, loss, attention, attention_backward, attention_varlen):
+        for room in (matmul, reduce, loss, attention, attention_backward, attention_paged, attention_varlen):
             monkeypatch.setattr(room, "describe", on_gpu)
-        for room in (attention, attention_backward, attention_varlen, matmul, reduce):
+        for room in (append_to_cache, attention, attention_backward, attention_paged, attention_varlen, matmul, reduce):
             monkeypatch.setattr(room, "fields", on_gpu)
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(np.array(view.owner, order="C")))
-        for room in (attention, attention_varlen, reduce, loss, steps):
+        for room in (attention, attention_paged, attention_varlen, reduce, loss, steps):
             monkeypatch.setattr(room, "empty", self.empty)
         monkeypatch.setattr(attention_varlen_backward, "filled", self.filled)
-        for room in (attention, attention_backward, matmul):
+        for room in (append_to_cache, attention, attention_backward, attention_paged, matmul):
             monkeypatch.setattr(room, "empty_like", self.empty_like)
         for room in (attention, matmul, steps):
             monkeypatch.setattr(room, "maker", lambda like, shape, dtype: lambda _: self.empty(like.kind, shape, dtype))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import warploom
+from tests.ops.emulated_gpu import EmulatedGpu
 from tests.ops.paged_cases import Step
 from warploom.core.errors import ProblemError
 
@@ -173,6 +174,21 @@ def test_caches_lie_in_one_array_but_not_in_each_other() -> None:
         warploom.append_to_cache(both[:, 0], both[:, 0], new, new, lens, block_table=table)
     with pytest.raises(ProblemError, match="k shares memory with k_cache"):
         warploom.append_to_cache(both[:, 0], both[:, 1], both[:1, 0, :1], new, lens, block_table=table)
+
+
+def test_every_call_is_held_to_where_its_caches_lie(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.hold(monkeypatch)
+    both, new = np.zeros((2, 2, 16, 1, 64), np.float16), np.ones((1, 1, 1, 64), np.float16)
+    lens, table = np.ones(1, np.int32), np.array([[1, 0]], np.int32)
+    warploom.append_to_cache(both[:, 0], both[:, 1], new, 2 * new, lens, block_table=table)
+    prepared = len(gpu.prepared)
+    with pytest.raises(ProblemError, match="v_cache shares memory with k_cache"):
+        warploom.append_to_cache(both[:, 0], both[:, 0], new, new, lens, block_table=table)
+    with pytest.raises(ProblemError, match="k shares memory with k_cache"):
+        warploom.append_to_cache(both[:, 0], both[:, 1], both[:1, 0, :1], new, lens, block_table=table)
+    warploom.append_to_cache(both[:, 1], both[:, 0], 3 * new, 4 * new, lens, block_table=table)
+    assert both[1, :, 0, 0, 5].tolist() == [4, 3]
+    assert len(gpu.prepared) == prepared
 
 
 def test_no_new_keys_are_none() -> None:

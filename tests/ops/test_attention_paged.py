@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import warploom
+from tests.ops.emulated_gpu import EmulatedGpu
 from tests.ops.paged_cases import Step
 from warploom.core.dtypes import f16
 from warploom.core.errors import ConfigError, ProblemError
@@ -245,3 +246,27 @@ def test_the_result_goes_where_out_lies_which_may_be_q() -> None:
     assert np.array_equal(warploom.attention_paged(q, k, v, lens, out=q, **named), expected)
     with pytest.raises(ProblemError, match="out shares memory with k_cache"):
         warploom.attention_paged(q, k, v, lens, out=k.reshape(-1)[: q.size].reshape(q.shape), **named)
+
+
+def test_every_call_is_held_to_where_its_out_lies(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that differ in addresses alone are one to the kernels; what memory they share differs all the same."""
+    gpu.hold(monkeypatch)
+    (q, k, v, lens), named = Step((40, 21), (2, 2), capacity=48).arguments
+    both = np.concatenate([q, q], axis=2)
+    mine, beside = both[:, :, :2], both[:, :, 2:]
+
+    def call(q: Any, out: Any) -> Any:
+        return warploom.attention_paged(q, k, v, lens, out=out, **named)
+
+    expected = call(mine, np.array(both)[:, :, 2:]).copy()
+    prepared = len(gpu.prepared)
+    among_keys = k.reshape(-1)[: both.size].reshape(both.shape)[:, :, 2:]
+    for _ in range(2):
+        with pytest.raises(ProblemError, match="out shares memory with k_cache"):
+            call(mine, among_keys)
+    among_keys.flags.writeable = False
+    with pytest.raises(ProblemError, match="cannot be written"):
+        call(mine, among_keys)
+    for out in (beside, beside, mine):
+        assert np.array_equal(call(mine, out), expected)
+    assert len(gpu.prepared) == prepared

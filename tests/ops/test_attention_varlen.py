@@ -204,6 +204,18 @@ def test_repeated_calls_are_prepared_once(gpu: EmulatedGpu, monkeypatch: pytest.
     assert len(gpu.prepared) == 2
 
 
+def test_every_call_is_held_to_where_its_out_lies(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.hold(monkeypatch)
+    q, k, v = make()
+    out = warploom.attention_varlen(q, k, v, STARTS, out=np.empty_like(q))
+    assert is_right(out, q, k, v, STARTS)
+    with pytest.raises(ProblemError, match="out shares memory with q"):
+        warploom.attention_varlen(q, k, v, STARTS, out=q)
+    out.flags.writeable = False
+    with pytest.raises(ProblemError, match="read-only"):
+        warploom.attention_varlen(q, k, v, STARTS, out=out)
+
+
 def test_arrays_of_the_cpu_on_a_gpu(gpu: EmulatedGpu) -> None:
     """They travel there and back, what is in the output already with them."""
     assert gpu.prepared == []

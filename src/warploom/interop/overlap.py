@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from warploom.interop.arrays import ArrayView, memory_span
+from warploom.interop.arrays import ArrayView, Fields, memory_span
 
 _MOST_WORK = 1_000_000
 """Steps of the exact search, some milliseconds. Views made by slicing and transposing take a handful."""
@@ -45,6 +47,52 @@ def overlaps_itself(view: ArrayView) -> bool:
             return True
         reach += stride * (size - 1)
     return False
+
+
+_PLACES_KEPT = 1024
+
+
+@dataclass(frozen=True)
+class Written:
+    """Arrays that calls again and again write to: what memory they share with others is told by each call's addresses.
+
+    For arrays that lie as those of the first call, which :meth:`of` is made of.
+    """
+
+    names: tuple[str, ...]
+    refuse: Callable[[Mapping[str, Fields]], None]
+    """Raises ProblemError where one of them cannot be written to, or shares memory with what it must not."""
+    pairs: tuple[tuple[str, str, int, int], ...]
+    """(one that is written, another, least, most): where the other's address is more than ``least`` and less than
+    ``most`` beyond the first's, the memory of one reaches into that of the other."""
+    known: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
+    """Addresses of calls that were looked at, and taken."""
+
+    @classmethod
+    def of(
+        cls, views: Mapping[str, ArrayView], names: Sequence[str], refuse: Callable[[Mapping[str, Fields]], None]
+    ) -> Written:
+        """For ``names`` among the arrays of a call."""
+        pairs: list[tuple[str, str, int, int]] = []
+        for one in names:
+            first, size = memory_span(views[one])
+            for other in views.keys() - {one}:
+                others_first, others_size = memory_span(views[other])
+                lies = first - views[one].pointer - (others_first - views[other].pointer)
+                if size and others_size:
+                    pairs.append((one, other, lies - others_size, lies + size))
+        return cls(tuple(names), refuse, tuple(pairs))
+
+    def check(self, views: Mapping[str, Fields], addresses: tuple[int, ...]) -> None:
+        """Look at the arrays of another call, of which only addresses are new."""
+        readonly = [name for name in self.names if views[name][7]]
+        if not readonly and addresses in self.known:
+            return
+        if readonly or any(least < views[other][0] - views[one][0] < most for one, other, least, most in self.pairs):
+            self.refuse(views)
+        if len(self.known) >= _PLACES_KEPT:
+            self.known.clear()
+        self.known.add(addresses)
 
 
 class _Described:

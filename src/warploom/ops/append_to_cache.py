@@ -98,7 +98,10 @@ def _first_call(given: Mapping[str, Fields], interleaved: Any, check: Any) -> li
         raise ProblemError("the cache has room for no key: allocate it larger")
     taken = {n: in_pairs(x) if n.endswith("_cache") and is_fp8(x) else x for n, x in views.items()}
     results = {"k_cache": views["k_cache"], "v_cache": views["v_cache"], **results}
-    run_and_keep(_prepared, key, lambda arrays: _steps(arrays, problem), (views, taken, results), filled=True)
+    run_and_keep(
+        _prepared, key, lambda arrays: _steps(arrays, problem), (views, taken, results), filled=True,
+        refuse=_refuse_caches,
+    )  # fmt: skip
     return made
 
 
@@ -119,10 +122,9 @@ def _strides(view: ArrayView) -> Strides:
 def _problem(views: Arrays, interleaved: bool) -> AppendProblem:
     """Check the arrays. Raises ProblemError with the first thing that is wrong."""
     k, cache, table, q = views["k"], views["k_cache"], views.get("table"), views.get("q")
-    named = {_PUBLIC.get(name, name): view for name, view in views.items()}
+    named = _named(views)
     on_one_device(list(named.values()), list(named))
-    check_cache(named)
-    _refuse_shared(named)
+    _refuse_caches(views)
     fp8 = is_fp8(cache)
     for name in ("k", "v", *(("q",) if q is not None else ())):
         view = views[name]
@@ -149,8 +151,15 @@ def _problem(views: Arrays, interleaved: bool) -> AppendProblem:
 _PUBLIC = {"lengths": "kv_lens", "table": "block_table"}
 
 
-def _refuse_shared(named: Arrays) -> None:
-    """Raises ProblemError where a cache shares memory with another array of the call."""
+def _named(views: Mapping[str, Fields]) -> Arrays:
+    """The arrays by the caller's names."""
+    return {_PUBLIC.get(name, name): ArrayView(*x) for name, x in views.items()}
+
+
+def _refuse_caches(views: Mapping[str, Fields]) -> None:
+    """Raises ProblemError for caches that new keys and values cannot be written to beside the other arrays."""
+    named = _named(views)
+    check_cache(named)
     for written in ("k_cache", "v_cache"):
         for name, view in named.items():
             if name != written and share_memory(view, named[written]):

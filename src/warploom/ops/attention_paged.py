@@ -136,6 +136,11 @@ def _named(views: Mapping[str, Fields]) -> dict[str, ArrayView]:
     return {_PUBLIC.get(name, name): ArrayView(*x) for name, x in views.items() if name != "out"}
 
 
+def _refuse_output(views: Mapping[str, Fields]) -> None:
+    """Raises ProblemError for an ``out`` that the result cannot be written to."""
+    check_output(ArrayView(*views["out"]), _named(views))
+
+
 def _split(fixed_split: Any) -> int | None:
     found = None if fixed_split is None else whole("fixed_split", fixed_split)
     if found is not None and found < 1:
@@ -180,7 +185,7 @@ def _first_call(given: Mapping[str, Fields], out: Any, asked: tuple[Any, ...], c
         return ready.results_beside(out, views)
     inputs = read_cache(_named(views), options, split, compact)
     if out is not None:
-        check_output(views["out"], inputs.views)
+        _refuse_output(views)
     if check:
         check_entries(inputs)
     problem = inputs.problem
@@ -195,7 +200,8 @@ def _first_call(given: Mapping[str, Fields], out: Any, asked: tuple[Any, ...], c
         return _plan(again, arrays["out"], config).steps
 
     taken = {NAMES.get(name, name): view for name, view in inputs.views.items()}
-    run_and_keep(_prepared, key, steps, (views, taken, results), filled=True)
+    refuse = None if out is None else _refuse_output
+    run_and_keep(_prepared, key, steps, (views, taken, results), filled=True, refuse=refuse)
     return list(results.values())
 
 

@@ -25,7 +25,7 @@ from warploom.ops.attention_arrays import Options, Window, laid_out, widened
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
 from warploom.ops.steps import Kept, Ready, Steps, lying, run_and_keep, working_steps
-from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refuse_shared, shape_of_result
+from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refuse_output, shape_of_result
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,13 +106,13 @@ def attention_varlen(
     given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
              "k_used": seqused_k, "out": out}  # fmt: skip
     views = described(given, sinks)
-    if out is not None:
-        refuse_shared(views)
     if flag("check", check):
         check_lengths(views)
     asked = (causal, scale, window, softcap, return_lse, "bshd", config)
     ready = prepared.find((asked, *lying(views)))
     if ready is None:
+        if out is not None:
+            refuse_output(views)
         options, views = Options(*asked[:6]).plain(), laid_out(views, 3, written="out")
         key = (*astuple(options), config), *lying(views)
         ready = prepared.find(key)
@@ -147,7 +147,8 @@ def _first_call(views: Arrays, options: Options, config: Any, key: tuple[Any, ..
             q, k, v, out = ((row, head) for row, head, _ in (arrays[name].strides for name in ("q", "k", "v", "out")))
             return working_steps(packed_calls(chosen, problem, (q, k, v, out), place.multiprocessors), problem.flops)
 
-        run_and_keep(prepared, key, steps, (views, inputs, results), filled=True)
+        refuse = None if out is None else refuse_output
+        run_and_keep(prepared, key, steps, (views, inputs, results), filled=True, refuse=refuse)
     return tuple(results.values()) if options.return_lse else results["out"]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from warploom.core.dtypes import DType, f32
 from warploom.interop.arrays import ArrayView, Fields, address, as_numpy, describe, describe_new, empty, maker
+from warploom.interop.overlap import Written
 from warploom.kernels.source import Grid, KernelCall
 from warploom.ops.backends import GpuCall, run_on_emulator, zero_words
 from warploom.ops.places import Place
@@ -226,12 +227,16 @@ class Ready:
     given: tuple[str, ...]
     results: tuple[Callable[[Any], Any], ...]
     """Each makes an array, by the first that is given; they follow the caller's."""
+    written: Written | None = None
 
     def run(self, views: Mapping[str, Fields]) -> list[Any]:
-        """Queue the launches on arrays as they lie; the new results."""
+        """Queue the launches on arrays as they lie; the new results. Raises ProblemError as :class:`Written` does."""
         first = next(iter(views.values()))
+        pointers = [views[name][0] for name in self.given]
+        if self.written is not None:
+            self.written.check(views, tuple(pointers))
         made = [make(first[6]) for make in self.results]
-        self.prepared.run([*[views[name][0] for name in self.given], *map(address, made)], first[5])
+        self.prepared.run([*pointers, *map(address, made)], first[5])
         return made
 
     def results_beside(self, out: Any, views: Mapping[str, Fields]) -> list[Any]:
@@ -252,12 +257,13 @@ def run_and_keep(
     *,
     make: Callable[[ArrayView, Sequence[int], DType], Callable[[Any], Any]] | None = None,
     filled: bool = False,
+    refuse: Callable[[Mapping[str, Fields]], None] | None = None,
 ) -> None:
     """Run launches for the first time, and keep what calls like this one need.
 
     ``given``: the caller's arrays, what the kernels take of them or in their place, and the results, all by the
     kernels' names; results that are not among the caller's arrays are new, as ``make`` makes them. ``filled``: parts of
-    them may stay as they are.
+    them may stay as they are. ``refuse``: as of :class:`Written`, where some are the caller's.
     """
     views, inputs, results = given
     new = {name: describe_new(x) for name, x in results.items() if name not in views}
@@ -266,7 +272,9 @@ def run_and_keep(
     own = [name if name in views else next((n for n, v in views.items() if v is x), "") for name, x in callers.items()]
     if prepared and all(n and views[n].pointer == x.pointer for n, x in zip(own, callers.values(), strict=True)):
         first, make = next(iter(views.values())), make or maker
-        kept.keep(key, Ready(prepared, tuple(own), tuple([make(first, x.shape, x.dtype) for x in new.values()])))
+        makers = tuple([make(first, x.shape, x.dtype) for x in new.values()])
+        written = None if refuse is None else Written.of(views, [n for n in results if n in views], refuse)
+        kept.keep(key, Ready(prepared, tuple(own), makers, written))
 
 
 def _aligned(words: int) -> int:

@@ -91,8 +91,6 @@ def _check_out(views: Mapping[str, ArrayView]) -> None:
     shape = shape_of_result(views)
     if tuple(out.shape) != shape or out.dtype is not q.dtype:
         raise ProblemError(f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {q.dtype} of {shape}")
-    if out.readonly:
-        raise ProblemError("out is read-only: pass an array that can be written")
     if 0 in out.shape:
         return
     plain = settled(out)
@@ -107,9 +105,11 @@ def shape_of_result(views: Mapping[str, ArrayView]) -> tuple[int, ...]:
     return (*views["q"].shape[:2], views["v"].shape[2])
 
 
-def refuse_shared(given: Mapping[str, Fields]) -> None:
-    """Raises ProblemError where ``out`` shares memory with an array that is read."""
+def refuse_output(given: Mapping[str, Fields]) -> None:
+    """Raises ProblemError where ``out`` cannot be written to, or shares memory with an array that is read."""
     out = ArrayView(*given["out"])
+    if out.readonly:
+        raise ProblemError("out is read-only: pass an array that can be written")
     for name, view in given.items():
         if name != "out" and share_memory(ArrayView(*view), out):
             raise ProblemError(f"out shares memory with {NAMES.get(name, name)}, which is read: pass another array")
