@@ -15,6 +15,8 @@ from page_parts import EVIDENCE, main, read
 from page_tables import markdown_table
 
 VERDICTS = ("found", "wrong result", "does not end", "refused", "equivalent", "unseen")
+PLAIN = "as it is"
+"""The change of a kernel without one."""
 _INTRODUCTION = """# Mutants of other compilers' PTX
 
 Triton and NVRTC compile the kernels of `tests/with_triton` and `tests/ptx/cuda_cases.py`; `python -m tests.ptx.mutants`
@@ -54,46 +56,82 @@ def round_trip() -> str:
 
 
 def sanitizer() -> str:
-    """What compute-sanitizer's tools report of mutants that the emulator finds, and of the kernels as they are."""
+    """What compute-sanitizer's tools report of the mutants and of the kernels as they are, beside the emulator."""
     every: list[dict[str, Any]] = read("h200/ptx-sanitizer.json")["mutants"]
-    rows = [row for row in every if row["kinds"]]
-    clean = [row for row in every if not row["kinds"]]
-    silent = Counter(_reason(row) for row in rows if not any(row["tools"].values()))
-
-    def cell(reports: dict[str, int] | None) -> str:
-        return "not reached" if reports is None else str(sum(reports.values()) or "")
-
-    tools = list(rows[0]["tools"])
-    shown = [
-        [r["kernel"], r["change"], ", ".join(r["kinds"]), *(cell(r["tools"][tool]) for tool in tools)] for r in rows
-    ]
+    rows = [{**row, "finding": ", ".join(row["kinds"]) or row["verdict"]} for row in every if row["change"] != PLAIN]
+    both = sum(bool(row["kinds"]) and _reported(row) for row in rows)
+    alone = [row for row in rows if row["kinds"] and not _reported(row) and None not in row["tools"].values()]
+    theirs = [row for row in rows if not row["kinds"] and _reported(row)]
     return (
         "\n## Beside compute-sanitizer\n\n"
-        "The first mutant of each kind of change that the emulator finds, kernel after kernel, launched on a GPU\n"
-        "under each tool (`benchmarks/ptx_sanitizer_h200.py`): how many reports? Mutants that could wait for ever\n"
-        "are left out.\n\n"
-        f"{markdown_table(['kernel', 'change', 'the emulator', *tools], shown)}\n"
-        f"{len(rows) - sum(silent.values())} of {len(rows)} have a report of some tool. No tool reports\n\n"
-        + "".join(f"- {count} in which {why}.\n" for why, count in silent.items())
-        + _of_clean(clean)
+        "Mutants and kernels launched on a GPU under each tool (`benchmarks/ptx_sanitizer_h200.py`): of how many has\n"
+        "the emulator a finding, any tool a report, and each? A launch that does not end is cut off.\n\n"
+        + "\n".join(_beside(rows, key) for key in ("kernel", "change", "finding"))
+        + f"\nThe emulator and a tool find {both}, the emulator alone {len(alone)}, a tool alone {len(theirs)}.\n"
+        + _listed("The emulator alone", alone)
+        + _listed("A tool alone", theirs)
+        + _of_plain([row for row in every if row["change"] == PLAIN])
     )
 
 
-def _of_clean(rows: list[dict[str, Any]]) -> str:
+def _reported(row: dict[str, Any]) -> bool:
+    return any(row["tools"].values())
+
+
+def _stops(row: dict[str, Any]) -> bool:
+    """Whether a launch hangs, or ends in an error of the driver or of the process."""
+    return not {"ran", None}.issuperset(row.get("ended", {}).values())
+
+
+def _beside(rows: list[dict[str, Any]], key: str) -> str:
+    """By a column: how many mutants, and how many each side finds."""
+    tools = list(rows[0]["tools"])
+
+    def counts(mine: list[dict[str, Any]]) -> list[str]:
+        of_tools = [sum(bool(row["tools"][tool]) for row in mine) for tool in tools]
+        unreached = sum(None in row["tools"].values() for row in mine)
+        hang = sum(map(_stops, mine))
+        found = sum(bool(row["kinds"]) for row in mine), sum(map(_reported, mine))
+        return [str(n or "") for n in (len(mine), *found, *of_tools, hang, unreached)]
+
+    names = dict.fromkeys(row[key] for row in rows)
+    body = [[name, *counts([row for row in rows if row[key] == name])] for name in names]
+    head = [key, "mutants", "the emulator", "any tool", *tools, "hangs or fails", "not reached by all"]
+    return markdown_table(head, [*body, ["all", *counts(rows)]])
+
+
+def _listed(title: str, rows: list[dict[str, Any]]) -> str:
+    """Mutants that one side alone finds, alike ones joined."""
+    changes: dict[tuple[str, str, str], Counter[str]] = {}
+    for row in rows:
+        tools = ", ".join(tool for tool, of in row["tools"].items() if of)
+        side = tools or (_reason(row) if row["kinds"] else "")
+        changes.setdefault((row["kernel"], row["finding"], side), Counter())[row["change"]] += 1
+    body = [[kernel, finding, ", ".join(f"{n} {change}" for change, n in of.items()), side]
+            for (kernel, finding, side), of in changes.items()]  # fmt: skip
+    last = "reason, if known" if title.startswith("The") else "tools"
+    return f"\n### {title}\n\n{markdown_table(['kernel', 'finding', 'mutants', last], body)}" if body else ""
+
+
+def _of_plain(rows: list[dict[str, Any]]) -> str:
     """What the tools report of kernels as they are."""
     if not rows:
         return ""
-    found = [f"{row['kernel']}: {row['tools']}" for row in rows if any(row["tools"].values())]
+    found = [
+        f"{row['kernel']}: {', '.join(t for t, of in row['tools'].items() if of)}" for row in rows if _reported(row)
+    ]
     return f"\nOf {len(rows)} kernels as they are, {'; '.join(found) if found else 'no tool reports anything'}.\n"
 
 
 def _reason(row: dict[str, Any]) -> str:
-    """Why no tool of compute-sanitizer reports a mutant."""
-    if row["kernel"].startswith("Triton: matmul, sm_90"):
+    """Why no tool of compute-sanitizer reports a mutant that the emulator finds; '' where it is not known."""
+    if _stops(row):
+        return "it hangs and is cut off, or the driver refuses what it does"
+    if row["kernel"].startswith("Triton: matmul, sm_90") and row["change"] != "flipped predicate":
         return "`wgmma` is on one side: it reads shared memory and writes registers asynchronously"
     if (row["kernel"], row["code"].split()[0]) == ("CUDA: histogram", "bar.sync"):
         return "a warp's plain store to shared memory meets other warps' atomics"
-    return "**the reason is not known**"
+    return ""
 
 
 def page() -> str:
