@@ -10,7 +10,7 @@ from warploom.emulate import emulate
 from warploom.lang import Global, Kernel, bf16, f16, f32, kernel, u32
 from warploom.layout import mma_fragment
 from warploom.ops.backends import compiled
-from warploom.tile.product import MmaSync
+from warploom.tile.product import MmaSync, Wgmma
 
 A = mma_fragment("m16n8k16", "A")
 
@@ -260,9 +260,12 @@ def test_pythons_abs_works():
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (lambda k, x: MmaSync(k), r"MmaSync missing .*'dtype'; its parameters are \(k, dtype, \*, sums"),
+        (lambda k, x: MmaSync(k), r"MmaSync missing .*'dtype'; its parameters are \(k, dtype, \*, sums"),  # pyright: ignore[reportCallIssue]
         (lambda k, x: MmaSync(k, bf16).accumulator(24, 8, "s"), "multiples of 16 rows and 8 columns, not 24×8"),
-        (lambda k, x: multiplied(k, k.shared(f32, (16, 16))), "holds f32: a product reads 16-bit elements"),
+        (lambda k, x: multiplied(k, MmaSync, (bf16, f32)), "holds f32: this product reads bf16"),
+        (lambda k, x: multiplied(k, MmaSync, (f32, bf16)), "holds f32: this product reads bf16"),
+        (lambda k, x: multiplied(k, MmaSync, (f16, bf16)), "holds f16: this product reads bf16"),
+        (lambda k, x: multiplied(k, Wgmma, (f16, bf16)), "holds f16: this product reads bf16"),
         (lambda k, x: A.tile(0, 2), "at least 1"),
     ],
 )
@@ -271,9 +274,10 @@ def test_words_of_tiles_of_the_wrong_kind(body, says):
         traces(body)
 
 
-def multiplied(k, tile):
-    cores = MmaSync(k, bf16)
-    cores.product(cores.accumulator(16, 16, "s"), tile, tile)
+def multiplied(k, words, dtypes):
+    cores = words(k, bf16)
+    sums = cores.accumulator(16, 16, "s") if words is MmaSync else cores.accumulator(16, "s")
+    cores.product(sums, *(k.shared(dtype, (16, 16)) for dtype in dtypes))
 
 
 def test_divmod_of_a_traced_value():

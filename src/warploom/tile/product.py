@@ -98,7 +98,7 @@ class Wgmma:
         all of B's tile; it is rounded up to steps of 16, where a tile that runs along K holds zeros.
         """
         blocks = (sums,) if isinstance(sums, Fragment) else tuple(sums)
-        whole = _whole_depth(self._k, b, depth, transposed_a, transposed_b)
+        whole = _whole_depth(self._k, (a, b), self._dtype, depth, transposed_a, transposed_b)
         return WgmmaProduct(self, blocks, (row, col), whole, transposed_a, transposed_b)
 
     def wait(self, pending: int, *ready: Fragment) -> None:
@@ -220,7 +220,7 @@ class MmaSync:
         Tiles and ``depth`` as for :meth:`Wgmma.product`. ``first``: where K begins among the rows of a
         ``transposed_b``, a multiple of 16: the warps share K.
         """
-        whole = _whole_depth(self._k, b, depth, transposed_a, transposed_b)
+        whole = _whole_depth(self._k, (a, b), self._dtype, depth, transposed_a, transposed_b)
         rows, cols = sums.layout.shape[0] // sums.layout.warps, sums.layout.shape[1]
         left = WarpOperand(self._k, a, A, rows, warp[0], transposed_a) if isinstance(a, SharedTile) else None
         right = WarpOperand(self._k, b, _B_PAIR if cols % DEPTH == 0 else B, cols, warp[1], not transposed_b, first)
@@ -388,10 +388,15 @@ def _columns(loaded: Sequence[Registers]) -> list[Registers]:
 _DONE = Started(lambda _: None)
 
 
-def _whole_depth(k: Kernel, b: SharedTile, depth: int | None, transposed_a: bool, transposed_b: bool) -> int:
-    """K in whole steps. Raises TraceError for a tile of other than 16-bit elements."""
-    if b.layout.element_bytes != 2:
-        raise TraceError(f"{b.name} holds {b.dtype}: a product reads 16-bit elements ({k.here()})")
+def _whole_depth(
+    k: Kernel, operands: tuple[object, SharedTile], dtype: DType, depth: int | None, transposed_a: bool,
+    transposed_b: bool,
+) -> int:  # fmt: skip
+    """K in whole steps. Raises TraceError for a tile of other elements than the product's."""
+    for tile in operands:
+        if isinstance(tile, SharedTile) and tile.dtype is not dtype:
+            raise TraceError(f"{tile.name} holds {tile.dtype}: this product reads {dtype} ({k.here()})")
+    b = operands[1]
     depth = depth or (b.layout.rows if transposed_b else b.layout.cols)
     if depth % DEPTH and (transposed_a or transposed_b):
         raise TraceError(f"tiles whose rows run along K have multiples of {DEPTH} rows, not {depth} ({k.here()})")
