@@ -24,6 +24,15 @@ def test_every_help_teaches_with_an_example(invoke, command):
     assert f"\n    warploom {' '.join(command)}" in result.stdout, "the example stands on a line of its own"
 
 
+@pytest.mark.parametrize("group", [[], *([name] for name in ("ladder", "new", "show", "bench", "tune", "profile"))])
+def test_no_help_of_a_command_is_cut_at_80_columns(invoke, monkeypatch, group):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = invoke(*group, "--help").stdout.splitlines()
+    commands = lines[lines.index("Commands:") + 1 :]
+    assert commands
+    assert [line for line in commands if line.endswith("...")] == []
+
+
 def test_help_loads_nothing_heavy():
     code = (
         "import sys; from typer.testing import CliRunner; from warploom.cli.main import app; "

@@ -66,9 +66,10 @@ def attention(
     ] = None,
     targets: Targets = None,
 ) -> None:
-    """Time every rung and PyTorch's backends at every sequence length; exit code 1 if a target is missed.
+    """Time every rung and PyTorch's backends at every length.
 
-    Each kernel is checked against float64 on fresh inputs in the same run before it is timed.
+    Each kernel is checked against float64 on fresh inputs in the same run before it is timed. Exit code 1 if a target
+    is missed.
 
     \b
     Examples:
@@ -120,12 +121,12 @@ def gemm(
     *,
     conditions: Conditions,
 ) -> None:
-    """Time every rung and cuBLAS at every size; exit code 1 if a target is missed.
+    """Time every rung and cuBLAS at every size.
 
     Each kernel is checked against float64 on fresh inputs, element by element, in the same run before it is timed. The
     GPU rests before each sample, unless --load says otherwise; at the last size every kernel also runs alone without a
     pause, for its power. --tuned searches every rung's tile first, as the seed's tuner does, without rests and with f16
-    accumulators unless told otherwise: four minutes on an H200 for three sizes.
+    accumulators unless told otherwise: four minutes on an H200 for three sizes. Exit code 1 if a target is missed.
 
     \b
     Examples:
@@ -162,7 +163,7 @@ def file(
     rounds: Annotated[int, typer.Option(min=3, help="Samples.")] = ROUNDS,
     json: JsonFile = None,
 ) -> None:
-    """Check a kernel of yours on the GPU and time its example's launch. The word ``file`` may be left out.
+    """Check and time a kernel of yours, launched by its example. The word ``file`` may be left out.
 
     Its launches rotate through copies of the arguments that exceed the L2. The rate counts each array's bytes once.
 

@@ -41,7 +41,9 @@ def check(
     set_: KernelSettings = None,
     json: Annotated[bool, typer.Option("--json", help="The findings as JSON on standard output.")] = False,
 ) -> None:
-    """Run kernels on the emulator with all checks: races, missing waits, uninitialised data, bounds, deadlock.
+    """Run kernels on the emulator with all checks.
+
+    They find races, missing waits, uninitialised data, accesses out of bounds and deadlocks.
 
     Each runs in lock-step, and on other inputs in adversarial orders (with --seed in that one alone). Lines with bank
     conflicts or accesses that are not coalesced are shown. Where NVRTC is installed, kernels in Python are compiled.

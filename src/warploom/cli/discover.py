@@ -24,7 +24,9 @@ def discover(
     ] = False,
     json: JsonFile = None,
 ) -> None:
-    """Trace every fragment, one coordinate bit per pass; fit it, print its formulas, compare it with the catalogue.
+    """Trace every fragment and compare it with the catalogue.
+
+    A pass traces one bit of the coordinates; what was seen is fitted, and its formulas are printed.
 
     On a GPU this tells whether the catalogue holds there; on the emulator, whether the catalogue is what the PTX ISA
     says. A difference names lane and register, and the exit status is 1. The default is a GPU where there is one.

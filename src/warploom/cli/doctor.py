@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @explains_errors
 def doctor(json: Annotated[bool, typer.Option("--json", help="The same as JSON on standard output.")] = False) -> None:
-    """What is installed (driver, GPU, compiler, disassembler, cache folder) and what works without the rest.
+    """What is installed, and what works without the rest.
+
+    It looks for a driver, a GPU, a compiler, a disassembler and a cache folder that can be written.
 
     \b
     Example:

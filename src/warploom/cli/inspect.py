@@ -148,7 +148,9 @@ def inspect_command(
     ] = None,
     json: JsonFile = None,
 ) -> None:
-    """Static figures of compiled code: no GPU is needed, only NVRTC and nvdisasm (the extra cu13 or cu12).
+    """Static figures of compiled code; no GPU is needed.
+
+    NVRTC and nvdisasm are (the extra cu13 or cu12).
 
     Instructions are counted by what they are for, in the whole kernel and in one iteration of its main loop: the loop
     with most tensor instructions. Look first at "address & logic" and "register copies": they compete with the mma for

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from warploom.kernels.matmul.problem import MatmulConfig
     from warploom.tune.rungs import Searched
 
-app = typer.Typer(help="The steps of a kernel, each checked against float64 and for defects.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 COMPILE_SECONDS = 2.8
 """Of one core, for one rung: NVRTC and nvdisasm for both targets."""
@@ -56,7 +56,10 @@ class Telling:
 
 @app.callback()
 def _ladder() -> None:
-    """The steps of a kernel, each checked against float64 and for defects, compiled and, on a GPU, timed."""
+    """The steps of a kernel, each checked, compiled and timed.
+
+    They are checked against float64 and for defects, without a GPU; on a GPU they are timed too.
+    """
 
 
 @app.command("attention")
@@ -75,7 +78,7 @@ def attention(
     *,
     telling: Telling,
 ) -> None:
-    """Attention forward, rung by rung: error, findings, bank conflicts, registers and TFLOP/s.
+    """Attention forward, rung by rung: error, findings, TFLOP/s.
 
     Every rung runs on the emulator with all checks (races, uninitialised data, bounds, bank conflicts) and is compiled
     for sm_80 and sm_90a where NVRTC is installed; no GPU is needed. Exit code 1 if a rung is wrong.
@@ -128,7 +131,7 @@ def gemm(
     *,
     telling: Telling,
 ) -> None:
-    """Matrix products, rung by rung: error, findings, bank conflicts, registers and TFLOP/s beside cuBLAS.
+    """Matrix products, rung by rung, beside cuBLAS.
 
     Every rung runs on the emulator with all checks (races, uninitialised data, bounds, bank conflicts) and is compiled
     for sm_80 and sm_90a where NVRTC is installed; no GPU is needed. Exit code 1 if a rung is wrong. --set takes the

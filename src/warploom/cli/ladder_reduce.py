@@ -18,7 +18,9 @@ def reduce(
     on: On = "auto",
     json: JsonFile = None,
 ) -> None:
-    """Row maxima of 16×16 products: through shared memory, done fairly, and in registers.
+    """Row maxima of 16×16 products, in three ways.
+
+    They go through shared memory, through shared memory done fairly, and stay in registers.
 
     Every rung runs on the emulator with all checks and is compiled for sm_90a; on a GPU it is timed in three settings:
     one warp per launch, a loop inside one warp, a grid that fills the GPU. Power is sampled over seconds through NVML

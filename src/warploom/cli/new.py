@@ -68,7 +68,9 @@ def kernel(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The kernel's name, and its file's.")],
     folder: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")] = Path(),
 ) -> None:
-    """Write NAME.py, a kernel with an example that checks, and test_NAME.py, a test of it for pytest.
+    """Write a kernel that checks, and a test of it.
+
+    NAME.py holds the kernel with an example, test_NAME.py the test for pytest.
 
     \b
     Example:

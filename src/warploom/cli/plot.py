@@ -26,7 +26,9 @@ def plot(
     ] = None,
     title: Annotated[str, typer.Option(help="Title; default what the file says.")] = "",
 ) -> None:
-    """Draw a ladder: TFLOP/s of every rung with its spread beside the peers; without timings, conflicts and registers.
+    """Draw a ladder: TFLOP/s of every rung beside the peers.
+
+    Bars show the spread. A ladder without timings is drawn by its bank conflicts and registers.
 
     \b
     Examples:

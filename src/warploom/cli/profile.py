@@ -35,7 +35,9 @@ def attention(
     set_: Settings = None,
     json: JsonFile = None,
 ) -> None:
-    """Stall reasons and the instructions that wait, shares of the pipes, shared memory and L2, bank conflicts.
+    """Where attention waits, and how busy each unit is.
+
+    Stall reasons and the instructions that wait, shares of the pipes, shared memory and L2, bank conflicts.
 
     One launch (full, head_dim 128, bf16) is replayed by ncu, at the clocks the GPU runs at. Shares of stalls are of the
     cycles between two issues of a warp; "selected" is the issue itself. short_scoreboard is waiting for shared memory
@@ -64,7 +66,9 @@ def gemm(
     set_: Settings = None,
     json: JsonFile = None,
 ) -> None:
-    """The same of a matrix product, all row-major: stalls, pipes, shared memory, the L2, the instructions that wait.
+    """Where a matrix product waits, and how busy each unit is.
+
+    Figures are those of ``warploom profile attention``; all matrices are row-major.
 
     \b
     Examples:

@@ -43,7 +43,7 @@ def attention(
     head_dim: HeadDim = 128,
     dtype: DTypeName = "bf16",
 ) -> None:
-    """Print the CUDA C++ of a rung, its Program, or its flags with their meanings.
+    """Print a rung of attention: CUDA C++, Program or flags.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def gemm(
     set_: Settings = None,
     accumulate: Accumulate = None,
 ) -> None:
-    """Print the CUDA C++ of a rung of matrix products, its Program, or its flags with their meanings.
+    """Print a rung of matrix products: CUDA C++, Program or flags.
 
     \b
     Examples:

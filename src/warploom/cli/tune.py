@@ -70,7 +70,9 @@ class Product:
 @explains_errors
 @grouped
 def tune_attention(wanted: Attention, search: Search) -> None:
-    """Search, check and time configurations of attention for the GPU; attention() takes what won by itself.
+    """Find the fastest configurations of attention.
+
+    They are searched, checked and timed on the GPU; attention() takes what won by itself.
 
     \b
     Examples:
@@ -102,7 +104,9 @@ def tune_attention(wanted: Attention, search: Search) -> None:
 @explains_errors
 @grouped
 def tune_gemm(wanted: Product, search: Search) -> None:
-    """Search, check and time configurations of a matrix product for the GPU; matmul() takes what won by itself.
+    """Find the fastest configuration of a matrix product.
+
+    It is searched, checked and timed on the GPU; matmul() takes what won by itself.
 
     \b
     Examples:
@@ -140,7 +144,7 @@ def tune_file(
     rounds: Annotated[int, typer.Option(min=3, help="Samples of every configuration.")] = 15,
     json: Json = False,
 ) -> None:
-    """Check and time configurations of a kernel of yours, interleaved. The word ``file`` may be left out.
+    """Check and time configurations of a kernel of yours. The word ``file`` may be left out.
 
     Trace-time parameters are the kernel's keyword-only ones; its example may take those that its launch depends on.
 
