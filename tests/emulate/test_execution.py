@@ -159,6 +159,9 @@ def test_arguments_are_checked() -> None:
         emulate(program, 1, {"data": data})
     with pytest.raises(ProblemError, match="NumPy array"):
         emulate(program, 1, [data, 3])
+    for seed in ("x", 1.5, -1):
+        with pytest.raises(ProblemError, match="seed is a number"):
+            emulate(program, 1, [data, data], seed=seed)  # pyright: ignore[reportArgumentType]
 
 
 @kernel(threads=32)

@@ -217,6 +217,7 @@ def test_lines_within_inline_assembly_are_not_counted_on():
     (kernel("", before=".shared .align 3 .b8 x;"), "power of two"),
     (kernel("mov.u32 %r1, x;", before=".shared .b8 x[240000];"), "240000 bytes of shared memory"),
     (kernel(".local .b8 x[999999]; mov.u32 %r1, x;"), "999999 bytes of local memory"),
+    (kernel("mov.u64 %d1, x;", before=f".global .b8 x[{1 << 60}];"), "x has 1152921504606846976 bytes"),
     (kernel("").replace("64", "08", 1), "an integer"),
     (kernel("mov.f32 %f1, 0f12;"), "expected"), (b"", "text of PTX"),
 ])  # fmt: skip

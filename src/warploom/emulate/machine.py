@@ -100,6 +100,10 @@ def _is_program(given: object) -> bool:
     return isinstance(given, Program)
 
 
+def _is_count(given: object) -> bool:
+    return isinstance(given, int) and given >= 0
+
+
 def emulate(
     program: Program,
     grid: int | tuple[int, ...],
@@ -122,11 +126,19 @@ def emulate(
     """
     if not _is_program(program):
         raise ProblemError(f"emulate runs a Program, not {shown(program)}: of a kernel it is kernel.trace(…)")
+    if seed is not None and not _is_count(seed):
+        raise ProblemError(f"seed is a number that determines the order of the warps, 0 or more, not {shown(seed)}")
     places = Places.of(program, grid_of(grid))
     buffers, _, _ = bind(program, arguments)
     large = checks and WideAddresses.needed(buffers)
     with prepared(program, checks, seed is not None, large) as ready:
-        return _until_it_runs(ready, places, arguments, buffers, seed, checks, stop, progress)
+        try:
+            return _until_it_runs(ready, places, arguments, buffers, seed, checks, stop, progress)
+        except MemoryError:
+            size = sum(buffer.data.nbytes for buffer in buffers)
+            raise ProblemError(
+                f"{size} bytes of arrays, and what is known of each byte, exceed this machine's memory: emulate less"
+            ) from None
 
 
 def _until_it_runs(

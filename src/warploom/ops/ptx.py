@@ -163,7 +163,14 @@ def _value(x: Any, parameter: Variable | None) -> tuple[Any, Argument]:
 
 def _initial(variable: Variable) -> Any:
     """A variable in global or constant memory as the launch finds it."""
-    return np.frombuffer(variable.initial.ljust(variable.bytes, b"\0"), np.uint8).copy()
+    try:
+        memory = np.zeros(variable.bytes, np.uint8)
+    except MemoryError:
+        raise ProblemError(
+            f"{variable.name} has {variable.bytes} bytes, more than this machine's memory holds"
+        ) from None
+    memory[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+    return memory
 
 
 def _scalar(parameter: Variable, value: Any) -> DType:
