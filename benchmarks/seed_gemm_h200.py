@@ -157,17 +157,14 @@ class Matrices:
 
     def theirs(self, variant: Variant, kernel: CompiledKernel) -> Candidate:
         """A kernel of the seed: (M, N, K, alpha, A, B, beta, C)."""
-        loaded = load(kernel, 0)
-        config = loaded.configure(variant.grid(self.size), variant.threads, shared_bytes=variant.shared_bytes)
+        launch = load(kernel, 0).configure(variant.grid(self.size), variant.threads, shared_bytes=variant.shared_bytes)
         stream = int(self.torch.cuda.current_stream().cuda_stream)
         extent, alpha, beta = scalar(s32, self.size), scalar(u16, ONE), scalar(u16, 0)
-        pointers = [(a.data_ptr(), b.data_ptr()) for a, b in self.inputs]
-
-        def run(i: int) -> None:
-            a, b = pointers[i]
-            loaded.launch(stream, config, (extent, extent, extent, alpha, a, b, beta, self.out.data_ptr()))
-
-        return Candidate(f"seed {variant.rung} {variant}", run)
+        packed = [
+            launch.pack((extent, extent, extent, alpha, a.data_ptr(), b.data_ptr(), beta, self.out.data_ptr()))
+            for a, b in self.inputs
+        ]
+        return Candidate(f"seed {variant.rung} {variant}", lambda i: launch.queue(stream, packed[i]))
 
     def ours(self, name: str, config: RungGemm) -> Candidate:
         """One of our kernels."""

@@ -130,6 +130,10 @@ class Driver:
         self.limits.append((attribute.name, value, device))
         return (0,)
 
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, shared_bytes):
+        assert self.contexts[-1] == 0  # of the kernel's GPU
+        return 0, min(2048 // threads, (160 << 10) // max(1, shared_bytes))
+
     def cuLaunchKernelEx(self, config, function, parameters, extra):
         places = (ctypes.c_void_p * 3).from_address(parameters)
         kinds = ctypes.c_uint64, ctypes.c_uint8 * 128, ctypes.c_uint32
@@ -169,6 +173,11 @@ def driven(monkeypatch):
     launch_module._primary_context.cache_clear()
     yield drive
     launch_module._primary_context.cache_clear()
+
+
+def test_a_launch_knows_how_many_of_its_blocks_a_multiprocessor_holds(driven):
+    kernel = driven(Driver(device=1))
+    assert [kernel.configure(4, 256, shared_bytes=n).resident() for n in (0, 40 << 10)] == [8, 4]
 
 
 def box_at(address: int) -> bytes:

@@ -111,8 +111,7 @@ class Experiment:
     def prepare(self, rung: Rung[ReduceConfig], setting: Setting) -> _Prepared:
         """Compile, load, make inputs and check the result once."""
         torch, config = self._torch, setting.of(rung.config)
-        probe = self.call(rung.key, config, 1)
-        per_sm = probe.kernel.occupancy(config.threads, probe.config.shmem_size)
+        per_sm = self.call(rung.key, config, 1).queued.resident()
         ctas = setting.ctas or self._sms * per_sm * setting.waves
         tiles = ctas * config.num_warps
         torch.manual_seed(0)

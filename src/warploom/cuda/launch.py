@@ -8,6 +8,7 @@ them. Queueing it then allocates nothing, waits for nothing and may be captured 
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -138,6 +139,12 @@ class Launch:
                 result = self._launch(config, self._function, packed[0], 0)
         if result[0] != 0:
             check(self._driver, result)
+
+    def resident(self) -> int:
+        """Blocks of this launch that fit a multiprocessor at a time."""
+        threads, ask = math.prod(self._extents[1]), self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        with current_context(self._device):
+            return int(check(self._driver, ask(self._function, threads, self._shared_bytes)))
 
     def _on_stream(self, stream: int) -> Any:
         """The driver's form of the launch on a stream."""

@@ -94,10 +94,14 @@ class Sums:
     warp: Number | None = None
     value: Value | None = None
 
+    @property
+    def part(self) -> Number:
+        """The warp's part of the fragment: what ``warp`` says, or its default."""
+        return self.fragment.warp if self.warp is None else self.warp
+
     def place(self, element: int) -> Pair:
         """(row, col) in the target of an element of this thread."""
-        warp = self.fragment.warp if self.warp is None else self.warp
-        row, col = self.fragment.layout.coordinates(self.k.lane, element, warp)
+        row, col = self.fragment.layout.coordinates(self.k.lane, element, self.part)
         return row + self.row, col + self.col
 
     def pair(self, first: int) -> Pair:

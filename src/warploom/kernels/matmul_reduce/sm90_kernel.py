@@ -46,8 +46,8 @@ def matmul_reduce_sm90(
         def finish(tile: Tile) -> None:
             at_tile = k.mul_wide(tile.col // config.tile_n, m)
             for sums in work.sums(tile):
-                found = values.states(sums.fragment, tile.col, sums.warp)
-                for row, state in found.rows(sums.warp):
+                found = values.states(sums.fragment, tile.col, sums.part)
+                for row, state in found.rows(sums.part):
                     with k.when(found.first_lane & (sums.row + row < m)):
                         at = at_tile + k.mul_wide(sums.row + row, 1)
                         for target, x in zip((first, second), state, strict=False):
