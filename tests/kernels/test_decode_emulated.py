@@ -73,10 +73,11 @@ def test_a_given_split_gives_equal_bits_on_any_number_of_ctas() -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a"])
 @pytest.mark.parametrize("fp8", [False, True])
 def test_every_problem_has_a_configuration_that_divides_a_given_split(arch: str, fp8: bool) -> None:
-    for head_dim, group, packed in product((64, 80, 128, 256), (1, 32), (False, True)):
+    head_dims = 64, 80, 128, 144, 192, 256, *(() if fp8 else (8, 16))
+    for head_dim, kv_heads, group, packed in product(head_dims, (1, 2), (1, 32), (False, True)):
         problem = DecodeProblem(
-            4, group * 2, 2, 4 if packed else 1, 4096, head_dim, bf16, page_size=16, pages=9, table_pages=9,
-            packed=packed, split=128, fp8=fp8,
+            4, group * kv_heads, kv_heads, 4 if packed else 1, 4096, head_dim, bf16, page_size=16, pages=9,
+            table_pages=9, packed=packed, split=128, fp8=fp8,
         )  # fmt: skip
         config = decode_configuration(problem, target(arch))
         problems = config.check(target(arch)) + config.misfits(problem)

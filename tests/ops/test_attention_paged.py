@@ -53,6 +53,8 @@ STEPS = {
             "sinks": np.array([0.5, 3.0], np.float32),
         },
     ),
+    "fp8, head_dim 144": Step((100,), head_dim=144, fp8=True),
+    "a given split, head_dim 8": Step((250, 3), head_dim=8, options={"fixed_split": 128}),
     "a given split": Step((256, 100), (2, 2), options={"fixed_split": 128}),
     "a given split, mixed": Step((200, 256, 30, 140), (9, 1, 0, 2), options={"fixed_split": 128}),
 }

@@ -29,6 +29,8 @@ GAP = 1
 """Blocks that a tile of query rows costs beyond its own, in time."""
 LINE, MANY_TILES = 128, 1024
 """Bytes of a line of the L2, and tiles of one key head that are more than the SMs need."""
+SPLIT = 128
+"""Keys of which a given split is a multiple."""
 WARP_BYTES = 2**13
 """Of keys and values that a warp reads at a time: two blocks of eight warps keep the memory busy."""
 
@@ -313,7 +315,10 @@ def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
     wide = padded_cols(p.head_dim)
     alone = p.packed and p.split is not None  # the same whatever queries other sequences have
     tile_m = 16 if alone or p.rows <= 16 or wide > 128 else 32
-    keys = max(tile_m, WARP_BYTES // (2 * wide * (1 if p.fp8 else p.dtype.bytes)))
+    keys = WARP_BYTES // (2 * wide * (1 if p.fp8 else p.dtype.bytes)) // RUN * RUN
+    if p.split is not None:
+        keys = min(keys, SPLIT // 2)  # of two warps
+    keys = max(tile_m, keys)
     overlap = target.has_tma
     tried = [
         Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, _heads(p, warps), overlap, p.fp8)
