@@ -52,6 +52,10 @@ _HANGS = {"deadlock", "mbarrier", "barrier", "divergence", "member_mask", "bound
 _TOGETHER, _ALONE = 32, 6
 """Mutants of one process: those that should end, and those that may not."""
 
+_OPTIONS = ("--print-limit", "100000", "--max-connections", "100", "--show-backtrace", "no")
+_OF_TOOL = {"memcheck": ("--report-api-errors", "no"), "racecheck": ("--racecheck-deadlock-timeout", "1500")}
+"""What the tools are asked, as version 2025.3 knows it; racecheck looks for deadlocks, in less time than the limit."""
+
 Row = dict[str, Any]
 
 
@@ -238,8 +242,7 @@ class Running:
 
 def start(tool: str, numbers: list[int], jobs: Path, output: Path) -> Running:
     """A tool over these jobs of a file."""
-    quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
-    tool_command = ["compute-sanitizer", "--tool", tool, "--print-limit", "100000", *quiet]
+    tool_command = ["compute-sanitizer", "--tool", tool, *_OPTIONS, *_OF_TOOL.get(tool, ())]
     listed = ",".join(map(str, numbers))
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -262,9 +265,10 @@ def reports(text: str) -> tuple[dict[int, tuple[dict[str, int], str]], dict[str,
 
 
 _NO_REPORT = (
-    r"COMPUTE-SANITIZER|(?:ERROR|RACECHECK|LEAK) SUMMARY|Target application|Error: process didn't|Error: Target|"
-    r"No attachable|Program hit"
+    r"COMPUTE-SANITIZER|(?:ERROR|RACECHECK|LEAK) SUMMARY|Target application|Internal|Program hit|No attachable|Please|"
+    r"Error: (?:process didn't|Target|couldn't find|Failed|No attachable)"
 )
+"""What a tool says of itself, and of the process that it has lost."""
 
 
 def under_tools(rows: list[Row], jobs: Path, processes: int, limits: tuple[float, float], save: Callable[[], None]

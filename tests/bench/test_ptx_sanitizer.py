@@ -21,7 +21,7 @@ for n in $(echo $last | tr , ' '); do
                     echo "=========     at kernel.cu:3" ;;
         *2) exit 7 ;;
         *3) wait; echo "========= Barrier error detected."; echo "========= Target application returned an error"
-            exit 1 ;;
+            echo "========= Error: couldn't find exit code."; exit 1 ;;
         *4) echo "========= Invalid read of size 4"; echo "FAILED $n: gone"; exit 1 ;;
     esac
     echo "RAN $n"
