@@ -5,12 +5,15 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from warploom.core.dtypes import f16
 from warploom.core.errors import LayoutError
 from warploom.layout import FRAGMENTS, NO_SWIZZLE, LinearMap, SharedLayout, Swizzle, mma_fragment, wmma_accumulator
 from warploom.layout.catalogue import wgmma_accumulator
 from warploom.layout.draw import draw_banks, draw_elements, draw_lanes, draw_observation, draw_permutation, lane_tone
 from warploom.layout.fit import Observation
+from warploom.layout.fragments import FragmentLayout
 from warploom.layout.reduction import reduction_plan
+from warploom.layout.wmma import wmma_fragment
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -120,6 +123,37 @@ def test_what_is_not_linear_is_drawn_with_the_reason() -> None:
     cells = draw_observation(held_twice).cells
     assert cells[0][1].text == "–"
     assert cells[0][0].small == "i0+7"
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        (mma_fragment("m16n8k16", "A"), ["lanes repeat every 8 rows and every 8 columns"]),
+        (mma_fragment("m16n8k16", "B"), ["lanes repeat every 8 rows"]),
+        (wgmma_accumulator(8), ["lanes repeat every 8 rows"]),
+        (mma_fragment("m16n8k16", "C").tile(1, 3), ["lanes repeat every 8 rows and every 8 columns"]),
+        (mma_fragment("m8n8k16", "C"), []),
+        (
+            wmma_fragment("m16n16k16", "A", f16, "row"),
+            ["lanes repeat every 8 rows and every 8 columns", "+n: held n times more"],
+        ),
+    ],
+)
+def test_what_repeats_in_a_fragment_is_told(layout: FragmentLayout, says: list[str]) -> None:
+    assert list(draw_elements(layout).notes[1:]) == says
+
+
+@pytest.mark.parametrize(
+    ("tile", "says"),
+    [
+        (SharedLayout(64, 64, 2, Swizzle(3, 4, 3)), ["rows 0–15 of 64: the banks repeat every 8 rows"]),
+        (SharedLayout(64, 64, 2), ["rows 0–15 of 64: the banks repeat every row"]),
+        (SharedLayout(64, 32, 4, Swizzle(5, 2, 5)), ["rows 0–15 of 64"]),
+        (SharedLayout(16, 64, 2, Swizzle(3, 4, 3)), []),
+    ],
+)
+def test_rows_that_are_not_drawn_are_told(tile: SharedLayout, says: list[str]) -> None:
+    assert list(draw_banks(tile).notes[1:]) == says
 
 
 def test_notebooks_draw_layouts() -> None:

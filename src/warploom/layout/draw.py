@@ -7,11 +7,12 @@ the same cells as a table in the terminal and, where matplotlib is installed, as
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
+from numpy.typing import NDArray
 
 from warploom.core.errors import LayoutError
 from warploom.layout.banks import wavefronts
@@ -212,9 +213,36 @@ def _element_grid(observed: Observation, caption: tuple[str, ...]) -> Grid:
     who = "warp·lane" if several else "lane"
     return Grid(
         observed.name, tuple(map(str, range(cols))), tuple(map(str, range(rows))), tuple(lines), caption,
-        notes=(f"{rows}×{cols}, {observed.elements} elements per thread: {who}, and beneath it i",),
+        notes=(
+            f"{rows}×{cols}, {observed.elements} elements per thread: {who}, and beneath it i",
+            *_repeats(holders, observed.shape),
+        ),
         corner="row\\col",
     )  # fmt: skip
+
+
+def _repeats(holders: Mapping[tuple[int, int], list[tuple[int, int]]], shape: tuple[int, int]) -> Iterator[str]:
+    """Where the lanes come again, and that elements are held several times."""
+    ids: dict[frozenset[int], int] = {}
+    lanes = np.zeros(shape, np.int64)
+    for place in np.ndindex(*shape):
+        held = frozenset(thread % WARP_SIZE for thread, _ in holders.get(place, []))
+        lanes[place] = ids.setdefault(held, len(ids))
+    found = [(_period(lanes), "row", shape[0]), (_period(lanes.T), "column", shape[1])]
+    if said := [_every(period, what) for period, what, count in found if period < count]:
+        yield f"lanes repeat {' and '.join(said)}"
+    if any(len(held) > 1 for held in holders.values()):
+        yield "+n: held n times more"
+
+
+def _period(table: NDArray[np.int64]) -> int:
+    """The fewest lines after which a table repeats, at least twice in all; all of them if it does not."""
+    halves = range(1, len(table) // 2 + 1)
+    return next((p for p in halves if np.array_equal(table[p:], table[:-p])), len(table))
+
+
+def _every(count: int, what: str) -> str:
+    return f"every {count} {what}s" if count > 1 else f"every {what}"
 
 
 def _element_cell(several: bool, row: int, col: int, holders: list[tuple[int, int]]) -> Cell:
@@ -306,8 +334,20 @@ def draw_banks(tile: SharedLayout, rows: int | None = None) -> Grid:
         tuple(f"{i * BANK_CYCLE_BYTES}" for i in range(count)), tuple(map(tuple, table)),
         _conflict_lines(tile, chunks, per_chunk), (8, 0), (64 if size == _CHUNK_BYTES else 46, 26),
         corner="byte\\banks",
-        notes=(f"row, first column of each {size}-byte chunk; one colour per column of chunks",),
+        notes=(
+            f"row, first column of each {size}-byte chunk; one colour per column of chunks",
+            *_rows_beyond(tile, shown, per_chunk),
+        ),
     )  # fmt: skip
+
+
+def _rows_beyond(tile: SharedLayout, shown: int, per_chunk: int) -> Iterator[str]:
+    """That rows are left out, and after how many the picture repeats."""
+    if shown < tile.rows:
+        chunks = np.arange(0, tile.cols, per_chunk)
+        period = _period(np.asarray(tile.offset(np.arange(tile.rows)[:, None], chunks)) % BANK_CYCLE_BYTES)
+        again = f": the banks repeat {_every(period, 'row')}" if period <= shown else ""
+        yield f"rows 0–{shown - 1} of {tile.rows}{again}"
 
 
 def _chunk_bytes(tile: SharedLayout) -> int:
