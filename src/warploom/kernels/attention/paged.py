@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.core.targets import Target
-from warploom.kernels.attention.choice import narrowed, rounds, spared_keys
+from warploom.kernels.attention.choice import candidates, narrowed, rounds, spared_keys
 from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProblem, decode_configuration
-from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, PackedProblem, choose_packed
+from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, PackedProblem
 from warploom.kernels.attention.packed import misfits as packed_misfits
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import violated
@@ -35,10 +35,10 @@ def choose_paged(
     p, batch = problem, max(1, problem.batch)
     queries = max(1, p.q_len // batch if p.packed else p.q_len)
     if target.has_wgmma and not _unlisted(p, operands):
-        tiled = choose_packed(_as_packed(p, operands), target)
-        if isinstance(tiled, ForwardSm90):
-            planes = batch * p.heads
-            tiled = narrowed(tiled, planes, queries, multiprocessors)
+        packed, planes = _as_packed(p, operands), batch * p.heads
+        tiles = [c for c in candidates(packed.typical, target) if isinstance(c, ForwardSm90)]
+        for wide in [c for c in tiles if not packed_misfits(c, packed, target)][:1]:
+            tiled = narrowed(wide, planes, queries, multiprocessors)
             turns = rounds(tiled, planes, queries, multiprocessors)
             rows = planes * queries / multiprocessors
             if spared_keys(tiled, rows, p.capacity, turns * p.capacity) < 0:  # both have two launches
