@@ -13,6 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 import warploom
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import describe
+from warploom.interop.copies import as_if_compact
 from warploom.ops.attention_arrays import laid_out
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
@@ -115,3 +116,20 @@ def test_a_result_too_far_apart_is_refused() -> None:
     for axis in range(3):
         with pytest.raises(ProblemError, match="4294967296 elements or more are too far"):
             warploom.matmul(a, b, out=far(out, axis))
+
+
+def test_one_sequence_may_be_longer_than_strides_reach() -> None:
+    """There is no second one that its stride would lead to."""
+    keys, row = 2**22, 8 * 128
+    shown = as_strided(np.zeros(8, np.float16), (1, keys, 8, 128), (2 * keys * row, 2 * row, 256, 2))
+    first, read = describe(shown).pointer, laid_out({"k": describe(shown)}, 4, as_if_compact)["k"].pointer
+    assert first == read  # no memory is behind it: nothing but numbers may be shown
+    q, lens = np.zeros((1, 1, 8, 128), np.float16), np.ones(1, np.int32)
+    turned = shown.swapaxes(1, 2)[:, :1]  # of one head as well
+    plans = [
+        warploom.plan(q, shown, shown),
+        warploom.plan(q[:, :, :1], turned, turned, layout="bhsd"),
+        warploom.plan_attention_paged(q, shown, shown, lens),
+    ]
+    numbers = [number for plan in plans for call in plan.calls for number in call.scalars.values()]
+    assert max(numbers) < 2**32

@@ -12,13 +12,21 @@ from warploom.core.errors import ProblemError
 from warploom.interop.arrays import ArrayView, as_numpy, describe
 from warploom.interop.dlpack import row_major_strides
 
+_REACH = 2**32
+"""Elements from which on no kernel has a stride."""
+
 
 def settled(view: ArrayView) -> ArrayView:
-    """The view with row-major strides where a dimension has one element: its own say nothing, and may be anything."""
+    """The view with row-major strides where a dimension has one element: its own say nothing, and may be anything.
+
+    Where those are too far for a kernel, the next dimension's.
+    """
     if 1 not in view.shape:
         return view
-    plain = row_major_strides(tuple(view.shape))
-    strides = tuple(p if size == 1 else s for size, s, p in zip(view.shape, view.strides, plain, strict=True))
+    found: list[int] = []  # the last first
+    for size, own, plain in [*zip(view.shape, view.strides, row_major_strides(tuple(view.shape)), strict=True)][::-1]:
+        found.append(own if size != 1 else plain if plain < _REACH else found[-1])
+    strides = tuple(found[::-1])
     return view if strides == tuple(view.strides) else view._replace(strides=strides)
 
 
