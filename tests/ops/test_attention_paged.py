@@ -250,6 +250,12 @@ def test_the_result_goes_where_out_lies_which_may_be_q() -> None:
         warploom.attention_paged(q, k, v, lens, out=k.reshape(-1)[: q.size].reshape(q.shape), **named)
 
 
+def test_a_batch_of_no_sequences_has_a_plan_and_a_result() -> None:
+    q, cache, lens = np.zeros((0, 4, 2, 16), np.float16), np.zeros((0, 16, 2, 16), np.float16), np.zeros(0, np.int32)
+    plan = warploom.plan_attention_paged(q, cache, cache, lens)
+    assert warploom.attention_paged(q, cache, cache, lens, config=plan.config).shape == q.shape
+
+
 def test_every_call_is_held_to_where_its_out_lies(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that differ in addresses alone are one to the kernels; what memory they share differs all the same."""
     gpu.hold(monkeypatch)

@@ -49,6 +49,13 @@ def overlaps_itself(view: ArrayView) -> bool:
     return False
 
 
+def near(view: ArrayView, out: ArrayView) -> tuple[int, int]:
+    """Between which distances from ``out`` an array like ``view`` reaches into the memory of ``out``, gaps included."""
+    (first, size), (first_out, size_out) = memory_span(view), memory_span(out)
+    below, below_out = first - view.pointer, first_out - out.pointer
+    return below_out - below - size, below_out + size_out - below
+
+
 _PLACES_KEPT = 1024
 
 
@@ -63,8 +70,7 @@ class Written:
     refuse: Callable[[Mapping[str, Fields]], None]
     """Raises ProblemError where one of them cannot be written to, or shares memory with what it must not."""
     pairs: tuple[tuple[str, str, int, int], ...]
-    """(one that is written, another, least, most): where the other's address is more than ``least`` and less than
-    ``most`` beyond the first's, the memory of one reaches into that of the other."""
+    """(one that is written, another, between which distances from one to the other they are :func:`near`)."""
     known: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
     """Addresses of calls that were looked at, and taken."""
 
@@ -75,12 +81,7 @@ class Written:
         """For ``names`` among the arrays of a call."""
         pairs: list[tuple[str, str, int, int]] = []
         for one in names:
-            first, size = memory_span(views[one])
-            for other in views.keys() - {one}:
-                others_first, others_size = memory_span(views[other])
-                lies = first - views[one].pointer - (others_first - views[other].pointer)
-                if size and others_size:
-                    pairs.append((one, other, lies - others_size, lies + size))
+            pairs += [(one, other, *near(views[other], views[one])) for other in views.keys() - {one}]
         return cls(tuple(names), refuse, tuple(pairs))
 
     def check(self, views: Mapping[str, Fields], addresses: tuple[int, ...]) -> None:

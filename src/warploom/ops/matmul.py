@@ -19,9 +19,9 @@ from warploom.interop.arrays import (
     empty_like,
     fields,
     maker,
-    memory_span,
 )
 from warploom.interop.copies import as_if_compact
+from warploom.interop.overlap import near
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import choose, parse_config
 from warploom.kernels.matmul.features import EpilogueFunction
@@ -188,8 +188,8 @@ def _first_call(inputs: Inputs, out: Any, config: MatmulConfig | None, key: tupl
 
     prepared = run_anew(steps, arrays, ("out",))
     if prepared is not None:
-        near = tuple([_near(x, view) for x in inputs.views])
-        _prepared.keep(key, Ready(prepared, near, maker(first, inputs.shape, inputs.problem.out_dtype)))
+        reaches = tuple([near(x, view) for x in inputs.views])
+        _prepared.keep(key, Ready(prepared, reaches, maker(first, inputs.shape, inputs.problem.out_dtype)))
     return result
 
 
@@ -227,10 +227,3 @@ class Ready:
 
 
 _prepared: Kept[Ready] = Kept()
-
-
-def _near(view: ArrayView, out: ArrayView) -> tuple[int, int]:
-    """Between which distances from ``out`` an array like ``view`` reaches into the memory of ``out``, gaps included."""
-    (first, size), (first_out, size_out) = memory_span(view), memory_span(out)
-    below, below_out = first - view.pointer, first_out - out.pointer
-    return below_out - below - size, below_out + size_out - below

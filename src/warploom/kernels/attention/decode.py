@@ -268,7 +268,7 @@ class Decode(Configuration):
         slots = tiles * max(1, pieces) if p.split else 2 * ctas
         by_tile = not p.packed and tiles <= ctas
         entries = tiles if p.split or by_tile else ctas
-        spread = MOST_SPREAD if p.split else min(MOST_SPREAD, ((ctas // tiles + 1) // AT_ONCE).bit_length())
+        spread = MOST_SPREAD if p.split else min(MOST_SPREAD, ((ctas // max(1, tiles) + 1) // AT_ONCE).bit_length())
         used = self.tile_m if p.packed else min(self.tile_m, max(1, p.rows))
         scalars = {
             "batch": p.batch, "kv_heads": p.kv_heads, "q_len": p.q_len, "capacity": p.capacity, "pages": p.pages,
