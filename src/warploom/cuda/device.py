@@ -1,7 +1,7 @@
 """What this machine has for the CUDA side, and clear words for what it lacks.
 
 Nothing here raises at import: without ``cuda.core``, a driver or a GPU the functions say what is missing and how to get
-it. This module is the one gate to ``cuda.core`` and ``cuda.bindings`` for the rest of the room.
+it. This module is the one gate to ``cuda.core`` and ``cuda.bindings`` for the rest of the package.
 """
 
 from __future__ import annotations

@@ -153,10 +153,8 @@ class GlobalMemory:
             if wrong.any():
                 row, lane = divmod(int(positions[wrong][0]), lanes)
                 at = int(offsets[wrong][0])
-                message = (
-                    f"{op.instruction.mnemonic} at byte {at} of {buffer.element(at)} is not aligned to {alignment} "
-                )
-                message += "bytes: correct the address, or use a narrower access"
+                message = f"{op.instruction.mnemonic} at byte {at} of {buffer.element(at)} is not aligned to "
+                message += f"{alignment} bytes: correct the address, or use a narrower access"
                 self.report.add("misaligned", op.where, message, int(frame.flat[row]), lane, count=int(wrong.sum()),
                                 address=at)  # fmt: skip
             good = inside & ~skewed
@@ -175,9 +173,8 @@ class GlobalMemory:
         else:
             where = int(addresses[0]) - buffer.start
             has = f"shape {buffer.shape}" if buffer.shape else f"{buffer.data.size} bytes"
-            text = (
-                f"{op.instruction.mnemonic} at byte {where} of {buffer.element(where)}, where {buffer.name} has {has}"
-            )
+            text = f"{op.instruction.mnemonic} at byte {where} of {buffer.element(where)}, where {buffer.name} has "
+            text += has
         text += ": correct the address, or guard the access"
         self.report.add("bounds", op.where, text, int(frame.flat[row]), lane, count=count, address=where)
 

@@ -115,7 +115,7 @@ class Ring:
         k = self.words
         following = self.stage.get() + 1
         wraps = following == self.stages
-        self.stage.set(k.select(wraps, k.value(0, u32), following))
+        self.stage.set(k.select(wraps, 0, following))
         self.phase.set(k.select(wraps, self.phase.get() ^ 1, self.phase.get()))
 
 

@@ -7,7 +7,6 @@ Movement and Conversion" instructions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import DType, f32, pred, u16, u32, u64
 from warploom.ir.statements import Const
@@ -20,9 +19,6 @@ from warploom.ptx.forms import Form, form
 from warploom.ptx.integer_forms import extended
 from warploom.ptx.syntax import TYPES, Both, Integer, Operand, Vector
 from warploom.ptx.types import TYPE, unsigned
-
-if TYPE_CHECKING:
-    pass
 
 
 def _bits(kind: str) -> DType:

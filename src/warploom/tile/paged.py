@@ -71,7 +71,7 @@ class PageRuns:
         for page, key in zip(self._named, self._keys(block), strict=True):
             row: Number = 0 if self._rows == size else key % size
             first = key - row
-            left = k.select(keys > first, keys - first, k.value(0, u32))
+            left = k.select(keys > first, keys - first, 0)
             found.append(Run(row, page * self._pitch, k.minimum(left, size)))
         return found
 

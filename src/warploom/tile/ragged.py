@@ -58,7 +58,7 @@ class Sequences:
         """The rows of a sequence."""
         k = self.k
         begin, end = (k.minimum(self.starts.load(number + i), self.total) for i in range(2))
-        count = k.select(end > begin, end - begin, k.value(0, u32))
+        count = k.select(end > begin, end - begin, 0)
         return Rows(begin, count if self.used is None else k.minimum(count, self.used.load(number)))
 
 
@@ -241,7 +241,7 @@ class RaggedTiles:
     def _longer(self, mine: Traced, me: Traced, other: Traced, keys: Traced, tiles: Traced) -> Traced:
         """Tiles of another sequence that come before all of mine: if it has more keys, or as many and comes first."""
         longer = (keys > mine) | ((keys == mine) & (other < me))
-        return self.k.select(longer, tiles, self.k.value(0, u32))
+        return self.k.select(longer, tiles, 0)
 
     def _later(self, last: Traced, me: Traced) -> Callable[[Traced, Traced, Traced], Traced]:
         """Tiles of another sequence that see more keys than ``last``, or as many and come first."""

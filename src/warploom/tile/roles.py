@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
-from warploom.core.dtypes import u32
-
 if TYPE_CHECKING:
     from warploom.lang import Kernel, Traced
     from warploom.lang.values import Number
@@ -70,7 +68,7 @@ class Turns:
     def __exit__(self, error: object, *_: object) -> None:
         if self._on and error is None:
             k, last = self._k, self._me == self._count - 1
-            following = 1 - self._me if self._count == 2 else k.select(last, k.value(0, u32), self._me + 1)
+            following = 1 - self._me if self._count == 2 else k.select(last, 0, self._me + 1)
             k.bar_arrive(following + self._first, 2 * WARPGROUP)
 
     def pass_over(self) -> None:

@@ -107,7 +107,7 @@ class Shares:
         """Numbers of a sequence; 0 beyond the last."""
         k = self._k
         span = self.span(k.minimum(sequence, self._batch - 1))
-        return k.select(sequence < self._batch, (span.blocks + self.gap) * span.tiles * self.heads, k.value(0, u32))
+        return k.select(sequence < self._batch, (span.blocks + self.gap) * span.tiles * self.heads, 0)
 
     def of(self, cta: Traced) -> tuple[Traced, Traced]:
         """(first, one past the last) number of a CTA's share."""
@@ -136,7 +136,7 @@ class Shares:
             through = k.register(u32, ends[-1])
             for distance in (1, 2, 4, 8, 16):
                 below = k.shfl_up(through.get(), distance)
-                through.set(through + k.select(k.lane >= distance, below, k.value(0, u32)))
+                through.set(through + k.select(k.lane >= distance, below, 0))
             own = before + through - ends[-1]
             holds = k.ballot((own <= number) & (number < own + ends[-1]))
             with k.when(holds != 0, uniform=True):
@@ -215,8 +215,8 @@ class Cursor:
         self.block += 1
         self.number += 1
         if self._since is not None and self._piece is not None:
-            self._piece += k.select(split, k.value(1, u32), k.value(0, u32))
-            self._since.set(k.select(split, k.value(0, u32), self._since + 1))
+            self._piece += k.select(split, 1, 0)
+            self._since.set(k.select(split, 0, self._since + 1))
         with k.when(done, uniform=True):
             self.number += self._shares.gap
             self.tile += 1

@@ -350,7 +350,7 @@ class StaleSoftmax:
         with k.when(exact != 0, uniform=True):
             for kept, factor in zip(self._factors, softmax.deferred(mask), strict=True):
                 kept.set(factor)
-            self._wary.set(k.select(self._wary == 0, k.value(0, u32), self._wary - 1))
+            self._wary.set(k.select(self._wary == 0, 0, self._wary - 1))
 
         def rescale() -> None:
             with k.when(exact != 0, uniform=True):

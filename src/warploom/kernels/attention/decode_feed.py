@@ -34,7 +34,7 @@ class Turn:
     def advance(self) -> None:
         """To the next."""
         k = self._k
-        self._at.set(k.select(self._at == self._count - 1, k.value(0, u32), self._at + 1))
+        self._at.set(k.select(self._at == self._count - 1, 0, self._at + 1))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Feed:
             with k.when(self._begins != 0, uniform=True):
                 self.queries.load(self.q_tile.stage(self._q_stage.now()), at)
                 self._q_stage.advance()
-            self._begins.set(k.select(at.ends_piece, k.value(1, u32), k.value(0, u32)))
+            self._begins.set(k.select(at.ends_piece, 1, 0))
             at.advance()
             self._look_up()
         k.commit_group()

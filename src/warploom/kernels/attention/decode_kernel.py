@@ -160,7 +160,7 @@ class Share:
             ahead.put(self._stage.before, end)
             self._products.step(self._q_stage.now(), self._stage.now(), at)
             ends = at.ends_piece | (number + 1 == end)
-            self._begins.set(k.select(ends, k.value(1, u32), k.value(0, u32)))
+            self._begins.set(k.select(ends, 1, 0))
             with k.when(ends, uniform=True):
                 self._leave(number, slots, results, parts)
             at.advance()

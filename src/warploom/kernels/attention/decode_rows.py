@@ -44,7 +44,7 @@ class Lengths:
         if self.starts is not None:
             first, last = (self._within(self.starts, sequence + i, self.q_len) for i in (0, 1))
             queries = k.maximum(first, last) - first
-            keys = k.select(queries == 0, k.value(0, u32), keys)
+            keys = k.select(queries == 0, 0, keys)
         return keys, queries, first
 
     def _within(self, numbers: GlobalPointer, index: Traced, most: Traced) -> Traced:
@@ -167,7 +167,7 @@ def query_parts(k: Kernel, tile: SharedTile, of: Decode) -> list[tuple[Traced, T
 def load_queries(k: Kernel, tile: SharedTile, rows: Rows, q: GlobalPointer, strides: Strides, of: Decode) -> None:
     """Start the copies of a tile of query rows, by all threads; rows that do not exist are zeros."""
     for row, col, there in query_parts(k, tile, of):
-        valid = k.select(rows.exists(row) & (col < of.head_dim), k.value(2 * CHUNK, u32), k.value(0, u32))
+        valid = k.select(rows.exists(row) & (col < of.head_dim), 2 * CHUNK, 0)
         with k.when(there):
             source = rows.pointer(q, strides, row) + col
             for at in range(0, CHUNK * (1 + of.fp8), CHUNK):
@@ -297,7 +297,7 @@ class Slots:
         tile = self.numbers.of(at.sequence.get(), at.span, at.tile.get()) * self.shares.heads + at.head
         if self.pieces is not None:
             return tile * self.pieces + at.piece
-        slot = k.cta_x * 2 + k.select(opens, k.value(1, u32), k.value(0, u32))
+        slot = k.cta_x * 2 + k.select(opens, 1, 0)
         with k.when(opens & (k.thread == 0)):
             by_tile = self.begun.by_tile != 0
             with k.when(at.block + 1 != at.span.end):

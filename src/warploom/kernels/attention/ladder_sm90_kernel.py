@@ -19,9 +19,8 @@ class RungConsumer(Consumer):
             super()._blocks(tile)
             return
         zero(self._o)
-        with self._k.loop(
-            tile.own.blocks, start=1
-        ) as step:  # P·V of the block before, then this one's Q·Kᵀ and softmax
+        # P·V of the block before, then this one's Q·Kᵀ and softmax
+        with self._k.loop(tile.own.blocks, start=1) as step:
             self._product.start(self._p, self._values.wait()).wait()
             self._values.release()
             self._keys.wait()

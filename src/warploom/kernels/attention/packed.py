@@ -153,7 +153,7 @@ def listing(config: AttentionConfig, problem: PackedProblem, *, overlap: bool) -
     source = KernelSource.of(
         f"attention.packed_kernel:list_tiles{'_sm90' if overlap else ''}", f"list_tiles_{tile_m}",
         tile_m=tile_m, by_row=by_row, used=p.used, overlap=overlap,
-    )  # fmt: skip  # fmt: skip
+    )  # fmt: skip
     row_bytes = (p.head_dim + p.value_dim) * p.dtype.bytes // p.group
     most = most_pieces(p.total_q, p.batch, tile_m)
     scalars: dict[str, Any] = {

@@ -80,9 +80,8 @@ def packed_backward_sm80(
 
         def queries_of(of: GlobalPointer, stride: Traced, number: int) -> Rows:
             start = k.mul_wide(queries.begin, row_strides[number]) + k.mul_wide(head * features.group, stride)
-            return Rows(
-                of + start, row_strides[number], queries.count, c.value_dim if number == 3 else c.head_dim, plane=stride
-            )
+            cols = c.value_dim if number == 3 else c.head_dim
+            return Rows(of + start, row_strides[number], queries.count, cols, plane=stride)
 
         at = KeyBlock(
             slot.number,

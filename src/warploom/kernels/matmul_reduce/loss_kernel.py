@@ -51,7 +51,7 @@ def row_losses(
     row = k.cta_x * DOT_WARPS + k.warp
     with k.when(row < m, uniform=True):
         column, valid, ignored = _chosen(k, target, row, n, target_words, loss.ignore_index)
-        safe = k.select(valid, column, k.value(0, u32))
+        safe = k.select(valid, column, 0)
         left, right = x + k.mul_wide(row, x_stride), w + k.mul_wide(safe, w_stride)
         total = k.register(f32, 0.0)
         with k.loop(depth, start=k.lane, step=32) as i:
