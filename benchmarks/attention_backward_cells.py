@@ -14,16 +14,13 @@ exits with 1 if a result is wrong or a figure below is missed.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
+
+from cell_runs import architecture, in_processes, measured, on_one_stream, parser_of
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -363,8 +360,7 @@ def compile_all(todo: list[Cell], options: argparse.Namespace, arch: str) -> Non
     """In as many processes as there are cores: afterwards nothing waits for a compiler."""
     distinct = {(c.head_dim, c.heads // c.kv_heads, c.problem.features(128, 128)): c for c in todo}
     jobs = [(c, text, arch) for c in distinct.values() for text in ("forward", *configurations(c, options).values())]
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        list(pool.map(make, jobs))
+    in_processes(make, jobs)
 
 
 def line(c: dict[str, Any]) -> str:
@@ -378,46 +374,26 @@ def line(c: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser = parser_of(__doc__, rounds=9)
     parser.add_argument("--lengths", type=int, nargs="+", default=None, help="only cells of these lengths")
     parser.add_argument("--head-dims", type=int, nargs="+", default=list(HEAD_DIMS))
     parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sync", action="store_true", help="the kernels for sm_80, beside FlashAttention-2")
-    parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
     options = parser.parse_args()
     todo = [c for c in cells() if c.head_dim in options.head_dims]
     if options.lengths is not None:
         todo = [c for c in todo if c.q_len in options.lengths]
+    compile_all(todo, options, architecture(options))
     if options.compile_only:
-        compile_all(todo, options, "sm_90a")
         return 0
-    from warploom.bench.environment import environment
     from warploom.bench.peers import flash_attention_4 as newest
-    from warploom.ops.backends import gpu_target
 
-    compile_all(todo, options, gpu_target(0).name)
-    folder: Path = options.out
-    folder.mkdir(parents=True, exist_ok=True)
-    found: list[dict[str, Any]] = []
     figures = SYNC_FIGURES if options.sync else FIGURES
     name = "attention-backward-sync-cells.json" if options.sync else "attention-backward-cells.json"
-    head = environment() | {"flash_attention_4": newest()[1]}
-    import torch
-
-    stream = torch.cuda.Stream()
-    torch.cuda.graph.default_capture_stream = stream  # autograd runs where the forward pass ran: captured there too
-    for cell in todo:
-        with torch.cuda.stream(stream):
-            found.append(timed(cell, options))
-        print(line(found[-1]), flush=True)
-        result = {"environment": head, "cells": found, "missed": missed(found, figures)}
-        (folder / name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    failures = missed(found, figures)
-    print("\n".join(failures) or "every figure is reached")
-    return 1 if failures else 0
+    each = on_one_stream(lambda cell: timed(cell, options))
+    head = {"flash_attention_4": newest()[1]}
+    return measured(todo, each, line, lambda found: missed(found, figures), options.out / name, head)
 
 
 if __name__ == "__main__":

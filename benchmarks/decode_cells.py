@@ -17,13 +17,9 @@ missed.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -32,6 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from cell_runs import architecture, in_processes, measured, parser_of
 from decode_peers import PEERS, beside, to_the_fastest, versions
 
 import warploom
@@ -177,8 +174,7 @@ def compile_all(todo: list[Cell], options: argparse.Namespace, arch: str) -> Non
     """In as many processes as there are cores: afterwards nothing waits for a compiler."""
     distinct = {(c.head_dim, c.group, c.page, c.fp8): c for c in todo}
     jobs = [(c, str(config), arch) for c in distinct.values() for config in configurations(c, options, arch).values()]
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        list(pool.map(make, jobs))
+    in_processes(make, jobs)
 
 
 # -- on the GPU
@@ -345,38 +341,21 @@ def line(c: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser = parser_of(__doc__, rounds=7)
     parser.add_argument("--only", nargs="*", default=[], help="cells whose names contain one of these")
     parser.add_argument("--every", type=int, default=1, help="only every so-many-th cell, and the last")
     parser.add_argument("--set", nargs="*", default=[], help="flags of configurations timed besides: stages=2,ctas=1")
     parser.add_argument("--peers", nargs="*", default=[*PEERS], choices=[*PEERS], help="others that are timed beside")
     parser.add_argument("--repeat", type=int, default=20, help="calls whose bits must be the first one's")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
     options = parser.parse_args()
     todo = [c for c in cells() if not options.only or any(part in c.name for part in options.only)]
-    todo = [*todo[: -1 : options.every], todo[-1]]
-    if options.compile_only:
-        compile_all(todo, options, "sm_90a")
-        return 0
-    from warploom.bench.environment import environment
-    from warploom.ops.backends import gpu_target
-
-    arch = gpu_target(0).name
+    todo, arch = [*todo[: -1 : options.every], todo[-1]], architecture(options)
     compile_all(todo, options, arch)
-    options.out.mkdir(parents=True, exist_ok=True)
-    found: list[dict[str, Any]] = []
+    if options.compile_only:
+        return 0
     pool, here = Pool(), versions(options.peers)
-    head = environment() | {"baselines": here}
-    for cell in todo:
-        found.append(timed(cell, pool, options, arch, here))
-        print(line(found[-1]), flush=True)
-        result = {"environment": head, "cells": found, "missed": missed(found)}
-        (options.out / "decode-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    failures = missed(found)
-    print("\n".join(failures) or "every figure is reached")
-    return 1 if failures else 0
+    each, file = (lambda cell: timed(cell, pool, options, arch, here)), options.out / "decode-cells.json"
+    return measured(todo, each, line, missed, file, {"baselines": here})
 
 
 if __name__ == "__main__":

@@ -12,18 +12,13 @@ timed interleaved as replays of CUDA graphs. Writes OUT/few-queries-cells.json w
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
-import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
+from cell_runs import architecture, in_processes, measured, parser_of
 from varlen_cells import excess
 
 import warploom
@@ -156,35 +151,21 @@ def line(c: dict[str, Any]) -> str:
     return f"{c['cell']:32} error {max(c['error'].values()):.2f}  {speeds}  chosen: {c['chosen']}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
-    options = parser.parse_args()
-    arch = "sm_90a"
-    if not options.compile_only:
-        from warploom.ops.backends import gpu_target
+def compile_one(job: tuple[KernelSource, str]) -> None:
+    """Into the cache."""
+    built(*job)
 
-        arch = gpu_target(0).name
+
+def main() -> int:
+    options = parser_of(__doc__, rounds=3).parse_args()
+    arch = architecture(options)
     wanted = sorted(sources(target(arch)), key=str)
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        list(pool.map(built, wanted, itertools.repeat(arch)))
+    in_processes(compile_one, [(source, arch) for source in wanted])
     print(f"{len(cells())} cells, {len(wanted)} kernels", flush=True)
     if options.compile_only:
         return 0
-    from warploom.bench.environment import environment
-
-    found = list[dict[str, Any]]()
-    for p in cells():
-        found.append(timed(p, target(arch), options.rounds))
-        print(line(found[-1]), flush=True)
-    failures = missed(found)
-    result = {"environment": environment(), "cells": found, "missed": failures}
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "few-queries-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(failures) or "every choice is among the best")
-    return 1 if failures else 0
+    each, file = (lambda p: timed(p, target(arch), options.rounds)), options.out / "few-queries-cells.json"
+    return measured(cells(), each, line, missed, file, otherwise="every choice is among the best")
 
 
 if __name__ == "__main__":

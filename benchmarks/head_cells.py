@@ -13,17 +13,13 @@ result is wrong. ``--compile-only`` needs no GPU.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
+
+from cell_runs import architecture, in_processes, measured, on_one_stream, parser_of
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -288,8 +284,7 @@ def compile_all(todo: list[Cell], arch: str) -> None:
     distinct = {(c.head_dim, c.v_dim, c.causal, c.window): c for c in todo}
     jobs = [(c, text, arch) for c in distinct.values()
             for text in (None, *(OTHERS.get(c.head_dim, ()) if c.v_dim != c.head_dim else ()))]  # fmt: skip
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        list(pool.map(make, jobs))
+    in_processes(make, jobs)
 
 
 def line(c: dict[str, Any]) -> str:
@@ -305,36 +300,18 @@ def line(c: dict[str, Any]) -> str:
     return "\n".join(found)
 
 
+def missed(found: list[dict[str, Any]]) -> list[str]:
+    """Every wrong result."""
+    return [f"{c['cell']}: {n} is wrong, {e:.2f}" for c in found for n, e in c["error"].items() if not e <= 1]
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
-    options = parser.parse_args()
+    options = parser_of(__doc__, rounds=7).parse_args()
+    compile_all(cells(), architecture(options))
     if options.compile_only:
-        compile_all(cells(), "sm_90a")
         return 0
-    from warploom.bench.environment import environment
-    from warploom.ops.backends import gpu_target
-
-    compile_all(cells(), gpu_target(0).name)
-    folder: Path = options.out
-    folder.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {"environment": environment(), "cells": []}
-    import torch
-
-    stream = torch.cuda.Stream()
-    torch.cuda.graph.default_capture_stream = stream  # autograd runs where the forward pass ran: captured there too
-    for cell in cells():
-        with torch.cuda.stream(stream):
-            result["cells"].append(timed(cell, options.rounds))
-        print(line(result["cells"][-1]), flush=True)
-        (folder / "head-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    wrong = [
-        f"{c['cell']}: {n} is wrong, {e:.2f}" for c in result["cells"] for n, e in c["error"].items() if not e <= 1
-    ]
-    print("\n".join(wrong) or "every result is right")
-    return 1 if wrong else 0
+    each, file = on_one_stream(lambda cell: timed(cell, options.rounds)), options.out / "head-cells.json"
+    return measured(cells(), each, line, missed, file, otherwise="every result is right")
 
 
 if __name__ == "__main__":

@@ -15,17 +15,13 @@ or chunk run at less than 0.95 of the rate of ``attention``.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
+from cell_runs import architecture, in_processes, measured, parser_of
 from varlen_cells import AT_LEAST, CHECKED_ROWS, SMALLEST_SAMPLE, WIDTH, excess
 
 import warploom
@@ -252,37 +248,16 @@ def line(c: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = parser_of(__doc__, rounds=7)
     parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
     parser.add_argument("--only", default="", help="cells whose name has this")
-    parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
     options = parser.parse_args()
-    todo = [cell for cell in cells() if options.only in cell.name]
-    if options.compile_only:
-        arch = "sm_90a"
-    else:
-        from warploom.ops.backends import gpu_target
-
-        arch = gpu_target(0).name
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        list(pool.map(make, [(cell, arch) for cell in todo]))
+    todo, arch = [cell for cell in cells() if options.only in cell.name], architecture(options)
+    in_processes(make, [(cell, arch) for cell in todo])
     if options.compile_only:
         return 0
-    from warploom.bench.environment import environment
-
-    folder: Path = options.out
-    folder.mkdir(parents=True, exist_ok=True)
-    head, found = environment(), list[dict[str, Any]]()
-    for cell in todo:
-        found.append(timed(cell, arch, options))
-        print(line(found[-1]), flush=True)
-        result = {"environment": head, "cells": found, "missed": missed(found)}
-        (folder / "prefill-cells.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    failures = missed(found)
-    print("\n".join(failures) or "every figure is reached")
-    return 1 if failures else 0
+    file = options.out / "prefill-cells.json"
+    return measured(todo, lambda cell: timed(cell, arch, options), line, missed, file)
 
 
 if __name__ == "__main__":

@@ -16,18 +16,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import math
-import os
 import random
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
+
+from cell_runs import architecture, in_processes, measured, parser_of
 
 import warploom
 from warploom.core.dtypes import bf16
@@ -383,41 +380,20 @@ def line(c: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser = parser_of(__doc__, rounds=7)
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--backward", action="store_true", help="gradients")
-    parser.add_argument("--compile-only", action="store_true", help="for sm_90a, without a GPU")
     options = parser.parse_args()
-    todo = [c for c in cells() if c.head_dim in options.head_dims]
-    if options.compile_only:
-        arch = "sm_90a"
-    else:
-        from warploom.ops.backends import gpu_target
-
-        arch = gpu_target(0).name
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        list(pool.map(make, [(cell, arch, options.backward) for cell in todo]))
+    todo, arch = [c for c in cells() if c.head_dim in options.head_dims], architecture(options)
+    in_processes(make, [(cell, arch, options.backward) for cell in todo])
     if options.compile_only:
         return 0
-    from warploom.bench.environment import environment
     from warploom.bench.peers import flash_attention_4 as newest
 
-    folder: Path = options.out
-    folder.mkdir(parents=True, exist_ok=True)
-    head = environment() | {"flash_attention_4": newest()[1]}
-    found: list[dict[str, Any]] = []
-    for cell in todo:
-        found.append(timed(cell, options))
-        print(line(found[-1]), flush=True)
-        result = {"environment": head, "cells": found, "missed": missed(found)}
-        name = "varlen-backward-cells.json" if options.backward else "varlen-cells.json"
-        (folder / name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    failures = missed(found)
-    print("\n".join(failures) or "every figure is reached")
-    return 1 if failures else 0
+    name = "varlen-backward-cells.json" if options.backward else "varlen-cells.json"
+    head = {"flash_attention_4": newest()[1]}
+    return measured(todo, lambda cell: timed(cell, options), line, missed, options.out / name, head)
 
 
 if __name__ == "__main__":
