@@ -359,6 +359,15 @@ def test_what_has_no_gradient_is_named():
             call()
 
 
+def test_gradients_of_a_loss_are_written_once():
+    """Zeros in the place of gradients that kernels make would cost the memory of the largest output layer again."""
+    x, w = (y.requires_grad_() for y in tensors((24, 16), (48, 16)))
+    rows = loss(x, w)
+    with torch.profiler.profile(profile_memory=True) as seen:
+        rows.backward(torch.ones_like(rows))
+    assert sum(e.cpu_memory_usage for e in seen.key_averages() if e.key == "aten::new_zeros") == 0
+
+
 def test_rows_and_columns_of_nothing():
     for m, n, k in ((0, 8, 16), (8, 8, 0)):
         x, w, b = (y.requires_grad_() for y in tensors((m, k), (n, k), (n,)))

@@ -54,9 +54,9 @@ def _gradients(
     products = some and w.shape[1] > 0
     wanted = wants_x and products, wants_w and products, wants_bias and some
     found = eager.gradients(x, w, rows, wanted, **of_product) if any(wanted) else [None] * 3
-    shapes = zip((x.shape, w.shape, w.shape[:1]), (wants_x, wants_w, wants_bias), strict=True)
-    none = (x.new_zeros(shape if wants else (0,)) for shape, wants in shapes)
-    return tuple(b if a is None else a for a, b in zip(found, none, strict=True))
+    wants = (wants_x, wants_w, wants_bias)
+    shapes = (shape if asked else (0,) for shape, asked in zip((x.shape, w.shape, w.shape[:1]), wants, strict=True))
+    return tuple(x.new_zeros(shape) if y is None else y for y, shape in zip(found, shapes, strict=True))
 
 
 def _fake_gradients(x: torch.Tensor, w: torch.Tensor, wants_x: bool, wants_w: bool, wants_bias: bool, **_: Any) -> Any:
