@@ -57,7 +57,9 @@ def round_trip() -> str:
 
 def sanitizer() -> str:
     """What compute-sanitizer's tools report of the mutants and of the kernels as they are, beside the emulator."""
-    every: list[dict[str, Any]] = read("h200/ptx-sanitizer.json")["mutants"]
+    verdicts = {_place(row): row for row in read("static/ptx-mutants.json")["mutants"]}
+    launched: list[dict[str, Any]] = read("h200/ptx-sanitizer.json")["mutants"]
+    every = [{**row, **verdicts.get(_place(row), {})} for row in launched]
     rows = [{**row, "finding": ", ".join(row["kinds"]) or row["verdict"]} for row in every if row["change"] != PLAIN]
     both = sum(bool(row["kinds"]) and _reported(row) for row in rows)
     alone = [row for row in rows if row["kinds"] and not _reported(row) and None not in row["tools"].values()]
@@ -72,6 +74,11 @@ def sanitizer() -> str:
         + _listed("A tool alone", theirs)
         + _of_plain([row for row in every if row["change"] == PLAIN])
     )
+
+
+def _place(row: dict[str, Any]) -> tuple[str, str, int, str]:
+    """What a mutant changes, by which its emulated and its launched runs are told to be of one."""
+    return row["kernel"], row["change"], row.get("line", 0), row.get("code", "")
 
 
 def _reported(row: dict[str, Any]) -> bool:

@@ -89,6 +89,16 @@ def test_a_warp_may_arrive_and_then_wait_at_one_barrier(first):
         assert "deadlock" in kinds(findings)
 
 
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("between", ["bar.sync 0;", "bar.warp.sync -1;", ""])
+def test_nobody_knows_which_lane_is_elected(between, seed):
+    body = f"""mov.u32 %r0, %tid.x; setp.eq.u32 %p1, %r0, 0; elect.sync %r1|%p2, -1;
+    @%p2 mbarrier.init.shared::cta.b64 [bar], 1; {between} @%p1 mbarrier.arrive.shared::cta.b64 _, [bar];
+    bar.sync 0; {WAITS["a loop"]}"""
+    found = check(kernel(body, before=BEFORE, target="sm_90"), [np.zeros(1, np.uint32)], seed=seed).findings
+    assert ("mbarrier" in kinds(found)) == (not between)
+
+
 COPIES = """cvta.to.global.u64 %d1, %d0; mul.wide.u32 %d2, %r0, 4; add.s64 %d3, %d1, %d2; shl.b32 %r3, %r0, 2;
 mov.u32 %r4, words; add.u32 %r5, %r4, %r3; cp.async.ca.shared.global [%r5], [%d3], 4;"""
 MANY = ".shared .align 8 .b8 bar[8]; .shared .align 16 .b8 words[256];"

@@ -207,7 +207,7 @@ class SyncWarp(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Elect(Instruction):
-    """``elect.sync`` (sm_90): true in one lane of a full warp; the emulator elects lane 0."""
+    """``elect.sync`` (sm_90): true in one lane of a full warp, and PTX does not say which; here the last."""
 
     ptx = "elect.sync"
     gives = (pred,)
@@ -219,5 +219,5 @@ class Elect(Instruction):
         return f"{{ unsigned elected; {inline_ptx(body, [('=r', 'elected')])} {results[0]} = elected != 0; }}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
-        """Lane 0; the hardware may elect another."""
-        return ((_LANES == 0)[None, :],)
+        """The last lane: where a kernel counts on the first, lanes race that nothing orders."""
+        return ((_LANES == 31)[None, :],)

@@ -147,7 +147,7 @@ _MBARRIERS = {"init": _init, "inval": _invalidate, "arrive": _arrive, "arrive_dr
 
 @form("elect")
 def elect(b: Builder, f: Form) -> None:
-    """``elect.sync``: the emulator elects lane 0."""
+    """``elect.sync``: one lane, which the text may not count on."""
     f.need("sync")
     target, mask = f.operands(2)
     if b.read(mask, u32) != constant(-1, u32) or not isinstance(target, Both):
