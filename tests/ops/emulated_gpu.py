@@ -97,7 +97,14 @@ class EmulatedGpu:
         for room in (attention, attention_paged, attention_varlen, reduce, loss, steps):
             monkeypatch.setattr(room, "empty", self.empty)
         monkeypatch.setattr(attention_varlen_backward, "filled", self.filled)
-        for room in (append_to_cache, attention, attention_backward, attention_paged, matmul):
+        for room in (
+            append_to_cache,
+            attention,
+            attention_backward,
+            attention_paged,
+            attention_varlen_backward,
+            matmul,
+        ):
             monkeypatch.setattr(room, "empty_like", self.empty_like)
         for room in (attention, matmul, steps):
             monkeypatch.setattr(room, "maker", lambda like, shape, dtype: lambda _: self.empty(like.kind, shape, dtype))

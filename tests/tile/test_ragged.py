@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,27 @@ def test_every_piece_once_beside_those_with_as_many_keys(by_row: bool, together:
     for group in range(groups.max() + 1):  # the last one ends with the short tiles, and the next begins with them
         steps = np.diff(seen[groups == group])
         assert ((steps >= 0) if (groups.max() - group) % 2 else (steps <= 0)).all()
+
+
+@pytest.mark.parametrize("used", [None, [3, 0, 40, 90]])
+def test_rows_of_no_sequence_are_cleared(used: list[int] | None) -> None:
+    """In front of the first one, behind each one's used rows, and behind the last; no other row is touched."""
+    starts, total, words = [4, 9, 9, 60, 75], 80, (8, 24)
+    of_none = np.ones(total, bool)
+    for i, (begin, end) in enumerate(pairwise(starts)):
+        of_none[begin : end if used is None else min(end, begin + used[i])] = False
+    program = list_tiles.trace(tile_m=TILE_M, by_row=False, used=(used is not None, False), clears=words)
+    cleared, too = (np.full((total, n), 7, np.uint32) for n in words)
+    most = most_pieces(total, 4, TILE_M)
+    lengths = np.asarray(starts, np.int32)
+    given: dict[str, Any] = {
+        "q_starts": lengths, "k_starts": lengths, "q_used": np.asarray(used or [0], np.int32), "cleared": cleared,
+        "cleared_too": too, "tiles": np.zeros(ENTRY_WORDS * (1 + most), np.uint32), "total_q": total, "total_k": total,
+        "batch": 4, "heads": 1, "most": most, **divisors(together=1),
+    }  # fmt: skip
+    assert clean(program, (1, 3, 1), [given[p.name] for p in program.parameters])
+    for array in (cleared, too):
+        assert (array == np.where(of_none, 0, 7)[:, None]).all()
 
 
 def test_used_rows_alone() -> None:

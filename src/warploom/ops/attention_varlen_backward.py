@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError
-from warploom.interop.arrays import ArrayView, filled
+from warploom.interop.arrays import ArrayView, empty_like, filled
 from warploom.kernels.attention.packed_backward import (
     PackedBackwardConfig,
     choose_packed_backward,
@@ -57,7 +57,7 @@ def attention_varlen_backward(
 
 
 def _zeros(like: ArrayView, shape: Sequence[int], dtype: DType) -> Callable[[Any], Any]:
-    """What makes gradients: rows of no sequence have those of zero."""
+    """What makes gradients where there are no keys: all are zero but those of sinks."""
     return lambda _: filled(like.kind, shape, dtype, like.device, 0.0)
 
 
@@ -70,17 +70,18 @@ def _first_call(views: Arrays, options: Options, how: tuple[bool, Any], key: tup
     check_results(views, shape_of_result(views), (q.shape[1], q.shape[0]))
     asked = PackedBackwardProblem(problem, "dlse" in views, deterministic)
     chosen = _configured(asked, views, config)
-    gradients = {
-        f"d{name}": _zeros(x, x.shape, x.dtype)(None) for name, x in views.items() if name in (*"qkv", "sinks")
-    }
-    if 0 not in (problem.batch, problem.total_q, problem.heads) and (problem.total_k or problem.sinks):
+    some = 0 not in (problem.batch, problem.total_q, problem.heads)
+    whole = some and problem.total_k > 0  # there are kernels that write every row
+    likes = {f"d{name}": x for name, x in views.items() if name in (*"qkv", "sinks")}
+    gradients = {name: empty_like(x) if whole else _zeros(x, x.shape, x.dtype)(None) for name, x in likes.items()}
+    if some and (problem.total_k or problem.sinks):
         inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
 
         def steps(arrays: Mapping[str, Any]) -> Steps:
             strides = {name: arrays["o" if name == "out" else name].strides[:2] for name in _ROWS}
             return working_steps(packed_backward_calls(chosen, asked, strides), asked.flops)
 
-        run_and_keep(prepared, key, steps, (views, inputs, gradients), make=_zeros, filled=True)
+        run_and_keep(prepared, key, steps, (views, inputs, gradients), make=None if whole else _zeros, filled=not whole)
     return list(gradients.values())
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from warploom.tile.scheduler import Divisor
 
 WARP = 32
+VECTOR = 4
+"""32-bit words that a thread stores at once."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,16 @@ class Sequences:
         begin, end = (k.minimum(self.starts.load(number + i), self.total) for i in range(2))
         count = k.select(end > begin, end - begin, 0)
         return Rows(begin, count if self.used is None else k.minimum(count, self.used.load(number)))
+
+    def rest(self, number: Traced, batch: Traced) -> tuple[Rows, Rows]:
+        """Rows of no sequence: those in front of a sequence that is the first of ``batch``, and those behind it."""
+        k, own = self.k, self.at(number)
+        end, none = own.begin + own.count, k.value(0, u32)
+        following = k.select(number + 1 < batch, k.minimum(self.starts.load(number + 1), self.total), self.total)
+        return (
+            Rows(none, k.select(number == 0, own.begin, none)),
+            Rows(end, k.select(following > end, following - end, none)),
+        )
 
 
 @dataclass(frozen=True)
@@ -208,6 +220,16 @@ class RaggedTiles:
                 number, exists = self._number(head, place, count, tile, own)
                 with k.when(exists):
                     to.put(number, Piece(piece, others, head), slot)
+
+    def clear(self, rows_of: GlobalPointer, words: int, sequence: Traced, first: Traced, step: Traced) -> None:
+        """A warp: zeros in rows of so many ``words`` that are of no sequence, as :meth:`write` takes tiles in turn."""
+        k, queries = self.k, self.queries
+        assert isinstance(queries, Sequences)
+        for rows in queries.rest(sequence, self.batch):
+            with k.loop(rows.count, start=first, step=step) as row:
+                to = rows_of + k.mul_wide(rows.begin + row, words)
+                with k.loop(words // VECTOR, start=k.lane, step=WARP) as vector:
+                    to.store([k.value(0, u32)] * VECTOR, vector * VECTOR)
 
     def _number(self, head: Traced, place: Traced, count: Traced, tile: Traced, own: Traced) -> tuple[Traced, Traced]:
         """That of tile ``tile`` of ``own`` of a sequence for a head, and whether it is below what there is room for.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from warploom.core.dtypes import u32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.backward import BackwardConfig
@@ -71,10 +72,13 @@ def packed_backward_calls(
 
 
 def lists(config: PackedBackwardConfig, problem: PackedBackwardProblem) -> tuple[KernelCall, KernelCall]:
-    """The launches that list blocks of queries ("blocks") and tiles of keys ("tiles"), each with its slots."""
+    """The launches that list blocks of queries ("blocks") and tiles of keys ("tiles"), each with its slots.
+
+    Each also puts zeros into the gradients' rows of no sequence.
+    """
     p, (rows, keys) = problem.forward, config.blocks
-    queries = _Side("q", p.total_q, p.heads, rows, "blocks")
-    others = _Side("k", p.total_k, p.kv_heads, keys, "tiles")
+    queries = _Side("q", p.total_q, p.heads, rows, "blocks", {"dq": p.head_dim})
+    others = _Side("k", p.total_k, p.kv_heads, keys, "tiles", {"dk": p.head_dim, "dv": p.value_dim})
     slots = problem.slots(rows)
     of_keys = _list(problem, others, queries, (rows, True), slots, config.least_together)
     return _list(problem, queries, others, (rows, False), slots), of_keys
@@ -82,13 +86,17 @@ def lists(config: PackedBackwardConfig, problem: PackedBackwardProblem) -> tuple
 
 @dataclass(frozen=True)
 class _Side:
-    """Queries or keys: whose sequences are cut into tiles of ``tile`` rows, of so many heads, in a list."""
+    """Queries or keys: whose sequences are cut into tiles of ``tile`` rows, of so many heads, in a list.
+
+    ``gradients``: their names, and elements of a head.
+    """
 
     name: str
     total: int
     heads: int
     tile: int
     words: str
+    gradients: dict[str, int]
 
 
 def _list(
@@ -100,6 +108,7 @@ def _list(
     source = KernelSource.of(
         "attention.packed_kernel:list_tiles", f"list_tiles_{own.tile}_{own.words}",
         tile_m=own.tile, by_row=False, used=(used[own.name], used[other.name]), slots=slots,
+        clears=tuple(own.heads * cols * p.dtype.bytes // u32.bytes for cols in own.gradients.values()),
     )  # fmt: skip
     most = most_pieces(own.total, p.batch, own.tile)
     row_bytes = p.head_dim * p.dtype.bytes * (2 if own.name == "q" else 4 * p.group)
@@ -112,6 +121,7 @@ def _list(
     counts = [f"{side.name}_used" for side in (own, other) if used[side.name]]
     grid = -(-p.batch // LISTING_WARPS), min(64, -(-own.total // (own.tile * LISTED_AT_ONCE))), 1
     return KernelCall(
-        source, grid, scalars, arrays=(f"{own.name}_starts", f"{other.name}_starts", *counts, own.words),
+        source, grid, scalars,
+        arrays=(f"{own.name}_starts", f"{other.name}_starts", *counts, own.words, *own.gradients),
         workspace={own.words: ENTRY_WORDS * (1 + most * own.heads)},
     )  # fmt: skip

@@ -24,14 +24,15 @@ from warploom.tile.scheduler import Divisor, Persistent, Single
 @kernel(threads=32 * LISTING_WARPS, drop_unused=True)
 def list_tiles(
     k: Kernel, q_starts: Global[u32], k_starts: Global[u32], q_used: Global[u32], k_used: Global[u32],
-    tiles: Global[u32], total_q: u32, total_k: u32, batch: u32, heads: u32, together: Divisor, most: u32,
-    most_slots: u32, *, tile_m: int, by_row: bool, used: tuple[bool, bool], slots: tuple[int, bool] | None = None,
-    overlap: bool = False,
+    tiles: Global[u32], cleared: Global[u32], cleared_too: Global[u32], total_q: u32, total_k: u32, batch: u32,
+    heads: u32, together: Divisor, most: u32, most_slots: u32, *, tile_m: int, by_row: bool, used: tuple[bool, bool],
+    slots: tuple[int, bool] | None = None, overlap: bool = False, clears: tuple[int, ...] = (),
 ) -> None:  # fmt: skip
     """The list of tiles, a warp for each sequence; CTAs along y share the tiles of one. ``slots``: of :class:`Slots`.
 
     What is called queries here is what is cut into tiles: in a backward pass that may be the keys. ``overlap``: the
-    kernel that works on the list begins meanwhile, and waits before it reads.
+    kernel that works on the list begins meanwhile, and waits before it reads. ``clears``: words of a row of the arrays
+    whose rows of no sequence become zero.
     """
     if overlap:
         k.allow_next_launch()
@@ -42,6 +43,8 @@ def list_tiles(
     sequence = k.cta_x * LISTING_WARPS + k.warp
     with k.when(sequence < batch, uniform=True):
         ragged.write(PieceList(k, tiles), sequence, k.cta_y, k.special("nctaid.y"))
+        for array, words in zip((cleared, cleared_too), clears, strict=False):
+            ragged.clear(array, words, sequence, k.cta_y, k.special("nctaid.y"))
 
 
 list_tiles_sm90 = replace(list_tiles, name="list_tiles_sm90", requires="sm_90")
