@@ -12,9 +12,11 @@ START = """mov.u32 %r0, %tid.x; mov.u32 %r9, %cluster_ctarank; xor.b32 %r8, %r9,
     mul.lo.u32 %r2, %r0, 4; add.u32 %r1, %r1, %r2; mad.lo.u32 %r3, %r9, 100, %r0;"""
 OUT = """mov.u32 %r7, %ctaid.x; mad.lo.u32 %r5, %r7, 64, %r0;
     mul.wide.u32 %d2, %r5, 4; add.u64 %d3, %d0, %d2; st.global.u32 [%d3], %r4;"""
+WAIT = """{ .reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [bar], 0;
+    @!done bra again; }"""
 LOADS = f"""{START} st.shared.u32 [%r1], %r3; FIRST mapa.shared::cluster.u32 %r6, %r1, %r8;
     ld.shared::cluster.u32 %r4, [%r6]; LAST {OUT}"""
-STORES = f"""{START} mapa.shared::cluster.u32 %r6, %r1, %r8; st.shared::cluster.u32 [%r6], %r3; FIRST
+STORES = f"""{START} {SYNC} mapa.shared::cluster.u32 %r6, %r1, %r8; st.shared::cluster.u32 [%r6], %r3; FIRST
     ld.shared.u32 %r4, [%r1]; {OUT}"""
 GENERIC = f"""{START} st.shared.u32 [%r1], %r3; FIRST cvt.u64.u32 %d4, %r1; cvta.shared.u64 %d5, %d4;
     mapa.u64 %d6, %d5, %r8; ld.u32 %r4, [%d6]; LAST {OUT}"""
@@ -46,6 +48,25 @@ def test_a_barrier_of_the_cta_does_not_order_them(name: str, instead: str) -> No
 @pytest.mark.parametrize("name", ["loads", "generic"])
 def test_a_cta_must_not_exit_while_others_read_its_memory(name: str) -> None:
     assert kinds(run(TEXTS[name], last="")[1]) == {"cluster"}
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("begins", [SYNC, SYNC.replace("arrive", "arrive.relaxed")])
+def test_a_cta_must_have_begun_before_others_write_its_memory(begins: str, seed: int | None) -> None:
+    assert run(STORES.replace(SYNC, begins, 1), seed=seed)[1] == ()
+    assert kinds(run(STORES.replace(SYNC, "bar.sync 0;", 1), seed=seed)[1]) == {"cluster"}
+
+
+@pytest.mark.parametrize("released", [".release.cluster", ""])
+@pytest.mark.parametrize("acquired", [".acquire.cluster", ""])
+def test_what_is_stored_afar_is_told_at_the_scope_of_the_cluster(released: str, acquired: str) -> None:
+    first = f"""mapa.shared::cluster.u32 %r10, bar, %r8; mbarrier.arrive{released}.shared::cluster.b64 _, [%r10];
+        {WAIT.replace(".acquire.cluster", acquired)}"""
+    begin = f"setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [bar], 64; {SYNC}"
+    text = STORES.replace(SYNC, begin, 1).replace("FIRST", first) + SYNC
+    text = kernel(text, before=".shared .align 16 .b8 s[256]; .shared .align 8 .b8 bar[8];", target="sm_90")
+    found = kinds(check(text, [np.zeros(256, np.uint32)], 64, grid=4, cluster=2).findings)
+    assert found == (set() if released and acquired else {"race"})
 
 
 def test_what_is_read_from_afar_may_not_be_overwritten() -> None:
@@ -90,8 +111,6 @@ ASYNC = f"""{START} setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 
     {{ .reg .v4 .s32 abcd; mov.s32 abcd.x, %r9; mov.s32 abcd.y, 5; mov.s32 abcd.z, 6; mov.s32 abcd.w, 7;
     st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [%r11], abcd, [%r10]; }}
     wait: WAIT setp.ge.u32 %p2, %r0, 4; @%p2 bra end; ld.shared.u32 %r4, [%r1]; {OUT} end: {SYNC}"""
-WAIT = """{ .reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [bar], 0;
-    @!done bra again; }"""
 
 
 @pytest.mark.parametrize(("expected", "wait", "kind"), [

@@ -178,9 +178,41 @@ def test_a_lock_without_release_is_a_race():
     assert kinds(check(kernel(SPIN.replace(".release", ".relaxed")), [memory], 64, 9).findings) == {"race"}
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_lock_that_is_never_free_is_a_deadlock_not_a_hang():
     memory = np.array([1, 0], np.uint32)
     assert kinds(check(kernel(SPIN), [memory], 32, 1).findings) == {"deadlock"}
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops that change nothing are given up soon."""
+    monkeypatch.setattr("warploom.emulate.machine._IDLE_PASSES", 10)
+    monkeypatch.setattr("warploom.emulate.flow._MANY_PASSES", 10)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_loop_that_counts_in_memory_ends() -> None:
+    count = "again: atom.global.add.u32 %r3, [%d0], 1; setp.lt.u32 %p1, %r3, 40; @%p1 bra again;"
+    memory = np.zeros(1, np.uint32)
+    found = check(kernel(f"mov.u32 %r2, %tid.x; setp.eq.u32 %p2, %r2, 0; @!%p2 ret; {count}"), [memory])
+    assert memory.tolist() == [41]
+    assert found.findings == ()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("load", ["ld.global.u32 %r3, [%d0]", "ld.shared.u32 %r3, [tile]"])
+@pytest.mark.parametrize("told", [True, False])
+def test_waiting_by_plain_loads_is_a_race_not_a_hang(load: str, told: bool) -> None:
+    """Warp 0 looks for what warp 1 stores."""
+    store = load.replace("ld", "st").replace("%r3, ", "").replace("]", "], 7") if told else ""
+    body = f"""
+    mov.u32 %r2, %tid.x; setp.eq.u32 %p3, %r2, 0; @%p3 st.shared.u32 [tile], 0; bar.sync 0;
+    setp.lt.u32 %p1, %r2, 32; @!%p1 bra other;
+    again: {load}; setp.eq.u32 %p2, %r3, 0; @%p2 bra again; ret;
+    other: setp.eq.u32 %p4, %r2, 32; @%p4 {store or "mov.u32 %r1, 0"};"""
+    found = check(kernel(body, before=".shared .align 4 .b8 tile[4];"), [np.zeros(1, np.uint32)], 64).findings
+    assert kinds(found) == ({"race"} if told else {"deadlock"})
 
 
 def test_lanes_of_a_warp_may_wait_for_each_other():

@@ -42,6 +42,8 @@ Meeting: TypeAlias = Value | Literal["warp"] | None
 Registers = frozenset[Register]
 _MOST_PASSES = 1 << 22
 """Of the loops of some warps together: half a minute at best."""
+_MANY_PASSES = 1 << 10
+"""From here on a loop may be one that waits by plain loads, in which nothing shows what others do but by luck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,15 @@ class _Block:
     branch: Branch
     writes: Registers
     live: Registers
+
+
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """An instruction by which a loop sees what other threads do, ``strong`` or by luck alone, and all that it reads."""
+
+    op: Op
+    strong: bool
+    values: Sequence[Value]
 
 
 @dataclass(eq=False)
@@ -75,7 +86,7 @@ class _Group:
     forced: bool = False
     resting: Op | None = None
     idle: bool = False
-    before: list[Array] | None = None
+    before: list[Array | None] | None = None
     now: int = -1
 
 
@@ -89,7 +100,8 @@ class FlowSteps:
         self.context, self.control, self.build, self.exited, self.seeded = context, control, build, exited, seeded
         live = _live(flow)
         self.blocks = [self._block(body, live[number]) for number, body in enumerate(flow.blocks)]
-        self._looks = [next((s for s in walk(b) if isinstance(s, Op) and _looks(s)), None) for b in flow.blocks]
+        self._reads = [[s for s in walk(b) if isinstance(s, Op) and _reads(s)] for b in flow.blocks]
+        self._looks: dict[tuple[int, int], _Looks | None] = {}
 
     def _block(self, body: tuple[Statement, ...], live: Registers) -> _Block:
         branch = body[-1]
@@ -105,9 +117,14 @@ class FlowSteps:
                 return "warp" if effect.mask is None else self.context.key(statement.operands[effect.mask])
         return None
 
-    def looks(self, first: int, last: int) -> Op | None:
+    def looks(self, first: int, last: int) -> _Looks | None:
         """How a loop over these blocks sees what other threads do meanwhile, if it does."""
-        return next((op for op in self._looks[first : last + 1] if op is not None), None)
+        if (first, last) not in self._looks:
+            ops = [op for block in self._reads[first : last + 1] for op in block]
+            strong = [op for op in ops if _looks(op)]
+            values = [value for op in ops for value in op.results]
+            self._looks[first, last] = _Looks((strong or ops)[0], bool(strong), values) if ops else None
+        return self._looks[first, last]
 
     def __call__(self, frame: Frame) -> Running:
         return _Run(self, frame).run()
@@ -314,25 +331,23 @@ class _Run:
                                  "enough")  # fmt: skip
         looks = self.steps.looks(target, group.block) if target <= group.block else None
         group.block, group.step = target, 0
-        if looks is not None:
+        if looks is not None and (looks.strong or self.passes > _MANY_PASSES):
             self._rest(group, looks)
         same = [g for g in self.groups if g.block == target and g.step == 0 and g.running is None]
         if len(same) > 1:
             self._merge(same)
 
-    def _rest(self, group: _Group, looks: Op) -> None:
-        """After a pass of a loop that looks what others do, these go first."""
-        group.resting = looks
+    def _rest(self, group: _Group, looks: _Looks) -> None:
+        """After a pass of a loop that looks what others do, or may and has changed nothing, these go first."""
         frame = group.frame or self.frame
-        now = [frame.env[r] for r in self.steps.blocks[group.block].live]
+        now = [frame.env.get(x) for x in (*self.steps.blocks[group.block].live, *looks.values)]
         before, group.before = group.before, now
         clock, group.now = group.now, self.context.clocks.now
-        if any(isinstance(e, MbarrierWait) for e in looks.instruction.effects()):
+        if any(isinstance(e, MbarrierWait) for e in looks.op.instruction.effects()):
             group.idle = clock == group.now  # it may count its passes: nobody has touched memory meanwhile
         else:
-            group.idle = before is not None and all(
-                a is b or np.array_equal(a, b) for a, b in zip(before, now, strict=True)
-            )  # fmt: skip
+            group.idle = before is not None and len(before) == len(now) and all(map(_equal, before, now))
+        group.resting = looks.op if looks.strong or group.idle else None
 
     def _end(self, group: _Group) -> None:
         """The lanes of a group have ended."""
@@ -348,6 +363,16 @@ class _Run:
         rows = self.frame.rows[all_gone]
         if rows.size:
             self.steps.exited(rows)
+
+
+def _equal(a: Array | None, b: Array | None) -> bool:
+    """Whether a register is as it was a pass before."""
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
+
+
+def _reads(op: Op) -> bool:
+    """Whether an instruction shows what memory or an mbarrier holds."""
+    return _looks(op) or any(isinstance(e, Access) and e.mode == "load" for e in op.instruction.effects())
 
 
 def _looks(op: Op) -> bool:

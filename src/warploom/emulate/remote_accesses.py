@@ -1,4 +1,4 @@
-"""Accesses to the shared memory of other CTAs of a cluster: where they go, and whether those CTAs are still there.
+"""Accesses to the shared memory of other CTAs of a cluster: where they go, and whether those CTAs are there by then.
 
 Source: PTX ISA, "mapa", "State Spaces" (``.shared::cluster``); CUDA Programming Guide, "Distributed Shared Memory".
 """
@@ -44,7 +44,14 @@ class RemoteAccesses:
             for cta in np.unique(theirs[acting]).tolist():
                 if cta != row // self.clocks.warps_per_cta:
                     lane = int(np.nonzero(acting & (theirs == cta))[0][0])
+                    if (row, cta) not in self.last and not self._has_begun(row, cta):
+                        self.report.absent(op, row, lane, cta * self.clocks.warps_per_cta)
                     self.last[row, cta] = op, lane, self.clocks.now + 1
+
+    def _has_begun(self, row: int, cta: int) -> bool:
+        """Whether a warp knows of anything that a CTA of its cluster has done."""
+        warps = np.arange(cta * self.clocks.warps_per_cta, (cta + 1) * self.clocks.warps_per_cta)
+        return bool(self.clocks.passed(row)[self.clocks.columns.passed(warps)].any())
 
     def at_exit(self) -> None:
         """Accesses to the memory of a CTA that may have exited: none of its threads knows of them."""

@@ -388,7 +388,7 @@ class SharedMemory:
             mine = [x[written] for x in (rows, lane, cell, bytes_at)]
             stamps, lanes = record[written] >> LANE_BITS, record[written] & 63
             agents = self.agents(mine[0], self.writer_warp[mine[2]])
-            fine = self.clocks.ordered(mine[0], mine[1], collective, agents, lanes, stamps)
+            fine = self.clocks.ordered(mine[0], mine[1], collective, agents, lanes, stamps, visible=True)
             if not fine.all():
                 wrong = ~fine
                 self.report.races(op, what, mine[0][wrong], mine[1][wrong], agents[wrong], stamps[wrong],

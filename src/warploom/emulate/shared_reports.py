@@ -57,6 +57,14 @@ class SharedReports:
         )
         self._add("cluster", op.where, message, row, lane)
 
+    def absent(self, op: Op, row: int, lane: int, owner: int) -> None:
+        """An access to the memory of another CTA (of the warp ``owner``) that may not have begun."""
+        message = (
+            f"{op.instruction.mnemonic} may reach the shared memory of {self.cta(owner)} before that CTA has begun: "
+            "let the cluster meet (barrier.cluster) before"
+        )
+        self._add("cluster", op.where, message, row, lane)
+
     def clash(self, op: Op, rows: Array, lanes: Array, addresses: Array) -> None:
         """Threads that write different values to one byte at once."""
         message = (
