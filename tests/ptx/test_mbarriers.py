@@ -45,6 +45,12 @@ def test_without_a_wait_it_is_a_race():
     assert "race" in kinds(run("")[1])
 
 
+@pytest.mark.parametrize("seed", [None, 0, 1, 3])
+def test_a_look_that_nobody_heeds_is_no_wait(seed):
+    look = "mbarrier.try_wait.parity.shared::cta.b64 %p6, [bar], 0;"
+    assert "race" in kinds(run(look, seed=seed)[1])
+
+
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_wait_for_what_never_comes_is_a_deadlock(wait):
     assert "deadlock" in kinds(run(WAITS[wait], producer="")[1])

@@ -110,6 +110,20 @@ def test_atomics_of_all_lanes(opcode, op):
     assert memory[0] == wanted
 
 
+@pytest.mark.parametrize("space", ["global", "shared"])
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_whose_turn_it_is_at_an_atomic_is_open(space: str, seed: int | None) -> None:
+    place = "%d0" if space == "global" else "n"
+    body = f"""{TID} mov.u32 %r4, 0; setp.eq.u32 %p1, %r0, 0; @%p1 st.shared.u32 [n], %r4; bar.sync 0;
+    atom.{space}.add.u32 %r1, [{place}], 1; mul.wide.u32 %d2, %r1, 4; add.u64 %d3, %d1, %d2;
+    st.global.u32 [%d3], %r0;"""
+    lanes = np.full(32, 99, np.uint32)
+    text = kernel(body, ["u64", "u64"], ".shared .align 4 .b8 n[4];")
+    assert check(text, [np.zeros(1, np.uint32), lanes], seed=seed).findings == ()
+    assert np.array_equal(np.sort(lanes), np.arange(32))
+    assert np.array_equal(lanes, np.arange(32)) == (seed is None)
+
+
 COPY = """{tid} mul.wide.u32 %d20, %r0, 16; add.s64 %d21, %d0, %d20; shl.b32 %r1, %r0, 4; mov.u32 %r2, tile;
     add.u32 %r3, %r2, %r1; cp.async.cg.shared.global [%r3], [%d21], 16, {size}; cp.async.commit_group;
     {wait} bar.sync 0; xor.b32 %r4, %r1, 512; add.u32 %r5, %r2, %r4; ld.shared.v4.f32 {{%f1, %f2, %f3, %f4}}, [%r5];

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.dtypes import u32
+from warploom.emulate.acting import ASCENDING, Turns, in_turn
 from warploom.emulate.barriers import Wait
 from warploom.emulate.context import Context, Running, Step
 from warploom.emulate.frames import Frame, Origin, shadow_dtype
@@ -152,12 +153,15 @@ class AccessSteps:
             for k in (key, *rest):
                 run.observe(frame, k, op, "an atomic")
             place = run.shared.locate(frame, frame.env[key], access.offset, access.bytes, 32, op, access.remote)
+            turns = run.turns()
             if run.checks:
                 self._count_shared(frame, place, access.bytes, name, op)
-                self._strong_shared(frame, access, place)
+                self._strong_shared(frame, access, place, turns)
             run.shared.begin_strong(frame, place, access.bytes, op, what="atomic")
             view = run.shared.data.view(instruction.dtype.numpy)
-            old = _apply(instruction, view, place.index, [frame.full(frame.env[k]) for k in rest], place.active)
+            acting = np.arange(frame.n * 32) if place.active is None else np.nonzero(place.active.reshape(-1))[0]
+            values = [frame.full(frame.env[k]) for k in rest]
+            old = _apply(instruction, view, place.index, values, acting[in_turn(acting, turns)])
             run.put(frame, op.results[0], frame.shaped(old), None, None)
 
         return step
@@ -192,15 +196,15 @@ class AccessSteps:
         address = frame.full(frame.env[key])
         return address + np.uint64(offset % 2**64) if offset else address
 
-    def _strong(self, frame: Frame, access: Access, address: Array) -> None:
+    def _strong(self, frame: Frame, access: Access, address: Array, turns: Turns = ASCENDING) -> None:
         if access.order != "weak" and self.run.across:
-            self.run.ordering.strong_access(frame, access, address)
+            self.run.ordering.strong_access(frame, access, address, turns)
 
-    def _strong_shared(self, frame: Frame, access: Access, place: Place) -> None:
+    def _strong_shared(self, frame: Frame, access: Access, place: Place, turns: Turns = ASCENDING) -> None:
         if access.order != "weak" and self.run.across and self.run.checks:
             # Below all addresses of global memory; no two CTAs of the grid have the same.
             start = self.run.shared.stride * (self.run.report.first // self.run.report.warps_per_cta)
-            self.run.ordering.strong_access(frame, access, -1 - start - place.index * access.bytes)
+            self.run.ordering.strong_access(frame, access, -1 - start - place.index * access.bytes, turns)
 
     def _global_load(self, op: Op, access: Access) -> Step:
         run, (key,) = self.run, self.run.keys(op)
@@ -254,11 +258,12 @@ class AccessSteps:
             address = self._address(frame, key, access.offset)
             values = [frame.full(frame.env[k]) for k in rest]
             targets = run.memory.resolve(frame, address, access.bytes, op, frame.active, alignment)
+            turns = run.turns()
             if run.checks:
                 run.counter.global_access(name, op.where, address.view(np.int64), access.bytes, frame.active)
                 run.memory.track(frame, targets, access.bytes, op, "atomic", strong=True,
                                  cta_only=access.scope == "cta")  # fmt: skip
-                self._strong(frame, access, address)
+                self._strong(frame, access, address, turns)
             old = np.zeros(frame.n * 32, instruction.dtype.numpy)
             for target in targets:
                 if not run.memory.may_write(frame, target, op):
@@ -267,11 +272,12 @@ class AccessSteps:
                 where = slice(None) if target.positions is None else target.positions
                 picked = [v.reshape(-1)[where] for v in values]
                 index = (target.offsets - first) // rows.itemsize
+                order = in_turn(np.arange(old.size)[where], turns)
                 if isinstance(instruction, ReduceAdd):
                     for i, value in enumerate(picked):
-                        _apply(instruction, rows[:, 0], index + i, [value], None)
+                        _apply(instruction, rows[:, 0], index + i, [value], order)
                 else:
-                    old[where] = _apply(instruction, rows[:, 0], index, picked, None)
+                    old[where] = _apply(instruction, rows[:, 0], index, picked, order)
             if op.results:
                 run.put(frame, op.results[0], frame.shaped(old.reshape(frame.n, 32)), None, None)
 
@@ -381,12 +387,9 @@ class AccessSteps:
         return data.view(word).reshape(frame.n, 32, words)
 
 
-def _apply(
-    instruction: Atomic | ReduceAdd, view: Array, index: Array, values: list[Array], active: Array | None
-) -> Array:
-    """Apply the lanes of an atomic in ascending order. Returns the old values in the shape of ``index``."""
+def _apply(instruction: Atomic | ReduceAdd, view: Array, index: Array, values: list[Array], acting: Array) -> Array:
+    """Apply the lanes of an atomic in the order of ``acting``. Returns the old values in the shape of ``index``."""
     flat = np.ascontiguousarray(index).reshape(-1)
-    acting = np.arange(flat.size) if active is None else np.nonzero(active.reshape(-1))[0]
     operands = [v.reshape(-1) for v in values]
     old = np.zeros(flat.size, view.dtype)
     # Lanes that hit one address take turns: turn t serves the t-th lane of every address.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from warploom.emulate.frames import Frame
 Array = NDArray[Any]
 Lanes = list[int] | None
 """Lanes of one warp; None: all of them."""
+Turns: TypeAlias = Sequence[int]
+"""The order in which the lanes of a warp take turns where an instruction lets them act one by one."""
+ASCENDING: Turns = range(32)
 
 
 def lanes_of(frame: Frame, guard: Array | None) -> Iterator[tuple[int, int, Lanes]]:
@@ -28,6 +31,11 @@ def lanes_of(frame: Frame, guard: Array | None) -> Iterator[tuple[int, int, Lane
         lanes = np.nonzero(acting[i])[0].tolist()
         if lanes:
             yield i, row, None if len(lanes) == 32 else lanes
+
+
+def in_turn(lanes: Array, turns: Turns) -> Array:
+    """The order in which lanes of a frame, by their numbers in it, take turns at an atomic: warp by warp."""
+    return np.arange(lanes.size) if turns is ASCENDING else np.lexsort((np.argsort(turns)[lanes % 32], lanes // 32))
 
 
 def split(values: Array, lanes: Lanes) -> list[tuple[Any, Lanes]]:

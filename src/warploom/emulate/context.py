@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from random import Random
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from warploom.emulate.acting import ASCENDING, Turns
 from warploom.emulate.barriers import Barriers, Wait
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.copies import CopyQueue
@@ -29,9 +31,10 @@ Block: TypeAlias = list[tuple[Step, bool]]
 
 
 class Context:
-    """Settings; the launch's memory, set by :meth:`begin`, and the batch's memories and clocks, by :meth:`enter`."""
+    """Settings; what belongs to a launch, set by :meth:`begin`, and the batch's memories and clocks, by :meth:`enter`."""
 
     memory: GlobalMemory
+    rng: Random | None
     counter: TrafficCounter
     clocks: Clocks
     report: Reporter
@@ -55,6 +58,10 @@ class Context:
         """Work on this batch from now on."""
         self.clocks, self.report, self.shared, self.copies = clocks, report, shared, copies
         self.barriers, self.ordering = barriers, ordering
+
+    def turns(self) -> Turns:
+        """Whose turn it is at an atomic: PTX leaves it open, and a seed chooses."""
+        return ASCENDING if self.rng is None else self.rng.sample(ASCENDING, len(ASCENDING))
 
     def key(self, operand: Value | Const) -> Value:
         """The value an operand is looked up by; constants get one of their own."""

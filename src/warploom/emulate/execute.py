@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,10 @@ class Executor(Context):
 
     def begin(
         self, memory: GlobalMemory, counter: TrafficCounter, values: Mapping[Value, Array],
-        spawn: Callable[[Running, Wait], None],
+        spawn: Callable[[Running, Wait], None], rng: Random | None,
     ) -> None:  # fmt: skip
         """A launch begins with these parameters; ``spawn`` starts a task of its own for a warp role."""
-        self.memory, self.counter = memory, counter
+        self.memory, self.counter, self.rng = memory, counter, rng
         self.constants.update(values)
         self.control.begin(spawn)
         self.printed.clear()

@@ -194,7 +194,7 @@ class _Launch:
         self.buffers: list[GlobalBuffer] = buffers
         self.memory = GlobalMemory(buffers, ready.written, ready.global_granule, checks)
         self.counter = TrafficCounter()
-        self.executor.begin(self.memory, self.counter, values, self._spawn)
+        self.executor.begin(self.memory, self.counter, values, self._spawn, self.rng)
         self.history: list[Op | None] = [None]
         self.published: dict[int, Any] = {}
         self.tasks: list[_Task] = []

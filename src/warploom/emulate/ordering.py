@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.acting import lanes_of
+from warploom.emulate.acting import Turns, lanes_of
 from warploom.emulate.clocks import Clocks
 from warploom.emulate.frames import Frame
 from warploom.emulate.known import Known, Snapshot
@@ -122,8 +122,8 @@ class Ordering:
                 self.clocks.acquire_later(row, lane, narrow)
             self._fenced.setdefault(row, {}).update(dict.fromkeys(acting, (self.clocks.snapshot(row), scope)))
 
-    def strong_access(self, frame: Frame, access: Access, addresses: Array) -> None:
-        """A relaxed, acquire or release access of each active thread to its address, (warps, lanes), in their order."""
+    def strong_access(self, frame: Frame, access: Access, addresses: Array, turns: Turns) -> None:
+        """A relaxed, acquire or release access of each active thread to its address, (warps, lanes), in turn."""
         releases = access.order in ("release", "acq_rel")
         if not (releases or self.published or self._fenced):
             return
@@ -134,7 +134,7 @@ class Ordering:
         for i, row, lanes in lanes_of(frame, None):
             cta, fenced = self._cta(row), self._fenced.get(row, {})
             snapshot = self.clocks.snapshot(row) if releases and writes else None
-            for lane, address in self._places(addresses[i], lanes):
+            for lane, address in self._places(addresses[i], lanes, turns):
                 before = published.get(address) if reads else None
                 if before is not None and before.by_one != (self.clocks.first + row, lane):
                     heard = _Heard(before, cta, warps)
@@ -157,6 +157,6 @@ class Ordering:
                     published.pop(address, None)
 
     @staticmethod
-    def _places(addresses: Array, lanes: list[int] | None) -> list[tuple[int, int]]:
+    def _places(addresses: Array, lanes: list[int] | None, turns: Turns) -> list[tuple[int, int]]:
         listed = addresses.tolist()
-        return list(enumerate(listed)) if lanes is None else [(lane, listed[lane]) for lane in lanes]
+        return [(lane, listed[lane]) for lane in turns if lanes is None or lane in lanes]

@@ -138,7 +138,8 @@ def _wait(b: Builder, f: Form) -> None:
         b.emit(MbarrierTryWait(offset, scope), operands, within=within)
         b.assign(target, _YES)
     else:
-        b.set_all((target,), MbarrierTestWait(offset, scope), operands, within)
+        unread = isinstance(target, PtxRegister) and target.name not in b.usage.read  # what follows runs in any case
+        b.set_all((target,), MbarrierTestWait(offset, scope, relaxed=unread), operands, within)
 
 
 _MBARRIERS = {"init": _init, "inval": _invalidate, "arrive": _arrive, "arrive_drop": _arrive, "expect_tx": _expect,
