@@ -31,7 +31,7 @@ Block: TypeAlias = list[tuple[Step, bool]]
 
 
 class Context:
-    """Settings; what belongs to a launch, set by :meth:`begin`, and the batch's memories and clocks, by :meth:`enter`."""
+    """Settings; what is the launch's, set by :meth:`begin`; the memories and clocks of the batch, by :meth:`enter`."""
 
     memory: GlobalMemory
     rng: Random | None
