@@ -52,11 +52,11 @@ def test_packed_heads_of_version_3():
 
 
 def asked_of(monkeypatch, room, name):
-    """Whether each backward pass of ``room`` is to give equal bits: how its third argument begins."""
+    """Whether each backward pass of ``room`` is to give equal bits: how its third argument ends."""
     asked, run = [], getattr(room, name)
 
     def watched(*given):
-        asked.append(given[2][0])
+        asked.append(given[2][-1])
         return run(*given)
 
     monkeypatch.setattr(room, name, watched)

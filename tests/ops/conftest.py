@@ -14,6 +14,7 @@ from warploom.ops import (
     attention_backward,
     attention_paged,
     attention_varlen,
+    attention_varlen_backward,
     backends,
     loss,
     matmul,
@@ -36,12 +37,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zero_words", made.zero)
-    kept = (
-        matmul._prepared, attention._prepared, attention_backward._prepared, attention_varlen.prepared, reduce._ready,
-        loss._ready, attention_paged._prepared, append_to_cache._prepared,
+    rooms = (
+        append_to_cache, attention, attention_backward, attention_paged, attention_varlen, attention_varlen_backward,
+        loss, matmul, reduce,
     )  # fmt: skip
-    for calls in kept:
-        calls.clear()
+    for room in rooms:
+        room._prepared.clear()
     yield made
-    for calls in kept:
-        calls.clear()
+    for room in rooms:
+        room._prepared.clear()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from warploom.kernels.source import KernelSource
 from warploom.ops import (
     append_to_cache,
     attention,
+    attention_arrays,
     attention_backward,
     attention_paged,
     attention_varlen,
@@ -25,6 +27,7 @@ from warploom.ops import (
     loss,
     matmul,
     reduce,
+    repeated,
     steps,
 )
 
@@ -35,32 +38,36 @@ class EmulatedGpu:
     """An sm_80 with two multiprocessors. ``prepared``: the names of kernels, each as often as it was loaded."""
 
     def __init__(self) -> None:
-        self.arrays: dict[int, tuple[int, Array]] = {}
+        self.arrays: dict[int, tuple[int, Any]] = {}
         self.prepared: list[str] = []
 
-    def keep(self, array: Array) -> int:
+    def keep(self, array: Any) -> int:
         """The address of an array, which lies in the GPU's memory from now on."""
         view = describe(array)
         start, size = memory_span(view)
         self.arrays[start] = start + size, array
         return view.pointer
 
-    def empty(self, _kind: str, shape: Sequence[int], dtype: DType, _device: Any = None) -> Array:
+    def empty(self, kind: str, shape: Sequence[int], dtype: DType, _device: Any = None) -> Any:
         """An array of NaN."""
         words = np.full(-(-int(np.prod(shape)) * dtype.bytes // 4), 0xFFFFFFFF, np.uint32)
         made = words.view(np.uint8)[: int(np.prod(shape)) * dtype.bytes].view(dtype.numpy).reshape(tuple(shape))
         self.keep(made)
-        return made
+        return sys.modules["torch"].from_numpy(made) if kind == "torch" else made
 
-    def filled(self, kind: str, shape: Sequence[int], dtype: DType, device: Any, value: float) -> Array:
+    def filled(self, kind: str, shape: Sequence[int], dtype: DType, device: Any, value: float) -> Any:
         """An array of one number."""
         made = self.empty(kind, shape, dtype, device)
         made[...] = value
         return made
 
-    def empty_like(self, view: ArrayView, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Array:
+    def empty_like(self, view: ArrayView, shape: Sequence[int] | None = None, dtype: DType | None = None) -> Any:
         """:meth:`empty` of the shape and type of another, unless they are given."""
         return self.empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype)
+
+    def maker(self, like: ArrayView, shape: Sequence[int], dtype: DType) -> Callable[[Any], Any]:
+        """What ``maker`` gives: arrays of NaN, of the kind of ``like``."""
+        return lambda _: self.empty(like.kind, shape, dtype)
 
     def at(self, pointer: int, dtype: DType) -> Array:
         """What lies from an address to the end of the array there."""
@@ -86,14 +93,13 @@ class EmulatedGpu:
         """Let NumPy's arrays claim to be in this memory."""
 
         def on_gpu(array: Any) -> ArrayView:
-            self.keep(array)
-            return describe(array)._replace(device=("cuda", 0))
+            self.keep(view := describe(array))
+            return view._replace(device=("cuda", 0))
 
-        for room in (matmul, reduce, loss, attention, attention_backward, attention_paged, attention_varlen):
+        for room in (append_to_cache, attention, attention_arrays, attention_backward, loss, matmul, reduce):
             monkeypatch.setattr(room, "describe", on_gpu)
-        for room in (append_to_cache, attention, attention_backward, attention_paged, attention_varlen, matmul, reduce):
-            monkeypatch.setattr(room, "fields", on_gpu)
-        monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(np.array(view.owner, order="C")))
+        compact = copies._compact
+        monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
         for room in (attention, attention_paged, attention_varlen, reduce, loss, steps):
             monkeypatch.setattr(room, "empty", self.empty)
         monkeypatch.setattr(attention_varlen_backward, "filled", self.filled)
@@ -106,8 +112,7 @@ class EmulatedGpu:
             matmul,
         ):
             monkeypatch.setattr(room, "empty_like", self.empty_like)
-        for room in (attention, matmul, steps):
-            monkeypatch.setattr(room, "maker", lambda like, shape, dtype: lambda _: self.empty(like.kind, shape, dtype))
+        monkeypatch.setattr(repeated, "maker", self.maker)
 
 
 class EmulatedCall:

@@ -6,6 +6,7 @@ A gradient of PyTorch is often one number shown everywhere: that of ``loss.mean(
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,9 +15,13 @@ import pytest
 
 import warploom
 from tests.ops.emulated_gpu import EmulatedGpu
-from warploom.core.dtypes import bf16
+from warploom.core.dtypes import bf16, f16
+from warploom.core.errors import ProblemError
+from warploom.interop import tracing
+from warploom.interop.refusals import DerivativeError
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops import attention as attention_ops
+from warploom.ops import attention_arrays
 from warploom.ops import loss as loss_ops
 from warploom.ops import matmul as matmul_ops
 from warploom.ops import reduce as reduce_ops
@@ -133,8 +138,8 @@ LOOKED_UP: dict[str, tuple[ModuleType, Callable[[], Any]]] = {
     "matmul": (matmul_ops, lambda: warploom.matmul(X[0, :, 0], Y[0, :, 0], config=SMALL)),
     "matmul_reduce": (reduce_ops, lambda: warploom.matmul_reduce(X[0, :, 0], Y[0, :, 0], "sum", config=SMALL)),
 }
-SETTLED = "describe", "describe_new", "empty", "empty_like", "maker", "laid_out", "read_inputs", "plan_for", "Options"
-"""What only a first call needs: to name an array's fields, to choose how results are made, to plan."""
+SETTLED = "run_and_keep", "empty", "empty_like", "laid_out", "read_inputs", "plan_for", "Options"
+"""What only a first call needs: to lay arrays out, to choose how results are made, to plan."""
 
 
 @pytest.mark.parametrize("name", LOOKED_UP)
@@ -147,3 +152,112 @@ def test_a_repeated_call_looks_up_what_the_first_settled(
     for settled in SETTLED:
         monkeypatch.setattr(room, settled, lambda *_: pytest.fail("settled at the first call"), raising=False)
     np.testing.assert_array_equal(call(), first)
+
+
+def _attention(*tensors: Any) -> Any:
+    return warploom.attention(*tensors)
+
+
+def _attention_with_sinks(*tensors: Any) -> Any:
+    return warploom.attention(*tensors[:3], sinks=tensors[3], return_lse=True)[0]
+
+
+def _attention_by_itself(x: Any) -> Any:
+    return warploom.attention(x, x, x)
+
+
+def _product(a: Any, b: Any) -> Any:
+    return warploom.matmul(a, b, config=replace(SMALL, dtype=f16))
+
+
+def _product_into(a: Any, b: Any, out: Any) -> Any:
+    return warploom.matmul(a, b, out=out, config=replace(SMALL, dtype=f16))
+
+
+LIKE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "attention": (_attention, ((1, 16, 2, 16),) * 3),
+    "of one tensor": (_attention_by_itself, ((1, 16, 2, 16),)),
+    "with sinks": (_attention_with_sinks, (*((1, 16, 2, 16),) * 3, (2,))),
+    "matmul": (_product, ((16, 16), (16, 16))),
+    "matmul into out": (_product_into, ((16, 16), (16, 16), (16, 16))),
+}
+
+
+@pytest.fixture(params=LIKE)
+def like(request: pytest.FixtureRequest, gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """(a call, its tensors, the tensors that were read): torch's on the CPU, which claim to be on a GPU."""
+    torch = pytest.importorskip("torch")
+    gpu.hold(monkeypatch)
+    read = list[Any]()
+    for room in (attention_arrays, matmul_ops):
+        reader = room.describe
+        monkeypatch.setattr(room, "describe", lambda x, reader=reader: read.append(x) or reader(x))
+    call, shapes = LIKE[request.param]
+    tensors = [torch.randn(shape, dtype=torch.float32 if len(shape) == 1 else torch.float16) for shape in shapes]
+    for _ in range(2):
+        call(*tensors)
+    read.clear()
+    return call, tensors, read
+
+
+def test_tensors_like_earlier_ones_are_not_read(like: Any, gpu: EmulatedGpu) -> None:
+    call, (first, *others), read = like
+    expected = call(first, *others).clone()
+    again = first + 1
+    gpu.keep(again)
+    assert not expected.equal(call(again, *others))
+    assert call(first, *others).equal(expected)
+    assert not read or call is _product_into  # what shares memory with out is looked at
+
+
+def test_tensors_unlike_earlier_ones_are_read(like: Any) -> None:
+    """Whatever reading a tensor would have told, one comparison tells."""
+    import torch
+
+    call, (first, *others), read = like
+    turned = first.transpose(-3 % first.dim(), -2).contiguous().transpose(-3 % first.dim(), -2)
+    shifted = torch.empty(first.numel() + 1, dtype=first.dtype)[1:].view(first.shape).copy_(first)
+    negated = torch._neg_view(-first)  # pyright: ignore[reportPrivateImportUsage]
+    for unlike in (turned, negated, shifted):
+        read.clear()
+        assert call(unlike, *others).equal(call(first, *others))
+        assert any(x is unlike for x in read)
+    read.clear()
+    with pytest.raises(ProblemError, match="convert"):
+        call(first.double(), *others)
+    with pytest.raises(ProblemError), torch.autograd.forward_ad.dual_level():
+        call(torch.autograd.forward_ad.make_dual(first, first), *others)
+    assert len(read) >= 2
+    first.untyped_storage().resize_(0)
+    with pytest.raises(ProblemError, match="no memory"):
+        call(first, *others)
+
+
+def test_memory_that_out_shares_is_found_at_new_addresses(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    gpu.hold(monkeypatch)
+    a, b, out = (torch.randn(16, 16).half() for _ in range(3))
+    for _ in range(3):
+        _product_into(a, b, out)
+    with pytest.raises(ProblemError, match="out shares memory with a"):
+        _product_into(a, b, a)
+    (both := torch.empty(24, 16).half())[:16].copy_(a)
+    with pytest.raises(ProblemError, match="out shares memory with a"):
+        _product_into(both[:16], b, both[8:])
+
+
+def test_a_gradient_is_wanted_of_tensors_known_without_one(like: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def operator(*_: Any, **__: Any) -> Any:
+        raise DerivativeError("requires a gradient")
+
+    call, (first, *others), read = like
+    wanted = torch.nn.Parameter(first.clone())
+    with torch.no_grad():
+        found = [call(wanted, *others).clone() for _ in range(4)]
+    assert all(x.equal(found[0]) for x in found)
+    read.clear()
+    monkeypatch.setattr(tracing, "operator_of", lambda _: operator)
+    with pytest.raises(DerivativeError, match="requires a gradient"):
+        call(wanted, *others)

@@ -60,7 +60,6 @@ class ArrayView(NamedTuple):
 
 
 _new = tuple.__new__  # half the cost of calling the NamedTuple
-Fields = tuple[int, tuple[int, ...], tuple[int, ...], DType, Device, str, Any, bool]
 
 
 def describe(array: Any) -> ArrayView:
@@ -69,12 +68,6 @@ def describe(array: Any) -> ArrayView:
     Raises ProblemError for anything else, for a tensor whose gradient is wanted, and for arrays without memory of their
     own (sparse, traced or sharded ones). Elements of any type are described: who reads them says which it takes.
     """
-    found = fields(array)
-    return found if isinstance(found, ArrayView) else _new(ArrayView, found)
-
-
-def fields(array: Any) -> Fields:
-    """What :func:`describe` names, in its order, as a plain tuple: half the cost, for look-ups."""
     reader = _readers.get(array.__class__)
     if reader is None:
         reader = _readers[array.__class__] = _reader_for(array)
@@ -248,7 +241,7 @@ def _device_name(device: Device) -> str:
 # --- readers: one per kind, chosen once per Python type --------------------------------------------------------------
 
 
-def _reader_for(array: Any) -> Callable[[Any], Fields]:
+def _reader_for(array: Any) -> Callable[[Any], ArrayView]:
     kind = kind_of(array)
     if kind == "torch" and hasattr(array, "data_ptr"):
         return _read_torch
@@ -268,7 +261,7 @@ def _reader_for(array: Any) -> Callable[[Any], Fields]:
     )
 
 
-_readers: dict[type, Callable[[Any], Fields]] = {ArrayView: lambda view: view}
+_readers: dict[type, Callable[[Any], ArrayView]] = {ArrayView: lambda view: view}
 _torch_to_dtype: dict[Any, DType] = {}
 _dtype_to_torch: dict[str, Any] = {}
 _forward_ad: Any = None
@@ -296,7 +289,7 @@ def torch_element_type(dtype: Any) -> DType:
     return _torch_to_dtype.get(dtype) or foreign_dtype(str(dtype).rpartition(".")[2], dtype.itemsize)
 
 
-def _read_torch(tensor: Any) -> Fields:
+def _read_torch(tensor: Any) -> ArrayView:
     dtype = _torch_to_dtype.get(tensor.dtype) or torch_element_type(tensor.dtype)
     if tensor.requires_grad or _forward_ad._current_level >= 0:
         refuse_derivatives(tensor)
@@ -317,7 +310,7 @@ def _read_torch(tensor: Any) -> Fields:
     if not pointer and tensor.numel():  # a kernel would read address 0
         raise without_memory(tensor)
     # What is written to a copy is lost: that counts as read-only.
-    return pointer, tensor.shape, strides, dtype, device, "torch", tensor, copied
+    return _new(ArrayView, (pointer, tensor.shape, strides, dtype, device, "torch", tensor, copied))
 
 
 _numpy_to_dtype: dict[np.dtype[Any], DType] = {t.numpy: t for t in DTYPES.values() if t.name != "tf32"}

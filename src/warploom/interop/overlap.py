@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from warploom.interop.arrays import ArrayView, Fields, memory_span
+from warploom.interop.arrays import ArrayView, memory_span
 
 _MOST_WORK = 1_000_000
 """Steps of the exact search, some milliseconds. Views made by slicing and transposing take a handful."""
@@ -56,9 +56,6 @@ def near(view: ArrayView, out: ArrayView) -> tuple[int, int]:
     return below_out - below - size, below_out + size_out - below
 
 
-_PLACES_KEPT = 1024
-
-
 @dataclass(frozen=True)
 class Written:
     """Arrays that calls again and again write to: what memory they share with others is told by each call's addresses.
@@ -67,16 +64,14 @@ class Written:
     """
 
     names: tuple[str, ...]
-    refuse: Callable[[Mapping[str, Fields]], None]
+    refuse: Callable[[Mapping[str, ArrayView]], None]
     """Raises ProblemError where one of them cannot be written to, or shares memory with what it must not."""
     pairs: tuple[tuple[str, str, int, int], ...]
     """(one that is written, another, between which distances from one to the other they are :func:`near`)."""
-    known: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
-    """Addresses of calls that were looked at, and taken."""
 
     @classmethod
     def of(
-        cls, views: Mapping[str, ArrayView], names: Sequence[str], refuse: Callable[[Mapping[str, Fields]], None]
+        cls, views: Mapping[str, ArrayView], names: Sequence[str], refuse: Callable[[Mapping[str, ArrayView]], None]
     ) -> Written:
         """For ``names`` among the arrays of a call."""
         pairs: list[tuple[str, str, int, int]] = []
@@ -84,16 +79,13 @@ class Written:
             pairs += [(one, other, *near(views[other], views[one])) for other in views.keys() - {one}]
         return cls(tuple(names), refuse, tuple(pairs))
 
-    def check(self, views: Mapping[str, Fields], addresses: tuple[int, ...]) -> None:
-        """Look at the arrays of another call, of which only addresses are new."""
-        readonly = [name for name in self.names if views[name][7]]
-        if not readonly and addresses in self.known:
-            return
-        if readonly or any(least < views[other][0] - views[one][0] < most for one, other, least, most in self.pairs):
+    def check(self, views: Mapping[str, ArrayView], *, known: bool) -> None:
+        """Look at the arrays of another call, of which only addresses are new, if they are not ``known``."""
+        readonly = any(views[name].readonly for name in self.names)
+        if readonly or (not known and any(
+            least < views[other].pointer - views[one].pointer < most for one, other, least, most in self.pairs
+        )):  # fmt: skip
             self.refuse(views)
-        if len(self.known) >= _PLACES_KEPT:
-            self.known.clear()
-        self.known.add(addresses)
 
 
 class _Described:

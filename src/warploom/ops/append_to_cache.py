@@ -9,7 +9,7 @@ import numpy as np
 
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, Fields, empty_like, fields, require_dtype
+from warploom.interop.arrays import ArrayView, describe, empty_like, require_dtype
 from warploom.interop.arrays import same_device as on_one_device
 from warploom.interop.copies import compact, settled, to_host
 from warploom.interop.overlap import share_memory
@@ -27,10 +27,11 @@ from warploom.ops.attention_paged_arrays import (
     refuse_first,
 )
 from warploom.ops.options import flag
-from warploom.ops.steps import Kept, Ready, Step, Steps, lying, run_and_keep
+from warploom.ops.repeated import Kept, run_and_keep
+from warploom.ops.steps import Step, Steps
 
 Arrays = dict[str, ArrayView]
-_prepared: Kept[Ready] = Kept()
+_prepared = Kept()
 
 
 @traced
@@ -68,17 +69,19 @@ def append_to_cache(
 
     Returns the turned q, or None without one. Raises ProblemError for arrays it does not take.
     """
-    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "lengths": kv_lens, "table": block_table,
-             "cos": cos, "sin": sin, "q": q, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
-    views = {name: fields(x) for name, x in given.items() if x is not None}
-    ready = None if check else _prepared.find((interleaved, *lying(views)))
-    found = _first_call(views, interleaved, check) if ready is None else ready.run(views)
+    arrays = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "lengths": kv_lens, "table": block_table,
+              "cos": cos, "sin": sin, "q": q, "k_scale": k_scale, "v_scale": v_scale}  # fmt: skip
+    given = {name: x for name, x in arrays.items() if x is not None}
+    found = None if check else _prepared.again((interleaved,), None, given)
+    if found is None:
+        views = {name: describe(x) for name, x in given.items()}
+        ready = None if check else _prepared.find((interleaved,), None, views)
+        found = _first_call(views, interleaved, check) if ready is None else ready.run(views)
     return found[0] if found else None
 
 
-def _first_call(given: Mapping[str, Fields], interleaved: Any, check: Any) -> list[Any]:
+def _first_call(views: Arrays, interleaved: Any, check: Any) -> list[Any]:
     """Everything that :func:`append_to_cache` need not repeat for arrays of the same shapes, strides and device."""
-    views = {name: ArrayView(*x) for name, x in given.items()}
     turns = flag("interleaved", interleaved)
     problem = _problem(views, turns)
     if flag("check", check):
@@ -86,8 +89,7 @@ def _first_call(given: Mapping[str, Fields], interleaved: Any, check: Any) -> li
     for name in ("k", "v", "q"):
         if name in views:
             views[name] = aligned(settled(views[name]), compact)
-    key = turns, *lying(views)
-    ready = _prepared.find(key)
+    ready = _prepared.find((turns,), None, views)
     if ready is not None:
         return ready.run(views)
     results = {"q_out": empty_like(views["q"], views["q"].shape)} if "q" in views else {}
@@ -99,7 +101,7 @@ def _first_call(given: Mapping[str, Fields], interleaved: Any, check: Any) -> li
     taken = {n: in_pairs(x) if n.endswith("_cache") and is_fp8(x) else x for n, x in views.items()}
     results = {"k_cache": views["k_cache"], "v_cache": views["v_cache"], **results}
     run_and_keep(
-        _prepared, key, lambda arrays: _steps(arrays, problem), (views, taken, results), filled=True,
+        _prepared, ((turns,), None), lambda arrays: _steps(arrays, problem), (views, taken, results), filled=True,
         refuse=_refuse_caches,
     )  # fmt: skip
     return made
@@ -151,12 +153,12 @@ def _problem(views: Arrays, interleaved: bool) -> AppendProblem:
 _PUBLIC = {"lengths": "kv_lens", "table": "block_table"}
 
 
-def _named(views: Mapping[str, Fields]) -> Arrays:
+def _named(views: Mapping[str, ArrayView]) -> Arrays:
     """The arrays by the caller's names."""
-    return {_PUBLIC.get(name, name): ArrayView(*x) for name, x in views.items()}
+    return {_PUBLIC.get(name, name): x for name, x in views.items()}
 
 
-def _refuse_caches(views: Mapping[str, Fields]) -> None:
+def _refuse_caches(views: Mapping[str, ArrayView]) -> None:
     """Raises ProblemError for caches that new keys and values cannot be written to beside the other arrays."""
     named = _named(views)
     check_cache(named)

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from warploom.core.dtypes import f32
-from warploom.interop.arrays import (
-    ArrayView,
-    address,
-    describe,
-    describe_new,
-    empty,
-    empty_like,
-    fields,
-    filled,
-    maker,
-)
+from warploom.interop.arrays import ArrayView, describe, empty, empty_like, filled
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.attention.problem import AttentionConfig
-from warploom.ops.attention_arrays import AXES, Layout, Options, Window, checked, laid_out, result_shape, widened
+from warploom.ops.attention_arrays import (
+    AXES,
+    Layout,
+    Options,
+    Window,
+    checked,
+    described,
+    laid_out,
+    looked_up,
+    result_shape,
+)
 from warploom.ops.attention_plan import AttentionPlan, configured, plan_for
-from warploom.ops.steps import Kept, Steps, run_anew
+from warploom.ops.repeated import Kept, run_and_keep
+from warploom.ops.steps import Steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,16 +57,7 @@ def plan(
     return plan_for(problem, {**views, "out": out}, layout, config)
 
 
-@dataclass(frozen=True)
-class Ready:
-    """What a repeated call on a GPU needs: the launches, and what makes arrays for its results."""
-
-    launch: Callable[[tuple[int, ...], str], None]
-    result: Callable[[Any], Any]
-    lse: Callable[[Any], Any] | None = None
-
-
-_prepared: Kept[Ready] = Kept()
+_prepared = Kept()
 
 
 @overload
@@ -132,65 +122,38 @@ def attention(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    logits = None if sinks is None else widened(describe(sinks))
-    queries, keys, values = fields(q), fields(k), fields(v)
-    # Plain tuples: hashing a dataclass would cost more than all the rest of the look-up.
-    asked = (causal, scale, window, softcap, return_lse, layout, config)
-    # Shapes, strides, types, devices and kinds.
-    key = (asked, queries[1:6], keys[1:6], values[1:6], None if logits is None else logits[1:6])
-    ready = _prepared.find(key)
-    misaligned = (queries[0] | keys[0] | values[0]) % 16
-    if ready is None or misaligned:
-        options = Options(*asked[:6]).plain()
-        views = laid_out({"q": queries, "k": keys, "v": values}, 4)
-        queries, keys, values = views.values()
-        if logits is not None:
-            views["sinks"] = logits
-        key = (*astuple(options), config), queries[1:6], keys[1:6], values[1:6], key[4]
-        ready = _prepared.find(key)
-        if ready is None:
-            return _first_call(views, options, config, key)
-    owner, kind = queries[6], queries[5]
-    result = ready.result(owner)
-    pointers = queries[0], keys[0], values[0], result.data_ptr() if kind == "torch" else address(result)
-    if ready.lse is None:
-        ready.launch(pointers if logits is None else (*pointers, logits[0]), kind)
-        return result
-    lse = ready.lse(owner)
-    pointers = (*pointers, address(lse))
-    ready.launch(pointers if logits is None else (*pointers, logits[0]), kind)
-    return result, lse
+    given = {"q": q, "k": k, "v": v} if sinks is None else {"q": q, "k": k, "v": v, "sinks": sinks}
+    asked = (causal, scale, window, softcap, return_lse, layout)  # a tuple: a dataclass would cost more to look up
+    found = _prepared.again(asked, config, given) or looked_up(
+        _prepared, described(given), asked, config, 4, _first_call
+    )
+    return tuple(found) if return_lse else found[0]
 
 
-def _first_call(views: dict[str, ArrayView], options: Options, config: Any, key: tuple[Any, ...]) -> Any:
+def _first_call(views: dict[str, ArrayView], options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
     """Everything that :func:`attention` need not repeat for arrays of the same shapes, strides and device."""
-    problem, q, v, sinks = checked(views, options), views["q"], views["v"], views.get("sinks")
+    problem, q, v = checked(views, options), views["q"], views["v"]
     if 0 in (problem.batch, problem.heads, problem.q_len, problem.kv_len):
         if config is not None:
             configured(problem, q.device, config)  # refuses what does not fit
-        return _without_keys(q, v, sinks, options)
+        return _without_keys(q, v, views.get("sinks"), options)
     results = {"out": empty_like(q, result_shape(q, v))}
     if options.return_lse:
         results["lse"] = empty(q.kind, [q.shape[axis] for axis in AXES[options.layout]], f32, q.device)
-    outs = {name: describe_new(x) for name, x in results.items()}
-    arrays = {**{name: views[name] for name in "qkv"}, **outs, **({} if sinks is None else {"sinks": sinks})}
 
     def steps(lying: dict[str, ArrayView]) -> Steps:
         return plan_for(problem, lying, options.layout, config).steps
 
-    prepared = run_anew(steps, arrays, tuple(results))
-    if prepared is not None:
-        launch = prepared.run if prepared.alone is None else prepared.alone.launch_again
-        _prepared.keep(key, Ready(launch, *[maker(q, x.shape, x.dtype) for x in outs.values()]))
-    return tuple(results.values()) if options.return_lse else results["out"]
+    run_and_keep(_prepared, (asked, config), steps, (views, views, results))
+    return list(results.values())
 
 
-def _without_keys(q: ArrayView, v: ArrayView, sinks: ArrayView | None, options: Options) -> Any:
-    """The result where there is nothing to compute: zeros, and -inf or the sinks for the sums over no keys."""
+def _without_keys(q: ArrayView, v: ArrayView, sinks: ArrayView | None, options: Options) -> list[Any]:
+    """The results where there is nothing to compute: zeros, and -inf or the sinks for the sums over no keys."""
     zeros = filled(q.kind, result_shape(q, v), q.dtype, q.device, 0.0)
     if not options.return_lse:
-        return zeros
+        return [zeros]
     rows = [q.shape[axis] for axis in AXES[options.layout]]
     if sinks is None:
-        return zeros, filled(q.kind, rows, f32, q.device, -math.inf)
-    return zeros, filled(q.kind, rows, f32, q.device, 0.0) + sinks.array[:, None]
+        return [zeros, filled(q.kind, rows, f32, q.device, -math.inf)]
+    return [zeros, filled(q.kind, rows, f32, q.device, 0.0) + sinks.array[:, None]]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from numbers import Integral
 from typing import Any, Literal
 
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError, shown
-from warploom.interop.arrays import ArrayView, Fields, require_dtype, same_device
+from warploom.interop.arrays import ArrayView, describe, require_dtype, same_device
 from warploom.interop.copies import compact, in_float32, settled
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.problem import MOST_HEAD_DIM, AttentionProblem, TensorStrides
 from warploom.ops.options import flag, number, single
+from warploom.ops.repeated import Kept
 
 Layout = Literal["bshd", "bhsd"]
 Window = tuple[int | None, int | None]
@@ -84,10 +85,41 @@ def _window(value: Any) -> Window:
     raise ProblemError(f"window is (left, right) counts of keys, None or -1 for an open side; not {shown(value)}")
 
 
-def widened(sinks: ArrayView) -> ArrayView:
-    """``sinks`` in float32, if they are 16-bit floats, and side by side."""
-    found = in_float32(sinks) if sinks.dtype in (bf16, f16) else sinks
-    return found if found.contiguous or len(found.shape) != 1 else compact(found)
+def described(given: Mapping[str, Any]) -> dict[str, ArrayView]:
+    """The arrays of a call; sinks in float32, if they are 16-bit floats, and side by side."""
+    views = {name: describe(array) for name, array in given.items()}
+    sinks = views.get("sinks")
+    if sinks is not None:
+        found = in_float32(sinks) if sinks.dtype in (bf16, f16) else sinks
+        views["sinks"] = found if found.contiguous or len(found.shape) != 1 else compact(found)
+    return views
+
+
+def looked_up(
+    kept: Kept,
+    views: dict[str, ArrayView],
+    asked: tuple[Any, ...],
+    config: Any,
+    rank: int,
+    first_call: Callable[[dict[str, ArrayView], Options, tuple[Any, ...], Any], list[Any]],
+    refuse: Callable[[Mapping[str, ArrayView]], None] | None = None,
+) -> list[Any]:
+    """The new results of a call by what was prepared for arrays that lie so, or else by ``first_call``.
+
+    Arrays that kernels cannot read are copied before, and the options, those of :class:`Options` first, read. Where
+    "out" is written to, it stays, and ``refuse`` looks at the arrays before.
+    """
+    ready = kept.find(asked, config, views)
+    if ready is None:
+        if refuse is not None:
+            refuse(views)
+        options = Options(*asked[:6]).plain()
+        views = laid_out(views, rank, written="" if refuse is None else "out")
+        asked = *astuple(options), *asked[6:]
+        ready = kept.find(asked, config, views)
+        if ready is None:
+            return first_call(views, options, asked, config)
+    return ready.run(views)
 
 
 def checked(views: Mapping[str, ArrayView], options: Options) -> AttentionProblem:
@@ -191,14 +223,13 @@ def aligned(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayVie
 
 
 def laid_out(
-    given: Mapping[str, Fields], rank: int, copy: Callable[[ArrayView], ArrayView] = compact, *, written: str = ""
+    views: Mapping[str, ArrayView], rank: int, copy: Callable[[ArrayView], ArrayView] = compact, *, written: str = ""
 ) -> dict[str, ArrayView]:
     """The arrays as kernels read them: by ``copy`` those whose rows, of ``rank`` dimensions, they cannot.
 
     A call with such copies is looked up by them, so that it is known when it comes again. The one that is ``written``
     to stays as it is.
     """
-    views = {name: ArrayView(*x) for name, x in given.items()}
     return {name: x if name == written else _laid_out(name, x, rank, copy) for name, x in views.items()}
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from warploom.interop.arrays import ArrayView, Fields, describe, empty_like, fields, filled, same_device
+from warploom.interop.arrays import ArrayView, describe, empty_like, filled, same_device
 from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward import TENSORS, BackwardConfig, BackwardOperands, BackwardProblem
@@ -18,14 +18,16 @@ from warploom.ops.attention_arrays import (
     Window,
     check_results,
     checked,
+    described,
     laid_out,
+    looked_up,
     result_shape,
     strides_of,
-    widened,
 )
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
-from warploom.ops.steps import CallsPlan, Kept, Ready, Steps, lying, run_and_keep
+from warploom.ops.repeated import Kept, run_and_keep
+from warploom.ops.steps import CallsPlan, Steps
 
 _GRADIENTS = ("dq", "dk", "dv", "dsinks")
 _Views = dict[str, ArrayView]
@@ -74,17 +76,11 @@ def attention_backward(
     Arrays as for :func:`attention`. Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that
     does not fit, UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    views = _given(dout, q, k, v, out, lse, dlse, None if sinks is None else widened(describe(sinks)))
-    asked = (causal, scale, window, softcap, False, layout, deterministic, config)
-    ready = _prepared.find((asked, *lying(views)))
-    if ready is None:
-        views = laid_out(views, 4)
-        options, same = Options(*asked[:6]).plain(), flag("deterministic", deterministic)
-        key = (*astuple(options), same, config), *lying(views)
-        ready = _prepared.find(key)
-        if ready is None:
-            return _first_call(views, options, (same, config), key)
-    return tuple(ready.run(views))
+    given = _given(dout, q, k, v, out, lse, dlse, sinks)
+    asked = (causal, scale, window, softcap, False, layout, flag("deterministic", deterministic))
+    return tuple(
+        _prepared.again(asked, config, given) or looked_up(_prepared, described(given), asked, config, 4, _first_call)
+    )
 
 
 @traced
@@ -107,20 +103,21 @@ def plan_attention_backward(
     config: BackwardConfig | str | None = None,
 ) -> AttentionBackwardPlan:
     """What :func:`attention_backward` would run with these arguments, and the memory it takes. Runs nothing."""
-    views = laid_out(_given(dout, q, k, v, out, lse, dlse, sinks), 4, as_if_compact)
+    given = _given(dout, q, k, v, out, lse, dlse, sinks)
+    views = laid_out({name: describe(x) for name, x in given.items()}, 4, as_if_compact)
     options = Options(causal, scale, window, softcap, False, layout).plain()
     problem = _checked(views, options, flag("deterministic", deterministic))
     gradients = {name: as_if_compact(views[name[1:]]) for name in _gradients(views)}
     return _plan({**views, **gradients}, problem, layout, config)
 
 
-_prepared: Kept[Ready] = Kept()
+_prepared = Kept()
 
 
-def _given(*arrays: Any) -> dict[str, Fields]:
+def _given(*arrays: Any) -> dict[str, Any]:
     """The arrays that a call has, by the kernels' names."""
     names = "dout", "q", "k", "v", "out", "lse", "dlse", "sinks"
-    return {name: fields(x) for name, x in zip(names, arrays, strict=True) if x is not None}
+    return {name: x for name, x in zip(names, arrays, strict=True) if x is not None}
 
 
 def _gradients(views: _Views) -> tuple[str, ...]:
@@ -152,10 +149,9 @@ def _plan(views: _Views, problem: BackwardProblem, layout: str, config: Any) -> 
     return AttentionBackwardPlan(problem, config, reason, place.goal.name, str(place), calls)
 
 
-def _first_call(views: _Views, options: Options, how: tuple[bool, Any], key: tuple[Any, ...]) -> tuple[Any, ...]:
+def _first_call(views: _Views, options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
     """Everything that :func:`attention_backward` need not repeat for arrays of the same shapes, strides and device."""
-    deterministic, config = how
-    problem, likes = _checked(views, options, deterministic), {name: views[name[1:]] for name in _gradients(views)}
+    problem, likes = _checked(views, options, asked[-1]), {name: views[name[1:]] for name in _gradients(views)}
     p = problem.forward
     if 0 in (p.batch, p.heads, p.q_len, p.kv_len):
         if config is not None:
@@ -163,11 +159,11 @@ def _first_call(views: _Views, options: Options, how: tuple[bool, Any], key: tup
         zeros = [filled(x.kind, x.shape, x.dtype, x.device, 0.0) for x in likes.values()]
         if p.sinks and p.kv_len == 0 and "dlse" in views:  # the sink is the log-sum-exp
             zeros[3] = views["dlse"].array.sum((0, 2))
-        return tuple(zeros)
+        return zeros
     gradients = {name: empty_like(x, x.shape) for name, x in likes.items()}
 
     def steps(arrays: _Views) -> Steps:
         return _plan(arrays, problem, options.layout, config).steps
 
-    run_and_keep(_prepared, key, steps, (views, views, gradients))
-    return tuple(gradients.values())
+    run_and_keep(_prepared, (asked, config), steps, (views, views, gradients))
+    return list(gradients.values())

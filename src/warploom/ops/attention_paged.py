@@ -9,20 +9,21 @@ from typing import Any
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, Fields, describe, empty, empty_like, fields, filled
+from warploom.interop.arrays import ArrayView, empty, empty_like, filled
 from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.decode import DecodeProblem
 from warploom.kernels.attention.paged import PagedConfig, choose_paged, misfits, paged_calls, parse_config
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import refuse
-from warploom.ops.attention_arrays import Options, Window, aligned, widened
+from warploom.ops.attention_arrays import Options, Window, aligned, described
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, check_output, read_cache
 from warploom.ops.options import configuration, flag, whole
 from warploom.ops.places import Place
-from warploom.ops.steps import CallsPlan, Kept, Ready, Steps, lying, run_and_keep
+from warploom.ops.repeated import Kept, run_and_keep
+from warploom.ops.steps import CallsPlan, Steps
 
-_prepared: Kept[Ready] = Kept()
+_prepared = Kept()
 NAMES = {"kv_lens": "lengths", "cu_seqlens_q": "starts", "block_table": "table", "k_cache": "k", "v_cache": "v"}
 """What the kernels call arrays whose public names are others."""
 _PUBLIC = {kernels: public for public, kernels in NAMES.items()}
@@ -85,12 +86,14 @@ def attention_paged(
 
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit.
     """
-    views = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, out)
-    if sinks is not None:
-        views["sinks"] = widened(describe(sinks))
-    asked = (causal, scale, window, softcap, return_lse, "bshd", fixed_split, config)
-    ready = None if check else _prepared.find((asked, *lying(views)))
-    found = _first_call(views, out, asked, check) if ready is None else ready.results_beside(out, views)
+    given = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, sinks, out)
+    asked = (causal, scale, window, softcap, return_lse, "bshd", fixed_split)
+    found = None if check else _prepared.again(asked, config, given)
+    if found is None:
+        views = described(given)
+        ready = None if check else _prepared.find(asked, config, views)
+        found = _first_call(views, asked, config, check) if ready is None else ready.run(views)
+    found = found if out is None else [out, *found]
     return tuple(found) if len(found) > 1 else found[0]
 
 
@@ -115,30 +118,28 @@ def plan_attention_paged(
     config: PagedConfig | str | None = None,
 ) -> AttentionPagedPlan:
     """What :func:`attention_paged` would run with these arguments. Runs nothing."""
-    views = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, None)
-    if sinks is not None:
-        views["sinks"] = widened(describe(sinks))
+    given = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, sinks, None)
     options = Options(causal, scale, window, softcap, return_lse).plain()
-    inputs = read_cache(_named(views), options, _split(fixed_split), as_if_compact)
+    inputs = read_cache(_named(described(given)), options, _split(fixed_split), as_if_compact)
     return _plan(inputs, as_if_compact(inputs.views["q"]), config)
 
 
-_ORDER = "q", "k", "v", "lengths", "starts", "table", "k_scale", "v_scale", "out"
+_ORDER = "q", "k", "v", "lengths", "starts", "table", "k_scale", "v_scale", "sinks", "out"
 
 
-def _given(*arrays: Any) -> dict[str, Fields]:
+def _given(*arrays: Any) -> dict[str, Any]:
     """The arrays of a call by the kernels' names."""
-    return {name: fields(x) for name, x in zip(_ORDER, arrays, strict=True) if x is not None}
+    return {name: x for name, x in zip(_ORDER, arrays, strict=True) if x is not None}
 
 
-def _named(views: Mapping[str, Fields]) -> dict[str, ArrayView]:
+def _named(views: Mapping[str, ArrayView]) -> dict[str, ArrayView]:
     """What is read, by the caller's names."""
-    return {_PUBLIC.get(name, name): ArrayView(*x) for name, x in views.items() if name != "out"}
+    return {_PUBLIC.get(name, name): x for name, x in views.items() if name != "out"}
 
 
-def _refuse_output(views: Mapping[str, Fields]) -> None:
+def _refuse_output(views: Mapping[str, ArrayView]) -> None:
     """Raises ProblemError for an ``out`` that the result cannot be written to."""
-    check_output(ArrayView(*views["out"]), _named(views))
+    check_output(views["out"], _named(views))
 
 
 def _split(fixed_split: Any) -> int | None:
@@ -174,15 +175,14 @@ def _lse_shape(q: ArrayView) -> tuple[int, ...]:
     return (*outer, heads, queries)
 
 
-def _first_call(given: Mapping[str, Fields], out: Any, asked: tuple[Any, ...], check: Any) -> list[Any]:
+def _first_call(views: dict[str, ArrayView], asked: tuple[Any, ...], config: Any, check: Any) -> list[Any]:
     """Everything that :func:`attention_paged` need not repeat for arrays of the same shapes, strides and device."""
-    options, split, config = Options(*asked[:6]).plain(), _split(asked[6]), asked[7]
-    views = {name: ArrayView(*x) for name, x in given.items()}
-    views["q"] = q = aligned(settled(views["q"]), compact)
-    key = (*astuple(options), split, config), *lying(views)
-    ready = None if flag("check", check) else _prepared.find(key)
+    options, split = Options(*asked[:6]).plain(), _split(asked[6])
+    views = {**views, "q": aligned(settled(views["q"]), compact)}
+    q, out, asked = views["q"], views.get("out"), (*astuple(options), split)
+    ready = None if flag("check", check) else _prepared.find(asked, config, views)
     if ready is not None:
-        return ready.results_beside(out, views)
+        return ready.run(views)
     inputs = read_cache(_named(views), options, split, compact)
     if out is not None:
         _refuse_output(views)
@@ -190,8 +190,8 @@ def _first_call(given: Mapping[str, Fields], out: Any, asked: tuple[Any, ...], c
         check_entries(inputs)
     problem = inputs.problem
     if 0 in (*q.shape, problem.batch, problem.capacity, *views["k"].shape):
-        return _without_keys(inputs, out, config)
-    results = {"out": empty_like(q, q.shape) if out is None else out}
+        return _without_keys(inputs, None if out is None else out.array, config)
+    results = {"out": empty_like(q, q.shape) if out is None else out.array}
     if options.return_lse:
         results["lse"] = empty(q.kind, _lse_shape(q), f32, q.device)
 
@@ -201,22 +201,22 @@ def _first_call(given: Mapping[str, Fields], out: Any, asked: tuple[Any, ...], c
 
     taken = {NAMES.get(name, name): view for name, view in inputs.views.items()}
     refuse = None if out is None else _refuse_output
-    run_and_keep(_prepared, key, steps, (views, taken, results), filled=True, refuse=refuse)
-    return list(results.values())
+    run_and_keep(_prepared, (asked, config), steps, (views, taken, results), filled=True, refuse=refuse)
+    return [x for name, x in results.items() if name not in views]
 
 
 def _without_keys(inputs: CacheInputs, out: Any, config: Any) -> list[Any]:
-    """The result where there is nothing to compute: zeros, and -inf or the sinks for the sums over no keys."""
+    """The new results where there is nothing to compute: zeros, and -inf or the sinks for the sums over no keys."""
     q = inputs.views["q"]
     if config is not None:
         _plan(inputs, q, config)  # refuses what does not fit
     zeros = filled(q.kind, q.shape, q.dtype, q.device, 0.0)
     if out is not None:
         out[...] = zeros
-    result = zeros if out is None else out
+    results = [zeros] if out is None else []
     if not inputs.problem.lse:
-        return [result]
+        return results
     sinks = inputs.views.get("sinks")
     if sinks is None:
-        return [result, filled(q.kind, _lse_shape(q), f32, q.device, -math.inf)]
-    return [result, filled(q.kind, _lse_shape(q), f32, q.device, 0.0) + sinks.array[:, None]]
+        return [*results, filled(q.kind, _lse_shape(q), f32, q.device, -math.inf)]
+    return [*results, filled(q.kind, _lse_shape(q), f32, q.device, 0.0) + sinks.array[:, None]]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from warploom.core.dtypes import f32
 from warploom.core.errors import ConfigError
-from warploom.interop.arrays import ArrayView, Fields, describe, empty, fields
+from warploom.interop.arrays import ArrayView, empty
 from warploom.interop.tracing import recorded
 from warploom.kernels.attention.packed import (
     PackedConfig,
@@ -21,10 +19,11 @@ from warploom.kernels.attention.packed import (
     parse_packed,
 )
 from warploom.kernels.settings import refuse
-from warploom.ops.attention_arrays import Options, Window, laid_out, widened
+from warploom.ops.attention_arrays import Options, Window, described, looked_up
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
-from warploom.ops.steps import Kept, Ready, Steps, lying, run_and_keep, working_steps
+from warploom.ops.repeated import Kept, run_and_keep
+from warploom.ops.steps import Steps, working_steps
 from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refuse_output, shape_of_result
 
 if TYPE_CHECKING:
@@ -103,42 +102,29 @@ def attention_varlen(
     Raises ProblemError for arrays it does not take, ConfigError for a ``config`` that does not fit,
     UnsupportedDeviceError for a GPU older than compute capability 8.0.
     """
-    given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
-             "k_used": seqused_k, "out": out}  # fmt: skip
-    views = described(given, sinks)
-    if flag("check", check):
-        check_lengths(views)
-    asked = (causal, scale, window, softcap, return_lse, "bshd", config)
-    ready = prepared.find((asked, *lying(views)))
-    if ready is None:
-        if out is not None:
-            refuse_output(views)
-        options, views = Options(*asked[:6]).plain(), laid_out(views, 3, written="out")
-        key = (*astuple(options), config), *lying(views)
-        ready = prepared.find(key)
-        if ready is None:
-            return _first_call(views, options, config, key, out)
-    found = ready.results_beside(out, views)
-    return tuple(found) if len(found) > 1 else found[0]
+    arrays = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
+              "k_used": seqused_k, "out": out, "sinks": sinks}  # fmt: skip
+    given = {name: x for name, x in arrays.items() if x is not None}
+    asked = (causal, scale, window, softcap, return_lse, "bshd")
+    found = None if check else _prepared.again(asked, config, given)
+    if found is None:
+        views, refused = described(given), None if out is None else refuse_output
+        if flag("check", check):
+            check_lengths(views)
+        found = looked_up(_prepared, views, asked, config, 3, _first_call, refused)
+    found = found if out is None else [out, *found]
+    return tuple(found) if return_lse else found[0]
 
 
-def described(given: Mapping[str, Any], sinks: Any) -> Mapping[str, Fields]:
-    """The arrays that are given, by the kernels' names."""
-    views = {name: fields(array) for name, array in given.items() if array is not None}
-    if sinks is not None:
-        views["sinks"] = widened(describe(sinks))
-    return views
+_prepared = Kept()
 
 
-prepared: Kept[Ready] = Kept()
-
-
-def _first_call(views: Arrays, options: Options, config: Any, key: tuple[Any, ...], out: Any) -> Any:
+def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
     """Everything that :func:`attention_varlen` need not repeat for arrays of the same shapes, strides and device."""
     problem, inputs = read_packed(views, options)
-    q = views["q"]
+    q, out = views["q"], views.get("out")
     chosen, place = configured_packed(problem, q, config)
-    results = {"out": empty(q.kind, shape_of_result(views), q.dtype, q.device) if out is None else out}
+    results = {"out": empty(q.kind, shape_of_result(views), q.dtype, q.device) if out is None else out.array}
     if options.return_lse:
         results["lse"] = empty(q.kind, (q.shape[1], q.shape[0]), f32, q.device)
     if 0 not in (problem.batch, problem.total_q, problem.heads):
@@ -148,8 +134,8 @@ def _first_call(views: Arrays, options: Options, config: Any, key: tuple[Any, ..
             return working_steps(packed_calls(chosen, problem, (q, k, v, out), place.multiprocessors), problem.flops)
 
         refuse = None if out is None else refuse_output
-        run_and_keep(prepared, key, steps, (views, inputs, results), filled=True, refuse=refuse)
-    return tuple(results.values()) if options.return_lse else results["out"]
+        run_and_keep(_prepared, (asked, config), steps, (views, inputs, results), filled=True, refuse=refuse)
+    return [x for name, x in results.items() if name not in views]
 
 
 def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Place]:

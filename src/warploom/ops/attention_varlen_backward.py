@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType
@@ -16,11 +15,11 @@ from warploom.kernels.attention.packed_backward import (
 )
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.settings import refuse
-from warploom.ops.attention_arrays import Options, Window, check_results, laid_out
-from warploom.ops.attention_varlen import described, prepared
+from warploom.ops.attention_arrays import Options, Window, check_results, described, looked_up
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
-from warploom.ops.steps import Steps, lying, run_and_keep, working_steps
+from warploom.ops.repeated import Kept, run_and_keep
+from warploom.ops.steps import Steps, working_steps
 from warploom.ops.varlen_arrays import Arrays, read_packed, shape_of_result
 
 if TYPE_CHECKING:
@@ -42,18 +41,16 @@ def attention_varlen_backward(
     there in the arrays is not read. The lengths are read on the device. Arrays and errors as for
     :func:`warploom.attention_varlen`.
     """
-    given = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
-             "k_used": seqused_k, "o": out, "dout": dout, "lse": lse, "dlse": dlse}  # fmt: skip
-    given = described(given, sinks)
-    asked = ("backward", causal, scale, window, softcap, False, "bshd", deterministic, config)
-    ready = prepared.find((asked, *lying(given)))
-    if ready is None:
-        views = laid_out(given, 3)
-        options, same = Options(*asked[1:7]).plain(), flag("deterministic", deterministic)
-        key = ("backward", *astuple(options), same, config), *lying(views)
-        ready = prepared.find(key)
-        return tuple(_first_call(views, options, (same, config), key) if ready is None else ready.run(views))
-    return tuple(ready.run(given))
+    arrays = {"q": q, "k": k, "v": v, "q_starts": cu_seqlens_q, "k_starts": cu_seqlens_k, "q_used": seqused_q,
+              "k_used": seqused_k, "o": out, "dout": dout, "lse": lse, "dlse": dlse, "sinks": sinks}  # fmt: skip
+    given = {name: x for name, x in arrays.items() if x is not None}
+    asked = (causal, scale, window, softcap, False, "bshd", flag("deterministic", deterministic))
+    return tuple(
+        _prepared.again(asked, config, given) or looked_up(_prepared, described(given), asked, config, 3, _first_call)
+    )
+
+
+_prepared = Kept()
 
 
 def _zeros(like: ArrayView, shape: Sequence[int], dtype: DType) -> Callable[[Any], Any]:
@@ -61,15 +58,14 @@ def _zeros(like: ArrayView, shape: Sequence[int], dtype: DType) -> Callable[[Any
     return lambda _: filled(like.kind, shape, dtype, like.device, 0.0)
 
 
-def _first_call(views: Arrays, options: Options, how: tuple[bool, Any], key: tuple[Any, ...]) -> list[Any]:
+def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
     """Everything that need not be repeated for arrays of the same shapes, strides and device."""
-    deterministic, config = how
     forward = {name: view for name, view in views.items() if name not in ("o", "dout", "lse", "dlse")}
     problem, inputs = read_packed(forward, options)
     q = views["q"]
     check_results(views, shape_of_result(views), (q.shape[1], q.shape[0]))
-    asked = PackedBackwardProblem(problem, "dlse" in views, deterministic)
-    chosen = _configured(asked, views, config)
+    backward = PackedBackwardProblem(problem, "dlse" in views, asked[-1])
+    chosen = _configured(backward, views, config)
     some = 0 not in (problem.batch, problem.total_q, problem.heads)
     whole = some and problem.total_k > 0  # there are kernels that write every row
     likes = {f"d{name}": x for name, x in views.items() if name in (*"qkv", "sinks")}
@@ -79,9 +75,10 @@ def _first_call(views: Arrays, options: Options, how: tuple[bool, Any], key: tup
 
         def steps(arrays: Mapping[str, Any]) -> Steps:
             strides = {name: arrays["o" if name == "out" else name].strides[:2] for name in _ROWS}
-            return working_steps(packed_backward_calls(chosen, asked, strides), asked.flops)
+            return working_steps(packed_backward_calls(chosen, backward, strides), backward.flops)
 
-        run_and_keep(prepared, key, steps, (views, inputs, gradients), make=None if whole else _zeros, filled=not whole)
+        make = None if whole else _zeros
+        run_and_keep(_prepared, (asked, config), steps, (views, inputs, gradients), make=make, filled=not whole)
     return list(gradients.values())
 
 

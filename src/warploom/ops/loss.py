@@ -33,7 +33,8 @@ from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs, reada
 from warploom.ops.options import flag, refuse_unhashable
 from warploom.ops.places import Place
 from warploom.ops.reduce import reduce_plan
-from warploom.ops.steps import Kept, Ready, Steps, lying, run_and_keep
+from warploom.ops.repeated import Kept, run_and_keep
+from warploom.ops.steps import Steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -251,7 +252,7 @@ def as_words(target: ArrayView) -> ArrayView:
     return target._replace(dtype=s32, shape=(2 * target.shape[0],), strides=(1,))
 
 
-_ready: Kept[Ready] = Kept()
+_prepared = Kept()
 
 
 def _run(
@@ -267,15 +268,12 @@ def _run(
     for the same with arrays of the same shapes, strides and alignment are planned once.
     """
     first = given["x"]
-    key = asked, tuple(results), *lying(given)
-    try:
-        ready = _ready.get(key)
-    except TypeError:
-        refuse_unhashable({"config": asked})
-        raise
+    refuse_unhashable({"config": asked})
+    asked = *asked, *results
+    ready = _prepared.find(asked, None, given)
     if ready is not None:
         return ready.run(given)
     made = [empty(first.kind, shape, dtype, first.device) for shape, dtype in results.values()]
     if 0 not in (first.shape[0], *[shape[-1] for shape, _ in results.values()]):
-        run_and_keep(_ready, key, plan, (given, taken, dict(zip(results, made, strict=True))))
+        run_and_keep(_prepared, (asked, None), plan, (given, taken, dict(zip(results, made, strict=True))))
     return made

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
 from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
-from warploom.interop.arrays import (
-    ArrayView,
-    Fields,
-    address,
-    describe,
-    describe_new,
-    empty_like,
-    fields,
-    maker,
-)
-from warploom.interop.copies import as_if_compact
-from warploom.interop.overlap import near
+from warploom.interop.arrays import ArrayView, describe, empty_like
+from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import choose, parse_config
 from warploom.kernels.matmul.features import EpilogueFunction
@@ -31,7 +20,8 @@ from warploom.ops.matmul_arrays import READ_ONLY, Inputs, matmul_config, read_in
 from warploom.ops.matmul_plan import MatmulPlan
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
 from warploom.ops.places import Place
-from warploom.ops.steps import Kept, Prepared, Steps, run_anew
+from warploom.ops.repeated import Kept, run_and_keep
+from warploom.ops.steps import Steps
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
@@ -97,36 +87,45 @@ def matmul(
         extras = extra_matrices(extras)
     if alpha.__class__ is not float:
         alpha = number("alpha", alpha)
-    views = [fields(a), fields(b)]
-    if config is not None:
-        config = matmul_config(config, views[0][3], accumulate)
-    if bias is not None or extras:
-        views += [fields(x) for x in (*(() if bias is None else (bias,)), *extras)]
-    into = None if out is None else describe(out)
-    asked = (
-        out_dtype, accumulate, bias is None, None if epilogue is None else function_key(epilogue), alpha, config,
-        None if into is None else (into[1:6], into.pointer & 15),
-    )  # fmt: skip
-    key = (asked, *[(x[1:6], x[0] & 15) for x in views])
-    try:
-        ready = _prepared.get(key)
-    except TypeError:
-        refuse_unhashable({"out_dtype": out_dtype, "accumulate": accumulate, "epilogue": epilogue, "config": config})
-        raise
-    if ready is None:
-        inputs = read_inputs(
-            [ArrayView(*x) for x in views], into, bias is not None, epilogue, out_dtype, accumulate, alpha
-        )
-        return _first_call(inputs, out, config, key)
-    if into is None:
-        result = ready.new_result(views[0][6])
-        ready.run(views, address(result))
-        return result
-    if into.readonly:
-        raise ProblemError(READ_ONLY)
-    ready.check_out(views, into, bias is not None)
-    ready.run(views, into.pointer)
-    return out
+    given = _given(a, b, bias, extras, out)
+    asked = out_dtype, accumulate, None if epilogue is None else function_key(epilogue), alpha
+    found = _prepared.again(asked, config, given)
+    if found is None:
+        found = _look_up(given, epilogue, asked, config)
+    return found[0] if out is None else out
+
+
+def _given(a: Any, b: Any, bias: Any, extras: Sequence[Any], out: Any = None) -> dict[str, Any]:
+    """The arrays of a call by the kernels' names."""
+    given = {"a": a, "b": b}
+    if bias is not None:
+        given["bias"] = bias
+    if extras:
+        given.update({f"extra{i}": x for i, x in enumerate(extras)})
+    if out is not None:
+        given["out"] = out
+    return given
+
+
+def _look_up(given: Mapping[str, Any], epilogue: Any, asked: tuple[Any, ...], config: Any) -> list[Any]:
+    """The new results of a call by what was prepared for arrays that lie so, or for the first time."""
+    views = {name: describe(x) for name, x in given.items()}
+    ready = _prepared.find(asked, config, views)
+    if ready is not None:
+        return ready.run(views)
+    out_dtype, accumulate, _, alpha = asked
+    chosen = matmul_config(config, views["a"].dtype, accumulate)
+    refuse_unhashable({"out_dtype": out_dtype, "accumulate": accumulate, "epilogue": epilogue, "config": chosen})
+    inputs = _read(views, epilogue, out_dtype, accumulate, alpha)
+    return _first_call(inputs, views.get("out"), chosen, (asked, config))
+
+
+def _read(
+    views: Mapping[str, ArrayView], epilogue: EpilogueFunction | None, out_dtype: Any, accumulate: Any, alpha: float,
+    copy: Callable[[ArrayView], ArrayView] = compact,
+) -> Inputs:  # fmt: skip
+    read = [x for name, x in views.items() if name != "out"]
+    return read_inputs(read, views.get("out"), "bias" in views, epilogue, out_dtype, accumulate, alpha, copy)
 
 
 @traced
@@ -144,11 +143,8 @@ def plan_matmul(
     config: MatmulConfig | str | None = None,
 ) -> MatmulPlan:
     """What :func:`matmul` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
-    others = (*(() if bias is None else (bias,)), *extra_matrices(extras))
-    views = [describe(x) for x in (a, b, *others)]
-    into = None if out is None else describe(out)
-    factor = number("alpha", alpha)
-    inputs = read_inputs(views, into, bias is not None, epilogue, out_dtype, accumulate, factor, as_if_compact)
+    views = {name: describe(x) for name, x in _given(a, b, bias, extra_matrices(extras), out).items()}
+    inputs = _read(views, epilogue, out_dtype, accumulate, number("alpha", alpha), as_if_compact)
     return _plan(inputs, matmul_config(config, inputs.problem.dtype, accumulate))
 
 
@@ -164,66 +160,39 @@ def _plan(inputs: Inputs, config: MatmulConfig | None) -> MatmulPlan:
     return MatmulPlan(problem, chosen, reason, target.name, str(place), place.multiprocessors)
 
 
-def _first_call(inputs: Inputs, out: Any, config: MatmulConfig | None, key: tuple[Hashable, ...]) -> Any:
+def _first_call(
+    inputs: Inputs, out: ArrayView | None, config: MatmulConfig | None, key: tuple[tuple[Any, ...], Any]
+) -> list[Any]:
     """Everything that :func:`matmul` need not repeat for arrays of the same shapes, strides and device."""
-    first = inputs.views[0]
-    result = empty_like(first, inputs.shape, inputs.problem.out_dtype) if out is None else out
+    made = [empty_like(inputs.views[0], inputs.shape, inputs.problem.out_dtype)] if out is None else []
     if 0 in inputs.shape:
         if config is not None:
             _plan(inputs, config)  # refuses what does not fit
-        return result
-    view = describe_new(result) if out is None else describe(out)
-    key = (key[0], *[(x[1:6], x[0] & 15) for x in inputs.views])  # what was copied lies like the copy of another call
-    ready = _prepared.get(key)
+        return made
+    arrays = dict(zip(("a", "b", *inputs.problem.combined), inputs.views, strict=True))
+    views = arrays if out is None else {**arrays, "out": out}
+    ready = _prepared.find(*key, views) if inputs.copied else None  # an earlier call copied arrays like these
     if ready is not None:
-        ready.run(inputs.views, view.pointer)
-        return result
-    a, b, *others = inputs.views
-    arrays = dict(zip(("a", "b", "out", *inputs.problem.combined), (a, b, view, *others), strict=True))
+        return ready.run(views)
 
     def steps(lying: dict[str, ArrayView]) -> Steps:
-        a, b, to, *others = lying.values()
-        again = inputs if lying is arrays else inputs.reread([a, b, *others], to)
+        *read, to = lying.values()
+        same = all(x is y for x, y in zip(read, inputs.views, strict=True))
+        again = inputs if same else inputs.reread(read, to)
         return _plan(again, config).steps(again.offsets)
 
-    prepared = run_anew(steps, arrays, ("out",))
-    if prepared is not None:
-        reaches = tuple([near(x, view) for x in inputs.views])
-        _prepared.keep(key, Ready(prepared, reaches, maker(first, inputs.shape, inputs.problem.out_dtype)))
-    return result
+    refuse = None if out is None else _refuse_out
+    results = {"out": made[0] if out is None else out.array}
+    run_and_keep(_prepared, key, steps, (views, arrays, results), refuse=refuse)
+    return made
 
 
-@dataclass(frozen=True)
-class Ready:
-    """Everything that a repeated call needs.
-
-    ``near``: between which distances in bytes from the caller's ``out`` each input reaches into its memory.
-    """
-
-    prepared: Prepared
-    near: tuple[tuple[int, int], ...]
-    new_result: Callable[[Any], Any]
-    """Makes an array for the result, from a."""
-    apart: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
-    """Distances of inputs from ``out`` at which they interleave, or are one, without harm."""
-
-    def check_out(self, views: Sequence[Fields], out: ArrayView, has_bias: bool) -> None:
-        """Raises ProblemError where ``out`` shares memory with an input: mostly one comparison for each tells."""
-        at = out[0]
-        for view, (least, most) in zip(views, self.near, strict=False):
-            if least < view[0] - at < most:
-                break
-        else:
-            return
-        distances = tuple([view[0] - at for view in views])
-        if distances not in self.apart:
-            refuse_overlap([ArrayView(*view) for view in views], out, has_bias)
-            self.apart.add(distances)
-
-    def run(self, views: Sequence[Fields], result: int) -> None:
-        """Queue the launches that write to address ``result``. ``views``: a, b, the bias (if any), the extras."""
-        first, second, *others = views
-        self.prepared.run((first[0], second[0], result, *[x[0] for x in others]), first[5])
+def _refuse_out(views: Mapping[str, ArrayView]) -> None:
+    """Raises ProblemError for an ``out`` that the result cannot be written to."""
+    *read, out = views.values()
+    if out.readonly:
+        raise ProblemError(READ_ONLY)
+    refuse_overlap(read, out, "bias" in views)
 
 
-_prepared: Kept[Ready] = Kept()
+_prepared = Kept()

@@ -9,7 +9,7 @@ import numpy as np
 
 from warploom.core.dtypes import f32, s32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, Fields, describe, empty, fields
+from warploom.interop.arrays import ArrayView, describe, empty
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import choose_for_rows
@@ -21,7 +21,8 @@ from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
 from warploom.ops.places import Place
 from warploom.ops.reduce_plan import ReducePlan
-from warploom.ops.steps import Kept, Ready, Steps, run_and_keep
+from warploom.ops.repeated import Kept, run_and_keep
+from warploom.ops.steps import Steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -159,55 +160,46 @@ def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any)
     """(values, indices or None) as arrays of a's kind."""
     if scale.__class__ is not float:
         scale = number("scale", scale)
-    given = {"a": fields(a), "b": fields(b)}
-    if config is not None:
-        config = matmul_config(config, given["a"][3])
-    if bias is not None:
-        given["bias"] = fields(bias)
-    try:
-        ready = _ready.get(_key(given, op, scale, config))
-    except TypeError:
-        refuse_unhashable({"config": config})
-        raise
+    given = {"a": a, "b": b} if bias is None else {"a": a, "b": b, "bias": bias}
+    found = _prepared.again((op, scale), config, given) or _look_up(given, (op, scale), config)
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def _look_up(given: Mapping[str, Any], asked: tuple[ReduceOp, float], config: Any) -> list[Any]:
+    """The results of a call by what was prepared for arrays that lie so, or for the first time."""
+    views = {name: describe(x) for name, x in given.items()}
+    ready = _prepared.find(asked, config, views)
     if ready is not None:
-        return _pair(ready.run(given))
-    return _first_call({name: ArrayView(*x) for name, x in given.items()}, op, scale, config)
-
-
-def _key(given: Mapping[str, Fields], *asked: Any) -> tuple[Any, ...]:
-    return *asked, *[(name, x[1:6], x[0] & 15) for name, x in given.items()]
+        return ready.run(views)
+    chosen = matmul_config(config, views["a"].dtype)
+    refuse_unhashable({"config": chosen})
+    return _first_call(views, chosen, (asked, config))
 
 
 def _first_call(
-    given: dict[str, ArrayView], op: ReduceOp, scale: float, config: MatmulConfig | None
-) -> tuple[Any, Any]:
+    given: dict[str, ArrayView], config: MatmulConfig | None, key: tuple[tuple[ReduceOp, float], Any]
+) -> list[Any]:
     """Everything that a call need not repeat for arrays of the same shapes, strides and device."""
-    first = given["a"]
+    first, (op, scale) = given["a"], key[0]
     inputs = _read(first, given["b"], op, scale, given.get("bias"))
     plain = dict(zip(given, inputs.views, strict=True))
-    key = _key(plain, op, scale, config)
-    ready = _ready.find(key) if inputs.copied else None  # an earlier call copied arrays like these
+    ready = _prepared.find(*key, plain) if inputs.copied else None  # an earlier call copied arrays like these
     if ready is not None:
-        return _pair(ready.run(plain))
+        return ready.run(plain)
     kinds = {"out": f32, "index": s32} if op == "argmax" else {"out": f32}
     results = {name: empty(first.kind, (inputs.problem.m,), kind, first.device) for name, kind in kinds.items()}
     if inputs.problem.m == 0:
         if config is not None:
             _plan(inputs, op, config)  # refuses what does not fit
-        return _pair(list(results.values()))
+        return list(results.values())
 
     def steps(lying: dict[str, ArrayView]) -> Steps:
         same = all(lying[name] is view for name, view in plain.items())
         again = inputs if same else _read(lying["a"], lying["b"], op, scale, lying.get("bias"))
         return _plan(again, op, config).steps(lying)
 
-    run_and_keep(_ready, key, steps, (plain, plain, results))
-    return _pair(list(results.values()))
+    run_and_keep(_prepared, key, steps, (plain, plain, results))
+    return list(results.values())
 
 
-def _pair(results: list[Any]) -> tuple[Any, Any]:
-    """(values, indices or None)."""
-    return results[0], results[1] if len(results) > 1 else None
-
-
-_ready: Kept[Ready] = Kept()
+_prepared = Kept()

@@ -7,17 +7,15 @@ call's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from warploom.core.dtypes import DType, f32
-from warploom.interop.arrays import ArrayView, Fields, address, as_numpy, describe, describe_new, empty, maker
-from warploom.interop.overlap import Written
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty
 from warploom.kernels.source import Grid, KernelCall
 from warploom.ops.backends import GpuCall, run_on_emulator, zero_words
 from warploom.ops.places import Place
@@ -25,8 +23,6 @@ from warploom.ops.places import Place
 if TYPE_CHECKING:
     from warploom.ir.program import Program
 
-Call = TypeVar("Call")
-_KEPT = 4096  # prepared calls of an operation
 _ALIGNED_WORDS = 64  # 256 bytes: as an allocation of its own would begin
 
 
@@ -90,24 +86,6 @@ class CallsPlan(Plan):
         return (
             f"{self.config}\n  on {self.device} ({self.target}): {self.reason}\n  {kernels}; workspace {size:.1f} MiB"
         )
-
-
-class Kept(dict[tuple[Any, ...], Call]):
-    """Prepared calls of an operation, by everything that they depend on beside addresses."""
-
-    def find(self, key: tuple[Any, ...]) -> Call | None:
-        """The call prepared for ``key``; None where there is none, or where an option is nothing to look up."""
-        try:
-            return self.get(key)
-        except TypeError:  # an array of one number, say
-            return None
-
-    def keep(self, key: tuple[Any, ...], call: Call) -> None:
-        """Have ``call`` found under ``key``, if that can be looked up."""
-        if len(self) >= _KEPT:
-            self.clear()
-        with suppress(TypeError):
-            self[key] = call
 
 
 @dataclass(frozen=True)
@@ -207,7 +185,7 @@ def run_anew(
     first = next(iter(arrays.values()))
     if first.device[0] == "cuda":
         prepared = steps(arrays).prepare(tuple(arrays), first.device[1])
-        prepared.run([view.pointer for view in arrays.values()], first.kind)
+        prepared.run(tuple([view.pointer for view in arrays.values()]), first.kind)
         return prepared
     if Place.of(first.device).gpu is None:
         steps(arrays).emulate(arrays)
@@ -217,64 +195,6 @@ def run_anew(
     for name in results:
         as_numpy(arrays[name])[...] = hosts[name]
     return None
-
-
-@dataclass(frozen=True)
-class Ready:
-    """What a repeated call on a GPU needs: launches, the caller's arrays that they take, and what makes the others."""
-
-    prepared: Prepared
-    given: tuple[str, ...]
-    results: tuple[Callable[[Any], Any], ...]
-    """Each makes an array, by the first that is given; they follow the caller's."""
-    written: Written | None = None
-
-    def run(self, views: Mapping[str, Fields]) -> list[Any]:
-        """Queue the launches on arrays as they lie; the new results. Raises ProblemError as :class:`Written` does."""
-        first = next(iter(views.values()))
-        pointers = [views[name][0] for name in self.given]
-        if self.written is not None:
-            self.written.check(views, tuple(pointers))
-        made = [make(first[6]) for make in self.results]
-        self.prepared.run([*pointers, *map(address, made)], first[5])
-        return made
-
-    def results_beside(self, out: Any, views: Mapping[str, Fields]) -> list[Any]:
-        """:meth:`run`, and all results: the caller's ``out`` comes first, if there is one."""
-        return self.run(views) if out is None else [out, *self.run(views)]
-
-
-def lying(views: Mapping[str, Fields]) -> tuple[Any, ...]:
-    """What launches depend on beside addresses: names, shapes, strides, types, devices and alignment."""
-    return (*views, *[(x[1:6], x[0] & 15) for x in views.values()])
-
-
-def run_and_keep(
-    kept: Kept[Ready],
-    key: tuple[Any, ...],
-    steps: Callable[[dict[str, ArrayView]], Steps],
-    given: tuple[Mapping[str, ArrayView], Mapping[str, ArrayView], Mapping[str, Any]],
-    *,
-    make: Callable[[ArrayView, Sequence[int], DType], Callable[[Any], Any]] | None = None,
-    filled: bool = False,
-    refuse: Callable[[Mapping[str, Fields]], None] | None = None,
-) -> None:
-    """Run launches for the first time, and keep what calls like this one need.
-
-    ``given``: the caller's arrays, what the kernels take of them or in their place, and the results, all by the
-    kernels' names; results that are not among the caller's arrays are new, as ``make`` makes them. ``filled``: parts of
-    them may stay as they are. ``refuse``: as of :class:`Written`, where some are the caller's.
-    """
-    views, inputs, results = given
-    new = {name: describe_new(x) for name, x in results.items() if name not in views}
-    callers = {**inputs, **{name: views[name] for name in results if name in views and name not in inputs}}
-    prepared = run_anew(steps, {**callers, **new}, tuple(results), filled=filled)
-    own = [name if name in views else next((n for n, v in views.items() if v is x), "") for name, x in callers.items()]
-    if prepared and all(n and views[n].pointer == x.pointer for n, x in zip(own, callers.values(), strict=True)):
-        first, make = next(iter(views.values())), make or maker
-        makers = tuple([make(first, x.shape, x.dtype) for x in new.values()])
-        written = None if refuse is None else Written.of(views, [n for n in results if n in views], refuse)
-        kept.keep(key, Ready(prepared, tuple(own), makers, written))
 
 
 def _aligned(words: int) -> int:
@@ -299,20 +219,16 @@ class Prepared:
     """Where the parts of the workspace begin, in bytes."""
     words: int
     device: int
-    alone: GpuCall | None = field(init=False)
-    """The kernel, where one launch on the caller's arrays as they come is all."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def launch(self) -> Callable[[tuple[int, ...], str], None]:
+        """:meth:`run`, or what it comes to where one launch on the caller's arrays as they come is all."""
         first = self.launches[0]
-        plain = tuple((i, 0) for i in range(len(first.arrays)))
-        alone = len(self.launches) == 1 and not self.words and first.arrays == plain
-        object.__setattr__(self, "alone", first.call if alone else None)
+        plain = first.arrays == tuple((i, 0) for i in range(len(first.arrays)))
+        return first.call.launch_again if plain and len(self.launches) == 1 and not self.words else self.run
 
     def run(self, pointers: Sequence[int], kind: str) -> None:
         """Queue the launches on the current stream of the framework ``kind``, whose memory they take."""
-        if self.alone is not None:
-            self.alone.launch_again(tuple(pointers), kind)
-            return
         memory = empty(kind, (self.words,), f32, ("cuda", self.device)) if self.words else None
         self.queue(pointers, kind, 0 if memory is None else address(memory))
 

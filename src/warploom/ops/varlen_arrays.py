@@ -11,7 +11,6 @@ from warploom.core.dtypes import s32
 from warploom.core.errors import ProblemError
 from warploom.interop.arrays import (
     ArrayView,
-    Fields,
     as_numpy,
     current_stream,
     describe_new,
@@ -105,19 +104,18 @@ def shape_of_result(views: Mapping[str, ArrayView]) -> tuple[int, ...]:
     return (*views["q"].shape[:2], views["v"].shape[2])
 
 
-def refuse_output(given: Mapping[str, Fields]) -> None:
+def refuse_output(given: Mapping[str, ArrayView]) -> None:
     """Raises ProblemError where ``out`` cannot be written to, or shares memory with an array that is read."""
-    out = ArrayView(*given["out"])
+    out = given["out"]
     if out.readonly:
         raise ProblemError("out is read-only: pass an array that can be written")
     for name, view in given.items():
-        if name != "out" and share_memory(ArrayView(*view), out):
+        if name != "out" and share_memory(view, out):
             raise ProblemError(f"out shares memory with {NAMES.get(name, name)}, which is read: pass another array")
 
 
-def check_lengths(given: Mapping[str, Fields]) -> None:
+def check_lengths(views: Mapping[str, ArrayView]) -> None:
     """Wait for the arrays of lengths and look at them. Raises ProblemError that names the first wrong entry."""
-    views = {name: ArrayView(*x) for name, x in given.items()}
     known = {name: _on_host(views[name]) for name in NAMES if name in views}
     for name in ("q_starts", "k_starts"):
         if name not in known:
