@@ -69,6 +69,16 @@ def test_an_indirect_branch_goes_where_each_lane_says(threads):
     assert findings == ()
 
 
+def test_lists_of_targets_belong_to_their_braces():
+    block = """{{ table: .branchtargets zero, one; brx.idx %r3, table;
+    zero: add.u32 %r1, %r1, {}; bra join; one: add.u32 %r1, %r1, {}; join: }}"""
+    body = f"""
+    mov.u32 %r2, %tid.x; and.b32 %r3, %r2, 1; mov.u32 %r1, 0; {block.format(1, 2)} {block.format(10, 20)}; {STORE}"""
+    out, findings = run(body.replace("};", "}"))
+    assert out.tolist() == [(11, 22)[n % 2] for n in range(32)]
+    assert findings == ()
+
+
 def test_an_indirect_branch_beyond_its_list_is_found():
     body = f"""
     mov.u32 %r3, %laneid; mov.u32 %r1, 1;

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.ptx.text import check, kernel, kinds
-from warploom.core.errors import PtxError
+from warploom.core.errors import ProblemError, PtxError
 
 TID = "mov.u32 %r0, %tid.x;"
 
@@ -276,3 +276,18 @@ def test_the_scope_of_a_cluster_is_that_of_a_cta_alone_in_it() -> None:
     assert check(text, [np.zeros(1, np.uint32)]).findings == ()
     with pytest.raises(PtxError, match="in a cluster of several CTAs"):
         check(text, [np.zeros(1, np.uint32)], grid=2, cluster=2)
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("scope", ["cta", "gpu"])
+def test_atomics_of_several_ctas_need_a_scope_that_holds_them(scope: str, seed: int | None) -> None:
+    text = kernel(f"red.relaxed.{scope}.global.add.u32 [%d0], 1;")
+    assert check(text, [np.zeros(1, np.uint32)], 64, seed=seed).findings == ()
+    findings = check(text, [np.zeros(1, np.uint32)], 64, grid=2, seed=seed).findings
+    assert kinds(findings) == ({"race"} if scope == "cta" else set())
+
+
+def test_constant_memory_that_the_host_would_write_is_refused() -> None:
+    text = kernel("ld.const.u32 %r1, [c]; st.global.u32 [%d0], %r1;", before=".const .align 4 .b8 c[8];")
+    with pytest.raises(ProblemError, match="cudaMemcpyToSymbol"):
+        check(text, [np.zeros(1, np.uint32)])

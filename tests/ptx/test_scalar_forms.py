@@ -92,6 +92,9 @@ INTEGER_FORMS: list[tuple[str, tuple[Any, ...], int, Any]] = [
     *((f"brev.b{n} %out, %in0;", ((n, False),), n, lambda a, n=n: int(f"{a:0{n}b}"[::-1], 2)) for n in (32, 64)),
     *((f"bfind.{k}{n} %out, %in0;", ((n, s),), 32, lambda a: (~a if a < 0 else a).bit_length() - 1)
       for k, s in (U, S) for n in (32, 64)),
+    *((f"bfind.shiftamt.{k}{n} %out, %in0;", ((n, s),), 32,
+       lambda a, n=n: n - (~a if a < 0 else a).bit_length() if a not in (0, -1) else -1)
+      for k, s in (U, S) for n in (32, 64)),
     *((f"bfe.{k}{n} %out, %in0, %in1, %in2;", ((n, s), "shift", "shift"), n,
        lambda a, p, c, n=n: extract(a, p, c, n) if c & 255 else 0) for k, s in (U,) for n in (32, 64)),
     *((f"bfi.b{n} %out, %in0, %in1, %in2, %in3;", ((n, False), (n, False), "shift", "shift"), n,

@@ -254,6 +254,8 @@ class GlobalMemory:
             if read_only:
                 self._check_unwritten(record, access)
             self.note(record, access)
+            if mode == "atomic" and cta_only:
+                self._check_scope(access)
             if mode == "write" and not strong and data is not None:
                 self._check_clash(record, access, data.reshape(-1, data.shape[2])[positions], per_lane)
 
@@ -338,6 +340,15 @@ class GlobalMemory:
             if past == "updated":
                 fine |= theirs.agents // self.clocks.warps_per_cta == mine.agents[me] // self.clocks.warps_per_cta
         self.conflicts(mine, me, ~fine, theirs.agents, theirs.stamps, past)
+
+    def _check_scope(self, mine: Event) -> None:
+        """Updates of one cell in one execution by CTAs that its scope leaves out."""
+        ctas = mine.agents // self.clocks.warps_per_cta
+        order = np.lexsort((ctas, mine.cells))
+        first, then = order[:-1], order[1:]
+        meet = (mine.cells[first] == mine.cells[then]) & (ctas[first] != ctas[then])
+        me, others = then[meet], mine.agents[first[meet]]
+        self.conflicts(mine, me, np.ones(me.shape, np.bool_), others, np.full(me.shape, mine.stamp), "updated")
 
     def conflicts(self, mine: Event, me: Array, wrong: Array, agents: Array, stamps: Array, past: str) -> None:
         """The conflicts that are ``wrong`` of the cells at ``me`` with accesses of others, at those cells."""

@@ -349,6 +349,12 @@ def _highest(x: Array) -> Array:
     return np.uint32(x.dtype.itemsize * 8 - 1) - UNARY_MEANINGS["clz"](word)
 
 
+def _left_of_highest(x: Array) -> Array:
+    """``bfind.shiftamt``: the shift that would put that bit in the highest place, all ones for none."""
+    at = _highest(x)
+    return np.where(at > 63, at, np.uint32(x.dtype.itemsize * 8 - 1) - at)
+
+
 def _distance_and_sum(a: Array, b: Array, c: Array) -> Array:
     return np.maximum(a, b) - np.minimum(a, b) + c
 
@@ -361,6 +367,7 @@ def _integers() -> None:
         if dtype.bits > 16:
             _add(f"bfe.{dtype.name}", (dtype, u32, u32), dtype, _extract)
             _add(f"bfind.{dtype.name}", (dtype,), u32, _highest)
+            _add(f"bfind.shiftamt.{dtype.name}", (dtype,), u32, _left_of_highest)
     for bits, dtype in _BITS.items():
         _add(f"shl.b{bits}", (dtype, u32), dtype, BINARY_MEANINGS["shl"])
         if bits > 16:

@@ -163,6 +163,11 @@ def _value(x: Any, parameter: Variable | None) -> tuple[Any, Argument]:
 
 def _initial(variable: Variable) -> Any:
     """A variable in global or constant memory as the launch finds it."""
+    if variable.space == "const" and not variable.initial:
+        raise ProblemError(
+            f"{variable.name} in constant memory has no initial value: the host would write it (cudaMemcpyToSymbol), "
+            "so give it one in the source"
+        )
     try:
         memory = np.zeros(variable.bytes, np.uint8)
     except MemoryError:

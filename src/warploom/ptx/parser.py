@@ -220,6 +220,8 @@ class _Parser(Cursor):
                 item = function.body[i]
                 if isinstance(item, Instruction):
                     function.body[i] = replace(item, operands=tuple(_relabelled(x, scope) for x in item.operands))
+            for name in set(scope.labels.values()) & set(function.targets):
+                function.targets[name] = tuple(scope.labels.get(x, x) for x in function.targets[name])
 
     def _statement(self, function: Function) -> None:
         token = self.next
@@ -282,6 +284,11 @@ class _Parser(Cursor):
     def _label(self, function: Function) -> None:
         name = self.word()
         self.expect(":")
+        if self.next.text in (".callprototype", ".calltargets"):
+            self.fail("indirect calls are not supported")
+        if len(self.scopes) > 1:
+            self.unique += 1
+            self.scopes[-1].labels[name] = name = f"{name}@{self.unique}"
         if self.next.text == ".branchtargets":
             self.take()
             targets = [self.word()]
@@ -290,11 +297,6 @@ class _Parser(Cursor):
             self.expect(";")
             function.targets[name] = tuple(targets)
             return
-        if self.next.text in (".callprototype", ".calltargets"):
-            self.fail("indirect calls are not supported")
-        if len(self.scopes) > 1:
-            self.unique += 1
-            self.scopes[-1].labels[name] = name = f"{name}@{self.unique}"
         function.body.append(Label(name))
 
     def _location(self) -> None:

@@ -197,7 +197,7 @@ def shift(b: Builder, f: Form) -> None:
 @form("shf", "bfe", "bfi", "bfind", "bmsk", "szext", "prmt", "sad", "copysign")
 def bits(b: Builder, f: Form) -> None:
     """Fields of bits, funnel shifts, permutations of bytes."""
-    how = [x for x in (f.one_of("l", "r"), f.one_of("wrap", "clamp")) if x]
+    how = [x for x in (f.one_of("l", "r"), f.one_of("wrap", "clamp", "shiftamt")) if x]
     kind = f.type()
     b.apply(f.operands(*range(2, 6)), Scalar(".".join((f.opcode, *how, kind))))
 
