@@ -123,11 +123,17 @@ def attention(
 ) -> Any:
     """:func:`warploom.attention` inside a traced graph: one call of an operator, no graph break.
 
-    ``deterministic`` asks for gradients with equal bits from run to run.
+    ``deterministic`` asks for gradients with equal bits from run to run. Where heads lie within a position, so do those
+    of the result and of the gradients: nobody copies them to lie as q, k and v do.
     """
     operators: Any = torch.ops.warploom
+    turned = options.get("layout") == "bhsd" and q.stride(1) < q.stride(2)
+    if turned:
+        q, k, v, options["layout"] = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), "bshd"
     given = for_operator(**options, deterministic=deterministic)
     if not (return_lse or differentiated(q, k, v, options.get("sinks"))):
-        return operators.attention(q, k, v, **given)
-    found = operators.attention_lse(q, k, v, **given)  # the backward pass needs the log-sum-exps
-    return found if return_lse else found[0]
+        out = operators.attention(q, k, v, **given)
+        return out.transpose(1, 2) if turned else out
+    out, lse = operators.attention_lse(q, k, v, **given)  # the backward pass needs the log-sum-exps
+    out = out.transpose(1, 2) if turned else out
+    return (out, lse) if return_lse else out

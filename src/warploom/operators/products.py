@@ -19,18 +19,23 @@ def gradients_of_product(
     """
     d, found = gradient.to(a.dtype), dict[str, torch.Tensor]()
 
-    def product(left: torch.Tensor, right: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        if lead == shape[:-2]:
-            return eager.matmul(left, right, alpha=alpha)
-        return eager.matmul(left, right, alpha=alpha, out_dtype="f32").sum_to_size(shape).to(a.dtype)
+    def product(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """left·right, in memory as ``like`` lies: of w.T the gradient by w is not copied to lie as w does."""
+        turned, shape = like.stride(-2) == 1 < like.stride(-1), like.shape
+        if turned:
+            left, right, shape = right.mT, left.mT, like.mT.shape
+        if torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]) == shape[:-2]:
+            found = eager.matmul(left, right, alpha=alpha)
+        else:
+            found = eager.matmul(left, right, alpha=alpha, out_dtype="f32").sum_to_size(shape).to(a.dtype)
+        return found.mT if turned else found
 
     if "a" in wanted:
-        found["a"] = product(d, b.mT, a.shape)
+        found["a"] = product(d, b.mT, a)
     if "b" in wanted and b.dim() == 2:  # the rows of all batches are those of one product
-        found["b"] = product(a.flatten(0, -2).mT, d.flatten(0, -2), b.shape)
+        found["b"] = product(a.flatten(0, -2).mT, d.flatten(0, -2), b)
     elif "b" in wanted:
-        found["b"] = product(a.mT, d, b.shape)
+        found["b"] = product(a.mT, d, b)
     if "bias" in wanted:
         found["bias"] = gradient.flatten(0, -2).sum(0, dtype=torch.float32).to(a.dtype)
     return found
