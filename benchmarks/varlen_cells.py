@@ -362,7 +362,7 @@ def sources_of_gradients(cell: Cell, arch: str) -> list[KernelSource]:
     calls = [*packed_calls(choose_packed(packed, goal), packed, (q, kv, kv, q), 132)]
     problem = PackedBackwardProblem(packed)
     strides = {name: kv if name in ("k", "v", "dk", "dv") else q for name in TENSORS}
-    calls += packed_backward_calls(choose_packed_backward(problem, goal), problem, strides)
+    calls += packed_backward_calls(choose_packed_backward(problem, goal), problem, strides, 132)
     even = BackwardProblem(AttentionProblem(cell.batch, h, g, cell.length, cell.length, d, bf16, window))
     lying = [(cell.length * row, head, row) for row, head in (strides[name] for name in TENSORS)]
     calls += choose_backward(even, goal)[0].calls(even, BackwardOperands(tuple(lying), "bshd"), 132)

@@ -10,21 +10,29 @@ import numpy as np
 import pytest
 
 from warploom.core.dtypes import f16
+from warploom.core.targets import target
 from warploom.interop.arrays import describe
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.gradient_reference import Gradient, GradientReference, gradient_reference
 from warploom.kernels.attention.packed import PackedProblem
-from warploom.kernels.attention.packed_backward import PackedBackwardConfig, lists, packed_backward_calls
+from warploom.kernels.attention.packed_backward import (
+    PackedBackwardConfig,
+    choose_packed_backward,
+    lists,
+    packed_backward_calls,
+)
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.ops.steps import Step, Steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 UNTOUCHED, PAD = 7.0, 5
+MULTIPROCESSORS = 2
 SM80 = BackwardSm80(head_dim=32, tile_m=32, num_warps=4)
 KINDS = {
     "sm80": SM80,
     "sm90": BackwardSm90(head_dim=64, tile_m=32),
+    "tile after tile": BackwardSm90(head_dim=64, tile_m=32, persistent=True),
     "wide keys, sm80": BackwardSm80(head_dim=40, v_dim=24, tile_m=32, num_warps=4),
     "wide keys": BackwardSm90(head_dim=64, v_dim=40, tile_m=32),
     "sm80 in turn": BackwardSm80(head_dim=40, tile_m=32, num_warps=4, dtype=f16, in_turn=True),
@@ -98,7 +106,7 @@ class Case:
         )  # fmt: skip
         problem = PackedBackwardProblem(forward, True, getattr(config, "in_turn", True))
         strides = {name: (a.shape[1] * a.shape[2], a.shape[2]) for name, a in x.items() if a.ndim == 3}
-        calls = packed_backward_calls(config, problem, strides | {"out": strides["o"]})
+        calls = packed_backward_calls(config, problem, strides | {"out": strides["o"]}, MULTIPROCESSORS)
         Steps(tuple(Step(call, 0) for call in calls)).emulate({name: describe(a) for name, a in x.items()})
         found = [self._excess(i) for i in self.sequences()]
         wrong = [f"{i}: {excess}" for i, excess in enumerate(found) if excess > 1.0] + self._of_sinks()
@@ -159,3 +167,15 @@ def test_heads_come_together_by_what_one_sequence_has() -> None:
         for batch in (1, 8)
     }
     assert together[1] == together[8] > 1
+
+
+def test_narrow_heads_share_ctas_however_many_sequences_there_are() -> None:
+    """A call with other totals makes no other kernel."""
+    found = {
+        choose_packed_backward(
+            PackedBackwardProblem(PackedProblem(batch, 32, 32, rows, rows, 64, f16, (None, 0), lse=True)),
+            target("sm_90a"),
+        )
+        for batch, rows in ((1, 64), (300, 1 << 20))
+    }
+    assert [config.persistent for config in found if isinstance(config, BackwardSm90)] == [True]

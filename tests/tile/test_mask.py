@@ -116,13 +116,15 @@ def test_scores_that_cannot_be_masked_in_place_are_refused() -> None:
 @kernel(threads=32 * WARPS, drop_unused=True)
 def seen_by(
     k: Kernel, out: Global[f32], visits: Global[u32], first: Global[u32], end: Global[u32], q_len: u32, kv_len: u32,
-    rows: u32, *, tile_m: int, visible: Visible,
+    turns: Global[u32], rows: u32, *, tile_m: int, visible: Visible, rising: bool,
 ) -> None:  # fmt: skip
-    """A CTA for each 32 keys: 1 where a row of a visited block sees a key, else 0; and who visits each block."""
+    """A CTA for each 32 keys: 1 where a row of a visited block sees a key, else 0; who visits each block, and when."""
     key = k.cta_x * TILE_M
-    mask = SeenBy(k, visible, (tile_m, TILE_M), key, (q_len, kv_len))
+    mask = SeenBy(k, visible, (tile_m, TILE_M), key, (q_len, kv_len), rising=rising)
     with k.when(k.thread == 0):
         visits.store(mask.blocks, k.cta_x)
+        with k.loop(mask.blocks) as step:
+            turns.store(step, k.cta_x * (rows // tile_m) + mask.block(step))
         with k.when(k.cta_x == 0), k.loop((q_len + (tile_m - 1)) // tile_m) as block:
             for to, tile in zip((first, end), key_tiles(k, visible, (tile_m, TILE_M), block, (q_len, kv_len)),
                                 strict=True):  # fmt: skip
@@ -141,15 +143,19 @@ def seen_by(
 
 @pytest.mark.parametrize("window", [(None, None), (None, 0), (None, 7), (20, None), (0, 0), (33, 5), (200, 200)])
 @pytest.mark.parametrize(("q_len", "kv_len"), [(96, 96), (70, 150), (150, 70), (1, 100), (96, 16)])
-@pytest.mark.parametrize("tile_m", [16, 48])
-def test_who_sees_keys_is_the_same_predicate(window: Window, q_len: int, kv_len: int, tile_m: int) -> None:
+@pytest.mark.parametrize(("tile_m", "rising"), [(16, True), (48, False)])
+def test_who_sees_keys_is_the_same_predicate(
+    window: Window, q_len: int, kv_len: int, tile_m: int, rising: bool
+) -> None:
     tiles, blocks = -(-kv_len // TILE_M), -(-q_len // tile_m)
     rows = blocks * tile_m
     out = np.full((tiles * TILE_M, rows), np.nan, np.float32)
     visits = np.zeros(tiles, np.uint32)
     first, end = np.zeros(blocks, np.uint32), np.zeros(blocks, np.uint32)
-    given = {"out": out, "visits": visits, "first": first, "end": end, "q_len": q_len, "kv_len": kv_len, "rows": rows}
-    program = seen_by.trace(tile_m=tile_m, visible=Visible(window, ragged=kv_len % TILE_M != 0))
+    turns = np.full((tiles, blocks), -1, np.int32)
+    given: dict[str, Any] = {"out": out, "visits": visits, "first": first, "end": end, "turns": turns.view(np.uint32)}
+    given |= {"q_len": q_len, "kv_len": kv_len, "rows": rows}
+    program = seen_by.trace(tile_m=tile_m, visible=Visible(window, ragged=kv_len % TILE_M != 0), rising=rising)
     assert clean(program, tiles, {p.name: given[p.name] for p in program.parameters})
 
     seen = np.zeros((tiles * TILE_M, rows), bool)
@@ -159,6 +165,10 @@ def test_who_sees_keys_is_the_same_predicate(window: Window, q_len: int, kv_len:
     assert ((out == 1) == seen)[:, :q_len][visited[:, :q_len]].all()
     used: Any = visited.reshape(tiles, TILE_M, blocks, tile_m).any((1, 3))
     assert used.sum(1).tolist() == visits.tolist()
+    for own, at in zip(used, turns, strict=True):
+        assert at[own].tolist() == list(range(own.sum()))[:: 1 if rising else -1]
+    if rising and q_len == kv_len and window == (None, 0):
+        assert all(len(set(at[at >= 0])) == (at >= 0).sum() for at in turns.T), "tiles meet at no block"
     for block in range(blocks):
         assert np.nonzero(used[:, block])[0].tolist() == list(range(first[block], end[block])), "turns count them"
     needed: Any = seen.reshape(tiles, TILE_M, blocks, tile_m).any((1, 3))

@@ -65,7 +65,7 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
     q = views["q"]
     check_results(views, shape_of_result(views), (q.shape[1], q.shape[0]))
     backward = PackedBackwardProblem(problem, "dlse" in views, asked[-1])
-    chosen = _configured(backward, views, config)
+    chosen, multiprocessors = _configured(backward, views, config)
     some = 0 not in (problem.batch, problem.total_q, problem.heads)
     whole = some and problem.total_k > 0  # there are kernels that write every row
     likes = {f"d{name}": x for name, x in views.items() if name in (*"qkv", "sinks")}
@@ -75,21 +75,23 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
 
         def steps(arrays: Mapping[str, Any]) -> Steps:
             strides = {name: arrays["o" if name == "out" else name].strides[:2] for name in _ROWS}
-            return working_steps(packed_backward_calls(chosen, backward, strides), backward.flops)
+            calls = packed_backward_calls(chosen, backward, strides, multiprocessors)
+            return working_steps(calls, backward.flops)
 
         make = None if whole else _zeros
         run_and_keep(_prepared, (asked, config), steps, (views, inputs, gradients), make=make, filled=not whole)
     return list(gradients.values())
 
 
-def _configured(problem: PackedBackwardProblem, views: Arrays, config: Any) -> PackedBackwardConfig:
-    """The configuration. Raises ConfigError for one asked for that does not fit where the arrays are."""
+def _configured(problem: PackedBackwardProblem, views: Arrays, config: Any) -> tuple[PackedBackwardConfig, int]:
+    """The configuration, and how many multiprocessors there are. Raises ConfigError for one that does not fit there."""
     device = views["q"].device
     if config is None:
-        return choose_packed_backward(problem, Place.of(device).goal)
+        place = Place.of(device)
+        return choose_packed_backward(problem, place.goal), place.multiprocessors
     found = configuration(config, parse_packed_backward)
     if not isinstance(found, PackedBackwardConfig):
         raise ConfigError(f"{found} takes no packed sequences")
-    goal = Place.of(device, requires=found.requires).goal
-    refuse(f"{found} does not fit", list(dict.fromkeys(found.check(goal) + found.misfits(problem.typical))))
-    return found
+    place = Place.of(device, requires=found.requires)
+    refuse(f"{found} does not fit", list(dict.fromkeys(found.check(place.goal) + found.misfits(problem.typical))))
+    return found, place.multiprocessors

@@ -144,13 +144,21 @@ class SeenBy:
     """The query rows that see a tile of ``tile[1]`` keys from ``first`` on, in blocks of ``tile[0]`` rows.
 
     That is the mask of a transposed product: the keys are its rows. A block is visited if one of its rows sees one of
-    the keys; the last block comes first.
+    the keys; the last block comes first, or with ``rising`` the first one: under a causal mask tiles that begin
+    together then visit different blocks at a time.
     """
 
     def __init__(
-        self, k: Kernel, visible: Visible, tile: tuple[int, int], first: Traced, lengths: tuple[Traced, Traced]
+        self,
+        k: Kernel,
+        visible: Visible,
+        tile: tuple[int, int],
+        first: Traced,
+        lengths: tuple[Traced, Traced],
+        *,
+        rising: bool = False,
     ) -> None:
-        self._k, self._visible = k, visible
+        self._k, self._visible, self._rising = k, visible, rising
         self._block, self._keys = tile
         self._q_len, self._kv_len = lengths
         self._offset = k.bitcast(self._kv_len, s32) - k.bitcast(self._q_len, s32)
@@ -175,7 +183,7 @@ class SeenBy:
 
     def block(self, step: Number) -> Traced:
         """The block that is visited as number ``step``."""
-        return self.end - 1 - step
+        return self.begin + step if self._rising else self.end - 1 - step
 
     def cuts(self, block: Traced) -> Traced | None:
         """Whether some row of a block does not see all the keys; None if every row always does."""

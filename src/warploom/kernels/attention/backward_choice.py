@@ -18,7 +18,7 @@ _LONG = 2048
 """From so many queries on, heads that share keys come one after the other where scores are masked."""
 _SHORT = 4096
 """Up to so many query rows for a tile of keys, CTAs take one tile after another on sm_90a."""
-_MANY_TILES = 2048
+MANY_TILES = 2048
 """Of keys, from which on they do: some 16 for each multiprocessor."""
 _ROOMY_HEAD = 192
 """Up to this head_dim blocks of 64 keys have room beside 128 rows of Q and dO."""
@@ -67,7 +67,7 @@ def persistent(found: tuple[BackwardConfig, ...], p: AttentionProblem) -> list[B
     Tiles with few blocks of query rows spend much of their time on their first and last; among few tiles whose work
     differs, those that become free should take the next.
     """
-    if p.q_len * p.heads // p.kv_heads > _SHORT or -(-p.kv_len // KEYS) * p.kv_heads * p.batch < _MANY_TILES:
+    if p.q_len * p.heads // p.kv_heads > _SHORT or -(-p.kv_len // KEYS) * p.kv_heads * p.batch < MANY_TILES:
         return []
     return [replace(c, persistent=True) for c in found if isinstance(c, BackwardSm90) and not c.in_turn]
 

@@ -141,7 +141,9 @@ class BackwardSm80(GradientDims):
         """Heads of keys whose tiles come side by side, at least."""
         return 1
 
-    def calls_packed(self, problem: PackedBackwardProblem, strides: Mapping[str, Strides]) -> tuple[KernelCall, ...]:
+    def calls_packed(
+        self, problem: PackedBackwardProblem, strides: Mapping[str, Strides], multiprocessors: int
+    ) -> tuple[KernelCall, ...]:
         """The kernels for packed sequences, on their lists of tiles."""
         p, names = problem.forward, ("q", "k", "v", "dout", "dk", "dv")
         kernels, slots, given = "attention.packed_backward_kernel", problem.slots(self.tile_m), features(problem)

@@ -163,7 +163,9 @@ class BackwardSm90(GradientDims):
         """Heads of keys whose tiles come side by side, at least."""
         return self.side_by_side
 
-    def calls_packed(self, problem: PackedBackwardProblem, strides: Mapping[str, Strides]) -> tuple[KernelCall, ...]:
+    def calls_packed(
+        self, problem: PackedBackwardProblem, strides: Mapping[str, Strides], multiprocessors: int
+    ) -> tuple[KernelCall, ...]:
         """The kernels for packed sequences, on their lists of tiles."""
         p, slots, given = problem.forward, problem.slots(self.tile_m), features(problem)
         kernels = "attention.packed_backward_kernel"
@@ -185,7 +187,8 @@ class BackwardSm90(GradientDims):
         )  # fmt: skip
         memory = {"total": p.heads * slots * self.tile_m * self.width, "turns": CONSUMERS * p.heads * slots}
         arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", "tiles", *memory
-        grid = most_pieces(p.total_k, p.batch, KEYS) * p.kv_heads, 1, 1
+        tiles = most_pieces(p.total_k, p.batch, KEYS) * p.kv_heads
+        grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
         rounding = KernelSource.of(
             f"{kernels}:packed_backward_dq_sm90", f"packed_backward_dq_{self.head_dim}", config=self, features=given
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from warploom.core.dtypes import u32
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.core.targets import Target
 from warploom.kernels.attention.backward import BackwardConfig
-from warploom.kernels.attention.backward_choice import candidates
+from warploom.kernels.attention.backward_choice import MANY_TILES, candidates, persistent
 from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.packed import LISTED_AT_ONCE, LISTING_WARPS, Strides
@@ -33,7 +33,9 @@ class PackedBackwardConfig(BackwardConfig, Protocol):
         """Heads of keys whose tiles come side by side, at least."""
         ...
 
-    def calls_packed(self, problem: PackedBackwardProblem, strides: Mapping[str, Strides]) -> tuple[KernelCall, ...]:
+    def calls_packed(
+        self, problem: PackedBackwardProblem, strides: Mapping[str, Strides], multiprocessors: int
+    ) -> tuple[KernelCall, ...]:
         """The launches on arrays with these strides, after the lists "blocks" and "tiles"."""
         ...
 
@@ -41,7 +43,9 @@ class PackedBackwardConfig(BackwardConfig, Protocol):
 def choose_packed_backward(problem: PackedBackwardProblem, target: Target) -> PackedBackwardConfig:
     """The configuration for packed sequences on a target. Raises ProblemError when none fits."""
     reasons: list[str] = []
-    for config in candidates(problem.typical, target):
+    plain = candidates(problem.typical, target)
+    many = replace(problem.typical.forward, batch=MANY_TILES)  # how many there are, the host does not know
+    for config in (*persistent(plain, many), *plain):
         found = config.check(target) + config.misfits(problem.typical)
         if not found and isinstance(config, PackedBackwardConfig):
             return config
@@ -59,7 +63,7 @@ def parse_packed_backward(text: str) -> PackedBackwardConfig:
 
 
 def packed_backward_calls(
-    config: PackedBackwardConfig, problem: PackedBackwardProblem, strides: Mapping[str, Strides]
+    config: PackedBackwardConfig, problem: PackedBackwardProblem, strides: Mapping[str, Strides], multiprocessors: int
 ) -> tuple[KernelCall, ...]:
     """The launches in order: both lists, then the configuration's. Arrays as for the forward pass, and gradients.
 
@@ -68,7 +72,7 @@ def packed_backward_calls(
     if problem.forward.total_k == 0:
         rows, _ = config.blocks
         return lists(config, problem)[0], *row_calls(problem, strides, rows, rows)
-    return *lists(config, problem), *config.calls_packed(problem, strides)
+    return *lists(config, problem), *config.calls_packed(problem, strides, multiprocessors)
 
 
 def lists(config: PackedBackwardConfig, problem: PackedBackwardProblem) -> tuple[KernelCall, KernelCall]:

@@ -25,7 +25,7 @@ from warploom.tile.copies import Rows
 from warploom.tile.mask import SeenBy
 from warploom.tile.ragged import Piece, PieceList, Slot, sequence_boxes
 from warploom.tile.roles import WARPGROUP, threads_of
-from warploom.tile.scheduler import Divisor, Single
+from warploom.tile.scheduler import Divisor, Persistent, Single
 
 
 @kernel(threads=ROW_THREADS, drop_unused=True)
@@ -130,7 +130,8 @@ class PackedKeyTile(KeyTile):
         tile, (piece, slot) = (config.tile_m, KEYS), place
         first, none = slot.number * KEYS, k.value(0, u32)
         lengths = piece.keys.count, piece.queries.count + first
-        mask = SeenBy(k, visible(features), tile, first, lengths)
+        rising = features.window[1] is not None and not config.in_turn  # nobody waits for who stores dQ first
+        mask = SeenBy(k, visible(features), tile, first, lengths, rising=rising)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if config.by_heads else None
         return cls(
             k, features, tile, slot.number, piece.head, none, none, lengths, mask, of_head, piece, slot, slots
@@ -167,14 +168,14 @@ def packed_backward_sm90(
     delta_map: TensorMap, dk_map: TensorMap, dv_map: TensorMap, tiles: Global[u32], total: Global[f32],
     turns: Global[u32], slots: u32, *, config: BackwardSm90, features: AttentionFeatures,
 ) -> None:  # fmt: skip
-    """As :func:`.backward_sm90_kernel.attention_backward_sm90`; a CTA for each tile of keys there may be.
+    """As :func:`.backward_sm90_kernel.attention_backward_sm90`, on listed tiles of keys.
 
     The tensor maps of tensors are ragged ones, those of shift and delta of (heads, slots · places).
     """
     maps = (*map(sequence_boxes, (q_map, k_map, v_map, do_map)), *map(sm90.vectors, (shift_map, delta_map)))
     maps = *maps, sequence_boxes(dk_map), sequence_boxes(dv_map)
     listed = PieceList(k, tiles)
-    order = Single(k, listed.count)
+    order = Persistent(k, listed.count) if config.persistent else Single(k, listed.count)
 
     def at(turn: Number) -> PackedKeyTile:
         number = order.item(turn)
