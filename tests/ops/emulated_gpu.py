@@ -65,9 +65,9 @@ class EmulatedGpu:
         """:meth:`empty` of the shape and type of another, unless they are given."""
         return self.empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype)
 
-    def maker(self, like: ArrayView, shape: Sequence[int], dtype: DType) -> Callable[[Any], Any]:
-        """What ``maker`` gives: arrays of NaN, of the kind of ``like``."""
-        return lambda _: self.empty(like.kind, shape, dtype)
+    def maker(self, kind: str, shape: Sequence[int], dtype: DType, _device: Any) -> Callable[[], Any]:
+        """What ``maker`` gives: arrays of NaN."""
+        return lambda: self.empty(kind, shape, dtype)
 
     def at(self, pointer: int, dtype: DType) -> Array:
         """What lies from an address to the end of the array there."""
@@ -100,7 +100,7 @@ class EmulatedGpu:
             monkeypatch.setattr(room, "describe", on_gpu)
         compact = copies._compact
         monkeypatch.setattr(copies, "_compact", lambda view: on_gpu(compact(view._replace(device=("cpu", 0))).owner))
-        for room in (attention, attention_paged, attention_varlen, reduce, loss, steps):
+        for room in (attention, attention_paged, attention_varlen, reduce, loss):
             monkeypatch.setattr(room, "empty", self.empty)
         monkeypatch.setattr(attention_varlen_backward, "filled", self.filled)
         for room in (
@@ -112,7 +112,8 @@ class EmulatedGpu:
             matmul,
         ):
             monkeypatch.setattr(room, "empty_like", self.empty_like)
-        monkeypatch.setattr(repeated, "maker", self.maker)
+        for room in (repeated, steps):
+            monkeypatch.setattr(room, "maker", self.maker)
 
 
 class EmulatedCall:

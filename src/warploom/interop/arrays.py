@@ -188,23 +188,16 @@ def empty_like(view: ArrayView, shape: Sequence[int] | None = None, dtype: DType
     return empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype, view.device)
 
 
-def maker(like: ArrayView, shape: Sequence[int], dtype: DType) -> Callable[[Any], Any]:
-    """:func:`empty` for calls again and again: it takes the ``owner`` of an array of the kind of ``like``, lying so."""
-    kind, device, sizes = like.kind, like.device, tuple(shape)
-    if kind != "torch":
-        return lambda _: empty(kind, sizes, dtype, device)
-    torch, strides = sys.modules["torch"], dlpack.row_major_strides(sizes)
-    own = _torch_dtype(torch, dtype)
-    raw = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) if device[0] == "cuda" else None
-    if raw is None:
-        return lambda tensor: tensor.new_empty_strided(sizes, strides, dtype=own)
+def maker(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Callable[[], Any]:
+    """:func:`empty` for calls again and again."""
+    sizes, torch = tuple(shape), sys.modules.get("torch") if kind == "torch" and device[0] == "cuda" else None
+    raw = None if torch is None else getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+    if torch is None or raw is None:
+        return lambda: empty(kind, sizes, dtype, device)
+    strides, own = dlpack.row_major_strides(sizes), _torch_dtype(torch, dtype)
     current, index = torch._C._cuda_getDevice, device[1]
-
-    def made(tensor: Any) -> Any:
-        """By what compiled code of torch allocates on the current GPU: half the cost."""
-        return raw(sizes, strides, own) if current() == index else tensor.new_empty_strided(sizes, strides, dtype=own)
-
-    return made
+    # By what compiled code of torch allocates on the current GPU: half the cost.
+    return lambda: raw(sizes, strides, own) if current() == index else empty(kind, sizes, dtype, device)
 
 
 def filled(kind: str, shape: Sequence[int], dtype: DType, device: Device, value: float) -> Any:

@@ -8,6 +8,7 @@ current stream, so compiled code may run in CUDA graphs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import unwrap
 from typing import Any, Unpack
 
 import torch
@@ -81,8 +82,10 @@ def gradients(operator: Any) -> Callable[..., Named]:
 
 
 def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
+    compute = unwrap(eager.attention)  # PyTorch does not watch what a kernel of its own does
+
     def run(deterministic: bool = False, **given: Any) -> Any:  # of its gradients alone
-        return eager.attention(return_lse=return_lse, **given)
+        return compute(return_lse=return_lse, **given)
 
     def fake(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, config: str | None, **given: Any

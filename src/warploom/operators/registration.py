@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -21,10 +22,9 @@ from warploom.interop.tracing import forward_mode, transforms
 
 _NAMESPACE = "warploom"
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")  # operators live as long as this object
-_DEVICES = ("CPU", "CUDA")
+_DEVICES = ("CUDA", "CPU")
 _ONE_DEVICE = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in _DEVICES]
 _BELOW_AUTOGRAD = torch._C._after_autograd_keyset
-_HALVES = torch.float16, torch.bfloat16
 _EXACT = frozenset({"sinks", "k_scale", "v_scale", "scale_tensor", "softcap_tensor", "alpha_tensor"})
 """Arguments that autocast leaves as they are, whatever operator has them: few numbers, which kernels take in f32."""
 
@@ -77,7 +77,10 @@ class _Parameters:
 
     def given(self, arguments: tuple[Any, ...], named: Named) -> dict[str, Any]:
         """Those arguments by their names; PyTorch leaves out others, which have their defaults."""
-        return dict(zip(self.names, arguments, strict=False), **named)
+        found = dict(zip(self.names, arguments))  # noqa: B905  (what strict=False costs, in every call)
+        if named:
+            found.update(named)
+        return found
 
     def every(self, arguments: tuple[Any, ...], named: Named) -> dict[str, Any]:
         """All arguments."""
@@ -103,7 +106,7 @@ def define(
     ``torch.func.grad``), and refuses once its own derivative is asked for. It takes no part in autocast: the forward
     pass has chosen the types, and torch.compile traces both passes under its autocast.
     """
-    parameters = _Parameters.of(name + schema)
+    parameters, run = _Parameters.of(name + schema), unwrap(run)  # PyTorch does not watch what a kernel of its own does
     if of_gradients:
         derivative = Derivative(frozenset(parameters.names), _refuse_twice, kept=False)
 
@@ -137,7 +140,7 @@ def _autograd(
     def run(keyset: Any, *arguments: Any, **named: Any) -> Any:
         below = keyset & _BELOW_AUTOGRAD
         given = (*arguments, *named.values())
-        wanted = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in given)
+        wanted = torch.is_grad_enabled() and True in [getattr(x, "requires_grad", False) for x in given]
         if below in _ONE_DEVICE and not wanted:  # the dispatcher would come to it 2 µs later
             return kernel(*arguments, **named)
         for x in [x for x in given if isinstance(x, torch.Tensor)]:

@@ -5,6 +5,7 @@ The public function takes this way by itself where PyTorch watches (:mod:`warplo
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any, Unpack
 
 import torch
@@ -48,8 +49,10 @@ _ARRAYS = {
 
 
 def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -> Any:
+    compute = unwrap(eager.attention_varlen)  # PyTorch does not watch what a kernel of its own does
+
     def run(deterministic: bool = False, **given: Any) -> Any:  # of its gradients alone
-        return eager.attention_varlen(return_lse=return_lse, **given)
+        return compute(return_lse=return_lse, **given)
 
     def fake(q: torch.Tensor, config: str | None, **given: Any) -> Any:
         options = options_of(given, return_lse)

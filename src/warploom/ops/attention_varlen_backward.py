@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError
-from warploom.interop.arrays import ArrayView, empty_like, filled
+from warploom.interop.arrays import Device, empty_like, filled
 from warploom.kernels.attention.packed_backward import (
     PackedBackwardConfig,
     choose_packed_backward,
@@ -53,9 +53,9 @@ def attention_varlen_backward(
 _prepared = Kept()
 
 
-def _zeros(like: ArrayView, shape: Sequence[int], dtype: DType) -> Callable[[Any], Any]:
-    """What makes gradients where there are no keys: all are zero but those of sinks."""
-    return lambda _: filled(like.kind, shape, dtype, like.device, 0.0)
+def _zeros(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Callable[[], Any]:
+    """What makes gradients: rows of no sequence have those of zero."""
+    return lambda: filled(kind, shape, dtype, device, 0.0)
 
 
 def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
@@ -69,7 +69,9 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
     some = 0 not in (problem.batch, problem.total_q, problem.heads)
     whole = some and problem.total_k > 0  # there are kernels that write every row
     likes = {f"d{name}": x for name, x in views.items() if name in (*"qkv", "sinks")}
-    gradients = {name: empty_like(x) if whole else _zeros(x, x.shape, x.dtype)(None) for name, x in likes.items()}
+    gradients = {
+        name: empty_like(x) if whole else filled(x.kind, x.shape, x.dtype, x.device, 0.0) for name, x in likes.items()
+    }
     if some and (problem.total_k or problem.sinks):
         inputs |= {name: views[name] for name in ("o", "dout", "lse", "dlse") if name in views}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from warploom.core.dtypes import DType
 from warploom.interop.alike import recogniser
-from warploom.interop.arrays import ArrayView, address, describe_new, maker
+from warploom.interop.arrays import ArrayView, Device, address, describe_new, maker
 from warploom.interop.overlap import Written
 from warploom.ops.steps import Steps, run_anew
 
@@ -25,8 +25,8 @@ class Ready:
 
     launch: Callable[[tuple[int, ...], str], None]
     """Queues the kernels on arrays at addresses: the caller's, then the new ones."""
-    results: tuple[Callable[[Any], Any], ...]
-    """Each makes an array, by the first of the call."""
+    results: tuple[Callable[[], Any], ...]
+    """Each makes an array."""
     given: tuple[int, ...] | None = None
     """Numbers of the caller's arrays that the launches take, if these are not all as they come."""
     written: Written | None = None
@@ -39,7 +39,7 @@ class Ready:
         if self.written is not None:
             self.written.check(views, known=pointers in self.seen)
         self._see(pointers)
-        return self.run_at(pointers, first.owner, first.kind)
+        return self.run_at(pointers, first.kind)
 
     def takes(self, pointers: tuple[int, ...]) -> bool:
         """Whether of arrays at new addresses, which lie as those of the first call, nothing is to be checked."""
@@ -53,12 +53,12 @@ class Ready:
             self.seen.clear()
         self.seen.add(pointers)
 
-    def run_at(self, pointers: tuple[int, ...], owner: Any, kind: str) -> list[Any]:
+    def run_at(self, pointers: tuple[int, ...], kind: str) -> list[Any]:
         """:meth:`run` by the addresses of all arrays of the call, where nothing is left to check."""
         taken = pointers if self.given is None else tuple([pointers[i] for i in self.given])
         made: list[Any] = []
         for make in self.results:  # no comprehension: this is most of what a call costs beside the driver
-            made.append(one := make(owner))
+            made.append(one := make())
             taken += (one.data_ptr() if kind == "torch" else address(one),)
         self.launch(taken, kind)
         return made
@@ -77,16 +77,15 @@ class Kept(dict[tuple[Any, ...], Ready]):
         Of the tensors nothing is read but their addresses.
         """
         arrays = tuple(given.values())
-        first = arrays[0]
         try:
-            alike = self._alike.get((asked, tuple(given), first.shape))
+            alike = self._alike.get((asked, tuple(given), arrays[0].shape))
         except (AttributeError, RuntimeError, TypeError):  # no array, a nested tensor, an option that is no key
             return None
         for same, ready, its in alike or ():
             if (its is config or (its.__class__ is config.__class__ and its == config)) and same(*arrays):
                 pointers = tuple([x.data_ptr() for x in arrays])
                 known = pointers in ready.seen or ready.takes(pointers)
-                return ready.run_at(pointers, first, "torch") if known else None
+                return ready.run_at(pointers, "torch") if known else None
         return None
 
     def find(self, asked: tuple[Any, ...], config: Any, views: Mapping[str, ArrayView]) -> Ready | None:
@@ -136,7 +135,7 @@ def run_and_keep(
     steps: Callable[[dict[str, ArrayView]], Steps],
     given: tuple[Mapping[str, ArrayView], Mapping[str, ArrayView], Mapping[str, Any]],
     *,
-    make: Callable[[ArrayView, Sequence[int], DType], Callable[[Any], Any]] | None = None,
+    make: Callable[[str, Sequence[int], DType, Device], Callable[[], Any]] | None = None,
     filled: bool = False,
     refuse: Callable[[Mapping[str, ArrayView]], None] | None = None,
 ) -> None:
@@ -155,6 +154,6 @@ def run_and_keep(
     own = [places.get(name, next((i for i, y in enumerate(lying) if y is x), -1)) for name, x in callers.items()]
     if prepared and all(i >= 0 and lying[i].pointer == x.pointer for i, x in zip(own, callers.values(), strict=True)):
         make, plain = make or maker, own == list(range(len(lying)))
-        makers = tuple([make(lying[0], x.shape, x.dtype) for x in new.values()])
+        makers = tuple([make(x.kind, x.shape, x.dtype, lying[0].device) for x in new.values()])
         written = None if refuse is None else Written.of(views, [n for n in results if n in views], refuse)
         kept.keep(*key, views, Ready(prepared.launch, makers, None if plain else tuple(own), written))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from warploom.core.dtypes import DType, f32
-from warploom.interop.arrays import ArrayView, address, as_numpy, describe, empty
+from warploom.interop.arrays import ArrayView, address, as_numpy, describe, maker
 from warploom.kernels.source import Grid, KernelCall
 from warploom.ops.backends import GpuCall, run_on_emulator, zero_words
 from warploom.ops.places import Place
@@ -219,6 +219,8 @@ class Prepared:
     """Where the parts of the workspace begin, in bytes."""
     words: int
     device: int
+    memory: dict[str, Callable[[], Any]] = field(default_factory=dict[str, "Callable[[], Any]"])
+    """What makes memory for the workspace, by frameworks."""
 
     @cached_property
     def launch(self) -> Callable[[tuple[int, ...], str], None]:
@@ -229,8 +231,14 @@ class Prepared:
 
     def run(self, pointers: Sequence[int], kind: str) -> None:
         """Queue the launches on the current stream of the framework ``kind``, whose memory they take."""
-        memory = empty(kind, (self.words,), f32, ("cuda", self.device)) if self.words else None
-        self.queue(pointers, kind, 0 if memory is None else address(memory))
+        if not self.words:
+            self.queue(pointers, kind)
+            return
+        make = self.memory.get(kind)
+        if make is None:
+            make = self.memory[kind] = maker(kind, (self.words,), f32, ("cuda", self.device))
+        memory = make()  # kept until the launches are queued
+        self.queue(pointers, kind, address(memory))
 
     def queue(self, pointers: Sequence[int], kind: str, memory: int = 0) -> None:
         """:meth:`run` with the workspace at an address, on the stream of framework ``kind``."""
