@@ -9,7 +9,8 @@ geometric progression from the longest to a sixteenth of it, shuffled, with an e
 rows behind. Every result is checked first, rows of several sequences against float64; then all are timed interleaved as
 replays of CUDA graphs, on inputs that rotate past the L2. Writes OUT/varlen-cells.json after each cell, prints the
 table, and exits with 1 if a result is wrong or uneven lengths run at less than 0.95 of the rate of even ones.
-``--backward`` does the same for gradients and writes OUT/varlen-backward-cells.json.
+``--backward`` does the same for gradients and writes OUT/varlen-backward-cells.json. ``--kernels`` adds how long each
+kernel of a call takes, by CUPTI.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ MOST_SCORES = 2**26
 """Of the gradients' reference at a time."""
 SMALLEST_SAMPLE = 0.010
 AT_LEAST = 0.95
+PROFILED = 3
+"""Calls whose kernels are timed one by one."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +285,19 @@ def candidates_of(cell: Cell, options: argparse.Namespace) -> dict[str, tuple[Ru
     }  # fmt: skip
 
 
+def kernel_times(run: Run, x: Inputs) -> dict[str, float]:
+    """Microseconds of each kernel of a call, by its name; the mean of some calls."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(PROFILED):
+            run(x)
+        torch.cuda.synchronize()
+    times = {event.key: float(event.self_device_time_total) / PROFILED for event in seen.key_averages()}
+    return {name: round(time, 1) for name, time in times.items() if time > 0}
+
+
 def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     """One cell: checked, and timed."""
     import torch
@@ -294,7 +310,7 @@ def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     inputs = {
         str(n): [fresh(cell, n, backward=options.backward) for _ in range(count)] for n in (cell.even, cell.uneven)
     }
-    errors, failed = dict[str, float](), dict[str, str]()
+    errors, failed, kernels = dict[str, float](), dict[str, str](), dict[str, dict[str, float]]()
     candidates: list[Any] = []
     for name, (run, lengths) in runs.items():
         if run is None:
@@ -306,6 +322,8 @@ def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
             for x in sets:  # forward passes of peers are no part of a graph
                 run(x)
             candidates.append(graphed(Candidate(name, lambda i, run=run, sets=sets: run(sets[i])), count, torch))
+            if options.kernels:
+                kernels[name] = kernel_times(run, sets[0])
         except Exception as error:
             if name not in ("flash_attention_2", "flash_attention_4"):
                 raise
@@ -314,7 +332,7 @@ def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     found = measure(candidates, 1, clock, rounds=options.rounds, sample_seconds=SMALLEST_SAMPLE)
     return {
         "cell": cell.name, "head_dim": cell.head_dim, "causal": cell.causal, "batch": cell.batch,
-        "length": cell.length, "lengths": cell.uneven, "not_run": failed, "error": errors,
+        "length": cell.length, "lengths": cell.uneven, "not_run": failed, "error": errors, "kernels": kernels,
         "tflops": {
             n: m.seconds.rate(count * cell.flops(runs[n][1], backward=options.backward) / 1e12).json()
             for n, m in found.items()
@@ -384,6 +402,7 @@ def main() -> int:
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
     parser.add_argument("--backward", action="store_true", help="gradients")
+    parser.add_argument("--kernels", action="store_true", help="how long each kernel takes as well")
     options = parser.parse_args()
     todo, arch = [c for c in cells() if c.head_dim in options.head_dims], architecture(options)
     in_processes(make, [(cell, arch, options.backward) for cell in todo])

@@ -54,7 +54,7 @@ _prepared = Kept()
 
 
 def _zeros(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Callable[[], Any]:
-    """What makes gradients: rows of no sequence have those of zero."""
+    """What makes gradients where there are no keys: all are zero but those of sinks."""
     return lambda: filled(kind, shape, dtype, device, 0.0)
 
 
