@@ -261,3 +261,26 @@ def test_a_gradient_is_wanted_of_tensors_known_without_one(like: Any, monkeypatc
     monkeypatch.setattr(tracing, "operator_of", lambda _: operator)
     with pytest.raises(DerivativeError, match="requires a gradient"):
         call(wanted, *others)
+
+
+@pytest.mark.gpu
+def test_tensors_of_a_gpu_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weights as layers have them, at new addresses, on another stream, and without a gradient."""
+    torch = pytest.importorskip("torch")
+    x, q = torch.randn(64, 64, device="cuda").half(), torch.randn(3, 1, 64, 2, 64, device="cuda").half()
+    bias = torch.nn.Parameter(torch.randn(64, device="cuda").half())
+
+    def both(x: Any, q: Any) -> tuple[Any, Any]:
+        with torch.no_grad():
+            return warploom.matmul(x, x.mT, bias=bias), warploom.attention(*q, causal=True)
+
+    for _ in range(2):
+        expected = both(x, q)
+    monkeypatch.setattr(matmul_ops, "_look_up", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(attention_ops, "looked_up", lambda *_: pytest.fail("read again"))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = both(x.clone(), q.clone())
+    stream.synchronize()
+    assert all(map(torch.equal, found, expected))

@@ -13,7 +13,8 @@ from warploom.interop.arrays import ArrayView, Device, address, describe_new, ma
 from warploom.interop.overlap import Written
 from warploom.ops.steps import Steps, run_anew
 
-_KEPT = 4096  # prepared calls of an operation, sets of addresses of one
+_KEPT = 4096  # prepared calls of an operation
+_ADDRESSES_KEPT = 1024  # of a prepared call
 _KINDS_KEPT = 8  # kinds of tensors that differ in more than the first one's shape
 _ALIGNED = 16
 """Bytes: calls with tensors at other addresses are looked up by all that they depend on."""
@@ -49,7 +50,7 @@ class Ready:
         return True
 
     def _see(self, pointers: tuple[int, ...]) -> None:
-        if len(self.seen) >= _KEPT:
+        if len(self.seen) >= _ADDRESSES_KEPT:
             self.seen.clear()
         self.seen.add(pointers)
 
