@@ -4,11 +4,11 @@
 
 Peers: cuDNN and FlashAttention-2 as PyTorch has them, and FlashAttention-4 wherever ``flash_attn.cute`` can be
 imported. 16384 tokens, heads × head_dim = 2048, bf16; head_dim 64 to 256, full and causal, sequences of 512 to 16384;
-then grouped heads, a window, and lengths that no tile divides. Every gradient, those of peers included, is checked
-element by element against float64 first (one group of heads); then all are timed interleaved as replays of CUDA graphs,
-on inputs that rotate past the L2. FLOPs are 2.5 times the forward pass's, and all kernels of a call count. ``--sync``
-times the kernels for sm_80 instead. Writes OUT/attention-backward-cells.json after each cell, prints the table, and
-exits with 1 if a result is wrong or a figure below is missed.
+then grouped heads, a window, lengths that no tile divides, and head_dim 192 with a V of 128. Every gradient, those of
+peers included, is checked element by element against float64 first (one group of heads); then all are timed interleaved
+as replays of CUDA graphs, on inputs that rotate past the L2. FLOPs are those of five products, and all kernels of a
+call count. ``--sync`` times the kernels for sm_80 instead. Writes OUT/attention-backward-cells.json after each cell,
+prints the table, and exits with 1 if a result is wrong or a figure below is missed.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Cell:
     heads: int
     kv_heads: int
     window: int | None = None
+    v_dim: int = 0
+    """Of V and dO, where it is not head_dim."""
 
     @property
     def name(self) -> str:
@@ -58,7 +60,8 @@ class Cell:
         lengths = str(self.q_len) if self.q_len == self.kv_len else f"{self.q_len}×{self.kv_len}"
         mask = "causal" if self.causal else "full"
         group = f" {self.heads}/{self.kv_heads} heads" if self.heads != self.kv_heads else ""
-        return f"d{self.head_dim} {mask} {lengths}{group}{f' window {self.window}' if self.window else ''}"
+        dims = f"{self.head_dim}/{self.v_dim}" if self.v_dim else str(self.head_dim)
+        return f"d{dims} {mask} {lengths}{group}{f' window {self.window}' if self.window else ''}"
 
     @property
     def batch(self) -> int:
@@ -74,7 +77,7 @@ class Cell:
     def problem(self) -> AttentionProblem:
         """The forward problem."""
         return AttentionProblem(
-            self.batch, self.heads, self.kv_heads, self.q_len, self.kv_len, self.head_dim, bf16, self.sides
+            self.batch, self.heads, self.kv_heads, self.q_len, self.kv_len, self.head_dim, bf16, self.sides, self.v_dim
         )
 
     @property
@@ -96,6 +99,7 @@ def cells() -> list[Cell]:
     found += [Cell(128, True, n, n, 64, 8) for n in (4096, 16384)]
     found += [Cell(128, True, 16384, 16384, 16, 16, window=1024)]
     found += [Cell(128, causal, 3001, 5003, 16, 16) for causal in (False, True)]
+    found += [Cell(192, causal, n, n, 16, 16, v_dim=128) for causal in (False, True) for n in (4096, 16384)]
     return found
 
 
@@ -127,11 +131,12 @@ def fresh(cell: Cell) -> Inputs:
     """Random q, k, v and dO, and what the forward pass makes of them."""
     import torch
 
-    def make(heads: int, length: int) -> Any:
-        return torch.randn(cell.batch, length, heads, cell.head_dim, device="cuda", dtype=torch.bfloat16)
+    def make(heads: int, length: int, width: int) -> Any:
+        return torch.randn(cell.batch, length, heads, width, device="cuda", dtype=torch.bfloat16)
 
-    x: Inputs = {"q": make(cell.heads, cell.q_len), "dout": make(cell.heads, cell.q_len)}
-    x |= {name: make(cell.kv_heads, cell.kv_len) for name in "kv"}
+    both = cell.problem.head_dim, cell.problem.value_dim
+    x: Inputs = {name: make(cell.heads, cell.q_len, d) for name, d in zip(("q", "dout"), both, strict=True)}
+    x |= {name: make(cell.kv_heads, cell.kv_len, d) for name, d in zip("kv", both, strict=True)}
     x["out"], x["lse"] = warploom.attention(x["q"], x["k"], x["v"], return_lse=True, **cell.options)
     return x
 
@@ -341,24 +346,25 @@ def make(job: tuple[Cell, str | None, str]) -> None:
     cell, text, arch = job
     problem, goal = cell.problem, target(arch)
 
-    def strides(heads: int, length: int) -> tuple[int, int, int]:
-        return length * heads * cell.head_dim, cell.head_dim, heads * cell.head_dim
+    def strides(heads: int, length: int, width: int) -> tuple[int, int, int]:
+        return length * heads * width, width, heads * width
 
-    q, kv = strides(cell.heads, cell.q_len), strides(cell.kv_heads, cell.kv_len)
+    q, o = (strides(cell.heads, cell.q_len, d) for d in (problem.head_dim, problem.value_dim))
+    k, v = (strides(cell.kv_heads, cell.kv_len, d) for d in (problem.head_dim, problem.value_dim))
     if text == "forward":
         forward = replace(problem, lse=True)
         chosen = choose_forward(forward, goal)[0]
         assert not isinstance(chosen, Decode), "every cell has many queries"
-        built(chosen.call(forward, Operands((q, kv, kv, q), "bshd"), 132).source, arch)
+        built(chosen.call(forward, Operands((q, k, v, o), "bshd"), 132).source, arch)
         return
     config: BackwardConfig = choose(BackwardProblem(problem), goal)[0] if text is None else parse_config(text)
-    for call in config.calls(BackwardProblem(problem), BackwardOperands((q, q, kv, kv, q, q, kv, kv), "bshd"), 132):
+    for call in config.calls(BackwardProblem(problem), BackwardOperands((o, q, k, v, o, q, k, v), "bshd"), 132):
         built(call.source, arch)
 
 
 def compile_all(todo: list[Cell], options: argparse.Namespace, arch: str) -> None:
     """In as many processes as there are cores: afterwards nothing waits for a compiler."""
-    distinct = {(c.head_dim, c.heads // c.kv_heads, c.problem.features(128, 128)): c for c in todo}
+    distinct = {(c.head_dim, c.v_dim, c.heads // c.kv_heads, c.problem.features(128, 128)): c for c in todo}
     jobs = [(c, text, arch) for c in distinct.values() for text in ("forward", *configurations(c, options).values())]
     in_processes(make, jobs)
 

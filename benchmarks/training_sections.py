@@ -23,15 +23,15 @@ SMOOTHED = 10
 def gradients(result: Result) -> str:
     """Attention's backward pass: TFLOP/s and the ratios to its peers."""
     plain = [c for c in result["cells"] if c["q_len"] == c["kv_len"] and c["cell"].endswith(f" {c['q_len']}")]
-    body: list[list[str]] = []
-    for (head_dim, causal), found in groupby(plain, key=lambda c: (c["head_dim"], bool(c["causal"]))):
-        cells = {c["q_len"]: c for c in found}
-        body.append([str(head_dim), "causal" if causal else "full", *(_cell(cells.get(n)) for n in SEQUENCES)])
     names = {"cudnn": "cuDNN", "flash_attention_2": "FlashAttention-2", "flash_attention_4": "FlashAttention-4"}
-    there = [text for name, text in names.items() if any(name in c["ratio"] for c in plain)]
+    there = [name for name in names if any(name in c["ratio"] for c in plain)]
+    body: list[list[str]] = []
+    for (dims, causal), found in groupby(plain, key=lambda c: (c["cell"].split()[0][1:], bool(c["causal"]))):
+        cells = {c["q_len"]: c for c in found}
+        body.append([dims, "causal" if causal else "full", *(_cell(cells.get(n), there) for n in SEQUENCES)])
     said = (
         "`warploom.attention_backward`, bf16, 16384 tokens, heads × head_dim = 2048, with all its kernels: TFLOP/s · "
-        f"ratio to {' · to '.join(there)} (`benchmarks/attention_backward_cells.py`).\n\n"
+        f"ratio to {' · to '.join(names[n] for n in there)} (`benchmarks/attention_backward_cells.py`).\n\n"
     )
     return said + markdown_table(["head_dim", "mask", *(f"seq {n}" for n in SEQUENCES)], body) + _in_order(plain)
 
@@ -47,11 +47,10 @@ def _in_order(cells: list[Mapping[str, Any]]) -> str:
     )
 
 
-def _cell(cell: Mapping[str, Any] | None) -> str:
+def _cell(cell: Mapping[str, Any] | None, peers: list[str]) -> str:
     if cell is None:
         return "–"
-    peers = (n for n in ("cudnn", "flash_attention_2", "flash_attention_4") if n in cell["ratio"])
-    ratios = (f"{cell['ratio'][name]['median']:.2f}×" for name in peers)
+    ratios = (f"{cell['ratio'][name]['median']:.2f}×" if name in cell["ratio"] else "–" for name in peers)
     return " · ".join((f"{cell['tflops']['warploom']['median']:.0f}", *ratios))
 
 
