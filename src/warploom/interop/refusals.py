@@ -32,8 +32,8 @@ def refuse_derivatives(tensor: Any) -> None:
 
 def refuse_tangent(tensor: Any) -> None:
     """Raises ProblemError for a tensor with a tangent."""
-    torch = sys.modules["torch"]
-    if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+    forward_ad = sys.modules["torch"].autograd.forward_ad
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
         raise ProblemError(NO_TANGENT)
 
 

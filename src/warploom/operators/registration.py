@@ -143,10 +143,11 @@ def _autograd(
         wanted = torch.is_grad_enabled() and True in [getattr(x, "requires_grad", False) for x in given]
         if below in _ONE_DEVICE and not wanted:  # the dispatcher would come to it 2 µs later
             return kernel(*arguments, **named)
-        for x in [x for x in given if isinstance(x, torch.Tensor)]:
-            if x.is_nested:
-                raise ProblemError(NESTED)
-            refuse_tangent(x)
+        for x in given:
+            if isinstance(x, torch.Tensor):
+                if x.is_nested:
+                    raise ProblemError(NESTED)
+                refuse_tangent(x)
         if not wanted:
             return operator().redispatch(below, *arguments, **named)
         if forward_mode(torch):  # below a function with a backward pass PyTorch would drop the tangents
@@ -218,10 +219,12 @@ def _function(name: str, parameters: _Parameters, derivative: Derivative) -> Cal
             # PyTorch runs this without grad mode, by which levels of torch.func below this one would record nothing.
             with torch.set_grad_enabled(transforms(torch)), torch._C._AutoDispatchBelowAutograd():
                 result = operator.redispatch(below, *arguments)
-            ctx.tensors = tuple([k for k, x in given.items() if isinstance(x, torch.Tensor)])
-            ctx.others = {k: x for k, x in given.items() if k not in ctx.tensors}
+            tensors, ctx.others = dict[str, torch.Tensor](), dict[str, Any]()
+            for k, x in given.items():
+                (tensors if isinstance(x, torch.Tensor) else ctx.others)[k] = x
             results = (result if isinstance(result, tuple) else (result,)) if derivative.kept else ()
-            ctx.save_for_backward(*[given[k] for k in ctx.tensors], *results)
+            ctx.tensors = tuple(tensors)
+            ctx.save_for_backward(*tensors.values(), *results)
             ctx.set_materialize_grads(False)
             return result
 
