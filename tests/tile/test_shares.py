@@ -54,6 +54,16 @@ def test_every_block_is_visited_once_and_no_cta_has_more_than_its_share(gap: int
     assert max(_cost(own, gap) for own in seen) <= -(-total // ctas)
 
 
+@pytest.mark.parametrize(("ctas", "most"), [(17, 32), (40, 15)])
+def test_tiles_as_long_as_each_other_stay_whole_where_that_costs_little(ctas: int, most: int) -> None:
+    lengths, seen = np.full(16, 8, np.int32), np.full((ctas, MOST, 4), 0xFFFF, np.uint32)
+    assert clean(visits.trace(gap=1), ctas, [lengths, seen, len(lengths), ctas])
+    blocks = [own[own[:, 0] != 0xFFFF, 3] for own in seen]
+    assert sum(map(len, blocks)) == 8 * 16 * HEADS * TILES
+    assert max(map(len, blocks)) <= most
+    assert all((own[:1] == 0).all() for own in blocks) == (most == 32)
+
+
 def _cost(own: Any, gap: int) -> int:
     """Numbers of a share: its blocks, and the gaps before those tiles that it has more than the first of."""
     blocks = own[own[:, 0] != 0xFFFF]

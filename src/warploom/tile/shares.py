@@ -3,8 +3,9 @@
 All blocks form one list: sequence by sequence, in it key head by key head, then by tiles of query rows, each of which
 visits its keys from the first block to the last. A CTA takes a contiguous share of the list (as "stream-K" shares the
 steps of a product), so uneven lengths leave no SM idle. All shares but the last are equal: one block less would end no
-sooner, and of sequences of equal lengths each is often whole in a share. What a share has of one tile of query rows is
-a *piece*; only the first and the last piece of a share may be less than all keys of a tile. A tile costs time beyond
+sooner. Where all sequences are as long, shares are of whole tiles, if they need not be much longer for that. What a
+share has of one tile of query rows is a *piece*; only the first and the last piece of a share may be less than all keys
+of a tile. A tile costs time beyond
 that of its blocks: numbers of the list that no block has stand before its first.
 """
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 WARP = 32
 AT_ONCE = 4
 """Neighbours whose lengths a lane loads together."""
+MOST_LONGER = 16
+"""A share of whole tiles is at most one in so many blocks longer."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Shares:
     ) -> None:
         self._k, self.span, self._batch, self.heads, self.split = k, span, batch, heads, split
         self.gap = gap
-        total = k.register(u32, 0, "blocks")
+        first_span, total = span(k.value(0, u32)), k.register(u32, 0, "blocks")  # loaded beside the others
         with k.loop(batch, step=AT_ONCE * WARP) as first:
             for blocks in self._next_blocks(first):
                 total += blocks
@@ -96,7 +99,16 @@ class Shares:
             total += k.shfl_xor(total.get(), distance)
         self.total: Traced = total.get()
         """Numbers of the list."""
-        self._each = k.maximum(ceiling(self.total, ctas), 1)
+        self._each = self._whole(k.maximum(ceiling(self.total, ctas), 1), first_span)
+
+    def _whole(self, least: Traced, span: Span) -> Traced:
+        """The length of shares: ``least`` or, where all tiles are as long as those of ``span``, of whole ones."""
+        k, each = self._k, self._k.register(u32, least, "each")
+        tile = span.blocks + self.gap
+        with k.when(tile * span.tiles * (self.heads * self._batch) == self.total, uniform=True):
+            whole = ceiling(least, tile) * tile
+            each.set(k.select(whole - least <= least // MOST_LONGER, whole, least))
+        return each.get()
 
     def _next_blocks(self, first: Traced) -> list[Traced]:
         """Numbers of the sequences from ``first`` on, so many neighbours to a lane."""

@@ -18,8 +18,9 @@ from warploom.tile.panels import padded_cols
 RUN = 16
 """Keys that lie side by side whatever the pages: their size is a multiple of it."""
 MOST_BLOCKS = 2**31
-MOST_SPREAD = 3
+MOST_SPREAD = 2
 COMBINE_WARPS = 1 << MOST_SPREAD
+"""Of a CTA of the second kernel: so few that it has room beside one of the first."""
 BEGUN_WORDS, COUNT_BITS = 4, 16
 """Of what the first kernel says to the second of a tile, and the bits there of how many CTAs."""
 AT_ONCE = 4
