@@ -118,19 +118,22 @@ def test_arrays_of_the_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "v_dim", "causal"),
-    [(64, 64, False), (128, 128, True), (256, 256, True), (128, 64, False), (192, 128, True), (64, 128, True)],
-)
-def test_gradients_are_those_of_each_sequence(head_dim: int, v_dim: int, causal: bool) -> None:
-    """Those of sinks are their sum."""
-    lengths = [300, 0, 65, 700, 1]
-    total = sum(lengths)
-    q, k, v = (make(total, h, d).requires_grad_() for h, d in ((4, head_dim), (2, head_dim), (2, v_dim)))
+    ("head_dim", "v_dim", "group", "causal"),
+    [
+        (64, 64, 2, False), (64, 64, 1, False), (64, 64, 1, True), (128, 128, 2, True), (256, 256, 2, True),
+        (128, 64, 2, False), (192, 128, 2, True), (64, 128, 2, True),
+    ],
+)  # fmt: skip
+def test_gradients_are_those_of_each_sequence(head_dim: int, v_dim: int, group: int, causal: bool) -> None:
+    """Those of sinks are their sum, and those of rows in front of all sequences, and behind them, zero."""
+    front, lengths, kv_heads = 7, [300, 0, 65, 700, 1], 4 // group
+    total = front + sum(lengths)
+    q, k, v = (make(total, h, d).requires_grad_() for h, d in ((4, head_dim), (kv_heads, head_dim), (kv_heads, v_dim)))
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], device="cuda", requires_grad=True)
     change = make(total, 4, v_dim)
-    out = warploom.attention_varlen(q, k, v, starts_of(lengths), causal=causal, sinks=sinks)
-    (out * change)[:total].sum().backward()
-    first, of_sinks = 0, []
+    out = warploom.attention_varlen(q, k, v, starts_of(lengths) + front, causal=causal, sinks=sinks)
+    (out * change)[front:total].sum().backward()
+    first, of_sinks = front, []
     for n in filter(None, lengths):
 
         def of(x: Any, rows: slice = slice(first, first + n)) -> Any:
@@ -146,7 +149,7 @@ def test_gradients_are_those_of_each_sequence(head_dim: int, v_dim: int, causal:
         for x, gradient in zip((q, k, v), (reference.dq, reference.dk, reference.dv), strict=True):
             assert gradient.excess(of(x.grad)) <= 1
         first += n
-    assert all((x.grad[total:] == 0).all() for x in (q, k, v))
+    assert all((rest == 0).all() for x in (q, k, v) for rest in (x.grad[:front], x.grad[total:]))
     sums = Gradient(*(sum(getattr(x, name) for x in of_sinks) for name in ("value", "allowed")))
     assert sums.excess(sinks.grad) <= 1
 
