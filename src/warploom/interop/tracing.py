@@ -45,14 +45,11 @@ def recorded(function: Public) -> Public:
         torch = sys.modules.get("torch")
         if torch is None:
             return function(*given, **named)
-        history = named.get("out") is None
-        if not (
-            _watches(torch) or (history and torch._C._is_any_autocast_enabled() and _autocast(torch, given, named))
-        ):
+        if not (_watches(torch) or (torch._C._is_any_autocast_enabled() and _autocast(torch, given, named))):
             try:
                 return function(*given, **named)
             except DerivativeError:
-                if not history:
+                if named.get("out") is not None:
                     raise
         return operator_of(name)(*given, **named)
 
@@ -60,9 +57,9 @@ def recorded(function: Public) -> Public:
 
 
 def _autocast(torch: Any, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Whether PyTorch's autocast is on where the tensors among the arguments are."""
+    """Whether PyTorch's autocast is on where the tensors among the arguments are, and none of them is written to."""
     first = next((x for x in (*given, *named.values()) if isinstance(x, torch.Tensor)), None)
-    return first is not None and torch.is_autocast_enabled(first.device.type)
+    return first is not None and named.get("out") is None and torch.is_autocast_enabled(first.device.type)
 
 
 def is_tracing() -> bool:

@@ -28,7 +28,7 @@ from warploom.ops.backends import compiled, gpu_present, gpu_target
 if TYPE_CHECKING:
     from warploom.core.dtypes import DType
     from warploom.cuda.buffers import DeviceCopy
-    from warploom.cuda.launch import LoadedKernel
+    from warploom.cuda.launch import Launch
     from warploom.ir.program import Parameter, Program
     from warploom.lang import KernelFunction
 
@@ -211,15 +211,16 @@ def _written(program: Program) -> frozenset[str]:
 
 
 @once(maxsize=512)
-def _loaded(program: Program, device: int) -> LoadedKernel:
-    """The kernel in the memory of a GPU. Raises ConfigError where it needs another architecture."""
+def _configured(program: Program, grid: Grid, device: int) -> Launch:
+    """The launch of so many CTAs on a GPU. Raises ConfigError for one that it does not take."""
     from warploom.cuda.launch import load
 
     goal, least = gpu_target(device), target(program.requires)
     specific = program.requires.endswith("a")
     if (goal.name != program.requires) if specific else (goal.compute_capability < least.compute_capability):
         raise ConfigError(f"{program.name} needs {program.requires}, GPU {device} is {goal.name}")
-    return load(compiled(program, goal.name), device)
+    kernel = load(compiled(program, goal.name), device)
+    return kernel.configure(grid, program.threads, shared_bytes=program.shared_bytes)
 
 
 def _ready(
@@ -228,7 +229,7 @@ def _ready(
     """What queues the kernel on a stream: its code is loaded, its arguments (arrays at ``pointers``) are packed."""
     from warploom.cuda.launch import scalar
 
-    made = _loaded(program, device).configure(grid, program.threads, shared_bytes=program.shared_bytes)
+    made = _configured(program, grid, device)
     arguments: list[Any] = []
     for parameter, argument, pointer in zip(program.parameters, given, pointers, strict=True):
         if pointer is None:
