@@ -25,14 +25,14 @@ CAUSAL = (None, 0)
 
 ROLES = BackwardWideSm90(head_dim=136)
 CASES = {
-    "wide plain": GradientCase(replace(ROLES, tile_n=64), 70, 100),
+    "wide plain": GradientCase(replace(ROLES, tile_n=64, stages=3, held=6), 70, 100),
     "wide causal": GradientCase(ROLES, 150, 130, CAUSAL),
     "wide groups": GradientCase(replace(ROLES, tile_m=32), 100, 90, (40, 20), (2, 1)),
-    "wide keys nobody sees": GradientCase(ROLES, 40, 200, (10, 0)),
+    "wide keys nobody sees": GradientCase(replace(ROLES, stages=3, held=6), 40, 200, (10, 0)),
     "wide soft cap": GradientCase(
         replace(ROLES, head_dim=192, dtype=f16), 70, 90, CAUSAL, softcap=3.0, lse_gradient=True, layout="bhsd"
     ),
-    "wide 256": GradientCase(replace(ROLES, head_dim=256), 70, 70, scale=-0.1),
+    "wide 256": GradientCase(replace(ROLES, head_dim=256, held_queries=6), 70, 70, scale=-0.1),
     "sm_90 scale": GradientCase(SM90, 150, 200, scale=-0.3),
     "sm_90 wide blocks": GradientCase(replace(SM90, tile_m=128), 300, 200),
     "sm_90 in turn": GradientCase(replace(SM90, tile_m=128, in_turn=True), 200, 200),
@@ -47,9 +47,9 @@ CASES = {
     "sm_90 tile after tile": GradientCase(replace(SM90, persistent=True), 70, 300, CAUSAL, (2, 1), batch=2),
     "sm_90 tiles nobody sees": GradientCase(replace(SM90, head_dim=8, persistent=True), 40, 400, (10, 0), batch=2),
     "sm_90 soft cap": GradientCase(SM90, 130, 130, CAUSAL, softcap=3.0, lse_gradient=True),
-    "wide 192 and 128": GradientCase(replace(ROLES, head_dim=192, v_dim=128, tile_n=64), 70, 90, CAUSAL),
-    "wide 136 and 40": GradientCase(replace(ROLES, v_dim=40), 70, 70, lse_gradient=True, heads=(2, 1)),
-    "wide 24 and 136": GradientCase(replace(ROLES, head_dim=24, v_dim=136), 70, 70),
+    "wide 192 and 128": GradientCase(replace(ROLES, head_dim=192, v_dim=128, tile_n=64, stages=3), 200, 90),
+    "wide 136 and 40": GradientCase(replace(ROLES, v_dim=40, held=6), 70, 70, lse_gradient=True, heads=(2, 1)),
+    "wide 24 and 136": GradientCase(replace(ROLES, head_dim=24, v_dim=136, held_queries=6), 70, 70),
     "sm_90 128 and 64": GradientCase(BackwardSm90(head_dim=128, v_dim=64), 130, 150, CAUSAL),
     "sm_90 40 and 128": GradientCase(replace(SM90, head_dim=40, v_dim=128), 70, 130, heads=(2, 1)),
     "sm_90 sinks": GradientCase(SM90, 100, 90, CAUSAL, (2, 1), batch=2, softcap=3.0, lse_gradient=True, sinks=True),
@@ -158,7 +158,9 @@ def test_random_problems(seed: int) -> None:
     config = {
         "sm_80": BackwardSm80(head_dim=head_dim, dtype=dtype, in_turn=in_turn, tile_m=tile_m),
         "sm_90": BackwardSm90(head_dim=min(head_dim, 128), dtype=dtype, in_turn=in_turn),
-        "wide": BackwardWideSm90(head_dim=head_dim, dtype=dtype, tile_m=tile_m),
+        "wide": BackwardWideSm90(
+            head_dim=head_dim, dtype=dtype, tile_m=tile_m, stages=2 + seed // 3, held=seed // 3, side_by_side=1
+        ),
     }[kind]
     kv_heads, group = int(draw.integers(1, 3)), int(draw.integers(1, 3))
     q_len, kv_len = (int(n) for n in draw.integers(1, 110, 2))
@@ -170,3 +172,22 @@ def test_random_problems(seed: int) -> None:
     outcome = case.run(seed)
     assert outcome.findings == (), case
     assert max(outcome.excess.values()) <= 1.0, (case, outcome.excess)
+
+
+def test_wide_heads_run_on_wgmma_whatever_the_head_dim_of_v() -> None:
+    for head_dim in range(8, 257, 8):
+        for v_dim in (8, 64, 128, 136, 192, 200, 256):
+            forward = replace(SHORT, head_dim=head_dim, v_dim=v_dim, softcap=3.0)
+            config, _ = choose(BackwardProblem(forward, deterministic=True), target("sm_90a"))
+            assert isinstance(config, BackwardWideSm90 if max(head_dim, v_dim) > 128 else BackwardSm90)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"stages": 1}, "at least 2"), ({"held": 12}, "registers"), ({"held_queries": 8}, "registers"), ({"stages": 3}, "shared memory")],
+    ids=str,
+)
+def test_what_a_wide_configuration_cannot_hold_is_said(change: dict[str, Any], says: str) -> None:
+    found = replace(BackwardWideSm90(), **change).check(target("sm_90a"))
+    assert found
+    assert says in found[0]

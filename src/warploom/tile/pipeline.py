@@ -111,7 +111,7 @@ class PackedPosition:
 
 @dataclass(frozen=True)
 class TurnPosition:
-    """The stage of use number ``turn``: computed, in no register of its own. Stages are a power of two."""
+    """The stage of use number ``turn``: computed, in no register of its own."""
 
     stage: Number
     phase: Number
@@ -184,12 +184,9 @@ class Pipeline:
     def at(self, turn: Number, part: Number = 0, *, filling: bool = False) -> Cursor:
         """The stage that a part uses as number ``turn``; ``filling``: for whoever fills it. Takes no registers."""
         n = self.stages // self._parts
-        if n & (n - 1):
-            raise TraceError(f"a stage is named by its turn where stages are a power of two, not {n} ({self.k.here()})")
         number = self.k.value(turn, u32)
         since = number + n if filling else number  # what was there before was put n turns ago; at first all are empty
-        stage = (since & (n - 1)) * self._parts + part
-        return Cursor(self, TurnPosition(stage, (since >> (n.bit_length() - 1)) & 1))
+        return Cursor(self, TurnPosition(since % n * self._parts + part, since // n & 1))
 
     # -- what a cursor does
     def copy_in(self, stage: Number, places: Sequence[Sequence[Any]]) -> None:
@@ -230,7 +227,12 @@ class Cursor:
     @property
     def tile(self) -> SharedTile:
         """The stage's tile (the first of several), whether it is there or not."""
-        return self._pipeline.tiles[0].stage(self.stage)
+        return self.tiles[0]
+
+    @property
+    def tiles(self) -> tuple[SharedTile, ...]:
+        """The stage's tiles, whether they are there or not."""
+        return tuple(tile.stage(self.stage) for tile in self._pipeline.tiles)
 
     # -- who fills
     def put(self, *places: Sequence[Any]) -> None:
@@ -248,10 +250,14 @@ class Cursor:
             p.empty.wait(self._position.phase, self.stage)
         return self.tile
 
-    def written(self) -> None:
-        """Each writing warp: what its lanes stored into the stage is there, for the TMA and ``wgmma`` too."""
+    def written(self, *, for_loads: bool = False) -> None:
+        """Each writing warp: what its lanes stored into the stage is there, for the TMA and ``wgmma`` too.
+
+        ``for_loads``: ordinary loads alone read it, for which nothing is fenced.
+        """
         k = self._pipeline.k
-        k.fence_async()
+        if not for_loads:
+            k.fence_async()
         k.syncwarp()
         self._pipeline.full.arrive(self.stage, when=k.lane == 0)
         self._position.advance()
@@ -265,7 +271,7 @@ class Cursor:
     def wait_all(self) -> tuple[SharedTile, ...]:
         """The stage's tiles, once they are full."""
         self._pipeline.full.wait(self._position.phase, self.stage)
-        return tuple(tile.stage(self.stage) for tile in self._pipeline.tiles)
+        return self.tiles
 
     def release(self) -> None:
         """This warp (or thread) has read the stage: it may be filled again. On to the next stage."""

@@ -145,8 +145,11 @@ class WgmmaProduct:
         other._row, other._col = row, col
         return other
 
-    def start(self, a: Left, b: SharedTile, *, zero: bool = False) -> Started:
-        """Start it on a stage's tiles; ``zero``: sums begin anew."""
+    def start(self, a: Left, b: SharedTile, *, zero: bool = False, held: Registers = ()) -> Started:
+        """Start it on a stage's tiles; ``zero``: sums begin anew.
+
+        ``held``: registers with the first steps of a tile A, which is not read for them.
+        """
         cores, k = self._cores, self._cores.k
         right = _Operand(k, b, self._transposed_b, self._col)
         left = _Operand(k, a, self._transposed_a, self._row) if isinstance(a, SharedTile) else None
@@ -154,13 +157,12 @@ class WgmmaProduct:
         for depth in range(0, self._depth, DEPTH):
             column = right.at(0, depth)
             for i, block in enumerate(self._sums):
-                if left is None:
-                    rows = [_read(r) for r in _as_registers(a)[depth // 4 : depth // 4 + 4]]
-                else:
-                    rows = left.at(i * WARPGROUP_ROWS, depth)
+                registers = _as_registers(a) if left is None else held
+                of_step = registers[depth // 4 : depth // 4 + 4]
+                rows = left.at(i * WARPGROUP_ROWS, depth) if left and not of_step else [_read(r) for r in of_step]
                 k.wgmma(
                     block, rows, column, inputs=cores.dtype, accumulate=not (zero and depth == 0),
-                    transposed_a=left is not None and self._transposed_a, transposed_b=self._transposed_b,
+                    transposed_a=self._transposed_a and not of_step, transposed_b=self._transposed_b,
                 )  # fmt: skip
         return cores.commit(self._sums)
 

@@ -15,13 +15,15 @@ from warploom.kernels.attention.problem import AttentionProblem
 _NARROW_HEAD = 64
 """Up to this head_dim registers hold the scores of 128 query rows beside dK and dV on sm_90a."""
 _LONG = 2048
-"""From so many queries on, heads that share keys come one after the other where scores are masked."""
+"""From so many queries on it matters which heads run at a time: what they read does not stay in the L2 by itself."""
 _SHORT = 4096
 """Up to so many query rows for a tile of keys, CTAs take one tile after another on sm_90a."""
 MANY_TILES = 2048
 """Of keys, from which on they do: some 16 for each multiprocessor."""
 _ROOMY_HEAD = 192
 """Up to this head_dim blocks of 64 keys have room beside 128 rows of Q and dO."""
+_ROOMY_WIDTH = 384
+"""Up to so many columns of Q and dO shared memory has three stages of both."""
 _WIDE_HEAD = 128
 """Above this head_dim blocks of 32 query rows fit shared memory, and two warps share their keys, on sm_80."""
 
@@ -32,8 +34,7 @@ def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig
     widest = max(p.head_dim, p.value_dim)
     found: list[BackwardConfig] = []
     if target.has_wgmma and widest > _WIDE_HEAD:
-        keys = 64 if widest <= _ROOMY_HEAD else 48
-        found.append(BackwardWideSm90(tile_n=keys, head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim))
+        found.append(_wide(p))
     elif target.has_wgmma:
         base = BackwardSm90(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
         if widest <= _NARROW_HEAD and p.softcap is None:
@@ -43,6 +44,20 @@ def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig
     if widest > _WIDE_HEAD:
         general = replace(general, tile_m=32)
     return (*found, general, replace(general, tile_m=32, num_warps=4))
+
+
+def _wide(p: AttentionProblem) -> BackwardWideSm90:
+    """Loads are what the kernels wait for: stages where shared memory has room, and operands that stay in registers.
+
+    Without a mask, tiles of one plane are as long as each other and read the same blocks at the same time.
+    """
+    base = BackwardWideSm90(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim)
+    stages = 3 if base.width + base.value_width <= _ROOMY_WIDTH else 2
+    planes = 1 if p.window == (None, None) and p.q_len >= _LONG else 16
+    base = replace(base, stages=stages, side_by_side=planes)
+    if max(p.head_dim, p.value_dim) <= _ROOMY_HEAD:
+        return replace(base, tile_n=64, held=6)
+    return replace(base, tile_n=48, held_queries=6)
 
 
 def in_order(config: BackwardSm90, p: AttentionProblem) -> BackwardSm90:

@@ -19,10 +19,10 @@ KEYS = 64
 ROWS = 64 * CONSUMERS
 """Query rows of a CTA of the kernel for dQ."""
 STAGES = 2
-"""Of everything that is streamed, and of P."""
+"""Of what the kernel for dQ streams of V."""
 BARRIER_BYTES = 512
-SIDE_BY_SIDE = 16
-"""Planes whose tiles run at a time."""
+_MOST_REGISTERS = 212
+"""Of a thread's 240 for accumulators and operands; ptxas needs the rest."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,26 @@ class BackwardWideSm90(GradientDims):
     head_dim: int = flag(256, "elements per head", (192, 256))
     dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
     v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
+    stages: int = flag(2, "of Q and dO; of K in the kernel of dQ", (2, 3))
+    held: int = flag(0, "steps of 16 columns of K, and of V, that registers hold in the kernel of dK and dV", (0, 6))
+    held_queries: int = flag(0, "steps of 16 columns of Q that registers hold in the kernel of dQ", (0, 6))
+    side_by_side: int = flag(16, "planes whose tiles run at a time", (1, 16))
 
     @property
     def key_width(self) -> int:
         """Columns of the tiles of the keys' own K and V, through which dV and dK leave."""
         return max(self.width, self.value_width)
+
+    @property
+    def crossing_stages(self) -> int:
+        """Of P: one more of Q and dO takes the place of the second."""
+        return 2 if self.stages == 2 else 1
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread for products alone, in the kernel of dK and dV and in that of dQ."""
+        m, n, sums = self.tile_m, self.tile_n, max(self.sum_cols, self.value_sum_cols)
+        return sums // 2 + m // 2 + m // 4 + 4 * self.held, self.sum_cols // 2 + n + n // 4 + 4 * self.held_queries
 
     @property
     def score_registers(self) -> int:
@@ -53,9 +68,10 @@ class BackwardWideSm90(GradientDims):
     def shared_bytes(self) -> int:
         """Shared memory of the larger kernel, in bytes."""
         both = self.width + self.value_width
-        vectors = STAGES * (2 + KEYS) * self.tile_m * f32.bytes
-        of_keys = (2 * KEYS * self.key_width + STAGES * self.tile_m * both) * self.dtype.bytes + vectors
-        of_queries = (ROWS + STAGES * self.tile_n) * both * self.dtype.bytes
+        vectors = (2 * self.stages + self.crossing_stages * KEYS) * self.tile_m * f32.bytes
+        of_keys = (2 * KEYS * self.key_width + self.stages * self.tile_m * both) * self.dtype.bytes + vectors
+        keys = self.tile_n * (self.stages * self.width + STAGES * self.value_width)
+        of_queries = (ROWS * both + keys) * self.dtype.bytes
         return max(of_keys, of_queries) + BARRIER_BYTES
 
     @property
@@ -63,6 +79,9 @@ class BackwardWideSm90(GradientDims):
         return [
             (self.tile_m in (16, 32, 64), f"tile_m is 16, 32 or 64, not {self.tile_m}"),
             (self.tile_n in (16, 32, 48, 64), f"tile_n is 16, 32, 48 or 64, not {self.tile_n}"),
+            (self.stages >= 2, "a block's stage is read beside the next one's: there are at least 2"),
+            (max(self.registers) <= _MOST_REGISTERS,
+             f"products alone take {max(self.registers)} registers of at most {_MOST_REGISTERS}"),
         ]  # fmt: skip
 
     def misfits(self, problem: BackwardProblem) -> list[str]:
@@ -96,7 +115,7 @@ class BackwardWideSm90(GradientDims):
         )  # fmt: skip
         scalars = {
             "q_len": p.q_len, "kv_len": p.kv_len, **divisors(kv_heads=p.kv_heads),
-            **row_tiles(tiles, planes, min(planes, SIDE_BY_SIDE)),
+            **row_tiles(tiles, planes, min(planes, self.side_by_side)),
         }  # fmt: skip
         arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv"
         return KernelCall(source, (tiles * planes, 1, 1), scalars, maps, arrays)
@@ -116,7 +135,7 @@ class BackwardWideSm90(GradientDims):
         )  # fmt: skip
         scalars = {
             "q_len": p.q_len, "kv_len": p.kv_len, **divisors(heads=p.heads),
-            **row_tiles(blocks, p.planes, min(p.planes, SIDE_BY_SIDE)),
+            **row_tiles(blocks, p.planes, min(p.planes, self.side_by_side)),
         }  # fmt: skip
         arrays = "q", "k", "v", "dout", "dq", "shift", "delta"
         return KernelCall(source, (blocks * p.planes, 1, 1), scalars, maps, arrays)

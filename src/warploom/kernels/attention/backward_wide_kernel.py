@@ -17,13 +17,14 @@ from warploom.kernels.attention.backward_sm90_kernel import vectors
 from warploom.kernels.attention.backward_tiles import KeyTile, visible
 from warploom.kernels.attention.backward_wide import CONSUMERS, KEYS, ROWS, STAGES, BackwardWideSm90
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
-from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
+from warploom.lang import Global, GlobalPointer, Kernel, Mutable, SharedTile, TensorMap, Traced, kernel
+from warploom.lang.values import Number
 from warploom.tile.accumulation import fetch_part, part_tile, store_part
 from warploom.tile.epilogue import await_sent, send_rows
 from warploom.tile.gradient import SoftmaxGradient, score_gradients
 from warploom.tile.mask import Mask
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
-from warploom.tile.product import Wgmma, scale, zero
+from warploom.tile.product import DEPTH, Wgmma, load_left, scale, zero
 from warploom.tile.roles import WARPGROUP_ROWS, consumer, producer, threads_of
 from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.transposed import column_values, row_values
@@ -90,16 +91,16 @@ class Streams:
         c, warps, ((k_map, v_map), (q_map, do_map), (shift_map, delta_map)) = config, WARPS * CONSUMERS, maps
         k_tile, v_tile = (operand_tile(k, c.dtype, KEYS, c.key_width, name=name) for name in ("K", "V"))
         q_tile, do_tile = (
-            operand_tile(k, c.dtype, c.tile_m, cols, name=name, stages=STAGES)
+            operand_tile(k, c.dtype, c.tile_m, cols, name=name, stages=c.stages)
             for name, cols in (("Q", c.width), ("dO", c.value_width))
         )
         shift_tile, delta_tile = (
-            k.shared(f32, c.tile_m, name=name, panel_cols=c.tile_m, stages=STAGES) for name in ("shift", "delta")
+            k.shared(f32, c.tile_m, name=name, panel_cols=c.tile_m, stages=c.stages) for name in ("shift", "delta")
         )
         keys, values = Pipeline(k, (k_tile, k_map), readers=0), Pipeline(k, (v_tile, v_map), readers=0)
         queries = Pipeline(k, (q_tile, q_map), (shift_tile, shift_map), readers=warps)
         gradients = Pipeline(k, (do_tile, do_map), (delta_tile, delta_map), readers=warps)
-        p_tile = part_tile(k, c.score_registers, name="P", stages=STAGES)
+        p_tile = part_tile(k, c.score_registers, name="P", stages=c.crossing_stages)
         crossing = Pipeline(k, p_tile, writers=WARPS, readers=WARPS)
         ready(k, keys, values, queries, gradients, crossing)
         return cls(keys, values, queries, gradients, crossing)
@@ -133,6 +134,7 @@ class Gradient(ABC):
         self._cores = cores = Wgmma(k, config.dtype)
         self._block, self._sums = cores.accumulator(config.tile_m, f"s{name}"), cores.accumulator(cols, name)
         self._operand = cores.left(config.tile_m, f"p{name}")
+        self._held = cores.left(min(config.held * DEPTH, depth), f"h{name}")
         (left,), first, second = self._own.tiles, self._stream.tiles[0], self._summed.tiles[0]
         self._form = cores.product(self._block, left, first, depth=depth)
         self._add = cores.product(self._sums, self._operand, second, transposed_b=True)
@@ -146,6 +148,7 @@ class Gradient(ABC):
         k, count = self._k, self._tile.count
         zero(self._sums)
         self._own.at(0).wait()
+        hold(k, self._held, self._own.tiles[0], 0)
         with k.when(count != 0, uniform=True):
             self._step(k.value(0, u32), first=True)
             with k.loop(count, start=1) as turn:
@@ -164,7 +167,7 @@ class Gradient(ABC):
         before, now = self._summed.at(turn - 1), self._stream.at(turn)
         added = None if first else self._add.start(self._operand, before.wait())
         tile, vector = now.wait_all()
-        formed = self._form.start(self._own.tiles[0], tile, zero=True)
+        formed = self._form.start(self._own.tiles[0], tile, zero=True, held=self._held)
         values = column_values(vector, self._block, k.lane)
         if added is not None:
             added.wait()
@@ -197,7 +200,7 @@ class ValueGradient(Gradient):
         """P to the other consumer."""
         to = self._crossing.at(turn, filling=True)
         store_part(self._k, to.claim(), self._block)
-        to.written()
+        to.written(for_loads=True)
 
 
 class KeyGradient(Gradient):
@@ -216,6 +219,13 @@ class KeyGradient(Gradient):
         self._k.syncwarp()  # every lane has read its P
         part.release()
         self._cores.pack(self._operand, score_gradients(p, self._block, values))
+
+
+def hold(k: Kernel, registers: list[Mutable], tile: SharedTile, row: Number) -> None:
+    """The first columns of 64 rows of a tile into registers of a warpgroup, as operand A."""
+    if registers:
+        load_left(k, registers, tile, row + (k.warp & 3) * 16)
+        k.syncwarp()  # results leave through the tile
 
 
 # -- dQ
@@ -249,7 +259,7 @@ def attention_backward_queries_sm90(
     kv_head = head // f.group if f.group > 1 else head
     q_tile = operand_tile(k, c.dtype, ROWS, c.width, name="Q")
     do_tile = operand_tile(k, c.dtype, ROWS, c.value_width, name="dO")
-    k_tile = operand_tile(k, c.dtype, c.tile_n, c.width, name="K", stages=STAGES)
+    k_tile = operand_tile(k, c.dtype, c.tile_n, c.width, name="K", stages=c.stages)
     v_tile = operand_tile(k, c.dtype, c.tile_n, c.value_width, name="V", stages=STAGES)
     q_boxes, k_boxes, v_boxes, do_boxes, dq_boxes = (
         Boxes.of_heads(of, heads_inside) for of in (q_map, k_map, v_map, do_map, dq_map)
@@ -297,7 +307,7 @@ class Rows:
         self._s, self._dp = cores.accumulator(c.tile_n, "s"), cores.accumulator(c.tile_n, "dp")
         self.sums = cores.accumulator(c.sum_cols, "dq")
         """dQ."""
-        self._g = cores.left(c.tile_n, "ds")
+        self._g, self._held = cores.left(c.tile_n, "ds"), cores.left(min(c.held_queries * DEPTH, d), "q")
         (q_tile, do_tile), (k_tile,), (v_tile,) = (stream.tiles for stream in pipelines)
         self._form_s = cores.product(self._s, q_tile, k_tile, row=self._row, depth=d)
         self._form_dp = cores.product(self._dp, do_tile, v_tile, row=self._row, depth=c.value_dim)
@@ -312,6 +322,7 @@ class Rows:
         k, count = self._k, self._mask.blocks
         zero(self.sums)
         self._rows.at(0).wait()
+        hold(k, self._held, self._rows.tiles[0], self._row)
         self._step(k.value(0, u32), first=True)
         with k.loop(count, start=1) as turn:
             self._step(turn)
@@ -325,8 +336,11 @@ class Rows:
         q_tile, do_tile = self._rows.tiles
         before, keys, values = self._keys.at(turn - 1), self._keys.at(turn), self._values.at(turn)
         added = None if first else self._add.start(self._g, before.tile)
-        s = self._form_s.start(q_tile, keys.wait(), zero=True)
-        dp = self._form_dp.start(do_tile, values.wait(), zero=True)
+        row = self._row
+        if self._held:  # registers are short: known to be uniform, descriptors take none
+            row = self._k.shfl_idx(self._k.warpgroup - 1, 0) * WARPGROUP_ROWS
+        s = self._form_s.at(row).start(q_tile, keys.wait(), zero=True, held=self._held)
+        dp = self._form_dp.at(row).start(do_tile, values.wait(), zero=True)
         if added is not None:
             added.wait()
             before.release()
