@@ -14,6 +14,7 @@ BULK = """mov.u32 %r0, %tid.x; setp.eq.u32 %p1, %r0, 0; mul.lo.u32 %r1, %r0, 4; 
 cvt.rn.f32.u32 %f0, %r0; st.shared.f32 [%r1], %f0; fence.proxy.async.shared::cta; bar.sync 0;
 @%p1 bra copy; bra done; copy: COPY; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; done:"""
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [%d0+16], [s], 128"
+SHARED_ALONE = "fence.proxy.async.shared::cta;"
 ADD = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d0+16], [s], 128"
 
 
@@ -126,3 +127,26 @@ def test_consecutive_bytes_arrive_on_an_mbarrier() -> None:
     assert "in_flight" in kinds(check(text.replace(wait, ""), [x, out]).findings)
     assert "misaligned" in kinds(check(text.replace("%r1, 112;", "%r1, 100;"), [x, out]).findings)
     assert "bounds" in kinds(check(text, [x[:28].copy(), out]).findings)
+
+
+@pytest.mark.parametrize("fence", ["fence.proxy.async.global;", "fence.proxy.async;", SHARED_ALONE, ""])
+@pytest.mark.parametrize("write", ["red.global.add.u32 [%d3], 1;", "st.relaxed.gpu.global.u32 [%d3], 1;"])
+@pytest.mark.parametrize("copy", [SPAN, "STORE"])
+def test_what_atomics_wrote_is_fenced_against_the_async_proxy(copy: str, write: str, fence: str) -> None:
+    before = ".shared .align 128 .b8 box[128]; .shared .align 128 .b8 s[128]; .shared .align 8 .b8 bar[8];"
+    first = f"""mov.u32 %r0, %tid.x; mul.wide.u32 %d2, %r0, 4; add.u64 %d3, %d0, %d2; {write} {fence} bar.sync 0;"""
+    copy = copy if copy == SPAN else BULK.replace("COPY", STORE)
+    text = kernel(first + copy, ["u64", "u64"], before, "sm_90")
+    found = kinds(check(text, [np.zeros(40, np.uint32), np.zeros(28, np.uint32)]).findings)
+    assert found == ({"proxy"} if fence in ("", SHARED_ALONE) else set())
+
+
+@pytest.mark.parametrize("count", [0, 1, (1 << 20) - 1, 1 << 20])
+def test_an_mbarrier_counts_what_its_field_holds(count: int) -> None:
+    body = f"mov.u32 %r0, %tid.x; setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [bar], {count};"
+    text = kernel(body, before=".shared .align 8 .b8 bar[8];", target="sm_90")
+    if 0 < count < 1 << 20:
+        assert check(text, [np.zeros(1, np.uint32)]).findings == ()
+    else:
+        with pytest.raises(PtxError, match="arrivals"):
+            check(text, [np.zeros(1, np.uint32)])

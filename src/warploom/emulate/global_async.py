@@ -71,11 +71,15 @@ class AsyncGlobal:
 
     def _check_proxy(self, record: Record, mine: Event) -> None:
         """What ordinary instructions wrote must be fenced against the async proxy."""
-        generic = record.generic[mine.cells]
-        if not generic.any():
-            return
-        cells, report = mine.cells[generic], self.memory.report
+        cells, report = mine.cells[record.generic[mine.cells]], self.memory.report
         agents, lanes, stamps = record.write_agent[cells], record.write_lane[cells], record.write_stamp[cells]
+        updates = None if mine.mode == "atomic" else record.updates.of(mine.cells, lambda _: False)
+        if updates is not None:
+            ordinary = updates[1][updates[1].agents >= 0]
+            cells, agents = np.concatenate([cells, ordinary.cells]), np.concatenate([agents, ordinary.agents])
+            lanes, stamps = np.concatenate([lanes, ordinary.lanes]), np.concatenate([stamps, ordinary.stamps])
+        if not cells.size:
+            return
         row, lane = int(mine.rows[0]), int(mine.lanes[0])
         fine = self.memory.clocks.fenced(row, lane, agents, lanes, stamps, globally=True)
         for stamp in np.unique(stamps[~fine]).tolist():

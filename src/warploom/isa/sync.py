@@ -133,6 +133,10 @@ class MbarrierInitialise(Instruction):
     offset: int = 0
     takes = (u32,)
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.count < 1 << 20:
+            raise VerifyError(f"an mbarrier counts 1 to {(1 << 20) - 1} arrivals, not {self.count}")
+
     @property
     def mnemonic(self) -> str:
         """With its count: ``mbarrier.init.128``."""
