@@ -184,7 +184,12 @@ def test_wide_heads_run_on_wgmma_whatever_the_head_dim_of_v() -> None:
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"stages": 1}, "at least 2"), ({"held": 12}, "registers"), ({"held_queries": 8}, "registers"), ({"stages": 3}, "shared memory")],
+    [
+        ({"stages": 1}, "at least 2"),
+        ({"held": 12}, "registers"),
+        ({"held_queries": 8}, "registers"),
+        ({"stages": 3}, "shared memory"),
+    ],
     ids=str,
 )
 def test_what_a_wide_configuration_cannot_hold_is_said(change: dict[str, Any], says: str) -> None:
