@@ -112,13 +112,13 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, An
     starts = {name: _every(x.shape[1], batch, q) for name, x in kept.items()}
     used = {name: x.sum(1, dtype=torch.int32) for name, x in kept.items()}
     rows = (
-        torch.take_along_dim(x[:, :kv_length], order[name], 1).flatten(0, 1)
+        x[:, :kv_length].gather(1, order[name].expand(-1, -1, *x.shape[2:])).flatten(0, 1)
         for x, name in ((q, "q"), (k, "k"), (v, "k"))
     )
     out = _varlen(*rows, starts["q"], starts["k"], seqused_q=used["q"], seqused_k=used["k"], **options)
     out = out.view(*q.shape[:3], v.shape[3])
-    found = torch.empty_like(out).scatter(1, order["q"].expand_as(out), out)
-    return found.masked_fill(~kept["q"][..., None, None], 0.0)  # rows of no sequence hold anything
+    found = torch.empty_like(out).scatter_(1, order["q"].expand_as(out), out)
+    return found.masked_fill_(~kept["q"][..., None, None], 0.0)  # rows of no sequence hold anything
 
 
 def _every(length: int, batch: int, like: Tensor) -> Tensor:
