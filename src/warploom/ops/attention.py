@@ -18,7 +18,6 @@ from warploom.ops.attention_arrays import (
     Options,
     Window,
     checked,
-    described,
     laid_out,
     looked_up,
     result_shape,
@@ -124,9 +123,7 @@ def attention(
     """
     given = {"q": q, "k": k, "v": v} if sinks is None else {"q": q, "k": k, "v": v, "sinks": sinks}
     asked = (causal, scale, window, softcap, return_lse, layout)  # a tuple: a dataclass would cost more to look up
-    found = _prepared.again(asked, config, given) or looked_up(
-        _prepared, described(given), asked, config, 4, _first_call
-    )
+    found = _prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, 4, _first_call)
     return tuple(found) if return_lse else found[0]
 
 

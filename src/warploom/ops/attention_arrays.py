@@ -97,18 +97,19 @@ def described(given: Mapping[str, Any]) -> dict[str, ArrayView]:
 
 def looked_up(
     kept: Kept,
-    views: dict[str, ArrayView],
+    given: Mapping[str, Any],
     asked: tuple[Any, ...],
     config: Any,
     rank: int,
     first_call: Callable[[dict[str, ArrayView], Options, tuple[Any, ...], Any], list[Any]],
     refuse: Callable[[Mapping[str, ArrayView]], None] | None = None,
 ) -> list[Any]:
-    """The new results of a call by what was prepared for arrays that lie so, or else by ``first_call``.
+    """The new results of a call with the arrays given, by what was prepared for such or else by ``first_call``.
 
     Arrays that kernels cannot read are copied before, and the options, those of :class:`Options` first, read. Where
     "out" is written to, it stays, and ``refuse`` looks at the arrays before.
     """
+    views = described(given)
     ready = kept.find(asked, config, views)
     if ready is None:
         if refuse is not None:

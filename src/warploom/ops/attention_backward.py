@@ -18,7 +18,6 @@ from warploom.ops.attention_arrays import (
     Window,
     check_results,
     checked,
-    described,
     laid_out,
     looked_up,
     result_shape,
@@ -78,9 +77,7 @@ def attention_backward(
     """
     given = _given(dout, q, k, v, out, lse, dlse, sinks)
     asked = (causal, scale, window, softcap, False, layout, flag("deterministic", deterministic))
-    return tuple(
-        _prepared.again(asked, config, given) or looked_up(_prepared, described(given), asked, config, 4, _first_call)
-    )
+    return tuple(_prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, 4, _first_call))
 
 
 @traced

@@ -108,10 +108,10 @@ def attention_varlen(
     asked = (causal, scale, window, softcap, return_lse, "bshd")
     found = None if check else _prepared.again(asked, config, given)
     if found is None:
-        views, refused = described(given), None if out is None else refuse_output
         if flag("check", check):
-            check_lengths(views)
-        found = looked_up(_prepared, views, asked, config, 3, _first_call, refused)
+            check_lengths(described(given))
+        refused = None if out is None else refuse_output
+        found = looked_up(_prepared, given, asked, config, 3, _first_call, refused)
     found = found if out is None else [out, *found]
     return tuple(found) if return_lse else found[0]
 

@@ -15,7 +15,7 @@ from warploom.kernels.attention.packed_backward import (
 )
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.kernels.settings import refuse
-from warploom.ops.attention_arrays import Options, Window, check_results, described, looked_up
+from warploom.ops.attention_arrays import Options, Window, check_results, looked_up
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
 from warploom.ops.repeated import Kept, run_and_keep
@@ -45,9 +45,7 @@ def attention_varlen_backward(
               "k_used": seqused_k, "o": out, "dout": dout, "lse": lse, "dlse": dlse, "sinks": sinks}  # fmt: skip
     given = {name: x for name, x in arrays.items() if x is not None}
     asked = (causal, scale, window, softcap, False, "bshd", flag("deterministic", deterministic))
-    return tuple(
-        _prepared.again(asked, config, given) or looked_up(_prepared, described(given), asked, config, 3, _first_call)
-    )
+    return tuple(_prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, 3, _first_call))
 
 
 _prepared = Kept()
