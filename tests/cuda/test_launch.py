@@ -202,14 +202,17 @@ def test_each_launch_hands_over_its_own_arguments(driven):
     assert driver.limits == []
 
 
-def test_a_launch_overlaps_where_it_is_asked_to(driven):
+@pytest.mark.parametrize(
+    ("how", "attribute"), [("overlaps", "PROGRAMMATIC_STREAM_SERIALIZATION"), ("at_once", "COOPERATIVE")]
+)
+def test_a_launch_has_the_attribute_it_is_asked_for(driven, how, attribute):
     driver = Driver()
     kernel = driven(driver)
-    for overlaps in (False, True):
-        launch = kernel.configure(1, 32, overlaps=overlaps)
+    for asked in (False, True):
+        launch = kernel.configure(1, 32, **{how: asked})
         launch.queue(0, launch.pack(arguments(1)))
     seen = [shape[-1] for _, _, shape, _, _ in driver.launches]
-    assert seen == [[], ["CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"]]
+    assert seen == [[], [f"CU_LAUNCH_ATTRIBUTE_{attribute}"]]
 
 
 def test_the_limit_of_shared_memory_is_raised_as_far_as_asked(driven):

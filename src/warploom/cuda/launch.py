@@ -69,19 +69,22 @@ class LoadedKernel:
             # Loads the code into this context now: lazy loading inside a graph capture would break the capture.
             check(driver, driver.cuKernelGetFunction(self.kernel))
 
-    def configure(self, grid: Grid, block: Grid, *, shared_bytes: int = 0, overlaps: bool = False) -> Launch:
+    def configure(
+        self, grid: Grid, block: Grid, *, shared_bytes: int = 0, overlaps: bool = False, at_once: bool = False
+    ) -> Launch:
         """The launch of ``grid`` blocks of ``block`` threads; ``grid`` counts blocks, also of clusters.
 
         ``shared_bytes`` is the dynamic shared memory per block. Where it ``overlaps``, it begins before the launch
-        before it in the stream ends: the kernel waits for that itself. Raises ConfigError that lists every limit of the
-        target the launch breaks.
+        before it in the stream ends: the kernel waits for that itself. ``at_once``: blocks may wait for each other, so
+        the driver starts all of them, or refuses. Raises ConfigError that lists every limit of the target the launch
+        breaks.
         """
         blocks, threads = _triple(grid), _triple(block)
         reasons = launch_problems(self.compiled, self.target, blocks, threads, shared_bytes)
         if reasons:
             raise ConfigError(f"kernel {self.compiled.name!r} cannot be launched: " + "; ".join(reasons))
         self._allow_shared(shared_bytes)
-        return Launch(self, (blocks, threads), shared_bytes, overlaps)
+        return Launch(self, (blocks, threads), shared_bytes, overlaps=overlaps, at_once=at_once)
 
     def _allow_shared(self, shared_bytes: int) -> None:
         """Raise the kernel's dynamic shared-memory limit to ``shared_bytes``."""
@@ -101,12 +104,15 @@ class Launch:
     Made by :meth:`LoadedKernel.configure`; safe to use from several threads.
     """
 
-    def __init__(self, kernel: LoadedKernel, extents: tuple[Any, Any], shared_bytes: int, overlaps: bool) -> None:
+    def __init__(
+        self, kernel: LoadedKernel, extents: tuple[Any, Any], shared_bytes: int, *, overlaps: bool, at_once: bool
+    ) -> None:
         self._compiled = kernel.compiled
         self._device = kernel.device
         self._driver = kernel.driver
         self._current, self._launch = kernel.driver.cuCtxGetDevice, kernel.driver.cuLaunchKernelEx
-        self._extents, self._shared_bytes, self._overlaps = extents, shared_bytes, overlaps
+        self._extents, self._shared_bytes = extents, shared_bytes
+        self._overlaps, self._at_once = overlaps, at_once
         self._function = kernel.driver.CUfunction(int(kernel.kernel))  # the driver takes a CUkernel for one
         self._on_streams: dict[int, Any] = {}
         self._checked = False
@@ -152,11 +158,17 @@ class Launch:
         made = driver.CUlaunchConfig()
         (made.gridDimX, made.gridDimY, made.gridDimZ), (made.blockDimX, made.blockDimY, made.blockDimZ) = self._extents
         made.sharedMemBytes, made.hStream = self._shared_bytes, driver.CUstream(stream)
+        attributes: list[Any] = []
         if self._overlaps:  # CUDA C++ Programming Guide, "Programmatic Dependent Launch"
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            made.attrs, made.numAttrs = [attribute], 1
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attributes[-1].value.programmaticStreamSerializationAllowed = 1
+        if self._at_once:  # CUDA Driver API, "cuLaunchCooperativeKernel"
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attributes[-1].value.cooperative = 1
+        if attributes:
+            made.attrs, made.numAttrs = attributes, len(attributes)
         if len(self._on_streams) >= _STREAMS_KEPT:
             self._on_streams.clear()
         self._on_streams[stream] = made

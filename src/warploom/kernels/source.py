@@ -91,7 +91,7 @@ class KernelCall:
     parameter is given, by the operation's names, where there are several kernels or memory of their own.
     ``workspace``: memory between the kernels that this one is the first to use, in 32-bit words by its names;
     ``zeroed``, one of those, holds zeros at the start. ``overlaps``: it may begin before the launch before it ends, for
-    which it waits itself.
+    which it waits itself. ``at_once``: its CTAs wait for each other, so all of them run at one time.
     """
 
     source: KernelSource
@@ -102,3 +102,4 @@ class KernelCall:
     workspace: Mapping[str, int] = field(default_factory=dict[str, int])
     zeroed: str = ""
     overlaps: bool = False
+    at_once: bool = False

@@ -115,7 +115,8 @@ class GpuCall:
     @classmethod
     def of(cls, call: KernelCall, device: int) -> GpuCall:
         """A configuration's call, on one GPU."""
-        return cls.prepare(call.source, call.grid, call.scalars, device, call.maps, overlaps=call.overlaps)
+        how = {"overlaps": call.overlaps, "at_once": call.at_once}
+        return cls.prepare(call.source, call.grid, call.scalars, device, call.maps, **how)
 
     @classmethod
     def prepare(
@@ -125,13 +126,12 @@ class GpuCall:
         scalars: Mapping[str, int],
         device: int,
         mapped: Sequence[MappedArray] = (),
-        *,
-        overlaps: bool = False,
+        **how: bool,
     ) -> GpuCall:
         """Compile (or take from the cache), load, and check the launch against the GPU's limits.
 
         A Program is printed to be found in the cache, a source is not even traced. ``mapped``: how the first arrays
-        look to the TMA.
+        look to the TMA. ``how``: as :meth:`LoadedKernel.configure <warploom.cuda.launch.LoadedKernel.configure>` says.
         """
         from warploom.cuda.launch import load, scalar
 
@@ -140,7 +140,7 @@ class GpuCall:
             code, needs = built(kernel, arch)
         else:
             code, needs = compiled(kernel, arch), Signature.of(kernel)
-        queued = load(code, device).configure(grid, needs.threads, shared_bytes=needs.shared_bytes, overlaps=overlaps)
+        queued = load(code, device).configure(grid, needs.threads, shared_bytes=needs.shared_bytes, **how)
         values = tuple(scalar(u32, scalars[name]) for name in needs.scalars)
         return cls(queued, values, device, tuple(mapped), arrays=needs.arrays)
 
