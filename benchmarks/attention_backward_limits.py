@@ -59,7 +59,7 @@ def demand(c: BackwardSm90) -> dict[str, int]:
     scores = (d + v) // 16 * (left + m * 32)
     sums = m // 16 * (d + v) * 32
     dq = KEYS // 16 * (left + c.total_cols * 32)
-    part = 64 * c.total_cols * 4
+    part = c.total_size * 4
     arriving = m * (c.width + c.value_width) * 2
     moved = CONSUMERS * (scores + sums + dq + 2 * part) + arriving + m * KEYS * 2
     return {"tensor": 2 * m * KEYS * (3 * d + 2 * v) // FLOPS_PER_CYCLE, "banks": moved // BANK_ROW}

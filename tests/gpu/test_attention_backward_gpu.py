@@ -94,3 +94,31 @@ def test_random_problems(number):
         )  # fmt: skip
         excess = reference.excess(*map(turned, found[:3]), *found[3:])
         assert max(excess.values()) <= 1.0, (f, q.shape, k.shape, excess)
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="these run on sm_90a"
+)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("head_dim", "tile_m", "alternating"), [(64, 128, False), (96, 64, True)])
+def test_ctas_that_take_tile_after_tile_in_turn(head_dim, tile_m, alternating, causal):
+    """More tiles than multiprocessors; the second time from a CUDA graph."""
+    torch.manual_seed(head_dim)
+    q, k, v, dout = (torch.randn(4, 500, 24, head_dim, device="cuda").bfloat16() for _ in range(4))
+    out, lse = warploom.attention(q, k, v, return_lse=True, causal=causal)
+    config = (
+        f"attention_backward_sm90(tile_m={tile_m}, head_dim={head_dim}, in_turn=true, persistent=true, "
+        f"alternating={str(alternating).lower()})"
+    )
+
+    def call():
+        return warploom.attention_backward(dout, q, k, v, out, lse, causal=causal, config=config, deterministic=True)
+
+    found, graph = call(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = call()
+    graph.replay()
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found, again, strict=True))
+    dout, q, k, v, out, *found = (x.transpose(1, 2)[1] for x in (dout, q, k, v, out, *found))
+    reference = gradient_reference(dout, q, k, v, out, dtype=bf16, seen=seen_by(500, 500, causal, None))
+    assert max(reference.excess(*found).values()) <= 1.0

@@ -55,7 +55,11 @@ CASES = {
     "sm_90 sinks": GradientCase(SM90, 100, 90, CAUSAL, (2, 1), batch=2, softcap=3.0, lse_gradient=True, sinks=True),
     "sm_90 128": GradientCase(BackwardSm90(), 130, 200),
     "sm_90 80 rows": GradientCase(BackwardSm90(tile_m=80), 170, 130, CAUSAL),
-    "sm_90 96": GradientCase(BackwardSm90(head_dim=96), 130, 130),
+    "sm_90 96": GradientCase(BackwardSm90(tile_m=96, head_dim=96, rising=True), 150, 130, CAUSAL),
+    "sm_90 72 and 120": GradientCase(BackwardSm90(head_dim=72, v_dim=120, alternating=True), 130, 130, (40, 20)),
+    "sm_90 88 tile after tile": GradientCase(
+        replace(SM90, head_dim=88, persistent=True, alternating=True, rising=True), 70, 300, CAUSAL, batch=2
+    ),
     "sm_90 40": GradientCase(replace(SM90, head_dim=40), 70, 130),
     "sm_90 8": GradientCase(replace(SM90, head_dim=8), 70, 130),
     "sm_80 scale": GradientCase(SM80, 150, 200, heads=(2, 2), scale=-0.3),
@@ -92,6 +96,9 @@ def test_every_element_is_right(name: str) -> None:
 IN_TURN = {
     "sm_80": GradientCase(replace(SM80, in_turn=True, num_warps=4, tile_m=32), 40, 150),
     "sm_90": GradientCase(replace(SM90, in_turn=True), 70, 300),
+    "sm_90 tile after tile": GradientCase(
+        replace(SM90, head_dim=8, tile_m=32, in_turn=True, persistent=True, alternating=True), 70, 500
+    ),
 }
 """Three CTAs or more add to each block of two or more."""
 
@@ -127,18 +134,27 @@ SHORT = AttentionProblem(32, 32, 32, 512, 512, 64, bf16, CAUSAL)
 
 @pytest.mark.parametrize(
     ("change", "persistent"),
-    [({}, True), ({"batch": 1}, False), ({"q_len": 8192}, False), ({"kv_heads": 2}, False), ({"head_dim": 128}, False)],
+    [
+        ({}, True), ({"batch": 1}, False), ({"q_len": 16384, "kv_len": 16384}, False), ({"kv_heads": 2}, False),
+        ({"head_dim": 96}, True), ({"head_dim": 96, "q_len": 4096, "kv_len": 4096}, False), ({"head_dim": 128}, False),
+    ],
     ids=str,
-)
-def test_many_short_tiles_of_narrow_heads_share_ctas(change: dict[str, Any], persistent: bool) -> None:
-    for deterministic in (False, True):
-        config, _ = choose(BackwardProblem(replace(SHORT, **change), False, deterministic), target("sm_90a"))
-        assert isinstance(config, BackwardSm90)
-        assert config.persistent == (persistent and not deterministic)
+)  # fmt: skip
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_many_short_tiles_of_narrow_heads_share_ctas(
+    change: dict[str, Any], persistent: bool, deterministic: bool
+) -> None:
+    config, _ = choose(BackwardProblem(replace(SHORT, **change), False, deterministic), target("sm_90a"))
+    assert isinstance(config, BackwardSm90)
+    assert config.persistent == persistent
 
 
-def test_sums_in_turn_need_a_cta_for_each_tile() -> None:
-    assert replace(SM90, in_turn=True, persistent=True).check()
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_ctas_that_wait_for_those_behind_them_run_at_one_time(persistent: bool, in_turn: bool) -> None:
+    case = GradientCase(replace(SM90, persistent=persistent, in_turn=in_turn), 70, 300)
+    products = next(call for call in case.calls if {"q", "dk"} <= {*call.arrays})
+    assert products.at_once == (persistent and in_turn)
 
 
 FEATURES: dict[str, list[Any]] = {

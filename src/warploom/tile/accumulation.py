@@ -6,6 +6,7 @@ same elements in the same registers, so that no other order is ever needed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import f32, u32
@@ -18,36 +19,37 @@ if TYPE_CHECKING:
 WORDS = 4
 """Elements that a thread moves at once: 16 bytes."""
 WARP = 32
+WARPS = WARPGROUP // WARP
 
 
-def part_size(registers: int) -> int:
-    """Elements of a warpgroup's part with so many accumulator registers a thread."""
-    return registers * WARPGROUP
+def part_size(registers: int, warps: int = WARPS) -> int:
+    """Elements of the part of so many warps with so many accumulator registers a thread."""
+    return registers * warps * WARP
 
 
-def part_tile(k: Kernel, registers: int, *, name: str, stages: int) -> SharedTile:
-    """Room for parts of accumulators with so many registers a thread."""
-    cols = WORDS * WARPGROUP
-    return k.shared(f32, (registers // WORDS, cols), name=name, panel_cols=cols, stages=stages)
+def part_tile(k: Kernel, registers: int, *, name: str, stages: int, warps: int = WARPS) -> SharedTile:
+    """Room for parts of so many warps with so many accumulator registers a thread."""
+    rows = part_size(registers, warps) // WORDS
+    return k.shared(f32, (rows, WORDS), name=name, panel_cols=WORDS, stages=stages)
 
 
-def store_part(k: Kernel, tile: SharedTile, sums: Fragment) -> None:
-    """A warpgroup's accumulator into a tile, for a bulk copy to take to global memory."""
-    at = (k.thread & (WARPGROUP - 1)) * WORDS
-    for i in range(0, len(sums.registers), WORDS):
-        tile.store(sums.registers[i : i + WORDS], i // WORDS, at)
+def store_part(k: Kernel, tile: SharedTile, sums: Fragment, first: Number = 0) -> None:
+    """A warpgroup's accumulator, from warp ``first`` on, into a tile, for a bulk copy to take to global memory."""
+    at, registers = (k.thread & (WARPGROUP - 1)) - first * WARP, len(sums.registers)
+    for i in range(0, registers, WORDS):
+        tile.store(sums.registers[i : i + WORDS], i * tile.layout.rows // registers + at)
 
 
 def fetch_part(k: Kernel, tile: SharedTile) -> list[Traced]:
     """What the same thread of another warpgroup has put into a tile by :func:`store_part`."""
-    at = (k.thread & (WARPGROUP - 1)) * WORDS
-    return [x for i in range(tile.layout.rows) for x in tile.load(i, at, WORDS)]
+    at = k.thread & (WARPGROUP - 1)
+    return [x for row in range(0, tile.layout.rows, WARPGROUP) for x in tile.load(row + at, 0, WORDS)]
 
 
-def load_part(k: Kernel, source: GlobalPointer, registers: int) -> list[Traced]:
-    """A warpgroup's part from global memory, in the order of its registers."""
-    mine = source + (k.thread & (WARPGROUP - 1)) * WORDS
-    return [x for i in range(0, registers, WORDS) for x in mine.load(i * WARPGROUP, WORDS)]
+def load_part(k: Kernel, source: GlobalPointer, registers: int, *, warp: Traced, warps: int) -> list[Traced]:
+    """What warp number ``warp`` of the ``warps`` of a part stored, from global memory in the order of its registers."""
+    mine = source + (warp * WARP + k.lane) * WORDS
+    return [x for i in range(0, registers, WORDS) for x in mine.load(i * warps * WARP, WORDS)]
 
 
 def reduce_warp_part(k: Kernel, to: GlobalPointer, sums: Fragment, first: Traced | None = None) -> None:
@@ -110,13 +112,11 @@ class Turns:
         self._k.atomic("add", self._counters, 1, part)
 
 
-def add_part(k: Kernel, to: GlobalPointer, tile: SharedTile, first: Traced | None = None) -> None:
-    """One thread: add a tile to global memory as a bulk group; where ``first`` holds, store it."""
-    if first is None:
-        k.bulk_store(to, tile, adds=True)
-    else:
-        with k.when(first):
-            k.bulk_store(to, tile)
-        with k.otherwise():
-            k.bulk_store(to, tile, adds=True)
+def add_parts(k: Kernel, to: GlobalPointer, tiles: Sequence[SharedTile], first: Traced) -> None:
+    """One thread: add tiles to global memory, one behind the other, as a bulk group; where ``first`` holds, store."""
+    size = tiles[0].layout.rows * tiles[0].layout.cols
+    for adds, branch in ((False, k.when(first)), (True, k.otherwise())):
+        with branch:
+            for i, tile in enumerate(tiles):
+                k.bulk_store(to + i * size, tile, adds=adds)
     k.commit_bulk()

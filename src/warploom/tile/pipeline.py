@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from warploom.core.dtypes import DType, u32
 from warploom.core.errors import TraceError
 from warploom.lang.hopper import Ring
-from warploom.tile.panels import padded_cols, panel_cols
+from warploom.tile.panels import panel_cols
 
 if TYPE_CHECKING:
     from warploom.lang import Kernel, SharedTile, Traced
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def operand_tile(
-    k: Kernel, dtype: DType, rows: int, cols: int, *, name: str, stages: int = 1, spare_cols: int = 0
+    k: Kernel, dtype: DType, rows: int, cols: int, *, name: str, stages: int = 1, spare_cols: int = 0, panel: int = 0
 ) -> SharedTile:
     """A shared tile of 16-bit elements that copies fill and ``wgmma`` and ``ldmatrix`` read without conflicts.
 
     ``cols`` are rounded up to whole panels, which copies fill with zeros where a matrix ends. ``spare_cols``: further
-    columns that no copy reaches.
+    columns that no copy reaches. ``panel``: columns of a panel, by default the most that ``cols`` allow.
     """
-    panel = panel_cols(cols)
-    whole = padded_cols(cols) + -(-spare_cols // panel) * panel
+    panel = panel or panel_cols(cols)
+    whole = (-(-cols // panel) - (-spare_cols // panel)) * panel
     return k.shared(dtype, (rows, whole), name=name, swizzle="auto", panel_cols=panel, stages=stages)
 
 

@@ -12,12 +12,11 @@ from warploom.kernels.attention.backward_sm90 import KEYS, BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
 from warploom.kernels.attention.problem import AttentionProblem
 
-_NARROW_HEAD = 64
-"""Up to this head_dim registers hold the scores of 128 query rows beside dK and dV on sm_90a."""
+_ROWS = ((64, 128, 4096), (96, 96, 1280))
+"""On sm_90a up to this head_dim registers hold the scores of so many query rows beside dK and dV; and up to how many
+query rows that see a key, in the mean, CTAs take one tile after another."""
 _LONG = 2048
 """From so many queries on it matters which heads run at a time: what they read does not stay in the L2 by itself."""
-_SHORT = 4096
-"""Up to so many query rows for a tile of keys, CTAs take one tile after another on sm_90a."""
 MANY_TILES = 2048
 """Of keys, from which on they do: some 16 for each multiprocessor."""
 _ROOMY_HEAD = 192
@@ -36,14 +35,21 @@ def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig
     if target.has_wgmma and widest > _WIDE_HEAD:
         found.append(_wide(p))
     elif target.has_wgmma:
-        base = BackwardSm90(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
-        if widest <= _NARROW_HEAD and p.softcap is None:
-            base = replace(base, tile_m=128)
-        found.append(in_order(base, p))
+        found.append(in_order(_narrow(problem, widest), p))
     general = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
     if widest > _WIDE_HEAD:
         general = replace(general, tile_m=32)
     return (*found, general, replace(general, tile_m=32, num_warps=4))
+
+
+def _narrow(problem: BackwardProblem, widest: int) -> BackwardSm90:
+    """As many query rows as registers have room for; else shared memory has room for the sums of two blocks."""
+    p = problem.forward
+    base = BackwardSm90(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
+    for most, rows, _ in _ROWS if p.softcap is None else ():
+        if widest <= most:
+            return replace(base, tile_m=rows)
+    return replace(base, alternating=widest > _ROWS[0][0])
 
 
 def _wide(p: AttentionProblem) -> BackwardWideSm90:
@@ -66,25 +72,36 @@ def in_order(config: BackwardSm90, p: AttentionProblem) -> BackwardSm90:
     Tiles of a plane that visit a block one soon after the other find it there. Under a causal mask the tiles of later
     keys are shorter, by as many steps as heads share them where all heads of a block are visited, and after the first
     round their distances are those; one head after the other they meet again at each, where the shorter ones wait, the
-    less, the fewer run at a time. Without a mask nothing brings tiles together again, so the planes of a group fit.
+    less, the fewer run at a time. Tiles of narrow heads are shorter by one step alone, too few to come in turn without
+    a wait; in no order they begin at their own rows, where they meet at no block. Without a mask nothing brings tiles
+    together again, so the planes of a group fit.
     """
     left, right = p.window
     if right is None:
         return replace(config, side_by_side=1) if left is None else config
-    if left is None and p.heads > p.kv_heads and p.q_len >= _LONG:
+    if left is not None:
+        return config
+    if p.heads > p.kv_heads and p.q_len >= _LONG:
         return replace(config, side_by_side=16, by_heads=True)
-    return config
+    if max(p.head_dim, p.value_dim) > _ROWS[-1][0]:
+        return config
+    return replace(config, side_by_side=32) if config.in_turn else replace(config, rising=True)
 
 
 def persistent(found: tuple[BackwardConfig, ...], p: AttentionProblem) -> list[BackwardConfig]:
     """Those of them that could take one tile after another, where that pays.
 
     Tiles with few blocks of query rows spend much of their time on their first and last; among few tiles whose work
-    differs, those that become free should take the next.
+    differs, those that become free should take the next. In turn they wait less where all heads run at a time.
     """
-    if p.q_len * p.heads // p.kv_heads > _SHORT or -(-p.kv_len // KEYS) * p.kv_heads * p.batch < MANY_TILES:
+    few = next((few for most, _, few in _ROWS if max(p.head_dim, p.value_dim) <= most), 0)
+    long = p.visible_scores * p.heads // p.kv_heads > few * p.kv_len
+    if long or -(-p.kv_len // KEYS) * p.kv_heads * p.batch < MANY_TILES:
         return []
-    return [replace(c, persistent=True) for c in found if isinstance(c, BackwardSm90) and not c.in_turn]
+    less = {"tile_m": 64, "alternating": True}  # there is room for the keys of two tiles beside fewer query rows
+    return [
+        replace(c, persistent=True, **({} if c.tile_m == 128 else less)) for c in found if isinstance(c, BackwardSm90)
+    ]
 
 
 def choose(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, str]:

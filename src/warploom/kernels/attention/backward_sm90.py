@@ -16,15 +16,28 @@ from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 from warploom.tile.accumulation import part_size
 from warploom.tile.order import L2_BYTES, divisors, most_pieces, row_tiles
 from warploom.tile.panels import PANEL_COLS
+from warploom.tile.roles import WARPGROUP_ROWS
 
 CONSUMERS = 2
 KEYS = 64 * CONSUMERS
 """Keys of a CTA."""
 STAGES = 2
 """Of Q, dO and dS."""
+ADDERS = 2
+"""Threads that add to dQ."""
 BARRIER_BYTES = 256
 _MOST_REGISTERS = 212
 """Of a thread's 240 for accumulators and operands of products under way; ptxas needs the rest."""
+
+
+def panel_of(cols: int) -> int:
+    """Columns of a panel of a tile: 32 where those of 64 would hold 32 columns of zeros."""
+    return PANEL_COLS // 2 if PANEL_COLS < cols <= PANEL_COLS * 3 // 2 else PANEL_COLS
+
+
+def _whole_panels(cols: int) -> int:
+    panel = panel_of(cols)
+    return -(-cols // panel) * panel
 
 
 @dataclass(frozen=True)
@@ -36,12 +49,14 @@ class BackwardSm90(GradientDims):
     requires: ClassVar[str] = "sm_90a"
     most: ClassVar[int] = 128
 
-    tile_m: int = flag(64, "query rows per step", (64, 128))
+    tile_m: int = flag(64, "query rows per step", (64, 96, 128))
     head_dim: int = flag(128, "elements per head", (64, 128))
     dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
     v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
     in_turn: bool = flag(False, "CTAs add to dQ in the order of their keys: equal bits from run to run")
     side_by_side: int = flag(8, "planes whose tiles run at a time, at least", (1, 2, 4, 8, 16, 32))
+    rising: bool = flag(False, "blocks of query rows come from a tile's first one on, not from its last")
+    alternating: bool = flag(False, "of the threads that add to dQ each takes every other block, not a consumer's part")
     persistent: bool = flag(False, "a CTA takes one tile after another, whose K and V come while the last leaves")
     by_heads: bool = flag(False, "of heads that share keys one comes after the other, not all of them at each block")
 
@@ -51,14 +66,44 @@ class BackwardSm90(GradientDims):
         return 1 << (self.tile_m - 1).bit_length()
 
     @property
+    def width(self) -> int:
+        """Columns of the shared tiles of Q and K."""
+        return _whole_panels(self.head_dim)
+
+    @property
+    def value_width(self) -> int:
+        """Columns of the shared tiles of V and dO."""
+        return _whole_panels(self.value_dim)
+
+    @property
     def total_cols(self) -> int:
         """Query rows of a consumer's part of dQ, transposed: 64 of head_dim × these."""
-        return self.tile_m if self.width == self.most else self.tile_m // 2
+        return self.tile_m if self.width > WARPGROUP_ROWS else self.tile_m // CONSUMERS
+
+    @property
+    def total_warps(self) -> int:
+        """Warps of a consumer whose rows of its part count: the first ones, and of the second consumer the last."""
+        return (self.width if self.width > WARPGROUP_ROWS else self.sum_cols * CONSUMERS) // CONSUMERS // 16
+
+    @property
+    def total_size(self) -> int:
+        """Sums of a consumer's part."""
+        return part_size(self.total_registers, self.total_warps)
 
     @property
     def total_registers(self) -> int:
         """Accumulator registers of that part."""
         return self.total_cols // 2
+
+    @property
+    def total_stages(self) -> int:
+        """Stages of a consumer's parts."""
+        return ADDERS if self.alternating else 1
+
+    @property
+    def at_once(self) -> bool:
+        """Whether CTAs wait for each other: for those of lower numbers alone where each has one tile."""
+        return self.persistent and self.in_turn
 
     @property
     def key_stages(self) -> int:
@@ -71,7 +116,7 @@ class BackwardSm90(GradientDims):
         rows = self.key_stages * KEYS + STAGES * self.tile_m
         grads = STAGES * self.tile_m * KEYS
         vectors = 2 * STAGES * self.vector * f32.bytes
-        parts = CONSUMERS * part_size(self.total_registers) * f32.bytes
+        parts = CONSUMERS * self.total_stages * self.total_size * f32.bytes
         return (rows * (self.width + self.value_width) + grads) * self.dtype.bytes + vectors + parts + BARRIER_BYTES
 
     @property
@@ -83,8 +128,6 @@ class BackwardSm90(GradientDims):
             (self.total_cols % 16 == 0, f"blocks of {self.tile_m} rows do not divide between two consumers"),
             (registers <= _MOST_REGISTERS,
              f"tile_m {self.tile_m} at head_dim {self.head_dim} takes {registers} registers for products alone"),
-            (not (self.persistent and self.in_turn),
-             "in turn a tile waits for others, whose CTAs may not run yet: it is not persistent"),
             (self.side_by_side >= 1, f"no plane's tiles run at a time: side_by_side is {self.side_by_side}"),
         ]  # fmt: skip
 
@@ -121,10 +164,10 @@ class BackwardSm90(GradientDims):
             "q_len": p.q_len, "kv_len": p.kv_len, **divisors(kv_heads=p.kv_heads),
             **row_tiles(tiles, planes, self._together(p)),
         }  # fmt: skip
-        memory = {"total": p.planes * blocks * self.tile_m * self.width, "turns": CONSUMERS * p.planes * blocks}
+        memory = {"total": p.planes * blocks * CONSUMERS * self.total_size, "turns": CONSUMERS * p.planes * blocks}
         arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", *memory
         grid = min(tiles * planes, multiprocessors) if self.persistent else tiles * planes, 1, 1
-        return KernelCall(source, grid, scalars, maps, arrays, memory, "turns")
+        return KernelCall(source, grid, scalars, maps, arrays, memory, "turns", at_once=self.at_once)
 
     def _rounding(self, p: AttentionProblem, operands: BackwardOperands) -> KernelCall:
         """The kernel that scales and rounds dQ."""
@@ -137,8 +180,15 @@ class BackwardSm90(GradientDims):
         return KernelCall(source, grid, scalars, (self._mapped("dq", p, operands, self.tile_m),), ("dq", "total"))
 
     def _mapped(self, name: str, p: AttentionProblem, operands: BackwardOperands, rows: int) -> MappedArray:
-        box = (1, rows, 1, PANEL_COLS) if operands.layout == "bshd" else (1, 1, rows, PANEL_COLS)
+        panel = self._box_cols(name)
+        box = (1, rows, 1, panel) if operands.layout == "bshd" else (1, 1, rows, panel)
         return MappedArray(self.dtype, *operands.array(name, p), box)
+
+    def _box_cols(self, name: str) -> int:
+        """Columns of a tensor's boxes; dQ leaves through a tile of its own."""
+        if name == "dq":
+            return PANEL_COLS
+        return panel_of(self.value_dim if name in ("v", "dv", "dout") else self.head_dim)
 
     @staticmethod
     def _key_tiles(p: AttentionProblem) -> int:
@@ -149,7 +199,7 @@ class BackwardSm90(GradientDims):
 
         Each tile waits for those before it: the first ones start one after another, and the more of a plane, the later.
         """
-        row = (self.width + self.value_width) * self.dtype.bytes + self.width * f32.bytes
+        row = (self.width + self.value_width) * self.dtype.bytes + self.sum_cols * f32.bytes
         plane = p.q_len * p.heads // p.kv_heads * row
         return max(1, min(p.kv_heads * p.batch, max(self.side_by_side, L2_BYTES // max(1, plane))))
 
@@ -172,8 +222,8 @@ class BackwardSm90(GradientDims):
 
         def mapped(name: str, rows: int) -> MappedArray:
             size = (p.total_k, p.kv_heads) if name in ("k", "v", "dk", "dv") else (p.total_q, p.heads)
-            shape, box = (*size, p.value_dim if name in ("v", "dv", "dout") else p.head_dim), (rows, 1, PANEL_COLS)
-            return MappedArray(self.dtype, shape, (*strides[name], 1), box, ragged=True)
+            shape = *size, p.value_dim if name in ("v", "dv", "dout") else p.head_dim
+            return MappedArray(self.dtype, shape, (*strides[name], 1), (rows, 1, self._box_cols(name)), ragged=True)
 
         products = KernelSource.of(
             f"{kernels}:packed_backward_sm90", f"packed_backward_{self.tile_m}x{KEYS}x{self.dims}",
@@ -185,7 +235,7 @@ class BackwardSm90(GradientDims):
             mapped("q", self.tile_m), mapped("k", KEYS), mapped("v", KEYS), mapped("dout", self.tile_m),
             vector, vector, mapped("dk", 64), mapped("dv", 64),
         )  # fmt: skip
-        memory = {"total": p.heads * slots * self.tile_m * self.width, "turns": CONSUMERS * p.heads * slots}
+        memory = {"total": p.heads * slots * CONSUMERS * self.total_size, "turns": CONSUMERS * p.heads * slots}
         arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", "tiles", *memory
         tiles = most_pieces(p.total_k, p.batch, KEYS) * p.kv_heads
         grid = min(tiles, multiprocessors) if self.persistent else tiles, 1, 1
@@ -194,7 +244,7 @@ class BackwardSm90(GradientDims):
         )
         return (
             *row_calls(problem, strides, self.tile_m, self.vector),
-            KernelCall(products, grid, {"slots": slots}, maps, arrays, memory, "turns"),
+            KernelCall(products, grid, {"slots": slots}, maps, arrays, memory, "turns", at_once=self.at_once),
             KernelCall(rounding, (slots * p.heads, 1, 1), {"slots": slots}, (mapped("dq", self.tile_m),),
                        ("dq", "total", "blocks")),
         )  # fmt: skip

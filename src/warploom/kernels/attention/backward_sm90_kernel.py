@@ -10,18 +10,18 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from warploom.core.dtypes import f32, u32
-from warploom.kernels.attention.backward_sm90 import CONSUMERS, KEYS, STAGES, BackwardSm90
+from warploom.kernels.attention.backward_sm90 import ADDERS, CONSUMERS, KEYS, STAGES, BackwardSm90, panel_of
 from warploom.kernels.attention.backward_tiles import KeyTile, KeyTiles, Uses, visible
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
 from warploom.layout.catalogue import wgmma_accumulator
-from warploom.tile.accumulation import Turns, add_part, load_part, part_size, part_tile, store_part
+from warploom.tile.accumulation import WARPS, Turns, add_parts, load_part, part_tile, store_part
 from warploom.tile.epilogue import await_sent, send_rows
 from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import key_tiles
-from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
+from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
 from warploom.tile.product import Started, Wgmma, scale, zero
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS, consumer, producer, threads_of
 from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single
@@ -70,7 +70,8 @@ def attention_backward_sm90(
 
     def at(turn: Number) -> KeyTile:
         place = numbers.tile(order.item(turn))
-        return KeyTile.of(k, f, (c.tile_m, KEYS), place, (q_len, kv_len), kv_heads, by_heads=c.by_heads)
+        how = {"by_heads": c.by_heads, "rising": c.rising}
+        return KeyTile.of(k, f, (c.tile_m, KEYS), place, (q_len, kv_len), kv_heads, **how)
 
     inputs, results = (
         [Boxes.of_heads(of, heads_inside) for of in maps] for maps in ((q_map, k_map, v_map, do_map), (dk_map, dv_map))
@@ -98,10 +99,11 @@ def differentiate(
     """
     c, f = config, features
     (q_map, k_map, v_map, do_map, shift_map, delta_map, dk_map, dv_map), (total, turns) = maps, sums_of
-    q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=STAGES)
-    do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=STAGES)
-    k_tile = operand_tile(k, c.dtype, KEYS, c.width, name="K", stages=c.key_stages)
-    v_tile = operand_tile(k, c.dtype, KEYS, c.value_width, name="V", stages=c.key_stages)
+    keys_as, values_as = ({"panel": panel_of(cols)} for cols in (c.head_dim, c.value_dim))
+    q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=STAGES, **keys_as)
+    do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=STAGES, **values_as)
+    k_tile = operand_tile(k, c.dtype, KEYS, c.width, name="K", stages=c.key_stages, **keys_as)
+    v_tile = operand_tile(k, c.dtype, KEYS, c.value_width, name="V", stages=c.key_stages, **values_as)
     ds_tile = operand_tile(k, c.dtype, c.tile_m, KEYS, name="dS", stages=STAGES)
     shift_tile = k.shared(f32, c.vector, name="shift", panel_cols=c.vector, stages=STAGES)
     delta_tile = k.shared(f32, c.vector, name="delta", panel_cols=c.vector, stages=STAGES)
@@ -111,7 +113,7 @@ def differentiate(
     queries = Pipeline(k, (q_tile, q_map), (shift_tile, shift_map), readers=warps)
     gradients = Pipeline(k, (do_tile, do_map), (delta_tile, delta_map), readers=warps)
     shared = Pipeline(k, ds_tile, writers=warps, readers=warps)
-    parts = part_tile(k, c.total_registers, name="dQ", stages=CONSUMERS)
+    parts = part_tile(k, c.total_registers, name="dQ", stages=CONSUMERS * c.total_stages, warps=c.total_warps)
     sums = Pipeline(k, parts, writers=4, readers=1, parts=CONSUMERS)
     ready(k, keys, values, queries, gradients, shared, sums)
 
@@ -127,9 +129,9 @@ def differentiate(
                         place = tile.rows(block, head)
                         stream.at(uses.at(turn), filling=True).put(place, tile.values(block, head, c.vector))
                     uses.end(tile.count)
-        for me in range(CONSUMERS):
-            with k.when(k.thread == 32 * (me + 1)):
-                add(k, c, tiles, sums, total, turns, me)
+        for adder in range(ADDERS):
+            with k.when(k.thread == 32 * (adder + 1)):
+                add(k, c, tiles, sums, total, turns, adder)
 
     with consumer(k, CONSUMERS):
         work = Consumer(k, c, f, Uses(tiles), (keys, values, queries, gradients, shared, sums))
@@ -139,31 +141,39 @@ def differentiate(
 
 
 def add(
-    k: Kernel, config: BackwardSm90, tiles: KeyTiles, sums: Pipeline, total: GlobalPointer, turns: Turns, me: int
+    k: Kernel, config: BackwardSm90, tiles: KeyTiles, sums: Pipeline, total: GlobalPointer, turns: Turns, adder: int
 ) -> None:
-    """One thread: a consumer's parts of dQ, as they come, into the sums over all tiles of keys.
+    """One thread: its parts of dQ, as they come, into the sums over all tiles of keys.
 
     In turn the first tile stores its own, and the others add in the order of their keys; else whoever comes first
     stores, and the others add as they come: so nobody has to zero the sums. While the part is formed there is time to
     look whose turn it is.
     """
-    uses = Uses(tiles)
+    c, uses = config, Uses(tiles)
+    own, step = (range(CONSUMERS), ADDERS) if c.alternating else ((adder,), 1)
+
+    def send(to: GlobalPointer, stages: list[Cursor], parts: list[SharedTile], first: Traced) -> None:
+        add_parts(k, to, parts, first)
+        k.wait_bulk(0, reads_only=True)
+        for stage in stages:
+            stage.release()
+
     with tiles.each() as at:
         tile = tiles.at(at)
-        with k.loop(tile.count) as turn:
-            ready_part, number = sums.at(uses.at(turn), me), tile.part(turn, me)
-            to = total + k.mul_wide(number, part_size(config.total_registers))
-            if config.in_turn:
+        start = (uses.at(k.value(0, u32)) + adder) % ADDERS if c.alternating else 0
+        with k.loop(tile.count, start=start, step=step) as turn:
+            stages, number = [sums.at(uses.at(turn), me) for me in own], tile.part(turn, own[0])
+            to = total + k.mul_wide(number, c.total_size)
+            if c.in_turn:
                 first = turns.await_turn(number, tile.before(turn))
-                part = ready_part.wait()
+                for i, stage in enumerate(stages):
+                    send(to + i * c.total_size, [stage], [stage.wait()], first)
             else:
                 stored = turns.stored(number)
-                part = ready_part.wait()
+                parts = [stage.wait() for stage in stages]
                 first = turns.claim(number, stored)
-            add_part(k, to, part, first)
-            k.wait_bulk(0, reads_only=True)
-            ready_part.release()
-            with nullcontext() if config.in_turn else k.when(first):
+                send(to, stages, parts, first)
+            with nullcontext() if c.in_turn else k.when(first):
                 k.wait_bulk(0)
                 turns.pass_on(number)
         uses.end(tile.count)
@@ -273,13 +283,20 @@ class Consumer:
     def _start_dq(self, me: Traced, ds: SharedTile) -> Started:
         """Half of dQ of a block whose dS both consumers have shared: of its columns, or of its rows."""
         c = self._config
-        half = (me * WARPGROUP_ROWS, 0) if c.total_cols == c.tile_m else (0, me * c.total_cols)
+        half = (me * (c.width - WARPGROUP_ROWS), 0) if c.total_cols == c.tile_m else (0, me * c.total_cols)
         return self._form_dq.at(*half).start(self._k_tile, ds, zero=True)
 
     def _add(self, turn: Traced) -> None:
         """dQ of a block on its way to the sums."""
+        k, c = self._k, self._config
         sums = self._sums.at(self._uses.at(turn), self._me, filling=True)
-        store_part(self._k, sums.claim(), self._dq)
+        part = sums.claim()
+        if c.total_warps == WARPS:
+            store_part(k, part, self._dq)
+        else:
+            first = self._me * (WARPS - c.total_warps) if c.total_cols == c.tile_m else 0
+            with k.when((k.warp & 3) - first < c.total_warps, uniform=True):
+                store_part(k, part, self._dq, first)
         sums.written()
 
     def _store(self, count: Traced, dk: Boxes, dv: Boxes) -> None:
@@ -318,7 +335,7 @@ def attention_backward_dq_sm90(
 ) -> None:
     """dQ from the sums, scaled and rounded; grid (blocks of query rows, heads, batches)."""
     block, head, batch = k.cta_x, k.cta_y, k.cta_z
-    number = ((batch * k.special("nctaid.y") + head) * k.grid_x + block) * CONSUMERS + k.warpgroup
+    number = ((batch * k.special("nctaid.y") + head) * k.grid_x + block) * CONSUMERS
     row = block * config.tile_m
     to = Boxes.of_heads(dq_map, heads_inside), (row, head, batch)
     round_sums(k, config, features, (total, number), (block, (q_len, kv_len)), to)
@@ -332,7 +349,7 @@ def round_sums(
     place: tuple[Traced, tuple[Traced, Traced]],
     to: tuple[Boxes, tuple[Number, ...]],
 ) -> None:
-    """A block of dQ from its sums by their number; ``place``: the block and the lengths of its sequence.
+    """A block of dQ from its sums, the first by its number; ``place``: the block, and the lengths of its sequence.
 
     ``to``: dQ, and the block's place there.
     """
@@ -340,9 +357,15 @@ def round_sums(
     tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
     cores = Wgmma(k, c.dtype)
     factor: Traced = k.value(features.softmax_scale(c.head_dim), f32)
-    values = load_part(k, total + k.mul_wide(number, part_size(c.total_registers)), c.total_registers)
+    warps = c.total_warps if c.total_cols == c.tile_m else WARPS
+    part, warp = k.warp // warps, k.warp % warps
+    source = total + k.mul_wide(number + part, c.total_size)
     first, end = key_tiles(k, visible(features), (c.tile_m, KEYS), block, lengths)
-    values = [k.select(first < end, x, k.value(0.0, f32)) for x in values]  # without a tile that adds nobody stores
+    values = k.registers(f32, c.total_registers, 0.0, "sum")
+    with k.when((first < end) & (part < CONSUMERS) & (warp < c.total_warps), uniform=True):  # elsewhere nobody stores
+        found = load_part(k, source, c.total_registers, warp=warp, warps=c.total_warps)
+        for value, x in zip(values, found, strict=True):
+            value.set(x)
     sums = k.fragment(wgmma_accumulator(c.total_cols), f32, [x * factor for x in values])
     packed = cores.left(c.total_cols, "dq")
     cores.pack(packed, sums)

@@ -77,12 +77,13 @@ class KeyTile:
         kv_heads: Divisor,
         *,
         by_heads: bool = False,
+        rising: bool = False,
     ) -> KeyTile:
         """A tile of so many query rows and keys at (tiles after it, plane)."""
         left, plane = at
         tiles = (lengths[1] + (tile[1] - 1)) // tile[1]
         number = tiles - 1 - left  # the first keys have the most query rows, and CTAs wait for those of lower numbers
-        mask = SeenBy(k, visible(features), tile, number * tile[1], lengths)
+        mask = SeenBy(k, visible(features), tile, number * tile[1], lengths, rising=rising)
         batch, head = kv_heads.divide(plane)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if by_heads else None
         return cls(k, features, tile, number, head, batch, kv_heads.value, lengths, mask, of_head)

@@ -193,7 +193,7 @@ def packed_backward_dq_sm90(
     listed = PieceList(k, blocks)
     with k.when(k.cta_x < listed.count, uniform=True):
         piece, slot = listed.at(k.cta_x), listed.slot(k.cta_x)
-        number = (piece.head * slots + slot.first + slot.number) * CONSUMERS + k.warpgroup
+        number = (piece.head * slots + slot.first + slot.number) * CONSUMERS
         queries = piece.queries
         place = k.value(0, u32), (queries.count, piece.keys.count)
         to = sequence_boxes(dq_map), (0, piece.head, queries.begin, queries.count)
