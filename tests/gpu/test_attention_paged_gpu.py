@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false
 """``attention_paged`` on a GPU: the emulator's cases, larger ones, and CUDA graphs with other lengths."""
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import pytest
 import warploom
 from tests.ops.paged_cases import Step
 from tests.ops.test_attention_paged import STEPS
-from warploom.core.dtypes import f16
+from warploom.core.dtypes import f16, s32, u32
 from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.lang import Global, Kernel, kernel
 
 pytestmark = pytest.mark.gpu
 
@@ -87,6 +89,33 @@ def test_a_graph_is_replayed_with_other_lengths() -> None:
         graph.replay()
         expected = warploom.attention_paged(q, k, v, coming, **named)
         assert torch.equal(out, expected), other
+
+
+@kernel(threads=32, requires="sm_90")
+def late_lengths(k: Kernel, lengths: Global[s32], coming: Global[s32], batch: u32) -> None:
+    """Lets the next launch begin, and writes lengths when that must have read them."""
+    k.allow_next_launch()
+    start = k.clock()
+    with k.loop(100_000), k.when(k.clock() - start < 200_000):
+        k.syncwarp()
+    with k.when(k.thread < batch):
+        lengths.store(coming.load(k.thread), k.thread)
+
+
+def test_lengths_that_are_written_late_are_those_that_count() -> None:
+    import torch
+
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("launches overlap from compute capability 9.0 on")
+    step = Step((1500, 1500), page=64, capacity=1536, kv_heads=2, head_dim=128)
+    (q, k, v, lens), named = tensors(step)
+    warploom.attention_paged(q, k, v, lens, **named)
+    for other in ((3, 1400), (1500, 0), (777, 1)):
+        coming = torch.tensor(other, dtype=torch.int32, device="cuda")
+        expected = warploom.attention_paged(q, k, v, coming, **named)
+        torch.cuda.synchronize()
+        warploom.launch(late_lengths, 1, [lens, coming, 2])
+        assert torch.equal(warploom.attention_paged(q, k, v, lens, **named), expected), other
 
 
 def test_calls_one_behind_the_other_have_equal_bits() -> None:

@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false
 """The decode kernels: every synchronisation is needed, any shares give right results, and splits equal bits."""
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import pytest
 from tests.kernels.decode_cases import DecodeCase
 from tests.kernels.mutate import deletions, shifts
 from tests.ops.paged_cases import Step
-from warploom.core.dtypes import bf16
+from warploom.core.dtypes import bf16, s32, u32
 from warploom.core.targets import target
+from warploom.emulate import emulate
 from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
+from warploom.kernels.attention.decode_search import EarlyLengths
+from warploom.lang import Global, Kernel, kernel
 
 SMALL = Decode(tile_m=16, keys=16, num_warps=4, stages=2, head_dim=16, dtype=bf16, ctas=1, heads=2)
 STEP = Step((70, 33), page=16, capacity=80, head_dim=16, kv_heads=2, group=10)
@@ -51,8 +55,8 @@ def test_kernels_that_begin_early_wait_for_what_may_not_be_there() -> None:
     case = DecodeCase(replace(SMALL, overlap=True), STEP, 3)
     assert [call.overlaps for call in case.calls] == [True, True]
     first, second = ([op.instruction.mnemonic for op in call.source.program.ops()] for call in case.calls)
-    reads = [i for i, name in enumerate(first) if "global" in name and not name.startswith("prefetch")]
-    assert first.index("griddepcontrol.wait") < reads[0]
+    early = [name for name in first[: first.index("griddepcontrol.wait")] if "global" in name]
+    assert {name for name in early if not name.startswith("prefetch")} == {"ld.relaxed.gpu.global.b32"}  # of lengths
     assert first.index("griddepcontrol.wait") < first.index("griddepcontrol.launch_dependents")
     assert not any("global" in name for name in second[: second.index("griddepcontrol.wait")])
     findings, out, lse = case.run()
@@ -60,6 +64,41 @@ def test_kernels_that_begin_early_wait_for_what_may_not_be_there() -> None:
     plain = DecodeCase(SMALL, STEP, 3).run()
     assert np.array_equal(out.view(np.uint16), plain[1].view(np.uint16))
     assert np.array_equal(lse, plain[2])
+
+
+@kernel(threads=64)
+def lengths_that_change(k: Kernel, lengths: Global[s32], near: Global[s32], batch: u32, changes: u32) -> None:
+    """What is known of lengths of which one ``changes``; the last entry of ``near`` says whether that was seen."""
+    early = EarlyLengths(k, lengths, batch, 64)
+    with k.when(early.few, uniform=True):
+        early.read()
+    with k.when((k.thread == 0) & (changes != 0)):
+        lengths.store(k.value(7, s32), 2)
+    k.syncthreads()
+    seen = early.renew()
+    with k.when(k.thread == 0):
+        near.store(k.select(seen, k.value(1, s32), 0), batch)
+    with k.loop(batch, start=k.thread, step=64) as number:
+        near.store(early.of(batch - 1 - number), batch - 1 - number)
+
+
+@pytest.mark.parametrize(("batch", "changes"), [(64, 0), (64, 1), (3, 1), (65, 0)])
+def test_lengths_read_early_are_read_again_where_they_have_changed(batch: int, changes: int) -> None:
+    lengths, near = np.arange(batch, dtype=np.int32), np.full(batch + 1, -1, np.int32)
+    assert emulate(lengths_that_change.trace(), 1, [lengths, near, batch, changes]).findings == ()
+    expected = np.arange(batch)
+    if changes:
+        expected[2] = 7
+    assert near[:-1].tolist() == expected.tolist()
+    assert near[-1] == (changes or batch > 64)
+
+
+def test_every_barrier_of_early_lengths_is_needed() -> None:
+    mutants = deletions(lengths_that_change.trace())
+    assert len(mutants) == 3
+    for mutant in mutants:
+        lengths, near = np.arange(64, dtype=np.int32), np.full(65, -1, np.int32)
+        assert emulate(mutant.program, 1, [lengths, near, 64, 1]).findings, mutant.what
 
 
 def test_a_given_split_gives_equal_bits_on_any_number_of_ctas() -> None:

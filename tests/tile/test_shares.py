@@ -26,10 +26,12 @@ def visits(k: Kernel, blocks: Global[s32], seen: Global[u32], batch: u32, ctas: 
         return Span(none, end, k.value(TILES, u32), none, none, none)
 
     shares = Shares(k, span, batch, k.value(HEADS, u32), ctas=ctas, gap=gap)
+    shares.survey()
     first, end = shares.of(k.cta_x)
     count = k.register(u32, 0, "count")
     with k.when(first < end, uniform=True):
-        at = shares.cursor(shares.find(first), "at")
+        at = shares.cursor("at")
+        at.move(shares.find(first))
         with k.loop(end, start=first) as number, k.when(number == at.number, uniform=True):
             entry = (k.cta_x * MOST + count) * 4
             with k.when(k.lane == 0):

@@ -12,6 +12,7 @@ that of its blocks: numbers of the list that no block has stand before its first
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -76,6 +77,7 @@ class Shares:
 
     ``split``: every piece has so many blocks, counted from a tile's first (the last one what is left), wherever the
     shares would end: then results do not depend on what else is in the list. ``gap``: numbers before each tile.
+    Everything else follows a :meth:`survey`.
     """
 
     def __init__(
@@ -90,16 +92,31 @@ class Shares:
         gap: int = 0,
     ) -> None:
         self._k, self.span, self._batch, self.heads, self.split = k, span, batch, heads, split
-        self.gap = gap
-        first_span, total = span(k.value(0, u32)), k.register(u32, 0, "blocks")  # loaded beside the others
+        self.gap, self._ctas = gap, ctas
+        self._total, self._each = k.register(u32, 0, "total"), k.register(u32, 1, "share")
+
+    @property
+    def total(self) -> Traced:
+        """Numbers of the list."""
+        return self._total.get()
+
+    def read_by(self, span: Callable[[Traced], Span]) -> Shares:
+        """The same list, whose sequences are read otherwise: a survey of one holds for both."""
+        other = copy(self)
+        other.span = span
+        return other
+
+    def survey(self) -> None:
+        """Find how long the list is, and the shares."""
+        k, batch = self._k, self._batch
+        first_span, total = self.span(k.value(0, u32)), k.register(u32, 0, "blocks")  # loaded beside the others
         with k.loop(batch, step=AT_ONCE * WARP) as first:
             for blocks in self._next_blocks(first):
                 total += blocks
         for distance in (16, 8, 4, 2, 1):
             total += k.shfl_xor(total.get(), distance)
-        self.total: Traced = total.get()
-        """Numbers of the list."""
-        self._each = self._whole(k.maximum(ceiling(self.total, ctas), 1), first_span)
+        self._total.set(total.get())
+        self._each.set(self._whole(k.maximum(ceiling(self.total, self._ctas), 1), first_span))
 
     def _whole(self, least: Traced, span: Span) -> Traced:
         """The length of shares: ``least`` or, where all tiles are as long as those of ``span``, of whole ones."""
@@ -170,9 +187,9 @@ class Shares:
             number - offset + self.gap,
         )  # fmt: skip
 
-    def cursor(self, place: Place, name: str) -> Cursor:
-        """A position in the list that moves on block by block."""
-        return Cursor(self._k, self, place, name)
+    def cursor(self, name: str) -> Cursor:
+        """A position in the list that moves on block by block, once it is somewhere."""
+        return Cursor(self._k, self, name)
 
     def after(self, sequence: Traced) -> Traced:
         """The next sequence; the last one stays."""
@@ -182,20 +199,31 @@ class Shares:
 class Cursor:
     """A position in the list of blocks, in registers."""
 
-    def __init__(self, k: Kernel, shares: Shares, place: Place, name: str) -> None:
+    def __init__(self, k: Kernel, shares: Shares, name: str) -> None:
         self._k, self._shares = k, shares
 
-        def held(value: Traced, what: str) -> Mutable:
-            return k.register(u32, value, f"{name}_{what}")
+        def held(what: str) -> Mutable:
+            return k.register(u32, 0, f"{name}_{what}")
 
-        self.sequence, self.head = held(place.sequence, "sequence"), held(place.head, "head")
-        self.tile, self.block = held(place.tile, "tile"), held(place.block, "block")
-        self.number = held(place.start + (place.block - place.span.begin), "number")
-        self._span = {f.name: held(getattr(place.span, f.name), f.name) for f in fields(Span)}
+        self.sequence, self.head, self.tile, self.block = map(held, ("sequence", "head", "tile", "block"))
+        self.number = held("number")
+        self._span = {f.name: held(f.name) for f in fields(Span)}
         self._since = self._piece = None
         if shares.split is not None:
-            offset = place.block - place.span.begin
-            self._since, self._piece = held(offset % shares.split, "since"), held(offset // shares.split, "piece")
+            self._since, self._piece = held("since"), held("piece")
+
+    def move(self, place: Place) -> None:
+        """To a place."""
+        offset = place.block - place.span.begin
+        for name in ("sequence", "head", "tile", "block"):
+            getattr(self, name).set(getattr(place, name))
+        self.number.set(place.start + offset)
+        for name, register in self._span.items():
+            register.set(getattr(place.span, name))
+        split = self._shares.split
+        if self._since is not None and self._piece is not None and split is not None:
+            self._since.set(offset % split)
+            self._piece.set(offset // split)
 
     @property
     def span(self) -> Span:

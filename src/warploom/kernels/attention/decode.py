@@ -102,6 +102,11 @@ class CacheForm:
     split: bool
     scaled: bool
 
+    @property
+    def foretold(self) -> bool:
+        """Whether shares follow from lengths of keys alone, so that they can be found before it is their turn."""
+        return self.lengths and not self.packed and not self.split
+
 
 @dataclass(frozen=True)
 class DecodeOperands:
@@ -176,10 +181,11 @@ class Decode(Configuration):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: Q, K and V of each stage, and the warps' log-sum-exps."""
+        """Dynamic shared memory, at most: Q, K and V of each stage, the warps' log-sum-exps, and lengths read early."""
         keys = self.keys * self.num_warps
         rows = self.tile_rows * padded_cols(self.head_dim) + 2 * keys * padded_cols(self.key_cols)
-        return self.stages * rows * self.dtype.bytes + 4 * self.num_warps * self.tile_m
+        lengths = 4 * self.threads if self.overlap else 0
+        return self.stages * rows * self.dtype.bytes + 4 * self.num_warps * self.tile_m + lengths
 
     @property
     def key_cols(self) -> int:

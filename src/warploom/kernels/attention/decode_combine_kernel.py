@@ -45,7 +45,7 @@ def attention_decode_combine(
     heads the first ``used``.
     """
     c, f = config, features
-    given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
+    given = Lengths(k, lengths.load if form.lengths else None, starts if form.packed else None, q_len, capacity)
     span = spans(given, c, f)
     if c.overlap:
         k.allow_next_launch()

@@ -70,9 +70,10 @@ class Feed:
     ) -> None:
         self._k, self._ring, self.queries, self.q_tile, self._cursor = k, ring, queries, q_tile, cursor
         self._begins, self._q_stage = k.register(u32, 1, "asks"), Turn(k, stages, "q_ahead")
-        self._look_up()
+        self.look_up()
 
-    def _look_up(self) -> None:
+    def look_up(self) -> None:
+        """Read where the block at the cursor lies."""
         self._ring.look_up(self._cursor.sequence.get(), self._cursor.block.get())
 
     def put(self, stage: int | Callable[[], Traced], end: Traced) -> None:
@@ -86,5 +87,5 @@ class Feed:
                 self._q_stage.advance()
             self._begins.set(k.select(at.ends_piece, 1, 0))
             at.advance()
-            self._look_up()
+            self.look_up()
         k.commit_group()

@@ -29,6 +29,7 @@ from warploom.kernels.attention.decode_rows import (
     TileNumbers,
     spans,
 )
+from warploom.kernels.attention.decode_search import EarlyLengths, Search
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Global, Kernel, Mutable, SharedTile, Traced, kernel
 from warploom.lang.fragments import TileAddresses
@@ -97,15 +98,14 @@ def attention_decode(
         if form.page_size:
             with k.when(line < (batch - 1) * table_row + table_pages):
                 k.prefetch(table, line)
-        k.await_launch_before()
-    given = Lengths(k, lengths if form.lengths else None, starts if form.packed else None, q_len, capacity)
+    early = EarlyLengths(k, lengths, batch, c.threads) if c.overlap and form.foretold else None
+    known = lengths.load if early is None else early.of
+    given = Lengths(k, known if form.lengths else None, starts if form.packed else None, q_len, capacity)
     span = spans(given, c, f)
     heads = kv_heads // c.heads
     shares = Shares(k, span, batch, heads, ctas=ctas, split=split if form.split else None, gap=GAP)
     numbers = TileNumbers(given, span, batch, f.group, c.tile_m)
     slots = Slots(k, shares, numbers, Begun(k, begun, by_tile), pieces if form.split else None)
-    first, end = shares.of(k.cta_x)
-    slots.say_nothing()
     k_tile, v_tile = (operand_tile(k, c.dtype, c.keys, c.key_cols, name=x, stages=c.stages * c.num_warps) for x in "KV")
     fed = (
         (k_tile, Source(key, k_batch, k_head, row_strides[0])),
@@ -123,11 +123,23 @@ def attention_decode(
     of_keys = Scales(k, k_scale, k_scale_batch, k_scale_head) if form.scaled else None
     queries = Queries(k, c, f.group, q, (q_batch, q_head, q_row), of_keys)
 
-    with k.when(first < end, uniform=True):
-        place = shares.find(first)
-        ahead = Feed(k, ring, queries, q_tile, shares.cursor(place, "ahead"), c.stages)
-        Share(k, c, ahead, products, shares.cursor(place, "at"), place.block).run(first, end, slots, results,
-                                                                                  Parts(c, parts, logs))  # fmt: skip
+    search = Search(k, shares)
+    if early is not None:
+        with k.when(early.few, uniform=True):
+            early.read()
+            search.run(shares.read_by(spans(replace(given, keys=early.near), c, f)))
+    if c.overlap:
+        k.await_launch_before()
+    if early is None:
+        search.run(shares)
+    ahead = Feed(k, ring, queries, q_tile, search.ahead, c.stages)
+    if early is not None:
+        with k.when(early.renew(), uniform=True):
+            search.run(shares)
+            ahead.look_up()
+    slots.say_nothing()
+    with k.when(search.first < search.end, uniform=True):
+        Share(k, c, ahead, products, search.at).run(search, slots, results, Parts(c, parts, logs))
 
 
 attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", requires="sm_90")
@@ -137,16 +149,15 @@ attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", 
 class Share:
     """The blocks of a CTA, one after another; where a piece ends, its sums leave."""
 
-    def __init__(
-        self, k: Kernel, config: Decode, ahead: Feed, products: Products, at: Cursor, first_block: Traced
-    ) -> None:
+    def __init__(self, k: Kernel, config: Decode, ahead: Feed, products: Products, at: Cursor) -> None:
         self._k, self._config, self._ahead, self._products, self._at = k, config, ahead, products, at
         self._stage, self._q_stage = Turn(k, config.stages, "stage"), Turn(k, config.stages, "q_stage")
-        self._begins, self._opened = k.register(u32, 1, "begins"), k.register(u32, first_block, "opened")
+        self._begins, self._opened = k.register(u32, 1, "begins"), k.register(u32, at.block.get(), "opened")
 
-    def run(self, first: Traced, end: Traced, slots: Slots, results: Results, parts: Parts) -> None:
-        """Blocks ``first`` … ``end`` - 1 of all."""
+    def run(self, share: Search, slots: Slots, results: Results, parts: Parts) -> None:
+        """The blocks of a share that has some."""
         k, c, at, ahead = self._k, self._config, self._at, self._ahead
+        first, end = share.first.get(), share.end.get()
         for number in range(c.stages - 1):
             ahead.put(number, end)
         if c.overlap:

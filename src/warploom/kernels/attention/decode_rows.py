@@ -24,13 +24,13 @@ Strides = tuple["Traced", "Traced", "Traced"]
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many keys and queries each sequence has: arrays on the GPU (``keys``, ``starts`` of queries) or numbers.
+    """How many keys and queries each sequence has: on the GPU (``keys``, ``starts`` of queries), or numbers.
 
     ``q_len``: queries of each sequence, or of all where ``starts`` says which are whose.
     """
 
     k: Kernel
-    keys: GlobalPointer | None
+    keys: Callable[[Traced], Traced] | None
     starts: GlobalPointer | None
     q_len: Traced
     capacity: Traced
@@ -40,15 +40,14 @@ class Lengths:
         k = self.k
         keys, queries, first = self.capacity, self.q_len, k.value(0, u32)
         if self.keys is not None:
-            keys = self._within(self.keys, sequence, self.capacity)
+            keys = self._within(self.keys(sequence), self.capacity)
         if self.starts is not None:
-            first, last = (self._within(self.starts, sequence + i, self.q_len) for i in (0, 1))
+            first, last = (self._within(self.starts.load(sequence + i), self.q_len) for i in (0, 1))
             queries = k.maximum(first, last) - first
             keys = k.select(queries == 0, 0, keys)
         return keys, queries, first
 
-    def _within(self, numbers: GlobalPointer, index: Traced, most: Traced) -> Traced:
-        number = numbers.load(index)
+    def _within(self, number: Traced, most: Traced) -> Traced:
         return self.k.minimum(self.k.bitcast(self.k.maximum(number, 0), u32), most)
 
 

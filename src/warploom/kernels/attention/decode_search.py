@@ -1,0 +1,82 @@
+"""Where the share of a CTA begins: found while the launch before is running, and looked at again once that is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from warploom.core.dtypes import s32, u32
+from warploom.isa.sync import BarReduce
+
+if TYPE_CHECKING:
+    from warploom.lang import GlobalPointer, Kernel, Traced
+    from warploom.tile.shares import Shares
+
+
+class EarlyLengths:
+    """The lengths of ``few`` sequences in shared memory, a thread for each; of more they stay where they are.
+
+    They are read before the launch before is done, which may be writing them: past the L1, which would keep what is not
+    true any more. Once for each CTA: all CTAs want the same lines at about the same time.
+    """
+
+    def __init__(self, k: Kernel, lengths: GlobalPointer, batch: Traced, threads: int) -> None:
+        self._k, self._lengths, self._batch = k, lengths, batch
+        self._near, self._own = k.shared(s32, threads, name="lengths"), k.register(s32, 0, "length")
+        self.few = batch <= threads
+
+    def read(self) -> None:
+        """Of few: as they are now."""
+        self._load()
+        self._keep()
+
+    def near(self, sequence: Traced) -> Traced:
+        """One of few."""
+        return self._near.load(0, sequence)
+
+    def of(self, sequence: Traced) -> Traced:
+        """One of any."""
+        found = self._k.register(s32, 0)
+        with self._k.when(self.few, uniform=True):
+            found.set(self.near(sequence))
+        with self._k.otherwise():
+            found.set(self._lengths.load(sequence))
+        return found.get()
+
+    def renew(self) -> Traced:
+        """Once the launch before is done: whether they are others than :meth:`read` found, or it was not asked to."""
+        k, found, before = self._k, self._k.register(u32, 1, "others"), self._k.register(s32, self._own.get(), "before")
+        with k.when(self.few, uniform=True):
+            self._load()
+            others = k.emit(BarReduce("or"), (k.constant(0, u32), self._own != before))[0]
+            found.set(k.select(others, 1, 0))
+            with k.when(others, uniform=True):
+                self._keep()
+        return found != 0
+
+    def _load(self) -> None:
+        k = self._k
+        with k.when(k.thread < self._batch):
+            self._own.set(self._lengths.load(k.thread, order="relaxed"))
+
+    def _keep(self) -> None:
+        self._near.store(self._own.get(), 0, self._k.thread)
+        self._k.syncthreads()
+
+
+class Search:
+    """The share of a CTA, from its ``first`` number to ``end``, and two positions at its start."""
+
+    def __init__(self, k: Kernel, shares: Shares) -> None:
+        self._k = k
+        self.first, self.end = k.register(u32, 0, "first"), k.register(u32, 0, "end")
+        self.at, self.ahead = shares.cursor("at"), shares.cursor("ahead")
+
+    def run(self, shares: Shares) -> None:
+        """Find it."""
+        shares.survey()
+        first, end = shares.of(self._k.cta_x)
+        self.first.set(first)
+        self.end.set(end)
+        place = shares.find(first)
+        self.at.move(place)
+        self.ahead.move(place)
