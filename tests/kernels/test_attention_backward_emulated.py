@@ -44,7 +44,9 @@ CASES = {
     "sm_90 left side alone": GradientCase(SM90, 130, 300, (10, None)),
     "sm_90 groups": GradientCase(replace(SM90, dtype=f16), 60, 100, CAUSAL, (4, 2), batch=2, layout="bhsd"),
     "sm_90 heads in turn": GradientCase(replace(SM90, by_heads=True, side_by_side=1), 70, 150, CAUSAL, (2, 1), batch=2),
-    "sm_90 tile after tile": GradientCase(replace(SM90, persistent=True), 70, 300, CAUSAL, (2, 1), batch=2),
+    "sm_90 tile after tile": GradientCase(
+        replace(SM90, head_dim=88, persistent=True, alternating=True, rising=True), 70, 300, CAUSAL, (2, 1), batch=2
+    ),
     "sm_90 tiles nobody sees": GradientCase(replace(SM90, head_dim=8, persistent=True), 40, 400, (10, 0), batch=2),
     "sm_90 soft cap": GradientCase(SM90, 130, 130, CAUSAL, softcap=3.0, lse_gradient=True),
     "wide 192 and 128": GradientCase(replace(ROLES, head_dim=192, v_dim=128, tile_n=64, stages=3), 200, 90),
@@ -57,9 +59,6 @@ CASES = {
     "sm_90 80 rows": GradientCase(BackwardSm90(tile_m=80), 170, 130, CAUSAL),
     "sm_90 96": GradientCase(BackwardSm90(tile_m=96, head_dim=96, rising=True), 150, 130, CAUSAL),
     "sm_90 72 and 120": GradientCase(BackwardSm90(head_dim=72, v_dim=120, alternating=True), 130, 130, (40, 20)),
-    "sm_90 88 tile after tile": GradientCase(
-        replace(SM90, head_dim=88, persistent=True, alternating=True, rising=True), 70, 300, CAUSAL, batch=2
-    ),
     "sm_90 40": GradientCase(replace(SM90, head_dim=40), 70, 130),
     "sm_90 8": GradientCase(replace(SM90, head_dim=8), 70, 130),
     "sm_80 scale": GradientCase(SM80, 150, 200, heads=(2, 2), scale=-0.3),
@@ -97,7 +96,7 @@ IN_TURN = {
     "sm_80": GradientCase(replace(SM80, in_turn=True, num_warps=4, tile_m=32), 40, 150),
     "sm_90": GradientCase(replace(SM90, in_turn=True), 70, 300),
     "sm_90 tile after tile": GradientCase(
-        replace(SM90, head_dim=8, tile_m=32, in_turn=True, persistent=True, alternating=True), 70, 500
+        replace(SM90, head_dim=8, tile_m=32, in_turn=True, persistent=True, alternating=True), 40, 500
     ),
 }
 """Three CTAs or more add to each block of two or more."""
