@@ -95,9 +95,10 @@ def test_a_graph_is_replayed_with_other_lengths() -> None:
 def late_lengths(k: Kernel, lengths: Global[s32], coming: Global[s32], batch: u32) -> None:
     """Lets the next launch begin, and writes lengths when that must have read them."""
     k.allow_next_launch()
+    now = k.register(u32, 0)
     with k.loop(5000):
-        k.clock()
-    with k.when(k.thread < batch):
+        now.set(k.convert(k.clock(), u32))
+    with k.when((k.thread < batch) & (now != 0)):
         lengths.store(coming.load(k.thread), k.thread)
 
 
