@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.errors import ProblemError
+from warploom.ops.append_to_cache import append_to_cache
 from warploom.ops.attention import attention
 from warploom.ops.attention_paged import attention_paged
 from warploom.ops.attention_varlen import attention_varlen
@@ -147,7 +148,8 @@ def flash_attn_with_kvcache(
 
     k_cache and v_cache are (batch, capacity, kv_heads, head_dim), or with ``block_table`` (or ``page_table``), int32
     (batch, pages of a sequence), pages (pages, page_size, kv_heads, head_dim); ``cache_batch_idx`` says which of their
-    rows is whose. k and v (batch, new, kv_heads, head_dim) are written behind the first ``cache_seqlens`` before.
+    rows is whose. k and v (batch, new, kv_heads, head_dim) are written behind the first ``cache_seqlens`` before, by
+    :func:`warploom.append_to_cache`: what there is no room for is left out.
     ``rotary_cos`` and ``rotary_sin`` (positions, rotary_dim / 2) turn k, and q: at its own positions if the mask is
     causal or a window, all at the first otherwise. With ``cu_seqlens_q`` q is (queries, heads, head_dim).
 
@@ -162,14 +164,14 @@ def flash_attn_with_kvcache(
         table = cache_batch_idx[:, None]
     lengths = _lengths(cache_seqlens, k_cache, table)
     if k is not None and v is not None:
-        positions = lengths[:, None] + _count(k)
         if rotary_cos is not None and rotary_sin is not None:
-            k = _turned(k, rotary_cos, rotary_sin, positions, rotary_interleaved)
             masked = causal or any(side not in (-1, None) for side in window_size)
             q = _turned(q, rotary_cos, rotary_sin, lengths[:, None] + _count(q) * masked, rotary_interleaved)
-        _append(k_cache, k, positions, table)
-        _append(v_cache, v, positions, table)
         lengths = lengths + k.shape[1]
+        append_to_cache(
+            k_cache, v_cache, k, v, lengths, block_table=table, cos=rotary_cos, sin=rotary_sin,
+            interleaved=rotary_interleaved,
+        )  # fmt: skip
     elif rotary_cos is not None:
         raise ProblemError("rotary_cos without k and v: FlashAttention turns q beside new keys only; turn it yourself")
     return attention_paged(
@@ -196,20 +198,15 @@ def _count(x: Tensor) -> Tensor:
     return torch.arange(x.shape[1], dtype=torch.int32, device=x.device)
 
 
-def _append(cache: Tensor, x: Tensor, positions: Tensor, table: Tensor | None) -> None:
-    """Write ``x`` at these positions of each sequence, in place."""
-    import torch
-
-    size = cache.shape[1]
-    pages = torch.arange(len(x), device=x.device)[:, None] if table is None else table
-    cache[pages.long().gather(1, positions.long() // size), positions.long() % size] = x.to(cache.dtype)
-
-
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
-    """Rotary embedding of (batch, n, heads, head_dim) at positions (batch, n), in float32; later dimensions stay."""
+    """Rotary embedding of (batch, n, heads, head_dim) at positions (batch, n), in float32; later dimensions stay.
+
+    Positions beyond the tables take their last row, as in :func:`warploom.append_to_cache`.
+    """
     import torch
 
-    c, s = (table[positions.long()].float()[:, :, None] for table in (cos, sin))
+    rows = positions.long().clamp(0, len(cos) - 1)
+    c, s = (table[rows].float()[:, :, None] for table in (cos, sin))
     half = c.shape[-1]
     turning, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
     a, b = (turning[..., ::2], turning[..., 1::2]) if interleaved else turning.chunk(2, -1)

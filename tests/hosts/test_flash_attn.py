@@ -223,3 +223,23 @@ def test_packed_queries_of_pages():
     for part, pages, length in zip(q.split((1, 2)), table.long(), (7, 20), strict=True):
         expected, _ = attention64(part[None], *(x[pages].flatten(0, 1)[None, :length] for x in (k, v)), causal=True)
         assert_near(out[:1] if len(part) == 1 else out[1:], expected[0])
+
+
+@torch.no_grad()
+def test_keys_that_a_cache_has_no_room_for_are_left_out():
+    """Lengths may say anything on a GPU: no other sequence's keys are touched, and angles end with their table."""
+    q, k, v, k_cache, v_cache = tensors(
+        (2, 3, 2, 16), *((2, 2, 1, 16),) * 2, *((4, 16, 1, 16),) * 2, dtype=torch.float16
+    )
+    angles = torch.rand(32, 8, generator=torch.Generator().manual_seed(3))
+    lengths, table = torch.tensor([31, 3], dtype=torch.int32), torch.tensor([[2, 1], [0, -1]], dtype=torch.int32)
+    before = v_cache.clone()
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, angles.cos().half(), angles.sin().half(), lengths, causal=True, block_table=table
+    )
+    before[1, 15], before[0, 3:5] = v[0, 0], v[1]
+    assert torch.equal(v_cache, before)
+    keys = k_cache[0, :5].double()
+    assert torch.equal(keys[:3], k_cache[0, :3].double())
+    query = turned(q[1], angles.cos().half(), angles.sin().half(), 3, True)
+    assert_near(out[1], attention64(query[None], keys[None], before[0, None, :5].double(), causal=True)[0][0])

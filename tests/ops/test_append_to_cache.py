@@ -196,3 +196,34 @@ def test_no_new_keys_are_none() -> None:
     cache, empty = np.zeros((4, 16, 1, 64), BF16), np.zeros((2, 0, 1, 64)).astype(BF16)
     assert warploom.append_to_cache(cache, cache.copy(), empty, empty, np.ones(2, np.int32),
                                     block_table=np.zeros((2, 2), np.int32)) is None  # fmt: skip
+
+
+@pytest.mark.parametrize("turning", [True, False])
+def test_in_a_graph_it_is_one_operator_that_changes_the_caches(turning: bool) -> None:
+    torch = pytest.importorskip("torch")
+
+    def draw(*shape: int) -> Any:
+        return torch.randn(*shape).half()
+
+    lens, angles = torch.tensor([5, 16], dtype=torch.int32), torch.rand(16, 8)
+    named = {"q": draw(2, 3, 2, 16), "cos": angles.cos(), "sin": angles.sin()} if turning else {}
+    cache, new = draw(2, 2, 16, 1, 16), draw(2, 2, 3, 1, 16)
+
+    def call(both: Any, new: Any) -> Any:
+        found = warploom.append_to_cache(both[:, 0], both[:, 1], new[0], new[1], lens, **named)
+        return both.double().sum() if found is None else found
+
+    eager, compiled = cache.clone(), cache.clone()
+    expected = call(eager, new)
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(compiled, new), expected)
+    assert torch.equal(compiled, eager)
+    assert not torch.equal(eager, cache)
+    torch.library.opcheck(
+        torch.ops.warploom.append_to_cache.default,
+        (cache[:, 0].clone(), cache[:, 1].clone(), new[0], new[1], lens, None,
+         *(named.get(name) for name in ("q", "cos", "sin")), None, None, False,
+         torch.empty_like(named["q"]) if turning else None),
+        test_utils=("test_schema", "test_faketensor"),
+    )  # fmt: skip
+    with pytest.raises(ProblemError, match="requires a gradient"):
+        call(cache, new.requires_grad_())

@@ -11,6 +11,10 @@ def operator_of(name: str) -> Callable[..., Any]:
 
     By import statements, which PyTorch traces; :func:`importlib.import_module` would break the graph.
     """
+    if name == "append_to_cache":
+        from warploom.operators.append import append_to_cache
+
+        return append_to_cache
     if name == "attention":
         from warploom.operators.attention import attention
 

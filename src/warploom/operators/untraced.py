@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from warploom.core.errors import ProblemError
 from warploom.interop.tracing import transforms
 from warploom.operators import epilogues
-from warploom.ops import append_to_cache as of_append
 from warploom.ops import attention as of_attention
 from warploom.ops import attention_backward as of_backward
 from warploom.ops import attention_paged as of_paged
@@ -66,10 +65,6 @@ attention_varlen = _untraced(
     of_varlen.attention_varlen,
     "warploom.attention_varlen takes no out or check under torch.compile: leave them away, or compile without "
     "fullgraph=True",
-)
-append_to_cache = _untraced(
-    of_append.append_to_cache,
-    "warploom.append_to_cache is no PyTorch operator: compile without fullgraph=True",
 )
 _PLANNED = "plans are made outside of graphs: call it before the compiled function, or compile without fullgraph=True"
 plan = _untraced(of_attention.plan, _PLANNED)

@@ -83,7 +83,8 @@ def append_to_cache(
 def _first_call(views: Arrays, interleaved: Any, check: Any) -> list[Any]:
     """Everything that :func:`append_to_cache` need not repeat for arrays of the same shapes, strides and device."""
     turns = flag("interleaved", interleaved)
-    problem = _problem(views, turns)
+    problem = read_append(views, turns)
+    _refuse_caches(views)
     if flag("check", check):
         _check_entries(views, problem)
     for name in ("k", "v", "q"):
@@ -121,12 +122,12 @@ def _strides(view: ArrayView) -> Strides:
     return outer, head, row
 
 
-def _problem(views: Arrays, interleaved: bool) -> AppendProblem:
+def read_append(views: Arrays, interleaved: bool) -> AppendProblem:
     """Check the arrays. Raises ProblemError with the first thing that is wrong."""
     k, cache, table, q = views["k"], views["k_cache"], views.get("table"), views.get("q")
     named = _named(views)
     on_one_device(list(named.values()), list(named))
-    _refuse_caches(views)
+    check_cache(named)
     fp8 = is_fp8(cache)
     for name in ("k", "v", *(("q",) if q is not None else ())):
         view = views[name]
