@@ -130,6 +130,8 @@ def test_packed_launches(kernel):
     torch.testing.assert_close(outs, sources * torch.arange(2.0, 6.0, device="cuda")[:, None])
     with pytest.raises(RuntimeError, match="refused"):
         Launch(kernel, ((1, 1, 1), (1025, 1, 1)), 512, overlaps=False, at_once=False).queue(0, sets[0])
+    with pytest.raises(RuntimeError, match="refused"):
+        kernel.configure(1 << 20, 128, shared_bytes=512, at_once=True).queue(0, sets[0])
 
 
 def test_a_fresh_thread_has_no_context(kernel):

@@ -72,9 +72,9 @@ def in_order(config: BackwardSm90, p: AttentionProblem) -> BackwardSm90:
     Tiles of a plane that visit a block one soon after the other find it there. Under a causal mask the tiles of later
     keys are shorter, by as many steps as heads share them where all heads of a block are visited, and after the first
     round their distances are those; one head after the other they meet again at each, where the shorter ones wait, the
-    less, the fewer run at a time. Tiles of narrow heads are shorter by one step alone, too few to come in turn without
-    a wait; in no order they begin at their own rows, where they meet at no block. Without a mask nothing brings tiles
-    together again, so the planes of a group fit.
+    less, the fewer run at a time. Tiles of narrow heads are shorter by about a step: in turn they wait for each other,
+    the less, the more planes share the multiprocessors; in no order they begin at their own rows, where they meet at no
+    block. Without a mask nothing brings tiles together again, so the planes of a group fit.
     """
     left, right = p.window
     if right is None:
@@ -85,14 +85,16 @@ def in_order(config: BackwardSm90, p: AttentionProblem) -> BackwardSm90:
         return replace(config, side_by_side=16, by_heads=True)
     if max(p.head_dim, p.value_dim) > _ROWS[-1][0]:
         return config
-    return replace(config, side_by_side=32) if config.in_turn else replace(config, rising=True)
+    if config.in_turn:
+        return replace(config, side_by_side=32 if p.q_len <= 4 * _LONG else 16)
+    return replace(config, rising=True)
 
 
 def persistent(found: tuple[BackwardConfig, ...], p: AttentionProblem) -> list[BackwardConfig]:
     """Those of them that could take one tile after another, where that pays.
 
     Tiles with few blocks of query rows spend much of their time on their first and last; among few tiles whose work
-    differs, those that become free should take the next. In turn they wait less where all heads run at a time.
+    differs, those that become free should take the next.
     """
     few = next((few for most, _, few in _ROWS if max(p.head_dim, p.value_dim) <= most), 0)
     long = p.visible_scores * p.heads // p.kv_heads > few * p.kv_len
