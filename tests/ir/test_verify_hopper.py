@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import linecache
 import re
+from pathlib import Path
 
 import pytest
 
@@ -196,7 +197,6 @@ def copies(k: Kernel, source: TensorMap, target: TensorMap, *, mistake: str) -> 
 
 MBARRIERS = {
     "not initialised": (r"uses the mbarriers 'full', which nothing initialises", "full.expect("),
-    "no arrivals": (r"for 0 arrivals a phase: it counts 1 to 1048575", "full.init("),
     "parity": (r"waits for parity 2", "free.wait(2"),
     "bytes": (r"expects 8184 bytes: boxes are multiples of 16", "full.expect("),
     "too many bytes": (r"expects 1048576 bytes", "full.expect(1 << 20"),
@@ -217,6 +217,11 @@ def test_a_ring_is_accepted() -> None:
 @pytest.mark.parametrize("mistake", MBARRIERS)
 def test_mbarrier_mistakes_name_the_authors_line(mistake: str) -> None:
     refused(copies, mistake, *MBARRIERS[mistake])
+
+
+def test_an_mbarrier_of_no_arrivals_is_refused_where_it_is_initialised() -> None:
+    with pytest.raises(VerifyError, match=rf"{Path(__file__).name}:\d+: .*1 to 1048575"):
+        copies.trace(mistake="no arrivals")
 
 
 @kernel(threads=256, requires="sm_90a")

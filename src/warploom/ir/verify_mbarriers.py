@@ -16,7 +16,7 @@ from warploom.ir.statements import Const, Loop, Op, Operand, Roles, SharedRegion
 from warploom.isa.effects import BulkTensorCopy, MbarrierArrive, MbarrierInit, MbarrierWait
 from warploom.isa.warp import Special
 
-_MOST_ARRIVALS = (1 << 20) - 1  # PTX ISA, "mbarrier": counts and transaction counts have 20 bits
+_MOST_BYTES = (1 << 20) - 1  # PTX ISA, "mbarrier": transaction counts have 20 bits
 _TENSOR_UNIT = 16  # bytes; boxes are multiples of it
 
 
@@ -91,14 +91,12 @@ def _sort(op: Op, effect: object, uses: _Uses) -> None:
 
 def _numbers(op: Op, effect: MbarrierInit | MbarrierArrive | MbarrierWait) -> Iterator[str]:
     where = at(op.where)
-    if isinstance(effect, MbarrierInit) and not 1 <= effect.count <= _MOST_ARRIVALS:
-        yield f"{where}an mbarrier for {effect.count} arrivals a phase: it counts 1 to {_MOST_ARRIVALS}"
     if isinstance(effect, MbarrierArrive) and effect.expected_bytes is not None:
         size = abs(effect.expected_bytes)
-        if size % _TENSOR_UNIT or not 0 < size <= _MOST_ARRIVALS:
+        if size % _TENSOR_UNIT or not 0 < size <= _MOST_BYTES:
             yield (
                 f"{where}expects {size} bytes: boxes are multiples of {_TENSOR_UNIT} bytes, and a phase counts at most "
-                f"{_MOST_ARRIVALS}"
+                f"{_MOST_BYTES}"
             )
     if isinstance(effect, MbarrierWait):
         parity = op.operands[effect.parity]
