@@ -306,6 +306,7 @@ REASONS: dict[tuple[str, str], str] = {
     ("CUDA: pipeline", "flipped predicate"): "a way that this run does not take",
     ("CUDA: barrier, sm_80", "without mbarrier.test_wait.shared.b64"): "the last wait: nothing follows it",
     ("CUDA: barrier, sm_90", "without mbarrier.try_wait.shared::cta.b64"): "the last wait: nothing follows it",
+    ("CUDA: barrier, sm_90", "without mbarrier.try_wait.shared.b64"): "the last wait: nothing follows it",
     ("Triton: matmul, sm_80", "without bar.sync"): _EARLIER,
     ("Triton: matmul, sm_80", "without cp.async.wait_group"): "the wait at the end of the loop has waited for as much",
     ("Triton: matmul, sm_90", "without bar.sync"): _TOGETHER,
