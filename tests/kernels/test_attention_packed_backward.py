@@ -31,8 +31,8 @@ MULTIPROCESSORS = 2
 SM80 = BackwardSm80(head_dim=32, tile_m=32, num_warps=4)
 KINDS = {
     "sm80": SM80,
-    "sm90": BackwardSm90(head_dim=64, tile_m=32),
-    "tile after tile": BackwardSm90(head_dim=64, tile_m=32, persistent=True),
+    "sm90": BackwardSm90(head_dim=64, tile_m=32, rising=True),
+    "tile after tile": BackwardSm90(head_dim=64, tile_m=32, rising=True, persistent=True),
     "wide keys, sm80": BackwardSm80(head_dim=40, v_dim=24, tile_m=32, num_warps=4),
     "wide keys": BackwardSm90(head_dim=64, v_dim=40, tile_m=32),
     "sm80 in turn": BackwardSm80(head_dim=40, tile_m=32, num_warps=4, dtype=f16, in_turn=True),

@@ -5,8 +5,7 @@ visits its keys from the first block to the last. A CTA takes a contiguous share
 steps of a product), so uneven lengths leave no SM idle. All shares but the last are equal: one block less would end no
 sooner. Where all sequences are as long, shares are of whole tiles, if they need not be much longer for that. What a
 share has of one tile of query rows is a *piece*; only the first and the last piece of a share may be less than all keys
-of a tile. A tile costs time beyond
-that of its blocks: numbers of the list that no block has stand before its first.
+of a tile. A tile costs time beyond that of its blocks: numbers of the list that no block has stand before its first.
 """
 
 from __future__ import annotations

@@ -27,15 +27,15 @@ _WIDE_HEAD = 128
 """Above this head_dim blocks of 32 query rows fit shared memory, and two warps share their keys, on sm_80."""
 
 
-def candidates(problem: BackwardProblem, target: Target) -> tuple[BackwardConfig, ...]:
-    """Configurations for a problem, the fastest first."""
+def candidates(problem: BackwardProblem, target: Target, *, listed: bool = False) -> tuple[BackwardConfig, ...]:
+    """Configurations for a problem, the fastest first; ``listed``: for tiles that the GPU lists."""
     p = problem.forward
     widest = max(p.head_dim, p.value_dim)
     found: list[BackwardConfig] = []
     if target.has_wgmma and widest > _WIDE_HEAD:
         found.append(_wide(p))
     elif target.has_wgmma:
-        found.append(in_order(_narrow(problem, widest), p))
+        found.append(in_order(_narrow(problem, widest), p, listed=listed))
     general = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
     if widest > _WIDE_HEAD:
         general = replace(general, tile_m=32)
@@ -66,7 +66,7 @@ def _wide(p: AttentionProblem) -> BackwardWideSm90:
     return replace(base, tile_n=48, held_queries=6)
 
 
-def in_order(config: BackwardSm90, p: AttentionProblem) -> BackwardSm90:
+def in_order(config: BackwardSm90, p: AttentionProblem, *, listed: bool = False) -> BackwardSm90:
     """The configuration with the order of tiles and heads in which what tiles share stays in the L2.
 
     Tiles of a plane that visit a block one soon after the other find it there. Under a causal mask the tiles of later
@@ -74,11 +74,13 @@ def in_order(config: BackwardSm90, p: AttentionProblem) -> BackwardSm90:
     round their distances are those; one head after the other they meet again at each, where the shorter ones wait, the
     less, the fewer run at a time. Tiles of narrow heads are shorter by about a step: in turn they wait for each other,
     the less, the more planes share the multiprocessors; in no order they begin at their own rows, where they meet at no
-    block. Without a mask nothing brings tiles together again, so the planes of a group fit.
+    block, as all ``listed`` ones do. Without a mask nothing brings tiles together again, so the planes of a group fit.
     """
     left, right = p.window
     if right is None:
         return replace(config, side_by_side=1) if left is None else config
+    if listed and not config.in_turn:
+        config = replace(config, rising=True)
     if left is not None:
         return config
     if p.heads > p.kv_heads and p.q_len >= _LONG:

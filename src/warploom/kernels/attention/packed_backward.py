@@ -43,7 +43,7 @@ class PackedBackwardConfig(BackwardConfig, Protocol):
 def choose_packed_backward(problem: PackedBackwardProblem, target: Target) -> PackedBackwardConfig:
     """The configuration for packed sequences on a target. Raises ProblemError when none fits."""
     reasons: list[str] = []
-    plain = candidates(problem.typical, target)
+    plain = candidates(problem.typical, target, listed=True)
     many = replace(problem.typical.forward, batch=MANY_TILES)  # how many there are, the host does not know
     for config in (*persistent(plain, many), *plain):
         found = config.check(target) + config.misfits(problem.typical)

@@ -130,8 +130,7 @@ class PackedKeyTile(KeyTile):
         tile, (piece, slot) = (config.tile_m, KEYS), place
         first, none = slot.number * KEYS, k.value(0, u32)
         lengths = piece.keys.count, piece.queries.count + first
-        rising = features.window[1] is not None and not config.in_turn  # nobody waits for who stores dQ first
-        mask = SeenBy(k, visible(features), tile, first, lengths, rising=rising)
+        mask = SeenBy(k, visible(features), tile, first, lengths, rising=config.rising)
         of_head = Divisor.of(k, k.maximum(mask.blocks, 1)) if config.by_heads else None
         return cls(
             k, features, tile, slot.number, piece.head, none, none, lengths, mask, of_head, piece, slot, slots
