@@ -1,7 +1,7 @@
 """Write docs/evidence/ladder-gemm.md from the committed evidence: ``python benchmarks/gemm_page.py [--check]``.
 
-The evidence is benchmarks/results/h200/gemm-f16.json and gemm-f32.json (``warploom bench gemm --accumulate f16``),
-gemm-tuned-f16.json (``warploom bench gemm --tuned``), seed-gemm.json (benchmarks/seed_gemm_h200.py),
+The evidence is benchmarks/results/h200/gemm-f16.json and gemm-f32.json (``ladders.py gemm --accumulate f16``),
+gemm-tuned-f16.json (``ladders.py gemm --tuned``), seed-gemm.json (benchmarks/seed_gemm_h200.py),
 gemm.json (benchmarks/gemm_h200.py), gemm-power.json (benchmarks/gemm_power_h200.py), gemm-waves.json
 (benchmarks/gemm_waves_h200.py), profile-gemm.json (benchmarks/profile_gemm_h200.py), the SASS figures of
 ``benchmarks/gemm_static.py`` and the seed's table in benchmarks/seeds/gemm.json. ``--check`` changes nothing and ends

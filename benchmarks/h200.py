@@ -21,7 +21,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_SECONDS = 460.0
-WARPLOOM = [sys.executable, "-m", "warploom"]
 LENGTHS = "512,1024,2048,4096,8192,16384"
 
 
@@ -40,8 +39,8 @@ def sections(out: Path) -> list[Section]:
     """What is run, the most important first."""
 
     def ladder(file: str, seconds: float, *options: str) -> Section:
-        command = [*WARPLOOM, "bench", "attention", "--out", str(out / file), "--targets",
-                   str(ROOT / "benchmarks" / "targets.json"), *options]  # fmt: skip
+        script = str(ROOT / "benchmarks" / "ladders.py")
+        command = [sys.executable, script, "attention", "--out", str(out / file), *options]
         return Section(file.removesuffix(".json"), command, seconds, file, ladder_lines)
 
     host_cost = [sys.executable, __file__, "--host-cost", str(out / "host-cost.json")]

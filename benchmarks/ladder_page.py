@@ -1,6 +1,6 @@
 """Write docs/evidence/ladder-attention.md from the committed evidence: ``python benchmarks/ladder_page.py [--check]``.
 
-The evidence is benchmarks/results/h200/attention-d128-bf16.json and attention-d128-f16.json (``warploom bench
+The evidence is benchmarks/results/h200/attention-d128-bf16.json and attention-d128-f16.json (``ladders.py
 attention``), the SASS figures of ``benchmarks/ladder_static.py`` and the seeds' figures in benchmarks/seeds/.
 ``--check`` changes nothing and ends with 1 if the page is out of date.
 """
@@ -139,7 +139,7 @@ class Ladder:
 
 
 def timed(dtype: str) -> tuple[Row, dict[str, Row]]:
-    """(environment, rows by rung) of ``warploom bench attention --dtype DTYPE``; empty where it was not measured."""
+    """(environment, rows by rung) of ``ladders.py attention --dtype DTYPE``; empty where it was not measured."""
     found = read(f"h200/attention-d128-{dtype}.json") or {"environment": {}, "rows": []}
     return found["environment"], {row["rung"]: row for row in found["rows"]}
 

@@ -1,7 +1,7 @@
 """Fill the tables of the README and of docs/ from the committed results: ``python benchmarks/render.py [--check]``.
 
 A table stands between ``<!-- table: FILE COLUMNS -->`` and ``<!-- end table -->``: FILE is a result below
-benchmarks/results (h200/attention-d128-bf16.json), as ``warploom bench`` or ``ladder --json`` writes it; COLUMNS is a
+benchmarks/results (h200/attention-d128-bf16.json), as ``ladders.py`` writes it; COLUMNS is a
 word of ``MARKDOWN_TABLES`` (``page_tables.py``), ``CALL_TABLES`` (``call_tables.py``) or ``SECTIONS``
 (``training_sections.py``, ``serving_sections.py``). Below each table stands what it was made with; a table whose file
 is not there says so, a section is left out. Pictures of sections are drawn too (needs matplotlib). ``--check`` changes

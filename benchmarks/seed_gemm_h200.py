@@ -6,10 +6,10 @@
 
 writes ``seed-gemm.json`` to DIR ($OUT by default). The post's kernels 03 to 05 are compiled from its repository (MIT),
 every configuration of its tuner, and its tuner's rule picks one for each size: the least mean of ten calls after five.
-Ours are each rung's own tile, the tile that the seed's tuner picked, and the one of FILE (what ``warploom bench gemm
---tuned`` wrote). The matrices are uniform in [0, 1), as the seed's. Three loads: rested and sustained as ``warploom
-bench`` has them, and *bursts*, the seed's own: ten calls after two, after a rest, during which the seed checks results
-on the host. Needs torch with CUDA, and ``cuda_fp16.h`` of a CUDA toolkit or of Triton. Two minutes.
+Ours are each rung's own tile, the tile that the seed's tuner picked, and the one of FILE (what ``ladders.py gemm
+--tuned`` wrote). The matrices are uniform in [0, 1), as the seed's. Three loads: rested and sustained as ``ladders.py``
+has them, and *bursts*, the seed's own: ten calls after two, after a rest, during which the seed checks results on the
+host. Needs torch with CUDA, and ``cuda_fp16.h`` of a CUDA toolkit or of Triton. Two minutes.
 
 Exit code 1 if one of our rungs with its tuned tile is slower than the seed's kernel under sustained load, or wrong.
 """

@@ -1,6 +1,6 @@
 """Write docs/evidence/from-mma-to-wgmma.md and its pictures from committed evidence.
 
-The evidence: attention-d128-bf16.json (``warploom bench attention``), attention-cells.json
+The evidence: attention-d128-bf16.json (``ladders.py attention``), attention-cells.json
 (``benchmarks/attention_cells.py``), attention-sweep.json (``benchmarks/sweep_h200.py``), attention-data.json
 (``benchmarks/attention_data_h200.py``), profile.json (``benchmarks/profile_h200.py``) and sanitizer-unseen.json
 (``benchmarks/sanitize_unseen.py``) below benchmarks/results/h200, and static/hopper-mutants.json (``python -m

@@ -11,13 +11,13 @@ from warploom.bench import monitor
 from warploom.bench.environment import environment, gpu_slug
 from warploom.bench.monitor import GpuMonitor, parse_nvidia_smi
 from warploom.bench.tables import ladder_tables
-from warploom.bench.targets import BEFORE, Figure, load_targets, missed
 from warploom.core.errors import ProblemError
 from warploom.cuda.device import Gpu
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.matmul.ladder import FULL_LADDER as GEMM_LADDER
 
-PAGES = load("page_tables")
+PAGES, FIGURES = load("page_tables"), load("figures")
+BEFORE, Figure, load_targets, missed = FIGURES.BEFORE, FIGURES.Figure, FIGURES.load_targets, FIGURES.missed
 
 
 def row(rung="best", median=400.0, ratio=1.2, seq=4096):

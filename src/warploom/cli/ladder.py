@@ -17,7 +17,6 @@ from warploom.cli.options import (
     On,
     RungList,
     Settings,
-    Tuned,
     chosen_rungs,
     grouped,
     on_gpu,
@@ -28,12 +27,11 @@ from warploom.cli.plot import PlotFile, draw, ready_to_plot
 
 if TYPE_CHECKING:
     from warploom.bench.attention import AttentionFamily
-    from warploom.bench.gemm import GemmFamily, Square
+    from warploom.bench.gemm import GemmFamily
     from warploom.bench.ladder import Family, LadderResult
     from warploom.kernels.attention.problem import AttentionConfig
     from warploom.kernels.ladder import Rung
     from warploom.kernels.matmul.problem import MatmulConfig
-    from warploom.tune.rungs import Searched
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -99,23 +97,6 @@ def attention(
     _run_and_report(family, *fitting(family, rungs), telling, asked=bool(rung), sizes=sizes)
 
 
-def searched(
-    rungs: list[Rung[MatmulConfig]], places: Sequence[Square], *, tuned: bool
-) -> tuple[list[Rung[MatmulConfig]], Searched | None]:
-    """The rungs, ``tuned`` as a search of their tiles at every size on the GPU finds them, and that search."""
-    from warploom.tune.rungs import RungSearch
-    from warploom.tune.tuner import gpu_for_tuning
-
-    if not tuned:
-        return rungs, None
-    sizes = list(dict.fromkeys(place.n for place in places))
-    with progress_bar() as report:
-        found = RungSearch(gpu_for_tuning(), places[0].data, report=report).run(rungs, sizes)
-    for text in found.notes:
-        note(text)
-    return [found.at_size(rung, places[-1]) for rung in found.rungs], found
-
-
 @app.command("gemm")
 @explains_errors
 @grouped
@@ -127,7 +108,6 @@ def gemm(
     k: Annotated[int, typer.Option(metavar="N", min=1, help="Columns of A, rows of B on the emulator.")] = 512,
     accumulate: Accumulate = None,
     gpu_n: Annotated[str, typer.Option(metavar="N,…", help="Sizes of the square products on the GPU.")] = "4096,8192",
-    tuned: Tuned = False,
     *,
     telling: Telling,
 ) -> None:
@@ -142,31 +122,28 @@ def gemm(
       warploom ladder gemm
       warploom ladder gemm --rung 01b,02 --set BM=64 --accumulate f32 --json -
       warploom ladder gemm --on gpu --gpu-n 1024,2048,4096,8192,16384
-      warploom ladder gemm --tuned --gpu-n 4096
     """
     from warploom.bench.gemm import Square
     from warploom.bench.ladder import fitting
 
     if telling.plot is not None:
         ready_to_plot(telling.plot)
-    sizes = sequence_lengths(gpu_n, "sizes") if on_gpu("gpu" if tuned else telling.on) else []
-    family, rungs = gemm_rungs(rung, set_, accumulate or (tuned and "f16") or None, (m, n, k))
-    kept, left_out = fitting(family, rungs)
-    places = [Square(size, tuned=tuned) for size in sizes]
-    kept, search = searched(kept, places, tuned=tuned)
-    _run_and_report(family, kept, left_out, telling, asked=bool(rung), sizes=places, search=search)
+    sizes = sequence_lengths(gpu_n, "sizes") if on_gpu(telling.on) else []
+    family, rungs = gemm_rungs(rung, set_, accumulate, (m, n, k))
+    places = [Square(size) for size in sizes]
+    _run_and_report(family, *fitting(family, rungs), telling, asked=bool(rung), sizes=places)
 
 
 def _run_and_report(
     family: Family[Any], rungs: list[Rung[Any]], left_out: list[str], telling: Telling, *, asked: bool,
-    sizes: Sequence[Any], search: Searched | None = None,
+    sizes: Sequence[Any],
 ) -> None:  # fmt: skip
     """Run, draw and report the rungs that fit. Raises ConfigError where none does, or one asked for does not."""
     if left_out and (asked or not rungs):
         from warploom.core.errors import ConfigError
 
         raise ConfigError("; ".join(left_out))
-    result = run(family, rungs, sizes, telling.seed, search=search)
+    result = run(family, rungs, sizes, telling.seed)
     result.notes[:0] = left_out
     if telling.plot is not None:
         draw(result.json(), telling.plot)
@@ -217,15 +194,9 @@ def gemm_rungs(
 
 
 def run(
-    family: Family[Any],
-    rungs: list[Rung[Any]],
-    sizes: Sequence[Any],
-    seed: int | None,
-    rounds: int = 15,
-    metered: bool = False,
-    search: Searched | None = None,
+    family: Family[Any], rungs: list[Rung[Any]], sizes: Sequence[Any], seed: int | None, **more: Any
 ) -> LadderResult:
-    """Run the ladder under a progress bar, after saying how long the emulator will take; ``search``: at its tiles."""
+    """Run the ladder under a progress bar, after saying how long the emulator will take; ``more`` as it takes it."""
     from warploom.bench.ladder import run_ladder
     from warploom.cuda.compile import available_cores
 
@@ -235,15 +206,8 @@ def run(
         f"{len(rungs)} rungs: about {max(1, round(expected))} s on the emulator with all checks, and up to "
         f"{max(1, round(compiling))} s to compile what is new"
     )
-    more: dict[str, Any] = {} if search is None else {"at_size": search.at_size}
     with progress_bar() as progress:
-        result = run_ladder(
-            family, rungs, seed=seed, gpu_sizes=sizes, progress=progress, rounds=rounds, metered=metered, **more
-        )
-    if search is not None:
-        for row in result.rows:
-            row["search"] = search.json(row["rung"])
-    return result
+        return run_ladder(family, rungs, seed=seed, gpu_sizes=sizes, progress=progress, **more)
 
 
 def report(result: LadderResult, json: str | None) -> None:

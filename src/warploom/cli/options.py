@@ -29,9 +29,6 @@ DTypeName = Annotated[str, typer.Option(metavar="bf16|f16", help="Element type."
 Accumulate = Annotated[
     str | None, typer.Option(metavar="f16|f32", help="Accumulate in this type; default each rung's own.")
 ]
-Tuned = Annotated[
-    bool, typer.Option("--tuned", help="First search every rung's tile, warps and stages at each size, on the GPU.")
-]
 On = Annotated[str, typer.Option(metavar="cpu|gpu|auto", help="gpu: also time on the GPU; auto: if there is one.")]
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - for standard output.")

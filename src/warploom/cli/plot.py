@@ -19,7 +19,7 @@ PlotFile = Annotated[
 
 @explains_errors
 def plot(
-    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="What ladder --json or bench wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="What ladder --json wrote.")],
     out: Annotated[Path, typer.Option(help="File to draw: .svg, .png or .pdf.")],
     size: Annotated[
         int | None, typer.Option(help="Sequence length (or first size) to show; default the last one timed.")
@@ -48,7 +48,7 @@ def _ladder(result: Any, file: Path) -> dict[str, Any]:
     """A result whose rows are rungs that can be drawn. Raises ConfigError that says what else the file holds."""
     from warploom.core.errors import ConfigError
 
-    wanted = "give a file that warploom ladder attention (or gemm) --json, or warploom bench, wrote"
+    wanted = "give a file that warploom ladder attention (or gemm) --json wrote"
     if isinstance(result, dict) and "rungs" in result:
         raise ConfigError(f"{file} is warploom ladder reduce's, in cycles, of which there is no picture: {wanted}")
     rows = result.get("rows") if isinstance(result, dict) else None

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pytest
-
+from tests.project import load
 from tests.tune.fakes import SimulatedClock, compiled, config_of, fake_gpu
+
 from warploom.bench.gemm import Square, settled
 from warploom.core.dtypes import f16, f32
 from warploom.core.errors import ConfigError
@@ -16,8 +17,9 @@ from warploom.kernels.matmul.ladder import FULL_LADDER, LADDER
 from warploom.kernels.matmul.problem import contiguous_problem
 from warploom.tune.build import Built
 from warploom.tune.matmul import misfits
-from warploom.tune.rungs import FREE, Effort, RungSearch, distinct_ideas, family, idea
 
+SEARCH = load("rung_search")
+FREE, Effort, RungSearch, family, idea = SEARCH.FREE, SEARCH.Effort, SEARCH.RungSearch, SEARCH.family, SEARCH.idea
 SM90 = target("sm_90a")
 RUNGS = {rung.key: rung for rung in settled(FULL_LADDER.rungs, f16, {})}
 F32 = {rung.key: rung for rung in settled(FULL_LADDER.rungs, f32, {})}
@@ -48,13 +50,13 @@ def test_what_wins_the_seeds_search_is_in_ours(key: str) -> None:
 
 
 def test_rungs_that_differ_by_their_tile_alone_are_one_search() -> None:
-    kept, notes = distinct_ideas(list(RUNGS.values()))
+    kept, notes = SEARCH.distinct_ideas(list(RUNGS.values()))
     assert [r.key for r in kept] == ["00a", "00b", "01a", "01b", "02", "03", "04", "05", "06"]
     assert [note.split()[1] for note in notes] == ["07", "best16"]
-    (alone,), none = distinct_ideas([RUNGS["07"]])
+    (alone,), none = SEARCH.distinct_ideas([RUNGS["07"]])
     assert (alone.key, none) == ("07", [])
     assert family(F32["h5"].config, SM90) == [F32["h5"].config]
-    assert len(distinct_ideas(settled(LADDER.rungs, f32, {}))[0]) == 9
+    assert len(SEARCH.distinct_ideas(settled(LADDER.rungs, f32, {}))[0]) == 9
 
 
 @dataclass
@@ -109,7 +111,7 @@ class FakeWorkload:
         return "computes wrong results" if self.of.wrong(config) else None
 
 
-def search(fakes: Fakes, keys: list[str], sizes: list[int], effort: Effort | None = None) -> Any:
+def search(fakes: Fakes, keys: list[str], sizes: list[int], effort: Any = None) -> Any:
     made = RungSearch(fake_gpu(fakes.clock), "uniform", effort or Effort(), build=fakes.build, workload=fakes.workload)
     return made.run([RUNGS.get(key, F32[key]) for key in keys], sizes)
 

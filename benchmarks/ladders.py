@@ -1,0 +1,153 @@
+"""A ladder on the GPU at every size, written as evidence and held against ``targets.json``.
+
+    python benchmarks/ladders.py attention [--rung best] [--gpu-seq 4096] [--out FILE]
+    python benchmarks/ladders.py gemm [--tuned] [--gpu-n 4096,8192] [--data uniform,normal] [--load sustained,rested]
+
+Every rung is checked against float64 on fresh inputs in the same run before it is timed, interleaved with PyTorch's
+kernels; at the last size each also runs alone without a pause, for its power. ``--tuned`` searches every rung's tile
+first, as the seed's tuner does (``rung_search.py``). Exit code 1 if a kernel is wrong or a target is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from figures import Figure, load_targets, missed
+from rung_search import RungSearch, Searched
+
+from warploom.bench.environment import gpu_slug
+from warploom.bench.gemm import DATA, LOADS, Square
+from warploom.bench.ladder import Family, fitting
+from warploom.cli.errors import explains_errors
+from warploom.cli.ladder import attention_rungs, gemm_rungs, report, run, sequence_lengths
+from warploom.cli.options import Accumulate, DTypeName, HeadDim, RungList, Settings, grouped, on_gpu
+from warploom.cli.output import note, progress_bar
+from warploom.kernels.ladder import Rung
+from warploom.tune.tuner import gpu_for_tuning
+
+HERE = Path(__file__).resolve().parent
+
+app = typer.Typer(help=(__doc__ or "").splitlines()[0], no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Where a result goes, and what it is held against."""
+
+    out: Annotated[Path | None, typer.Option(help="File to write; default benchmarks/results/GPU/FAMILY-….json")] = None
+    targets: Annotated[Path, typer.Option(help="Figures to reach (JSON).")] = HERE / "targets.json"
+
+
+@app.command()
+@explains_errors
+@grouped
+def attention(
+    rung: RungList = None,
+    set_: Settings = None,
+    head_dim: HeadDim = 128,
+    dtype: DTypeName = "bf16",
+    gpu_seq: Annotated[str, typer.Option(metavar="SEQ,…", help="Lengths, at 16384 tokens and 2048 columns.")] = (
+        "512,1024,2048,4096,8192,16384"
+    ),
+    *,
+    evidence: Evidence,
+) -> None:
+    """Every rung of attention and PyTorch's backends at every length."""
+    figures = load_targets(evidence.targets, "attention")
+    sizes = sequence_lengths(gpu_seq)
+    family, rungs = attention_rungs(rung, set_, 256, 1, head_dim, dtype)
+    _measure(Run(family, rungs, sizes), figures, evidence.out, f"attention-d{head_dim}-{dtype}.json")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What products are timed on, and how."""
+
+    gpu_n: Annotated[str, typer.Option(metavar="N,…", help="Sizes of the square products.")] = (
+        "1024,2048,4096,8192,16384"
+    )
+    data: Annotated[
+        str, typer.Option(metavar="normal,uniform", help="What the matrices hold: N(0, 1), or [0, 1) as in the seed.")
+    ] = "normal"
+    load: Annotated[
+        str, typer.Option(metavar="rested,sustained", help="With a rest before each sample, or without.")
+    ] = "rested"
+    rounds: Annotated[int, typer.Option(min=3, help="Samples of every cell.")] = 15
+    tuned: Annotated[bool, typer.Option("--tuned", help="First search every rung's tile, warps and stages.")] = False
+
+    def words(self, option: str, known: Collection[str]) -> tuple[str, ...]:
+        """The words of an option. Raises typer.BadParameter for one that is not ``known``."""
+        found = tuple(dict.fromkeys(word.strip() for word in getattr(self, option).split(",")))
+        for word in found:
+            if word not in known:
+                raise typer.BadParameter(f"--{option} takes {' and '.join(known)}, with a comma between, not {word!r}")
+        return found
+
+
+@app.command()
+@explains_errors
+@grouped
+def gemm(
+    rung: RungList = None,
+    set_: Settings = None,
+    accumulate: Accumulate = None,
+    *,
+    conditions: Conditions,
+    evidence: Evidence,
+) -> None:
+    """Every rung of matmul and cuBLAS at every size; --tuned with f16 accumulators unless told otherwise."""
+    data, loads = conditions.words("data", DATA), conditions.words("load", LOADS)
+    figures = load_targets(evidence.targets, "gemm")
+    sizes = sequence_lengths(conditions.gpu_n)
+    accumulate = accumulate or ("f16" if conditions.tuned else None)
+    family, rungs = gemm_rungs(rung, set_, accumulate, (256, 256, 512))
+    kept, left_out = fitting(family, rungs)
+    for text in left_out:
+        note(text)
+    on_gpu("gpu")
+    places, search = [Square(n, of, conditions.tuned) for n in sizes for of in data], None
+    if conditions.tuned:
+        with progress_bar() as told:
+            search = RungSearch(gpu_for_tuning(), places[0].data, report=told).run(kept, list(dict.fromkeys(sizes)))
+        for text in search.notes:
+            note(text)
+        kept = [search.at_size(rung, places[-1]) for rung in search.rungs]
+    name = f"gemm-{'tuned-' * conditions.tuned}{accumulate or 'ladder'}.json"
+    timed = Run(replace(family, load_names=loads), kept, places, conditions.rounds, search)
+    _measure(timed, figures, evidence.out, name)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is timed: rungs of a family at sizes, as a search has found them if there was one."""
+
+    family: Family[Any]
+    rungs: list[Rung[Any]]
+    sizes: Sequence[Any]
+    rounds: int = 25
+    search: Searched | None = None
+
+
+def _measure(timed: Run, figures: list[Figure], out: Path | None, name: str) -> None:
+    """Run the ladder on the GPU, write the evidence and hold it against the figures: exit code 1 for a miss."""
+    on_gpu("gpu")
+    more: dict[str, Any] = {"rounds": timed.rounds, "metered": True}
+    more |= {"at_size": timed.search.at_size} if timed.search is not None else {}
+    result = run(timed.family, timed.rungs, timed.sizes, None, **more)
+    if timed.search is not None:
+        for row in result.rows:
+            row["search"] = timed.search.json(row["rung"])
+    report(result, str(out or HERE / "results" / gpu_slug(result.environment) / name))
+    failures = missed(figures, result.rows)
+    for text in failures:
+        note(f"target missed: {text}")
+    if failures:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()
