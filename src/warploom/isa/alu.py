@@ -101,6 +101,7 @@ class Binary(Lanewise):
 
     op: str
     dtype: DType
+    ptx = "{self.op}.{self.dtype}"
 
     def __post_init__(self) -> None:
         takes(self.op, self.dtype, _BINARY_TYPES[self.op])
@@ -109,11 +110,6 @@ class Binary(Lanewise):
     def wraps_signed(self) -> bool:
         """Whether its text computes in the unsigned type, so that it wraps."""
         return self.dtype in _UNSIGNED and self.op in ("add", "sub", "mul", "shl")
-
-    @property
-    def mnemonic(self) -> str:
-        """The operation and its type: ``add.f32``, ``lt.s32`` (PTX spells a comparison ``setp.lt.s32``)."""
-        return f"{self.op}.{self.dtype.name}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -224,6 +220,7 @@ class Unary(Lanewise):
 
     op: str
     dtype: DType
+    takes = ("dtype",)
 
     def __post_init__(self) -> None:
         takes(self.op, self.dtype, _UNARY_TYPES[self.op])
@@ -232,11 +229,6 @@ class Unary(Lanewise):
     def mnemonic(self) -> str:
         """PTX's name with its qualifiers, ``ex2.approx.ftz.f32``, where inline PTX prints it; else ``neg.s32``."""
         return _UNARY_PTX.get(self.op, f"{self.op}.{self.dtype.name}")
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """One register of ``dtype``."""
-        return (self.dtype,)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
@@ -273,24 +265,12 @@ class Fma(Lanewise):
     """``fma.rn``: a·b + c of f32 or f64, rounded once."""
 
     dtype: DType = f32
+    ptx = "fma.rn.{self.dtype}"
+    takes = ("dtype",) * 3
+    gives = ("dtype",)
 
     def __post_init__(self) -> None:
         takes("fma", self.dtype, FLOATS)
-
-    @property
-    def mnemonic(self) -> str:
-        """``fma.rn.f32`` or ``fma.rn.f64`` (PTX ISA, "fma")."""
-        return f"fma.rn.{self.dtype.name}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """a, b and c of a·b + c."""
-        return (self.dtype,) * 3
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """One register of ``dtype``."""
-        return (self.dtype,)
 
     def expression(self, operands: Sequence[str]) -> str:
         """``__fmaf_rn(a, b, c)`` or ``__fma_rn(a, b, c)``, which the compiler neither splits nor joins."""
@@ -306,19 +286,11 @@ class MultiplyWide(Lanewise):
     """``mul.wide``: the 64-bit product of two 32-bit integers (``u32`` → ``u64``, ``s32`` → ``s64``)."""
 
     dtype: DType
+    ptx = "mul.wide.{self.dtype}"
+    takes = ("dtype", "dtype")
 
     def __post_init__(self) -> None:
         takes("mul.wide", self.dtype, (u32, s32))
-
-    @property
-    def mnemonic(self) -> str:
-        """``mul.wide.u32`` or ``mul.wide.s32`` (PTX ISA, "mul")."""
-        return f"mul.wide.{self.dtype.name}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """Two 32-bit integers of one type."""
-        return (self.dtype, self.dtype)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
@@ -341,24 +313,12 @@ class Select(Lanewise):
     """``selp``: the second operand where the predicate holds, else the third."""
 
     dtype: DType
+    ptx = "selp.{self.dtype}"
+    takes = (pred, "dtype", "dtype")
+    gives = ("dtype",)
 
     def __post_init__(self) -> None:
         takes("selp", self.dtype, REGISTERS)
-
-    @property
-    def mnemonic(self) -> str:
-        """``selp.f32``, by the type that is chosen (PTX ISA, "selp")."""
-        return f"selp.{self.dtype.name}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The predicate, the value where it holds, the value where it does not."""
-        return (pred, self.dtype, self.dtype)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """One register of ``dtype``."""
-        return (self.dtype,)
 
     def expression(self, operands: Sequence[str]) -> str:
         """``p ? a : b``; both values are computed already, so nothing branches."""

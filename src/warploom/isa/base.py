@@ -42,13 +42,14 @@ def waits_for_groups(pending: int) -> None:
 class Instruction:
     """Base class. Subclasses give types, text, meaning and effects; see the module's docstring.
 
-    What is the same for all instructions of a class stands in ``ptx``, ``takes``, ``gives`` and ``does``; what depends
-    on the fields is said by :attr:`mnemonic`, :attr:`operand_types`, :attr:`result_types` and :meth:`effects`.
+    What an instruction is stands in ``ptx`` (``{self.…}`` is a field), ``takes``, ``gives`` (a type, or the name of the
+    field that holds it) and ``does``; what needs more words is said by :attr:`mnemonic`, :attr:`operand_types`,
+    :attr:`result_types` and :meth:`effects`.
     """
 
     ptx: ClassVar[str] = ""
-    takes: ClassVar[tuple[DType, ...]] = ()
-    gives: ClassVar[tuple[DType, ...]] = ()
+    takes: ClassVar[tuple[DType | str, ...]] = ()
+    gives: ClassVar[tuple[DType | str, ...]] = ()
     does: ClassVar[tuple[Effect, ...]] = ()
     # Pure instructions may be shared, dropped when unused, and have no effects.
     pure: ClassVar[bool] = False
@@ -65,17 +66,20 @@ class Instruction:
         """PTX's (or, for plain arithmetic, the language's) name of the instruction, with its qualifiers."""
         if not self.ptx:
             raise TypeError(f"{type(self).__name__} has no mnemonic: say it in ptx")
-        return self.ptx
+        return self.ptx.format(self=self)
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
         """Register types of the operands, in order."""
-        return self.takes
+        return self._types(self.takes)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
         """Register types of the results, in order."""
-        return self.gives
+        return self._types(self.gives)
+
+    def _types(self, named: tuple[DType | str, ...]) -> tuple[DType, ...]:
+        return tuple([getattr(self, t) if isinstance(t, str) else t for t in named])
 
     @property
     def declaration(self) -> str:

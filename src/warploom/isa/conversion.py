@@ -39,18 +39,12 @@ class _Cast(Lanewise):
 
     source: DType
     dtype: DType
+    takes = ("source",)
+    gives = ("dtype",)
 
     def __post_init__(self) -> None:
         for dtype in (self.source, self.dtype):
             takes("a conversion", dtype, REGISTERS)
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        return (self.source,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        return (self.dtype,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +52,7 @@ class Bitcast(_Cast):
     """The same bits read as another type of the same width."""
 
     moves_bits: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        """Width and both types: ``mov.b32.f32.u32``."""
-        return f"mov.b{self.dtype.bits}.{self.source.name}.{self.dtype.name}"
+    ptx = "mov.b{self.dtype.bits}.{self.source}.{self.dtype}"
 
     def expression(self, operands: Sequence[str]) -> str:
         """``__float_as_uint(x)`` and its like between floats and integers, a cast between integers."""
@@ -143,13 +133,9 @@ class PackPair(Lanewise):
     """``cvt.rn.{f16x2,bf16x2}.f32``: two f32 values (low, high) rounded to nearest even into one u32."""
 
     half: DType
+    ptx = "cvt.rn.{self.half}x2.f32"
     takes = (f32, f32)
     gives = (u32,)
-
-    @property
-    def mnemonic(self) -> str:
-        """``cvt.rn.bf16x2.f32`` or ``cvt.rn.f16x2.f32`` (PTX ISA, "cvt")."""
-        return f"cvt.rn.{self.half.name}x2.f32"
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX, which names the high half first."""
@@ -206,16 +192,12 @@ class PackBytes(Lanewise):
     """
 
     byte: DType
+    ptx = "cvt.pack.sat.{self.byte}.s32.b32"
     takes = (s32, s32, u32)
     gives = (u32,)
 
     def __post_init__(self) -> None:
         takes("cvt.pack", self.byte, (s8, u8))
-
-    @property
-    def mnemonic(self) -> str:
-        """``cvt.pack.sat.s8.s32.b32`` (PTX ISA, "cvt.pack")."""
-        return f"cvt.pack.sat.{self.byte.name}.s32.b32"
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX, which names the high byte first."""
@@ -279,17 +261,13 @@ class Permute(Lanewise):
 
     selector: int
     moves_bits: ClassVar[bool] = True
+    ptx = "prmt.b32.{self.selector:#06x}"
     takes = (u32, u32)
     gives = (u32,)
 
     def __post_init__(self) -> None:
         if not 0 <= self.selector <= 0x7777 or self.selector & 0x8888:
             raise VerifyError(f"prmt picks four of the bytes 0 to 7, one a hex digit, not {self.selector:#x}")
-
-    @property
-    def mnemonic(self) -> str:
-        """With its selector: ``prmt.b32.0x5410`` (PTX ISA, "prmt")."""
-        return f"prmt.b32.{self.selector:#06x}"
 
     def expression(self, operands: Sequence[str]) -> str:
         """``__byte_perm(low, high, selector)``."""
@@ -315,21 +293,13 @@ class Combine(Lanewise):
 
     dtype: DType
     moves_bits: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        """The move and its width (PTX ISA, "mov")."""
-        return f"mov.b{self.dtype.bits}.combine"
+    ptx = "mov.b{self.dtype.bits}.combine"
+    gives = ("dtype",)
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
         """The low half, the high half."""
         return (_HALF_TYPE[self.dtype],) * 2
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """The whole."""
-        return (self.dtype,)
 
     @property
     def template(self) -> str:
@@ -349,16 +319,12 @@ class Half(Lanewise):
     dtype: DType
     which: int
     moves_bits: ClassVar[bool] = True
+    takes = ("dtype",)
 
     @property
     def mnemonic(self) -> str:
         """The move, its width and which half (PTX ISA, "mov")."""
         return f"mov.b{self.dtype.bits}.{'high' if self.which else 'low'}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The whole."""
-        return (self.dtype,)
 
     @property
     def result_types(self) -> tuple[DType, ...]:
@@ -384,21 +350,9 @@ class Move(Lanewise):
 
     dtype: DType
     moves_bits: ClassVar[bool] = True
-
-    @property
-    def mnemonic(self) -> str:
-        """``mov.f32``, by the register's type."""
-        return f"mov.{self.dtype.name}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """One register of ``dtype``."""
-        return (self.dtype,)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """One register of ``dtype``."""
-        return (self.dtype,)
+    ptx = "mov.{self.dtype}"
+    takes = ("dtype",)
+    gives = ("dtype",)
 
     def expression(self, operands: Sequence[str]) -> str:
         """The operand itself, so that the statement is a plain assignment."""

@@ -86,6 +86,7 @@ class MmaSync(Instruction):
     shape: str
     inputs: DType
     accumulator: DType = f32
+    ptx = "mma.sync.aligned.{self.shape}.row.col.{self.accumulator}.{self.inputs}.{self.inputs}.{self.accumulator}"
     does = (WarpSync(aligned=True),)
 
     def __post_init__(self) -> None:
@@ -94,12 +95,6 @@ class MmaSync(Instruction):
             raise VerifyError(f"mma.sync has no {self.shape} for {self.inputs.name} here: {known}")
         if self.accumulator is not f32 and not (self.accumulator is f16 and self.inputs is f16):
             raise VerifyError(f"mma.sync of {self.inputs.name} accumulates in f32 (f16 also in f16)")
-
-    @property
-    def mnemonic(self) -> str:
-        """Shape, layouts and the types of D, A, B, C: ``mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32``."""
-        ab, c = self.inputs.name, self.accumulator.name
-        return f"mma.sync.aligned.{self.shape}.row.col.{c}.{ab}.{ab}.{c}"
 
     @property
     def slots(self) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:

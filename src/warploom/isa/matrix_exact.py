@@ -85,6 +85,7 @@ class MmaInteger(_ExactMma):
     shape: str
     a: DType
     b: DType
+    ptx = "mma.sync.aligned.{self.shape}.row.col.s32.{self.a}.{self.b}.s32"
 
     def __post_init__(self) -> None:
         if self.shape not in _INTEGER_SHAPES or self.a not in (s8, u8) or self.b not in (s8, u8):
@@ -92,11 +93,6 @@ class MmaInteger(_ExactMma):
                 f"mma.sync of integers takes s8 and u8 in {', '.join(_INTEGER_SHAPES)}, not {self.a}, {self.b} in "
                 f"{self.shape}"
             )
-
-    @property
-    def mnemonic(self) -> str:
-        """Shape and types: ``mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32``."""
-        return f"mma.sync.aligned.{self.shape}.row.col.s32.{self.a.name}.{self.b.name}.s32"
 
     @property
     def slots(self) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:
@@ -113,15 +109,11 @@ class MmaDouble(_ExactMma):
     """
 
     shape: str
+    ptx = "mma.sync.aligned.{self.shape}.row.col.f64.f64.f64.f64"
 
     def __post_init__(self) -> None:
         if self.shape not in _DOUBLE_SHAPES:
             raise VerifyError(f"mma.sync of f64 takes {', '.join(_DOUBLE_SHAPES)}, not {self.shape}")
-
-    @property
-    def mnemonic(self) -> str:
-        """By its shape: ``mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64``."""
-        return f"mma.sync.aligned.{self.shape}.row.col.f64.f64.f64.f64"
 
     @property
     def slots(self) -> tuple[FragmentSlot, FragmentSlot, FragmentSlot]:

@@ -33,6 +33,8 @@ class Redux(Instruction):
 
     op: Literal["add", "min", "max", "and", "or", "xor"]
     dtype: DType
+    takes = ("dtype", u32)
+    gives = ("dtype",)
     does = (WarpSync(mask=1),)
     clobbers_memory = False
 
@@ -45,16 +47,6 @@ class Redux(Instruction):
     def mnemonic(self) -> str:
         """As in PTX (PTX ISA, "redux.sync")."""
         return f"redux.sync.{self.op}.{'b32' if self.op in ('and', 'or', 'xor') else self.dtype.name}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The value, and the mask of members."""
-        return (self.dtype, u32)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """The reduction."""
-        return (self.dtype,)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The reduction over the lanes of each lane's mask."""
@@ -74,20 +66,12 @@ class Match(Instruction):
 
     mode: Literal["any", "all"]
     dtype: DType
+    ptx = "match.{self.mode}.sync.b{self.dtype.bits}"
+    takes = ("dtype", u32)
     does = (WarpSync(mask=1),)
 
     def __post_init__(self) -> None:
         takes(f"match.{self.mode}", self.dtype, (u32, u64))
-
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX (PTX ISA, "match.sync")."""
-        return f"match.{self.mode}.sync.b{self.dtype.bits}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The value, and the mask of members."""
-        return (self.dtype, u32)
 
     @property
     def result_types(self) -> tuple[DType, ...]:

@@ -212,6 +212,7 @@ class Atomic(Instruction):
     halves: Literal["", "f16", "bf16", "f16x2", "bf16x2"] = ""
     remote: bool = False
     vector: int = 1
+    gives = ("dtype",)
 
     def __post_init__(self) -> None:
         if self.op not in _ATOMIC_TYPES:
@@ -237,11 +238,6 @@ class Atomic(Instruction):
     def operand_types(self) -> tuple[DType, ...]:
         """The address, then one value of ``dtype``, two for ``cas``."""
         return (_address_type(self.space), *(self.dtype,) * (2 if self.op == "cas" else 1))
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """The value that was in memory before."""
-        return (self.dtype,)
 
     def effects(self) -> tuple[Effect, ...]:
         """One atomic access per lane; atomics of one address do not race with each other."""
@@ -336,11 +332,7 @@ class MemoryFence(Instruction):
     """``fence.acq_rel``: orders this thread's accesses for the scope (``__threadfence`` is scope gpu)."""
 
     scope: Scope
-
-    @property
-    def mnemonic(self) -> str:
-        """With its scope: ``fence.acq_rel.gpu`` (PTX ISA, "membar / fence")."""
-        return f"fence.acq_rel.{self.scope}"
+    ptx = "fence.acq_rel.{self.scope}"
 
     def effects(self) -> tuple[Effect, ...]:
         """Orders the executing thread's accesses for all threads in the scope."""

@@ -25,13 +25,9 @@ class ToGeneric(Lanewise):
     """``cvta.{shared,local}``: the generic address of one in a space."""
 
     space: Window
+    ptx = "cvta.{self.space}.u64"
     takes = (u32,)
     gives = (u64,)
-
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX (PTX ISA, "cvta")."""
-        return f"cvta.{self.space}.u64"
 
     @property
     def template(self) -> str:
@@ -48,13 +44,9 @@ class FromGeneric(Lanewise):
     """``cvta.to.{shared,local}``: the address within a space of a generic one that lies in it."""
 
     space: Window
+    ptx = "cvta.to.{self.space}.u64"
     takes = (u64,)
     gives = (u32,)
-
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX (PTX ISA, "cvta")."""
-        return f"cvta.to.{self.space}.u64"
 
     @property
     def template(self) -> str:
@@ -72,13 +64,9 @@ class IsSpace(Lanewise):
     """``isspacep.{shared,local}``: whether a generic address lies in a space."""
 
     space: Window
+    ptx = "isspacep.{self.space}"
     takes = (u64,)
     gives = (pred,)
-
-    @property
-    def mnemonic(self) -> str:
-        """As in PTX (PTX ISA, "isspacep")."""
-        return f"isspacep.{self.space}"
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """Inline PTX; the predicate by way of a register."""

@@ -131,16 +131,12 @@ class MbarrierInitialise(Instruction):
 
     count: int
     offset: int = 0
+    ptx = "mbarrier.init.{self.count}"
     takes = (u32,)
 
     def __post_init__(self) -> None:
         if not 1 <= self.count < 1 << 20:
             raise VerifyError(f"an mbarrier counts 1 to {(1 << 20) - 1} arrivals, not {self.count}")
-
-    @property
-    def mnemonic(self) -> str:
-        """With its count: ``mbarrier.init.128``."""
-        return f"mbarrier.init.{self.count}"
 
     def effects(self) -> tuple[Effect, ...]:
         """From here on those bytes are an mbarrier in its first phase."""
@@ -238,12 +234,8 @@ class MbarrierArrivalAmidst(Instruction):
 
     count: int
     offset: int = 0
+    ptx = "mbarrier.arrive.noComplete.{self.count}"
     takes = (u32,)
-
-    @property
-    def mnemonic(self) -> str:
-        """With its count (PTX ISA, "mbarrier.arrive")."""
-        return f"mbarrier.arrive.noComplete.{self.count}"
 
     def effects(self) -> tuple[Effect, ...]:
         """Arrivals, as others."""
@@ -371,11 +363,7 @@ class GridDependency(Instruction):
     """
 
     action: Literal["launch_dependents", "wait"]
-
-    @property
-    def mnemonic(self) -> str:
-        """``griddepcontrol.wait`` or ``griddepcontrol.launch_dependents``."""
-        return f"griddepcontrol.{self.action}"
+    ptx = "griddepcontrol.{self.action}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,15 +372,11 @@ class SetMaxRegisters(Instruction):
 
     registers: int
     direction: Literal["inc", "dec"]
+    ptx = "setmaxnreg.{self.direction}.sync.aligned.u32"
 
     def __post_init__(self) -> None:
         if self.registers % 8 or not 24 <= self.registers <= 256:
             raise VerifyError(f"setmaxnreg takes a multiple of 8, from 24 to 256, not {self.registers}")
-
-    @property
-    def mnemonic(self) -> str:
-        """``setmaxnreg.inc.sync.aligned.u32`` or ``.dec`` (PTX ISA, "setmaxnreg")."""
-        return f"setmaxnreg.{self.direction}.sync.aligned.u32"
 
     def effects(self) -> tuple[Effect, ...]:
         """All warps of the warpgroup execute it; ``inc`` waits until the registers are free."""

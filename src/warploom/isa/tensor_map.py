@@ -80,6 +80,7 @@ class TensorMapReplace(Instruction):
     space: Literal["shared", "global"]
     field: str
     index: int = 0
+    ptx = "tensormap.replace.tile.{self._kind}"
 
     def __post_init__(self) -> None:
         if self.field not in FIELDS or not 0 <= self.index < FIELDS[self.field].count:
@@ -89,11 +90,6 @@ class TensorMapReplace(Instruction):
     def _kind(self) -> str:
         space = "shared::cta" if self.space == "shared" else self.space
         return f"{self.field}.{space}.b1024.b{FIELDS[self.field].dtype.bits}"
-
-    @property
-    def mnemonic(self) -> str:
-        """With field and space: ``tensormap.replace.tile.box_dim.shared::cta.b1024.b32``."""
-        return f"tensormap.replace.tile.{self._kind}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:

@@ -49,11 +49,7 @@ class Special(Lanewise):
     """Reads a special register (a key of :data:`SPECIAL_REGISTERS`)."""
 
     register: str
-
-    @property
-    def mnemonic(self) -> str:
-        """``special.tid.x``: the language's name of a register that never changes."""
-        return f"special.{self.register}"
+    ptx = "special.{self.register}"
 
     @property
     def result_types(self) -> tuple[DType, ...]:
@@ -95,6 +91,8 @@ class Shuffle(Instruction):
     dtype: DType
     clamp: int | None = None
     moves_bits: ClassVar[bool] = True
+    takes = ("dtype", u32, u32)
+    gives = ("dtype",)
     does = (WarpSync(mask=2),)
     clobbers_memory = False
 
@@ -112,16 +110,6 @@ class Shuffle(Instruction):
         """Mode and type: ``shfl.sync.bfly.f32`` (PTX ISA, "shfl.sync"); the clamp if not the whole warp's."""
         groups = "" if self.clamp is None else f".{self.clamp:#x}"
         return f"shfl.sync.{'bfly' if self.mode == 'xor' else self.mode}.{self.dtype.name}{groups}"
-
-    @property
-    def operand_types(self) -> tuple[DType, ...]:
-        """The value, the lane (or the distance to it), the mask of members."""
-        return (self.dtype, u32, u32)
-
-    @property
-    def result_types(self) -> tuple[DType, ...]:
-        """The value of another lane."""
-        return (self.dtype,)
 
     def expression(self, operands: Sequence[str]) -> str:
         """``__shfl_xor_sync(mask, value, lane)`` and its like."""
@@ -162,13 +150,9 @@ class Vote(Instruction):
     """``vote.sync.{any,all,ballot}``: operands predicate, member mask. Only members count."""
 
     mode: Literal["any", "all", "ballot"]
+    ptx = "vote.sync.{self.mode}"
     takes = (pred, u32)
     does = (WarpSync(mask=1),)
-
-    @property
-    def mnemonic(self) -> str:
-        """``vote.sync.ballot``, by its mode (PTX ISA, "vote.sync")."""
-        return f"vote.sync.{self.mode}"
 
     @property
     def result_types(self) -> tuple[DType, ...]:

@@ -50,6 +50,7 @@ class Wgmma(Instruction):
     a_source: Literal["shared", "registers"] = "shared"
     transposed_b: bool = False
     transposed_a: bool = False
+    ptx = "wgmma.mma_async.sync.aligned.m64n{self.n}k16.f32.{self.inputs}.{self.inputs}"
     does = (WarpSync(aligned=True), AsyncMatrix())
 
     def __post_init__(self) -> None:
@@ -59,12 +60,6 @@ class Wgmma(Instruction):
             raise VerifyError(f"wgmma here takes f16 or bf16, not {self.inputs}")
         if self.transposed_a and self.a_source != "shared":
             raise VerifyError("wgmma transposes A only where it reads it from shared memory")
-
-    @property
-    def mnemonic(self) -> str:
-        """Shape and types: ``wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16``."""
-        name = self.inputs.name
-        return f"wgmma.mma_async.sync.aligned.m64n{self.n}k16.f32.{name}.{name}"
 
     @property
     def a_count(self) -> int:
