@@ -50,7 +50,7 @@ def plan(
     """What :func:`attention` would run with these arguments: configuration, reason, Program, CUDA. Runs nothing."""
     options = Options(causal, scale, window, softcap, return_lse, layout).plain()
     given = {"q": q, "k": k, "v": v, "sinks": sinks}
-    views = laid_out({name: describe(x) for name, x in given.items() if x is not None}, 4, as_if_compact)
+    views = laid_out({name: describe(x) for name, x in given.items() if x is not None}, as_if_compact)
     problem = checked(views, options)
     out = as_if_compact(views["q"]._replace(shape=result_shape(views["q"], views["v"])))
     return plan_for(problem, {**views, "out": out}, layout, config)
@@ -123,7 +123,7 @@ def attention(
     """
     given = {"q": q, "k": k, "v": v} if sinks is None else {"q": q, "k": k, "v": v, "sinks": sinks}
     asked = (causal, scale, window, softcap, return_lse, layout)  # a tuple: a dataclass would cost more to look up
-    found = _prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, 4, _first_call)
+    found = _prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, _first_call)
     return tuple(found) if return_lse else found[0]
 
 

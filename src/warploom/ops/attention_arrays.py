@@ -100,14 +100,14 @@ def looked_up(
     given: Mapping[str, Any],
     asked: tuple[Any, ...],
     config: Any,
-    rank: int,
     first_call: Callable[[dict[str, ArrayView], Options, tuple[Any, ...], Any], list[Any]],
+    lay_out: Callable[[dict[str, ArrayView]], dict[str, ArrayView]] | None = None,
     refuse: Callable[[Mapping[str, ArrayView]], None] | None = None,
 ) -> list[Any]:
     """The new results of a call with the arrays given, by what was prepared for such or else by ``first_call``.
 
-    Arrays that kernels cannot read are copied before, and the options, those of :class:`Options` first, read. Where
-    "out" is written to, it stays, and ``refuse`` looks at the arrays before.
+    Before that ``lay_out``, by default :func:`laid_out`, copies what kernels cannot read, and the options, those of
+    :class:`Options` first, are read. ``refuse`` looks at the arrays where one of them is written to.
     """
     views = described(given)
     ready = kept.find(asked, config, views)
@@ -115,8 +115,7 @@ def looked_up(
         if refuse is not None:
             refuse(views)
         options = Options(*asked[:6]).plain()
-        views = laid_out(views, rank, written="" if refuse is None else "out")
-        asked = *astuple(options), *asked[6:]
+        views, asked = (lay_out or laid_out)(views), (*astuple(options), *asked[6:])
         ready = kept.find(asked, config, views)
         if ready is None:
             return first_call(views, options, asked, config)
@@ -224,13 +223,14 @@ def aligned(view: ArrayView, copy: Callable[[ArrayView], ArrayView]) -> ArrayVie
 
 
 def laid_out(
-    views: Mapping[str, ArrayView], rank: int, copy: Callable[[ArrayView], ArrayView] = compact, *, written: str = ""
+    views: Mapping[str, ArrayView], copy: Callable[[ArrayView], ArrayView] = compact, *, written: str = ""
 ) -> dict[str, ArrayView]:
-    """The arrays as kernels read them: by ``copy`` those whose rows, of ``rank`` dimensions, they cannot.
+    """The arrays as kernels read them: by ``copy`` those whose rows, with as many dimensions as k has, they cannot.
 
     A call with such copies is looked up by them, so that it is known when it comes again. The one that is ``written``
     to stays as it is.
     """
+    rank = max(3, len(views["k"].shape))
     return {name: x if name == written else _laid_out(name, x, rank, copy) for name, x in views.items()}
 
 

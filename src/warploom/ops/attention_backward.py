@@ -77,7 +77,7 @@ def attention_backward(
     """
     given = _given(dout, q, k, v, out, lse, dlse, sinks)
     asked = (causal, scale, window, softcap, False, layout, flag("deterministic", deterministic))
-    return tuple(_prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, 4, _first_call))
+    return tuple(_prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, _first_call))
 
 
 @traced
@@ -101,7 +101,7 @@ def plan_attention_backward(
 ) -> AttentionBackwardPlan:
     """What :func:`attention_backward` would run with these arguments, and the memory it takes. Runs nothing."""
     given = _given(dout, q, k, v, out, lse, dlse, sinks)
-    views = laid_out({name: describe(x) for name, x in given.items()}, 4, as_if_compact)
+    views = laid_out({name: describe(x) for name, x in given.items()}, as_if_compact)
     options = Options(causal, scale, window, softcap, False, layout).plain()
     problem = _checked(views, options, flag("deterministic", deterministic))
     gradients = {name: as_if_compact(views[name[1:]]) for name in _gradients(views)}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from warploom.core.dtypes import f32
@@ -16,7 +16,7 @@ from warploom.kernels.attention.decode import DecodeProblem
 from warploom.kernels.attention.paged import PagedConfig, choose_paged, misfits, paged_calls, parse_config
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import refuse
-from warploom.ops.attention_arrays import Options, Window, aligned, described
+from warploom.ops.attention_arrays import Options, Window, aligned, described, looked_up
 from warploom.ops.attention_paged_arrays import CacheInputs, check_entries, check_output, read_cache
 from warploom.ops.options import configuration, flag, whole
 from warploom.ops.places import Place
@@ -90,9 +90,10 @@ def attention_paged(
     asked = (causal, scale, window, softcap, return_lse, "bshd", fixed_split)
     found = None if check else _prepared.again(asked, config, given)
     if found is None:
-        views = described(given)
-        ready = None if check else _prepared.find(asked, config, views)
-        found = _first_call(views, asked, config, check) if ready is None else ready.run(views)
+        if flag("check", check):
+            check_entries(_inputs(described(given), Options(*asked[:6]).plain(), fixed_split))
+        refused = None if out is None else _refuse_output
+        found = looked_up(_prepared, given, asked, config, _first_call, _laid_out, refused)
     found = found if out is None else [out, *found]
     return tuple(found) if len(found) > 1 else found[0]
 
@@ -120,7 +121,7 @@ def plan_attention_paged(
     """What :func:`attention_paged` would run with these arguments. Runs nothing."""
     given = _given(q, k_cache, v_cache, kv_lens, cu_seqlens_q, block_table, k_scale, v_scale, sinks, None)
     options = Options(causal, scale, window, softcap, return_lse).plain()
-    inputs = read_cache(_named(described(given)), options, _split(fixed_split), as_if_compact)
+    inputs = _inputs(_laid_out(described(given), as_if_compact), options, fixed_split)
     return _plan(inputs, as_if_compact(inputs.views["q"]), config)
 
 
@@ -142,11 +143,17 @@ def _refuse_output(views: Mapping[str, ArrayView]) -> None:
     check_output(views["out"], _named(views))
 
 
-def _split(fixed_split: Any) -> int | None:
-    found = None if fixed_split is None else whole("fixed_split", fixed_split)
-    if found is not None and found < 1:
-        raise ProblemError(f"fixed_split is a count of keys, not {found}")
-    return found
+def _laid_out(views: Mapping[str, ArrayView], copy: Callable[[ArrayView], ArrayView] = compact) -> dict[str, ArrayView]:
+    """Queries as kernels read them, by ``copy`` where they cannot; a cache is never copied."""
+    return {**views, "q": aligned(settled(views["q"]), copy)}
+
+
+def _inputs(views: Mapping[str, ArrayView], options: Options, fixed_split: Any) -> CacheInputs:
+    """The arrays and what is asked of them. Raises ProblemError with the first thing that is wrong."""
+    split = None if fixed_split is None else whole("fixed_split", fixed_split)
+    if split is not None and split < 1:
+        raise ProblemError(f"fixed_split is a count of keys, not {split}")
+    return read_cache(_named(views), options, split)
 
 
 def _plan(inputs: CacheInputs, out: ArrayView, config: Any) -> AttentionPagedPlan:
@@ -175,20 +182,10 @@ def _lse_shape(q: ArrayView) -> tuple[int, ...]:
     return (*outer, heads, queries)
 
 
-def _first_call(views: dict[str, ArrayView], asked: tuple[Any, ...], config: Any, check: Any) -> list[Any]:
+def _first_call(views: dict[str, ArrayView], options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:
     """Everything that :func:`attention_paged` need not repeat for arrays of the same shapes, strides and device."""
-    options, split = Options(*asked[:6]).plain(), _split(asked[6])
-    views = {**views, "q": aligned(settled(views["q"]), compact)}
-    q, out, asked = views["q"], views.get("out"), (*astuple(options), split)
-    ready = None if flag("check", check) else _prepared.find(asked, config, views)
-    if ready is not None:
-        return ready.run(views)
-    inputs = read_cache(_named(views), options, split, compact)
-    if out is not None:
-        _refuse_output(views)
-    if check:
-        check_entries(inputs)
-    problem = inputs.problem
+    inputs = _inputs(views, options, asked[6])
+    q, out, problem = views["q"], views.get("out"), inputs.problem
     if 0 in (*q.shape, problem.batch, problem.capacity, *views["k"].shape):
         return _without_keys(inputs, None if out is None else out.array, config)
     results = {"out": empty_like(q, q.shape) if out is None else out.array}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from warploom.interop.overlap import same_elements, share_memory
 from warploom.kernels.attention.decode import DecodeOperands, DecodeProblem
 from warploom.ops.attention_arrays import (
     Options,
-    aligned,
     check_form,
     check_heads,
     check_last,
@@ -67,20 +65,15 @@ def _of_queries(view: ArrayView) -> tuple[int, int, int]:
     return (outer[0] if outer else 0), head, query
 
 
-def read_cache(
-    given: dict[str, ArrayView], options: Options, split: int | None, copy: Callable[[ArrayView], ArrayView]
-) -> CacheInputs:
-    """Check the arrays of a call by their names. Raises ProblemError with the first thing that is wrong.
-
-    ``copy`` aligns queries that are not; a cache must be.
-    """
+def read_cache(given: dict[str, ArrayView], options: Options, split: int | None) -> CacheInputs:
+    """Check the arrays of a call by their names. Raises ProblemError with the first thing that is wrong."""
     options.check()
     problem = _problem(given, options, split)
     same_device(list(given.values()), list(given))
     if problem.fp8:
         given = {**given, **{name: in_pairs(given[name]) for name in ("k_cache", "v_cache")}}
     _check_rows(given)
-    return CacheInputs({**given, "q": aligned(settled(given["q"]), copy)}, problem)
+    return CacheInputs(given, problem)
 
 
 def is_fp8(view: ArrayView) -> bool:

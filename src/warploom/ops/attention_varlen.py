@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
@@ -19,7 +20,7 @@ from warploom.kernels.attention.packed import (
     parse_packed,
 )
 from warploom.kernels.settings import refuse
-from warploom.ops.attention_arrays import Options, Window, described, looked_up
+from warploom.ops.attention_arrays import Options, Window, described, laid_out, looked_up
 from warploom.ops.options import configuration, flag
 from warploom.ops.places import Place
 from warploom.ops.repeated import Kept, run_and_keep
@@ -111,12 +112,13 @@ def attention_varlen(
         if flag("check", check):
             check_lengths(described(given))
         refused = None if out is None else refuse_output
-        found = looked_up(_prepared, given, asked, config, 3, _first_call, refused)
+        found = looked_up(_prepared, given, asked, config, _first_call, _laid_out, refused)
     found = found if out is None else [out, *found]
     return tuple(found) if return_lse else found[0]
 
 
 _prepared = Kept()
+_laid_out = partial(laid_out, written="out")
 
 
 def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config: Any) -> list[Any]:

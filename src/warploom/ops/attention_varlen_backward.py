@@ -45,7 +45,7 @@ def attention_varlen_backward(
               "k_used": seqused_k, "o": out, "dout": dout, "lse": lse, "dlse": dlse, "sinks": sinks}  # fmt: skip
     given = {name: x for name, x in arrays.items() if x is not None}
     asked = (causal, scale, window, softcap, False, "bshd", flag("deterministic", deterministic))
-    return tuple(_prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, 3, _first_call))
+    return tuple(_prepared.again(asked, config, given) or looked_up(_prepared, given, asked, config, _first_call))
 
 
 _prepared = Kept()
