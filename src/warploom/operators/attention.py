@@ -18,7 +18,7 @@ from warploom.operators.registration import Derivative, Named, define, different
 from warploom.ops import attention as eager
 from warploom.ops.attention_arrays import AXES, checked
 from warploom.ops.attention_backward import attention_backward
-from warploom.ops.attention_plan import read_config
+from warploom.ops.attention_plan import refuse_config
 from warploom.ops.signatures import AttentionOptions
 
 _SCHEMA = (
@@ -96,7 +96,7 @@ def _define(name: str, return_lse: bool, derivative: Derivative | None = None) -
         }
         problem = if_sizes_are_known(lambda: checked(views, options))
         if config is not None and problem is not None:
-            read_config(config, problem)
+            refuse_config(config, problem)
         out = q.new_empty((*q.shape[:3], v.shape[3]))  # row-major, whatever the strides of q
         if not return_lse:
             return out

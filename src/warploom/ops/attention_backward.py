@@ -10,7 +10,6 @@ from warploom.interop.copies import as_if_compact
 from warploom.interop.tracing import traced
 from warploom.kernels.attention.backward import TENSORS, BackwardConfig, BackwardOperands, BackwardProblem
 from warploom.kernels.attention.backward_choice import choose, parse_config
-from warploom.kernels.settings import refuse
 from warploom.ops.attention_arrays import (
     AXES,
     Layout,
@@ -24,7 +23,7 @@ from warploom.ops.attention_arrays import (
     strides_of,
 )
 from warploom.ops.options import configuration, flag
-from warploom.ops.places import Place
+from warploom.ops.places import decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import CallsPlan, Steps
 
@@ -133,14 +132,8 @@ def _checked(views: _Views, options: Options, deterministic: bool) -> BackwardPr
 
 def _plan(views: _Views, problem: BackwardProblem, layout: str, config: Any) -> AttentionBackwardPlan:
     """The plan for inputs and gradients that lie so. Raises ConfigError for a ``config`` that does not fit."""
-    if config is not None:
-        config = configuration(config, parse_config)
-    place = Place.of(views["q"].device, requires=None if config is None else config.requires)
-    if config is None:
-        config, reason = choose(problem, place.goal)
-    else:
-        reason = "asked for by the caller"
-        refuse(f"{config} does not fit", list(dict.fromkeys(config.check(place.goal) + config.misfits(problem))))
+    asked = None if config is None else configuration(config, parse_config)
+    config, reason, place = decided(problem, views["q"].device, asked, lambda at: choose(problem, at.goal))
     operands = BackwardOperands(tuple(strides_of(views[name], layout) for name in TENSORS), layout)
     calls = config.calls(problem, operands, place.multiprocessors)
     return AttentionBackwardPlan(problem, config, reason, place.goal.name, str(place), calls)

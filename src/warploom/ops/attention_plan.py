@@ -14,14 +14,13 @@ from warploom.kernels.settings import refuse, unsuitable
 from warploom.kernels.source import KernelCall
 from warploom.ops.attention_arrays import strides_of
 from warploom.ops.options import configuration
-from warploom.ops.places import Place
+from warploom.ops.places import Place, decided
 from warploom.ops.steps import Plan, Step, Steps
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from warploom.core.targets import Target
 
 ARRAYS = "q", "k", "v", "out"
 """What every kernel is given first; then come the :attr:`~AttentionProblem.vectors`."""
@@ -49,15 +48,10 @@ class AttentionPlan(Plan):
 
 def plan_for(problem: AttentionProblem, arrays: Mapping[str, ArrayView], layout: str, config: Any) -> AttentionPlan:
     """The plan for a problem on Q, K, V and an output that lie so. Raises ConfigError for a ``config`` that misfits."""
-    config, place = configured(problem, arrays["q"].device, config)
-    target = place.goal
-    if config is None:
-        config, reason = tuned(problem, target, place.gpu, parse_config) or choose(problem, target)
-    else:
-        reason = "asked for by the caller"
+    config, reason, place = configured(problem, arrays["q"].device, config)
     q, k, v, out = (strides_of(arrays[name], layout) for name in ARRAYS)
     calls = calls_of(config, problem, Operands((q, k, v, out), layout), place.multiprocessors)
-    return AttentionPlan(problem, config, reason, target.name, str(place), calls, place.multiprocessors)
+    return AttentionPlan(problem, config, reason, place.goal.name, str(place), calls, place.multiprocessors)
 
 
 def calls_of(
@@ -70,16 +64,16 @@ def calls_of(
     return (replace(call, arrays=(*ARRAYS, *problem.vectors)),)
 
 
-def configured(problem: AttentionProblem, device: Device, config: Any) -> tuple[AttentionConfig | Decode | None, Place]:
-    """The configuration asked for, read, and where it runs. Raises ConfigError for one that does not fit."""
-    if config is not None:
-        config = configuration(config, parse_config)
-    place = Place.of(device, requires=None if config is None else config.requires)
-    return None if config is None else read_config(config, problem, place.goal), place
+def configured(problem: AttentionProblem, device: Device, config: Any) -> tuple[AttentionConfig | Decode, str, Place]:
+    """The configuration, why it runs, and where. Raises ConfigError for one asked for that does not fit."""
+
+    def choice(at: Place) -> tuple[AttentionConfig | Decode, str]:
+        return tuned(problem, at.goal, at.gpu, parse_config) or choose(problem, at.goal)
+
+    return decided(problem, device, None if config is None else configuration(config, parse_config), choice)
 
 
-def read_config(config: Any, problem: AttentionProblem, target: Target | None = None) -> AttentionConfig | Decode:
-    """A configuration, or its notation. Raises ConfigError for one that does not fit the problem (and the target)."""
+def refuse_config(config: Any, problem: AttentionProblem) -> None:
+    """Raises ConfigError for a configuration, or its notation, that does not fit the problem."""
     found = configuration(config, parse_config)
-    refuse(f"{found} does not fit", unsuitable(found, problem, target))
-    return found
+    refuse(f"{found} does not fit", unsuitable(found, problem, None))

@@ -22,7 +22,7 @@ from warploom.kernels.attention.packed import (
 from warploom.kernels.settings import refuse
 from warploom.ops.attention_arrays import Options, Window, described, laid_out, looked_up
 from warploom.ops.options import configuration, flag
-from warploom.ops.places import Place
+from warploom.ops.places import Place, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
 from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refuse_output, shape_of_result
@@ -30,7 +30,6 @@ from warploom.ops.varlen_arrays import Arrays, check_lengths, read_packed, refus
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from warploom.core.targets import Target
     from warploom.ops.signatures import Array, NumpyArray, Out, VarlenOptions
 
 
@@ -142,18 +141,14 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
 
 def configured_packed(problem: PackedProblem, q: ArrayView, config: Any) -> tuple[PackedConfig, Place]:
     """The configuration for a problem and where it runs. Raises ConfigError for one asked for that does not fit."""
-    if config is None:
-        place = Place.of(q.device)
-        return choose_packed(problem, place.goal), place
-    found = read_packed_config(config)
-    place = Place.of(q.device, requires=found.requires)
-    refuse_packed(found, problem, place.goal)
+    asked = None if config is None else read_packed_config(config)
+    found, _, place = decided(problem, q.device, asked, lambda at: (choose_packed(problem, at.goal), ""), misfits)
     return found, place
 
 
-def refuse_packed(config: PackedConfig, problem: PackedProblem, target: Target | None = None) -> None:
-    """Raises ConfigError for a configuration that does not fit a problem (and a target)."""
-    refuse(f"{config} does not fit", misfits(config, problem, target))
+def refuse_packed(config: PackedConfig, problem: PackedProblem) -> None:
+    """Raises ConfigError for a configuration that does not fit a problem."""
+    refuse(f"{config} does not fit", misfits(config, problem))
 
 
 def read_packed_config(config: Any) -> PackedConfig:

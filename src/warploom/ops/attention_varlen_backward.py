@@ -14,10 +14,9 @@ from warploom.kernels.attention.packed_backward import (
     parse_packed_backward,
 )
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
-from warploom.kernels.settings import refuse
 from warploom.ops.attention_arrays import Options, Window, check_results, looked_up
 from warploom.ops.options import configuration, flag
-from warploom.ops.places import Place
+from warploom.ops.places import Place, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps, working_steps
 from warploom.ops.varlen_arrays import Arrays, read_packed, shape_of_result
@@ -85,13 +84,12 @@ def _first_call(views: Arrays, options: Options, asked: tuple[Any, ...], config:
 
 def _configured(problem: PackedBackwardProblem, views: Arrays, config: Any) -> tuple[PackedBackwardConfig, int]:
     """The configuration, and how many multiprocessors there are. Raises ConfigError for one that does not fit there."""
-    device = views["q"].device
-    if config is None:
-        place = Place.of(device)
-        return choose_packed_backward(problem, place.goal), place.multiprocessors
-    found = configuration(config, parse_packed_backward)
-    if not isinstance(found, PackedBackwardConfig):
-        raise ConfigError(f"{found} takes no packed sequences")
-    place = Place.of(device, requires=found.requires)
-    refuse(f"{found} does not fit", list(dict.fromkeys(found.check(place.goal) + found.misfits(problem.typical))))
+    asked = None if config is None else configuration(config, parse_packed_backward)
+    if not isinstance(asked, PackedBackwardConfig | None):
+        raise ConfigError(f"{asked} takes no packed sequences")
+
+    def choice(at: Place) -> tuple[PackedBackwardConfig, str]:
+        return choose_packed_backward(problem, at.goal), ""
+
+    found, _, place = decided(problem.typical, views["q"].device, asked, choice)
     return found, place.multiprocessors

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, s32
-from warploom.interop.arrays import (
-    ArrayView,
-    as_numpy,
-    describe,
-    empty,
-)
+from warploom.interop.arrays import ArrayView, Device, as_numpy, describe, empty
 from warploom.interop.copies import as_if_compact, compact, settled
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.problem import MatmulConfig
@@ -39,7 +34,6 @@ from warploom.ops.steps import Steps
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from warploom.kernels.matmul_reduce.states import ReduceOp
     from warploom.ops.signatures import Array, LossOptions
 
 Arrays = dict[str, ArrayView]
@@ -128,8 +122,8 @@ def plan_linear_cross_entropy(
     loss, views = loss_of(-100, label_smoothing, z_loss, softcap), (settled(describe(x)), settled(describe(w)))
     inputs = _inputs(*views, None if bias is None else settled(describe(bias)), 1.0, as_if_compact)
     chosen = matmul_config(config, inputs.problem.dtype)
-    place, wanted = _place(views[0], chosen), (True, True, bias is not None)
-    return _forward(inputs, loss, chosen, place), _backward(inputs, loss, 2, (True, False), wanted, chosen, place)
+    wanted, device = (True, True, bias is not None), views[0].device
+    return _forward(inputs, loss, chosen, device), _backward(inputs, loss, 2, (True, False), wanted, chosen, device)
 
 
 # -- forward
@@ -145,8 +139,8 @@ def losses(x: Any, w: Any, target: Any, loss: Loss, config: Any, bias: Any = Non
         given["bias"] = _row_major(more[0])
 
     def plan(arrays: Arrays) -> Steps:
-        inputs, place = _inputs(arrays["x"], arrays["w"], arrays.get("bias"), 1.0), _place(arrays["x"], config)
-        return _forward(inputs, loss, config, place).steps(arrays, chosen.dtype.bits // 32)
+        inputs = _inputs(arrays["x"], arrays["w"], arrays.get("bias"), 1.0)
+        return _forward(inputs, loss, config, arrays["x"].device).steps(arrays, chosen.dtype.bits // 32)
 
     shape, taken = (rows.shape[0],), given | {"target": as_words(given["target"])}
     lse, found = _run(("forward", loss, config), given, taken, {"lse": (shape, f32), "loss": (shape, f32)}, plan)
@@ -166,13 +160,8 @@ def _row_major(view: ArrayView) -> ArrayView:
     return view if view.contiguous else compact(view)
 
 
-def _place(view: ArrayView, config: MatmulConfig | None) -> Place:
-    return Place.of(view.device, requires=None if config is None else config.requires)
-
-
-def _forward(inputs: Inputs, loss: Loss, config: MatmulConfig | None, place: Place) -> LossPlan:
-    op: ReduceOp = "logsumexp"
-    return LossPlan(reduce_plan(forward_product(inputs.problem, loss), op, config, place), loss)
+def _forward(inputs: Inputs, loss: Loss, config: MatmulConfig | None, device: Device) -> LossPlan:
+    return LossPlan(reduce_plan(forward_product(inputs.problem, loss), "logsumexp", config, device), loss)
 
 
 # -- backward
@@ -220,8 +209,8 @@ def gradients(
         taken["target"], words = as_words(given["target"]), given["target"].dtype.bits // 32
 
     def plan(arrays: Arrays) -> Steps:
-        inputs, place = _inputs(arrays["x"], arrays["w"], arrays.get("bias"), scale), _place(arrays["x"], config)
-        return replace(_backward(inputs, rows.loss, words, known, wanted, config, place), blocks=blocks).steps()
+        inputs, device = _inputs(arrays["x"], arrays["w"], arrays.get("bias"), scale), arrays["x"].device
+        return replace(_backward(inputs, rows.loss, words, known, wanted, config, device), blocks=blocks).steps()
 
     asked = "backward", rows.loss, config, scale, blocks
     found = dict(zip(results, _run(asked, given, taken, results, plan), strict=True))
@@ -230,8 +219,9 @@ def gradients(
 
 def _backward(
     inputs: Inputs, loss: Loss | None, target_words: int, given: tuple[bool, bool], wanted: tuple[bool, bool, bool],
-    config: MatmulConfig | None, place: Place,
+    config: MatmulConfig | None, device: Device,
 ) -> GradientPlan:  # fmt: skip
+    place = Place.of(device, requires=None if config is None else config.requires)
     return GradientPlan(inputs.problem, loss, target_words, given, wanted, place.goal, place.multiprocessors, config)
 
 

@@ -15,11 +15,10 @@ from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import choose, parse_config
 from warploom.kernels.matmul.features import EpilogueFunction
 from warploom.kernels.matmul.problem import MatmulConfig
-from warploom.kernels.settings import refuse, unsuitable
 from warploom.ops.matmul_arrays import READ_ONLY, Inputs, matmul_config, read_inputs, refuse_overlap
 from warploom.ops.matmul_plan import MatmulPlan
 from warploom.ops.options import extra_matrices, number, refuse_unhashable
-from warploom.ops.places import Place
+from warploom.ops.places import Place, decided
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps
 from warploom.ops.tuned import tuned
@@ -150,14 +149,12 @@ def plan_matmul(
 
 def _plan(inputs: Inputs, config: MatmulConfig | None) -> MatmulPlan:
     problem = inputs.problem
-    place = Place.of(inputs.views[0].device, requires=None if config is None else config.requires)
-    target = place.goal
-    if config is None:
-        chosen, reason = tuned(problem, target, place.gpu, parse_config) or choose(problem, target)
-    else:
-        chosen, reason = config, "asked for by the caller"
-        refuse(f"{config} does not fit", unsuitable(config, problem, target))
-    return MatmulPlan(problem, chosen, reason, target.name, str(place), place.multiprocessors)
+
+    def choice(at: Place) -> tuple[MatmulConfig, str]:
+        return tuned(problem, at.goal, at.gpu, parse_config) or choose(problem, at.goal)
+
+    chosen, reason, place = decided(problem, inputs.views[0].device, config, choice)
+    return MatmulPlan(problem, chosen, reason, place.goal.name, str(place), place.multiprocessors)
 
 
 def _first_call(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from warploom.core.targets import Target, target
 from warploom.interop.arrays import Device
+from warploom.kernels.settings import refuse, unsuitable
 from warploom.ops.backends import gpu_present, gpu_target, multiprocessors
+
+Config = TypeVar("Config")
 
 EMULATED_TARGET = "sm_80"
 """The architecture a plan is made for where there is no GPU; a ``wgmma`` configuration asked for is emulated too."""
@@ -33,3 +38,21 @@ class Place:
 
     def __str__(self) -> str:
         return EMULATOR if self.gpu is None else f"GPU {self.gpu}"
+
+
+def decided(
+    problem: Any,
+    device: Device,
+    config: Any,
+    choose: Callable[[Place], tuple[Config, str]],
+    misfits: Callable[[Any, Any, Target], list[str]] = unsuitable,
+) -> tuple[Config, str, Place]:
+    """The configuration asked for, or else the one to ``choose``; why that; and where it runs.
+
+    Raises ConfigError for one asked for that does not fit, by its ``misfits`` for the problem on a target.
+    """
+    place = Place.of(device, requires=None if config is None else config.requires)
+    if config is None:
+        return *choose(place), place
+    refuse(f"{config} does not fit", misfits(config, problem, place.goal))
+    return config, "asked for by the caller", place

@@ -9,17 +9,17 @@ import numpy as np
 
 from warploom.core.dtypes import f32, s32
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import ArrayView, describe, empty
+from warploom.interop.arrays import ArrayView, Device, describe, empty
 from warploom.interop.copies import as_if_compact, compact
 from warploom.interop.tracing import recorded, traced
 from warploom.kernels.matmul.choice import choose_for_rows
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem
 from warploom.kernels.matmul_reduce.problem import ReduceProblem
 from warploom.kernels.matmul_reduce.states import OPS, ReduceOp
-from warploom.kernels.settings import refuse, unsuitable
+from warploom.kernels.settings import unsuitable
 from warploom.ops.matmul_arrays import Inputs, matmul_config, read_inputs
 from warploom.ops.options import flag, number, refuse_unhashable
-from warploom.ops.places import Place
+from warploom.ops.places import decided
 from warploom.ops.reduce_plan import ReducePlan
 from warploom.ops.repeated import Kept, run_and_keep
 from warploom.ops.steps import Steps
@@ -27,6 +27,7 @@ from warploom.ops.steps import Steps
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from warploom.core.targets import Target
     from warploom.ops.signatures import Array, ReduceOptions
 
 Op = Literal["max", "sum", "logsumexp"]
@@ -140,20 +141,18 @@ def check_matrices(a: ArrayView, b: ArrayView, op: str) -> None:
 
 
 def _plan(inputs: Inputs, op: ReduceOp, config: MatmulConfig | None) -> ReducePlan:
-    place = Place.of(inputs.views[0].device, requires=None if config is None else config.requires)
-    return reduce_plan(inputs.problem, op, config, place)
+    return reduce_plan(inputs.problem, op, config, inputs.views[0].device)
 
 
-def reduce_plan(product: MatmulProblem, op: ReduceOp, config: MatmulConfig | None, place: Place) -> ReducePlan:
+def reduce_plan(product: MatmulProblem, op: ReduceOp, config: MatmulConfig | None, device: Device) -> ReducePlan:
     """How the rows of a product are reduced somewhere. Raises ConfigError for a ``config`` that does not fit."""
     problem = ReduceProblem(product, op)
-    goal = place.goal
-    if config is None:
-        chosen, reason = choose_for_rows(product, goal)
-    else:
-        chosen, reason = config, "asked for by the caller"
-        refuse(f"{config} does not fit", unsuitable(config, product, goal) or problem.misfits(config))
-    return ReducePlan(problem, chosen, reason, goal.name, str(place), place.multiprocessors)
+
+    def misfits(asked: MatmulConfig, _: Any, target: Target) -> list[str]:
+        return unsuitable(asked, product, target) or problem.misfits(asked)
+
+    chosen, reason, place = decided(problem, device, config, lambda at: choose_for_rows(product, at.goal), misfits)
+    return ReducePlan(problem, chosen, reason, place.goal.name, str(place), place.multiprocessors)
 
 
 def _reduced(a: Any, b: Any, op: ReduceOp, scale: float, bias: Any, config: Any) -> tuple[Any, Any]:

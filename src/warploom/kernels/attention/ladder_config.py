@@ -77,13 +77,8 @@ class RungSm80(Configuration):
         return self.tile_m // self.num_warps
 
     @property
-    def copy_addressing(self) -> Addressing:
-        """How global ↔ shared copies form swizzled addresses."""
-        return "strided" if self.strided or not self.swizzle else "recomputed"
-
-    @property
-    def read_addressing(self) -> Addressing:
-        """How fragments are addressed in shared memory."""
+    def addressing(self) -> Addressing:
+        """How swizzled addresses are formed: of global ↔ shared copies, and of fragments."""
         return "strided" if self.strided or not self.swizzle else "recomputed"
 
     @property

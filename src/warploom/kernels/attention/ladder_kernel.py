@@ -147,7 +147,7 @@ class Forward:
         k, c = self._k, self._config
         pointer, strides = self._tensors.q
         plan = c.copy_plan(c.tile_m)
-        copy = TileCopy(k, self._q_tile, plan, strides.seq, c.copy_addressing, c.head_dim)
+        copy = TileCopy(k, self._q_tile, plan, strides.seq, c.addressing, c.head_dim)
         start = copy.start(pointer + self._block_offset(strides))
         if c.async_copy:
             self._start_copy(lambda: copy.load_async(start, rows=self._q_rows()))
@@ -175,11 +175,10 @@ class Forward:
     # -- fragments
     def _make_readers(self) -> None:
         k, c = self._k, self._config
-        how = c.read_addressing
         order = None if c.k_row_major else (0, 2, 1)
-        self._q_reader = k.reader(self._q_tile, A, row=self._warp_row, addressing=how)
-        self._k_reader = k.reader(self._k_tile, B_PAIR.transposed(), bit_order=order, addressing=how)
-        self._v_reader = k.reader(self._v_tile, B_PAIR, addressing=how)
+        self._q_reader = k.reader(self._q_tile, A, row=self._warp_row, addressing=c.addressing)
+        self._k_reader = k.reader(self._k_tile, B_PAIR.transposed(), bit_order=order, addressing=c.addressing)
+        self._v_reader = k.reader(self._v_tile, B_PAIR, addressing=c.addressing)
         slices = [(0, 16 * d) for d in range(self._d)]
         for reader in (self._q_reader, self._k_reader, self._v_reader):
             reader.prepare(slices)
@@ -340,6 +339,6 @@ class Forward:
         else:
             k.syncwarp()  # a warp copies its own rows of O
         pointer, strides = self._tensors.out
-        copy = TileCopy(k, self._q_tile, c.copy_plan(c.tile_m), strides.seq, c.copy_addressing, c.head_dim)
+        copy = TileCopy(k, self._q_tile, c.copy_plan(c.tile_m), strides.seq, c.addressing, c.head_dim)
         start = copy.start(pointer + self._block_offset(strides))
         copy.store(start, cache="no_allocate" if c.output_hint else "", rows=self._q_rows())

@@ -50,7 +50,7 @@ class Stream:
         self._k, self._config, self._rows = k, config, rows
         self._first, self._count = span
         plan = config.copy_plan(config.tile_n)
-        self._copy = TileCopy(k, tile, plan, stride, config.copy_addressing, config.head_dim)
+        self._copy = TileCopy(k, tile, plan, stride, config.addressing, config.head_dim)
         self._start = self._copy.start(pointer)
         self._block_bytes = k.operand(stride, u32) * (config.tile_n * 2)
         self._position: Mutable | None = None

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.errors import ConfigError
-from warploom.core.targets import Target
-from warploom.kernels.matmul.features import MatmulFeatures
 from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulProblem
-from warploom.kernels.matmul.sm80 import SEED_WORDS, WarpTiles, copy_problems
-from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, type_name, violated
+from warploom.kernels.matmul.sm80 import DEPTH, SEED_WORDS, WarpTiles, copy_problems
+from warploom.kernels.settings import flag, type_name, violated
 from warploom.kernels.source import KernelCall, KernelSource
 
 if TYPE_CHECKING:
     from warploom.lang.fragments import Addressing
 
-MMA_K = 16
-"""The depth of one ``mma.m16n8k16``."""
 _EXAMPLE = "BM=128,BN=128,BK=64,WM=64,WN=64,STAGES=3"
 
 
 @dataclass(frozen=True)
-class RungGemm(WarpTiles, Configuration):
+class RungGemm(WarpTiles):
     """A kernel of :mod:`.ladder_kernel`. The seeds' names: tile_m BM, tile_n BN, tile_k BK, warp_m WM, warp_n WN."""
 
     word: ClassVar[str] = "gemm"
-    also: ClassVar[Mapping[str, str]] = SEED_WORDS
-    requires: ClassVar[str] = "sm_80"
     reducing: ClassVar[str] = ""
 
     tile_m: int = flag(128, "rows of C per CTA (BM)", (16, 32, 64, 128, 256))
@@ -65,7 +59,7 @@ class RungGemm(WarpTiles, Configuration):
     @property
     def k_steps(self) -> int:
         """``mma`` steps per shared tile."""
-        return self.tile_k // MMA_K
+        return self.tile_k // DEPTH
 
     @property
     def mma_rows(self) -> int:
@@ -107,27 +101,10 @@ class RungGemm(WarpTiles, Configuration):
         return max(self.stages * stage, 0 if out_dtype is f32 and not self.wmma else staging)
 
     # -- what it takes
-    def check(self, target: Target | None = None) -> list[str]:
-        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        found = broken_flags(self) or violated([
-            (self.warp_m % 16 == 0 and self.tile_m % self.warp_m == 0,
-             f"warp_m {self.warp_m} is no multiple of 16 that divides tile_m {self.tile_m}"),
-            (self.warp_n % 8 == 0 and self.tile_n % self.warp_n == 0,
-             f"warp_n {self.warp_n} is no multiple of 8 that divides tile_n {self.tile_n}"),
-            (self.tile_k % MMA_K == 0, f"tile_k {self.tile_k} is no multiple of {MMA_K}"),
-            *((not value & (value - 1), f"{name} {value} is no power of two")
-              for name, value in (("tile_n", self.tile_n), ("tile_k", self.tile_k), ("warp_n", self.warp_n))),
-        ])  # fmt: skip
-        if found:
-            return found
+    @property
+    def _constraints(self) -> Sequence[tuple[bool, str]]:
         step = self.mma_rows * self.mma_cols
-        constraints = [
-            (not self.num_warps & (self.num_warps - 1),
-             f"{self.num_warps} warps are no power of two, which the copies' thread map needs"),
-            (self.threads <= 1024, f"{self.threads} threads are more than the 1024 of a CTA"),
-            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
-            (self.accumulate is f32 or (self.accumulate is f16 and self.dtype is f16),
-             f"{self.dtype} does not accumulate in {self.accumulate}: f32 always, f16 for f16 inputs"),
+        return (
             (not self.wmma or not (self.ldmatrix or self.swizzle or self.warp_n % 16),
              "wmma loads its own fragments, 16 wide: warp_n is a multiple of 16, no ldmatrix, no swizzle"),
             (self.padding % 8 == 0 and not (self.padding and self.swizzle),
@@ -139,8 +116,7 @@ class RungGemm(WarpTiles, Configuration):
              "an even number (tile_k a multiple of 32)"),
             (not self.lead or (self.pipelined and self.lead < step),
              f"lead {self.lead} needs pipelined, and to be less than the {step} mma of a k-step"),
-        ]  # fmt: skip
-        return violated(constraints) or shared_excess(self.shared_bytes(), target)
+        )  # fmt: skip
 
     def misfits(self, problem: MatmulProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
@@ -154,16 +130,11 @@ class RungGemm(WarpTiles, Configuration):
         ])  # fmt: skip
 
     # -- what it makes of a problem
-    def features(self, problem: MatmulProblem) -> MatmulFeatures:
-        """What the kernel must be able to do, and nothing more."""
-        a, b = problem.copied(self)
-        return replace(problem.result_features(self), a=a, b=b)
-
     def calls(self, problem: MatmulProblem, multiprocessors: int) -> tuple[KernelCall, ...]:
         """The kernel for a problem: a CTA for each tile."""
         source = KernelSource.of(
             "matmul.ladder_kernel:gemm", f"gemm_{self.tile_m}x{self.tile_n}x{self.tile_k}", opt_level=self.opt_level,
-            config=self, features=self.features(problem),
+            config=self, features=problem.copied_features(self),
         )  # fmt: skip
         tiling = problem.tiling(self)
         grid = (tiling.rows * tiling.cols, 1, 1) if self.block_stride else (tiling.cols, tiling.rows, 1)

@@ -6,7 +6,8 @@ from typing import Literal
 
 from warploom.core.dtypes import u16
 from warploom.kernels.matmul.features import OperandFeatures
-from warploom.kernels.matmul.ladder_config import MMA_K, RungGemm
+from warploom.kernels.matmul.ladder_config import RungGemm
+from warploom.kernels.matmul.sm80 import DEPTH
 from warploom.lang import Kernel, SharedTile
 from warploom.lang.fragments import TileAddresses, TileReader
 from warploom.layout.catalogue import mma_fragment
@@ -69,7 +70,7 @@ class Operand:
 
     def _at(self, outer: int, step: int) -> tuple[int, int]:
         """(row, col) in the tile as it is stored."""
-        return (outer, MMA_K * step) if self._along_k else (MMA_K * step, outer)
+        return (outer, DEPTH * step) if self._along_k else (DEPTH * step, outer)
 
     def fragments(self, tile: SharedTile, step: int) -> list[Registers]:
         """The operands of a k-step of a stage: of A one per 16 rows, of B one per 8 columns."""

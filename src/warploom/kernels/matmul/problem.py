@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from warploom.core.dtypes import DType, f32
@@ -180,8 +180,8 @@ class MatmulProblem:
             epilogue=self.epilogue, empty=self.k == 0, ragged_m=ragged_m, ragged_n=ragged_n,
         )  # fmt: skip
 
-    def copied(self, config: MatmulConfig) -> tuple[OperandFeatures, OperandFeatures]:
-        """How threads copy tiles of A and B: the alignment of lines, and the edges that such tiles have."""
+    def copied_features(self, config: MatmulConfig) -> MatmulFeatures:
+        """What a kernel must do whose threads copy A and B: their lines' alignment, and the edges that tiles have."""
 
         def of(matrix: Matrix, outer: int, tile: int) -> OperandFeatures:
             line = self.k if matrix.k_contiguous else outer
@@ -190,7 +190,8 @@ class MatmulProblem:
                 ragged_k=self.k % config.tile_k != 0, partial=line % matrix.chunk != 0,
             )  # fmt: skip
 
-        return of(self.a, self.m, config.tile_m), of(self.b, self.n, config.tile_n)
+        a, b = of(self.a, self.m, config.tile_m), of(self.b, self.n, config.tile_n)
+        return replace(self.result_features(config), a=a, b=b)
 
     # -- launches
     @property

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from warploom.core.dtypes import DType, bf16, f16, f32
 from warploom.core.targets import Target
 from warploom.kernels.matmul.cost import seconds_sm80
-from warploom.kernels.matmul.features import MatmulFeatures
 from warploom.kernels.matmul.problem import MOST_EXTENT, MOST_GRID_ROWS, MatmulProblem
 from warploom.kernels.matmul.shares import Shares
 from warploom.kernels.settings import Configuration, broken_flags, flag, shared_excess, violated
@@ -30,13 +29,19 @@ SEED_WORDS = {
 """The seeds' names of flags."""
 
 
-class WarpTiles:
+class WarpTiles(Configuration):
     """What follows where each warp owns ``warp_m`` × ``warp_n`` of a tile."""
+
+    also: ClassVar[Mapping[str, str]] = SEED_WORDS
+    requires: ClassVar[str] = "sm_80"
 
     tile_m: int
     tile_n: int
+    tile_k: int
     warp_m: int
     warp_n: int
+    dtype: DType
+    accumulate: DType
 
     @property
     def warps_m(self) -> int:
@@ -58,17 +63,44 @@ class WarpTiles:
         """Threads per CTA."""
         return 32 * self.num_warps
 
+    def shared_bytes(self, out_dtype: DType | None = None) -> int:
+        """Dynamic shared memory for an output type (by default a 16-bit one)."""
+        raise NotImplementedError
+
+    @property
+    def _constraints(self) -> Sequence[tuple[bool, str]]:
+        """(whether it holds, what is wrong if not) of flags whose tiles and warps fit."""
+        raise NotImplementedError
+
+    def check(self, target: Target | None = None) -> list[str]:
+        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
+        return broken_flags(self) or violated([
+            (self.warp_m % 16 == 0 and self.tile_m % self.warp_m == 0,
+             f"warp_m {self.warp_m} is no multiple of 16 that divides tile_m {self.tile_m}"),
+            (self.warp_n % 8 == 0 and self.tile_n % self.warp_n == 0,
+             f"warp_n {self.warp_n} is no multiple of 8 that divides tile_n {self.tile_n}"),
+            (self.tile_k % DEPTH == 0, f"tile_k {self.tile_k} is no multiple of {DEPTH}"),
+            *((not value & (value - 1), f"{name} {value} is no power of two")
+              for name, value in (("tile_n", self.tile_n), ("tile_k", self.tile_k), ("warp_n", self.warp_n))),
+        ]) or violated([
+            (not self.num_warps & (self.num_warps - 1),
+             f"{self.num_warps} warps are no power of two, which the copies' thread map needs"),
+            (self.threads <= 1024, f"{self.threads} threads are more than the 1024 of a CTA"),
+            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
+            (self.accumulate is f32 or (self.accumulate is f16 and self.dtype is f16),
+             f"{self.dtype} does not accumulate in {self.accumulate}: f32 always, f16 for f16 inputs"),
+            *self._constraints,
+        ]) or shared_excess(self.shared_bytes(), target)  # fmt: skip
+
 
 @dataclass(frozen=True)
-class MatmulSm80(WarpTiles, Configuration):
+class MatmulSm80(WarpTiles):
     """A kernel of :mod:`.sm80_kernel` or :mod:`.stream_kernel`: each warp owns ``warp_m`` × ``warp_n`` of a tile."""
 
     word: ClassVar[str] = "matmul_sm80"
     always: ClassVar[tuple[str, ...]] = (
         "tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages", "dtype", "accumulate",
     )  # fmt: skip
-    also: ClassVar[Mapping[str, str]] = SEED_WORDS
-    requires: ClassVar[str] = "sm_80"
     reducing: ClassVar[str] = "matmul_reduce.sm80_kernel:matmul_reduce_sm80"
 
     tile_m: int = flag(128, "rows of C per CTA (BM)", (16, 32, 64, 128, 256))
@@ -113,30 +145,13 @@ class MatmulSm80(WarpTiles, Configuration):
         return pipeline + staging + 16 if self.stream_k else max(pipeline, staging)  # 16: the count of arrivals
 
     # -- what it takes
-    def check(self, target: Target | None = None) -> list[str]:
-        """The violated constraints (of ``target``, if given); empty if the configuration is valid."""
-        found = broken_flags(self) or violated([
-            (self.warp_m % 16 == 0 and self.tile_m % self.warp_m == 0,
-             f"warp_m {self.warp_m} is no multiple of 16 that divides tile_m {self.tile_m}"),
-            (self.warp_n % 8 == 0 and self.tile_n % self.warp_n == 0,
-             f"warp_n {self.warp_n} is no multiple of 8 that divides tile_n {self.tile_n}"),
-            *((not value & (value - 1), f"{name} {value} is no power of two")
-              for name, value in (("tile_n", self.tile_n), ("tile_k", self.tile_k), ("warp_n", self.warp_n))),
-        ])  # fmt: skip
-        if found:
-            return found
-        constraints = [
-            (not self.num_warps & (self.num_warps - 1),
-             f"{self.num_warps} warps are no power of two, which the copies' thread map needs"),
-            (self.threads <= 1024, f"{self.threads} threads are more than the 1024 of a CTA"),
+    @property
+    def _constraints(self) -> Sequence[tuple[bool, str]]:
+        return (
             (self.tile_k >= 2 * DEPTH, f"tile_k {self.tile_k} is less than the two k-steps of {DEPTH} that take turns"),
             (self.stages >= 2, "the ring has at least 2 stages"),
-            (self.dtype in (bf16, f16), f"dtype {self.dtype} is not f16 or bf16"),
-            (self.accumulate is f32 or (self.accumulate is f16 and self.dtype is f16),
-             f"{self.dtype} does not accumulate in {self.accumulate}: f32 always, f16 for f16 inputs"),
             (not (self.stream_k and self.split_k > 1), "stream_k cuts K where it must: it takes no split_k"),
-        ]  # fmt: skip
-        return violated(constraints) or shared_excess(self.shared_bytes(), target)
+        )
 
     def misfits(self, problem: MatmulProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
@@ -163,11 +178,6 @@ class MatmulSm80(WarpTiles, Configuration):
         return seconds_sm80(problem, self, target)
 
     # -- what it makes of a problem
-    def features(self, problem: MatmulProblem) -> MatmulFeatures:
-        """What the kernel must be able to do, and nothing more."""
-        a, b = problem.copied(self)
-        return replace(problem.result_features(self), a=a, b=b)
-
     def shares(self, problem: MatmulProblem, multiprocessors: int) -> Shares:
         """What each CTA of a stream-K launch does on so many multiprocessors."""
         tiling = problem.tiling(self)
@@ -179,7 +189,7 @@ class MatmulSm80(WarpTiles, Configuration):
         name = f"matmul_{'stream_k_' * self.stream_k}{self.tile_m}x{self.tile_n}x{self.tile_k}"
         source = KernelSource.of(
             f"matmul.{function}", name, min_ctas=self.min_ctas, opt_level=self.opt_level,
-            config=self, features=self.features(problem),
+            config=self, features=problem.copied_features(self),
         )  # fmt: skip
         if not self.stream_k:
             tiling = problem.tiling(self)
