@@ -16,15 +16,7 @@ from tests.gpu.harness import launch, on_gpu, random_operand  # noqa: E402 (afte
 from warploom.core.dtypes import DType, bf16, f16, f32, f64, pred, s8, s32, s64, tf32, u8, u32, u64  # noqa: E402
 from warploom.isa.alu import Binary, Fma, MultiplyWide, Select, Unary  # noqa: E402
 from warploom.isa.base import Instruction  # noqa: E402
-from warploom.isa.conversion import (  # noqa: E402
-    Bitcast,
-    Convert,
-    PackBytes,
-    PackPair,
-    PairArithmetic,
-    Permute,
-    UnpackHalf,
-)
+from warploom.isa.conversion import Bitcast, Convert, PackBytes, PackPair, PairArithmetic, Permute, UnpackHalf  # noqa: E402
 from warploom.isa.matrix import MmaSync  # noqa: E402
 from warploom.isa.memory import LdMatrix  # noqa: E402
 from warploom.isa.warp import Shuffle, Vote  # noqa: E402

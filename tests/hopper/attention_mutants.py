@@ -92,10 +92,7 @@ EQUIVALENT: dict[str, tuple[tuple[int, ...], str]] = {
         (1,),
         "where one thread stores the tiles of two consumers and loads no others: both are in the second group",
     ),
-    "without cp.async.bulk.wait_group.read in exchange": (
-        (1,),
-        "the same: the second wait is for both",
-    ),
+    "without cp.async.bulk.wait_group.read in exchange": ((1,), "the same: the second wait is for both"),
 }
 """Mutants that behave as the kernel does: which ones of a name (as in :func:`mutants`) may, and the reason.
 

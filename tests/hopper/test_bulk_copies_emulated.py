@@ -250,12 +250,7 @@ def into_a_tile(k: Kernel, source: TensorMap, out: Global[F32], *, cols: int, ro
 LAYOUTS = {
     "as it is": (0, {}, "", ""),
     "swizzled": (128, {"swizzled": True}, "", ""),
-    "the tile is swizzled": (
-        0,
-        {"swizzled": True},
-        "layout",
-        "swizzled rows of 128 bytes, its tensor map does not",
-    ),
+    "the tile is swizzled": (0, {"swizzled": True}, "layout", "swizzled rows of 128 bytes, its tensor map does not"),
     "the map is swizzled": (128, {}, "layout", "'tile' has no swizzle, its tensor map swizzles 128 bytes"),
     "wider rows": (0, {"cols": 64}, "layout", "rows of the tile 'tile' are 256 bytes apart, those of the box 128"),
     "fewer rows": (0, {"rows": 4}, "bounds", "a box of 1024 bytes to where the tile 'tile' has 512"),
@@ -287,10 +282,7 @@ def bytes_expected(k: Kernel, source: TensorMap, *, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("count", "message"),
-    [
-        (256, "768 more than 256 expected bytes have come"),
-        (2048, "1024 of 2048 expected bytes missing"),
-    ],
+    [(256, "768 more than 256 expected bytes have come"), (2048, "1024 of 2048 expected bytes missing")],
 )
 def test_wrong_bytes_say_by_how_much(count: int, message: str) -> None:
     emulation = emulate(bytes_expected.trace(count=count), 1, [tensor_map(numbers(12, 40))])

@@ -106,10 +106,7 @@ MUTANTS: dict[str, tuple[Callable[[Program], Program], set[str]]] = {
     ),
     "producer's parity stays": (lambda p: without_flip(p, 0), {"race", "in_flight", "deadlock"}),
     "consumers' parity stays": (lambda p: without_flip(p, 1), {"race", "in_flight", "deadlock", "uninitialised"}),
-    "producer loads A into stage 0": (
-        lambda p: stage_shifted(p, 0),
-        {"race", "in_flight", "uninitialised"},
-    ),
+    "producer loads A into stage 0": (lambda p: stage_shifted(p, 0), {"race", "in_flight", "uninitialised"}),
     "consumers read A from stage 0": (lambda p: stage_shifted(p, 1), {"race", "in_flight", "uninitialised"}),
     "stage given back before the products end": (
         lambda p: swapped(p, named(WgmmaWait), consumer_arrival),

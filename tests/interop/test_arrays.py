@@ -50,12 +50,7 @@ def test_bfloat16_and_read_only_numpy():
 
 
 @pytest.mark.parametrize(
-    ("array", "says"),
-    [
-        ([1.0, 2.0], "not an array"),
-        (None, "not an array"),
-        (np.ma.zeros(3), "masked"),
-    ],
+    ("array", "says"), [([1.0, 2.0], "not an array"), (None, "not an array"), (np.ma.zeros(3), "masked")]
 )
 def test_what_is_no_array_is_refused(array, says):
     with pytest.raises(ProblemError, match=says):

@@ -67,10 +67,7 @@ def test_negated_views_are_resolved():
 
 @pytest.mark.parametrize(
     ("make", "says"),
-    [
-        (lambda: torch.zeros(2, 2).to_sparse(), "plain memory"),
-        (lambda: torch.zeros(2, device="meta"), "meta"),
-    ],
+    [(lambda: torch.zeros(2, 2).to_sparse(), "plain memory"), (lambda: torch.zeros(2, device="meta"), "meta")],
 )
 def test_tensors_without_a_use_are_refused(make, says):
     with pytest.raises(ProblemError, match=says):

@@ -15,14 +15,7 @@ import warploom
 from tests.project import ROOT
 from warploom.core.dtypes import f16, f32
 from warploom.core.targets import target
-from warploom.kernels.matmul.choice import (
-    Production,
-    candidates_sm80,
-    choose,
-    choose_for_rows,
-    fitting,
-    parse_config,
-)
+from warploom.kernels.matmul.choice import Production, candidates_sm80, choose, choose_for_rows, fitting, parse_config
 from warploom.kernels.matmul.problem import MatmulProblem, contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90

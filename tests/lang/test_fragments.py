@@ -36,12 +36,7 @@ def reduce_fragment(
     assert rows
 
 
-LAYOUTS = {
-    "C": C,
-    "C 2x4": C.tile(2, 4),
-    "C 1x3": C.tile(1, 3),
-    "f32 A": mma_fragment("m16n8k8", "A", 32),
-}
+LAYOUTS = {"C": C, "C 2x4": C.tile(2, 4), "C 1x3": C.tile(1, 3), "f32 A": mma_fragment("m16n8k8", "A", 32)}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

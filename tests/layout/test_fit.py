@@ -26,10 +26,7 @@ def test_every_fragment_is_fitted_from_its_table(name: str) -> None:
 
 def test_equations_one_and_two_of_the_paper() -> None:
     found = formulas(fit(Observation.of(wmma_accumulator())).require())
-    assert found == {
-        "row": "(lane >> 2) + 8*((i >> 1) & 1)",
-        "col": "2*(lane & 3) + (i & 1) + 8*((i >> 2) & 1)",
-    }
+    assert found == {"row": "(lane >> 2) + 8*((i >> 1) & 1)", "col": "2*(lane & 3) + (i & 1) + 8*((i >> 2) & 1)"}
 
 
 @given(linear_maps(ins=("register", "lane", "warp")))

@@ -49,8 +49,7 @@ def test_two_accumulators_side_by_side_are_the_wmma_accumulator() -> None:
     pair = mma_fragment("m16n8k16", "C").tile(1, 2)
     assert pair.map == wmma_accumulator().map
     assert pair.map == LinearMap(
-        {"register": [(0, 1), (8, 0), (0, 8)], "lane": [(0, 2), (0, 4), (1, 0), (2, 0), (4, 0)]},
-        {"row": 16, "col": 16},
+        {"register": [(0, 1), (8, 0), (0, 8)], "lane": [(0, 2), (0, 4), (1, 0), (2, 0), (4, 0)]}, {"row": 16, "col": 16}
     )
 
 

@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.bench.checking import (
-    Result,
-    configuration_of,
-    example_of,
-    one_kernel,
-    results_of,
-    traced_kernel,
-)
+from warploom.bench.checking import Result, configuration_of, example_of, one_kernel, results_of, traced_kernel
 from warploom.bench.timing import Candidate, Clock, EventClock, Measured, input_sets, measure
 from warploom.core.errors import ConfigError, ProblemError, WarploomError
 from warploom.cuda.device import require_driver

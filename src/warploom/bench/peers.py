@@ -9,11 +9,7 @@ from typing import Any
 
 from warploom.core.errors import UnsupportedDeviceError
 
-SDPA_BACKENDS = {
-    "torch_flash": "FLASH_ATTENTION",
-    "torch_cudnn": "CUDNN_ATTENTION",
-    "torch_math": "MATH",
-}
+SDPA_BACKENDS = {"torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION", "torch_math": "MATH"}
 """Names in results, and PyTorch's names of the backends of ``scaled_dot_product_attention``."""
 
 

@@ -143,8 +143,7 @@ class Wanted:
 def inspect_command(
     wanted: Wanted,
     against: Annotated[
-        str | None,
-        typer.Option(metavar="RUNG|ARCH|O0…O3|FLAG=VALUE|FILE", help="Show what differs from this one."),
+        str | None, typer.Option(metavar="RUNG|ARCH|O0…O3|FLAG=VALUE|FILE", help="Show what differs from this one.")
     ] = None,
     json: JsonFile = None,
 ) -> None:

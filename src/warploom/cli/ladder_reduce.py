@@ -13,11 +13,7 @@ from warploom.cli.output import console, listed, note, progress_bar, write_json
 
 
 @explains_errors
-def reduce(
-    rung: RungList = None,
-    on: On = "auto",
-    json: JsonFile = None,
-) -> None:
+def reduce(rung: RungList = None, on: On = "auto", json: JsonFile = None) -> None:
     """Row maxima of 16×16 products, in three ways.
 
     They go through shared memory, through shared memory done fairly, and stay in registers.

@@ -244,11 +244,7 @@ def load(compiled: CompiledKernel, device: int) -> LoadedKernel:
 
 
 def launch_problems(
-    compiled: CompiledKernel,
-    limits: Target,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    shared_bytes: int,
+    compiled: CompiledKernel, limits: Target, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
 ) -> list[str]:
     """Why ``compiled`` cannot run so on a GPU with ``limits``: one text per broken limit, empty where it can."""
     reasons: list[str] = []

@@ -22,18 +22,7 @@ from warploom.emulate.barriers import Either, Wait
 from warploom.emulate.context import Block, Context, Running
 from warploom.emulate.control import Control
 from warploom.emulate.frames import LANES, Frame
-from warploom.ir.statements import (
-    Branch,
-    Flow,
-    Op,
-    Register,
-    Statement,
-    Value,
-    blocks,
-    operands_of,
-    results_of,
-    walk,
-)
+from warploom.ir.statements import Branch, Flow, Op, Register, Statement, Value, blocks, operands_of, results_of, walk
 from warploom.isa.effects import Access, MbarrierWait, WarpSync
 
 Array = NDArray[Any]

@@ -39,10 +39,7 @@ def decode_control(upper: int) -> Control:
     bits = upper >> 41
     written, read, waits = bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 63
     return Control(
-        bits & 15,
-        None if written == _NONE else written,
-        None if read == _NONE else read,
-        tuple(_numbers(waits)),
+        bits & 15, None if written == _NONE else written, None if read == _NONE else read, tuple(_numbers(waits))
     )
 
 

@@ -58,12 +58,7 @@ class GlobalPointer:
 
     @overload
     def load(
-        self,
-        index: Number = 0,
-        *,
-        cache: str = "",
-        order: Order = "weak",
-        dtype: DType | None = None,
+        self, index: Number = 0, *, cache: str = "", order: Order = "weak", dtype: DType | None = None
     ) -> Element: ...
     @overload
     def load(

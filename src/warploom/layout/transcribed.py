@@ -61,10 +61,7 @@ PTX_FORMULAS: dict[str, Formula] = {
         f"ldmatrix.x{count}.trans.b16": lambda t, i: (8 * (i // 2) + 2 * (t % 4) + i % 2, t // 4) for count in (1, 2, 4)
     },
     # Equations (1) and (2) of the paper on in-register reduction.
-    "wmma.m16n16k16.C.b32": lambda t, i: (
-        t // 4 + ((i >> 1) & 1) * 8,
-        (t % 4) * 2 + i % 2 + ((i >> 2) & 1) * 8,
-    ),
+    "wmma.m16n16k16.C.b32": lambda t, i: (t // 4 + ((i >> 1) & 1) * 8, (t % 4) * 2 + i % 2 + ((i >> 2) & 1) * 8),
     # wgmma: t counts the 128 threads of a warpgroup; warp w has rows 16w … 16w + 15.
     "wgmma.m64n8.D.b32": lambda t, i: (16 * (t // 32) + t % 32 // 4 + 8 * (i // 2), 2 * (t % 4) + i % 2),
     "wgmma.m64k16.A.b16": lambda t, i: (
