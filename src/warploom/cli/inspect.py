@@ -9,29 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warploom.cli.errors import explains_errors
-from warploom.cli.options import (
-    Accumulate,
-    DTypeName,
-    HeadDim,
-    JsonFile,
-    Settings,
-    grouped,
-    is_kernel_file,
-    parse_settings,
-)
+from warploom.cli.options import JsonFile, grouped
 from warploom.cli.output import console, write_json
+from warploom.cli.subjects import Subject
 
 if TYPE_CHECKING:
     from warploom.inspect import SassReport
-    from warploom.ir.program import Program
-
-
-_FIRST_RUNGS = {"attention": "1", "gemm": "01b"}
-"""The families that can be inspected, and the rung of each without ``--rung``."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class Wanted(Subject):
     """One thing to inspect, as the options say."""
 
     what: Annotated[
@@ -40,20 +27,12 @@ class Wanted:
             metavar="attention|gemm|FILE", help="A kernel, or a file: FILE.py[:KERNEL], a cubin or SASS text."
         ),
     ]
-    rung: Annotated[
-        str | None,
-        typer.Option(help="A rung's number or name; attention's h1, h2, … are wgmma's. Default: 1, and 01b of gemm."),
-    ] = None
     arch: Annotated[
         str | None, typer.Option(help="Architecture to compile for: sm_80, sm_90a, …; default the oldest that can.")
     ] = None
     opt_level: Annotated[
         int | None, typer.Option(metavar="N", min=0, max=3, help="ptxas's optimisation level; default the rung's own.")
     ] = None
-    settings: Settings = None
-    head_dim: HeadDim = 128
-    dtype: DTypeName = "bf16"
-    accumulate: Accumulate = None
     kernel: Annotated[str | None, typer.Option(help="Which kernel of a file that holds several.")] = None
     threads: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=1024, help="Threads per CTA of a file's kernel.")
@@ -65,19 +44,9 @@ class Wanted:
         bool, typer.Option("--source", help="Print the SASS with whom it waits for, beside the Python.")
     ] = False
 
-    @property
-    def of_rung(self) -> str:
-        """The rung asked for, else the family's first."""
-        return self.rung or _FIRST_RUNGS.get(self.what, "")
-
-    @property
-    def is_python(self) -> bool:
-        """Whether it is a Python file of kernels, or one kernel of such a file."""
-        return is_kernel_file(self.what)
-
     def title(self, report: SassReport) -> str:
         """What it is, in one line."""
-        if self.what not in _FIRST_RUNGS:
+        if not self.is_rung:
             return f"{self.what}: {report.name} for {report.arch or 'an unknown architecture'}"
         level = "" if self.opt_level is None else f" -O{self.opt_level}"
         return " ".join([f"{self.what}, rung {self.of_rung} for {report.arch}{level}", *(self.settings or ())])
@@ -87,7 +56,7 @@ class Wanted:
         levels = {f"O{level}": level for level in range(4)}
         if Path(against.rpartition(":")[0] or against).is_file():
             return dataclasses.replace(self, what=against)
-        if self.what not in _FIRST_RUNGS and not self.is_python:
+        if not self.is_rung and not self.is_python:
             return dataclasses.replace(self, what=against)
         if (level := levels.get(against.lstrip("-"))) is not None:
             return dataclasses.replace(self, opt_level=level)
@@ -99,33 +68,13 @@ class Wanted:
 
     def report(self) -> SassReport:
         """Compile or read it. Raises ConfigError, CompileError, UnsupportedDeviceError, OSError."""
-        if self.what not in _FIRST_RUNGS and not self.is_python:
+        if not self.is_rung and not self.is_python:
             return self._of_file()
         from warploom.inspect import inspect_program
 
-        program = {"attention": self._attention, "gemm": self._gemm}.get(self.what, self._of_python)()
+        named = self.kernel and self.what.endswith(".py")
+        program = (dataclasses.replace(self, what=f"{self.what}:{self.kernel}") if named else self).program()
         return inspect_program(program, self.arch or program.requires, self.opt_level, with_source=self.source)
-
-    def _attention(self) -> Program:
-        from warploom.cli.ladder import attention_rungs
-        from warploom.inspect.subjects import attention_program
-
-        _, (rung,) = attention_rungs([self.of_rung], self.settings, 256, 1, self.head_dim, self.dtype)
-        return attention_program(rung.config)
-
-    def _gemm(self) -> Program:
-        from warploom.cli.ladder import gemm_rungs
-        from warploom.inspect.subjects import gemm_program
-
-        _, (rung,) = gemm_rungs([self.of_rung], self.settings, self.accumulate, (1, 1, 1))
-        return gemm_program(rung.config)
-
-    def _of_python(self) -> Program:
-        from warploom.bench.checking import configuration_of, one_kernel, traced_kernel
-
-        target = f"{self.what}:{self.kernel}" if self.kernel and self.what.endswith(".py") else self.what
-        kernel = one_kernel(target, runnable=False)
-        return traced_kernel(kernel, configuration_of(kernel, parse_settings(self.settings)))
 
     def _of_file(self) -> SassReport:
         from warploom.core.errors import ConfigError
@@ -201,6 +150,6 @@ def _compared(other: Wanted, report: SassReport) -> tuple[dict[str, Any], list[A
     value = {"before": before.to_dict(), "after": report.to_dict(), "differences": found.to_dict()}
     title = f"[bold]against {escape(other.title(before))}[/bold]"
     tables = [title, *inspect_tables.headline(before), *inspect_tables.comparison_tables(found)]
-    if found.same_code and other.what in _FIRST_RUNGS and other.opt_level is None:
+    if found.same_code and other.is_rung and other.opt_level is None:
         tables.append("--opt-level 1 compares them as they were written, before ptxas made them the same")
     return value, tables
