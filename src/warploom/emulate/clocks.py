@@ -331,9 +331,15 @@ class Clocks:
         agent = self.first + other
         if agent // self.domain == (self.first + row) // self.domain and self.known[row, self._own[other]] >= stamp:
             return True
+        return self.lanes_know(row, lanes, agent, other_lane, stamp)
+
+    def lanes_know(
+        self, row: int, lanes: list[int] | None, agent: int, agent_lane: int, stamp: int, *, visible: bool = False
+    ) -> bool:
+        """Whether each of some lanes (None: all of a warp) knows what a lane of an agent did, as :meth:`ordered`."""
         mine = np.arange(32) if lanes is None else np.array(lanes)
-        theirs = (np.full(mine.shape, x) for x in (agent, other_lane, stamp))
-        return bool(self.ordered(np.full(mine.shape, row), mine, False, *theirs).all())
+        theirs = (np.full(mine.shape, x) for x in (agent, agent_lane, stamp))
+        return bool(self.ordered(np.full(mine.shape, row), mine, False, *theirs, visible=visible).all())
 
     def anybody_knows(self, rows: Array, row: int, lane: int | None, stamp: int) -> bool:
         """Whether a lane of any of these warps knows what another one (one lane, or all) did at a stamp."""

@@ -78,7 +78,7 @@ class MadeMaps:
         for agent, written_by, written in set(zip(*(x[cells].tolist() for x in stored), strict=True)):
             if written and not any(
                 self._covers(release, agent, written_by, written)
-                and self._knows(row, lanes, release.agent, release.lane, release.stamp)
+                and self.clocks.lanes_know(row, lanes, release.agent, release.lane, release.stamp, visible=True)
                 for release in reversed(self.published)
             ):
                 return False
@@ -90,11 +90,6 @@ class MadeMaps:
         if bool(columns.same_domain(who, release.row)) and stamp <= known.clock[columns.of_agents(who)]:
             return True
         return stamp <= known.singles.get((agent, lane), 0)
-
-    def _knows(self, row: int, lanes: list[int] | None, agent: int, lane: int, stamp: int) -> bool:
-        mine = np.arange(32) if lanes is None else np.array(lanes)
-        theirs = (np.full(mine.shape, x) for x in (agent, lane, stamp))
-        return bool(self.clocks.ordered(np.full(mine.shape, row), mine, False, *theirs, visible=True).all())
 
     def _agent(self, address: int) -> int:
         return 3 * ASYNC_AGENT - self._agents.setdefault(address, len(self._agents))
@@ -149,7 +144,7 @@ class MadeMaps:
         self.memory.check(record, access)
         self.memory.note(record, access)
         written = int(record.write_stamp[cells].max())
-        if written and not self._knows(row, [lane], self._agent(address), 0, written + 1):
+        if written and not self.clocks.lanes_know(row, [lane], self._agent(address), 0, written + 1, visible=True):
             message = (
                 f"{op.instruction.mnemonic} reads its tensor map, at byte {address - buffer.start} of {buffer.name}, "
                 f"which {self.report.name_of(written)} wrote through the generic proxy: publish it after that "

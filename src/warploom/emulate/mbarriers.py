@@ -116,11 +116,8 @@ class Mbarriers:
 
     def is_known(self, bar: Mbarrier, row: int, lanes: Lanes, stamp: int) -> bool:
         """Whether some lanes know of an mbarrier's initialisation (of a stamp), or that it was published."""
-        if self.clocks.knows(row, lanes, bar.row, bar.lane, stamp):
-            return True
-        mine = np.arange(32) if lanes is None else np.array(lanes)
-        theirs = (np.full(mine.shape, x) for x in (self._published(bar), 0, stamp))
-        return bool(self.clocks.ordered(np.full(mine.shape, row), mine, False, *theirs).all())
+        published = self._published(bar), 0, stamp
+        return self.clocks.knows(row, lanes, bar.row, bar.lane, stamp) or self.clocks.lanes_know(row, lanes, *published)
 
     def find(self, where: int, row: int, lanes: Lanes, op: Op, cta: int | None = None) -> Mbarrier | None:
         """The mbarrier that some lanes use; a finding (and None) unless its initialisation is known to each.
