@@ -217,9 +217,8 @@ def flash_attention_4(cell: Cell) -> Run | None:
 
 def configurations(cell: Cell, options: argparse.Namespace) -> dict[str, str | None]:
     """The configurations of this package that are timed, in their notation (None: what a call chooses), by name."""
-    if options.sync:
-        return {"warploom": str(choose(BackwardProblem(cell.problem), target("sm_80"))[0])}
-    return {"warploom": None} | {text: text for text in options.config if f"head_dim={cell.head_dim}," in text}
+    first = str(choose(BackwardProblem(cell.problem), target("sm_100a"))[0]) if options.sync else None
+    return {"warploom": first} | {text: text for text in options.config if f"head_dim={cell.head_dim}," in text}
 
 
 def default_is_deterministic(cell: Cell) -> bool:

@@ -31,7 +31,7 @@ SEEDS: tuple[int | None, ...] = (None, *range(8))
 CAUSAL = (None, 0)
 SM90 = BackwardSm90(head_dim=8, tile_m=32)
 WIDE = BackwardWideSm90(head_dim=8, tile_m=32, tile_n=16)
-SM80 = BackwardSm80(head_dim=8, tile_m=16, num_warps=4)
+SM80 = BackwardSm80(head_dim=8, tile_m=16, num_warps=4, warp_keys=16)
 CASES = {
     "sm_90": GradientCase(SM90, 160, 400, CAUSAL),
     "sm_90 tile after tile": GradientCase(replace(SM90, persistent=True), 128, 1240, (600, 0)),
@@ -45,6 +45,7 @@ CASES = {
     "wide, dQ": GradientCase(replace(WIDE, held_queries=1), 130, 100, CAUSAL),
     "sm_80": GradientCase(SM80, 80, 100, (20, 0)),
     "sm_80 in turn": GradientCase(replace(SM80, in_turn=True), 80, 100, CAUSAL),
+    "sm_80 groups": GradientCase(BackwardSm80(head_dim=72, tile_m=32, num_warps=4), 160, 100, (20, 0)),
     "sm_80, keys nobody sees": GradientCase(SM80, 20, 100, (10, 0)),
 }
 """Two tiles of keys or more; the first, or all of a CTA, visit so many blocks of rows that every ring wraps twice."""

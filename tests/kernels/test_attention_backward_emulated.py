@@ -18,9 +18,9 @@ from warploom.kernels.attention.backward_sm90 import BackwardSm90
 from warploom.kernels.attention.backward_wide import BackwardWideSm90
 from warploom.kernels.attention.problem import AttentionProblem
 
-SM80 = BackwardSm80(head_dim=64)
+SM80 = BackwardSm80(head_dim=64, num_warps=4)
+GROUPS = BackwardSm80()
 SM90 = BackwardSm90(head_dim=64)
-WIDE = replace(SM80, tile_m=32)
 CAUSAL = (None, 0)
 
 ROLES = BackwardWideSm90(head_dim=136)
@@ -62,7 +62,7 @@ CASES = {
     "sm_90 40": GradientCase(replace(SM90, head_dim=40), 70, 130),
     "sm_90 8": GradientCase(replace(SM90, head_dim=8), 70, 130),
     "sm_80 scale": GradientCase(SM80, 150, 200, heads=(2, 2), scale=-0.3),
-    "sm_80 four warps": GradientCase(replace(SM80, num_warps=4, tile_m=32), 100, 90, CAUSAL),
+    "sm_80 16 keys a warp": GradientCase(BackwardSm80(head_dim=64, warp_keys=16), 100, 150, CAUSAL),
     "sm_80 in turn": GradientCase(replace(SM80, in_turn=True), 150, 130, CAUSAL),
     "sm_80 three stages": GradientCase(replace(SM80, stages=3), 200, 200, CAUSAL),
     "sm_80 more queries than keys": GradientCase(SM80, 300, 140, CAUSAL),
@@ -70,17 +70,20 @@ CASES = {
     "sm_80 keys nobody sees": GradientCase(SM80, 64, 400, (10, 0)),
     "sm_80 groups": GradientCase(replace(SM80, dtype=f16), 60, 100, CAUSAL, (4, 2), batch=2, layout="bhsd"),
     "sm_80 soft cap": GradientCase(SM80, 130, 130, CAUSAL, softcap=3.0, lse_gradient=True),
-    "sm_80 192 and 128": GradientCase(replace(WIDE, head_dim=192, v_dim=128, in_turn=True), 40, 100, CAUSAL),
-    "sm_80 16 and 136": GradientCase(replace(WIDE, head_dim=16, v_dim=136), 40, 70),
-    "sm_80 96 and 40": GradientCase(replace(SM80, head_dim=96, v_dim=40), 70, 130, heads=(2, 1)),
+    "sm_80 192 and 128": GradientCase(replace(GROUPS, head_dim=192, v_dim=128, in_turn=True), 40, 100, CAUSAL),
+    "sm_80 16 and 136": GradientCase(replace(GROUPS, head_dim=16, v_dim=136), 40, 70),
+    "sm_80 96 and 40": GradientCase(replace(GROUPS, head_dim=96, v_dim=40), 70, 130, heads=(2, 1)),
     "sm_80 sinks": GradientCase(replace(SM80, dtype=f16), 100, 100, (40, 20), (4, 2), layout="bhsd", sinks=True),
     "sm_80 8": GradientCase(replace(SM80, head_dim=8), 70, 130),
-    "sm_80 96": GradientCase(replace(SM80, head_dim=96), 130, 130),
-    "sm_80 128": GradientCase(replace(SM80, head_dim=128), 130, 200),
-    "sm_80 136": GradientCase(replace(WIDE, head_dim=136, in_turn=True), 40, 100),
-    "sm_80 192": GradientCase(replace(WIDE, head_dim=192), 70, 130),
-    "sm_80 256": GradientCase(replace(WIDE, head_dim=256), 40, 100, CAUSAL),
-    "sm_80 256 four warps": GradientCase(replace(WIDE, head_dim=256, num_warps=4), 40, 70),
+    "sm_80 96": GradientCase(replace(GROUPS, head_dim=96), 130, 130),
+    "sm_80 128": GradientCase(GROUPS, 130, 200),
+    "sm_80 136": GradientCase(replace(GROUPS, head_dim=136, in_turn=True), 40, 100),
+    "sm_80 192": GradientCase(replace(GROUPS, head_dim=192), 70, 130),
+    "sm_80 256": GradientCase(replace(GROUPS, head_dim=256), 40, 100, CAUSAL),
+    "sm_80 256 in 163 KiB": GradientCase(replace(GROUPS, head_dim=256, warp_keys=16, tile_m=32), 40, 70),
+    "sm_80 256 in 99 KiB": GradientCase(
+        replace(GROUPS, head_dim=256, warp_keys=16, tile_m=16, num_warps=4), 40, 70, CAUSAL
+    ),
 }
 
 
@@ -93,7 +96,7 @@ def test_every_element_is_right(name: str) -> None:
 
 
 IN_TURN = {
-    "sm_80": GradientCase(replace(SM80, in_turn=True, num_warps=4, tile_m=32), 40, 150),
+    "sm_80": GradientCase(replace(SM80, in_turn=True, warp_keys=16, tile_m=32), 40, 150),
     "sm_90": GradientCase(replace(SM90, in_turn=True), 70, 300),
     "sm_90 tile after tile": GradientCase(
         replace(SM90, head_dim=8, tile_m=32, in_turn=True, persistent=True, alternating=True), 40, 500
@@ -170,8 +173,9 @@ def test_random_problems(seed: int) -> None:
     dtype = f16 if draw.random() < 0.5 else SM80.dtype
     in_turn = bool(draw.random() < 0.5)
     tile_m = 32 if head_dim > 128 else int(draw.choice([32, 64]))
+    keys = int(draw.choice([16, 32]))
     config = {
-        "sm_80": BackwardSm80(head_dim=head_dim, dtype=dtype, in_turn=in_turn, tile_m=tile_m),
+        "sm_80": BackwardSm80(head_dim=head_dim, dtype=dtype, in_turn=in_turn, tile_m=tile_m, warp_keys=keys),
         "sm_90": BackwardSm90(head_dim=min(head_dim, 128), dtype=dtype, in_turn=in_turn),
         "wide": BackwardWideSm90(
             head_dim=head_dim, dtype=dtype, tile_m=tile_m, stages=2 + seed // 3, held=seed // 3, side_by_side=1
@@ -187,6 +191,14 @@ def test_random_problems(seed: int) -> None:
     outcome = case.run(seed)
     assert outcome.findings == (), case
     assert max(outcome.excess.values()) <= 1.0, (case, outcome.excess)
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_86", "sm_100a"])
+def test_every_head_dim_fits_without_wgmma(name: str) -> None:
+    for head_dim in range(8, 257, 8):
+        for v_dim in (8, 72, 128, 192, 256):
+            config, _ = choose(BackwardProblem(replace(SHORT, head_dim=head_dim, v_dim=v_dim)), target(name))
+            assert isinstance(config, BackwardSm80)
 
 
 def test_wide_heads_run_on_wgmma_whatever_the_head_dim_of_v() -> None:

@@ -198,15 +198,20 @@ class SeenBy:
             found.append(self._first < top + (self._block - 1) - left)
         return reduce(or_, found) if found else None
 
-    def apply(self, scores: Fragment, block: Traced, *, row: Number = 0, warp: Number | None = None) -> None:
-        """0 in place of the probabilities of a block that do not count; keys are rows, from ``row`` of the tile on."""
+    def apply(
+        self, scores: Fragment, block: Traced, *, row: Number = 0, col: Number = 0, warp: Number | None = None
+    ) -> None:
+        """0 in place of the probabilities of a block that do not count.
+
+        Keys are the fragment's rows, from ``row`` of the tile on, and query rows its columns, from ``col`` on.
+        """
         cuts = self.cuts(block)
         if cuts is None:
             return
         k = self._k
         with k.when(cuts, uniform=True):
             first = self._first + k.bitcast(k.value(row, u32), s32)
-            top = k.bitcast(block * self._block, s32) + self._offset - first  # counted within the rows
+            top = k.bitcast(block * self._block + col, s32) + self._offset - first  # counted within the rows
             keys = k.bitcast(self._kv_len, s32) - first
             warp = scores.warp if warp is None else warp
             for element, score in enumerate(scores.mutable):

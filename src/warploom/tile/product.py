@@ -252,12 +252,12 @@ class Part:
     lanes: LinearMap
     who: Traced
     row: Number
-    panel: int
+    period: int
     within: int
 
     @classmethod
     def of(cls, k: Kernel, tile: SharedTile, lanes: LinearMap, extent: int, index: Number) -> Part:
-        """Part ``index`` of those ``extent`` columns wide: a piece of a panel, whole panels, or a piece of each panel.
+        """Part ``index`` of those ``extent`` columns wide: a piece of a panel, whole panels, or pieces of 16 in turn.
 
         The constant 0 is the only part: it begins where the tile does, which may be wider.
 
@@ -268,17 +268,17 @@ class Part:
         only = isinstance(index, int) and index == 0
         if only or extent % panel == 0 or tile.layout.cols < 2 * extent:
             return cls(lanes, k.lane, index * (extent // panel * tile.layout.rows), panel, panel)
-        within = extent if panel % extent == 0 else panel * extent // tile.layout.cols
-        bits = (panel // within).bit_length() - 1
+        within, period = (extent, panel) if panel % extent == 0 else (16, 16 * (tile.layout.cols // extent))
+        bits = (period // within).bit_length() - 1
         moved = [*lanes.bases("lane"), *((0, within << bit) for bit in range(bits))]
         number = k.value(index, u32)
         piece = k.lane + (number & ((1 << bits) - 1)) * 32
         spread = LinearMap({"lane": moved}, {"row": lanes.out_size("row"), "col": panel})
-        return cls(spread, piece, (number >> bits) * tile.layout.rows, panel, within)
+        return cls(spread, piece, (number >> bits) * tile.layout.rows, period, within)
 
     def col(self, outer: int) -> int:
         """Where column ``outer`` of the part lies, counted from the first."""
-        return outer // self.within * self.panel + outer % self.within
+        return outer // self.within * self.period + outer % self.within
 
 
 class WarpOperand:

@@ -24,7 +24,9 @@ _ROOMY_HEAD = 192
 _ROOMY_WIDTH = 384
 """Up to so many columns of Q and dO shared memory has three stages of both."""
 _WIDE_HEAD = 128
-"""Above this head_dim blocks of 32 query rows fit shared memory, and two warps share their keys, on sm_80."""
+"""Above this head_dim two warpgroups share their keys, on sm_90a."""
+_OWN_HEAD = 64
+"""Up to this head_dim the registers of one warp hold dK and dV of 32 keys."""
 
 
 def candidates(problem: BackwardProblem, target: Target, *, listed: bool = False) -> tuple[BackwardConfig, ...]:
@@ -36,10 +38,17 @@ def candidates(problem: BackwardProblem, target: Target, *, listed: bool = False
         found.append(_wide(p))
     elif target.has_wgmma:
         found.append(in_order(_narrow(problem, widest), p, listed=listed))
-    general = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
-    if widest > _WIDE_HEAD:
-        general = replace(general, tile_m=32)
-    return (*found, general, replace(general, tile_m=32, num_warps=4))
+    return (*found, *_general(problem, widest))
+
+
+def _general(problem: BackwardProblem, widest: int) -> list[BackwardSm80]:
+    """For ``mma.sync``: the one that loads the least from shared memory, then those that need less of it."""
+    p = problem.forward
+    base = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
+    if widest <= _OWN_HEAD:  # two CTAs share a multiprocessor
+        return [replace(base, num_warps=4)]
+    less = replace(base, warp_keys=16, tile_m=32)
+    return [base, less, replace(less, num_warps=4), replace(less, num_warps=4, tile_m=16)]
 
 
 def _narrow(problem: BackwardProblem, widest: int) -> BackwardSm90:

@@ -15,22 +15,23 @@ from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import most_pieces
 
-ROWS = 16
-"""Keys of a warp."""
-_WHOLE_HEAD = 128
-"""Up to this head_dim a warp's registers hold dK and dV of its keys."""
+_MOST_SUMS = 2048
+"""Elements of dK, and as many of dV, that a warp's registers hold."""
+_MOST_SCORES = 1024
+"""Scores that they hold at a time."""
 
 
 @dataclass(frozen=True)
 class BackwardSm80(GradientDims):
-    """The kernels of :mod:`.backward_sm80_kernel`: warps own 16 keys each, or a half of their dK and dV."""
+    """The kernels of :mod:`.backward_sm80_kernel`: groups of warps own keys, of whose dK and dV each has columns."""
 
     word: ClassVar[str] = "attention_backward_sm80"
-    always: ClassVar[tuple[str, ...]] = ("tile_m", "num_warps", "head_dim", "dtype")
+    always: ClassVar[tuple[str, ...]] = ("tile_m", "num_warps", "warp_keys", "head_dim", "dtype")
     requires: ClassVar[str] = "sm_80"
 
     tile_m: int = flag(64, "query rows per step", (16, 32, 64))
     num_warps: int = flag(8, "warps per CTA", (4, 8))
+    warp_keys: int = flag(32, "keys of a group of warps", (16, 32))
     stages: int = flag(2, "blocks of Q and dO in flight", (2, 3))
     head_dim: int = flag(128, "elements per head", (64, 128, 256))
     dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
@@ -43,53 +44,73 @@ class BackwardSm80(GradientDims):
         return 32 * self.num_warps
 
     @property
-    def halves(self) -> int:
-        """Warps that share their keys, each with a part of the columns of dK and dV."""
-        return 1 if max(self.head_dim, self.value_dim) <= _WHOLE_HEAD else 2
+    def share(self) -> int:
+        """Warps of a group: 1, 2 or 4."""
+        parts = -(-max(super().sum_cols, super().value_sum_cols) * self.warp_keys // _MOST_SUMS)
+        return 1 << (parts - 1).bit_length()
 
     @property
     def keys(self) -> int:
         """Keys of a CTA."""
-        return ROWS * self.num_warps // self.halves
+        return self.warp_keys * self.num_warps // self.share
 
     @property
     def sum_cols(self) -> int:
         """Columns of dK that a warp sums."""
-        return self.width // 2 if self.halves == 2 else super().sum_cols
+        return _part(super().sum_cols, self.share)
 
     @property
     def value_sum_cols(self) -> int:
         """Columns of dV that a warp sums."""
-        return self.value_width // 2 if self.halves == 2 else super().value_sum_cols
+        return _part(super().value_sum_cols, self.share)
+
+    @property
+    def parts(self) -> int:
+        """Parts of a block's rows: each warp of a group forms the scores of one, which has at least 16 of them."""
+        return min(self.share, self.tile_m // 16)
+
+    @property
+    def strip(self) -> int:
+        """Query rows whose scores a warp forms at a time."""
+        return min(self.tile_m // self.parts, _MOST_SCORES // self.warp_keys)
+
+    @property
+    def dq_tile(self) -> tuple[int, int]:
+        """Rows and columns of dQ that a warp sums: those for which it loads, and pads, the least."""
+
+        def cols(rows: int) -> int:
+            return _part(super(BackwardSm80, self).sum_cols, self.num_warps * rows // self.tile_m)
+
+        within = [r for r in (16, 32) if r <= self.tile_m and cols(r) * self.num_warps * r <= self.width * self.tile_m]
+        rows = min(within, key=lambda r: (r + cols(r), r * cols(r)), default=16)
+        return rows, cols(rows)
 
     @property
     def dq_warps(self) -> tuple[int, int]:
         """Warps along the rows and the columns of a block of dQ."""
-        return self.tile_m // ROWS, self.num_warps * ROWS // self.tile_m
-
-    @property
-    def dq_cols(self) -> int:
-        """Columns of dQ that a warp sums."""
-        return self.width // self.dq_warps[1]
+        rows = self.tile_m // self.dq_tile[0]
+        return rows, self.num_warps // rows
 
     @property
     def dq_registers(self) -> int:
         """Sums of dQ of a thread."""
-        return ROWS * self.dq_cols // 32
+        return self.dq_tile[0] * self.dq_tile[1] // 32
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory for the tiles, in bytes."""
         rows = self.keys + self.stages * self.tile_m
-        return (rows * (self.width + self.value_width) + self.keys * self.tile_m) * self.dtype.bytes
+        scores = self.keys * self.tile_m * (2 if self.parts > 1 else 1)
+        return (rows * (self.width + self.value_width) + scores) * self.dtype.bytes
 
     @property
     def _constraints(self) -> list[tuple[bool, str]]:
         step = self.threads // 8
         return [
             (self.num_warps in (4, 8), f"there are 4 or 8 warps, not {self.num_warps}"),
-            (self.tile_m in (16, 32, 64) and self.tile_m % step == 0 and self.dq_cols % 16 == 0,
-             f"tile_m {self.tile_m} is not 16, 32 or 64, copied {step} rows at once, in parts of 16 columns for warps"),
+            (self.tile_m in (16, 32, 64) and self.tile_m % step == 0,
+             f"tile_m {self.tile_m} is not 16, 32 or 64, copied {step} rows at once"),
+            (self.warp_keys in (16, 32), f"a group of warps has 16 or 32 keys, not {self.warp_keys}"),
             (self.stages >= 2, "the ring has at least 2 stages"),
         ]  # fmt: skip
 
@@ -117,7 +138,7 @@ class BackwardSm80(GradientDims):
         grid = -(-p.kv_len // self.keys), p.kv_heads, p.batch
         scalars = {"q_len": p.q_len, "kv_len": p.kv_len, **operands.scalars(*names)}
         blocks = p.planes * -(-p.q_len // self.tile_m)
-        memory = {"total": blocks * self.tile_m * self.width} | ({"turns": blocks} if self.in_turn else {})
+        memory = {"total": blocks * self.threads * self.dq_registers} | ({"turns": blocks} if self.in_turn else {})
         arrays = "q", "k", "v", "dout", "shift", "delta", "dk", "dv", *memory
         return KernelCall(source, grid, scalars, (), arrays, memory, [*memory][-1])
 
@@ -152,7 +173,7 @@ class BackwardSm80(GradientDims):
             config=self, features=given, row_strides=tuple(strides[x][0] for x in names),
         )  # fmt: skip
         blocks = slots * p.heads
-        memory = {"total": blocks * self.tile_m * self.width} | ({"turns": blocks} if self.in_turn else {})
+        memory = {"total": blocks * self.threads * self.dq_registers} | ({"turns": blocks} if self.in_turn else {})
         arrays = "q", "k", "v", "dout", "shift", "delta", "tiles", "dk", "dv", *memory
         scalars = {"slots": slots, **{f"{x}_head": strides[x][1] for x in names}}
         grid = most_pieces(p.total_k, p.batch, self.keys) * p.kv_heads, 1, 1
@@ -166,3 +187,8 @@ class BackwardSm80(GradientDims):
             KernelCall(rounding, (blocks, 1, 1), {"slots": slots, "dq_head": strides["dq"][1]},
                        (), ("dq", "total", "blocks")),
         )  # fmt: skip
+
+
+def _part(cols: int, parts: int) -> int:
+    """Columns of a part, a multiple of 16."""
+    return -(-cols // (16 * parts)) * 16

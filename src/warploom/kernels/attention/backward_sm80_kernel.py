@@ -2,8 +2,9 @@
 """Attention backward for ``cp.async`` and ``mma.sync`` (sm_80 and newer): warps own keys, and stream the query rows.
 
 As on sm_90a scores are formed transposed, so that Pᵀ and dSᵀ are the register operands of dV and dK, and dS goes to
-shared memory for dQ, whose sums over all tiles of keys meet in global memory. Above head_dim 128 two warps form the
-same scores, and each sums a half of the columns of dV and dK.
+shared memory for dQ, whose sums over all tiles of keys meet in global memory. Where registers do not hold dV and dK of
+all columns, a group of warps owns keys together: each forms the scores of a part of the query rows, and sums a part of
+the columns, over its own rows first, then over those whose Pᵀ and dSᵀ the others have put into shared memory.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u16, u32
-from warploom.kernels.attention.backward_sm80 import ROWS, BackwardSm80
+from warploom.kernels.attention.backward_sm80 import BackwardSm80
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Traced, kernel
+from warploom.lang.values import Number
 from warploom.tile.accumulation import Turns, load_warp_part, reduce_warp_part
 from warploom.tile.copies import CopyRing, RowCopy, Rows
 from warploom.tile.epilogue import store_pairs
 from warploom.tile.gradient import SoftmaxGradient
 from warploom.tile.mask import SeenBy, Visible, key_tiles
 from warploom.tile.pipeline import operand_tile
-from warploom.tile.product import MmaSync, scale, zero
+from warploom.tile.product import MmaSync, MmaSyncProduct, scale, zero
 from warploom.tile.transposed import column_values
 
 
@@ -104,6 +106,17 @@ class KeyBlock:
     slot: Callable[[Traced, Traced], Traced]
 
 
+@dataclass(frozen=True)
+class Strip:
+    """Query rows of a block whose scores a warp forms at a time: their number, and the products on them."""
+
+    number: Number
+    form_s: MmaSyncProduct
+    form_dp: MmaSyncProduct
+    add_dv: MmaSyncProduct
+    add_dk: MmaSyncProduct
+
+
 class KeyGradients:
     """dK and dV of a tile of keys, and what it adds to dQ, by all threads of the CTA."""
 
@@ -119,12 +132,16 @@ class KeyGradients:
         """``vectors``: shift and delta; ``total``: the sums of dQ."""
         c, f = config, features
         self._k, self._config, self._features, self._place, self._vectors = k, c, f, place, vectors
-        self._own, self._part = (k.warp, 0) if c.halves == 1 else (k.warp // 2, k.warp % 2)
+        self._group, self._number = (k.warp, 0) if c.share == 1 else (k.warp // c.share, k.warp % c.share)
+        self._part = self._number % c.parts if c.parts > 1 else 0
         self._k_tile = operand_tile(k, c.dtype, c.keys, c.width, name="K")
         self._v_tile = operand_tile(k, c.dtype, c.keys, c.value_width, name="V")
         q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=c.stages)
         do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=c.stages)
-        self._ds_tile = operand_tile(k, c.dtype, c.keys, c.tile_m, name="dS")
+        self._ds_tile = operand_tile(k, c.dtype, c.keys, c.tile_m, name="dS", panel=c.strip)
+        self._p_tile = self._ds_tile
+        if c.parts > 1:  # else nobody reads P of others
+            self._p_tile = operand_tile(k, c.dtype, c.keys, c.tile_m, name="P", panel=c.strip)
         for copy in self._copies(place.keys()):
             copy.load((place.first, 0))
         q, dout = place.queries()
@@ -142,20 +159,40 @@ class KeyGradients:
 
     def _multiply(self, q_tile: SharedTile, do_tile: SharedTile) -> None:
         """The accumulators, and the five products."""
-        k, c, own, part = self._k, self._config, self._own, self._part
+        k, c = self._k, self._config
         self._cores = cores = MmaSync(k, c.dtype)
-        s, dp = cores.accumulator(ROWS, c.tile_m, "s"), cores.accumulator(ROWS, c.tile_m, "dp")
-        dk, dv = cores.accumulator(ROWS, c.sum_cols, "dk"), cores.accumulator(ROWS, c.value_sum_cols, "dv")
-        dq = cores.accumulator(ROWS, c.dq_cols, "dq")
-        self._form_s = cores.product(s, self._k_tile, q_tile, warp=(own, 0), depth=c.head_dim)
-        self._form_dp = cores.product(dp, self._v_tile, do_tile, warp=(own, 0), depth=c.value_dim)
-        self._add_dv = cores.product(dv, s, do_tile, warp=(0, part), transposed_b=True)
-        self._add_dk = cores.product(dk, s, q_tile, warp=(0, part), transposed_b=True)
-        rows, cols = c.dq_warps
-        assert rows * ROWS == c.tile_m
+        s, dp = cores.accumulator(c.warp_keys, c.strip, "s"), cores.accumulator(c.warp_keys, c.strip, "dp")
+        dk = cores.accumulator(c.warp_keys, c.sum_cols, "dk")
+        dv = cores.accumulator(c.warp_keys, c.value_sum_cols, "dv")
+        dq = cores.accumulator(*c.dq_tile, "dq")
+        steps = range(c.tile_m // c.parts // c.strip)
+        self._strips = [
+            Strip(
+                number := self._part * len(steps) + step,
+                cores.product(s, self._k_tile, q_tile, warp=(self._group, number), depth=c.head_dim),
+                cores.product(dp, self._v_tile, do_tile, warp=(self._group, number), depth=c.value_dim),
+                self._adding(dv, s, do_tile, number),
+                self._adding(dk, s, q_tile, number),
+            )
+            for step in steps
+        ]
+        others = [(self._part + part) % c.parts * len(steps) + step for part in range(1, c.parts) for step in steps]
+        self._add_others = [
+            (self._adding(dv, self._p_tile, do_tile, number), self._adding(dk, self._ds_tile, q_tile, number))
+            for number in others
+        ]
+        cols = c.dq_warps[1]
         place = k.warp // cols, k.warp % cols
         self._form_dq = cores.product(dq, self._ds_tile, self._k_tile, warp=place, transposed_a=True, transposed_b=True)
         self._s, self._dp, self._dk, self._dv, self._dq = s, dp, dk, dv, dq
+
+    def _adding(self, sums: Fragment, a: Fragment | SharedTile, b: SharedTile, strip: Number) -> MmaSyncProduct:
+        """The warp's part of dV or dK (+)= a strip of Pᵀ or dSᵀ, from registers or its tile, times one of dO or Q."""
+        c = self._config
+        row = self._group + strip * (c.keys // c.warp_keys)  # a strip is a panel, as large as so many rows
+        return self._cores.product(
+            sums, a, b, warp=(row, self._number), depth=c.strip, transposed_b=True, first=strip * c.strip
+        )
 
     def run(self) -> None:
         """All blocks of query rows that see the keys, of all heads that share them."""
@@ -178,25 +215,42 @@ class KeyGradients:
 
     def _block(self, turn: Traced, queries: SharedTile, gradients: SharedTile) -> None:
         """Add a block of query rows to dK and dV, and to its dQ."""
-        k, c, place, s, dp = self._k, self._config, self._place, self._s, self._dp
+        k, place = self._k, self._place
         at, member = self._block_of(turn)
         number = place.slot(at, place.head * self._features.group + member)
-        shift, delta = (of + k.mul_wide(number, c.tile_m) for of in self._vectors)
-        exponents = column_values(shift, s, k.lane)  # under way beside the product
-        self._form_s.start(self._k_tile, queries, zero=True)
-        self._softmax.probabilities(exponents, lambda: self._mask.apply(s, at, row=self._own * ROWS))
-        self._add_dv.start(self._cores.left(s), gradients)
-        self._softmax.uncap(exponents)
-        changes = column_values(delta, dp, k.lane)
-        self._form_dp.start(self._v_tile, gradients, zero=True)
-        ds = self._softmax.scores(dp, changes)
-        # both warps of the same keys have the same
-        with nullcontext() if c.halves == 1 else k.when(k.warp % 2 == 0, uniform=True):
-            store_pairs(k, self._ds_tile, ds, self._own * ROWS)
-        self._add_dk.start(self._cores.left(ds), queries)
+        for strip in self._strips:
+            self._add_strip(strip, (at, number), queries, gradients)
         k.syncthreads()
+        for add_dv, add_dk in self._add_others:
+            add_dv.start(self._p_tile, gradients)
+            add_dk.start(self._ds_tile, queries)
         self._form_dq.start(self._ds_tile, self._k_tile, zero=True)
         self._sums.add(number, at, self._dq)
+
+    def _add_strip(
+        self, strip: Strip, block: tuple[Traced, Traced], queries: SharedTile, gradients: SharedTile
+    ) -> None:
+        """Form a strip's scores, and add its rows to dK and dV; ``block``: which it is of, and that one's slot."""
+        k, c, s, dp = self._k, self._config, self._s, self._dp
+        (at, slot), row, col = block, self._group * c.warp_keys, strip.number * c.strip
+        shift, delta = (of + (k.mul_wide(slot, c.tile_m) + k.mul_wide(col, 1)) for of in self._vectors)
+        exponents, changes = column_values(shift, s, k.lane), column_values(delta, dp, k.lane)  # under way meanwhile
+        strip.form_s.start(self._k_tile, queries, zero=True)
+        strip.form_dp.start(self._v_tile, gradients, zero=True)  # before the softmax: it has time beside dP
+        self._softmax.probabilities(exponents, lambda: self._mask.apply(s, at, row=row, col=col))
+        if c.parts > 1:
+            self._share(self._p_tile, s, strip)
+        strip.add_dv.start(self._cores.left(s), gradients)
+        self._softmax.uncap(exponents)
+        ds = self._softmax.scores(dp, changes)
+        self._share(self._ds_tile, ds, strip)
+        strip.add_dk.start(self._cores.left(ds), queries)
+
+    def _share(self, tile: SharedTile, values: Fragment, strip: Strip) -> None:
+        """A strip's Pᵀ or dSᵀ to the other warps; of those of a group that form the same scores one stores them."""
+        k, c = self._k, self._config
+        with nullcontext() if c.parts == c.share else k.when(k.warp % c.share < c.parts, uniform=True):
+            store_pairs(k, tile, values, self._group * c.warp_keys, strip.number)
 
     def _store(self) -> None:
         """dK and dV, through the tiles of K and V."""
@@ -204,8 +258,8 @@ class KeyGradients:
         k.wait_group(0)  # K and V travel with the first block, or alone where nobody sees the keys
         k.syncthreads()  # every warp is done with K
         scale(dk, self._features.softmax_scale(c.head_dim))
-        store_pairs(k, self._k_tile, dk, self._own * ROWS, self._part)
-        store_pairs(k, self._v_tile, self._dv, self._own * ROWS, self._part)
+        store_pairs(k, self._k_tile, dk, self._group * c.warp_keys, self._number)
+        store_pairs(k, self._v_tile, self._dv, self._group * c.warp_keys, self._number)
         k.syncthreads()
         for copy in self._copies(self._place.results()):
             copy.store((self._place.first, 0))
@@ -279,7 +333,7 @@ def round_sums(
     c, f, (block, lengths) = config, features, place
     tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="dQ")
     cores = MmaSync(k, c.dtype)
-    layout = cores.accumulator(ROWS, c.dq_cols, "dq").layout
+    layout = cores.accumulator(*c.dq_tile, "dq").layout
     part = (number * c.num_warps + k.warp) * c.dq_registers
     values = load_warp_part(k, total + k.mul_wide(part, 32), c.dq_registers)
     if c.in_turn:  # where no tile of keys adds anything, nobody has stored the first sum either
@@ -288,6 +342,6 @@ def round_sums(
     factor: Traced = k.value(f.softmax_scale(c.head_dim), f32)
     cols = c.dq_warps[1]
     sums = k.fragment(layout, f32, [x * factor for x in values])
-    store_pairs(k, tile, sums, k.warp // cols * ROWS, k.warp % cols)
+    store_pairs(k, tile, sums, k.warp // cols * c.dq_tile[0], k.warp % cols)
     k.syncthreads()
     RowCopy(k, tile, to, c.threads).store((block * c.tile_m, 0))
