@@ -7,8 +7,9 @@ imported. 16384 tokens, heads × head_dim = 2048, bf16; head_dim 64 to 256, full
 then grouped heads, a window, lengths that no tile divides, and head_dim 192 with a V of 128. Every gradient, those of
 peers included, is checked element by element against float64 first (one group of heads); then all are timed interleaved
 as replays of CUDA graphs, on inputs that rotate past the L2. FLOPs are those of five products, and all kernels of a
-call count. ``--sync`` times the kernels for sm_80 instead. Writes OUT/attention-backward-cells.json after each cell,
-prints the table, and exits with 1 if a result is wrong or a figure below is missed.
+call count. ``--sync`` times the kernels for GPUs without wgmma instead, in as much shared memory as this one has. Writes
+OUT/attention-backward-cells.json after each cell, prints the table, and exits with 1 if a result is wrong or a figure
+below is missed.
 """
 
 from __future__ import annotations
@@ -301,9 +302,8 @@ def timed(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     found = measure(candidates, 1, clock, rounds=options.rounds, sample_seconds=SMALLEST_SAMPLE)
     best = max((n for n in found if n in PEERS), key=lambda n: -found[n].seconds.median, default=None)
     ratios = {n: paired_spread(found["warploom"], m).json() for n, m in found.items() if n != "warploom"}
-    plan = warploom.plan_attention_backward(
-        *(sets[0][n] for n in ("dout", "q", "k", "v", "out", "lse")), **cell.options
-    )
+    how = {**cell.options, "config": configurations(cell, options)["warploom"]}
+    plan = warploom.plan_attention_backward(*(sets[0][n] for n in ARGUMENTS), **how)
     return {
         "cell": cell.name, "head_dim": cell.head_dim, "causal": cell.causal, "q_len": cell.q_len,
         "kv_len": cell.kv_len, "heads": cell.heads, "kv_heads": cell.kv_heads, "batch": cell.batch,
@@ -384,7 +384,7 @@ def main() -> int:
     parser.add_argument("--head-dims", type=int, nargs="+", default=list(HEAD_DIMS))
     parser.add_argument("--config", nargs="*", default=[], help="configurations timed besides, in their notation")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--sync", action="store_true", help="the kernels for sm_80, beside FlashAttention-2")
+    parser.add_argument("--sync", action="store_true", help="the kernels without wgmma, beside FlashAttention-2")
     options = parser.parse_args()
     todo = [c for c in cells() if c.head_dim in options.head_dims]
     if options.lengths is not None:

@@ -20,7 +20,7 @@ SMOOTHED = 10
 """Steps whose mean a point of a curve is."""
 
 
-def gradients(result: Result) -> str:
+def gradients(result: Result, how: str = "", option: str = "") -> str:
     """Attention's backward pass: TFLOP/s and the ratios to its peers."""
     plain = [c for c in result["cells"] if c["q_len"] == c["kv_len"] and c["cell"].endswith(f" {c['q_len']}")]
     names = {"cudnn": "cuDNN", "flash_attention_2": "FlashAttention-2", "flash_attention_4": "FlashAttention-4"}
@@ -30,8 +30,9 @@ def gradients(result: Result) -> str:
         cells = {c["q_len"]: c for c in found}
         body.append([dims, "causal" if causal else "full", *(_cell(cells.get(n), there) for n in SEQUENCES)])
     said = (
-        "`warploom.attention_backward`, bf16, 16384 tokens, heads × head_dim = 2048, with all its kernels: TFLOP/s · "
-        f"ratio to {' · to '.join(names[n] for n in there)} (`benchmarks/attention_backward_cells.py`).\n\n"
+        f"`warploom.attention_backward`{how}, bf16, 16384 tokens, heads × head_dim = 2048, with all its kernels: "
+        f"TFLOP/s · ratio to {' · to '.join(names[n] for n in there)} "
+        f"(`benchmarks/attention_backward_cells.py{option}`).\n\n"
     )
     return said + markdown_table(["head_dim", "mask", *(f"seq {n}" for n in SEQUENCES)], body) + _in_order(plain)
 
@@ -152,6 +153,8 @@ def gpus(result: Result) -> str:
 
 
 SECTIONS: dict[str, Callable[[Result], str]] = {
-    "gradients": gradients, "limits": limits, "losses": losses, "training": training, "gpus": gpus,
+    "gradients": gradients,
+    "sync_gradients": lambda result: gradients(result, " by `mma.sync`, as on GPUs without `wgmma`", " --sync"),
+    "limits": limits, "losses": losses, "training": training, "gpus": gpus,
 }  # fmt: skip
 """Parts of a page that bring their own sentences: nothing is there until they were measured."""
