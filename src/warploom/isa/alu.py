@@ -314,15 +314,12 @@ class Select(Lanewise):
 
     dtype: DType
     ptx = "selp.{self.dtype}"
+    call = "{0} ? {1} : {2}"  # both values are computed already, so nothing branches
     takes = (pred, "dtype", "dtype")
     gives = ("dtype",)
 
     def __post_init__(self) -> None:
         takes("selp", self.dtype, REGISTERS)
-
-    def expression(self, operands: Sequence[str]) -> str:
-        """``p ? a : b``; both values are computed already, so nothing branches."""
-        return "{} ? {} : {}".format(*operands)
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Per lane the second or the third operand, bit for bit."""

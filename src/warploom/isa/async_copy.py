@@ -97,6 +97,7 @@ class WaitCopies(Instruction):
     pending: int
     queue: Queue = "cp.async"
     reads_only: bool = False
+    inline = "{self.mnemonic} {self.pending};"
 
     def __post_init__(self) -> None:
         waits_for_groups(self.pending)
@@ -111,11 +112,6 @@ class WaitCopies(Instruction):
         """Waits for this thread's own groups only: a barrier must follow before others read the data."""
         return (WaitGroup(self.queue, self.pending, self.reads_only),)
 
-    @property
-    def template(self) -> str:
-        """The count is an immediate, as PTX demands."""
-        return f"{self.mnemonic} {self.pending};"
-
 
 @dataclass(frozen=True, slots=True)
 class CopiesArrive(Instruction):
@@ -128,6 +124,7 @@ class CopiesArrive(Instruction):
     counted: bool
     offset: int = 0
     takes = (u32,)
+    inline = "{self.mnemonic}.shared.b64 {address};"
 
     @property
     def mnemonic(self) -> str:
@@ -137,11 +134,6 @@ class CopiesArrive(Instruction):
     def effects(self) -> tuple[Effect, ...]:
         """Arrivals that come when the copies land."""
         return (CopyArrival(0, self.offset, self.counted),)
-
-    @property
-    def template(self) -> str:
-        """The offset is an immediate of the address."""
-        return f"{self.mnemonic}.shared.b64 {address(0, self.offset)};"
 
 
 # What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns.

@@ -44,10 +44,15 @@ class Instruction:
 
     What an instruction is stands in ``ptx`` (``{self.…}`` is a field), ``takes``, ``gives`` (a type, or the name of the
     field that holds it) and ``does``; what needs more words is said by :attr:`mnemonic`, :attr:`operand_types`,
-    :attr:`result_types` and :meth:`effects`.
+    :attr:`result_types` and :meth:`effects`. Its text, where it is not inline PTX of its name, results and operands,
+    stands in ``call`` (C++, with operands ``{0}`` …) or ``inline`` (PTX, with ``%0`` … for results, then operands, and
+    ``{address}`` for the first operand with the field ``offset``), or is said by :meth:`expression`, :attr:`template`
+    or :meth:`cuda`.
     """
 
     ptx: ClassVar[str] = ""
+    call: ClassVar[str] = ""
+    inline: ClassVar[str] = ""
     takes: ClassVar[tuple[DType | str, ...]] = ()
     gives: ClassVar[tuple[DType | str, ...]] = ()
     does: ClassVar[tuple[Effect, ...]] = ()
@@ -96,27 +101,38 @@ class Instruction:
         return self.does
 
     def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """The CUDA C++ statement; results are declared names, operands C++ expressions."""
+        """The CUDA C++ statement; results are declared names, operands C++ expressions.
+
+        Inline PTX has predicates as 0 or 1 in a 32-bit register, at most one of them a result.
+        """
         if self.has_expression:
-            return f"{results[0]} = {self.expression(operands)};"
-        outs = [(f"={t.constraint}", name) for t, name in zip(self.result_types, results, strict=True)]
-        ins = [(t.constraint, text) for t, text in zip(self.operand_types, operands, strict=True)]
-        return inline_ptx(self.template, outs, ins, volatile=self.volatile_ptx, memory=self.clobbers_memory)
+            return f"{f'{results[0]} = ' if results else ''}{self.expression(operands)};"
+        given, taken = zip(self.result_types, results, strict=True), zip(self.operand_types, operands, strict=True)
+        outs = [("=r", "holds") if t is pred else (f"={t.constraint}", name) for t, name in given]
+        ins = [("r", f"(unsigned)({text})") if t is pred else (t.constraint, text) for t, text in taken]
+        text = inline_ptx(self.template, outs, ins, volatile=self.volatile_ptx, memory=self.clobbers_memory)
+        if pred not in self.result_types:
+            return text
+        return f"{{ unsigned holds; {text} {results[self.result_types.index(pred)]} = holds != 0; }}"
 
     @property
     def template(self) -> str:
         """The inline PTX of what has no expression: results are ``%0`` and so on, operands follow."""
+        if self.inline:
+            return self.inline.format(self=self, address=address(len(self.result_types), getattr(self, "offset", 0)))
         places = ", ".join(f"%{i}" for i in range(len(self.result_types) + len(self.operand_types)))
         return f"{self.mnemonic} {places};" if places else f"{self.mnemonic};"
 
     def expression(self, operands: Sequence[str]) -> str:
-        """The CUDA C++ expression of a one-result instruction that needs no inline PTX."""
-        raise TypeError(f"{self.mnemonic} has no expression form")
+        """The CUDA C++ expression of an instruction of at most one result that needs no inline PTX."""
+        if not self.call:
+            raise TypeError(f"{self.mnemonic} has no expression form")
+        return self.call.format(*operands, self=self)
 
     @property
     def has_expression(self) -> bool:
         """Whether :meth:`expression` gives its text (else :attr:`template` is inline PTX)."""
-        return type(self).expression is not Instruction.expression
+        return bool(self.call) or type(self).expression is not Instruction.expression
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Results as a pure function of operands, where NumPy's warnings of overflows and the like are silenced.

@@ -5,7 +5,6 @@ Sources: CUDA C++ Programming Guide, "Formatted Output", "Assertion", "Trap func
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from warploom.core.dtypes import u32, u64
@@ -21,6 +20,7 @@ class Print(Instruction):
     """
 
     ptx = "vprintf"
+    call = "vprintf((const char *)({0}), (void *)({1}))"
     takes = (u64, u64)
     gives = (u32,)
     does = (Printed(0, 1),)
@@ -29,10 +29,6 @@ class Print(Instruction):
     def declaration(self) -> str:
         """NVRTC knows ``printf`` alone."""
         return 'extern "C" __device__ int vprintf(const char *, void *);'
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """A call."""
-        return f"{results[0]} = vprintf((const char *)({operands[0]}), (void *)({operands[1]}));"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +39,9 @@ class AssertFail(Instruction):
     """
 
     ptx = "__assertfail"
+    call = "__assertfail((const char *)({0}), (const char *)({1}), {2}, (const char *)({3}), {4})"
     takes = (u64, u64, u32, u64, u64)
     does = (Abort((0, 1, 2, 3)),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """A call of what NVRTC declares."""
-        message, file, line, function, size = operands
-        strings = (f"(const char *)({x})" for x in (message, file))
-        return f"__assertfail({', '.join(strings)}, {line}, (const char *)({function}), {size});"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +49,5 @@ class Trap(Instruction):
     """``trap``: the launch ends with an error, for all of its threads."""
 
     ptx = "trap"
+    call = "__trap()"
     does = (Abort(),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """A call of the built-in function."""
-        return "__trap();"

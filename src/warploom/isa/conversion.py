@@ -14,7 +14,7 @@ import numpy as np
 from warploom.core.dtypes import DType, bf16, f32, pred, s8, s32, s64, u8, u16, u32, u64
 from warploom.core.errors import VerifyError
 from warploom.isa.alu import BINARY_MEANINGS
-from warploom.isa.base import REGISTERS, Array, Lanewise, braces, takes
+from warploom.isa.base import REGISTERS, Array, Lanewise, takes
 from warploom.isa.rounding import single_to_odd, sum_to_odd
 
 _BITCAST = {
@@ -262,16 +262,13 @@ class Permute(Lanewise):
     selector: int
     moves_bits: ClassVar[bool] = True
     ptx = "prmt.b32.{self.selector:#06x}"
+    call = "__byte_perm({0}, {1}, {self.selector:#x})"
     takes = (u32, u32)
     gives = (u32,)
 
     def __post_init__(self) -> None:
         if not 0 <= self.selector <= 0x7777 or self.selector & 0x8888:
             raise VerifyError(f"prmt picks four of the bytes 0 to 7, one a hex digit, not {self.selector:#x}")
-
-    def expression(self, operands: Sequence[str]) -> str:
-        """``__byte_perm(low, high, selector)``."""
-        return f"__byte_perm({operands[0]}, {operands[1]}, {self.selector:#x})"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Byte i is the one that nibble i of the selector names; sign replication is not supported."""
@@ -294,17 +291,13 @@ class Combine(Lanewise):
     dtype: DType
     moves_bits: ClassVar[bool] = True
     ptx = "mov.b{self.dtype.bits}.combine"
+    inline = "mov.b{self.dtype.bits} %0, {{%1, %2}};"
     gives = ("dtype",)
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
         """The low half, the high half."""
         return (_HALF_TYPE[self.dtype],) * 2
-
-    @property
-    def template(self) -> str:
-        """``mov`` of a vector into a register."""
-        return f"mov.b{self.dtype.bits} %0, {braces(1, 2)};"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The bits of both, side by side."""
@@ -351,12 +344,9 @@ class Move(Lanewise):
     dtype: DType
     moves_bits: ClassVar[bool] = True
     ptx = "mov.{self.dtype}"
+    call = "{0}"
     takes = ("dtype",)
     gives = ("dtype",)
-
-    def expression(self, operands: Sequence[str]) -> str:
-        """The operand itself, so that the statement is a plain assignment."""
-        return operands[0]
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The operand, unchanged."""

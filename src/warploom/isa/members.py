@@ -6,7 +6,6 @@ Source: PTX ISA, "Parallel Synchronization and Communication Instructions" (``re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from warploom.core.dtypes import DType, pred, s32, u32, u64
 from warploom.core.errors import VerifyError
-from warploom.isa.base import Array, Instruction, inline_ptx, takes
+from warploom.isa.base import Array, Instruction, takes
 from warploom.isa.effects import ReadSpecial, WarpSync
 
 _LANES = np.arange(32, dtype=np.uint32)
@@ -69,6 +68,7 @@ class Match(Instruction):
     ptx = "match.{self.mode}.sync.b{self.dtype.bits}"
     takes = ("dtype", u32)
     does = (WarpSync(mask=1),)
+    clobbers_memory = False
 
     def __post_init__(self) -> None:
         takes(f"match.{self.mode}", self.dtype, (u32, u64))
@@ -78,14 +78,12 @@ class Match(Instruction):
         """A mask of lanes; of ``all`` a predicate too."""
         return (u32,) if self.mode == "any" else (u32, pred)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX; a predicate by way of a register."""
-        ins = [(self.dtype.constraint, operands[0]), ("r", operands[1])]
+    @property
+    def template(self) -> str:
+        """The predicate is a result beside the mask."""
         if self.mode == "any":
-            return inline_ptx(f"{self.mnemonic} %0, %1, %2;", [("=r", results[0])], ins)
-        body = f"{{ .reg .pred p; {self.mnemonic} %0|p, %2, %3; selp.u32 %1, 1, 0, p; }}"
-        text = inline_ptx(body, [("=r", results[0]), ("=r", "equal")], ins)
-        return f"{{ unsigned equal; {text} {results[1]} = equal != 0; }}"
+            return f"{self.mnemonic} %0, %1, %2;"
+        return f"{{ .reg .pred p; {self.mnemonic} %0|p, %2, %3; selp.u32 %1, 1, 0, p; }}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """Comparisons of each lane with the lanes of its mask."""
@@ -103,9 +101,6 @@ class ActiveMask(Instruction):
     """``activemask``: the lanes that happen to execute it together; which they are, the order of execution decides."""
 
     ptx = "activemask.b32"
+    call = "__activemask()"
     gives = (u32,)
     does = (ReadSpecial("activemask"),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """``__activemask()``."""
-        return f"{results[0]} = __activemask();"

@@ -311,20 +311,15 @@ class WaitAtLeast(Instruction):
 
     offset: int = 0
     ptx = "ld.acquire.gpu.global.u32"
+    inline = (
+        "{{ .reg .pred done; .reg .u32 seen; waiting: {self.mnemonic} seen, {address}; setp.ge.u32 done, seen, %1; "
+        "@done bra reached; bra waiting; reached: }}"
+    )
     takes = (u64, u32)
 
     def effects(self) -> tuple[Effect, ...]:
         """Blocks each executing thread; what came before the release that it sees is known then."""
         return (GlobalWait(0, self.offset, 1),)
-
-    @property
-    def template(self) -> str:
-        """A loop."""
-        return (
-            "{ .reg .pred done; .reg .u32 seen; waiting: "
-            f"{self.mnemonic} seen, {address(0, self.offset)}; setp.ge.u32 done, seen, %1; "
-            "@done bra reached; bra waiting; reached: }"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,10 +425,6 @@ class Prefetch(Instruction):
 
     offset: int = 0
     ptx = "prefetch.global.L2"
+    inline = "{self.mnemonic} {address};"
     takes = (u64,)
     clobbers_memory = False
-
-    @property
-    def template(self) -> str:
-        """The offset is an immediate of the address."""
-        return f"{self.ptx} {address(0, self.offset)};"

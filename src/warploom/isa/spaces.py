@@ -5,14 +5,13 @@ Source: PTX ISA, "Generic Addressing", ``cvta``, ``isspacep``. A global address 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from warploom.core.dtypes import pred, u32, u64
-from warploom.isa.base import Array, Lanewise, inline_ptx
+from warploom.isa.base import Array, Lanewise
 
 Window = Literal["shared", "local"]
 _MARK = {"shared": np.uint64(1 << 60), "local": np.uint64(1 << 61)}
@@ -26,13 +25,9 @@ class ToGeneric(Lanewise):
 
     space: Window
     ptx = "cvta.{self.space}.u64"
+    inline = "{{ .reg .u64 a; cvt.u64.u32 a, %1; {self.mnemonic} %0, a; }}"  # within the space they are of 32 bits
     takes = (u32,)
     gives = (u64,)
-
-    @property
-    def template(self) -> str:
-        """Within the space addresses are of 32 bits."""
-        return f"{{ .reg .u64 a; cvt.u64.u32 a, %1; {self.mnemonic} %0, a; }}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The address, marked as one of the space."""
@@ -45,13 +40,9 @@ class FromGeneric(Lanewise):
 
     space: Window
     ptx = "cvta.to.{self.space}.u64"
+    inline = "{{ .reg .u64 a; {self.mnemonic} a, %1; cvt.u32.u64 %0, a; }}"
     takes = (u64,)
     gives = (u32,)
-
-    @property
-    def template(self) -> str:
-        """Within the space addresses are of 32 bits."""
-        return f"{{ .reg .u64 a; {self.mnemonic} a, %1; cvt.u32.u64 %0, a; }}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The low half; of an address elsewhere, one beyond all of the space."""
@@ -65,14 +56,9 @@ class IsSpace(Lanewise):
 
     space: Window
     ptx = "isspacep.{self.space}"
+    inline = "{{ .reg .pred p; {self.mnemonic} p, %1; selp.u32 %0, 1, 0, p; }}"
     takes = (u64,)
     gives = (pred,)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX; the predicate by way of a register."""
-        body = f"{{ .reg .pred p; {self.mnemonic} p, %1; selp.u32 %0, 1, 0, p; }}"
-        text = inline_ptx(body, [("=r", "inside")], [("l", operands[0])], volatile=False)
-        return f"{{ unsigned inside; {text} {results[0]} = inside != 0; }}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """By the mark of the space."""

@@ -92,14 +92,12 @@ class BarReduce(Instruction):
         holds, all_of_them = operands
         return ({"popc": holds, "and": holds == all_of_them, "or": holds > 0}[self.op],)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX; predicates by way of registers."""
+    @property
+    def template(self) -> str:
+        """Of a count or a predicate."""
         count = "" if self.threads is None else f", {self.threads}"
         result, taken = ("%0", "") if self.op == "popc" else ("q", "selp.u32 %0, 1, 0, q; ")
-        body = f"{{ .reg .pred p, q; setp.ne.u32 p, %2, 0; {self.mnemonic} {result}, %1{count}, p; {taken}}}"
-        inputs = [("r", operands[0]), ("r", f"(unsigned)({operands[1]})")]
-        text = inline_ptx(body, [("=r", "found")], inputs, memory=True)
-        return f"{{ unsigned found; {text} {results[0]} = found{'' if self.op == 'popc' else ' != 0'}; }}"
+        return f"{{ .reg .pred p, q; setp.ne.u32 p, %2, 0; {self.mnemonic} {result}, %1{count}, p; {taken}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +107,7 @@ class BarArrive(Instruction):
     threads: int
     aligned: bool = True
     takes = (u32,)
+    inline = "{self.mnemonic} %0, {self.threads};"
 
     @property
     def mnemonic(self) -> str:
@@ -119,11 +118,6 @@ class BarArrive(Instruction):
         """The warp counts among ``threads`` threads, and goes on."""
         return (WarpSync(aligned=self.aligned), Barrier(0, self.threads, waits=False))
 
-    @property
-    def template(self) -> str:
-        """The count of threads is an immediate."""
-        return f"{self.mnemonic} %0, {self.threads};"
-
 
 @dataclass(frozen=True, slots=True)
 class MbarrierInitialise(Instruction):
@@ -132,6 +126,7 @@ class MbarrierInitialise(Instruction):
     count: int
     offset: int = 0
     ptx = "mbarrier.init.{self.count}"
+    inline = "mbarrier.init.shared::cta.b64 {address}, {self.count};"
     takes = (u32,)
 
     def __post_init__(self) -> None:
@@ -141,11 +136,6 @@ class MbarrierInitialise(Instruction):
     def effects(self) -> tuple[Effect, ...]:
         """From here on those bytes are an mbarrier in its first phase."""
         return (MbarrierInit(0, self.offset, self.count),)
-
-    @property
-    def template(self) -> str:
-        """The count is an immediate."""
-        return f"mbarrier.init.shared::cta.b64 {address(0, self.offset)}, {self.count};"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,17 +225,14 @@ class MbarrierArrivalAmidst(Instruction):
     count: int
     offset: int = 0
     ptx = "mbarrier.arrive.noComplete.{self.count}"
+    inline = (  # PTX gives a state in any case
+        "{{ .reg .b64 state; mbarrier.arrive.noComplete.shared.b64 state, {address}, {self.count}; }}"
+    )
     takes = (u32,)
 
     def effects(self) -> tuple[Effect, ...]:
         """Arrivals, as others."""
         return (MbarrierArrive(0, self.offset, count=self.count, completes=False),)
-
-    @property
-    def template(self) -> str:
-        """PTX gives a state in any case."""
-        arrive = f"mbarrier.arrive.noComplete.shared.b64 state, {address(0, self.offset)}, {self.count};"
-        return f"{{ .reg .b64 state; {arrive} }}"
 
 
 def guarded(instruction: str, position: int, inputs: list[tuple[str, str]], guard: str) -> str:
@@ -267,6 +254,10 @@ class MbarrierTryWait(Instruction):
     offset: int = 0
     scope: ClusterScope = "cta"
     takes = (u32, u32)
+    inline = (  # a loop: one try_wait may give up before the phase completes
+        "{{ .reg .pred done; waiting: {self.mnemonic}.shared::cta.b64 done, {address}, %1; "
+        "@done bra arrived; bra waiting; arrived: }}"
+    )
 
     @property
     def mnemonic(self) -> str:
@@ -276,15 +267,6 @@ class MbarrierTryWait(Instruction):
     def effects(self) -> tuple[Effect, ...]:
         """Blocks each executing thread until the phase has completed."""
         return (MbarrierWait(0, self.offset, 1, self.scope),)
-
-    @property
-    def template(self) -> str:
-        """A loop: one ``try_wait`` may give up before the phase completes."""
-        return (
-            "{ .reg .pred done; waiting: "
-            f"{self.mnemonic}.shared::cta.b64 done, {address(0, self.offset)}, %1; "
-            "@done bra arrived; bra waiting; arrived: }"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,15 +292,11 @@ class MbarrierTestWait(Instruction):
         """A look at the phase; it acquires where that has completed."""
         return (MbarrierWait(0, self.offset, 1, self.scope, blocks=False, acquires=not self.relaxed),)
 
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX; the predicate by way of a register."""
-        scope = ".acquire.cluster" if self.scope == "cluster" else ""
-        body = (
-            f"{{ .reg .pred done; mbarrier.test_wait.parity{scope}.shared::cta.b64 done, "
-            f"{address(1, self.offset)}, %2; selp.u32 %0, 1, 0, done; }}"
-        )
-        text = inline_ptx(body, [("=r", "completed")], [("r", x) for x in operands], memory=True)
-        return f"{{ unsigned completed; {text} {results[0]} = completed != 0; }}"
+    @property
+    def template(self) -> str:
+        """Without ``.relaxed``, which older PTX lacks."""
+        test = f"mbarrier.test_wait.parity{'.acquire.cluster' if self.scope == 'cluster' else ''}.shared::cta.b64"
+        return f"{{ .reg .pred done; {test} done, {address(1, self.offset)}, %2; selp.u32 %0, 1, 0, done; }}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,16 +305,12 @@ class MbarrierInvalidate(Instruction):
 
     offset: int = 0
     ptx = "mbarrier.inval"
+    inline = "mbarrier.inval.shared::cta.b64 {address};"
     takes = (u32,)
 
     def effects(self) -> tuple[Effect, ...]:
         """The end of an mbarrier."""
         return (Invalidation(0, self.offset),)
-
-    @property
-    def template(self) -> str:
-        """The offset is an immediate of the address."""
-        return f"mbarrier.inval.shared::cta.b64 {address(0, self.offset)};"
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +347,8 @@ class SetMaxRegisters(Instruction):
     registers: int
     direction: Literal["inc", "dec"]
     ptx = "setmaxnreg.{self.direction}.sync.aligned.u32"
+    inline = "{self.mnemonic} {self.registers};"
+    clobbers_memory = False
 
     def __post_init__(self) -> None:
         if self.registers % 8 or not 24 <= self.registers <= 256:
@@ -381,7 +357,3 @@ class SetMaxRegisters(Instruction):
     def effects(self) -> tuple[Effect, ...]:
         """All warps of the warpgroup execute it; ``inc`` waits until the registers are free."""
         return (WarpSync(aligned=True), RegisterBudget(self.registers, self.direction))
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX with the count as an immediate."""
-        return inline_ptx(f"{self.mnemonic} {self.registers};")

@@ -129,10 +129,6 @@ class TensorMapAcquire(Instruction):
     """
 
     ptx = "fence.proxy.tensormap::generic.acquire.gpu"
+    inline = f"{{self.mnemonic}} [%0], {MAP_BYTES};"
     takes = (u64,)
     does = (TensorMapFence(0),)
-
-    @property
-    def template(self) -> str:
-        """With the map's size."""
-        return f"{self.mnemonic} [%0], {MAP_BYTES};"

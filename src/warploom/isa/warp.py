@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from warploom.core.dtypes import DType, f32, f64, pred, s32, s64, u32, u64
-from warploom.isa.base import Array, Instruction, Lanewise, inline_ptx, takes
+from warploom.isa.base import Array, Instruction, Lanewise, takes
 from warploom.isa.effects import Effect, ReadSpecial, WarpSync
 
 FULL_MASK = 0xFFFFFFFF
@@ -70,12 +70,9 @@ class ReadClock(Instruction):
     """``clock64()``: the SM's cycle counter; never shared or dropped, so that it stays where it is written."""
 
     ptx = "mov.u64.clock64"
+    inline = "mov.u64 %0, %%clock64;"  # volatile, so that two reads are never joined
     gives = (u64,)
     does = (ReadSpecial("clock64"),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Volatile inline PTX, so that two reads are never joined."""
-        return inline_ptx("mov.u64 %0, %%clock64;", [("=l", results[0])], memory=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +148,7 @@ class Vote(Instruction):
 
     mode: Literal["any", "all", "ballot"]
     ptx = "vote.sync.{self.mode}"
+    call = "__{self.mode}_sync({1}, {0})"
     takes = (pred, u32)
     does = (WarpSync(mask=1),)
 
@@ -158,10 +156,6 @@ class Vote(Instruction):
     def result_types(self) -> tuple[DType, ...]:
         """A predicate that all members share; for ``ballot`` one bit per lane."""
         return (u32 if self.mode == "ballot" else pred,)
-
-    def expression(self, operands: Sequence[str]) -> str:
-        """``__ballot_sync(mask, predicate)`` and its like."""
-        return f"__{self.mode}_sync({operands[1]}, {operands[0]})"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The vote among the lanes of each lane's mask, the same for all members."""
@@ -181,12 +175,9 @@ class SyncWarp(Instruction):
     """``bar.warp.sync``: the members meet, and see each other's memory accesses from before it. Operand: the mask."""
 
     ptx = "bar.warp.sync"
+    call = "__syncwarp({0})"
     takes = (u32,)
     does = (WarpSync(mask=0, orders_memory=True),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """``__syncwarp(mask)``."""
-        return f"__syncwarp({operands[0]});"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +185,10 @@ class Elect(Instruction):
     """``elect.sync`` (sm_90): true in one lane of a full warp, and PTX does not say which; here the last."""
 
     ptx = "elect.sync"
+    inline = "{{ .reg .pred p; .reg .b32 d; elect.sync d|p, 0xffffffff; selp.u32 %0, 1, 0, p; }}"
+    clobbers_memory = False
     gives = (pred,)
     does = (WarpSync(aligned=True),)
-
-    def cuda(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """Inline PTX in a block of its own, with the full mask."""
-        body = "{ .reg .pred p; .reg .b32 d; elect.sync d|p, 0xffffffff; selp.u32 %0, 1, 0, p; }"
-        return f"{{ unsigned elected; {inline_ptx(body, [('=r', 'elected')])} {results[0]} = elected != 0; }}"
 
     def meaning(self, *operands: Array) -> tuple[Array, ...]:
         """The last lane: where a kernel counts on the first, lanes race that nothing orders."""
