@@ -5,7 +5,6 @@ from __future__ import annotations
 from warploom.kernels.attention.ladder_sm90 import RungSm90
 from warploom.kernels.attention.sm90_kernel import Consumer, Tile
 from warploom.lang.values import Number
-from warploom.tile.product import zero
 from warploom.tile.softmax import Action, nothing
 
 
@@ -18,7 +17,6 @@ class RungConsumer(Consumer):
         if self._config.overlap:
             super()._blocks(tile)
             return
-        zero(self._o)
         # P·V of the block before, then this one's Q·Kᵀ and softmax
         with self._k.loop(tile.own.blocks, start=1) as step:
             self._product.start(self._p, self._values.wait()).wait()

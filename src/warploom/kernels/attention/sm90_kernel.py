@@ -273,7 +273,10 @@ class Consumer:
         self._stale = StaleSoftmax(k, self._softmax)
 
     def run(self) -> None:
-        """All tiles of this CTA."""
+        """All tiles of this CTA.
+
+        A tile's O leaves in the branch of the next tile's first step, so that ptxas mixes the two.
+        """
         k, count = self._k, self._tiles.order.count
         with self._turns.taken():
             if not self._config.persistent:
@@ -292,13 +295,14 @@ class Consumer:
                     sink = self._sink(tile)
                     with k.when(turn + 1 < count, uniform=True):
                         self._step(self._tile(turn + 1), 0, first=True)
+                        self._store(tile, sink)
+                        zero(self._o)
                     with k.otherwise():
                         self._last_product()
-                    self._store(tile, sink)
+                        self._store(tile, sink)
 
     def _blocks(self, tile: Tile) -> None:
         """All blocks of a tile after the first, whose P is there: O but for the last product."""
-        zero(self._o)
         with self._k.loop(tile.own.blocks, start=1) as step:
             self._step(tile, step)
 
@@ -317,6 +321,7 @@ class Consumer:
         self._take_up(tile, 0, first=True)
         self._cores.pack(self._p, self._s)
         self._pass_over(tile, self._values)
+        zero(self._o)
 
     def _step(self, tile: Tile, step: Number, *, first: bool = False) -> None:
         """Q·Kᵀ of a block beside P·V of the block before, which may be the last of the tile before."""
