@@ -40,7 +40,7 @@ def test_notation_checks_and_settings(config: Any, arch: Any) -> None:
     reasons = config.check(arch)
     if not reasons:
         config.require(arch)
-        assert config.shared_bytes() <= arch.shared_per_block
+        assert config.shared_bytes <= arch.shared_per_block
         return
     with pytest.raises(ConfigError) as caught:
         config.require(arch)
@@ -163,7 +163,7 @@ def test_lines_that_the_tma_does_not_take(a: Any, b: Any, says: str) -> None:
 @pytest.mark.parametrize("key", [*EVERY_RUNG, "stream_k"])
 def test_the_shared_memory_that_a_configuration_states_is_what_its_kernel_has(key: str, out: Any) -> None:
     config: Any = EVERY_RUNG.get(key, STREAMED)
-    assert Case.of_tiles(config, 1, 1, 1, out=out).program.shared_bytes <= config.shared_bytes(out)
+    assert Case.of_tiles(config, 1, 1, 1, out=out).program.shared_bytes <= config.shared_bytes
 
 
 # -- the ladder

@@ -106,7 +106,7 @@ def seconds_sm80(problem: MatmulProblem, config: MatmulSm80, target: Target) -> 
 
 def _resident_ctas(config: MatmulSm80, shared_per_sm: int) -> int:
     """CTAs that a multiprocessor holds, as far as is known before ptxas says how many registers they take."""
-    by_shared = shared_per_sm // (config.shared_bytes() + RESERVED_SHARED_BYTES)
+    by_shared = shared_per_sm // (config.shared_bytes + RESERVED_SHARED_BYTES)
     return max(1, min(by_shared, REGISTERS // (config.threads * USUAL_REGISTERS), 8))
 
 

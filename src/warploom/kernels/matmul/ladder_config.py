@@ -90,15 +90,13 @@ class RungGemm(WarpTiles):
         """The type of the tile that C passes through: a 16-bit one; of wmma that of the sums, which it stores."""
         return self.accumulate if self.wmma else f16
 
-    def shared_bytes(self, out_dtype: DType | None = None) -> int:
-        """Dynamic shared memory for an output type (by default a 16-bit one), with padding of the longest rows.
-
-        f32 leaves from the registers, unless wmma holds the sums.
-        """
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory, with padding of the longest rows, over which C lies on its way out."""
         rows = max(self.tile_m, self.tile_k) + max(self.tile_n, self.tile_k)
         stage = ((self.tile_m + self.tile_n) * self.tile_k + rows * self.padding) * self.dtype.bytes
         staging = self.tile_m * (self.tile_n + self.padding) * self.staged_in.bytes
-        return max(self.stages * stage, 0 if out_dtype is f32 and not self.wmma else staging)
+        return max(self.stages * stage, staging)
 
     # -- what it takes
     @property

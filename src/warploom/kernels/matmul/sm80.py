@@ -63,8 +63,9 @@ class WarpTiles(Configuration):
         """Threads per CTA."""
         return 32 * self.num_warps
 
-    def shared_bytes(self, out_dtype: DType | None = None) -> int:
-        """Dynamic shared memory for an output type (by default a 16-bit one)."""
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory, at most: of an f32 C, which leaves from the registers, less may do."""
         raise NotImplementedError
 
     @property
@@ -90,7 +91,7 @@ class WarpTiles(Configuration):
             (self.accumulate is f32 or (self.accumulate is f16 and self.dtype is f16),
              f"{self.dtype} does not accumulate in {self.accumulate}: f32 always, f16 for f16 inputs"),
             *self._constraints,
-        ]) or shared_excess(self.shared_bytes(), target)  # fmt: skip
+        ]) or shared_excess(self.shared_bytes, target)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,13 +136,11 @@ class MatmulSm80(WarpTiles):
         """32-bit words of a part of a tile, as the accumulators hold it."""
         return self.tile_m * self.tile_n * self.accumulate.bytes // 4
 
-    def shared_bytes(self, out_dtype: DType | None = None) -> int:
-        """Dynamic shared memory for an output type (by default a 16-bit one); f32 leaves from the registers.
-
-        A 16-bit C lies over the stages; of stream-K beside them, as they are being filled when it leaves.
-        """
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: a 16-bit C lies over the stages, but of stream-K, which fills them when it leaves."""
         pipeline = self.stages * (self.tile_m + self.tile_n) * self.tile_k * self.dtype.bytes
-        staging = 0 if out_dtype is f32 else 2 * self.tile_m * self.tile_n
+        staging = 2 * self.tile_m * self.tile_n
         return pipeline + staging + 16 if self.stream_k else max(pipeline, staging)  # 16: the count of arrivals
 
     # -- what it takes

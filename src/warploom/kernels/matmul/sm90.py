@@ -113,10 +113,10 @@ class MatmulSm90(Configuration):
         own = self.consumer_rows // WARPGROUP_ROWS * (self.tile_n // self.panel_cols)
         return max((n for n in range(1, MOST_PANELS + 1) if n <= most and own % n == 0), default=1)
 
-    def shared_bytes(self, out_dtype: DType | None = None) -> int:
-        """Dynamic shared memory for an output type (by default a 16-bit one); f32 leaves from the registers."""
-        staging = 0 if out_dtype is f32 else self.panels * self._panel_bytes
-        return self.stages * self.stage_bytes + staging + BARRIER_BYTES
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory, at most: an f32 C leaves from the registers."""
+        return self.stages * self.stage_bytes + self.panels * self._panel_bytes + BARRIER_BYTES
 
     # -- what it takes
     def check(self, target: Target | None = None) -> list[str]:
@@ -139,7 +139,7 @@ class MatmulSm90(Configuration):
              f"{accumulators} accumulators a thread are more than the {most} that leave room to work"),
             (target is None or target.has_wgmma, f"{target and target.name} has no wgmma: this kernel needs sm_90a"),
         ]  # fmt: skip
-        return violated(constraints) or shared_excess(self.shared_bytes(), target)
+        return violated(constraints) or shared_excess(self.shared_bytes, target)
 
     def misfits(self, problem: MatmulProblem) -> list[str]:
         """The constraints of the kernel that a problem violates; empty if it takes it."""
