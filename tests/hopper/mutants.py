@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
+from tests.kernels.mutate import rewritten as rewritten_everywhere
 from warploom.core.dtypes import u32
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Loop, Op, Register, Roles, Statement, Value, When
+from warploom.ir.statements import Const, Op, Register, Value
 from warploom.isa.alu import Binary
 from warploom.isa.async_copy import CommitCopies, TensorCopy, WaitCopies
 from warploom.isa.cluster import ClusterArrive, ClusterWait
@@ -28,36 +30,15 @@ from warploom.isa.wgmma import WgmmaCommit, WgmmaFence, WgmmaWait
 Rewrite = Callable[[Op], list[Op]]
 
 
-def every_op(program: Program) -> Iterator[Op]:
-    """All instructions, in the order that :func:`rewritten` numbers them."""
-    yield from program.ops()
-
-
 def rewritten(program: Program, chosen: int, rewrite: Rewrite) -> Program:
     """The program with its instruction number ``chosen`` replaced by what ``rewrite`` returns."""
-    counter = iter(range(10**9))
-
-    def block(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        kept: list[Statement] = []
-        for s in body:
-            if isinstance(s, Op):
-                kept.extend(rewrite(s) if next(counter) == chosen else [s])
-            elif isinstance(s, Loop):
-                kept.append(replace(s, body=block(s.body)))
-            elif isinstance(s, When):
-                kept.append(replace(s, body=block(s.body), otherwise=block(s.otherwise)))
-            elif isinstance(s, Roles):
-                kept.append(replace(s, branches=tuple(replace(r, body=block(r.body)) for r in s.branches)))
-            else:
-                kept.append(s)
-        return tuple(kept)
-
-    return replace(program, body=block(program.body))
+    number = count()
+    return rewritten_everywhere(program, lambda _, op: rewrite(op) if next(number) == chosen else [op])
 
 
 def position(program: Program, matches: Callable[[Op], bool], number: int = 0) -> int:
     """The number of the ``number``-th instruction that matches (negative: from the end)."""
-    found = [i for i, op in enumerate(every_op(program)) if matches(op)]
+    found = [i for i, op in enumerate(program.ops()) if matches(op)]
     assert found, "no such instruction"
     return found[number]
 
@@ -82,7 +63,7 @@ def changed(program: Program, matches: Callable[[Op], bool], number: int = 0, /,
 
 def swapped(program: Program, first: Callable[[Op], bool], second: Callable[[Op], bool]) -> Program:
     """With the first instruction that ``first`` matches put right behind the first that ``second`` matches."""
-    op = next(o for o in every_op(program) if first(o))
+    op = next(o for o in program.ops() if first(o))
     without = deleted(program, first)
     return rewritten(without, position(without, second), lambda other: [other, op])
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.emulate.findings import every
 from tests.hopper.multicast import example
-from tests.hopper.mutants import changed, deleted, every_op, named, position, rewritten, swapped
+from tests.hopper.mutants import changed, deleted, named, position, rewritten, swapped
 from warploom.bench.checking import check_kernel
 from warploom.core.dtypes import u32
 from warploom.core.errors import ProblemError, TraceError, VerifyError
@@ -103,7 +103,7 @@ def given_back_at_home(program: Program) -> Program:
 
 
 def load_a(program: Program) -> Op:
-    return next(o for o in every_op(program) if isinstance(o.instruction, TensorCopy) and not o.instruction.multicast)
+    return next(o for o in program.ops() if isinstance(o.instruction, TensorCopy) and not o.instruction.multicast)
 
 
 def expecting(program: Program, more: int) -> Program:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from warploom.core.errors import EmulationError
 from warploom.emulate import Finding
 from warploom.ir.program import Program
-from warploom.ir.statements import Loop, Op, Role, Roles, SharedRegion, Statement, When
+from warploom.ir.statements import Op, SharedRegion, Statement, blocks, with_blocks
 from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
 from warploom.isa.memory import LdMatrix, Load, Store
 from warploom.isa.sync import BarArrive, BarSync
@@ -56,36 +56,21 @@ def located_ops(body: Body, path: Path = ()) -> Iterator[tuple[Path, Op]]:
         at = (*path, position)
         if isinstance(statement, Op):
             yield at, statement
-        elif isinstance(statement, Loop):
-            yield from located_ops(statement.body, (*at, 0))
-        elif isinstance(statement, When):
-            yield from located_ops(statement.body, (*at, 0))
-            yield from located_ops(statement.otherwise, (*at, 1))
-        elif isinstance(statement, Roles):
-            for number, role in enumerate(statement.branches):
-                yield from located_ops(role.body, (*at, number))
+        for number, block in enumerate(blocks(statement)):
+            yield from located_ops(block, (*at, number))
 
 
-def rewritten(program: Program, rewrite: Callable[[Path, Op], Op | None]) -> Program:
-    """The Program with each instruction replaced by ``rewrite``'s result; None deletes it."""
+def rewritten(program: Program, rewrite: Callable[[Path, Op], Sequence[Op]]) -> Program:
+    """The Program with each instruction replaced by those that ``rewrite`` gives."""
 
     def block(body: Body, path: Path) -> Body:
         kept: list[Statement] = []
         for position, s in enumerate(body):
             at = (*path, position)
             if isinstance(s, Op):
-                changed = rewrite(at, s)
-                if changed is not None:
-                    kept.append(changed)
-            elif isinstance(s, Loop):
-                kept.append(replace(s, body=block(s.body, (*at, 0))))
-            elif isinstance(s, When):
-                kept.append(replace(s, body=block(s.body, (*at, 0)), otherwise=block(s.otherwise, (*at, 1))))
-            elif isinstance(s, Roles):
-                roles: list[Role] = [replace(r, body=block(r.body, (*at, n))) for n, r in enumerate(s.branches)]
-                kept.append(Roles(tuple(roles), s.where))
+                kept.extend(rewrite(at, s))
             else:
-                kept.append(s)
+                kept.append(with_blocks(s, [block(b, (*at, n)) for n, b in enumerate(blocks(s))]))
         return tuple(kept)
 
     return replace(program, body=block(program.body, ()))
@@ -107,7 +92,7 @@ def deletions(program: Program) -> list[Mutant]:
     """One mutant without each barrier, ``__syncwarp``, wait and commit."""
     mutants: list[Mutant] = []
     for label, target in _labels(program, SYNCHRONISATION):
-        mutants.append(Mutant(f"without {label}", rewritten(program, lambda at, op, t=target: None if at == t else op)))
+        mutants.append(Mutant(f"without {label}", rewritten(program, lambda at, op, t=target: [] if at == t else [op])))
     return mutants
 
 
@@ -170,8 +155,8 @@ def _other_place(program: Program, region: SharedRegion, offset: int, stages: in
 
 
 def _moved_together(program: Program, what: str, paths: frozenset[Path], distances: dict[Path, int]) -> Mutant:
-    def rewrite(at: Path, op: Op) -> Op:
-        return moved(op, distances[at]) if at in paths else op
+    def rewrite(at: Path, op: Op) -> list[Op]:
+        return [moved(op, distances[at]) if at in paths else op]
 
     return Mutant(f"shifted {what}", rewritten(program, rewrite))
 
@@ -179,11 +164,11 @@ def _moved_together(program: Program, what: str, paths: frozenset[Path], distanc
 def regions_moved(program: Program, distances: dict[str, int]) -> Mutant:
     """Every access to the named shared regions moved by so many bytes: tiles placed where they do not belong."""
 
-    def rewrite(_: Path, op: Op) -> Op:
+    def rewrite(_: Path, op: Op) -> list[Op]:
         offset = _shared_offset(op)
         if offset is None:
-            return op
+            return [op]
         region = next(r for r in program.shared if r.offset <= offset < r.offset + r.bytes)
-        return moved(op, distances[region.name]) if region.name in distances else op
+        return [moved(op, distances[region.name]) if region.name in distances else op]
 
     return Mutant(f"{', '.join(distances)} moved", rewritten(program, rewrite))

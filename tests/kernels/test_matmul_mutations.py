@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.hopper.mutants import Rewrite, edits, index_edits
-from tests.hopper.mutants import rewritten as rewritten_number
+from tests.hopper.mutants import Rewrite, edits, index_edits, rewritten
 from tests.kernels.matmul_cases import RUNGS, SMALL, TOGETHER, TURNS, Case
-from tests.kernels.mutate import Mutant, deletions, located_ops, rewritten, shifts
+from tests.kernels.mutate import Mutant, deletions, shifts
 from warploom.core.dtypes import f16, f32, u32
 from warploom.ir.program import Program
 from warploom.ir.statements import Const, Op, Register
@@ -75,10 +74,8 @@ def _rewritten_one(
     program: Program, what: str, applies: Callable[[Op], bool], change: Callable[[Op], Op]
 ) -> list[Mutant]:
     """One mutant for each instruction that ``applies``, with it changed."""
-    return [
-        Mutant(f"{what} #{number}", rewritten(program, lambda at, op, t=target: change(op) if at == t else op))
-        for number, target in enumerate(path for path, op in located_ops(program.body) if applies(op))
-    ]
+    numbers = [number for number, op in enumerate(program.ops()) if applies(op)]
+    return [Mutant(f"{what} #{n}", rewritten(program, n, lambda op: [change(op)])) for n in numbers]
 
 
 def stage_mutants(program: Program, stages: int) -> list[Mutant]:
@@ -152,7 +149,7 @@ def test_every_mutant_of_wgmma_is_caught_or_redundant(config: MatmulSm90) -> Non
     for number, op in enumerate(case.program.ops()):
         for what, rewrite in (*edits(op), *without_meeting(op)):
             count += 1
-            mutant = rewritten_number(case.program, number, rewrite)
+            mutant = rewritten(case.program, number, rewrite)
             if all(case.survives(mutant, seed) for seed in ROUNDS):
                 survivors.add(f"{what} in {op.where.function}")
     assert count > 30

@@ -129,5 +129,5 @@ def test_each_arrival_releases_and_acquires(key: str, what: str) -> None:
         return replace(op, instruction=replace(op.instruction, order=weaker)) if strong(op) else op  # type: ignore[type-var]
 
     assert sum(strong(op) for _, op in located_ops(case.program.body)) == 1
-    mutant = Mutant(what, rewritten(case.program, lambda _, op: weakened(op)))
+    mutant = Mutant(what, rewritten(case.program, lambda _, op: [weakened(op)]))
     assert not (fine(case, mutant) and one.survives(mutant.program))

@@ -19,15 +19,16 @@ from warploom.ir.statements import (
     Op,
     Operand,
     Register,
-    Role,
     Roles,
     SourceLine,
     Statement,
     Value,
     When,
+    blocks,
     operands_of,
     results_of,
     walk,
+    with_blocks,
 )
 from warploom.isa.conversion import Move
 
@@ -142,23 +143,11 @@ def _drop_dead(body: Body, uses: Counter[Value]) -> Body:
             ):
                 uses.subtract(x for x in s.operands if isinstance(x, Value))
                 continue
-            kept.append(_with_blocks(s, block))
+            nested = [block(body) for body in reversed(blocks(s))]
+            kept.append(with_blocks(s, nested[::-1]))
         return tuple(reversed(kept))
 
     return block(body)
-
-
-def _with_blocks(s: Statement, block: Callable[[Body], Body]) -> Statement:
-    """The statement with its nested blocks rewritten (the last first)."""
-    if isinstance(s, Loop):
-        return replace(s, body=block(s.body))
-    if isinstance(s, When):
-        otherwise = block(s.otherwise)
-        return replace(s, body=block(s.body), otherwise=otherwise)
-    if isinstance(s, Roles):
-        branches: list[Role] = [replace(r, body=block(r.body)) for r in reversed(s.branches)]
-        return replace(s, branches=tuple(reversed(branches)))
-    return s
 
 
 def _fuse(body: Body, uses: Counter[Value]) -> Body:
@@ -180,7 +169,7 @@ def _fuse(body: Body, uses: Counter[Value]) -> Body:
             ):
                 out[-1] = replace(previous, results=s.results)
             else:
-                out.append(_with_blocks(s, block))
+                out.append(with_blocks(s, [*map(block, blocks(s))]))
         return tuple(out)
 
     return block(body)

@@ -6,8 +6,8 @@ that name it as a result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from warploom.core.dtypes import DType
@@ -237,6 +237,18 @@ def blocks(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
     if isinstance(statement, Roles):
         return tuple(branch.body for branch in statement.branches)
     return statement.blocks if isinstance(statement, Flow) else ()
+
+
+def with_blocks(statement: Statement, nested: Sequence[tuple[Statement, ...]]) -> Statement:
+    """The statement with other nested blocks, as many as :func:`blocks` gives."""
+    if isinstance(statement, Loop):
+        return replace(statement, body=nested[0])
+    if isinstance(statement, When):
+        return replace(statement, body=nested[0], otherwise=nested[1])
+    if isinstance(statement, Roles):
+        branches = zip(statement.branches, nested, strict=True)
+        return replace(statement, branches=tuple([replace(branch, body=body) for branch, body in branches]))
+    return replace(statement, blocks=tuple(nested)) if isinstance(statement, Flow) else statement
 
 
 def operands_of(statement: Statement) -> tuple[Operand, ...]:
