@@ -177,21 +177,13 @@ class GpuCall:
             found = self.maps[position, pointer] = encode(pointer, self.mapped[position].spec, self.device)
         return found
 
-    def run_from_host(
-        self,
-        inputs: Sequence[np.ndarray[Any, Any]],
-        outputs: Sequence[np.ndarray[Any, Any]],
-        combined: Sequence[np.ndarray[Any, Any]] = (),
-    ) -> None:
-        """Copy C-contiguous host arrays to the GPU, run, and copy the outputs back.
-
-        The kernel's parameters are the inputs, the outputs, and then what it reads to combine with them.
-        """
+    def run_from_host(self, inputs: Sequence[np.ndarray[Any, Any]], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Copy C-contiguous host arrays, the kernel's parameters, to the GPU, run, and copy the outputs back."""
         from warploom.cuda.buffers import DeviceCopy
 
-        copies, others = ([DeviceCopy(x, self.device) for x in given] for given in (inputs, combined))
+        copies = [DeviceCopy(x, self.device) for x in inputs]
         results = [DeviceCopy(x, self.device, copy=False) for x in outputs]
-        self.launch_again(tuple(c.pointer for c in (*copies, *results, *others)), "numpy")
+        self.launch_again(tuple(c.pointer for c in (*copies, *results)), "numpy")
         for result in results:
             result.download()
 
@@ -247,14 +239,16 @@ def run_on_emulator(
     mapped: Sequence[MappedArray] = (),
 ) -> Emulation:
     """Run on the CPU with all checks, saying so and how long it takes. Raises EmulationError if it finds a defect."""
+    seconds = f", which takes about {emulated_seconds(program, grid, flops):.1f} s"
+    return emulated(program, grid, emulator_arguments(program, views, scalars, mapped), seconds)
+
+
+def emulated(program: Program, grid: Grid, arguments: Sequence[Any], more: str = "") -> Emulation:
+    """Run in place of a GPU, with a warning that says so and ``more``. Raises EmulationError if it finds a defect."""
     from warploom.emulate import emulate
 
-    seconds = emulated_seconds(program, grid, flops)
-    warn_caller(
-        f"no GPU: {program.name} runs on the emulator with all checks, which takes about {seconds:.1f} s",
-        EmulationWarning,
-    )
-    emulation = emulate(program, grid, emulator_arguments(program, views, scalars, mapped))
+    warn_caller(f"no GPU: {program.name} runs on the emulator with all checks{more}", EmulationWarning)
+    emulation = emulate(program, grid, arguments)
     if emulation.findings:
         listed = "\n".join(str(f) for f in emulation.findings[:8])
         raise EmulationError(f"{program.name} has defects:\n{listed}", tuple(emulation.findings))

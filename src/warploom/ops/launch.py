@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from warploom.core.arguments import grid_of, scalar_value
-from warploom.core.errors import ConfigError, EmulationError, EmulationWarning, ProblemError, shown, warn_caller
+from warploom.core.errors import ConfigError, ProblemError, shown
 from warploom.core.once import once
 from warploom.core.targets import target
 from warploom.interop.arrays import (
@@ -23,7 +23,7 @@ from warploom.interop.arrays import (
     same_device,
 )
 from warploom.interop.tracing import traced
-from warploom.ops.backends import compiled, gpu_present, gpu_target
+from warploom.ops.backends import compiled, emulated, gpu_present, gpu_target
 
 if TYPE_CHECKING:
     from warploom.core.dtypes import DType
@@ -284,8 +284,6 @@ def _memory(first: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _emulate(program: Program, grid: Grid, given: Sequence[Any], views: Sequence[ArrayView | None]) -> None:
-    from warploom.emulate import emulate
-
     arguments: list[Any] = []
     for parameter, argument, view in zip(program.parameters, given, views, strict=True):
         if view is None:
@@ -293,8 +291,4 @@ def _emulate(program: Program, grid: Grid, given: Sequence[Any], views: Sequence
             continue
         array: np.ndarray[Any, Any] = as_numpy(view)
         arguments.append((array, argument[1]) if parameter.kind == "tensor_map" else array)
-    warn_caller(f"no GPU: {program.name} runs on the emulator with all checks", EmulationWarning)
-    found = emulate(program, grid, arguments).findings
-    if found:
-        listed = "\n".join(str(finding) for finding in found[:8])
-        raise EmulationError(f"{program.name} has defects:\n{listed}", found)
+    emulated(program, grid, arguments)
