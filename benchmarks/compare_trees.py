@@ -1,6 +1,7 @@
 """Two versions of this package beside each other on one GPU: the same calls on the same inputs, in turns.
 
-    python benchmarks/compare_trees.py OLD NEW [--only attention,other,products,reductions] [--rounds 7] [--out FILE]
+    python benchmarks/compare_trees.py OLD NEW [--only attention,other,products,reductions] [--cells 'NAME|NAME …']
+                                               [--rounds 7] [--out FILE]
 
 OLD and NEW are folders with the package's sources (``src``, with or without the folder that holds it). Each runs in a
 process of its own; the processes take turns, cell by cell and round by round. Inputs are drawn by the cell's name and
@@ -118,9 +119,10 @@ GROUPS: dict[str, Callable[[], Iterator[Cell]]] = {
 }  # fmt: skip
 
 
-def cells_of(groups: list[str]) -> list[Cell]:
-    """All cells of some groups."""
-    return [cell for name in groups for cell in GROUPS[name]()]
+def cells_of(groups: str, names: str = "") -> list[Cell]:
+    """The cells of some groups ("attention,other"), or of those the ones with ``names`` ("3000 causal|8191 full")."""
+    found = [cell for name in groups.split(",") for cell in GROUPS[name]()]
+    return [cell for cell in found if not names or cell.name in names.split("|")]
 
 
 # -- a tree's process
@@ -236,11 +238,11 @@ def _attention_error(torch: Any, cell: Cell, inputs: list[Any], out: Any, unit: 
     return float(((out[batch - 1, -rows:, head].double() - expected).abs() / allowed).max())
 
 
-def worker(groups: list[str]) -> None:
+def worker(cells: list[Cell]) -> None:
     """Answer one JSON line for each on standard input: prepare a cell, time it, forget it."""
     import torch
 
-    cells, ready = cells_of(groups), None
+    ready = None
     for line in sys.stdin:
         what, index = json.loads(line)
         try:
@@ -257,9 +259,9 @@ def worker(groups: list[str]) -> None:
         print(json.dumps(answer), flush=True)
 
 
-def warm(groups: list[str], number: int) -> None:
+def warm(cells: list[Cell], number: int) -> None:
     """Compile every so-manieth cell's kernels."""
-    for cell in cells_of(groups)[number::WARMERS]:
+    for cell in cells[number::WARMERS]:
         try:
             Prepared(cell).compile()
         except Exception as error:
@@ -293,23 +295,18 @@ def _state() -> list[float]:
         return []
 
 
-def compare(trees: list[str], groups: list[str], rounds: int) -> list[dict[str, Any]]:
+def compare(trees: list[str], groups: str, names: str, rounds: int) -> list[dict[str, Any]]:
     """The rows of all cells, printed as they come."""
+    which = "--groups", groups, "--cells", names
     caches = [f"/tmp/compare-cache-{i}" for i in range(2)]
     started = time.perf_counter()
     jobs = [(tree, cache, n) for tree, cache in zip(trees, caches, strict=True) for n in range(WARMERS)]
     with ThreadPoolExecutor(WARMERS) as pool:
-        list(
-            pool.map(
-                lambda job: _spawn(job[0], job[1], "--groups", ",".join(groups), "--warm", str(job[2])).wait(), jobs
-            )
-        )
+        list(pool.map(lambda job: _spawn(job[0], job[1], *which, "--warm", str(job[2])).wait(), jobs))
     print(f"compiled in {time.perf_counter() - started:.0f} s", flush=True)
-    pair = [
-        _spawn(tree, cache, "--groups", ",".join(groups), "--worker") for tree, cache in zip(trees, caches, strict=True)
-    ]
+    pair = [_spawn(tree, cache, *which, "--worker") for tree, cache in zip(trees, caches, strict=True)]
     rows: list[dict[str, Any]] = []
-    for index, cell in enumerate(cells_of(groups)):
+    for index, cell in enumerate(cells_of(groups, names)):
         errors = [_ask(process, "prepare", index) for process in pair]
         row: dict[str, Any] = {"group": cell.group, "cell": cell.name, "errors": errors}
         if all(isinstance(x, float | int) and x <= 1.0 for x in errors):
@@ -347,25 +344,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trees", nargs="*")
     parser.add_argument("--only", "--groups", dest="groups", default=",".join(GROUPS))
+    parser.add_argument("--cells", default="", help="names, with | between them")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", default=str(Path(os.environ.get("OUT", ".")) / "compare.json"))
     parser.add_argument("--worker", action="store_true")
     parser.add_argument("--warm", type=int)
     given = parser.parse_args()
-    groups = given.groups.split(",")
+    cells = cells_of(given.groups, given.cells)
     if given.worker:
-        worker(groups)
+        worker(cells)
         return 0
     if given.warm is not None:
-        warm(groups, given.warm)
+        warm(cells, given.warm)
         return 0
     if len(given.trees) != 2:
         parser.error("give two folders: OLD NEW")
-    rows = compare(given.trees, groups, given.rounds)
+    rows = compare(given.trees, given.groups, given.cells, given.rounds)
     below = [r["cell"] for r in rows if r.get("ratio", 0.0) < LEAST_CELL]
     means = {
         g: math.exp(statistics.mean(math.log(r["ratio"]) for r in rows if r["group"] == g and "ratio" in r))
-        for g in groups if any(r["group"] == g and "ratio" in r for r in rows)
+        for g in given.groups.split(",") if any(r["group"] == g and "ratio" in r for r in rows)
     }  # fmt: skip
     Path(given.out).write_text(json.dumps({"means": means, "below": below, "rows": rows}, indent=1) + "\n")
     print({g: round(x, 4) for g, x in means.items()}, "below:", below)
