@@ -10,8 +10,7 @@ import pytest
 import warploom
 from tests.project import load
 from warploom.kernels.reduce.ladder import LADDER, SETTINGS
-from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance, softmax_reference
-from warploom.kernels.reduce.softmax_tile import SoftmaxTileConfig, softmax_tile
+from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance
 from warploom.kernels.reduce.tile import matmul_row_max
 from warploom.ops.backends import GpuCall
 from warploom.ops.discover import gpu_runner, trace_fragment
@@ -142,17 +141,18 @@ def test_row_maxima_of_every_rung(rung, setting):
     assert (np.abs(out - row_max_reference(a, b)) <= row_max_tolerance(a, b)).all()
 
 
-@pytest.mark.parametrize("normalise", ["tile", "end"])
-@pytest.mark.parametrize("mask", ["full", "quad"])
-def test_the_fused_softmax_tile(normalise, mask):
+@pytest.mark.parametrize("in_every_tile", [False, True])
+@pytest.mark.parametrize("quad_masks", [False, True])
+def test_the_fused_softmax_tile(in_every_tile, quad_masks):
+    fused = load("fused_softmax", "examples")
     rng = np.random.default_rng(1)
     q, keys, values = (rng.standard_normal((n, 16)).astype(np.float32) for n in (16, 80, 80))
     halves = [torch.from_numpy(x).to(torch.bfloat16).cuda() for x in (q, keys, values)]
     out, maxima, sums = (torch.zeros(s, device="cuda") for s in ((16, 16), (16,), (16,)))
-    program = softmax_tile.trace(config=SoftmaxTileConfig(normalise, mask))
+    program = fused.softmax_tile.trace(in_every_tile=in_every_tile, quad_masks=quad_masks)
     call = GpuCall.prepare(program, (1, 1, 1), {"blocks": 5}, 0)
     call.launch_again(tuple(x.data_ptr() for x in (*halves, out, maxima, sums)), "torch")
-    expected = softmax_reference(*(x.float().cpu().numpy() for x in halves))
-    assert np.allclose(maxima.cpu().numpy(), expected.maximum, atol=1e-5)
-    assert np.allclose(sums.cpu().numpy(), expected.total, rtol=1e-4)
-    assert np.abs(out.cpu().numpy() - expected.output).max() < 2.0**-7 * float(halves[2].abs().max())
+    expected = fused.Expected.of(*(x.float().cpu().numpy() for x in halves))
+    assert np.allclose(maxima.cpu().numpy(), expected.maxima, atol=1e-5)
+    assert np.allclose(sums.cpu().numpy(), expected.sums, rtol=1e-4)
+    assert np.abs(out.cpu().numpy() - expected.out).max() < 2.0**-7 * float(halves[2].abs().max())

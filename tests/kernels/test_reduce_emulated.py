@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.mutate import deletions
+from tests.project import load
 from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError, WarploomError
 from warploom.emulate import emulate
@@ -15,11 +16,11 @@ from warploom.isa.sync import BarSync
 from warploom.isa.warp import Shuffle
 from warploom.kernels.reduce.config import ReduceConfig
 from warploom.kernels.reduce.ladder import LADDER, SETTINGS
-from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance, softmax_reference
-from warploom.kernels.reduce.softmax_tile import SoftmaxTileConfig, softmax_tile
+from warploom.kernels.reduce.reference import row_max_reference, row_max_tolerance
 from warploom.kernels.reduce.tile import matmul_row_max
 
 RUNGS = {rung.key: rung.config for rung in LADDER.rungs}
+FUSED = load("fused_softmax", "examples")
 CTAS = 3
 
 
@@ -120,11 +121,11 @@ def test_settings_are_the_three_of_the_experiment():
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-@pytest.mark.parametrize("mask", ["full", "quad"])
-@pytest.mark.parametrize("normalise", ["tile", "end"])
+@pytest.mark.parametrize("quad_masks", [False, True])
+@pytest.mark.parametrize("in_every_tile", [False, True])
 @pytest.mark.parametrize("dtype", [bf16, f16])
-def test_the_fused_softmax_keeps_its_statistics(normalise, mask, blocks, dtype):
-    config = SoftmaxTileConfig(normalise, mask, dtype)
+def test_the_fused_softmax_keeps_its_statistics(in_every_tile, quad_masks, blocks, dtype):
+    program = FUSED.softmax_tile.trace(in_every_tile=in_every_tile, quad_masks=quad_masks, dtype=dtype)
     rng = np.random.default_rng(blocks)
     q, keys, values = (
         (rng.standard_normal((n, 16)) * scale).astype(dtype.numpy)
@@ -132,18 +133,18 @@ def test_the_fused_softmax_keeps_its_statistics(normalise, mask, blocks, dtype):
     )
     out, maxima, sums = np.full((16, 16), np.nan, np.float32), np.zeros(16, np.float32), np.zeros(16, np.float32)
     arrays = [x.view(np.uint16) for x in (q, keys, values)]
-    done = emulate(softmax_tile.trace(config=config), 1, [*arrays, out, maxima, sums, blocks])
+    done = emulate(program, 1, [*arrays, out, maxima, sums, blocks])
     assert done.findings == ()
     assert done.traffic.shared == {}
-    expected = softmax_reference(q, keys, values)
-    assert np.allclose(maxima, expected.maximum, rtol=1e-6, atol=1e-6)
-    assert np.allclose(sums, expected.total, rtol=1e-5)
+    expected = FUSED.Expected.of(q, keys, values)
+    assert np.allclose(maxima, expected.maxima, rtol=1e-6, atol=1e-6)
+    assert np.allclose(sums, expected.sums, rtol=1e-5)
     rounding = {"bf16": 2.0**-8, "f16": 2.0**-11}[dtype.name]
     allowed = 2 * rounding * np.abs(values.astype(np.float64)).max()  # P is rounded before P·V
-    assert np.abs(out - expected.output).max() <= allowed
+    assert np.abs(out - expected.out).max() <= allowed
 
 
 def test_the_softmax_moves_no_data_to_make_p_an_operand():
-    program = softmax_tile.trace(config=SoftmaxTileConfig())
+    program = FUSED.softmax_tile.trace()
     shuffles = [op for op in program.ops() if isinstance(op.instruction, Shuffle)]
     assert len(shuffles) == 2 * 2 * 2  # max and sum, of two rows, over two lane bits
