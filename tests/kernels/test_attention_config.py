@@ -235,6 +235,20 @@ def test_tiles_of_few_queries_on_few_keys_share_an_sm() -> None:
     assert isinstance(choose(short, target("sm_90a"), 132)[0], ForwardSm80)
 
 
+@pytest.mark.parametrize(
+    ("change", "in_registers"),
+    [({}, True), ({"lse": True}, False), ({"dtype": f16}, False), ({"dtype": f16, "window": (None, None)}, True)],
+)
+def test_under_a_causal_mask_row_sums_in_registers_leave_q_in_shared_memory(
+    change: dict[str, Any], in_registers: bool
+) -> None:
+    """As measured on the H200 (benchmarks/compare_trees.py)."""
+    problem = replace(AttentionProblem(4, 16, 16, 4096, 4096, 128, bf16, (None, 0)), **change)
+    config, _ = choose(problem, target("sm_90a"))
+    assert isinstance(config, ForwardSm90)
+    assert config.q_in_registers == in_registers
+
+
 def test_a_problem_for_no_kernel_says_why() -> None:
     with pytest.raises(ProblemError, match="head_dim 264"):
         choose(replace(PROBLEM, head_dim=264), target("sm_90a"))

@@ -87,6 +87,19 @@ def test_uneven_counts_of_tiles_are_shared_where_that_was_faster(sizes: tuple[in
 
 
 @pytest.mark.parametrize(
+    ("sizes", "tile_n"),
+    [((8192, 4096, 4096), 128), ((2048, 4096, 4096), 128), ((8192, 6144, 4096), 160), ((8192, 5120, 8192), 160)],
+)
+def test_at_the_power_limit_an_epilogue_that_is_hidden_beats_fewer_loads(
+    sizes: tuple[int, int, int], tile_n: int
+) -> None:
+    """As measured on the H200 (benchmarks/compare_trees.py)."""
+    config = choose(contiguous_problem(*sizes, f16, b_rows=False), SM90)[0]
+    assert isinstance(config, MatmulSm90)
+    assert (config.tile_m, config.tile_n, config.pingpong) == (128, tile_n, True)
+
+
+@pytest.mark.parametrize(
     ("problem", "arch", "kind"),
     [
         (contiguous_problem(16, 4096, 4096, f16), "sm_90a", MatmulSm80),

@@ -113,6 +113,8 @@ def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     left, right = problem.window
     seen = problem.q_len if left is None or right is None else min(problem.q_len, left + right + 1)
     tuned = next(replace(base, **flags) for most, flags in rows if seen <= most)
+    if ends and widths[0] == problem.value_dim == 128 and not columns:  # the row sums take the registers that Q would
+        tuned = replace(tuned, q_in_registers=False)
     if tuned.consumers == 3 and problem.softcap is not None:
         tuned = replace(base, stages=3 if widths[0] == 64 else 2)
     return (tuned,) if problem.kv_len < _SHORT else (tuned, replace(tuned, consumers=1))

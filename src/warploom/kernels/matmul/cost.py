@@ -173,8 +173,8 @@ WGMMA_START_SECONDS = 1.4e-6
 WGMMA_SECOND_KERNEL_SECONDS = 2.3e-6
 LEAST_LOADED = 0.0118
 """Bytes loaded per operation by the largest tile: more take power, and with it clock."""
-POWER = 0.17
-"""The exponent of their ratio."""
+POWER = 0.08
+"""The exponent of their ratio: less at the power limit, more where the GPU rests between calls."""
 
 
 def seconds_sm90(problem: MatmulProblem, config: MatmulSm90) -> float:
