@@ -24,9 +24,7 @@ _ROOMY_HEAD = 192
 _ROOMY_WIDTH = 384
 """Up to so many columns of Q and dO shared memory has three stages of both."""
 _WIDE_HEAD = 128
-"""Above this head_dim two warpgroups share their keys, on sm_90a."""
-_OWN_HEAD = 64
-"""Up to this head_dim the registers of one warp hold dK and dV of 32 keys."""
+"""Above this head_dim warpgroups share keys on sm_90a, and a tile has too few of them for two CTAs elsewhere."""
 
 
 def candidates(problem: BackwardProblem, target: Target, *, listed: bool = False) -> tuple[BackwardConfig, ...]:
@@ -38,17 +36,16 @@ def candidates(problem: BackwardProblem, target: Target, *, listed: bool = False
         found.append(_wide(p))
     elif target.has_wgmma:
         found.append(in_order(_narrow(problem, widest), p, listed=listed))
-    return (*found, *_general(problem, widest))
+    return (*found, *_general(problem, target, widest))
 
 
-def _general(problem: BackwardProblem, widest: int) -> list[BackwardSm80]:
-    """For ``mma.sync``: the one that loads the least from shared memory, then those that need less of it."""
+def _general(problem: BackwardProblem, target: Target, widest: int) -> list[BackwardSm80]:
+    """For ``mma.sync``: two CTAs on a multiprocessor or one of more warps, then those that need less shared memory."""
     p = problem.forward
     base = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
-    if widest <= _OWN_HEAD:  # two CTAs share a multiprocessor
-        return [replace(base, num_warps=4)]
-    less = replace(base, warp_keys=16, tile_m=32)
-    return [base, less, replace(less, num_warps=4), replace(less, num_warps=4, tile_m=16)]
+    few, less, low = replace(base, num_warps=4), replace(base, warp_keys=16), replace(base, warp_keys=16, tile_m=32)
+    two = widest <= _WIDE_HEAD and 2 * (few.shared_bytes + target.shared_reserved_per_block) <= target.shared_per_sm
+    return [few if two else base, less, low, replace(low, num_warps=4), replace(low, num_warps=4, tile_m=16)]
 
 
 def _narrow(problem: BackwardProblem, widest: int) -> BackwardSm90:
