@@ -4,8 +4,8 @@ A table stands between ``<!-- table: FILE COLUMNS -->`` and ``<!-- end table -->
 benchmarks/results (h200/attention-d128-bf16.json), as ``ladders.py`` writes it; COLUMNS is a
 word of ``MARKDOWN_TABLES`` (``page_tables.py``), ``CALL_TABLES`` (``call_tables.py``) or ``SECTIONS``
 (``training_sections.py``, ``serving_sections.py``). Below each table stands what it was made with; a table whose file
-is not there says so, a section is left out. The pictures of training and of the ladders are drawn too (needs
-matplotlib). ``--check`` changes nothing and ends with 1 if a table is out of date.
+is not there says so, a section is left out. Pictures of sections are drawn too (needs matplotlib). ``--check`` changes
+nothing and ends with 1 if a table is out of date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from call_tables import CALL_TABLES
-from ladder_picture import draw_ladder
 from page_parts import RESULTS, ROOT, read
 from page_parts import main as write
 from page_tables import MARKDOWN_TABLES, fill_markdown, table_names
@@ -27,11 +26,7 @@ from training_sections import SECTIONS as TRAINING
 from training_sections import draw_training
 
 SECTIONS = {**SERVING, **TRAINING}
-PICTURES = {
-    "h200/train-gpt.json": ("docs/evidence/train-gpt.svg", draw_training),
-    "h200/attention-d128-bf16.json": ("docs/evidence/ladder-attention.svg", draw_ladder),
-    "h200/gemm-f16.json": ("docs/evidence/ladder-gemm.svg", partial(draw_ladder, size=8192)),
-}
+PICTURES = {"h200/train-gpt.json": ("docs/evidence/train-gpt.svg", draw_training)}
 PAGES = (ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts))
 
 

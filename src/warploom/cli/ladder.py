@@ -23,6 +23,7 @@ from warploom.cli.options import (
     parse_settings,
 )
 from warploom.cli.output import console, note, progress_bar, write_json
+from warploom.cli.plot import PlotFile, draw, ready_to_plot
 
 if TYPE_CHECKING:
     from warploom.bench.attention import AttentionFamily
@@ -48,6 +49,7 @@ class Telling:
         typer.Option(metavar="N", min=0, help="Draw other inputs, and run the warps in an adversarial order."),
     ] = None
     json: JsonFile = None
+    plot: PlotFile = None
 
 
 @app.callback()
@@ -84,9 +86,12 @@ def attention(
       warploom ladder attention
       warploom ladder attention --rung 1,2 --set tile_n=32 --json -
       warploom ladder attention --on gpu --gpu-seq 4096,16384
+      warploom ladder attention --plot ladder.svg
     """
     from warploom.bench.ladder import fitting
 
+    if telling.plot is not None:
+        ready_to_plot(telling.plot)
     sizes = sequence_lengths(gpu_seq) if on_gpu(telling.on) else []
     family, rungs = attention_rungs(rung, set_, seq, heads, head_dim, dtype)
     _run_and_report(family, *fitting(family, rungs), telling, asked=bool(rung), sizes=sizes)
@@ -121,6 +126,8 @@ def gemm(
     from warploom.bench.gemm import Square
     from warploom.bench.ladder import fitting
 
+    if telling.plot is not None:
+        ready_to_plot(telling.plot)
     sizes = sequence_lengths(gpu_n, "sizes") if on_gpu(telling.on) else []
     family, rungs = gemm_rungs(rung, set_, accumulate, (m, n, k))
     places = [Square(size) for size in sizes]
@@ -138,6 +145,8 @@ def _run_and_report(
         raise ConfigError("; ".join(left_out))
     result = run(family, rungs, sizes, telling.seed)
     result.notes[:0] = left_out
+    if telling.plot is not None:
+        draw(result.json(), telling.plot)
     report(result, telling.json)
 
 

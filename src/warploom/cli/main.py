@@ -12,6 +12,7 @@ from warploom.cli import bench, check, discover, doctor, ladder, ladder_reduce, 
 from warploom.cli.errors import settings
 from warploom.cli.inspect import inspect_command
 from warploom.cli.output import accept_any_text
+from warploom.cli.plot import plot
 
 app = typer.Typer(
     name="warploom",
@@ -32,6 +33,7 @@ app.command("bench")(bench.bench)
 app.add_typer(tune.app, name="tune")
 app.command("doctor")(doctor.doctor)
 app.command("inspect")(inspect_command)
+app.command("plot")(plot)
 app.add_typer(profile.app, name="profile")
 app.command("layout")(layout.layout)
 app.command("discover")(discover.discover)
