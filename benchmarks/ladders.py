@@ -11,21 +11,26 @@ first, as the seed's tuner does (``rung_search.py``). Exit code 1 if a kernel is
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from figures import Figure, load_targets, missed
+from page_tables import power_cells
 from rung_search import RungSearch, Searched
 
 from warploom.bench.environment import gpu_slug
 from warploom.bench.gemm import DATA, LOADS, Square
-from warploom.bench.ladder import Family, fitting
+from warploom.bench.ladder import Family, LadderResult, fitting
+from warploom.bench.monitor import GpuMonitor
+from warploom.bench.power import power_of
+from warploom.bench.timing import Candidate, EventClock
 from warploom.cli.errors import explains_errors
 from warploom.cli.ladder import attention_rungs, gemm_rungs, report, run, sequence_lengths
 from warploom.cli.options import Accumulate, DTypeName, HeadDim, RungList, Settings, grouped, on_gpu
-from warploom.cli.output import note, progress_bar
+from warploom.cli.output import console, listed, note, progress_bar
+from warploom.cuda.device import cuda_core
 from warploom.kernels.ladder import Rung
 from warploom.tune.tuner import gpu_for_tuning
 
@@ -109,7 +114,7 @@ def gemm(
     for text in left_out:
         note(text)
     on_gpu("gpu")
-    places, search = [Square(n, of, conditions.tuned) for n in sizes for of in data], None
+    places, search = [Square(n, of, load, conditions.tuned) for n in sizes for of in data for load in loads], None
     if conditions.tuned:
         with progress_bar() as told:
             search = RungSearch(gpu_for_tuning(), places[0].data, report=told).run(kept, list(dict.fromkeys(sizes)))
@@ -117,7 +122,7 @@ def gemm(
             note(text)
         kept = [search.at_size(rung, places[-1]) for rung in search.rungs]
     name = f"gemm-{'tuned-' * conditions.tuned}{accumulate or 'ladder'}.json"
-    timed = Run(replace(family, load_names=loads), kept, places, conditions.rounds, search)
+    timed = Run(family, kept, places, conditions.rounds, search)
     _measure(timed, figures, evidence.out, name)
 
 
@@ -131,16 +136,40 @@ class Run:
     rounds: int = 25
     search: Searched | None = None
 
+    def at_size(self, rung: Rung[Any], place: Any) -> Rung[Any]:
+        """The rung as it is timed at a size."""
+        return rung if self.search is None else self.search.at_size(rung, place)
+
+
+def add_power(timed: Run, result: LadderResult) -> None:
+    """Run every rung and peer alone at the last size; its cells there tell what it drew, None where nothing can be."""
+    place = timed.sizes[-1]
+    case = timed.family.gpu_case(place, 0, 0)
+    clock, monitor = EventClock(case.stream), GpuMonitor(cuda_core().Device(0).pci_bus_id)
+
+    def power(candidate: Candidate) -> dict[str, Any] | None:
+        drawn = power_of(candidate, case.sets, clock, monitor)
+        return None if drawn is None else drawn.json(case.flops)
+
+    peers = {peer.name: power(peer) for peer in case.peers}
+    for row, rung in zip(result.rows, timed.rungs, strict=True):
+        if row["gpu"] and case.label.items() <= row["gpu"].items():
+            drawn = power(case.prepare(timed.at_size(rung, place)))
+            for cell in (row["gpu"], row["gpu"]["cells"][-1]):
+                cell["power"] = drawn
+                cell["peers"] = {name: peer | {"power": peers[name]} for name, peer in cell["peers"].items()}
+
 
 def _measure(timed: Run, figures: list[Figure], out: Path | None, name: str) -> None:
     """Run the ladder on the GPU, write the evidence and hold it against the figures: exit code 1 for a miss."""
     on_gpu("gpu")
-    more: dict[str, Any] = {"rounds": timed.rounds, "metered": True}
-    more |= {"at_size": timed.search.at_size} if timed.search is not None else {}
-    result = run(timed.family, timed.rungs, timed.sizes, None, **more)
+    result = run(timed.family, timed.rungs, timed.sizes, None, rounds=timed.rounds, at_size=timed.at_size)
+    add_power(timed, result)
     if timed.search is not None:
         for row in result.rows:
             row["search"] = timed.search.json(row["rung"])
+    header, body = power_cells(result.rows)
+    console().print(listed("run alone for power", [dict(zip(header, row, strict=True)) for row in body], header[:2]))
     report(result, str(out or HERE / "results" / gpu_slug(result.environment) / name))
     failures = missed(figures, result.rows)
     for text in failures:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from warploom.bench.tables import Rows, beside_first_peer, power_cells, rate_text, size_of, static_cells
+from warploom.bench.tables import Rows, beside_first_peer, rate_text, size_of, static_cells
 
 _MARKER = re.compile(r"(<!-- table: (?P<spec>[^>]*?) -->\n)(?P<body>.*?)(<!-- end table -->)", re.DOTALL)
 
@@ -38,6 +39,27 @@ def peers_markdown(rows: Rows) -> str:
     names = list(dict.fromkeys(name for cell in cells for name in cell["peers"]))
     body = [[n, *(rate_text(c["peers"][n]["tflops"]) if n in c["peers"] else "–" for c in cells)] for n in names]
     return markdown_table(["baseline", *(size_of(cell) for cell in cells)], body)
+
+
+def power_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
+    """(header, cells) of the rows and peers that were run for power: speed under that load, watts, clock, energy."""
+    body: list[list[str]] = []
+    peers: dict[str, Mapping[str, Any]] = {}
+    label = ""
+    for row in rows:
+        for cell in (row["gpu"] or {}).get("cells", ()):
+            if cell.get("power"):
+                label = size_of(cell)
+                body.append([row["rung"], row["name"], *_power(cell["power"])])
+                peers |= {name: peer["power"] for name, peer in cell["peers"].items() if peer.get("power")}
+    body += [["", name, *_power(power)] for name, power in peers.items()]
+    return ["rung", "name", f"TFLOP/s, {label}", "W", "MHz", "TFLOP/J"], body
+
+
+def _power(power: Mapping[str, Any]) -> list[str]:
+    clock = power["sm_mhz"]
+    return [f"{power['tflops']:.0f}", f"{power['watts']:.0f}", "–" if clock is None else f"{clock:.0f}",
+            f"{power['tflop_per_joule']:.3f}"]  # fmt: skip
 
 
 def power_markdown(rows: Rows) -> str:

@@ -97,7 +97,8 @@ def test_a_rung_is_right_and_a_wrong_one_is_seen(case, name, monkeypatch):
 
 
 def test_the_case_says_its_size_and_has_the_peer(case):
-    assert dict(case.label) == {"n": SIZE, "data": "normal"}
+    assert dict(case.label) == {"n": SIZE, "data": "normal", "load": "rested"}
+    assert case.pause > bench.GemmFamily().gpu_case(bench.Square(SIZE, load="sustained"), 0, 1).pause == 0.0
     assert case.flops == 2 * SIZE**3
     assert case.sets >= 2
     assert case.stream == 7

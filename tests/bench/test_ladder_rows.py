@@ -68,8 +68,8 @@ def test_cells_hold_a_rung_against_the_one_before(monkeypatch):
         return gpu.candidate(rung.key, seconds[rung.key])
 
     case: Any = types.SimpleNamespace(
-        label={"n": 512}, flops=10**12, sets=2, stream=0, peers=[gpu.candidate("peer", 0.05)], prepare=prepare,
-        error=lambda rung: ErrorEntry("m", 0.5, 1.0),
+        label={"n": 512}, flops=10**12, sets=2, stream=0, pause=0.5, prepare=prepare,
+        peers=[gpu.candidate("peer", 0.05)], error=lambda rung: ErrorEntry("m", 0.5, 1.0),
     )  # fmt: skip
     monkeypatch.setattr(ladder, "EventClock", lambda stream: gpu)
     result = LadderResult({}, [])
@@ -77,18 +77,13 @@ def test_cells_hold_a_rung_against_the_one_before(monkeypatch):
     monitor: Any = types.SimpleNamespace(sm_clock=lambda: None)
     rests: list[float] = []
     monkeypatch.setattr("warploom.bench.timing.time.sleep", rests.append)
-    effort = ladder._Effort(3, loads={"rested": 0.5, "sustained": 0.0})
-    cells = ladder._size(case, rungs, result, monitor, effort, lambda fraction: None)
+    cells = ladder._size(case, rungs, result, monitor, 3, lambda fraction: None)
     assert list(cells) == [0, 1, 3]
-    assert all([cell["load"] for cell in of] == ["rested", "sustained"] for of in cells.values())
-    assert rests == [0.5] * 3 * 4, "one of the loads rests before each sample"
-    for load in range(2):
-        assert cells[1][load]["over_rung_before"] == pytest.approx(2.0)
-        assert [i for i in cells if "over_rung_before" in cells[i][load]] == [1], "c's predecessor was not timed"
-        assert cells[3][load]["ratio"]["peer"] == pytest.approx(5.0)
+    assert rests == [0.5] * 3 * 4, "the GPU rests before each sample"
+    assert cells[1]["over_rung_before"] == pytest.approx(2.0)
+    assert [i for i in cells if "over_rung_before" in cells[i]] == [1], "c's predecessor was not timed"
+    assert cells[3]["ratio"]["peer"] == pytest.approx(5.0)
     assert "broken" in result.notes[0]
-    alone = ladder._size(case, rungs[:1], result, monitor, ladder._Effort(3), lambda fraction: None)
-    assert "load" not in alone[0][0]
 
 
 def test_a_rung_may_have_another_configuration_at_each_size(monkeypatch):
@@ -104,7 +99,7 @@ def test_a_rung_may_have_another_configuration_at_each_size(monkeypatch):
             return gpu.candidate(rung.key, 0.01)
 
         return types.SimpleNamespace(
-            label={"seq": size}, flops=10**12, sets=1, stream=0, peers=[], prepare=prepare,
+            label={"seq": size}, flops=10**12, sets=1, stream=0, pause=0.0, peers=[], prepare=prepare,
             error=lambda rung: ErrorEntry("m", 0.5, 1.0),
         )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
@@ -90,39 +89,3 @@ def test_a_monitor_without_nvml_reads_nothing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("warploom.bench.monitor.importlib.import_module", missing)
     monitor = GpuMonitor("0000:01:00.0")
     assert [monitor.joules(), monitor.watts(), monitor.power_limit(), monitor.sm_clock()] == [None] * 4
-
-
-def test_rungs_and_peers_run_for_power_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from warploom.bench import ladder
-    from warploom.bench.tables import power_cells
-    from warploom.bench.timing import Measured, Spread
-
-    measured = Measured(Spread(1.0, 1.0, 1.0, 1), None, (1.0,))
-
-    class Case:
-        label, flops, sets, stream = {"seq": 512}, 7 * 10**14, 1, 0
-        peers = (Candidate("peer", lambda i: i),)
-
-        def prepare(self, rung: object) -> Candidate:
-            return Candidate("rung 1", lambda i: i)
-
-        def error(self, rung: object) -> ladder.ErrorEntry:
-            return ladder.ErrorEntry("", 0.5, 1.0)
-
-    class OneRung:
-        key, name = "1", "the only one"
-
-    monkeypatch.setattr(ladder, "EventClock", lambda stream: None)
-    monkeypatch.setattr(ladder, "measure", lambda them, *_, **__: {c.name: measured for c in them})
-    watts = {"rung 1": Power(700.0, 1500.0, 1.0), "peer": None}
-    monkeypatch.setattr(ladder, "power_of", lambda candidate, *_: watts[candidate.name])
-    case: Any = Case()
-    rungs: Any = [OneRung()]
-    cells = ladder._size(case, rungs, None, None, ladder._Effort(1), lambda _: None, metered=True)  # type: ignore[arg-type]
-    (cell,) = cells[0]
-    assert cell["power"]["tflop_per_joule"] == 1.0
-    assert cell["peers"]["peer"]["power"] is None
-    assert "power" not in ladder._size(case, rungs, None, None, ladder._Effort(1), lambda _: None)[0][0]  # type: ignore[arg-type]
-    header, body = power_cells([{"rung": "1", "name": "one", "gpu": {"cells": [cell]}}])
-    assert header[2] == "TFLOP/s, seq 512"
-    assert body == [["1", "one", "700", "700", "1500", "1.000"]]

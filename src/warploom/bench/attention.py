@@ -59,11 +59,6 @@ class AttentionFamily:
     dtype: DType = bf16
     name: str = "attention"
 
-    @property
-    def loads(self) -> Mapping[str, float]:
-        """One, without rests."""
-        return {"": 0.0}
-
     def emulator_case(self, config: AttentionConfig, seed: int) -> EmulatorCase:
         """q, k, v ~ N(0, 1) of shape (1, seq, heads, head_dim), and an output full of NaN."""
         rng = np.random.default_rng(seed)
@@ -112,7 +107,7 @@ class AttentionOnGpu:
         batch, heads = max(1, GPU_TOKENS // seq), max(1, GPU_WIDTH // head_dim)
         self._shape = (batch, seq, heads, head_dim)
         self.label: Mapping[str, int] = {"seq": seq, "batch": batch, "heads": heads}
-        self.flops = 4 * batch * heads * seq * seq * head_dim
+        self.flops, self.pause = 4 * batch * heads * seq * seq * head_dim, 0.0
         l2 = int(torch.cuda.get_device_properties(self._device).L2_cache_size)
         self.sets = input_sets(3 * 2 * int(np.prod(self._shape)), l2)
         self._generator = torch.Generator(self._device).manual_seed(seed)

@@ -87,38 +87,33 @@ def drawn(torch: Any, shape: tuple[int, ...], data: str, generator: Any, dtype: 
 
 @dataclass(frozen=True)
 class Square:
-    """A size of the bench: (n, n) matrices, and what they hold; ``tuned``: the rungs have the tiles of a search."""
+    """A size of the bench: (n, n) matrices, what they hold (:data:`DATA`), and under which of :data:`LOADS`.
+
+    ``tuned``: the rungs have the tiles of a search.
+    """
 
     n: int
     data: str = "normal"
+    load: str = "rested"
     tuned: bool = False
 
     @property
     def label(self) -> dict[str, Any]:
         """What a cell says of it."""
-        return {"n": self.n, "data": self.data} | ({"tuned": True} if self.tuned else {})
+        return {"n": self.n, "data": self.data, "load": self.load} | ({"tuned": True} if self.tuned else {})
 
     def __str__(self) -> str:
-        return f"{self.n}, {self.data}"
+        return f"{self.n}, {self.data}, {self.load}"
 
 
 @dataclass(frozen=True)
 class GemmFamily:
-    """C = A·B, all row-major, C of the inputs' type. (m, n, k) is the emulator's problem; a GPU's is square.
-
-    ``loads`` are names of :data:`LOADS`.
-    """
+    """C = A·B, all row-major, C of the inputs' type. (m, n, k) is the emulator's problem; a GPU's is square."""
 
     m: int = 256
     n: int = 256
     k: int = 512
     name: str = "gemm"
-    load_names: tuple[str, ...] = ("rested",)
-
-    @property
-    def loads(self) -> Mapping[str, float]:
-        """Seconds of rest before each sample."""
-        return {name: LOADS[name] for name in self.load_names}
 
     def emulator_case(self, config: MatmulConfig, seed: int) -> EmulatorCase:
         """a (m, k) and b (k, n) ~ N(0, 1), and an output full of NaN; of a split K the f32 parts."""
@@ -226,7 +221,7 @@ class GemmOnGpu:
         torch = self._torch = torch_module()
         self._device, self._index, self._size = torch.device("cuda", device), device, size
         self.label: Mapping[str, Any] = size.label
-        self.flops = 2 * size.n**3
+        self.flops, self.pause = 2 * size.n**3, LOADS[size.load]
         l2 = int(torch.cuda.get_device_properties(self._device).L2_cache_size)
         self.sets = input_sets(2 * 2 * size.n**2, l2)
         self._generator = torch.Generator(self._device).manual_seed(seed)

@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 
 from warploom.bench.environment import environment
 from warploom.bench.monitor import GpuMonitor
-from warploom.bench.power import power_of
 from warploom.bench.resources import TargetEntry, compile_for, missing_compiler
 from warploom.bench.timing import Candidate, EventClock, Measured, measure, paired_ratio
 from warploom.core.dtypes import DType
@@ -86,6 +85,11 @@ class GpuCase(Protocol[Config]):
         ...
 
     @property
+    def pause(self) -> float:
+        """Seconds that the GPU rests before each sample (:func:`warploom.bench.timing.measure`)."""
+        ...
+
+    @property
     def peers(self) -> Sequence[Candidate]:
         """The calls of others that are timed with the rungs."""
         ...
@@ -105,14 +109,6 @@ class Family(Protocol[Config]):
     @property
     def name(self) -> str:
         """The family's word on the command line."""
-        ...
-
-    @property
-    def loads(self) -> Mapping[str, float]:
-        """Seconds that the GPU rests before each sample (:func:`warploom.bench.timing.measure`), by the load's name.
-
-        Cells carry the name; none where there is one load, named "".
-        """
         ...
 
     def emulator_case(self, config: Config, seed: int) -> EmulatorCase:
@@ -209,7 +205,6 @@ def run_ladder(
     device: int = 0,
     progress: Progress | None = None,
     rounds: int = 15,
-    metered: bool = False,
     at_size: Callable[[Rung[Config], Any], Rung[Config]] = lambda rung, size: rung,
 ) -> LadderResult:
     """Every rung on the emulator and through the compiler, and at ``gpu_sizes`` on GPU ``device``.
@@ -218,10 +213,9 @@ def run_ladder(
     "findings", "wavefronts",
     "targets": {"sm_80": {"registers", "spill_bytes", "stack_bytes", "shared_bytes", "instructions"}, …},
     "gpu": {"seq", "tflops", "ratio", …, "cells": [one for each size]} or None}``; the fields of ``gpu`` beside its
-    cells are those of its last cell. ``seed`` draws other inputs and runs the warps in an adversarial order. With
-    ``metered`` every rung and peer runs alone for power as well, at the last size: ``"power"`` of that cell and of its
-    peers (:meth:`warploom.bench.power.Power.json`). ``at_size`` gives a rung the configuration that is timed at a size;
-    a cell whose configuration is not its row's says it in ``"config"``.
+    cells are those of its last cell. ``seed`` draws other inputs and runs the warps in an adversarial order.
+    ``at_size`` gives a rung the configuration that is timed at a size; a cell whose configuration is not its row's says
+    it in ``"config"``.
 
     Raises ConfigError where a rung does not fit the emulator's problem.
     """
@@ -251,9 +245,8 @@ def run_ladder(
             tell("compiling", emulated + (share - emulated) * number / len(result.rows))
             row["targets"] = {arch: job.result() for arch, job in row["targets"].items()}
     if gpu_sizes:
-        effort = _Effort(rounds, gpu_sizes[-1] if metered else None, family.loads)
         places = [(size, [at_size(rung, size) for rung in rungs]) for size in gpu_sizes]
-        _time_on_gpu(family, places, result, device, seed or 0, effort, lambda t, f: tell(t, share + (1 - share) * f))
+        _time_on_gpu(family, places, result, device, seed or 0, rounds, lambda t, f: tell(t, share + (1 - share) * f))
     tell("done", 1.0)
     return result
 
@@ -276,22 +269,13 @@ def _row(rung: Rung[Any], case: EmulatorCase, emulation: Emulation) -> dict[str,
     }
 
 
-@dataclass(frozen=True)
-class _Effort:
-    """Rounds of timing, the size that is run for power too, and the rests before each sample by the load's name."""
-
-    rounds: int
-    metered_size: Any = None
-    loads: Mapping[str, float] = field(default_factory=lambda: {"": 0.0})
-
-
 def _time_on_gpu(
     family: Family[Config],
     places: Sequence[tuple[Any, Sequence[Rung[Config]]]],
     result: LadderResult,
     device: int,
     seed: int,
-    effort: _Effort,
+    rounds: int,
     tell: Progress,
 ) -> None:
     """Check and time all rungs and peers, size by size, and put the cells into the rows."""
@@ -306,12 +290,12 @@ def _time_on_gpu(
         tell(what, number / len(places))
         case = family.gpu_case(size, device, seed + number)
         part = _part(tell, what, number / len(places), 1 / len(places))
-        timed = _size(case, rungs, result, monitor, effort, part, metered=size == effort.metered_size)
+        timed = _size(case, rungs, result, monitor, rounds, part)
         clocks["under_load"] = monitor.state()
-        for index, found in timed.items():
+        for index, cell in timed.items():
             timed_config = config_json(rungs[index].config)
             own = timed_config == result.rows[index]["config"]
-            cells[index] += found if own else [cell | {"config": timed_config} for cell in found]
+            cells[index].append(cell if own else cell | {"config": timed_config})
     clocks["after"] = monitor.state()
     result.environment["clocks"] = clocks
     for row, of_row in zip(result.rows, cells, strict=True):
@@ -324,12 +308,10 @@ def _size(
     rungs: Sequence[Rung[Config]],
     result: LadderResult,
     monitor: GpuMonitor,
-    effort: _Effort,
+    rounds: int,
     progress: Callable[[float], None],
-    *,
-    metered: bool = False,
-) -> dict[int, list[dict[str, Any]]]:
-    """The cells of one size, one for each load, by the rung's index; a rung that does not fit is noted and has none."""
+) -> dict[int, dict[str, Any]]:
+    """The cells of one size by the rung's index; a rung that does not fit is noted and has none."""
     candidates: dict[int, Candidate] = {}
     errors: dict[int, ErrorEntry] = {}
     for index, rung in enumerate(rungs):
@@ -339,51 +321,26 @@ def _size(
             result.notes.append(f"rung {rung.key} is not timed at {dict(case.label)}: {error}")
             continue
         errors[index] = case.error(rung)
-    everyone = [*candidates.values(), *case.peers]
-    cells: dict[int, list[dict[str, Any]]] = {index: [] for index in candidates}
-    for number, (load, pause) in enumerate(effort.loads.items()):
-        times = measure(
-            everyone, case.sets, EventClock(case.stream), rounds=effort.rounds, pause_seconds=pause, monitor=monitor,
-            progress=lambda done, first=number: progress((first + done) / len(effort.loads)),
-        )  # fmt: skip
-        peers = {peer.name: times[peer.name] for peer in case.peers}
-        for index, candidate in candidates.items():
-            cell = _cell(case, load, times[candidate.name], peers, errors[index])
-            if index - 1 in candidates:
-                before = paired_ratio(times[candidate.name], times[candidates[index - 1].name])
-                cell["over_rung_before"] = round(before, 4)
-            cells[index].append(cell)
-    if metered:
-        _add_power(_power(case, everyone, monitor), {candidates[index].name: found for index, found in cells.items()})
+    times = measure(
+        [*candidates.values(), *case.peers], case.sets, EventClock(case.stream), rounds=rounds,
+        pause_seconds=case.pause, monitor=monitor, progress=progress,
+    )  # fmt: skip
+    peers = {peer.name: times[peer.name] for peer in case.peers}
+    cells: dict[int, dict[str, Any]] = {}
+    for index, candidate in candidates.items():
+        cells[index] = _cell(case, times[candidate.name], peers, errors[index])
+        if index - 1 in candidates:
+            before = paired_ratio(times[candidate.name], times[candidates[index - 1].name])
+            cells[index]["over_rung_before"] = round(before, 4)
     return cells
 
 
-def _add_power(power: Mapping[str, Any], cells: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-    """Put what was drawn into the last cell of each."""
-    for name, (*_, cell) in cells.items():
-        cell["power"] = power[name]
-        for peer, entry in cell["peers"].items():
-            entry["power"] = power[peer]
-
-
-def _power(
-    case: GpuCase[Any], candidates: Sequence[Candidate], monitor: GpuMonitor
-) -> dict[str, dict[str, Any] | None]:
-    """Watts, clock and TFLOP per joule of each, run alone; None where the GPU tells no power."""
-    clock = EventClock(case.stream)
-    drawn = {c.name: power_of(c, case.sets, clock, monitor) for c in candidates}
-    return {name: None if power is None else power.json(case.flops) for name, power in drawn.items()}
-
-
-def _cell(
-    case: GpuCase[Any], load: str, ours: Measured, peers: Mapping[str, Measured], error: ErrorEntry
-) -> dict[str, Any]:
+def _cell(case: GpuCase[Any], ours: Measured, peers: Mapping[str, Measured], error: ErrorEntry) -> dict[str, Any]:
     def tflops(m: Measured) -> dict[str, float]:
         return m.seconds.rate(case.flops / 1e12).json()
 
     return {
         **case.label,
-        **({"load": load} if load else {}),
         "tflops": tflops(ours),
         "ratio": {name: round(paired_ratio(ours, peer), 4) for name, peer in peers.items()},
         "milliseconds": {k: v * 1000 for k, v in ours.seconds.json().items()},

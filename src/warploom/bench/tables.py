@@ -78,7 +78,7 @@ def ladder_tables(rows: Rows) -> list[Any]:
     tables: list[Any] = []
     static = "registers per thread; spills in bytes; wavefronts of shared memory over the conflict-free ideal"
     timed = [(", ".join(filter(None, (_gpu_title(rows), of))), gpu_cells(rows, of)) for of in conditions(rows)]
-    for title, (header, body) in ((static, static_cells(rows)), *timed, ("run alone for power", power_cells(rows))):
+    for title, (header, body) in ((static, static_cells(rows)), *timed):
         if not body:
             continue
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
@@ -103,27 +103,6 @@ def _gpu_title(rows: Rows) -> str:
 def _stacked(header: str) -> str:
     """One word a line; signs stay with the word beside them."""
     return header.replace(" /", "\u00a0/").replace("× ", "×\u00a0").replace(" ", "\n").replace("\u00a0", " ")
-
-
-def power_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """(header, cells) of the rows and peers that were run for power: speed under that load, watts, clock, energy."""
-    body: list[list[str]] = []
-    peers: dict[str, Mapping[str, Any]] = {}
-    label = ""
-    for row in rows:
-        for cell in (row["gpu"] or {}).get("cells", ()):
-            if cell.get("power"):
-                label = size_of(cell)
-                body.append([row["rung"], row["name"], *_power(cell["power"])])
-                peers |= {name: peer["power"] for name, peer in cell["peers"].items() if peer.get("power")}
-    body += [["", name, *_power(power)] for name, power in peers.items()]
-    return ["rung", "name", f"TFLOP/s, {label}", "W", "MHz", "TFLOP/J"], body
-
-
-def _power(power: Mapping[str, Any]) -> list[str]:
-    clock = power["sm_mhz"]
-    return [f"{power['tflops']:.0f}", f"{power['watts']:.0f}", "–" if clock is None else f"{clock:.0f}",
-            f"{power['tflop_per_joule']:.3f}"]  # fmt: skip
 
 
 def size_of(cell: Mapping[str, Any]) -> str:
