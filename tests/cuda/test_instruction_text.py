@@ -160,6 +160,7 @@ MEMORY: list[Instruction] = [
 ASYNC: list[Instruction] = [
     *(CpAsync(n, "ca", zero_fill) for n in (4, 8, 16) for zero_fill in (False, True)),
     *(CpAsync(16, "cg", True, prefetch, 64, -128) for prefetch in (0, 64, 128, 256)),
+    *(CpAsync(16, "cg", fill, 128, 64, -128, eviction) for fill in (False, True) for eviction in ("first", "last")),
     *(CommitCopies(queue) for queue in ("cp.async", "bulk")),
     WaitCopies(2),
     WaitCopies(0, "bulk"),

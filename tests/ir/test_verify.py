@@ -186,7 +186,7 @@ def test_architecture_specific_kernels_run_there_alone() -> None:
         (Binary("add", u32), "sm_80"), (StMatrix(4), "sm_90"), (Elect(), "sm_90"), (TensorCopy("store", 2), "sm_90"),
         (MbarrierArrival(), "sm_80"), (MbarrierArrival(128), "sm_90"), (CommitCopies("bulk"), "sm_90"),
         (PairArithmetic("add", bf16), "sm_90"), (PairArithmetic("fma", bf16), "sm_80"),
-        (SetMaxRegisters(24, "dec"), "sm_90a"),
+        (SetMaxRegisters(24, "dec"), "sm_90a"), (CpAsync(16), "sm_80"), (CpAsync(16, eviction="first"), "sm_90"),
     ],
 )  # fmt: skip
 def test_least_architecture(instruction: Instruction, architecture: str) -> None:

@@ -44,6 +44,7 @@ INSTRUCTIONS: list[Instruction] = [
     MmaSync("m16n8k8", tf32),
     *(CpAsync(n, "ca") for n in (4, 8, 16)),
     CpAsync(16, "cg", zero_fill=True, prefetch=128, shared_offset=32, global_offset=-64),
+    CpAsync(16, "cg", eviction="first"),
     CommitCopies(),
     WaitCopies(1),
     BarSync(64),

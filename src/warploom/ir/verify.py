@@ -35,6 +35,7 @@ from warploom.ir.statements import (
 )
 from warploom.ir.verify_roles import register_rules, role_rules
 from warploom.ir.verify_sync import SYNCHRONISATION
+from warploom.isa.async_copy import CpAsync
 from warploom.isa.base import Instruction
 from warploom.isa.cluster import MapShared
 from warploom.isa.conversion import PairArithmetic
@@ -110,6 +111,8 @@ def least_architecture(instruction: Instruction) -> str:
         if isinstance(effect, Access) and effect.remote:
             needs.append("sm_90")
     if isinstance(instruction, Special) and instruction.register.startswith("cluster"):
+        needs.append("sm_90")
+    if isinstance(instruction, CpAsync) and instruction.eviction:
         needs.append("sm_90")
     if isinstance(instruction, PairArithmetic) and instruction.half is bf16 and instruction.op in ("add", "mul"):
         needs.append("sm_90")

@@ -26,6 +26,9 @@ from warploom.isa.effects import (
 from warploom.isa.sync import guarded
 
 Queue = Literal["cp.async", "bulk"]
+Eviction = Literal["", "first", "last"]
+POLICIES: dict[Eviction, int] = {"first": 0x12F0000000000000, "last": 0x14F0000000000000}
+"""What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns (sm_90)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class CpAsync(Instruction):
     """``cp.async.{ca,cg}.shared.global``: 4, 8 or 16 bytes a thread (``cg`` 16 only), bypassing registers.
 
     Operands: shared address, global address and, with ``zero_fill``, the count of bytes to read (the rest is zero).
-    ``prefetch`` is the L2 prefetch size in bytes (64, 128, 256) or 0.
+    ``prefetch`` is the L2 prefetch size in bytes (64, 128, 256) or 0. ``eviction``: as of :class:`TensorCopy` (sm_90).
     """
 
     bytes: Literal[4, 8, 16]
@@ -42,6 +45,7 @@ class CpAsync(Instruction):
     prefetch: int = 0
     shared_offset: int = 0
     global_offset: int = 0
+    eviction: Eviction = ""
 
     def __post_init__(self) -> None:
         if self.bytes not in (4, 8, 16) or (self.cache == "cg" and self.bytes != 16):
@@ -52,9 +56,12 @@ class CpAsync(Instruction):
 
     @property
     def mnemonic(self) -> str:
-        """With cache operator, prefetch and size: ``cp.async.cg.shared.global.L2::128B.16``."""
+        """With cache operator, hints and size: ``cp.async.cg.shared.global.L2::evict_first.L2::128B.16``."""
+        return self._opcode(f".L2::evict_{self.eviction}" if self.eviction else "") + f".{self.bytes}"
+
+    def _opcode(self, priority: str) -> str:
         hint = f".L2::{self.prefetch}B" if self.prefetch else ""
-        return f"cp.async.{self.cache}.shared.global{hint}.{self.bytes}"
+        return f"cp.async.{self.cache}.shared.global{priority}{hint}"
 
     @property
     def operand_types(self) -> tuple[DType, ...]:
@@ -68,10 +75,11 @@ class CpAsync(Instruction):
 
     @property
     def template(self) -> str:
-        """Offsets are immediates of the addresses, the size an immediate of its own."""
-        name, valid = self.mnemonic.rsplit(".", 1)[0], ", %2" if self.zero_fill else ""
+        """Offsets are immediates of the addresses, size and policy immediates of their own."""
+        hint, policy = (".L2::cache_hint", f", {POLICIES[self.eviction]:#x}") if self.eviction else ("", "")
         places = f"{address(0, self.shared_offset)}, {address(1, self.global_offset)}"
-        return f"{name} {places}, {self.bytes}{valid};"
+        valid = ", %2" if self.zero_fill else ""
+        return f"{self._opcode(hint)} {places}, {self.bytes}{valid}{policy};"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +144,6 @@ class CopiesArrive(Instruction):
         return (CopyArrival(0, self.offset, self.counted),)
 
 
-# What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns.
-_POLICIES = {"first": "0x12F0000000000000", "last": "0x14F0000000000000"}
-
-
 @dataclass(frozen=True, slots=True)
 class TensorCopy(Instruction):
     """``cp.async.bulk.tensor.{1..5}d``: one box of a tensor map, between global and shared memory.
@@ -156,7 +160,7 @@ class TensorCopy(Instruction):
     rank: int
     shared_offset: int = 0
     barrier_offset: int = 0
-    eviction: Literal["", "first", "last"] = ""
+    eviction: Eviction = ""
     multicast: bool = False
     reduction: Literal["", "add", "min", "max"] = ""
 
@@ -214,7 +218,7 @@ class TensorCopy(Instruction):
         shared = address(0, self.shared_offset)
         if self.direction == "load":
             several, mask = (".multicast::cluster", f", %{last - 1}") if self.multicast else ("", "")
-            hint, policy = (".L2::cache_hint", f", {_POLICIES[self.eviction]}") if self.eviction else ("", "")
+            hint, policy = (".L2::cache_hint", f", {POLICIES[self.eviction]:#x}") if self.eviction else ("", "")
             text = (
                 f"cp.async.bulk.tensor.{self.rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{several}{hint} "
                 f"{shared}, [%1, {{{listed}}}], {address(2, self.barrier_offset)}{mask}{policy};"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from warploom.core.dtypes import DType, bf16, f32, pred, s32, u32, u64
 from warploom.core.errors import LayoutError, TraceError
-from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.async_copy import BulkStoreBytes, CommitCopies, Eviction, TensorCopy, WaitCopies
 from warploom.isa.effects import ClusterScope
 from warploom.isa.sync import (
     AsyncProxyFence,
@@ -175,7 +175,7 @@ class HopperWords(ClusterWords):
         *,
         when: Number = True,
         offset: Number = 0,
-        eviction: Literal["", "first", "last"] = "",
+        eviction: Eviction = "",
         multicast: Number | None = None,
     ) -> None:
         """Copy a box to ``offset`` bytes into a tile; its bytes complete on the mbarrier. One thread issues it.

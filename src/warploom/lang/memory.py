@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, overload
 from warploom.core.dtypes import DType, f32, u32, u64
 from warploom.core.errors import TraceError, shown
 from warploom.ir.statements import SharedRegion, Tile
-from warploom.isa.async_copy import CommitCopies, CpAsync, WaitCopies
+from warploom.isa.async_copy import CommitCopies, CpAsync, Eviction, WaitCopies
 from warploom.isa.effects import Order, Scope, Space
 from warploom.isa.memory import (
     Atomic,
@@ -416,11 +416,12 @@ class MemoryWords(Arithmetic):
         cache: Literal["ca", "cg"] | None = None,
         valid_bytes: Number | None = None,
         prefetch: int = 0,
+        eviction: Eviction = "",
     ) -> None:
         """``cp.async`` of ``size`` bytes per thread; the data may be read after commit, wait and a barrier.
 
         ``cache`` defaults to ``cg`` (past L1) for 16 bytes and ``ca`` otherwise. ``valid_bytes`` reads only so many
-        bytes and fills the rest with zeros.
+        bytes and fills the rest with zeros. ``eviction``: what the L2 drops first, or last (sm_90).
         """
         to, shared_offset = split_sum(shared)
         origin, global_offset = split_sum(source.address)
@@ -428,7 +429,7 @@ class MemoryWords(Arithmetic):
         operands = [to, origin]
         if valid_bytes is not None:
             operands.append(self.operand(valid_bytes, u32))
-        copy = CpAsync(size, how, valid_bytes is not None, prefetch, shared_offset, global_offset)
+        copy = CpAsync(size, how, valid_bytes is not None, prefetch, shared_offset, global_offset, eviction)
         self.emit(copy, operands)
 
     def commit_group(self) -> None:

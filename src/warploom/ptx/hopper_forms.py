@@ -13,7 +13,15 @@ from warploom.core.errors import VerifyError
 from warploom.ir.statements import Const
 from warploom.ir.statements import Operand as Value
 from warploom.isa.alu import Select
-from warploom.isa.async_copy import BulkLoadBytes, BulkStoreBytes, CommitCopies, TensorCopy, WaitCopies
+from warploom.isa.async_copy import (
+    POLICIES,
+    BulkLoadBytes,
+    BulkStoreBytes,
+    CommitCopies,
+    Eviction,
+    TensorCopy,
+    WaitCopies,
+)
 from warploom.isa.cluster import ClusterArrive, ClusterWait, MapShared, StoreAsync
 from warploom.isa.spaces import FromGeneric, ToGeneric
 from warploom.isa.sync import (
@@ -37,8 +45,6 @@ from warploom.ptx.tensor_map_forms import map_fence
 from warploom.ptx.types import constant
 
 _YES = Const(pred, True)
-_EVICTIONS = {0x12F0000000000000: "first", 0x14F0000000000000: "last"}
-"""What createpolicy.fractional.L2::evict_{first,last} with a fraction of 1 returns."""
 
 
 def _count(b: Builder, f: Form, operand: Operand, what: str) -> int:
@@ -210,8 +216,9 @@ def _load(b: Builder, f: Form, rank: int) -> None:
     (base, offset, _), (bar, bar_offset, _) = b.address(shared, "shared"), b.address(barrier, "shared")
     tensor_map, at = _place(b, f, source, rank)
     policy = b.read(more[-1], u64) if hinted else None
-    eviction = _EVICTIONS.get(int(policy.value), "") if isinstance(policy, Const) else ""
-    copy = TensorCopy("load", rank, offset, bar_offset, cast("Literal['', 'first', 'last']", eviction), multicast)
+    named: dict[int, Eviction] = {value: name for name, value in POLICIES.items()}
+    eviction = named.get(int(policy.value), "") if isinstance(policy, Const) else ""
+    copy = TensorCopy("load", rank, offset, bar_offset, eviction, multicast)
     masks = (b.read(more[0], u32),) if multicast else ()
     b.emit(copy, (base, tensor_map, bar, _YES, *at, *masks))
 

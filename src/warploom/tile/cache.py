@@ -10,6 +10,7 @@ from warploom.tile.copies import TileCopy
 from warploom.tile.copy_plan import CopyPlan
 
 if TYPE_CHECKING:
+    from warploom.isa.async_copy import Eviction
     from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
     from warploom.lang.values import Number
 
@@ -64,7 +65,7 @@ class WarpRing:
     ``fed``: shared tiles of (keys, head_dim), ``warps`` of them for each stage of a ring, and what they are copied
     from. ``heads`` neighbouring warps copy the same keys of as many heads, those behind them the next keys of a block:
     what lies side by side is read at about the same time. Keys that a sequence has not are zeros, whatever memory holds
-    in their place.
+    in their place. ``once``: nobody reads these keys again soon, so the L2 drops them first (sm_90).
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class WarpRing:
         head_dim: int,
         pages: Pages | None = None,
         run: int,
+        once: bool = False,
     ) -> None:
         self._k, self._sources, self._pages, self._run = k, [source for _, source in fed], pages, run
         self.tiles = tuple(tile for tile, _ in fed)
@@ -83,6 +85,7 @@ class WarpRing:
         """``parts``: of a block's keys, one after another, each the keys of ``heads`` warps."""
         self._keys, cols = self.tiles[0].layout.rows, self.tiles[0].layout.cols
         self._prefetched = next((n for n in FETCHED if n <= 2 * head_dim * heads), FETCHED[-1])
+        self._eviction: Eviction = "first" if once else ""
         plan = CopyPlan(self._keys, cols, 1, False)
         self._copies = [TileCopy(k, tile, plan, source.key, valid_cols=head_dim) for tile, source in fed]
         for copy in self._copies:
@@ -131,4 +134,6 @@ class WarpRing:
                     for page, key in zip(self._named, self._runs(block), strict=True)
                 ]
             runs = [copy.start_of_run(row) for row in rows]
-            copy.load_runs(runs, stage * self._warps + k.warp, exist, prefetch=self._prefetched)
+            copy.load_runs(
+                runs, stage * self._warps + k.warp, exist, prefetch=self._prefetched, eviction=self._eviction
+            )

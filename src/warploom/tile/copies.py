@@ -13,6 +13,7 @@ from typing import Literal, cast
 
 from warploom.core.dtypes import u32, u64
 from warploom.core.errors import ConfigError
+from warploom.isa.async_copy import Eviction
 from warploom.lang import GlobalPointer, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.fragments import Addressing, TileAddresses
 from warploom.lang.values import Number
@@ -133,10 +134,12 @@ class TileCopy:
         *,
         partial: bool = False,
         prefetch: int = 0,
+        eviction: Eviction = "",
     ) -> None:
         """:meth:`load_async` of rows that lie side by side in runs of equal length alone: pages of a cache, say.
 
-        ``starts``: this thread's first element of each run. ``prefetch``: bytes that the L2 fetches at once.
+        ``starts``: this thread's first element of each run. ``prefetch``: bytes that the L2 fetches at once;
+        ``eviction``: what it drops first, or last.
         """
         shared = self._shared if stage is None else self._shared.staged(stage)
         size = cast("Literal[4, 8, 16]", 2 * self._plan.chunk)
@@ -144,7 +147,8 @@ class TileCopy:
         for row, col in self._steps:
             valid = self._valid_bytes(row, col, rows, cols, partial)
             source = self._source(starts[row // length], row % length, col)
-            self._k.cp_async(shared.address(row, col), source, size, valid_bytes=valid, prefetch=prefetch)
+            to = shared.address(row, col)
+            self._k.cp_async(to, source, size, valid_bytes=valid, prefetch=prefetch, eviction=eviction)
 
     def _valid_bytes(
         self, row: int, col: int, rows: Traced | None, cols: Traced | None, partial: bool

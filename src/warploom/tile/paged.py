@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from warploom.core.dtypes import u32
+from warploom.isa.async_copy import Eviction
 from warploom.tile.panels import box_rows
-from warploom.tile.pipeline import Boxes, Eviction
+from warploom.tile.pipeline import Boxes
 from warploom.tile.ragged import sequence_boxes
 
 if TYPE_CHECKING:

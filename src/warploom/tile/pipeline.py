@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from warploom.core.dtypes import DType, u32
 from warploom.core.errors import TraceError
+from warploom.isa.async_copy import Eviction
 from warploom.lang.hopper import Ring
 from warploom.tile.panels import panel_cols
 
@@ -36,9 +37,6 @@ def operand_tile(
 
 def _as_stored(col: Number, row: Number, *outer: Number) -> tuple[Number, ...]:
     return col, row, *outer
-
-
-Eviction = Literal["", "first", "last"]
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import s32, u32
+from warploom.isa.async_copy import Eviction
 from warploom.layout.tensor_map import RAGGED_ROWS
 from warploom.tile.order import ENTRY_WORDS
-from warploom.tile.pipeline import Boxes, Eviction
+from warploom.tile.pipeline import Boxes
 
 if TYPE_CHECKING:
     from warploom.lang import GlobalPointer, Kernel, Traced

@@ -113,7 +113,7 @@ def attention_decode(
     )
     named = Pages(form.page_size, table, table_row, table_pages, pages) if form.page_size else None
     ring = WarpRing(k, *fed, warps=c.num_warps, heads=c.heads, head_dim=c.key_cols, pages=named,
-                    run=c.run(form.page_size))  # fmt: skip
+                    run=c.run(form.page_size), once=c.overlap)  # fmt: skip
     q_tile = operand_tile(k, c.factors, c.tile_rows, c.head_dim, name="Q", stages=c.stages)
     products = Products(k, c, f, q_tile, ring)
     results = Results(

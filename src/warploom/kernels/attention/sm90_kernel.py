@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from warploom.core.dtypes import f32, u32
+from warploom.isa.async_copy import Eviction
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.source import named
@@ -22,7 +23,7 @@ from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
 from warploom.tile.epilogue import store_row_values, store_rows
 from warploom.tile.mask import Mask, Visible
-from warploom.tile.pipeline import Boxes, Cursor, Eviction, Pipeline, operand_tile, ready
+from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma, load_left, zero
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
 from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single
