@@ -18,6 +18,7 @@ from warploom.core.targets import target
 from warploom.emulate import emulate
 from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
 from warploom.kernels.attention.decode_search import EarlyLengths
+from warploom.kernels.source import named
 from warploom.lang import Global, Kernel, kernel
 
 SMALL = Decode(tile_m=16, keys=16, num_warps=4, stages=2, head_dim=16, dtype=bf16, ctas=1, heads=2)
@@ -55,15 +56,35 @@ def test_kernels_that_begin_early_wait_for_what_may_not_be_there() -> None:
     case = DecodeCase(replace(SMALL, overlap=True), STEP, 3)
     assert [call.overlaps for call in case.calls] == [True, True]
     first, second = ([op.instruction.mnemonic for op in call.source.program.ops()] for call in case.calls)
-    early = [name for name in first[: first.index("griddepcontrol.wait")] if "global" in name]
-    assert {name for name in early if not name.startswith("prefetch")} == {"ld.relaxed.gpu.global.b32"}  # of lengths
+    for names in (first, second):
+        early = {name for name in names[: names.index("griddepcontrol.wait")] if "global" in name}
+        assert {name for name in early if not name.startswith("prefetch")} == {
+            "ld.relaxed.gpu.global.b32"
+        }  # of lengths
     assert first.index("griddepcontrol.wait") < first.index("griddepcontrol.launch_dependents")
-    assert not any("global" in name for name in second[: second.index("griddepcontrol.wait")])
     findings, out, lse = case.run()
     assert findings == []
     plain = DecodeCase(SMALL, STEP, 3).run()
     assert np.array_equal(out.view(np.uint16), plain[1].view(np.uint16))
     assert np.array_equal(lse, plain[2])
+
+
+def test_copies_by_lengths_that_are_true_no_more_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = DecodeCase(replace(SMALL, overlap=True, stages=3), STEP, 3)
+
+    def others(early: EarlyLengths) -> None:
+        k = early._k
+        with k.when(k.thread < early._batch):
+            early._own[0].set(early._lengths.load(early._batch - 1 - k.thread))
+        early._keep()
+
+    source = case.main.source
+    with monkeypatch.context() as changed:
+        changed.setattr(EarlyLengths, "read", others)
+        program = named(source.function).trace(name=source.name, **dict(source.arguments))
+    again = [m for m in deletions(program) if "cp.async.wait_group" in m.what and "attention_decode" in m.what]
+    assert len(again) == 1
+    assert case.escapes({"the same": program, **{m.what: m.program for m in again}}) == ["the same"]
 
 
 @kernel(threads=64)
@@ -75,7 +96,8 @@ def lengths_that_change(k: Kernel, lengths: Global[s32], near: Global[s32], batc
     with k.when((k.thread == 0) & (changes != 0)):
         lengths.store(k.value(7, s32), 2)
     k.syncthreads()
-    seen = early.renew()
+    early.read_again()
+    seen = early.changed()
     with k.when(k.thread == 0):
         near.store(k.select(seen, k.value(1, s32), 0), batch)
     with k.loop(batch, start=k.thread, step=64) as number:

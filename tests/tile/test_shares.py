@@ -17,8 +17,10 @@ HEADS, TILES, MOST = 2, 2, 200
 
 
 @kernel(threads=32)
-def visits(k: Kernel, blocks: Global[s32], seen: Global[u32], batch: u32, ctas: u32, *, gap: int) -> None:
-    """What each CTA visits, in order: sequence, head, tile, block."""
+def visits(
+    k: Kernel, blocks: Global[s32], seen: Global[u32], owners: Global[u32], batch: u32, ctas: u32, *, gap: int
+) -> None:
+    """What each CTA visits, in order: sequence, head, tile, block; and which CTAs have parts of each tile."""
 
     def span(sequence: Traced) -> Span:
         end = k.bitcast(blocks.load(sequence, 1)[0], u32)
@@ -27,6 +29,11 @@ def visits(k: Kernel, blocks: Global[s32], seen: Global[u32], batch: u32, ctas: 
 
     shares = Shares(k, span, batch, k.value(HEADS, u32), ctas=ctas, gap=gap)
     shares.survey()
+    with k.loop(batch * (HEADS * TILES), start=k.cta_x, step=ctas) as tile:
+        place = shares.find(shares.start(tile))
+        lowest, highest = shares.ctas_of(place)
+        with k.when(k.lane == 0):
+            owners.store([place.sequence, place.head * TILES + place.tile, lowest, highest], tile * 4)
     first, end = shares.of(k.cta_x)
     count = k.register(u32, 0, "count")
     with k.when(first < end, uniform=True):
@@ -44,8 +51,8 @@ def visits(k: Kernel, blocks: Global[s32], seen: Global[u32], batch: u32, ctas: 
 def test_every_block_is_visited_once_and_no_cta_has_more_than_its_share(gap: int, ctas: int) -> None:
     lengths = np.random.default_rng(ctas).integers(1, 3, 150)  # of more sequences than a warp looks at together
     lengths[[3, 149]] = 9, 6
-    seen = np.full((ctas, MOST, 4), 0xFFFF, np.uint32)
-    assert clean(visits.trace(gap=gap), ctas, [lengths.astype(np.int32), seen, len(lengths), ctas])
+    seen, of_tiles = np.full((ctas, MOST, 4), 0xFFFF, np.uint32), np.zeros((len(lengths) * HEADS * TILES, 4), np.uint32)
+    assert clean(visits.trace(gap=gap), ctas, [lengths.astype(np.int32), seen, of_tiles, len(lengths), ctas])
     found = [tuple(map(int, x)) for own in seen for x in own if x[0] != 0xFFFF]
     expected = [
         (b, head, tile, block)
@@ -54,12 +61,21 @@ def test_every_block_is_visited_once_and_no_cta_has_more_than_its_share(gap: int
     assert found == expected
     total = (lengths + gap).sum() * HEADS * TILES
     assert max(_cost(own, gap) for own in seen) <= -(-total // ctas)
+    owners: dict[tuple[int, int], list[int]] = {}
+    for cta, own in enumerate(seen.tolist()):
+        for sequence, head, tile, _ in own:
+            owners.setdefault((sequence, head * TILES + tile), []).append(cta)
+    assert [tuple(x) for x in of_tiles.tolist()] == [
+        (*x, min(owners[x]), max(owners[x])) for x in owners if x[0] != 0xFFFF
+    ]
 
 
 @pytest.mark.parametrize(("ctas", "most"), [(17, 32), (40, 15)])
 def test_tiles_as_long_as_each_other_stay_whole_where_that_costs_little(ctas: int, most: int) -> None:
     lengths, seen = np.full(16, 8, np.int32), np.full((ctas, MOST, 4), 0xFFFF, np.uint32)
-    assert clean(visits.trace(gap=1), ctas, [lengths, seen, len(lengths), ctas])
+    assert clean(
+        visits.trace(gap=1), ctas, [lengths, seen, np.zeros((16 * HEADS * TILES, 4), np.uint32), len(lengths), ctas]
+    )
     blocks = [own[own[:, 0] != 0xFFFF, 3] for own in seen]
     assert sum(map(len, blocks)) == 8 * 16 * HEADS * TILES
     assert max(map(len, blocks)) <= most

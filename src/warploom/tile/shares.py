@@ -112,8 +112,7 @@ class Shares:
         with k.loop(batch, step=AT_ONCE * WARP) as first:
             for blocks in self._next_blocks(first):
                 total += blocks
-        for distance in (16, 8, 4, 2, 1):
-            total += k.shfl_xor(total.get(), distance)
+        self._add_lanes(total)
         self._total.set(total.get())
         self._each.set(self._whole(k.maximum(ceiling(self.total, self._ctas), 1), first_span))
 
@@ -151,9 +150,24 @@ class Shares:
         whole = k.select(beyond == 0, number, k.minimum(number + (self.split - beyond), at.stop))
         return k.select(number < self.total, whole, self.total)
 
-    def cta_of(self, number: Traced) -> Traced:
-        """Whose share a block is in."""
-        return number // self._each
+    def ctas_of(self, place: Place) -> tuple[Traced, Traced]:
+        """The first and the last CTA with blocks of a tile, where no split is given."""
+        return place.start // self._each, (place.stop - 1) // self._each
+
+    def start(self, tile: Traced) -> Traced:
+        """The number of the first block of a tile, counted through all sequences, of which each has as many tiles."""
+        k = self._k
+        of_each = self.span(k.value(0, u32)).tiles * self.heads
+        sequence, before = tile // of_each, k.register(u32, 0, "before")
+        with k.loop(self._batch, step=AT_ONCE * WARP) as first:
+            for i, blocks in enumerate(self._next_blocks(first)):
+                before += k.select(first + k.lane * AT_ONCE + i < sequence, blocks, 0)
+        self._add_lanes(before)
+        return before + tile % of_each * (self.span(sequence).blocks + self.gap) + self.gap
+
+    def _add_lanes(self, total: Mutable) -> None:
+        for distance in (16, 8, 4, 2, 1):
+            total += self._k.shfl_xor(total.get(), distance)
 
     def find(self, number: Traced) -> Place:
         """The place of a number."""

@@ -21,11 +21,8 @@ MOST_BLOCKS = 2**31
 MOST_SPREAD = 2
 COMBINE_WARPS = 1 << MOST_SPREAD
 """Of a CTA of the second kernel: so few that it has room beside one of the first."""
-BEGUN_WORDS, COUNT_BITS = 4, 16
-"""Of what the first kernel says to the second of a tile, and the bits there of how many CTAs."""
 AT_ONCE = 4
 """Parts that a warp of the second kernel loads together."""
-MOST_CTAS = 2**COUNT_BITS - 1
 GAP = 1
 """Blocks that a tile of query rows costs beyond its own, in time."""
 LINE, MANY_TILES = 128, 1024
@@ -268,13 +265,12 @@ class Decode(Configuration):
             problem,
             CacheForm(problem.page_size, problem.lengths, problem.packed, problem.split is not None, problem.scaled),
         )
-        ctas = min(self.ctas * multiprocessors, self._most_blocks(p), MOST_CTAS)
+        ctas = min(self.ctas * multiprocessors, self._most_blocks(p))
         split = 0 if p.split is None else p.split // self.tile_n
         pieces = -(-p.capacity // p.split) if p.split else 0
         tiles = self._tiles(p) * (p.kv_heads // self.heads)
         slots = tiles * max(1, pieces) if p.split else 2 * ctas
         by_tile = not p.packed and tiles <= ctas
-        entries = tiles if p.split or by_tile else ctas
         spread = MOST_SPREAD if p.split else min(MOST_SPREAD, ((ctas // max(1, tiles) + 1) // AT_ONCE).bit_length())
         used = self.tile_m if p.packed else min(self.tile_m, max(1, p.rows))
         scalars = {
@@ -297,9 +293,7 @@ class Decode(Configuration):
         table, sinks = ["table"] if p.page_size else [], ["sinks"] if p.sinks else []
         scales = [["k_scale"], ["v_scale"]] if p.scaled else [[], []]
         words = {"parts": slots * self.tile_rows * self.head_dim, "logs": slots * self.tile_rows}
-        if p.split is None:
-            words["begun"] = entries * BEGUN_WORDS
-        groups = entries, -(-used * self.heads // (COMBINE_WARPS >> spread)), 1
+        groups = tiles if p.split or by_tile else ctas, -(-used * self.heads // (COMBINE_WARPS >> spread)), 1
         return (
             KernelCall(
                 main,

@@ -6,24 +6,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warploom.core.dtypes import f32, s32, u16, u32
-from warploom.kernels.attention.decode import AT_ONCE, COMBINE_WARPS, CacheForm, Decode
-from warploom.kernels.attention.decode_rows import Begun, Lengths, Parts, Results, Rows, Scales, TileNumbers, spans
+from warploom.kernels.attention.decode import AT_ONCE, COMBINE_WARPS, GAP, CacheForm, Decode
+from warploom.kernels.attention.decode_rows import Lengths, Parts, Results, Rows, Scales, TileNumbers, spans
+from warploom.kernels.attention.decode_search import EarlyLengths
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.lang import Global, Kernel, Mutable, Traced, kernel
 from warploom.tile.merge import anchor, inverse, logarithm, weight
-from warploom.tile.shares import ceiling
+from warploom.tile.shares import Shares, ceiling
 
 QUAD = 4
+THREADS, LENGTHS = 32 * COMBINE_WARPS, 4
+"""Of a CTA, and lengths that each of them reads early."""
 
 
-@kernel(threads=32 * COMBINE_WARPS, drop_unused=True)
+@kernel(threads=THREADS, drop_unused=True)
 def attention_decode_combine(
     k: Kernel,
     lengths: Global[s32],
     starts: Global[s32],
     parts: Global[f32],
     logs: Global[f32],
-    begun: Global[u32],
     v_scale: Global[f32],
     sinks: Global[f32],
     out: Global[u16],
@@ -32,7 +34,7 @@ def attention_decode_combine(
     lse_batch: u32, lse_head: u32,
     v_scale_batch: u32, v_scale_head: u32,
     batch: u32, kv_heads: u32, q_len: u32, capacity: u32,
-    split: u32, pieces: u32, spread: u32, used: u32, by_tile: u32,
+    split: u32, pieces: u32, ctas: u32, spread: u32, used: u32, by_tile: u32,
     *,
     config: Decode,
     features: AttentionFeatures,
@@ -40,29 +42,48 @@ def attention_decode_combine(
 ) -> None:  # fmt: skip
     """O from the parts that :func:`attention_decode` left, always in the order of the keys.
 
-    Grid: along x entries of ``begun``, tiles that one CTA of the first kernel began and others ended; with a given
-    split tiles. Along y the rows of a tile, of each of which 2^``spread`` warps put parts together: of each of its key
-    heads the first ``used``.
+    Grid: along x tiles or, without a given split or ``by_tile``, the CTAs of the first kernel, each of which begins one
+    tile at most that others end. Along y the rows of a tile, of each of which 2^``spread`` warps put parts together: of
+    each of its key heads the first ``used``.
+
+    Lengths are final when this kernel begins: the first one lets it once it has waited for what writes them. So what
+    there is to put together is found while the first one runs, and CTAs without any end then, but for one: the launch
+    after this one waits for this one alone.
     """
     c, f = config, features
-    given = Lengths(k, lengths.load if form.lengths else None, starts if form.packed else None, q_len, capacity)
-    span = spans(given, c, f)
+    early = EarlyLengths(k, lengths, batch, THREADS, LENGTHS) if c.overlap and form.foretold else None
     if c.overlap:
         k.allow_next_launch()
+    if early is not None:
+        with k.when(early.few, uniform=True):
+            early.read()
+        with k.otherwise():
+            k.await_launch_before()
+    elif c.overlap:
         k.await_launch_before()
+    known = lengths.load if early is None else early.of
+    given = Lengths(k, known if form.lengths else None, starts if form.packed else None, q_len, capacity)
+    span, heads = spans(given, c, f), kv_heads // c.heads
     if form.split:
-        heads = kv_heads // c.heads
         head, number = k.cta_x % heads, k.cta_x // heads
         sequence, at, tile = TileNumbers(given, span, batch, f.group, c.tile_m).find(number)
         count = k.select(tile < at.tiles, ceiling(at.blocks, split), k.value(0, u32))
         slots = k.cta_x * pieces, k.cta_x * pieces + 1, 1
     else:
-        count, cta, sequence, head, tile = Begun(k, begun, by_tile).of(k.cta_x)
-        slots = cta * 2 + 1, cta * 2 + 2, 2
+        shares = Shares(k, span, batch, heads, ctas=ctas, gap=GAP)
+        shares.survey()
+        place = shares.find(k.select(by_tile != 0, shares.start(k.cta_x), shares.of(k.cta_x)[1] - 1))
+        first, last = shares.ctas_of(place)
+        count = k.select((by_tile != 0) | (first == k.cta_x), last - first + 1, 0)
+        sequence, head, tile = place.sequence, place.head, place.tile
+        slots = first * 2 + 1, first * 2 + 2, 2
     results = Results(
         k, c.dtype, out, (o_batch, o_head, o_row), lse if f.lse else None, (lse_batch, lse_head, k.value(1, u32)),
         sinks if f.sinks else None, Scales(k, v_scale, v_scale_batch, v_scale_head) if form.scaled else None,
     )  # fmt: skip
+    if early is not None:
+        with k.when((count > 1) | (k.cta_x + k.cta_y == 0), uniform=True):
+            k.await_launch_before()
     with k.when(count > 1, uniform=True):
         rows = Rows(k, sequence, span(sequence), head, tile, f.group, c.tile_m, c.heads)
         Combination(k, c, Parts(c, parts, logs), rows, slots, spread, used).store(count, results)
@@ -133,7 +154,7 @@ class Combination:
                 self._logs.store(top, 0, k.warp)
         k.syncthreads()
         quads = d // QUAD
-        with k.loop(self._here * quads, start=k.thread, step=32 * COMBINE_WARPS) as item:
+        with k.loop(self._here * quads, start=k.thread, step=THREADS) as item:
             own, col = item // quads, item % quads * QUAD
             (row, exists), warp = self._find(own), own << self._spread
             with k.when(exists):

@@ -31,6 +31,10 @@ class Turn:
         """The one before it: the last to be filled again."""
         return self._k.select(self._at == 0, self._k.value(self._count - 1, u32), self._at - 1)
 
+    def reset(self) -> None:
+        """To the first."""
+        self._at.set(0)
+
     def advance(self) -> None:
         """To the next."""
         k = self._k
@@ -70,9 +74,17 @@ class Feed:
     ) -> None:
         self._k, self._ring, self.queries, self.q_tile, self._cursor = k, ring, queries, q_tile, cursor
         self._begins, self._q_stage = k.register(u32, 1, "asks"), Turn(k, stages, "q_ahead")
-        self.look_up()
+        self._stages = stages
 
-    def look_up(self) -> None:
+    def begin(self, end: Traced) -> None:
+        """Start the copies of the first blocks, one less than there are stages; none is under way."""
+        self._begins.set(1)
+        self._q_stage.reset()
+        self._look_up()
+        for number in range(self._stages - 1):
+            self.put(number, end)
+
+    def _look_up(self) -> None:
         """Read where the block at the cursor lies."""
         self._ring.look_up(self._cursor.sequence.get(), self._cursor.block.get())
 
@@ -87,5 +99,5 @@ class Feed:
                 self._q_stage.advance()
             self._begins.set(k.select(at.ends_piece, 1, 0))
             at.advance()
-            self.look_up()
+            self._look_up()
         k.commit_group()

@@ -19,7 +19,6 @@ from warploom.core.dtypes import f32, s32, u16, u32
 from warploom.kernels.attention.decode import GAP, CacheForm, Decode
 from warploom.kernels.attention.decode_feed import Feed, Queries, Turn
 from warploom.kernels.attention.decode_rows import (
-    Begun,
     Lengths,
     Parts,
     Results,
@@ -66,7 +65,6 @@ def attention_decode(
     lse: Global[f32],
     parts: Global[f32],
     logs: Global[f32],
-    begun: Global[u32],
     q_batch: u32, q_head: u32, q_row: u32,
     k_batch: u32, k_head: u32,
     v_batch: u32, v_head: u32,
@@ -76,7 +74,7 @@ def attention_decode(
     v_scale_batch: u32, v_scale_head: u32,
     batch: u32, kv_heads: u32, q_len: u32, capacity: u32,
     pages: u32, table_pages: u32, table_row: u32,
-    split: u32, pieces: u32, ctas: u32, by_tile: u32,
+    split: u32, pieces: u32, ctas: u32,
     *,
     config: Decode,
     features: AttentionFeatures,
@@ -87,7 +85,7 @@ def attention_decode(
 
     Grid: CTAs that share all blocks. ``parts`` has a place of (tile_rows, head_dim) for each piece, ``logs`` of
     tile_rows: two for each CTA, for a piece that goes on with a tile of the CTA before and for one that the next goes
-    on with; with a given split ``pieces`` for each tile. ``begun`` says what the second kernel has to put together.
+    on with; with a given split ``pieces`` for each tile.
     """
     c, f = config, features
     if c.overlap:
@@ -105,7 +103,7 @@ def attention_decode(
     heads = kv_heads // c.heads
     shares = Shares(k, span, batch, heads, ctas=ctas, split=split if form.split else None, gap=GAP)
     numbers = TileNumbers(given, span, batch, f.group, c.tile_m)
-    slots = Slots(k, shares, numbers, Begun(k, begun, by_tile), pieces if form.split else None)
+    slots = Slots(k, numbers, heads, pieces if form.split else None)
     k_tile, v_tile = (operand_tile(k, c.dtype, c.keys, c.key_cols, name=x, stages=c.stages * c.num_warps) for x in "KV")
     fed = (
         (k_tile, Source(key, k_batch, k_head, row_strides[0])),
@@ -132,12 +130,17 @@ def attention_decode(
         k.await_launch_before()
     if early is None:
         search.run(shares)
+    else:
+        early.read_again()
     ahead = Feed(k, ring, queries, q_tile, search.ahead, c.stages)
+    ahead.begin(search.end.get())
     if early is not None:
-        with k.when(early.renew(), uniform=True):
+        with k.when(early.changed(), uniform=True):
+            k.wait_group(0)
             search.run(shares)
-            ahead.look_up()
-    slots.say_nothing()
+            ahead.begin(search.end.get())
+    if c.overlap:
+        k.allow_next_launch()
     with k.when(search.first < search.end, uniform=True):
         Share(k, c, ahead, products, search.at).run(search, slots, results, Parts(c, parts, logs))
 
@@ -158,10 +161,6 @@ class Share:
         """The blocks of a share that has some."""
         k, c, at, ahead = self._k, self._config, self._at, self._ahead
         first, end = share.first.get(), share.end.get()
-        for number in range(c.stages - 1):
-            ahead.put(number, end)
-        if c.overlap:
-            k.allow_next_launch()
         with k.loop(end, start=first) as number, k.when(number == at.number, uniform=True):
             k.wait_group(c.stages - 2)
             with k.when(self._begins != 0, uniform=True):
@@ -173,7 +172,7 @@ class Share:
             ends = at.ends_piece | (number + 1 == end)
             self._begins.set(k.select(ends, 1, 0))
             with k.when(ends, uniform=True):
-                self._leave(number, slots, results, parts)
+                self._leave(slots, results, parts)
             at.advance()
             self._stage.advance()
 
@@ -184,12 +183,12 @@ class Share:
         self._opened.set(self._at.block)
         self._products.begin(self._q_stage.now())
 
-    def _leave(self, number: Traced, slots: Slots, results: Results, parts: Parts) -> None:
+    def _leave(self, slots: Slots, results: Results, parts: Parts) -> None:
         """The sums of a piece: to the results if it is a whole tile, else to its slot among the parts."""
         at = self._at
         self._products.finish()
         opens = self._opened == at.span.begin
-        slot = slots.of(at, opens, number)
+        slot = slots.of(at, opens)
         rows = self._ahead.queries.rows(at)
         self._products.collect(self._stage.now(), rows, opens & at.ends_tile, results, parts, slot)
         self._q_stage.advance()

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import DType, f16, f32, s32, u32
-from warploom.kernels.attention.decode import BEGUN_WORDS, COUNT_BITS, Decode
+from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.features import AttentionFeatures
 from warploom.tile.eight_bits import position
 from warploom.tile.merge import with_sink
-from warploom.tile.shares import WARP, Cursor, Place, Shares, Span, ceiling
+from warploom.tile.shares import WARP, Cursor, Place, Span, ceiling
 
 if TYPE_CHECKING:
     from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
@@ -241,70 +241,24 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What the first kernel says of tiles that one CTA began and others ended.
-
-    ``by_tile``: an entry of each tile, by its number. Where there may be more tiles than CTAs, or numbers that no tile
-    has, there is one of each CTA, which begins one such tile at most.
-    """
-
-    k: Kernel
-    words: GlobalPointer
-    by_tile: Traced
-
-    def _entry(self, number: Traced) -> GlobalPointer:
-        return self.words + self.k.mul_wide(number, BEGUN_WORDS)
-
-    def say_nothing(self, number: Traced) -> None:
-        """There is no such tile, or not yet."""
-        self._entry(number).store(self.k.value(0, u32))
-
-    def say(self, number: Traced, count: Traced, place: Cursor) -> None:
-        """``count`` CTAs from this one on have parts of the tile at ``place``."""
-        parts = (self.k.cta_x << COUNT_BITS) + count
-        self._entry(number).store([parts, place.sequence.get(), place.head.get(), place.tile.get()])
-
-    def of(self, number: Traced) -> tuple[Traced, ...]:
-        """(how many CTAs have parts, from which on, sequence, which heads, tile); 0 first where there is none."""
-        parts, *place = self._entry(number).load(count=BEGUN_WORDS)
-        return parts & (1 << COUNT_BITS) - 1, parts >> COUNT_BITS, *place
-
-
-@dataclass(frozen=True)
 class Slots:
-    """Which part a piece that is no whole tile leaves, and what the second kernel has to know of it.
+    """Which part a piece that is no whole tile leaves.
 
-    ``pieces``: of each tile, with a given split; else a CTA has two slots, and says in ``begun`` what it began.
+    ``pieces``: of each tile, with a given split; else a CTA has two slots, the second for a tile that it begins.
     """
 
     k: Kernel
-    shares: Shares
     numbers: TileNumbers
-    begun: Begun
+    heads: Traced
     pieces: Traced | None
 
-    def say_nothing(self) -> None:
-        """This CTA has begun no tile yet."""
+    def of(self, at: Cursor, opens: Traced) -> Traced:
+        """That of the piece which ends ``at`` a block; ``opens``: it begins its tile."""
         k = self.k
         if self.pieces is None:
-            with k.when((self.begun.by_tile == 0) & (k.thread == 0)):
-                self.begun.say_nothing(k.cta_x)
-
-    def of(self, at: Cursor, opens: Traced, number: Traced) -> Traced:
-        """That of the piece which ends with block ``number``, ``at`` it; ``opens``: it begins its tile."""
-        k = self.k
-        tile = self.numbers.of(at.sequence.get(), at.span, at.tile.get()) * self.shares.heads + at.head
-        if self.pieces is not None:
-            return tile * self.pieces + at.piece
-        slot = k.cta_x * 2 + k.select(opens, 1, 0)
-        with k.when(opens & (k.thread == 0)):
-            by_tile = self.begun.by_tile != 0
-            with k.when(at.block + 1 != at.span.end):
-                count = self.shares.cta_of(number + (at.span.end - 1 - at.block)) - k.cta_x + 1
-                self.begun.say(k.select(by_tile, tile, k.cta_x), count, at)
-            with k.otherwise(), k.when(by_tile):
-                self.begun.say_nothing(tile)
-        return slot
+            return k.cta_x * 2 + k.select(opens, 1, 0)
+        tile = self.numbers.of(at.sequence.get(), at.span, at.tile.get()) * self.heads + at.head
+        return tile * self.pieces + at.piece
 
 
 @dataclass(frozen=True)

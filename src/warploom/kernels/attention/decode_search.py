@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from warploom.core.dtypes import s32, u32
@@ -13,16 +15,19 @@ if TYPE_CHECKING:
 
 
 class EarlyLengths:
-    """The lengths of ``few`` sequences in shared memory, a thread for each; of more they stay where they are.
+    """The lengths of ``few`` sequences in shared memory, ``each`` of a thread; of more they stay where they are.
 
     They are read before the launch before is done, which may be writing them: past the L1, which would keep what is not
-    true any more. Once for each CTA: all CTAs want the same lines at about the same time.
+    true any more. Once for each CTA: all CTAs want the same lines at about the same time. So they are a guess, by which
+    copies may begin; when that launch is done they are read again, and compared while the copies are under way.
     """
 
-    def __init__(self, k: Kernel, lengths: GlobalPointer, batch: Traced, threads: int) -> None:
+    def __init__(self, k: Kernel, lengths: GlobalPointer, batch: Traced, threads: int, each: int = 1) -> None:
         self._k, self._lengths, self._batch = k, lengths, batch
-        self._near, self._own = k.shared(s32, threads, name="lengths"), k.register(s32, 0, "length")
-        self.few = batch <= threads
+        self._near, self._own = k.shared(s32, threads * each, name="lengths"), k.registers(s32, each, 0, "length")
+        self._before = k.registers(s32, each, 0, "before")
+        self._places = [k.thread + i * threads for i in range(each)]
+        self.few = batch <= threads * each
 
     def read(self) -> None:
         """Of few: as they are now."""
@@ -42,24 +47,31 @@ class EarlyLengths:
             found.set(self._lengths.load(sequence))
         return found.get()
 
-    def renew(self) -> Traced:
-        """Once the launch before is done: whether they are others than :meth:`read` found, or it was not asked to."""
-        k, found, before = self._k, self._k.register(u32, 1, "others"), self._k.register(s32, self._own.get(), "before")
+    def read_again(self) -> None:
+        """Once the launch before is done; :meth:`changed` waits for what comes back."""
+        for before, own in zip(self._before, self._own, strict=True):
+            before.set(own)
+        self._load()
+
+    def changed(self) -> Traced:
+        """Whether they are others than :meth:`read` found, or too many for it: :meth:`of` gives the new ones then."""
+        k, found = self._k, self._k.register(u32, 1, "others")
         with k.when(self.few, uniform=True):
-            self._load()
-            others = k.emit(BarReduce("or"), (k.constant(0, u32), self._own != before))[0]
+            differ = reduce(or_, [own != before for own, before in zip(self._own, self._before, strict=True)])
+            others = k.emit(BarReduce("or"), (k.constant(0, u32), differ))[0]
             found.set(k.select(others, 1, 0))
             with k.when(others, uniform=True):
                 self._keep()
         return found != 0
 
     def _load(self) -> None:
-        k = self._k
-        with k.when(k.thread < self._batch):
-            self._own.set(self._lengths.load(k.thread, order="relaxed"))
+        for place, own in zip(self._places, self._own, strict=True):
+            with self._k.when(place < self._batch):
+                own.set(self._lengths.load(place, order="relaxed"))
 
     def _keep(self) -> None:
-        self._near.store(self._own.get(), 0, self._k.thread)
+        for place, own in zip(self._places, self._own, strict=True):
+            self._near.store(own.get(), 0, place)
         self._k.syncthreads()
 
 
