@@ -317,6 +317,8 @@ def decode_configuration(problem: DecodeProblem, target: Target) -> Decode:
     alone = p.packed and p.split is not None  # the same whatever queries other sequences have
     tile_m = 16 if alone or p.rows <= 16 or wide > 128 else 32
     keys = WARP_BYTES // (2 * wide * (1 if p.fp8 else p.dtype.bytes)) // RUN * RUN
+    if p.fp8 and wide > 128:  # no registers for query rows: twice the keys each time that they are read
+        keys *= 2
     if p.split is not None:
         keys = min(keys, SPLIT // 2)  # of two warps
     keys = max(tile_m, keys)
