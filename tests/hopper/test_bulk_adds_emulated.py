@@ -6,17 +6,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.emulate.findings import kinds
 from warploom.core.errors import TraceError, VerifyError
-from warploom.emulate import Emulation, emulate
+from warploom.emulate import emulate
 from warploom.isa.async_copy import BulkStoreBytes
 from warploom.lang import Global, Kernel, bf16, f32, kernel, u32
 
 CTAS, COUNT = 3, 128
 ORDERS = (None, 0, 1, 2, 3)
-
-
-def kinds(run: Emulation) -> set[str]:
-    return {f.kind for f in run.findings}
 
 
 @kernel(threads=COUNT, requires="sm_90")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.emulate.findings import every
+from tests.emulate.findings import every, kinds
 from tests.hopper.mutants import changed, deleted, named
 from warploom.core.dtypes import f32
 from warploom.core.errors import ProblemError
@@ -23,10 +23,6 @@ from warploom.layout.tensor_map import RAGGED_ROWS, TensorMapSpec
 
 ROWS, COLS = 8, 32  # a box: rows of 128 bytes
 SEEDS = (None, *range(20))
-
-
-def kinds(run: Emulation) -> set[str]:
-    return {f.kind for f in every(run)}
 
 
 def tensor_map(array: np.ndarray[Any, Any], swizzle: int = 0) -> TensorMapArgument:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.emulate.findings import every
+from tests.emulate.findings import every, kinds
 from tests.hopper.multicast import example
 from tests.hopper.mutants import changed, deleted, named, position, rewritten, swapped
 from warploom.bench.checking import check_kernel
@@ -170,10 +170,6 @@ def test_deadlock_names_the_mbarriers_of_every_rank() -> None:
     report = next(f for f in every(run(deleted(gemm(), give_back), 1)[0]) if f.kind == "deadlock")
     for rank in (0, 1):
         assert f"empty[0] of the CTA of rank {rank} is in phase 0 (parity 0), 8 of 8 arrivals" in report.message
-
-
-def kinds(emulation: Emulation) -> set[str]:
-    return {f.kind for f in every(emulation)}
 
 
 @kernel(threads=64, requires="sm_90a", cluster=(2, 2, 1))

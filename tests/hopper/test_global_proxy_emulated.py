@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.emulate.findings import every
+from tests.emulate.findings import every, kinds
 from warploom.core.dtypes import f32
-from warploom.emulate import Emulation, TensorMapArgument, emulate
+from warploom.emulate import TensorMapArgument, emulate
 from warploom.lang import Global, Kernel, TensorMap, kernel
 from warploom.lang import f32 as F32  # noqa: N812
 from warploom.layout.tensor_map import TensorMapSpec
@@ -21,10 +21,6 @@ ORDERS = (None, 0, 1, 2, 3)
 
 def tensor_map(array: np.ndarray[Any, Any], box: tuple[int, int] = (COLS, ROWS)) -> TensorMapArgument:
     return TensorMapArgument(array, TensorMapSpec(f32, array.shape[::-1], (array.strides[0],), box, 0))
-
-
-def kinds(run: Emulation) -> set[str]:
-    return {f.kind for f in every(run)}
 
 
 @kernel(threads=64, requires="sm_90a", cluster=lambda how: 2 if "cluster" in how else 1)

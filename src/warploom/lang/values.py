@@ -110,8 +110,7 @@ class Traced:
     def __add__(self, other: Number) -> Traced:
         return self.builder.binary("add", self, other)
 
-    def __radd__(self, other: Number) -> Traced:
-        return self.builder.binary("add", self, other)
+    __radd__ = __add__
 
     def __sub__(self, other: Number) -> Traced:
         return self.builder.binary("sub", self, other)
@@ -122,8 +121,7 @@ class Traced:
     def __mul__(self, other: Number) -> Traced:
         return self.builder.binary("mul", self, other)
 
-    def __rmul__(self, other: Number) -> Traced:
-        return self.builder.binary("mul", self, other)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Number) -> Traced:
         return self.builder.divide(self, other)
@@ -150,20 +148,17 @@ class Traced:
     def __and__(self, other: Number) -> Traced:
         return self.builder.binary("and", self, other)
 
-    def __rand__(self, other: Number) -> Traced:
-        return self.builder.binary("and", self, other)
+    __rand__ = __and__
 
     def __or__(self, other: Number) -> Traced:
         return self.builder.binary("or", self, other)
 
-    def __ror__(self, other: Number) -> Traced:
-        return self.builder.binary("or", self, other)
+    __ror__ = __or__
 
     def __xor__(self, other: Number) -> Traced:
         return self.builder.binary("xor", self, other)
 
-    def __rxor__(self, other: Number) -> Traced:
-        return self.builder.binary("xor", self, other)
+    __rxor__ = __xor__
 
     def __lshift__(self, other: Number) -> Traced:
         return self.builder.binary("shl", self, other)
