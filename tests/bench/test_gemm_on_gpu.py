@@ -17,7 +17,6 @@ from warploom.ops import steps
 from warploom.ops.backends import run_on_emulator
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 SIZE = 64
 CONFIG = MatmulSm80(tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, stages=2)

@@ -23,7 +23,6 @@ FILES = (
 OF_TILES = ("attention_steps.py", "matmul_tiles.py")
 KERNELS = [one for name in FILES for one in kernels_of(str(EXAMPLES / name))]
 TILE_KERNELS = [one for name in OF_TILES for one in kernels_of(str(EXAMPLES / name))]
-emulated = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 
 @pytest.mark.parametrize("function", [*KERNELS, *TILE_KERNELS], ids=lambda f: f.name)
@@ -71,7 +70,6 @@ def run(name: str, monkeypatch: Any, *arguments: str) -> None:
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
-@emulated
 def test_the_search_finds_the_nearest_over_several_blocks(monkeypatch, capsys):
     run("nearest_neighbours.py", monkeypatch, "--vectors", "96", "--queries", "8", "--dimension", "16", "--block", "64")
     assert "8 queries against 96 vectors" in capsys.readouterr().out
@@ -84,14 +82,12 @@ def test_the_search_finds_the_nearest_over_several_blocks(monkeypatch, capsys):
     assert np.abs(best - scores.max(1)).max() < 1e-3
 
 
-@emulated
 def test_the_loss_of_a_vocabulary(monkeypatch, capsys):
     run("vocabulary_loss.py", monkeypatch, "--tokens", "40", "--words", "200", "--width", "32")
     text = capsys.readouterr().out
     assert float(text.rsplit(":", 1)[1].split()[0]) < 1e-3 or "MiB" in text
 
 
-@emulated
 def test_a_small_gpt_trains_alike_with_own_and_pytorchs_kernels(monkeypatch, tmp_path):
     pytest.importorskip("torch")
     losses: dict[str, list[float]] = {}
@@ -104,7 +100,6 @@ def test_a_small_gpt_trains_alike_with_own_and_pytorchs_kernels(monkeypatch, tmp
     np.testing.assert_allclose(losses["warploom"], losses["torch"], rtol=1e-4)  # the second is after a step
 
 
-@emulated
 def test_requests_served_together_are_answered_as_if_they_were_alone():
     """By the same weights without a cache, all tokens of a request at once, in float32."""
     torch = pytest.importorskip("torch")

@@ -78,7 +78,6 @@ def test_sums_of_rounded_weights_divide_exactly() -> None:
     assert (case.run(arrays=(q, k, np.ones_like(v))).out.astype(np.float64) == 1.0).all()
 
 
-@pytest.mark.filterwarnings("ignore:no GPU")
 def test_log_sum_exp_does_not_come_from_rounded_weights() -> None:
     """A column of P·V holds the sum of bf16 weights, off by up to 2^-9: too far for gradients."""
     q, k, v = Case(PERSISTENT, 100, 200).inputs(9)

@@ -14,7 +14,6 @@ from warploom.core.dtypes import bf16
 from warploom.kernels.matmul.reference import gemm_error, gemm_reference
 from warploom.kernels.matmul.sm90 import MatmulSm90
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 KINDS = {"together": TOGETHER, "turns": TURNS, "alone": MatmulSm90(64, 96, 2, 1, block_stride=4)}
 
 

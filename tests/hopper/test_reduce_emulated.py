@@ -21,7 +21,6 @@ from warploom.kernels.matmul.sm90 import MatmulSm90
 from warploom.ops.reduce import plan_matmul_reduce
 
 KINDS = {"together": TOGETHER, "turns": TURNS, "alone": MatmulSm90(64, 96, 2, 1, block_stride=4)}
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 
 def matrix(rng: np.random.Generator, rows: int, cols: int, dtype: DType = f16, row_major: bool = True) -> Any:

@@ -11,8 +11,6 @@ from warploom import flash_attn  # noqa: E402
 from warploom.core.errors import ProblemError  # noqa: E402
 from warploom.ops import attention_backward, attention_varlen_backward  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 HEADS = (1, 24, 2, 16), (1, 40, 1, 16), (1, 40, 1, 16)
 
 

@@ -11,7 +11,6 @@ from tests.hosts.reference import assert_like_float64, assert_near, attention64,
 from warploom.core.errors import ProblemError  # noqa: E402
 from warploom.torch import _Override  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 aten = torch.ops.aten
 
 HEADS = (1, 24, 2, 16), (1, 40, 1, 16), (1, 40, 1, 16)

@@ -8,8 +8,6 @@ transformers = pytest.importorskip("transformers")
 from warploom.core.errors import ProblemError  # noqa: E402
 from warploom.transformers import attention_forward, register  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 SMALL = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, "max_position_embeddings": 64,

@@ -17,8 +17,6 @@ jax = pytest.importorskip("jax")
 with suppress(RuntimeError):  # JAX is at work already
     jax.config.update("jax_num_cpu_devices", 2)
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 
 def numbers(*shape, dtype: Any = np.float16):
     return np.random.default_rng(0).standard_normal(shape).astype(dtype)

@@ -13,8 +13,6 @@ jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
 attention: Any = pytest.importorskip("warploom.jax").attention
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 
 def numbers(*shape: int, seed: int = 0) -> Any:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.bfloat16)

@@ -16,7 +16,6 @@ TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDis
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning"),
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),  # vmap calls the operator in a loop
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),

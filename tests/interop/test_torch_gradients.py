@@ -13,10 +13,8 @@ func = pytest.importorskip("torch.func")
 F: Any = pytest.importorskip("torch.nn.functional")
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning"),
-    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),  # vmap calls the operator in a loop
-]
+# vmap calls the operator in a loop
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 
 IGNORED = -100
 TARGET = torch.arange(24) * 2

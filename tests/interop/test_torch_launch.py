@@ -11,8 +11,6 @@ import warploom  # noqa: E402
 from warploom.core.errors import ProblemError, TraceError  # noqa: E402
 from warploom.lang import Global, Kernel, f32, kernel, u32  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:no GPU")
-
 
 def body(k: Kernel, x: Global[f32], y: Global[f32], n: u32, factor: f32, *, tile: int = 64) -> None:
     i = k.cta_x * tile + k.thread

@@ -15,7 +15,6 @@ from warploom.transformers import attention_forward
 torch = pytest.importorskip("torch")
 profile = pytest.importorskip("torch.profiler").profile
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 
 STARTS = torch.tensor([0, 16, 32], dtype=torch.int32)
 TARGET = torch.arange(32)

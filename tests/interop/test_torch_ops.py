@@ -15,7 +15,6 @@ from warploom.lang.functions import relu
 torch = pytest.importorskip("torch")
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning"),
     pytest.mark.filterwarnings("ignore:Error detected in GeneratedBackward"),  # autograd tells that it saw the error
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
 ]

@@ -10,8 +10,6 @@ from warploom.core.errors import WarploomError
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 
 def half(*shape, dtype=torch.float16):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)

@@ -15,10 +15,7 @@ from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.attention.sm80 import ForwardSm80
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning"),
-    pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
 UNIT = {f16: 2.0**-11, bf16: 2.0**-8}
 HEAD_DIM, QUERIES = 64, 16
 TILE = 32

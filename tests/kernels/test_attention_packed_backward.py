@@ -25,7 +25,6 @@ from warploom.kernels.attention.packed_backward import (
 from warploom.kernels.attention.packed_backward_problem import PackedBackwardProblem
 from warploom.ops.steps import Step, Steps
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 UNTOUCHED, PAD = 7.0, 5
 MULTIPROCESSORS = 2
 SM80 = BackwardSm80(head_dim=32, tile_m=32, num_warps=4)

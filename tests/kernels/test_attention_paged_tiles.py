@@ -19,7 +19,6 @@ from warploom.kernels.attention.decode import Decode, DecodeOperands, DecodeProb
 from warploom.kernels.attention.paged import choose_paged
 from warploom.kernels.attention.sm90 import ForwardSm90
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 SMALL = ForwardSm90(head_dim=32, tile_n=48, consumers=1, dtype=bf16)
 WIDE = ForwardSm90(head_dim=64, tile_n=64, consumers=2, dtype=f16, skip_masked=True, turns=False)
 ONCE = ForwardSm90(head_dim=32, tile_n=32, consumers=1, dtype=bf16, persistent=False)

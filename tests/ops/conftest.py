@@ -16,6 +16,7 @@ from warploom.ops import (
     attention_varlen,
     attention_varlen_backward,
     backends,
+    launch,
     loss,
     matmul,
     places,
@@ -23,6 +24,13 @@ from warploom.ops import (
     steps,
     tuned,
 )
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls run on the emulator, on any machine."""
+    for room in (places, launch):
+        monkeypatch.setattr(room, "gpu_present", lambda: False)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from tests.ops.emulated_gpu import EmulatedGpu
 from tests.ops.paged_cases import Step
 from warploom.core.errors import ProblemError
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 BF16 = np.dtype(ml_dtypes.bfloat16)
 Array = np.ndarray[Any, Any]
 

@@ -18,7 +18,6 @@ from warploom.core.dtypes import bf16, f16
 from warploom.core.errors import ConfigError, ProblemError
 from warploom.kernels.attention.gradient_reference import gradient_reference
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 NUMPY = {f16: np.dtype(np.float16), bf16: np.dtype(ml_dtypes.bfloat16)}
 NAMES = "dout", "q", "k", "v", "out", "lse"
 

@@ -12,8 +12,6 @@ from warploom.core.errors import ConfigError
 from warploom.kernels.attention.decode import Decode
 from warploom.kernels.attention.reference import attention_error, attention_reference
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 
 @pytest.mark.parametrize(("q_len", "kv_len", "layout"), [(1, 700, "bshd"), (3, 513, "bhsd")])
 def test_few_queries_are_right(q_len: int, kv_len: int, layout: str) -> None:

@@ -19,15 +19,8 @@ from warploom.kernels.attention.reference import attention_error, attention_refe
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.ops import backends
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
+pytestmark = pytest.mark.usefixtures("emulated")
 NUMPY = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch):
-    """These tests are of the emulator's path, also where there is a GPU."""
-    monkeypatch.setattr("warploom.ops.places.gpu_present", lambda: False)
 
 
 def make(batch=1, q_len=64, kv_len=64, heads=2, head_dim=64, dtype="f16", seed=0) -> list[Any]:

@@ -14,8 +14,6 @@ from tests.ops.paged_cases import Step
 from warploom.core.dtypes import f16
 from warploom.core.errors import ConfigError, ProblemError
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 STEPS = {
     "pages of 16": Step((200, 3, 0, 256)),
     "contiguous": Step((130, 0, 41), page=0),

@@ -20,7 +20,6 @@ from warploom.kernels.attention.problem import AttentionConfig
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 NUMPY = {f16: np.dtype(np.float16), bf16: np.dtype(ml_dtypes.bfloat16)}
 UNIT = {f16: 2.0**-11, bf16: 2.0**-8}
 TINY = {f16: 2.0**-25, bf16: 0.0}

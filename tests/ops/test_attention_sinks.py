@@ -15,7 +15,6 @@ from warploom.core.errors import ConfigError, ProblemError
 from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.reference import attention_error, attention_reference
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 SINKS = np.array([1.0, -2.0, 4.0, 0.5], np.float32)
 
 

@@ -18,8 +18,6 @@ from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.attention.sm90 import ForwardSm90
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 
 def make(kv_len: int = 40, seed: int = 0) -> list[Any]:
     """Q and K of 24 columns, V of 40."""

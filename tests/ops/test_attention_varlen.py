@@ -17,14 +17,9 @@ from warploom.kernels.attention.packed import PackedProblem, choose_packed, pack
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.ops.attention_varlen_backward import attention_varlen_backward
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
+pytestmark = pytest.mark.usefixtures("emulated")
 SM90 = "attention_sm90(head_dim=32, dtype=f16, tile_n=48, consumers=1)"
 STARTS = np.array([0, 20, 20, 77, 90], np.int32)
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warploom.ops.places.gpu_present", lambda: False)
 
 
 def make(rows: int = 90, heads: int = 2, head_dim: int = 32, seed: int = 0) -> list[Any]:

@@ -19,8 +19,6 @@ from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.lang.functions import relu
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 
 def random(*shape: int, dtype: Any = np.float16) -> np.ndarray[Any, Any]:
     return np.random.default_rng(shape).standard_normal(shape).astype(dtype)

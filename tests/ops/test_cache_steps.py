@@ -13,7 +13,6 @@ import warploom
 from warploom.core.dtypes import bf16
 from warploom.kernels.attention.reference import attention_error, attention_reference
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 BF16 = np.dtype(ml_dtypes.bfloat16)
 PAGE, PAGES, SLOTS, ENTRIES, HEADS, KV_HEADS, WIDTH = 16, 10, 3, 5, 4, 2, 16
 NO_PAGE = 2**30

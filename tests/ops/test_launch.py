@@ -13,14 +13,12 @@ from warploom.core.errors import ConfigError, EmulationError, EmulationWarning, 
 from warploom.lang import Global, Kernel, TensorMap, f32, kernel, u32
 from warploom.layout.tensor_map import TensorMapSpec
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 
 @pytest.fixture(autouse=True)
-def emulated(request, monkeypatch):
+def emulated_but_for_gpu(request):
     """What is not marked for a GPU runs on the emulator, on any machine."""
     if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr("warploom.ops.launch.gpu_present", lambda: False)
+        request.getfixturevalue("emulated")
 
 
 @kernel(threads=64)

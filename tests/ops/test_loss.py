@@ -14,8 +14,6 @@ from warploom.ops import loss as ops
 from warploom.ops.loss_options import loss_of
 from warploom.ops.loss_plan import GradientPlan
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 SMALL = {t: MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=t) for t in (bf16, f16)}
 BULK = MatmulSm90(tile_m=64, tile_n=64, consumers=1, stages=2, dtype=bf16)
 IGNORED = -100

@@ -22,8 +22,6 @@ from warploom.kernels.matmul.reference import gemm_error, gemm_reference
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.lang.functions import absolute, exp, fma, gelu, log, maximum, minimum, relu, select, silu, sqrt, tanh
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 SMALL = MatmulSm80(32, 32, 32, 16, 16, stages=3)
 SPLIT = replace(SMALL, split_k=3)
 STREAM = replace(SMALL, stream_k=True)

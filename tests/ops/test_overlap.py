@@ -16,8 +16,6 @@ from warploom.interop.overlap import overlaps_itself, share_memory
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 SMALL = MatmulSm80(32, 32, 32, 16, 16, stages=3)
 BULK = MatmulSm90(tile_m=64, tile_n=64, stages=2, consumers=1)
 

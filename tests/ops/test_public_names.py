@@ -49,13 +49,6 @@ def test_an_operator_takes_what_its_function_takes(name):
     assert set(inspect.signature(EAGER[name]).parameters) - taken == breaks_the_graph
 
 
-@pytest.fixture
-def emulated(monkeypatch):
-    """Without a GPU, on any machine."""
-    for module in ("places", "launch"):
-        monkeypatch.setattr(f"warploom.ops.{module}.gpu_present", lambda: False)
-
-
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
     "call",

@@ -14,8 +14,6 @@ from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops.loss import linear_cross_entropy
 from warploom.ops.reduce import matmul_reduce, plan_matmul_reduce
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 SMALL = {t: MatmulSm80(32, 32, 32, 16, 16, stages=2, dtype=t) for t in (bf16, f16)}
 
 

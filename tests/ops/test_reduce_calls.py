@@ -68,7 +68,6 @@ def test_one_array_twice_is_not_confused_with_two(prepared):
     assert np.abs(found - (square.astype(np.float64) @ other.astype(np.float64)).max(1)).max() < 1e-4
 
 
-@pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 @pytest.mark.parametrize("op", ["max", "sum", "logsumexp"])
 def test_rows_in_blocks_give_the_same_bits(monkeypatch, op):
     monkeypatch.setattr(reduce_plan, "LEAST_ROWS", 16)

@@ -16,8 +16,6 @@ from warploom.interop.arrays import describe
 from warploom.interop.copies import as_if_compact
 from warploom.ops.attention_arrays import laid_out
 
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
 TOO_FAR = 2**32
 ODD = (-5, 0, 2**40 + 1)
 

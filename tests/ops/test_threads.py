@@ -14,17 +14,12 @@ from warploom.kernels.attention.sm80_kernel import attention_sm80
 from warploom.kernels.source import traced
 
 pytestmark = [
+    pytest.mark.usefixtures("emulated"),
     pytest.mark.filterwarnings("error"),
     pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning"),  # JAX's, where a test has imported it
 ]
-
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch):
-    """Without a GPU, on any machine."""
-    monkeypatch.setattr("warploom.ops.places.gpu_present", lambda: False)
 
 
 def half(*shape):

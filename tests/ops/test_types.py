@@ -12,15 +12,8 @@ from numpy.typing import NDArray
 
 import warploom
 
+pytestmark = pytest.mark.usefixtures("emulated")
 Halves = NDArray[np.float16]
-pytestmark = pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
-
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch):
-    """Without a GPU, on any machine."""
-    for module in ("places", "launch"):
-        monkeypatch.setattr(f"warploom.ops.{module}.gpu_present", lambda: False)
 
 
 def halves(*shape: int) -> Halves:

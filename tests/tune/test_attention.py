@@ -107,7 +107,6 @@ def _inputs(torch, problem):
     return one(problem.q_len, problem.heads), one(*keys), one(*keys)
 
 
-@pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 @pytest.mark.parametrize("changes", [{}, {"window": (20, 3)}, {"softcap": 2.0, "scale": 0.3}, {"q_len": 80}])
 def test_right_results_pass_and_wrong_ones_do_not(changes):
     """What the kernel computes on the emulator is right; one wrong row, a NaN or another mask is not."""
@@ -140,7 +139,6 @@ def test_without_a_gpu_the_tuner_says_so(monkeypatch):
         OPERATION.workload(PROBLEM, 0)
 
 
-@pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 def test_a_workload_checks_and_runs_the_configuration(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(operation, "torch_module", lambda: CpuTorch(torch))

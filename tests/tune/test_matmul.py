@@ -109,7 +109,6 @@ def test_a_split_k_is_another_kernel_than_another_split():
     assert two.faults(SM80) == []
 
 
-@pytest.mark.filterwarnings("ignore::warploom.core.errors.EmulationWarning")
 @pytest.mark.parametrize("split_k", [1, 2])
 def test_a_workload_checks_and_runs_the_configuration(monkeypatch, split_k):
     torch = pytest.importorskip("torch")
