@@ -116,24 +116,21 @@ class WarpRing:
             for page, key in zip(self._named, self._runs(block), strict=True):
                 page.set(self._pages.entry(self._k, sequence, key))
 
-    def put(self, stage: Number, place: tuple[Traced, Traced, Traced], keys: Traced) -> None:
-        """Start the copies of block (sequence, which heads, block), looked up before; the sequence has ``keys``."""
+    def put(self, tile: int, stage: Number, place: tuple[Traced, Traced, Traced], keys: Traced) -> None:
+        """Start a tile's copies of block (sequence, which heads, block), looked up; the sequence has ``keys``."""
         k, (sequence, head, block) = self._k, place
+        source, copy = self._sources[tile], self._copies[tile]
         first = self.first_key(block)
         exist = k.maximum(keys, first) - first
-        for source, copy in zip(self._sources, self._copies, strict=True):
-            start = source.pointer + k.mul_wide(head * self.heads + self.head, source.head)
-            if self._pages is None:
-                start = start + k.mul_wide(sequence, source.outer)
-                rows = [start + k.mul_wide(key, source.key) for key in self._runs(block)]
-            else:
-                size = self._pages.size
-                rows = [
-                    start
-                    + (k.mul_wide(self._pages.page(k, page.get()), source.outer) + k.mul_wide(key % size, source.key))
-                    for page, key in zip(self._named, self._runs(block), strict=True)
-                ]
-            runs = [copy.start_of_run(row) for row in rows]
-            copy.load_runs(
-                runs, stage * self._warps + k.warp, exist, prefetch=self._prefetched, eviction=self._eviction
-            )
+        start = source.pointer + k.mul_wide(head * self.heads + self.head, source.head)
+        if self._pages is None:
+            start = start + k.mul_wide(sequence, source.outer)
+            rows = [start + k.mul_wide(key, source.key) for key in self._runs(block)]
+        else:
+            size = self._pages.size
+            rows = [
+                start + (k.mul_wide(self._pages.page(k, page.get()), source.outer) + k.mul_wide(key % size, source.key))
+                for page, key in zip(self._named, self._runs(block), strict=True)
+            ]
+        runs = [copy.start_of_run(row) for row in rows]
+        copy.load_runs(runs, stage * self._warps + k.warp, exist, prefetch=self._prefetched, eviction=self._eviction)

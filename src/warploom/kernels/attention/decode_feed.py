@@ -12,8 +12,13 @@ from warploom.kernels.attention.decode_rows import Rows, Scales, Strides, load_q
 if TYPE_CHECKING:
     from warploom.kernels.attention.decode import Decode
     from warploom.lang import GlobalPointer, Kernel, SharedTile, Traced
+    from warploom.lang.values import Number
     from warploom.tile.cache import WarpRing
     from warploom.tile.shares import Cursor
+
+
+KEYS, VALUES = 0, 1
+"""Tiles of the ring."""
 
 
 class Turn:
@@ -89,15 +94,22 @@ class Feed:
         self._ring.look_up(self._cursor.sequence.get(), self._cursor.block.get())
 
     def put(self, stage: int | Callable[[], Traced], end: Traced) -> None:
-        """Start the copies of the next block, if it is below ``end``, as one group."""
+        """Start the copies of the next block, if it is below ``end``: of keys as one group, of values as another."""
         k, at = self._k, self._cursor
+        to = stage if isinstance(stage, int) else stage()
         with k.when(at.number < end, uniform=True):
-            to = stage if isinstance(stage, int) else stage()
-            self._ring.put(to, (at.sequence.get(), at.head.get(), at.block.get()), at.span.keys)
+            self._put(KEYS, to)
             with k.when(self._begins != 0, uniform=True):
                 self.queries.load(self.q_tile.stage(self._q_stage.now()), at)
                 self._q_stage.advance()
+        k.commit_group()
+        with k.when(at.number < end, uniform=True):
+            self._put(VALUES, to)
             self._begins.set(k.select(at.ends_piece, 1, 0))
             at.advance()
             self._look_up()
         k.commit_group()
+
+    def _put(self, tile: int, stage: Number) -> None:
+        at = self._cursor
+        self._ring.put(tile, stage, (at.sequence.get(), at.head.get(), at.block.get()), at.span.keys)

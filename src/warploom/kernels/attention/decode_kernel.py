@@ -162,7 +162,7 @@ class Share:
         k, c, at, ahead = self._k, self._config, self._at, self._ahead
         first, end = share.first.get(), share.end.get()
         with k.loop(end, start=first) as number, k.when(number == at.number, uniform=True):
-            k.wait_group(c.stages - 2)
+            k.wait_group(2 * c.stages - 3)  # its keys; of each block behind it are two groups under way
             with k.when(self._begins != 0, uniform=True):
                 self._begin()
             with k.otherwise():
@@ -241,6 +241,8 @@ class Products:
         keys, values = self._ring.at(stage, self._k.warp)
         self._scores.start(self._held or self._q.stage(q_stage), keys, zero=True)
         self._softmax.step(lambda: self._mask(at))
+        self._k.wait_group(2 * self._config.stages - 2)  # its values
+        self._k.syncwarp()
         self._product.start(self._cores.left(self._s), values)
 
     def _mask(self, at: Cursor) -> None:
