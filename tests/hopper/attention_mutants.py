@@ -79,7 +79,7 @@ EQUIVALENT: dict[str, tuple[tuple[int, ...], str]] = {
         "exponentials and wgmma.wait_group, which ptxas does not move instructions across",
     ),
     "without bar.warp.sync in _store": (
-        (1, 2),
+        (1, 3),
         "where Q stays in shared memory: the last to read it is wgmma, which has been waited for, or a recomputation, "
         "which ends with a bar.warp.sync of its own",
     ),

@@ -63,8 +63,12 @@ def by_wgmma(
     transposed: tuple[bool, bool] = (False, False),
     dtype: DType = bf16,
     in_registers: bool = False,
+    begins: int | None = None,
 ) -> None:
-    """out = 2·A·B of one tile: two warpgroups, each with half of A's blocks of 64 rows."""
+    """out = 2·A·B of one tile: two warpgroups, each with half of A's blocks of 64 rows.
+
+    ``begins``: in a loop, whose turn of that number begins the sums anew.
+    """
     m, n, depth = shape
     of_a = operand_tile(k, dtype, *stored(m, depth, transposed[0]), name="A")
     of_b = operand_tile(k, dtype, *stored(n, depth, transposed[1]), name="B")
@@ -83,6 +87,10 @@ def by_wgmma(
         product = cores.product(sums, rows, of_b, depth=depth, **flipped)
         product.start(rows, right, zero=True)
         product.start(rows, right).wait()
+    elif begins is not None:
+        product = cores.product(sums, of_a, of_b, row=first, depth=depth, **flipped)
+        with k.loop(k.grid_x + 1) as turn:
+            product.start(left, right, zero=turn == begins).wait()
     else:
         product = cores.product(sums, of_a, of_b, row=first, depth=depth, **flipped)
         product.start(left, right, zero=True)
@@ -107,6 +115,13 @@ def test_wgmma_with_a_in_registers(depth: int, transposed_b: bool) -> None:
     shape, transposed = (128, 96, depth), (False, transposed_b)
     program = by_wgmma.trace(shape=shape, transposed=transposed, in_registers=True)
     assert all(check_product(*shape, transposed, bf16, 2, True)(program, seed) for seed in SEEDS)
+
+
+def test_where_sums_begin_may_be_known_at_run_time_alone() -> None:
+    shape = 128, 64, 128
+    check = check_product(*shape, (False, False), bf16, 2, True)
+    assert check(by_wgmma.trace(shape=shape, begins=0), None)
+    assert not check(by_wgmma.trace(shape=shape, begins=1), None), "the first turn adds to what nobody has set"
 
 
 def test_a_depth_that_ends_within_a_step_is_for_tiles_along_k() -> None:

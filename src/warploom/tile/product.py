@@ -145,14 +145,15 @@ class WgmmaProduct:
         other._row, other._col = row, col
         return other
 
-    def start(self, a: Left, b: SharedTile, *, zero: bool = False, held: Registers = ()) -> Started:
-        """Start it on a stage's tiles; ``zero``: sums begin anew.
+    def start(self, a: Left, b: SharedTile, *, zero: bool | Traced = False, held: Registers = ()) -> Started:
+        """Start it on a stage's tiles; ``zero``, of the whole warpgroup: sums begin anew.
 
         ``held``: registers with the first steps of a tile A, which is not read for them.
         """
         cores, k = self._cores, self._cores.k
         right = _Operand(k, b, self._transposed_b, self._col)
         left = _Operand(k, a, self._transposed_a, self._row) if isinstance(a, SharedTile) else None
+        adds = ~zero if isinstance(zero, Traced) else not zero
         k.wgmma_fence()
         for depth in range(0, self._depth, DEPTH):
             column = right.at(0, depth)
@@ -161,7 +162,7 @@ class WgmmaProduct:
                 of_step = registers[depth // 4 : depth // 4 + 4]
                 rows = left.at(i * WARPGROUP_ROWS, depth) if left and not of_step else [_read(r) for r in of_step]
                 k.wgmma(
-                    block, rows, column, inputs=cores.dtype, accumulate=not (zero and depth == 0),
+                    block, rows, column, inputs=cores.dtype, accumulate=adds if depth == 0 else True,
                     transposed_a=self._transposed_a and not of_step, transposed_b=self._transposed_b,
                 )  # fmt: skip
         return cores.commit(self._sums)

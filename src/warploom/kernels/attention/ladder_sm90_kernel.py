@@ -19,7 +19,7 @@ class RungConsumer(Consumer):
             return
         # P·V of the block before, then this one's Q·Kᵀ and softmax
         with self._k.loop(tile.own.blocks, start=1) as step:
-            self._product.start(self._p, self._values.wait()).wait()
+            self._product.start(self._p, self._values.wait(), zero=step == 1).wait()
             self._values.release()
             self._keys.wait()
             self._scores.start(self._left(tile), self._keys.tile, zero=True).wait()

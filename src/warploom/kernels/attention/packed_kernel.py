@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -80,11 +81,16 @@ class PackedTiles(Tiles):
         count = self.pieces.count
         return Persistent(self.k, count, alternating=True) if self.config.persistent else Single(self.k, count)
 
-    def place(self, turn: Number) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
-        """(row, head, begin, rows) of queries, (head, begin, rows) of keys."""
+    def item(self, turn: Number) -> tuple[Traced, ...]:
+        """(head, first query, queries, first key, keys)."""
         piece = self.pieces.at(self.order.item(turn))
         q, k = piece.queries, piece.keys
-        return (0, piece.head, q.begin, q.count), (self.kv_head(piece.head), k.begin, k.count), (q.count, k.count)
+        return piece.head, *(self.k.value(x, u32) for x in (q.begin, q.count, k.begin, k.count))
+
+    def place(self, item: Sequence[Traced]) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
+        """(row, head, begin, rows) of queries, (head, begin, rows) of keys."""
+        head, begin, rows, first, keys = item
+        return (0, head, begin, rows), (self.kv_head(head), first, keys), (rows, keys)
 
     def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
         """Of (heads, total_q)."""

@@ -24,7 +24,7 @@ from warploom.lang.values import Number
 from warploom.tile.epilogue import store_row_values, store_rows
 from warploom.tile.mask import Mask, Visible
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
-from warploom.tile.product import MmaSync, Wgmma, load_left, zero
+from warploom.tile.product import MmaSync, Wgmma, load_left
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
 from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single
 from warploom.tile.softmax import Action, OnlineSoftmax, StaleSoftmax, nothing, put_ones
@@ -177,8 +177,12 @@ class Tiles(ABC):
         """A new :attr:`order`."""
 
     @abstractmethod
-    def place(self, turn: Number) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
-        """``queries`` and ``keys`` of a turn's :class:`Tile`, and how long their sequences are."""
+    def item(self, turn: Number) -> tuple[Traced, ...]:
+        """What tells the tile of a turn from others."""
+
+    @abstractmethod
+    def place(self, item: Sequence[Traced]) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
+        """``queries`` and ``keys`` of an item's :class:`Tile`, and how long their sequences are."""
 
     @abstractmethod
     def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
@@ -193,10 +197,13 @@ class Tiles(ABC):
         """Whose keys a head sees."""
         return head // self.features.group if self.features.group > 1 else head
 
-    def at(self, turn: Number, own_row: Traced | None = None) -> Tile:
-        """The tile of a turn; ``own_row``: as the consumer sees it whose 64 rows begin there in the tile."""
+    def at(self, turn: Number, own_row: Traced | None = None, item: Sequence[Traced] | None = None) -> Tile:
+        """The tile of a turn, by its :meth:`item` where that is known.
+
+        ``own_row``: as the consumer sees it whose 64 rows begin there in the tile.
+        """
         c, f = self.config, self.features
-        queries, keys, lengths = self.place(turn)
+        queries, keys, lengths = self.place(self.item(turn) if item is None else item)
         visible, lacking = Visible(f.window, f.ragged_kv), self.may_lack_keys
         mask = Mask(self.k, visible, (c.tile_m, c.tile_n), queries[0], lengths, may_lack_keys=lacking)
         if own_row is None or not c.skip_masked or f.window[1] is None:
@@ -222,13 +229,16 @@ class EvenTiles(Tiles):
             return Persistent(self.k, self.rows.count, alternating=self.rows.grouped)
         return Single(self.k)
 
-    def place(self, turn: Number) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
-        """(row, head, batch) of queries, (head, batch) of keys."""
+    def item(self, turn: Number) -> tuple[Traced, ...]:
+        """(row, head, batch)."""
         block, plane = self.rows.tile(self.order.item(turn))
         batch, head = self.heads.divide(plane)
-        row = block * self.config.tile_m
-        kv_head = self.kv_head(head)
-        return (row, head, batch), (kv_head, batch), self.lengths
+        return block * self.config.tile_m, head, batch
+
+    def place(self, item: Sequence[Traced]) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
+        """(row, head, batch) of queries, (head, batch) of keys."""
+        row, head, batch = item
+        return (row, head, batch), (self.kv_head(head), batch), self.lengths
 
     def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
         """Of (batch, heads, q_len)."""
@@ -276,30 +286,36 @@ class Consumer:
     def run(self) -> None:
         """All tiles of this CTA.
 
-        A tile's O leaves in the branch of the next tile's first step, so that ptxas mixes the two.
+        A tile's O leaves in the branch of the next tile's first step, so that ptxas mixes the two. What the next tile
+        is stays in registers: to find it takes as long as a block's exponentials.
         """
         k, count = self._k, self._tiles.order.count
         with self._turns.taken():
             if not self._config.persistent:
                 with self._tiles.order.any():
-                    self._begin(self._tile(0))
-                    self._blocks(self._tile(0))
-                    sink = self._sink(self._tile(0))
-                    self._last_product()
-                    self._store(self._tile(0), sink)
+                    tile = self._tile(0)
+                    self._begin(tile)
+                    self._blocks(tile)
+                    sink = self._sink(tile)
+                    self._last_product(tile)
+                    self._store(tile, sink)
                 return
             with self._tiles.order.any():
-                self._begin(self._tile(0))
+                first = self._tiles.item(0)
+                item = [k.register(u32, x, "item") for x in first]
+                self._begin(self._tile(0, first))
                 with k.loop(count) as turn:
-                    tile = self._tile(turn)
+                    tile = self._tile(turn, [x.get() for x in item])
                     self._blocks(tile)
                     sink = self._sink(tile)
                     with k.when(turn + 1 < count, uniform=True):
-                        self._step(self._tile(turn + 1), 0, first=True)
+                        following = self._tiles.item(turn + 1)
+                        self._step(self._tile(turn + 1, following), 0, before=tile)
                         self._store(tile, sink)
-                        zero(self._o)
+                        for kept, x in zip(item, following, strict=True):
+                            kept.set(x)
                     with k.otherwise():
-                        self._last_product()
+                        self._last_product(tile)
                         self._store(tile, sink)
 
     def _blocks(self, tile: Tile) -> None:
@@ -307,13 +323,13 @@ class Consumer:
         with self._k.loop(tile.own.blocks, start=1) as step:
             self._step(tile, step)
 
-    def _last_product(self) -> None:
+    def _last_product(self, tile: Tile) -> None:
         """The last P·V of the CTA: there is nothing to run beside it."""
         self._softmax.keep()
-        self._product.start(self._p, self._values.wait()).wait()
+        self._product.start(self._p, self._values.wait(), zero=tile.own.blocks == 1).wait()
 
-    def _tile(self, turn: Number) -> Tile:
-        return self._tiles.at(turn, self._row)
+    def _tile(self, turn: Number, item: Sequence[Traced] | None = None) -> Tile:
+        return self._tiles.at(turn, self._row, item)
 
     def _begin(self, tile: Tile) -> None:
         """The first scores of the CTA: there is nothing to run beside them."""
@@ -322,10 +338,13 @@ class Consumer:
         self._take_up(tile, 0, first=True)
         self._cores.pack(self._p, self._s)
         self._pass_over(tile, self._values)
-        zero(self._o)
 
-    def _step(self, tile: Tile, step: Number, *, first: bool = False) -> None:
-        """Q·Kᵀ of a block beside P·V of the block before, which may be the last of the tile before."""
+    def _step(self, tile: Tile, step: Number, *, before: Tile | None = None) -> None:
+        """Q·Kᵀ of a block beside P·V of the block before: for a tile's first step the last of the tile ``before``.
+
+        The first P·V of a tile does not look at what O was.
+        """
+        first, begins = before is not None, step == 1 if before is None else before.own.blocks == 1
         if first:
             self._softmax.keep()
             self._open(tile)
@@ -333,7 +352,7 @@ class Consumer:
             self._keys.wait()
         with self._turns:
             scores = self._scores.start(self._left(tile), self._keys.tile, zero=True)
-            product = self._product.start(self._p, self._values.wait())
+            product = self._product.start(self._p, self._values.wait(), zero=begins)
         scores.wait()
         rescale = self._take_up(tile, step, first=first)
         product.wait(self._s)
