@@ -45,7 +45,7 @@ CASES = {
     "wide, dQ": GradientCase(replace(WIDE, held_queries=1), 130, 100, CAUSAL),
     "sm_80": GradientCase(SM80, 80, 100, (20, 0)),
     "sm_80 in turn": GradientCase(replace(SM80, in_turn=True), 80, 100, CAUSAL),
-    "sm_80 groups": GradientCase(BackwardSm80(head_dim=72, tile_m=32, num_warps=4), 160, 100, (20, 0)),
+    "sm_80 groups": GradientCase(BackwardSm80(head_dim=72, tile_m=32, num_warps=4, held=1), 160, 100, (20, 0)),
     "sm_80, keys nobody sees": GradientCase(SM80, 20, 100, (10, 0)),
 }
 """Two tiles of keys or more; the first, or all of a CTA, visit so many blocks of rows that every ring wraps twice."""

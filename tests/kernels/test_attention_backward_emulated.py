@@ -78,7 +78,7 @@ CASES = {
     "sm_80 96": GradientCase(replace(GROUPS, head_dim=96), 130, 130),
     "sm_80 128": GradientCase(GROUPS, 130, 200),
     "sm_80 136": GradientCase(replace(GROUPS, head_dim=136, in_turn=True), 40, 100),
-    "sm_80 192": GradientCase(replace(GROUPS, head_dim=192), 70, 130),
+    "sm_80 192": GradientCase(replace(GROUPS, head_dim=192, held=3), 70, 130),
     "sm_80 256": GradientCase(replace(GROUPS, head_dim=256), 40, 100, CAUSAL),
     "sm_80 256 in 163 KiB": GradientCase(replace(GROUPS, head_dim=256, warp_keys=16, tile_m=32), 40, 70),
     "sm_80 256 in 99 KiB": GradientCase(

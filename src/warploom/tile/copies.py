@@ -331,13 +331,20 @@ class CopyRing:
         self._k.wait_group(pending)
         self._k.syncthreads()
 
-    def each(self, count: Traced, places: Callable[[Traced], Sequence[Place]], body: Callable[..., None]) -> None:
+    def each(
+        self, count: Traced, places: Callable[[Traced], Sequence[Place]], body: Callable[..., None],
+        *, ready: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """``body(j, *tiles)`` for j = 0 … ``count`` - 1, while the next tiles are on their way; one barrier a tile.
 
+        ``ready()`` is run before them, once the first tile is here, and what was copied earlier.
         The loop is unrolled over the stages, which are then known while tracing.
         """
         k, n = self._k, self.stages
         self.begin(count, places)
+        if ready is not None:
+            self.wait(n - 2)
+            ready()
 
         def turn(j: Traced, stage: int) -> None:
             self.wait(n - 2)

@@ -335,9 +335,16 @@ class MmaSyncProduct:
     def __init__(self, cores: MmaSync, sums: Fragment, a: WarpOperand | None, b: WarpOperand, depth: int) -> None:
         self._cores, self.sums, self._a, self._b, self.depth = cores, sums, a, b, depth
         self._rows, self._cols = sums.layout.tiles
+        self._held: dict[int, list[Registers]] = {}
         for operand in (a, b):
             if operand is not None:
                 operand.prepare(depth)
+
+    def hold(self, a: SharedTile, steps: int) -> None:
+        """Load so many of A's first k-steps here, before a loop: :meth:`start` does not read them again."""
+        left = self._left(a)
+        held = range(0, min(steps * DEPTH, self.depth), DEPTH)
+        self._held = {d: [left(i, d) for i in range(self._rows)] for d in held}
 
     def start(self, a: SharedTile | Fragment | Registers, b: SharedTile, *, zero: bool = False) -> Started:
         """Run it on a stage's tiles; ``zero``: sums begin anew."""
@@ -379,8 +386,8 @@ class MmaSyncProduct:
             return lambda _, d: [_read(r) for r in a[d // 4 : d // 4 + 4]]
         if self._a is None:
             raise TraceError(f"this product was made for A in registers, not for {a.name}")
-        operand = self._a.on(a)
-        return lambda i, d: operand.load(16 * i, d)
+        operand, held = self._a.on(a), self._held
+        return lambda i, d: held[d][i] if d in held else operand.load(16 * i, d)
 
 
 def _columns(loaded: Sequence[Registers]) -> list[Registers]:

@@ -20,7 +20,7 @@ _LONG = 2048
 MANY_TILES = 2048
 """Of keys, from which on they do: some 16 for each multiprocessor."""
 _ROOMY_HEAD = 192
-"""Up to this head_dim blocks of 64 keys have room beside 128 rows of Q and dO."""
+"""Up to this head_dim blocks of 64 keys have room beside 128 rows of Q and dO, and registers for parts of K and V."""
 _ROOMY_WIDTH = 384
 """Up to so many columns of Q and dO shared memory has three stages of both."""
 _WIDE_HEAD = 128
@@ -45,7 +45,14 @@ def _general(problem: BackwardProblem, target: Target, widest: int) -> list[Back
     base = BackwardSm80(head_dim=p.head_dim, dtype=p.dtype, v_dim=p.v_dim, in_turn=problem.deterministic)
     few, less, low = replace(base, num_warps=4), replace(base, warp_keys=16), replace(base, warp_keys=16, tile_m=32)
     two = widest <= _WIDE_HEAD and 2 * (few.shared_bytes + target.shared_reserved_per_block) <= target.shared_per_sm
-    return [few if two else base, less, low, replace(low, num_warps=4), replace(low, num_warps=4, tile_m=16)]
+    held = 3 if _WIDE_HEAD < widest <= _ROOMY_HEAD else 0
+    return [
+        few if two else replace(base, held=held),
+        less,
+        low,
+        replace(low, num_warps=4),
+        replace(low, num_warps=4, tile_m=16),
+    ]
 
 
 def _narrow(problem: BackwardProblem, widest: int) -> BackwardSm90:

@@ -36,6 +36,7 @@ class BackwardSm80(GradientDims):
     head_dim: int = flag(128, "elements per head", (64, 128, 256))
     dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
     v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
+    held: int = flag(0, "steps along head_dim of K and of V that stay in registers", (0, 2, 3))
     in_turn: bool = flag(False, "CTAs add to dQ in the order of their keys: equal bits from run to run")
 
     @property

@@ -198,8 +198,15 @@ class KeyGradients:
         """All blocks of query rows that see the keys, of all heads that share them."""
         zero(self._dk)
         zero(self._dv)
-        self._ring.each(self._mask.blocks * self._features.group, self._places, self._block)
+        ready = self._hold if self._config.held else None
+        self._ring.each(self._mask.blocks * self._features.group, self._places, self._block, ready=ready)
         self._store()
+
+    def _hold(self) -> None:
+        """Some of the warp's fragments of K and V, which every block needs."""
+        for strip in self._strips:
+            strip.form_s.hold(self._k_tile, self._config.held)
+            strip.form_dp.hold(self._v_tile, self._config.held)
 
     def _block_of(self, turn: Traced) -> tuple[Traced, Traced]:
         """(block of query rows, member of the group of heads)."""
