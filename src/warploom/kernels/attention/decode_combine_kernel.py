@@ -72,7 +72,8 @@ def attention_decode_combine(
     else:
         shares = Shares(k, span, batch, heads, ctas=ctas, gap=GAP)
         shares.survey()
-        place = shares.find(k.select(by_tile != 0, shares.start(k.cta_x), shares.of(k.cta_x)[1] - 1))
+        begin = shares.start(k.select(by_tile != 0, k.cta_x, 0))  # other numbers than a tile's have no sequence
+        place = shares.find(k.select(by_tile != 0, begin, shares.of(k.cta_x)[1] - 1))
         first, last = shares.ctas_of(place)
         count = k.select((by_tile != 0) | (first == k.cta_x), last - first + 1, 0)
         sequence, head, tile = place.sequence, place.head, place.tile
