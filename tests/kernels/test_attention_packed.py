@@ -11,7 +11,7 @@ import pytest
 
 from tests.hopper.mutants import edits, rewritten
 from warploom.core.dtypes import f16
-from warploom.emulate import emulate
+from warploom.emulate import Emulation, emulate
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.kernels.attention.packed import PackedConfig, PackedProblem, packed_calls
@@ -99,15 +99,20 @@ class Case:
 
     def run(self, program: Program | None = None, seed: int | None = None) -> list[str]:
         """What is wrong: findings, and sequences that float64 has otherwise. ``program`` in place of the second."""
+        arrays, done = self.launched(program, seed)
+        return [str(x) for one in done for x in one.findings] + self._wrong(arrays["out"], arrays["lse"])
+
+    def launched(self, program: Program | None = None, seed: int | None = None) -> tuple[Any, list[Emulation]]:
+        """The arrays after both launches, and how these went."""
         arrays = {name: x.copy() for name, x in self.arrays.items()}
         arrays["tiles"] = np.full(self.calls[0].workspace["tiles"], 0xDEADBEEF, np.uint32)
-        found: list[str] = []
+        done: list[Emulation] = []
         for call in self.calls:
             traced = call.source.program if program is None or call is self.calls[0] else program
             views = [describe(arrays[name]) for name in call.arrays]
             given = emulator_arguments(call.source.program, views, call.scalars, call.maps)
-            found += map(str, emulate(traced, call.grid, given, seed=seed).findings)
-        return found + self._wrong(arrays["out"], arrays["lse"])
+            done.append(emulate(traced, call.grid, given, seed=seed))
+        return arrays, done
 
     def _wrong(self, out: Any, lse: Any) -> list[str]:
         found: list[str] = []
@@ -160,6 +165,18 @@ def test_random_problems() -> None:
         window = [(None, None), (30, 0)][turn // 2]
         case = Case((SM80, SM90)[turn % 2], tuple(q.tolist()), tuple(k.tolist()), window)
         assert case.run(seed=turn) == [], case
+
+
+def test_a_consumer_without_rows_multiplies_one_block() -> None:
+    """Of five, beside one that has rows."""
+    products: list[int] = []
+    for rows in (20, 70):
+        case = Case(ForwardSm90(head_dim=32, tile_n=48), (rows,), (240,), heads=1)
+        assert case.run() == []
+        _, (_, work) = case.launched()
+        products.append(sum(n for name, n in work.executed.items() if name.startswith("wgmma.mma")))
+    few, many = products
+    assert few * 10 == many * 6 > 0
 
 
 def test_the_check_sees_a_missing_mask() -> None:

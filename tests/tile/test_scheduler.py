@@ -3,6 +3,7 @@
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,26 +11,29 @@ import numpy as np
 import pytest
 
 from tests.kernels.attention_cases import Case
-from tests.tile.support import clean
+from tests.tile.support import clean, escapes
 from warploom.core.dtypes import bf16
 from warploom.emulate import emulate
 from warploom.interop.arrays import describe
+from warploom.ir.program import Program
 from warploom.kernels.attention.problem import AttentionProblem, Operands
 from warploom.kernels.attention.reference import attention_error, attention_reference
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.lang import Global, Kernel, kernel, u32
+from warploom.lang import Global, Kernel, Traced, kernel, u32
 from warploom.ops.backends import emulator_arguments
 from warploom.tile.order import (
     L2_BYTES,
     Work,
     divisors,
     estimated_seconds,
+    heads_at_once,
     heads_together,
     order,
     planes_together,
     row_tiles,
 )
-from warploom.tile.scheduler import Divisor, GroupedTiles, Persistent, RowTiles, Single
+from warploom.tile.pipeline import Pipeline, ready
+from warploom.tile.scheduler import Claimed, Divisor, GroupedTiles, Persistent, RowTiles, Single
 
 
 @kernel(threads=32)
@@ -82,6 +86,11 @@ def test_groups_of_heads_are_as_large_as_each_other(heads: int) -> None:
         assert groups * size - heads < groups
 
 
+def test_a_group_has_a_tile_for_every_multiprocessor() -> None:
+    for tiles, wanted in ((16, 8), (256, 1), (1, 16)):
+        assert heads_together(L2_BYTES, 1, 16, heads_at_once(tiles, 120)) == wanted
+
+
 def test_alternating_rounds_go_the_other_way() -> None:
     """Nobody gets the first item of every round: three CTAs' items of six rounds differ by one each way."""
     _, turns = visited(1, 18, 3, tile="row by row", items="alternating")
@@ -89,6 +98,62 @@ def test_alternating_rounds_go_the_other_way() -> None:
     work = np.arange(18)[::-1]
     placed = [[3 * t + (c if t % 2 == 0 else 2 - c) for t in range(6)] for c in range(3)]
     assert len({int(work[items].sum()) for items in placed}) == 1
+
+
+@kernel(threads=96, requires="sm_90")
+def claims(k: Kernel, counter: Global[u32], taken: Global[u32], total: u32) -> None:
+    """taken[item] counts a thread that claims the item, a warp that waits to be told and one that asks ahead."""
+    told, work = Claimed.telling(k), Pipeline(k, k.shared(u32, 1, stages=3), readers=2)
+    ready(k, told, work)
+    order = Claimed(k, total, counter, told)
+
+    def take(turn: Traced) -> None:
+        item = order.item(turn)
+        with k.when(k.lane == 0):
+            k.atomic("add", taken, 1, item)
+
+    def worked_on(turn: Traced) -> None:
+        work.at(turn).wait()
+        k.syncwarp()
+        work.at(turn).release()
+
+    with k.warps(0, 1), k.when(k.thread == 0), order.turns(claims=True) as turn:
+        work.at(turn, filling=True).claim()
+        take(turn)
+        work.full.arrive(work.at(turn).stage)
+        order.claim(turn + 1)
+    with k.warps(1, 2), order.turns() as turn:
+        take(turn)
+        worked_on(turn)
+    with k.warps(2, 3):
+        for turn in range(2):
+            with k.when(order.has(turn), uniform=True):
+                take(k.value(turn, u32))
+        with order.turns(asks=True) as turn:
+            with k.when(order.has(turn + 2), uniform=True):
+                take(turn + 2)
+            worked_on(turn)
+
+
+def all_claimed(program: Program, seed: int | None, total: int = 13, ctas: int = 2) -> bool:
+    counter, taken = np.zeros(1, np.uint32), np.zeros(total + 1, np.uint32)
+    return clean(program, ctas, [counter, taken, total], seed) and bool((taken == [3] * total + [0]).all())
+
+
+@pytest.mark.parametrize("total", [0, 1, 4, 23])
+def test_every_item_is_claimed_once_whoever_comes_first(total: int) -> None:
+    for ctas, seed in ((1, None), (2, 0), (5, 1)):
+        assert all_claimed(claims.trace(), seed, total, ctas)
+
+
+def test_mutants_of_claims_are_caught() -> None:
+    """But for the fence that copies need, of which there are none, and a wait for work that asking ahead implies."""
+
+    def right(program: Program, seed: int | None) -> bool:
+        return all_claimed(program, seed) and all_claimed(program, seed, total=1)
+
+    spare = {"without fence.mbarrier_init.release.cluster": 1, "without mbarrier.try_wait.parity": 1}
+    assert escapes(claims.trace(), right) == Counter(spare)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

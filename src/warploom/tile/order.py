@@ -119,11 +119,16 @@ def most_pieces(rows: int, batch: int, tile_m: int) -> int:
     return (rows + batch * (tile_m - 1)) // tile_m
 
 
-def heads_together(keys: int, row_bytes: int, heads: int, *, by_row: bool = False) -> int:
-    """Heads that form a group: about as many as the L2 holds the keys of; ``row_bytes`` of each key are a head's.
+def heads_at_once(tiles: int, multiprocessors: int) -> int:
+    """Heads of so many tiles that run at a time: a smaller group shares the L2 with the next."""
+    return -(-multiprocessors // max(1, tiles))
 
-    ``by_row``: of the keys half, as tiles that run at a time see them up to about as many. Groups are as large as each
-    other, but for the last: a small one is an uneven load.
+
+def heads_together(keys: int, row_bytes: int, heads: int, least: int = 1) -> int:
+    """Heads that form a group: about as many as the L2 holds the keys of, and at least ``least``.
+
+    ``row_bytes`` of each key are a head's. Groups are as large as each other, but for the last: a small one is an
+    uneven load.
     """
-    most = max(1, min(heads, round(L2_BYTES * (2 if by_row else 1) / max(1, keys * row_bytes))))
+    most = min(heads, max(least, round(L2_BYTES / max(1, keys * row_bytes))))
     return -(-heads // -(-heads // most))

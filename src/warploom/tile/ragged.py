@@ -130,6 +130,11 @@ class PieceList:
         """How many tiles there are."""
         return self.words.load()
 
+    @property
+    def claimed(self) -> GlobalPointer:
+        """How many tiles have been claimed: what a :class:`.scheduler.Claimed` counts."""
+        return self.words + 1
+
     def at(self, number: Traced) -> Piece:
         """A tile."""
         place = self._entry(number)
@@ -203,7 +208,7 @@ class RaggedTiles:
         ahead, count = self._over_sequences(lambda j, q, n: self._longer(keys.count, sequence, j, n, self._tiles(q)))
         count = k.minimum(count, self.most)
         with k.when((sequence == 0) & (first == 0) & (k.lane == 0)):
-            to.words.store(count * self.heads)
+            to.words.store([count * self.heads, k.value(0, u32)])
         slots, fits = self._first_slot(sequence, queries.count, keys.count)
         with k.loop(own, start=first, step=step) as tile:
             place = ahead

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from warploom.core.dtypes import u32
+from warploom.core.dtypes import pred, u32
 from warploom.lang.kernel import Scalars
+from warploom.tile.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from warploom.lang import Kernel, Traced
+    from warploom.lang import GlobalPointer, Kernel, Traced
     from warploom.lang.values import Number
 
 
@@ -31,6 +33,14 @@ class Persistent:
     def any(self) -> AbstractContextManager[None]:
         """Where this CTA works on some item."""
         return self._k.when(self.count != 0, uniform=True)
+
+    def turns(self, *, claims: bool = False, asks: bool = False) -> AbstractContextManager[Traced]:
+        """A loop over this CTA's turns."""
+        return self._k.loop(self.count)
+
+    def has(self, turn: Number) -> Traced:
+        """Whether this CTA works on an item ``turn``."""
+        return turn < self.count
 
     def item(self, turn: Number) -> Traced:
         """The number of this CTA's item ``turn``."""
@@ -60,9 +70,97 @@ class Single:
         """Where this CTA works on some item."""
         return nullcontext() if self._total is None else self._k.when(self.count != 0, uniform=True)
 
+    def turns(self, *, claims: bool = False, asks: bool = False) -> AbstractContextManager[Traced]:
+        """A loop over this CTA's turns."""
+        return self._k.loop(self.count)
+
+    def has(self, turn: Number) -> Traced:
+        """Whether this CTA works on an item ``turn``."""
+        return turn < self.count
+
     def item(self, _turn: Number) -> Traced:
         """The number of this CTA's item."""
         return self._k.cta_x
+
+
+class Claimed:
+    """Work items 0 … ``total`` - 1 for the CTAs of a grid along x, each taken by the next CTA that becomes free.
+
+    What :class:`Persistent` is where nobody knows how long an item takes. ``counter``: a u32 in global memory, 0 at
+    first. One thread of each CTA ``claims``: in each of its turns it takes an item for the next one (:meth:`claim`), as
+    late as it can, and says so to the others through ``told``, a pipeline made by :meth:`telling`. They go through the
+    turns in order, at most two ahead of those that exist, and ask :meth:`has` before :meth:`item`. The kernel's other
+    pipelines keep the one that claims fewer than ``TOLD`` - 2 turns ahead of them.
+    """
+
+    TOLD, NONE = 8, (1 << 32) - 1
+
+    def __init__(self, k: Kernel, total: Traced, counter: GlobalPointer, told: Pipeline) -> None:
+        self._k, self._total, self._counter, self._told = k, total, counter, told
+        self._most = (total // k.grid_x) * 2 + 4
+        """Turns of a CTA: enough for all items if all CTAs take as many, and no other one has to come for that."""
+        self._claimed = k.register(u32, k.cta_x, "claimed")
+
+    @classmethod
+    def telling(cls, k: Kernel) -> Pipeline:
+        """The items of the last turns."""
+        return Pipeline(k, k.shared(u32, 1, name="claims", stages=cls.TOLD), readers=0)
+
+    def any(self) -> AbstractContextManager[None]:
+        """Where this CTA works on some item."""
+        return self._k.when(self.has(0), uniform=True)
+
+    @contextmanager
+    def turns(self, *, claims: bool = False, asks: bool = False) -> Iterator[Traced]:
+        """A loop over this CTA's turns; one thread ``claims`` them.
+
+        ``asks``: this one asks :meth:`has` by itself, for turn 0 before the loop, and in each turn for the next.
+        """
+        k, has = self._k, self._is_item if asks else self.has
+        if claims:
+            self._say(0)
+            with k.loop(self._most) as turn, k.when(self._claimed.get() < self._total):
+                yield turn
+            return
+        going = k.register(pred, has(0), "going")
+        with k.loop(self._most) as turn, k.when(going.get(), uniform=True):
+            yield turn
+            going.set(has(turn + 1))
+
+    def claim(self, turn: Number) -> None:
+        """The one that claims: an item for the next turn, which is number ``turn``."""
+        k = self._k
+        self._claimed.set(k.value(self.NONE, u32))
+        with k.when(turn < self._most):
+            self._claimed.set(k.grid_x + k.atomic("add", self._counter, 1))
+        self._say(turn)
+
+    def has(self, turn: Number) -> Traced:
+        """Whether this CTA works on an item ``turn``: waits until that is known."""
+        self._told.at(turn).wait()
+        return self._is_item(turn)
+
+    def item(self, turn: Number) -> Traced:
+        """The number of this CTA's item ``turn``."""
+        return self._told.at(turn).tile.load(0)
+
+    def _is_item(self, turn: Number) -> Traced:
+        return self.item(turn) < self._total
+
+    def _say(self, turn: Number) -> None:
+        """Which item a turn has; after the last one that the turn behind has none either."""
+        number = self._claimed.get()
+        self._put(turn, number)
+        with self._k.when(number >= self._total):
+            self._put(turn + 1, number)
+
+    def _put(self, turn: Number, number: Traced) -> None:
+        place = self._told.at(turn)
+        place.tile.store(number, 0)
+        self._told.full.arrive(place.stage)
+
+
+Order = Persistent | Single | Claimed
 
 
 class Divisor(Scalars):

@@ -75,6 +75,12 @@ class AttentionFeatures(ScoreOptions):
         return self.window != (None, None)
 
     @property
+    def by_row(self) -> bool:
+        """Whether later rows see more keys."""
+        left, right = self.window
+        return right is not None and left is None
+
+    @property
     def masked(self) -> bool:
         """Whether some scores are masked, so that a row may have none left."""
         return self.windowed or self.ragged_kv

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from warploom.kernels.attention.ladder_sm90 import RungSm90
-from warploom.kernels.attention.sm90_kernel import Consumer, Tile
+from warploom.kernels.attention.sm90_kernel import Consumer
+from warploom.kernels.attention.sm90_tiles import Tile
 from warploom.lang.values import Number
 from warploom.tile.softmax import Action, nothing
 

@@ -15,7 +15,7 @@ from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
+from warploom.tile.order import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces
 
 TYPICAL_LENGTH = 4096
 """Of a sequence, where a configuration is chosen by lengths: which ones come, the host does not know."""
@@ -70,12 +70,6 @@ class PackedProblem(ScoreOptions):
     def group(self) -> int:
         """Query heads of a head of keys."""
         return self.heads // self.kv_heads
-
-    @property
-    def by_row(self) -> bool:
-        """Whether later tiles of a sequence see more keys."""
-        left, right = self.window
-        return right is not None and left is None
 
     @property
     def flops(self) -> int:
@@ -144,21 +138,22 @@ def packed_calls(
     Arrays by their names: "q", "k", "v", "out", "lse", "sinks"; "q_starts", "k_starts", "q_used", "k_used".
     """
     work = config.call_packed(problem, strides, multiprocessors)
-    return listing(config, problem, overlap=work.overlaps), work
+    return listing(config, problem, multiprocessors, overlap=work.overlaps), work
 
 
-def listing(config: AttentionConfig, problem: PackedProblem, *, overlap: bool) -> KernelCall:
+def listing(config: AttentionConfig, problem: PackedProblem, multiprocessors: int, *, overlap: bool) -> KernelCall:
     """The launch that lists the tiles of all sequences; the next one may ``overlap`` with it."""
-    p, tile_m, by_row = problem, config.tile_m, problem.by_row
+    p, tile_m, by_row = problem, config.tile_m, problem.features.by_row
     source = KernelSource.of(
         f"attention.packed_kernel:list_tiles{'_sm90' if overlap else ''}", f"list_tiles_{tile_m}",
         tile_m=tile_m, by_row=by_row, used=p.used, overlap=overlap,
     )  # fmt: skip
     row_bytes = (p.head_dim + p.value_dim) * p.dtype.bytes // p.group
     most = most_pieces(p.total_q, p.batch, tile_m)
+    least = heads_at_once(p.total_q // tile_m, multiprocessors) if by_row else 1
     scalars: dict[str, Any] = {
         "total_q": p.total_q, "total_k": p.total_k, "batch": p.batch, "heads": p.heads, "most": most,
-        **divisors(together=heads_together(p.total_k, row_bytes, p.heads, by_row=by_row)),
+        **divisors(together=heads_together(p.total_k, row_bytes, p.heads, least)),
     }  # fmt: skip
     used = [name for name, is_used in zip(("q_used", "k_used"), p.used, strict=True) if is_used]
     grid = -(-p.batch // LISTING_WARPS), min(64, -(-p.total_q // (tile_m * LISTED_AT_ONCE))), 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 from warploom.core.dtypes import f32, u16, u32
@@ -13,13 +14,15 @@ from warploom.kernels.attention.packed import LISTING_WARPS
 from warploom.kernels.attention.sm80 import ForwardSm80
 from warploom.kernels.attention.sm80_kernel import QueryRows, attend
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.attention.sm90_kernel import TensorMaps, Tile, Tiles, run
+from warploom.kernels.attention.sm90_kernel import TensorMaps, run
+from warploom.kernels.attention.sm90_tiles import Tile, Tiles
 from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile import ragged
 from warploom.tile.copies import Rows
+from warploom.tile.pipeline import Pipeline
 from warploom.tile.ragged import PieceList, RaggedTiles, Sequences, Slots, sequence_boxes
-from warploom.tile.scheduler import Divisor, Persistent, Single
+from warploom.tile.scheduler import Claimed, Divisor, Order, Persistent, Single
 
 
 @kernel(threads=32 * LISTING_WARPS, drop_unused=True)
@@ -75,10 +78,17 @@ class PackedTiles(Tiles):
     total_q: Traced
     may_lack_keys: ClassVar[bool] = True
 
-    def schedule(self) -> Persistent | Single:
+    @cached_property
+    def claims(self) -> tuple[Pipeline, ...]:
+        """What the threads of a persistent kernel tell each other where later tiles of a sequence take longer."""
+        return (Claimed.telling(self.k),) if self.config.persistent and self.features.by_row else ()
+
+    def schedule(self) -> Order:
         """The tiles that are listed, once the list is there; the kernel's memory is set up meanwhile."""
         self.k.await_launch_before()
         count = self.pieces.count
+        if self.claims:
+            return Claimed(self.k, count, self.pieces.claimed, *self.claims)
         return Persistent(self.k, count, alternating=True) if self.config.persistent else Single(self.k, count)
 
     def item(self, turn: Number) -> tuple[Traced, ...]:
@@ -91,6 +101,14 @@ class PackedTiles(Tiles):
         """(row, head, begin, rows) of queries, (head, begin, rows) of keys."""
         head, begin, rows, first, keys = item
         return (0, head, begin, rows), (self.kv_head(head), first, keys), (rows, keys)
+
+    def at(self, turn: Number, own_row: Traced | None = None, item: Sequence[Traced] | None = None) -> Tile:
+        """The tile of a turn. A consumer whose rows are all beyond the sequence works on one block."""
+        tile = super().at(turn, own_row, item)
+        if own_row is None or self.config.consumers == 1:
+            return tile
+        *_, rows = tile.queries
+        return replace(tile, idle=self.k.select(own_row >= rows, tile.own.blocks - 1, 0))
 
     def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
         """Of (heads, total_q)."""

@@ -16,7 +16,7 @@ from warploom.kernels.attention.packed import misfits as packed_misfits
 from warploom.kernels.attention.sm90 import ForwardSm90
 from warploom.kernels.settings import violated
 from warploom.kernels.source import KernelCall, KernelSource
-from warploom.tile.order import ENTRY_WORDS, divisors, heads_together, most_pieces
+from warploom.tile.order import ENTRY_WORDS, divisors, heads_at_once, heads_together, most_pieces
 from warploom.tile.panels import box_rows
 
 PagedConfig = Decode | ForwardSm90
@@ -59,7 +59,7 @@ def paged_calls(
     """The launches of a configuration on arrays that lie so."""
     if isinstance(config, Decode):
         return config.calls(problem, operands, multiprocessors)
-    return _listing(config, problem, operands), _tiled(config, problem, operands, multiprocessors)
+    return _listing(config, problem, operands, multiprocessors), _tiled(config, problem, operands, multiprocessors)
 
 
 def _unlisted(p: DecodeProblem, operands: DecodeOperands) -> list[str]:
@@ -93,9 +93,9 @@ def _most(config: ForwardSm90, p: DecodeProblem) -> int:
     return most_pieces(p.q_len if p.packed else p.batch * p.q_len, p.batch, config.tile_m)
 
 
-def _listing(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands) -> KernelCall:
+def _listing(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands, multiprocessors: int) -> KernelCall:
     """The launch that lists the tiles of all sequences."""
-    tile_m, by_row = config.tile_m, _as_packed(p, operands).by_row
+    tile_m, by_row = config.tile_m, _as_packed(p, operands).features.by_row
     source = KernelSource.of(
         "attention.paged_kernel:list_paged_tiles", f"list_paged_tiles_{tile_m}",
         tile_m=tile_m, by_row=by_row, packed=p.packed,
@@ -103,10 +103,12 @@ def _listing(config: ForwardSm90, p: DecodeProblem, operands: DecodeOperands) ->
     q_pitch, k_pitch = _pitches(p, operands)
     keys = min(p.pages * p.page_size, p.batch * p.capacity) if p.page_size else p.batch * p.capacity
     most, row_bytes = _most(config, p), 2 * p.head_dim * p.dtype.bytes // p.group
+    rows = p.q_len if p.packed else p.batch * p.q_len
+    least = heads_at_once(rows // tile_m, multiprocessors) if by_row else 1
     scalars: dict[str, Any] = {
         "total_q": p.q_len, "q_len": p.q_len, "q_pitch": q_pitch, "capacity": p.capacity,
         "k_pitch": 1 if p.page_size else k_pitch, "batch": p.batch, "heads": p.heads, "most": most,
-        **divisors(together=heads_together(keys, row_bytes, p.heads, by_row=by_row)),
+        **divisors(together=heads_together(keys, row_bytes, p.heads, least)),
     }  # fmt: skip
     grid = -(-p.batch // LISTING_WARPS), min(64, -(-p.q_len // (tile_m * LISTED_AT_ONCE))), 1
     arrays = *(["starts"] if p.packed else ()), "lengths", "tiles"

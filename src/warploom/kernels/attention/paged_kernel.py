@@ -11,7 +11,8 @@ from warploom.kernels.attention.features import AttentionFeatures
 from warploom.kernels.attention.packed import LISTING_WARPS
 from warploom.kernels.attention.packed_kernel import PackedTiles
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.kernels.attention.sm90_kernel import TensorMaps, Tile, run
+from warploom.kernels.attention.sm90_kernel import TensorMaps, run
+from warploom.kernels.attention.sm90_tiles import Tile
 from warploom.lang import Global, GlobalPointer, Kernel, TensorMap, Traced, kernel
 from warploom.lang.values import Number
 from warploom.tile.cache import Pages
@@ -78,15 +79,15 @@ class PagedTiles(PackedTiles):
     pitch: Traced
     logs: LseOfCache
 
-    def feed(self, tile: Tile, blocks_in: Cursor) -> None:
+    def feed_part(self, tile: Tile, blocks_in: Cursor, first: Number, end: Traced) -> None:
         """Which pages a block lies in is read while the block before it is waited for."""
         if self.pages is None:
-            super().feed(tile, blocks_in)
+            super().feed_part(tile, blocks_in, first, end)
             return
         head, sequence, keys = (self.k.value(x, u32) for x in tile.keys)
         runs = PageRuns(self.k, self.pages, self.pitch, self.config.tile_n)
-        runs.look_up(sequence, tile.mask.block(0))
-        with self.k.loop(tile.mask.blocks) as step:
+        runs.look_up(sequence, tile.mask.block(first))
+        with self.k.loop(end, start=first) as step:
             blocks_in.put((head, *runs.at(tile.mask.block(step), keys)))
             runs.look_up(sequence, tile.mask.block(step + 1))
 

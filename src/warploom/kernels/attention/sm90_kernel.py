@@ -7,26 +7,23 @@ P·V of this one, while the finished output leaves through the buffer that held 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
 
 from warploom.core.dtypes import f32, u32
 from warploom.isa.async_copy import Eviction
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.attention.sm90_tiles import EvenTiles, Tile, Tiles
 from warploom.kernels.source import named
-from warploom.lang import Global, GlobalPointer, Kernel, SharedTile, TensorMap, Traced, kernel
+from warploom.lang import Global, Kernel, SharedTile, TensorMap, Traced, kernel
 from warploom.lang.hopper import TensorMapHandle
 from warploom.lang.values import Number
 from warploom.tile.epilogue import store_row_values, store_rows
-from warploom.tile.mask import Mask, Visible
 from warploom.tile.pipeline import Boxes, Cursor, Pipeline, operand_tile, ready
 from warploom.tile.product import MmaSync, Wgmma, load_left
 from warploom.tile.roles import WARPGROUP_ROWS, Turns, consumer, producer
-from warploom.tile.scheduler import Divisor, Persistent, RowTiles, Single
+from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.softmax import Action, OnlineSoftmax, StaleSoftmax, nothing, put_ones
 
 
@@ -96,7 +93,7 @@ def run(k: Kernel, config: ForwardSm90, maps: TensorMaps, tiles: Tiles) -> None:
     output = Pipeline(k, q_tile, writers=4, readers=0, parts=c.consumers, cols=c.value_dim, name="O")
     if c.sum_column:
         put_ones(k, v_tile, v_tile.layout.cols - c.spare_cols, c.dtype)
-    ready(k, queries, keys, values, output)
+    ready(k, queries, keys, values, output, *tiles.claims)
 
     order = tiles.order
     kind: type[Consumer] = named(c.consumer)
@@ -104,8 +101,8 @@ def run(k: Kernel, config: ForwardSm90, maps: TensorMaps, tiles: Tiles) -> None:
         for thread, stream in ((0, keys), (32, values)):
             with k.when(k.thread == thread):
                 blocks_in = stream.producer()
-                with k.loop(order.count) as turn:
-                    tiles.feed(tiles.at(turn), blocks_in)
+                with order.turns(claims=thread == 0) as turn:
+                    tiles.feed(tiles.at(turn), blocks_in, claims=thread == 0)
         for thread, parts in ((64, range(0, c.consumers, 2)), (96, range(1, c.consumers, 2))):
             with k.when(k.thread == thread):
                 exchange(k, tiles, queries, output, maps.o, parts)
@@ -116,134 +113,18 @@ def run(k: Kernel, config: ForwardSm90, maps: TensorMaps, tiles: Tiles) -> None:
 
 def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes: Boxes, parts: range) -> None:
     """One thread: some consumers' Q of each tile in, and their O out of the same stage, where a next Q may follow."""
-    stages = tiles.config.q_stages
+    stages, order = tiles.config.q_stages, tiles.order
     for turn in range(stages):
-        with k.when(tiles.order.count > turn):
+        with k.when(order.has(turn)):
             for part in parts:
                 queries.at(turn, part).put(tiles.at(turn).q_place(part))
-    with k.loop(tiles.order.count) as turn:
+    with order.turns(asks=bool(parts)) as turn:
         tile = tiles.at(turn)
         for part in parts:
             output.at(turn, part).send(boxes, tile.q_place(part))
             if tiles.config.persistent:
-                with k.when(turn + stages < tiles.order.count):
+                with k.when(order.has(turn + stages)):
                     queries.at(turn + stages, part).put(tiles.at(turn + stages).q_place(part))
-
-
-@dataclass(frozen=True)
-class Tile:
-    """``tile_m`` query rows of one head, a CTA's turn. A consumer sees ``own`` of its keys, after ``masked`` blocks.
-
-    ``queries``: where its first row lies: the row, and what else the boxes' places have; ``keys``: what theirs have
-    beside the row. ``own_row``: where the consumer's rows begin among those that ``own`` is about.
-    """
-
-    turn: Number
-    queries: tuple[Number, ...]
-    keys: tuple[Number, ...]
-    tile_n: int
-    mask: Mask
-    own: Mask
-    own_row: Number = 0
-    masked: Traced | None = None
-
-    def q_place(self, consumer: int) -> tuple[Number, ...]:
-        """Where Q and O of a consumer lie."""
-        return self.queries[0] + consumer * WARPGROUP_ROWS, *self.queries[1:]
-
-    def kv_place(self, block: Traced) -> tuple[Number, ...]:
-        """Where a block of its K and V lies."""
-        return block * self.tile_n, *self.keys
-
-
-@dataclass(frozen=True)
-class Tiles(ABC):
-    """The tiles of a CTA by its turns; ``lse``: where log-sum-exps go, ``sinks``: (heads,)."""
-
-    k: Kernel
-    config: ForwardSm90
-    features: AttentionFeatures
-    lse: GlobalPointer
-    sinks: GlobalPointer
-    may_lack_keys: ClassVar[bool] = False
-
-    @cached_property
-    def order(self) -> Persistent | Single:
-        """Which tiles this CTA takes: first asked for before the roles part."""
-        return self.schedule()
-
-    @abstractmethod
-    def schedule(self) -> Persistent | Single:
-        """A new :attr:`order`."""
-
-    @abstractmethod
-    def item(self, turn: Number) -> tuple[Traced, ...]:
-        """What tells the tile of a turn from others."""
-
-    @abstractmethod
-    def place(self, item: Sequence[Traced]) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
-        """``queries`` and ``keys`` of an item's :class:`Tile`, and how long their sequences are."""
-
-    @abstractmethod
-    def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
-        """Where its log-sum-exps go: element 0, the tile's first row's, and one past the last."""
-
-    def feed(self, tile: Tile, blocks_in: Cursor) -> None:
-        """One thread: the blocks of a tile's K or V into its ring."""
-        with self.k.loop(tile.mask.blocks) as step:
-            blocks_in.put(tile.kv_place(tile.mask.block(step)))
-
-    def kv_head(self, head: Traced) -> Traced:
-        """Whose keys a head sees."""
-        return head // self.features.group if self.features.group > 1 else head
-
-    def at(self, turn: Number, own_row: Traced | None = None, item: Sequence[Traced] | None = None) -> Tile:
-        """The tile of a turn, by its :meth:`item` where that is known.
-
-        ``own_row``: as the consumer sees it whose 64 rows begin there in the tile.
-        """
-        c, f = self.config, self.features
-        queries, keys, lengths = self.place(self.item(turn) if item is None else item)
-        visible, lacking = Visible(f.window, f.ragged_kv), self.may_lack_keys
-        mask = Mask(self.k, visible, (c.tile_m, c.tile_n), queries[0], lengths, may_lack_keys=lacking)
-        if own_row is None or not c.skip_masked or f.window[1] is None:
-            return Tile(turn, queries, keys, c.tile_n, mask, mask, 0 if own_row is None else own_row)
-        own = Mask(
-            self.k, visible, (WARPGROUP_ROWS, c.tile_n), queries[0] + own_row, lengths, begin=mask.begin,
-            may_lack_keys=lacking,
-        )  # fmt: skip
-        return Tile(turn, queries, keys, c.tile_n, mask, own, masked=mask.blocks - own.blocks)
-
-
-@dataclass(frozen=True)
-class EvenTiles(Tiles):
-    """Those of sequences of one length."""
-
-    rows: RowTiles
-    heads: Divisor
-    lengths: tuple[Traced, Traced]
-
-    def schedule(self) -> Persistent | Single:
-        """All tiles that there are."""
-        if self.config.persistent:
-            return Persistent(self.k, self.rows.count, alternating=self.rows.grouped)
-        return Single(self.k)
-
-    def item(self, turn: Number) -> tuple[Traced, ...]:
-        """(row, head, batch)."""
-        block, plane = self.rows.tile(self.order.item(turn))
-        batch, head = self.heads.divide(plane)
-        return block * self.config.tile_m, head, batch
-
-    def place(self, item: Sequence[Traced]) -> tuple[tuple[Number, ...], tuple[Number, ...], tuple[Traced, Traced]]:
-        """(row, head, batch) of queries, (head, batch) of keys."""
-        row, head, batch = item
-        return (row, head, batch), (self.kv_head(head), batch), self.lengths
-
-    def lse_of(self, tile: Tile) -> tuple[GlobalPointer, Number, Traced]:
-        """Of (batch, heads, q_len)."""
-        (row, head, batch), q_len = tile.queries, self.lengths[0]
-        return self.lse + self.k.mul_wide(batch * self.heads.value + head, q_len), row, q_len
 
 
 class Consumer:
@@ -289,10 +170,10 @@ class Consumer:
         A tile's O leaves in the branch of the next tile's first step, so that ptxas mixes the two. What the next tile
         is stays in registers: to find it takes as long as a block's exponentials.
         """
-        k, count = self._k, self._tiles.order.count
+        k, order = self._k, self._tiles.order
         with self._turns.taken():
             if not self._config.persistent:
-                with self._tiles.order.any():
+                with order.any():
                     tile = self._tile(0)
                     self._begin(tile)
                     self._blocks(tile)
@@ -300,15 +181,15 @@ class Consumer:
                     self._last_product(tile)
                     self._store(tile, sink)
                 return
-            with self._tiles.order.any():
+            with order.any():
                 first = self._tiles.item(0)
                 item = [k.register(u32, x, "item") for x in first]
                 self._begin(self._tile(0, first))
-                with k.loop(count) as turn:
+                with order.turns(asks=True) as turn:
                     tile = self._tile(turn, [x.get() for x in item])
                     self._blocks(tile)
                     sink = self._sink(tile)
-                    with k.when(turn + 1 < count, uniform=True):
+                    with k.when(order.has(turn + 1), uniform=True):
                         following = self._tiles.item(turn + 1)
                         self._step(self._tile(turn + 1, following), 0, before=tile)
                         self._store(tile, sink)
@@ -320,13 +201,17 @@ class Consumer:
 
     def _blocks(self, tile: Tile) -> None:
         """All blocks of a tile after the first, whose P is there: O but for the last product."""
-        with self._k.loop(tile.own.blocks, start=1) as step:
+        with self._k.loop(tile.steps, start=1) as step:
             self._step(tile, step)
+        if tile.idle is not None:
+            with self._k.loop(tile.idle):
+                self._leave(self._keys, self._turns)
+                self._leave(self._values)
 
     def _last_product(self, tile: Tile) -> None:
         """The last P·V of the CTA: there is nothing to run beside it."""
         self._softmax.keep()
-        self._product.start(self._p, self._values.wait(), zero=tile.own.blocks == 1).wait()
+        self._product.start(self._p, self._values.wait(), zero=tile.steps == 1).wait()
 
     def _tile(self, turn: Number, item: Sequence[Traced] | None = None) -> Tile:
         return self._tiles.at(turn, self._row, item)
@@ -344,7 +229,7 @@ class Consumer:
 
         The first P·V of a tile does not look at what O was.
         """
-        first, begins = before is not None, step == 1 if before is None else before.own.blocks == 1
+        first, begins = before is not None, step == 1 if before is None else before.steps == 1
         if first:
             self._softmax.keep()
             self._open(tile)
@@ -399,10 +284,14 @@ class Consumer:
         if tile.masked is None:
             return
         with self._k.loop(tile.masked):
-            cursor.wait()
-            cursor.release()
-            if turns is not None:
-                turns.pass_over()
+            self._leave(cursor, turns)
+
+    def _leave(self, cursor: Cursor, turns: Turns | None = None) -> None:
+        """A block given back unread, and with its scores the turn."""
+        cursor.wait()
+        cursor.release()
+        if turns is not None:
+            turns.pass_over()
 
     def _sink(self, tile: Tile) -> Traced | None:
         """The sink of a tile's head, if there is one: on its way while the last products run."""
