@@ -249,6 +249,15 @@ def test_under_a_causal_mask_row_sums_in_registers_leave_q_in_shared_memory(
     assert config.q_in_registers == in_registers
 
 
+def test_a_chunk_of_a_prompt_takes_the_tiles_of_as_many_keys() -> None:
+    """At head_dim 64 and a causal mask; a window bounds the keys."""
+    prompt = AttentionProblem(4, 32, 32, 8000, 8000, 64, bf16, (None, 0))
+    chunk = replace(prompt, q_len=512)
+    assert choose(chunk, target("sm_90a"))[0] == choose(prompt, target("sm_90a"))[0]
+    near = [replace(x, window=(200, 0)) for x in (prompt, chunk)]
+    assert len({choose(x, target("sm_90a"))[0] for x in near}) == 1
+
+
 def test_a_problem_for_no_kernel_says_why() -> None:
     with pytest.raises(ProblemError, match="head_dim 264"):
         choose(replace(PROBLEM, head_dim=264), target("sm_90a"))

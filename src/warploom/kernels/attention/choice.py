@@ -111,7 +111,9 @@ def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     ends = problem.window[1] is not None
     rows = _APART.get((problem.head_dim, problem.value_dim, ends)) or _BY_LENGTH[widths[0], ends]
     left, right = problem.window
-    seen = problem.q_len if left is None or right is None else min(problem.q_len, left + right + 1)
+    chunk = ends and widths[0] == 64 and problem.q_len > _SHORT  # of a prompt: tiles for as many keys, not queries
+    length = max(problem.q_len, problem.kv_len) if chunk else problem.q_len
+    seen = length if left is None or right is None else min(length, left + right + 1)
     tuned = next(replace(base, **flags) for most, flags in rows if seen <= most)
     if ends and widths[0] == problem.value_dim == 128 and not columns:  # the row sums take the registers that Q would
         tuned = replace(tuned, q_in_registers=False)
