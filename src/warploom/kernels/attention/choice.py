@@ -11,7 +11,7 @@ from warploom.core.targets import Target
 from warploom.kernels.attention.decode import Decode, DecodeProblem, decode_configuration
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.kernels.attention.sm90 import ForwardSm90
+from warploom.kernels.attention.sm90 import ROWS, ForwardSm90
 
 _WIDE_HEAD = 128
 """Above this head_dim a warp's registers hold the output of 16 query rows, not 32."""
@@ -111,8 +111,9 @@ def _sm90_candidates(problem: AttentionProblem) -> tuple[ForwardSm90, ...]:
     ends = problem.window[1] is not None
     rows = _APART.get((problem.head_dim, problem.value_dim, ends)) or _BY_LENGTH[widths[0], ends]
     left, right = problem.window
-    chunk = ends and widths[0] == 64 and problem.q_len > _SHORT  # of a prompt: tiles for as many keys, not queries
-    length = max(problem.q_len, problem.kv_len) if chunk else problem.q_len
+    length = problem.q_len
+    if ends and widths[0] == 64 and length > _SHORT and length * problem.planes > ROWS * MULTIPROCESSORS:
+        length = max(length, problem.kv_len)  # a chunk of a prompt, with tiles for every SM
     seen = length if left is None or right is None else min(length, left + right + 1)
     tuned = next(replace(base, **flags) for most, flags in rows if seen <= most)
     if ends and widths[0] == problem.value_dim == 128 and not columns:  # the row sums take the registers that Q would
