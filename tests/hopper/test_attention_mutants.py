@@ -43,7 +43,7 @@ def test_one_mutant_of_each_kind_is_caught(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("h1", " in exchange"), ("masked blocks", "try_wait.parity in _pass_over")],
+    [("h1", " in exchange"), ("masked blocks", "try_wait.parity in _leave")],
     ids=["one tile a CTA", "passed over"],
 )
 def test_every_mutant_of_a_place_is_caught(name: str, place: str) -> None:
