@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, cast
 from warploom.core.dtypes import f16
 from warploom.lang import SharedTile
 from warploom.layout.linear import LinearMap
-from warploom.tile.product import DEPTH, A, B, C, MmaSync, Registers, WarpOperand
+from warploom.tile.operands import B_PAIR, DEPTH, A, B, C, Registers, WarpOperand
+from warploom.tile.product import MmaSync
 
 if TYPE_CHECKING:
     from warploom.lang import Fragment, Kernel, Mutable, Traced
     from warploom.lang.values import Number
 
-_PAIR = B.tile(1, 2)
 QUAD = 4
 """Neighbouring columns of sums that a thread has."""
 LANES = LinearMap({"lane": [(row, 2 * col) for row, col in C.atom.bases("lane")]}, {"row": 8, "col": DEPTH})
@@ -51,7 +51,7 @@ class ProductAlongRows:
         rows, cols = sums.layout.shape
         self._rows = rows // 16
         self._a = WarpOperand(k, a, A, rows, warp, False) if isinstance(a, SharedTile) else None
-        self._b = WarpOperand(k, b, _PAIR if cols % DEPTH == 0 else B, cols, 0, True)
+        self._b = WarpOperand(k, b, B_PAIR if cols % DEPTH == 0 else B, cols, 0, True)
         if self._a is not None:
             self._a.prepare(depth)
         self._b.prepare(-(-depth // (2 * DEPTH)) * DEPTH)
@@ -85,7 +85,7 @@ class ProductDownRows:
     def __init__(self, k: Kernel, sums: Fragment, b: SharedTile, depth: int, first: Number) -> None:
         self._cores, self._sums, self._depth = MmaSync(k, f16), sums, depth
         cols = sums.layout.shape[1] // 2
-        self._b = WarpOperand(k, b, _PAIR if cols % DEPTH == 0 else B, cols, 0, False, first)
+        self._b = WarpOperand(k, b, B_PAIR if cols % DEPTH == 0 else B, cols, 0, False, first)
         self._b.prepare(depth)
 
     def start(self, a: Fragment, b: SharedTile) -> None:

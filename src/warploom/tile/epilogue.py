@@ -19,8 +19,8 @@ from warploom.layout.linear import LinearMap
 from warploom.layout.matrix_access import stmatrix_plan
 from warploom.layout.reduction import reduction_plan
 from warploom.tile.copy_plan import CopyPlan
+from warploom.tile.operands import Part
 from warploom.tile.pipeline import Boxes
-from warploom.tile.product import Part
 from warploom.tile.roles import WARPGROUP, WARPGROUP_ROWS
 
 PIECE = mma_fragment("m16n8k16", "C", 16).tile(1, 2)

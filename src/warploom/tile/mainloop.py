@@ -9,7 +9,8 @@ from warploom.core.dtypes import u32
 from warploom.lang import Fragment, Kernel, Mutable, SharedTile, Traced
 from warploom.lang.values import Number
 from warploom.tile.copies import CopyRing, Place
-from warploom.tile.product import DEPTH, Registers, zero
+from warploom.tile.operands import DEPTH, Registers
+from warploom.tile.product import zero
 
 
 class SteppedProduct(Protocol):

@@ -10,7 +10,7 @@ from warploom.lang.fragments import TileAddresses
 from warploom.layout.catalogue import wgmma_operand
 from warploom.layout.linear import LinearMap
 from warploom.layout.matrix_access import stmatrix_plan
-from warploom.tile.product import DEPTH, A
+from warploom.tile.operands import DEPTH, A
 from warploom.tile.roles import WARPGROUP
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from warploom.tile.accumulation import fetch_part, part_tile, store_part
 from warploom.tile.epilogue import await_sent, send_rows
 from warploom.tile.gradient import SoftmaxGradient, score_gradients
 from warploom.tile.mask import Mask
+from warploom.tile.operands import DEPTH
 from warploom.tile.pipeline import Boxes, Pipeline, operand_tile, ready
-from warploom.tile.product import DEPTH, Wgmma, load_left, scale, zero
+from warploom.tile.product import Wgmma, load_left, scale, zero
 from warploom.tile.roles import WARPGROUP_ROWS, consumer, producer, threads_of
 from warploom.tile.scheduler import Divisor, RowTiles
 from warploom.tile.transposed import column_values, row_values

@@ -38,8 +38,9 @@ from warploom.tile.cache import Pages, Source, WarpRing
 from warploom.tile.eight_bits import LANES, ProductAlongRows, ProductDownRows, columns
 from warploom.tile.mask import Visible, hide
 from warploom.tile.merge import merged
+from warploom.tile.operands import DEPTH
 from warploom.tile.pipeline import operand_tile
-from warploom.tile.product import DEPTH, MmaSync, load_left, zero
+from warploom.tile.product import MmaSync, load_left, zero
 from warploom.tile.shares import Cursor, Shares
 from warploom.tile.softmax import OnlineSoftmax
 

@@ -18,7 +18,8 @@ from warploom.tile.copies import CopyRing, Place
 from warploom.tile.copy_plan import CopyPlan
 from warploom.tile.epilogue import Staging, Sums, Target, read, store_registers
 from warploom.tile.mainloop import accumulate, advance
-from warploom.tile.product import Registers, zero
+from warploom.tile.operands import Registers
+from warploom.tile.product import zero
 from warploom.tile.scheduler import GroupedTiles
 
 Places = Callable[[Traced], Sequence[Place]]

@@ -14,7 +14,7 @@ from warploom.layout.catalogue import mma_fragment
 from warploom.layout.linear import LinearMap
 from warploom.layout.matrix_access import ldmatrix_plan
 from warploom.layout.wmma import Order
-from warploom.tile.product import Registers
+from warploom.tile.operands import Registers
 
 SHAPE, WMMA_SHAPE = "m16n8k16", "m16n16k16"
 A, B, C = (mma_fragment(SHAPE, operand) for operand in "ABC")
