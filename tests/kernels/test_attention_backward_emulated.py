@@ -64,7 +64,6 @@ CASES = {
     "sm_80 scale": GradientCase(SM80, 150, 200, heads=(2, 2), scale=-0.3),
     "sm_80 16 keys a warp": GradientCase(BackwardSm80(head_dim=64, warp_keys=16), 100, 150, CAUSAL),
     "sm_80 in turn": GradientCase(replace(SM80, in_turn=True), 150, 130, CAUSAL),
-    "sm_80 three stages": GradientCase(replace(SM80, stages=3), 200, 200, CAUSAL),
     "sm_80 more queries than keys": GradientCase(SM80, 300, 140, CAUSAL),
     "sm_80 window": GradientCase(SM80, 260, 300, (40, 20)),
     "sm_80 keys nobody sees": GradientCase(SM80, 64, 400, (10, 0)),

@@ -15,6 +15,8 @@ from warploom.kernels.settings import flag, violated
 from warploom.kernels.source import KernelCall, KernelSource
 from warploom.tile.order import most_pieces
 
+STAGES = 2
+"""Blocks of Q and dO in flight."""
 _MOST_SUMS = 2048
 """Elements of dK, and as many of dV, that a warp's registers hold."""
 _MOST_SCORES = 1024
@@ -32,11 +34,10 @@ class BackwardSm80(GradientDims):
     tile_m: int = flag(64, "query rows per step", (16, 32, 64))
     num_warps: int = flag(8, "warps per CTA", (4, 8))
     warp_keys: int = flag(32, "keys of a group of warps", (16, 32))
-    stages: int = flag(2, "blocks of Q and dO in flight", (2, 3))
     head_dim: int = flag(128, "elements per head", (64, 128, 256))
     dtype: DType = flag(bf16, "element type of the inputs and gradients", (bf16, f16))
     v_dim: int = flag(0, "elements per head of V and O, if they are not head_dim", (0,))
-    held: int = flag(0, "steps along head_dim of K and of V that stay in registers", (0, 2, 3))
+    held: int = flag(0, "steps along head_dim of K and of V that stay in registers", (0, 3))
     in_turn: bool = flag(False, "CTAs add to dQ in the order of their keys: equal bits from run to run")
 
     @property
@@ -100,7 +101,7 @@ class BackwardSm80(GradientDims):
     @property
     def shared_bytes(self) -> int:
         """Shared memory for the tiles, in bytes."""
-        rows = self.keys + self.stages * self.tile_m
+        rows = self.keys + STAGES * self.tile_m
         scores = self.keys * self.tile_m * (2 if self.parts > 1 else 1)
         return (rows * (self.width + self.value_width) + scores) * self.dtype.bytes
 
@@ -112,7 +113,6 @@ class BackwardSm80(GradientDims):
             (self.tile_m in (16, 32, 64) and self.tile_m % step == 0,
              f"tile_m {self.tile_m} is not 16, 32 or 64, copied {step} rows at once"),
             (self.warp_keys in (16, 32), f"a group of warps has 16 or 32 keys, not {self.warp_keys}"),
-            (self.stages >= 2, "the ring has at least 2 stages"),
         ]  # fmt: skip
 
     def misfits(self, problem: BackwardProblem) -> list[str]:

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from warploom.core.dtypes import f32, u16, u32
-from warploom.kernels.attention.backward_sm80 import BackwardSm80
+from warploom.kernels.attention.backward_sm80 import STAGES, BackwardSm80
 from warploom.kernels.attention.features import PLAIN, AttentionFeatures
 from warploom.lang import Fragment, Global, GlobalPointer, Kernel, SharedTile, Traced, kernel
 from warploom.lang.values import Number
@@ -136,8 +136,8 @@ class KeyGradients:
         self._part = self._number % c.parts if c.parts > 1 else 0
         self._k_tile = operand_tile(k, c.dtype, c.keys, c.width, name="K")
         self._v_tile = operand_tile(k, c.dtype, c.keys, c.value_width, name="V")
-        q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=c.stages)
-        do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=c.stages)
+        q_tile = operand_tile(k, c.dtype, c.tile_m, c.width, name="Q", stages=STAGES)
+        do_tile = operand_tile(k, c.dtype, c.tile_m, c.value_width, name="dO", stages=STAGES)
         self._ds_tile = operand_tile(k, c.dtype, c.keys, c.tile_m, name="dS", panel=c.strip)
         self._p_tile = self._ds_tile
         if c.parts > 1:  # else nobody reads P of others
