@@ -120,7 +120,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class PieceList:
-    """The list of tiles in memory: how many there are, then an entry of ``ENTRY_WORDS`` for each."""
+    """The list of tiles in memory: an entry of ``ENTRY_WORDS`` for each, behind one that counts them.
+
+    The first word of that one is how many there are, the second how many have been claimed.
+    """
 
     k: Kernel
     words: GlobalPointer

@@ -16,7 +16,26 @@ if TYPE_CHECKING:
     from warploom.lang.values import Number
 
 
-class Persistent:
+class _Counted:
+    """A CTA's turns where it knows ``count``, how many items it works on."""
+
+    def __init__(self, k: Kernel, count: Traced) -> None:
+        self._k, self.count = k, count
+
+    def any(self) -> AbstractContextManager[None]:
+        """Where this CTA works on some item."""
+        return self._k.when(self.count != 0, uniform=True)
+
+    def turns(self, *, claims: bool = False, asks: bool = False) -> AbstractContextManager[Traced]:
+        """A loop over this CTA's turns; nobody ``claims`` them or ``asks`` for them, as those of :class:`Claimed`."""
+        return self._k.loop(self.count)
+
+    def has(self, turn: Number) -> Traced:
+        """Whether this CTA works on an item ``turn``."""
+        return turn < self.count
+
+
+class Persistent(_Counted):
     """Work items 0 … ``total`` - 1 for the CTAs of a grid along x: item ``cta + turn · CTAs`` is a CTA's turn.
 
     With ``alternating``, every other round of items goes the other way: where they shrink from the first to the last,
@@ -26,21 +45,7 @@ class Persistent:
     def __init__(self, k: Kernel, total: Traced, *, alternating: bool = False) -> None:
         self._k, self._alternating = k, alternating
         rounds, rest = total // k.grid_x, total % k.grid_x
-        more = k.select(self._place(rounds) < rest, 1, 0)
-        self.count: Traced = rounds + more
-        """How many items this CTA works on."""
-
-    def any(self) -> AbstractContextManager[None]:
-        """Where this CTA works on some item."""
-        return self._k.when(self.count != 0, uniform=True)
-
-    def turns(self, *, claims: bool = False, asks: bool = False) -> AbstractContextManager[Traced]:
-        """A loop over this CTA's turns."""
-        return self._k.loop(self.count)
-
-    def has(self, turn: Number) -> Traced:
-        """Whether this CTA works on an item ``turn``."""
-        return turn < self.count
+        super().__init__(k, rounds + k.select(self._place(rounds) < rest, 1, 0))
 
     def item(self, turn: Number) -> Traced:
         """The number of this CTA's item ``turn``."""
@@ -54,29 +59,20 @@ class Persistent:
         return k.select((k.value(turn, u32) & 1) == 0, k.cta_x, k.grid_x - 1 - k.cta_x)
 
 
-class Single:
+class Single(_Counted):
     """One work item for each CTA of a grid along x: what :class:`Persistent` is for kernels whose CTAs come and go.
 
     ``total``: where the grid may have more CTAs than there are items; the last ones have none.
     """
 
     def __init__(self, k: Kernel, total: Traced | None = None) -> None:
-        self._k, self._total = k, total
         one = k.value(1, u32)
-        self.count: Traced = one if total is None else k.select(k.cta_x < total, one, 0)
-        """How many items this CTA works on."""
+        super().__init__(k, one if total is None else k.select(k.cta_x < total, one, 0))
+        self._always = total is None
 
     def any(self) -> AbstractContextManager[None]:
         """Where this CTA works on some item."""
-        return nullcontext() if self._total is None else self._k.when(self.count != 0, uniform=True)
-
-    def turns(self, *, claims: bool = False, asks: bool = False) -> AbstractContextManager[Traced]:
-        """A loop over this CTA's turns."""
-        return self._k.loop(self.count)
-
-    def has(self, turn: Number) -> Traced:
-        """Whether this CTA works on an item ``turn``."""
-        return turn < self.count
+        return nullcontext() if self._always else super().any()
 
     def item(self, _turn: Number) -> Traced:
         """The number of this CTA's item."""
