@@ -167,6 +167,12 @@ def test_random_problems() -> None:
         assert case.run(seed=turn) == [], case
 
 
+def test_no_thread_falls_behind_the_one_that_claims() -> None:
+    """Of CTAs that take more tiles than are remembered at a time."""
+    case = Case(replace(SM90, head_dim=8, tile_n=16), (3,) * 27, (9,) * 27, (None, 0), heads=1)
+    assert case.run(seed=0) == []
+
+
 def test_a_consumer_without_rows_multiplies_one_block() -> None:
     """Of five, beside one that has rows."""
     products: list[int] = []

@@ -103,9 +103,9 @@ def run(k: Kernel, config: ForwardSm90, maps: TensorMaps, tiles: Tiles) -> None:
                 blocks_in = stream.producer()
                 with order.turns(claims=thread == 0) as turn:
                     tiles.feed(tiles.at(turn), blocks_in, claims=thread == 0)
-        for thread, parts in ((64, range(0, c.consumers, 2)), (96, range(1, c.consumers, 2))):
-            with k.when(k.thread == thread):
-                exchange(k, tiles, queries, output, maps.o, parts)
+        for number in range(min(2, c.consumers)):
+            with k.when(k.thread == 64 + 32 * number):
+                exchange(k, tiles, queries, output, maps.o, range(number, c.consumers, 2))
 
     with consumer(k, c.consumers):
         kind(k, c, tiles, (queries, keys, values, output)).run()
@@ -118,7 +118,7 @@ def exchange(k: Kernel, tiles: Tiles, queries: Pipeline, output: Pipeline, boxes
         with k.when(order.has(turn)):
             for part in parts:
                 queries.at(turn, part).put(tiles.at(turn).q_place(part))
-    with order.turns(asks=bool(parts)) as turn:
+    with order.turns(asks=True) as turn:
         tile = tiles.at(turn)
         for part in parts:
             output.at(turn, part).send(boxes, tile.q_place(part))
