@@ -261,10 +261,8 @@ class Decode(Configuration):
         self, problem: DecodeProblem, operands: DecodeOperands, multiprocessors: int
     ) -> tuple[KernelCall, KernelCall]:
         """The kernels for a problem on arrays that lie so: pieces, and what is put together of them."""
-        p, form = (
-            problem,
-            CacheForm(problem.page_size, problem.lengths, problem.packed, problem.split is not None, problem.scaled),
-        )
+        p = problem
+        form = CacheForm(p.page_size, p.lengths, p.packed, p.split is not None, p.scaled)
         ctas = min(self.ctas * multiprocessors, self._most_blocks(p))
         split = 0 if p.split is None else p.split // self.tile_n
         pieces = -(-p.capacity // p.split) if p.split else 0
@@ -294,19 +292,11 @@ class Decode(Configuration):
         scales = [["k_scale"], ["v_scale"]] if p.scaled else [[], []]
         words = {"parts": slots * self.tile_rows * self.head_dim, "logs": slots * self.tile_rows}
         groups = tiles if p.split or by_tile else ctas, -(-used * self.heads // (COMBINE_WARPS >> spread)), 1
+        given = "q", "k", "v", *starts, *table, *scales[0], *scales[1], *sinks, *ends, *words
+        merged = *starts, *words, *scales[1], *sinks, *ends
         return (
-            KernelCall(
-                main,
-                (ctas, 1, 1),
-                scalars,
-                (),
-                ("q", "k", "v", *starts, *table, *scales[0], *scales[1], *sinks, *ends, *words),
-                words,
-                overlaps=self.overlap,
-            ),
-            KernelCall(
-                combine, groups, scalars, (), (*starts, *words, *scales[1], *sinks, *ends), overlaps=self.overlap
-            ),
+            KernelCall(main, (ctas, 1, 1), scalars, (), given, words, overlaps=self.overlap),
+            KernelCall(combine, groups, scalars, (), merged, overlaps=self.overlap),
         )
 
 

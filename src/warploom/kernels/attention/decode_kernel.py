@@ -8,7 +8,7 @@ the ends of pieces makes warps wait for each other: their rings run on from piec
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -123,23 +123,8 @@ def attention_decode(
     queries = Queries(k, c, f.group, q, (q_batch, q_head, q_row), of_keys)
 
     search = Search(k, shares)
-    if early is not None:
-        with k.when(early.few, uniform=True):
-            early.read()
-            search.run(shares.read_by(spans(replace(given, keys=early.near), c, f)))
-    if c.overlap:
-        k.await_launch_before()
-    if early is None:
-        search.run(shares)
-    else:
-        early.read_again()
-    ahead = Feed(k, ring, queries, q_tile, search.ahead, c.stages)
-    ahead.begin(search.end.get())
-    if early is not None:
-        with k.when(early.changed(), uniform=True):
-            k.wait_group(0)
-            search.run(shares)
-            ahead.begin(search.end.get())
+    guess = None if early is None else (early, shares.read_by(spans(replace(given, keys=early.near), c, f)))
+    ahead = begin_share(k, c, search, shares, guess, lambda: Feed(k, ring, queries, q_tile, search.ahead, c.stages))
     if c.overlap:
         k.allow_next_launch()
     with k.when(search.first < search.end, uniform=True):
@@ -148,6 +133,37 @@ def attention_decode(
 
 attention_decode_sm90 = replace(attention_decode, name="attention_decode_sm90", requires="sm_90")
 """The same where it converts fp8, or overlaps with the second kernel: GPUs do from sm_90 on."""
+
+
+def begin_share(
+    k: Kernel, config: Decode, search: Search, shares: Shares, guess: tuple[EarlyLengths, Shares] | None,
+    feed: Callable[[], Feed],
+) -> Feed:  # fmt: skip
+    """Find the share of this CTA and start the first copies of its ``feed``.
+
+    ``guess``: lengths as they are before the launch before is done, and the shares by those. Copies begin by them;
+    where that launch has changed the lengths, they are made again.
+    """
+    if guess is None:
+        if config.overlap:
+            k.await_launch_before()
+        search.run(shares)
+        ahead = feed()
+        ahead.begin(search.end.get())
+        return ahead
+    early, guessed = guess
+    with k.when(early.few, uniform=True):
+        early.read()
+        search.run(guessed)
+    k.await_launch_before()
+    early.read_again()
+    ahead = feed()
+    ahead.begin(search.end.get())
+    with k.when(early.changed(), uniform=True):
+        k.wait_group(0)
+        search.run(shares)
+        ahead.begin(search.end.get())
+    return ahead
 
 
 class Share:
