@@ -81,7 +81,7 @@ class TensorMaps:
 
 
 def run(k: Kernel, config: ForwardSm90, maps: TensorMaps, tiles: Tiles) -> None:
-    """The kernel's roles: two threads load K and V, two Q, and store O; the consumers of the configuration's kind."""
+    """The kernel's roles: two threads load K and V, one or two Q, and store O; the consumers of its kind."""
     c, d, warps = config, config.head_dim, 4 * config.consumers
     q_tile = operand_tile(k, c.dtype, WARPGROUP_ROWS, c.query_cols, name="Q", stages=c.q_stages * c.consumers)
     k_tile = operand_tile(k, c.dtype, c.tile_n, d, name="K", stages=c.stages)
