@@ -8,8 +8,8 @@ then grouped heads, a window, lengths that no tile divides, and head_dim 192 wit
 peers included, is checked element by element against float64 first (one group of heads); then all are timed interleaved
 as replays of CUDA graphs, on inputs that rotate past the L2. FLOPs are those of five products, and all kernels of a
 call count. ``--sync`` times the kernels for GPUs without wgmma instead, in as much shared memory as this one has.
-Writes OUT/attention-backward-cells.json after each cell, prints the table, and exits with 1 if a result is wrong or a
-figure below is missed.
+Writes OUT/attention-backward-cells.json after each cell, prints the table, and exits with 1 if a result is wrong (a
+peer's from twice our bound on) or a figure below is missed.
 """
 
 from __future__ import annotations
