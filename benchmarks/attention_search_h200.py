@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from warploom.bench.attention import AttentionOnGpu
 from warploom.bench.environment import environment
 from warploom.bench.timing import Candidate, measure
 from warploom.core.dtypes import bf16
@@ -30,7 +31,7 @@ from warploom.core.targets import target
 from warploom.kernels.attention.ladder import FULL_LADDER
 from warploom.kernels.attention.ladder_config import RungSm80
 from warploom.kernels.attention.problem import AttentionProblem
-from warploom.tune.attention import AttentionOperation
+from warploom.tune.attention import ATTENTION
 from warploom.tune.build import Built, build_all
 
 TOKENS, HEADS, HEAD_DIM = 16384, 16, 128
@@ -60,7 +61,7 @@ def candidates() -> Iterator[RungSm80]:
 def compiled(problem: AttentionProblem) -> tuple[dict[RungSm80, Built], Counter[str]]:
     """The candidates' kernels, and how many are none and why."""
     configs, dropped = list(candidates()), Counter[str]()
-    sources = [AttentionOperation().source(problem, config) for config in configs]
+    sources = [ATTENTION.source(problem, config) for config in configs]
     found: dict[RungSm80, Built] = {}
     for config, built in zip(configs, build_all(sources, ARCH), strict=True):
         reasons = [built] if isinstance(built, str) else built.faults(target(ARCH), sys.maxsize)
@@ -75,7 +76,7 @@ def searched(problem: AttentionProblem, kernels: dict[RungSm80, Built], dropped:
     """Times of all, of the finalists with their spread, and which of the two rungs is where."""
     from warploom.tune.tuner import gpu_for_tuning
 
-    gpu, workload = gpu_for_tuning(), AttentionOperation().workload(problem, 0)
+    gpu, workload = gpu_for_tuning(), AttentionOnGpu(problem, 0)
     ready: dict[str, RungSm80] = {}
     for config in kernels:
         if reason := workload.fault(config):

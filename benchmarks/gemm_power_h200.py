@@ -27,7 +27,7 @@ import torch
 from mma_rate import Feeds
 
 from warploom.bench.environment import environment
-from warploom.bench.gemm import GemmOnGpu, Square
+from warploom.bench.gemm import GemmFamily, Square
 from warploom.bench.monitor import GpuMonitor
 from warploom.bench.power import power_of
 from warploom.bench.timing import Candidate, EventClock
@@ -156,15 +156,14 @@ def products(bench: Bench, accumulate: DType, size: int) -> Iterator[tuple[str, 
     configs = configurations(accumulate)
     compile_all(configs, size)
     log("compiled", len(configs))
-    checked, case = GemmOnGpu(Square(CHECKED), 0, 1), GemmOnGpu(Square(size), 0, 0)
+    checked, case = (GemmFamily().gpu_case(Square(n), 0, seed) for n, seed in ((CHECKED, 1), (size, 0)))
     (cublas,) = case.peers
-    yield "cublas", bench.measure(cublas, case.sets, case.flops)
+    yield "cublas", bench.measure(cublas, case.work.sets, case.flops)
     for name, config in configs.items():
         rung: Rung[Any] = Rung(name, name, "", config)
         try:
-            checked.prepare(rung)
-            error = checked.error(rung)
-            row = bench.measure(case.prepare(rung), case.sets, case.flops) if error.ok else {"refused": "wrong"}
+            error = checked.error(config)
+            row = bench.measure(case.candidate(rung), case.work.sets, case.flops) if error.ok else {"refused": "wrong"}
         except (WarploomError, RuntimeError) as failure:
             yield name, {"refused": str(failure)[:300]}
             continue

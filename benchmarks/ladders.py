@@ -145,16 +145,16 @@ def add_power(timed: Run, result: LadderResult) -> None:
     """Run every rung and peer alone at the last size; its cells there tell what it drew, None where nothing can be."""
     place = timed.sizes[-1]
     case = timed.family.gpu_case(place, 0, 0)
-    clock, monitor = EventClock(case.stream), GpuMonitor(cuda_core().Device(0).pci_bus_id)
+    clock, monitor = EventClock(case.work.stream), GpuMonitor(cuda_core().Device(0).pci_bus_id)
 
     def power(candidate: Candidate) -> dict[str, Any] | None:
-        drawn = power_of(candidate, case.sets, clock, monitor)
+        drawn = power_of(candidate, case.work.sets, clock, monitor)
         return None if drawn is None else drawn.json(case.flops)
 
     peers = {peer.name: power(peer) for peer in case.peers}
     for row, rung in zip(result.rows, timed.rungs, strict=True):
         if row["gpu"] and case.label.items() <= row["gpu"].items():
-            drawn = power(case.prepare(timed.at_size(rung, place)))
+            drawn = power(case.candidate(timed.at_size(rung, place)))
             for cell in (row["gpu"], row["gpu"]["cells"][-1]):
                 cell["power"] = drawn
                 cell["peers"] = {name: peer | {"power": peers[name]} for name, peer in cell["peers"].items()}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from warploom.bench.gemm import Square
+from warploom.bench.gemm import MatmulOnGpu, Square
 from warploom.bench.timing import Candidate, measure
 from warploom.core.errors import WarploomError
 from warploom.core.targets import Target
@@ -20,7 +20,7 @@ from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, contiguous_problem
 from warploom.kernels.source import KernelSource
 from warploom.tune.build import Built, build_all
-from warploom.tune.matmul import MatmulWorkload, misfits, spare_registers
+from warploom.tune.matmul import misfits, spare_registers
 from warploom.tune.tuner import BuildAll, Gpu, Report
 
 FREE = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages", "block_stride", "opt_level")
@@ -151,7 +151,7 @@ class RungSearch:
     effort: Effort = field(default_factory=Effort)
     report: Report = lambda text, fraction: None
     build: BuildAll = build_all
-    workload: Callable[[MatmulProblem, int, str], MatmulWorkload] = MatmulWorkload
+    workload: Callable[[MatmulProblem, int, str], MatmulOnGpu] = MatmulOnGpu
     _built: dict[KernelSource, Built | str] = field(default_factory=dict[KernelSource, "Built | str"])
 
     def run(self, rungs: Sequence[Rung[MatmulConfig]], sizes: Sequence[int]) -> Searched:
@@ -221,7 +221,7 @@ class RungSearch:
 
     # -- candidates
     def _ready(
-        self, problem: MatmulProblem, workload: MatmulWorkload, left: Mapping[str, Sequence[MatmulConfig]],
+        self, problem: MatmulProblem, workload: MatmulOnGpu, left: Mapping[str, Sequence[MatmulConfig]],
         dropped: Mapping[str, Counter[str]], report: Report,
     ) -> list[_Entry]:  # fmt: skip
         """The candidates worth timing: they fit, compile, do not spill, differ from each other, and compute right."""
@@ -255,7 +255,7 @@ class RungSearch:
             )  # fmt: skip
             self._built |= dict(zip(missing, built, strict=True))
 
-    def _fault(self, built: Built | str, config: MatmulConfig, workload: MatmulWorkload) -> str:
+    def _fault(self, built: Built | str, config: MatmulConfig, workload: MatmulOnGpu) -> str:
         """Why a candidate is not timed; "" if it is."""
         if isinstance(built, str):
             return built

@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from warploom.bench.attention import AttentionOnGpu
 from warploom.bench.environment import environment
 from warploom.bench.monitor import GpuMonitor
 from warploom.bench.peers import flash_attention_4, sdpa
@@ -29,7 +30,7 @@ from warploom.core.targets import target
 from warploom.cuda.device import cuda_core
 from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.sm90 import ForwardSm90
-from warploom.tune.attention import AttentionOperation
+from warploom.tune.attention import ATTENTION
 from warploom.tune.build import build_all
 from warploom.tune.tuner import gpu_for_tuning
 
@@ -73,10 +74,9 @@ def space(head_dim: int, causal: bool) -> list[ForwardSm90]:
 
 def built(problem: AttentionProblem, causal: bool) -> list[AttentionConfig]:
     """The default and the combinations that compile without spills, on all cores."""
-    operation = AttentionOperation()
-    wanted = dict.fromkeys((operation.choose(problem, SM90)[0], *space(problem.head_dim, causal)))
-    configs = [c for c in wanted if not operation.misfits(problem, c, SM90)]
-    kernels = build_all([operation.source(problem, c) for c in configs], SM90.name)
+    wanted = dict.fromkeys((ATTENTION.choose(problem, SM90)[0], *space(problem.head_dim, causal)))
+    configs = [c for c in wanted if not ATTENTION.misfits(problem, c, SM90)]
+    kernels = build_all([ATTENTION.source(problem, c) for c in configs], SM90.name)
     return [c for c, k in zip(configs, kernels, strict=True) if not isinstance(k, str) and not k.faults(SM90)]
 
 
@@ -93,9 +93,8 @@ class Cell:
     def __init__(self, name: str) -> None:
         self.problem = problem_of(name)
         self.causal = self.problem.window == (None, 0)
-        operation = AttentionOperation()
-        self.default = operation.choose(self.problem, SM90)[0]
-        self.workload = operation.workload(self.problem, 0)
+        self.default = ATTENTION.choose(self.problem, SM90)[0]
+        self.workload = AttentionOnGpu(self.problem, 0)
         self.candidates = {
             str(c): Candidate(str(c), self.workload.prepare(c))
             for c in built(self.problem, self.causal)
@@ -104,7 +103,7 @@ class Cell:
         self.peers = self._peers()
 
     def _peers(self) -> list[Candidate]:
-        inputs = self.workload._inputs
+        inputs = self.workload.inputs
         cudnn = sdpa("torch_cudnn", self.causal)
         swapped = [tuple(x.transpose(1, 2) for x in of) for of in inputs]
         found = [Candidate("torch_cudnn", lambda i: cudnn(*swapped[i]))]

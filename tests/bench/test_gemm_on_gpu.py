@@ -9,6 +9,7 @@ import pytest
 from tests.tune.workloads import CpuTorch
 
 from warploom.bench import gemm as bench
+from warploom.bench import workload
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.interop.arrays import describe
 from warploom.kernels.ladder import Rung
@@ -56,7 +57,8 @@ def on_cpu(monkeypatch):
         workspace.update(call.workspace)
         return Emulated(call, dict(workspace))
 
-    monkeypatch.setattr(bench, "torch_module", lambda: stand_in)
+    for room in (bench, workload):
+        monkeypatch.setattr(room, "torch_module", lambda: stand_in)
     monkeypatch.setattr(steps, "GpuCall", SimpleNamespace(of=prepared))
     monkeypatch.setattr(steps, "zero_words", lambda at, words, *_: ctypes.memset(at, 0, 4 * words))
 
@@ -71,7 +73,7 @@ def test_matrices_hold_what_was_asked_for(on_cpu):
     for data, least in (("uniform", 0.0), ("normal", -2.0)):
         case = bench.GemmFamily().gpu_case(bench.Square(SIZE, data), 0, 1)
         assert case.label["data"] == data
-        for matrix in (*case._inputs[0], *case._fresh()):
+        for matrix in (*case.work.inputs[0], *case.work._fresh(case.work._problem)):
             values = matrix.float()
             assert values.shape == (SIZE, SIZE)
             assert (values.min() < least) == (data == "normal")
@@ -79,31 +81,32 @@ def test_matrices_hold_what_was_asked_for(on_cpu):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_rung_is_right_and_a_wrong_one_is_seen(case, name, monkeypatch):
+def test_a_rung_is_right_and_a_wrong_one_is_seen(on_cpu, name, monkeypatch):
     rung = Rung(name, name, "", CONFIGS[name])
-    candidate = case.prepare(rung)
+    case = bench.GemmFamily(dtype=rung.config.dtype).gpu_case(bench.Square(SIZE), 0, 1)
+    candidate = case.candidate(rung)
     assert candidate.name == f"rung {name}"
-    entry = case.error(rung)
+    entry = case.error(rung.config)
     assert entry.ok
     assert entry.value > 0.001
-    inputs, out = case._of(rung.config.dtype)
-    for index in range(case.sets):
+    inputs, out = case.work.inputs, case.work.output
+    for index in range(case.work.sets):
         candidate.run(index)
         a, b = inputs[index]
         assert bench.torch_error(out, a, b, rung.config.accumulate).ok
     monkeypatch.setattr(Emulated, "launch_again", lambda *_: True)
-    assert not case.error(rung).ok
+    assert not case.error(rung.config).ok
 
 
 def test_the_case_says_its_size_and_has_the_peer(case):
     assert dict(case.label) == {"n": SIZE, "data": "normal", "load": "rested"}
     assert case.pause > bench.GemmFamily().gpu_case(bench.Square(SIZE, load="sustained"), 0, 1).pause == 0.0
     assert case.flops == 2 * SIZE**3
-    assert case.sets >= 2
-    assert case.stream == 7
+    assert case.work.sets >= 2
+    assert case.work.stream == 7
     (peer,) = case.peers
     assert peer.name == "cublas"
-    inputs, out = case._of(f16)
+    inputs, out = case.work.inputs, case.work.output
     peer.run(1)
     a, b = inputs[1]
     assert bench.torch_error(out, a, b, f32).ok

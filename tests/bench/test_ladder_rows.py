@@ -68,7 +68,7 @@ def test_cells_hold_a_rung_against_the_one_before(monkeypatch):
         return gpu.candidate(rung.key, seconds[rung.key])
 
     case: Any = types.SimpleNamespace(
-        label={"n": 512}, flops=10**12, sets=2, stream=0, pause=0.5, prepare=prepare,
+        label={"n": 512}, flops=10**12, work=types.SimpleNamespace(sets=2, stream=0), pause=0.5, candidate=prepare,
         peers=[gpu.candidate("peer", 0.05)], error=lambda rung: ErrorEntry("m", 0.5, 1.0),
     )  # fmt: skip
     monkeypatch.setattr(ladder, "EventClock", lambda stream: gpu)
@@ -99,7 +99,8 @@ def test_a_rung_may_have_another_configuration_at_each_size(monkeypatch):
             return gpu.candidate(rung.key, 0.01)
 
         return types.SimpleNamespace(
-            label={"seq": size}, flops=10**12, sets=1, stream=0, pause=0.0, peers=[], prepare=prepare,
+            label={"seq": size}, flops=10**12, work=types.SimpleNamespace(sets=1, stream=0), pause=0.0, peers=[],
+            candidate=prepare,
             error=lambda rung: ErrorEntry("m", 0.5, 1.0),
         )  # fmt: skip
 

@@ -52,8 +52,8 @@ def test_rungs_and_peers_run_for_power_at_the_last_size(monkeypatch):
         prepared.append(rung.key)
         return Candidate(f"rung {rung.key}", lambda i: i)
 
-    case = SimpleNamespace(label={"seq": 512}, flops=7 * 10**14, sets=1, stream=0, prepare=prepare,
-                           peers=[Candidate("peer", lambda i: i)])  # fmt: skip
+    case = SimpleNamespace(label={"seq": 512}, flops=7 * 10**14, work=SimpleNamespace(sets=1, stream=0),
+                           candidate=prepare, peers=[Candidate("peer", lambda i: i)])  # fmt: skip
     device = SimpleNamespace(pci_bus_id="")
     monkeypatch.setattr(script, "cuda_core", lambda: SimpleNamespace(Device=lambda index: device))
     monkeypatch.setattr(script, "EventClock", lambda stream: None)

@@ -9,26 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tune.workloads import CpuTorch, EmulatedAttention
+from warploom.bench import attention as bench
+from warploom.bench import workload as bench_workload
+from warploom.bench.attention import checked_problem
 from warploom.bench.attention_reference import torch_error
 from warploom.core.dtypes import DTYPES, bf16, f16
 from warploom.core.errors import ConfigError, ProblemError, UnsupportedDeviceError
 from warploom.core.targets import target
 from warploom.kernels.attention.problem import AttentionProblem
 from warploom.kernels.attention.sm80 import ForwardSm80
-from warploom.tune import attention as tuned_attention
-from warploom.tune import operation
-from warploom.tune.attention import AttentionOperation, checked_problem
+from warploom.tune.attention import ATTENTION
 from warploom.tune.build import Built, build_all
 from warploom.tune.operation import neighbours
 
-OPERATION = AttentionOperation()
 PROBLEM = AttentionProblem(4, 16, 16, 4096, 4096, 128, bf16)
 SMALL = ForwardSm80(tile_m=64, tile_n=32, num_warps=4, head_dim=64)
 
 
 def candidates(problem, arch):
-    found = dict.fromkeys(OPERATION.space(problem, target(arch)))
-    return [c for c in found if not OPERATION.misfits(problem, c, target(arch))]
+    found = dict.fromkeys(ATTENTION.space(problem, target(arch)))
+    return [c for c in found if not ATTENTION.misfits(problem, c, target(arch))]
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 256])
@@ -39,15 +39,15 @@ def test_the_space_is_small_and_fits(arch, head_dim):
     assert 1 <= len(found) <= 250
     assert {c.head_dim for c in found} == {head_dim}
     assert any(c.requires == "sm_90a" for c in found) == (arch == "sm_90a")
-    default, _ = OPERATION.choose(problem, target(arch))
-    assert OPERATION.misfits(problem, default, target(arch)) == []
+    default, _ = ATTENTION.choose(problem, target(arch))
+    assert ATTENTION.misfits(problem, default, target(arch)) == []
     for config in found:
-        assert OPERATION.parse(str(config)) == config
+        assert ATTENTION.parse(str(config)) == config
 
 
 def test_what_the_space_leaves_out_is_tried_one_at_a_time():
-    default, _ = OPERATION.choose(PROBLEM, target("sm_90a"))
-    changed = {name for c in neighbours(default, OPERATION.fixed) for name in vars(c)
+    default, _ = ATTENTION.choose(PROBLEM, target("sm_90a"))
+    changed = {name for c in neighbours(default, ATTENTION.fixed) for name in vars(c)
                if getattr(c, name) != getattr(default, name)}  # fmt: skip
     assert {"q_in_registers", "sum_column", "skip_masked", "stages"} <= changed
     assert not changed & {"dtype", "head_dim"}
@@ -64,15 +64,15 @@ def test_results_are_checked_on_the_kernel_that_is_timed(data):
     problem = AttentionProblem(3, 8, kv_heads, q_len, kv_len, 128, bf16, window)
     config = data.draw(st.sampled_from(candidates(problem, arch)))
     checked = checked_problem(problem, config)
-    assert OPERATION.source(checked, config) == OPERATION.source(problem, config)
+    assert ATTENTION.source(checked, config) == ATTENTION.source(problem, config)
     assert max(checked.q_len, checked.kv_len) <= 512 + 2 * 192 * 176 or q_len != kv_len
 
 
 def test_few_queries_on_many_keys_are_refused():
     with pytest.raises(ProblemError, match="nothing to tune: 1 queries on 4096 keys"):
-        OPERATION.choose(AttentionProblem(3, 8, 2, 1, 4096, 128, bf16), target("sm_80"))
+        ATTENTION.choose(AttentionProblem(3, 8, 2, 1, 4096, 128, bf16), target("sm_80"))
     with pytest.raises(ConfigError, match="is not tuned"):
-        OPERATION.parse("attention_decode(head_dim=128)")
+        ATTENTION.parse("attention_decode(head_dim=128)")
 
 
 def test_a_type_is_the_same_object_in_another_process():
@@ -89,7 +89,7 @@ def test_kernels_are_built_in_processes_as_in_this_one(cores, monkeypatch):
     problem = AttentionProblem(1, 2, 2, 128, 128, 64, f16)
     config = replace(SMALL, dtype=f16)
     told = []
-    sources = [OPERATION.source(problem, c) for c in (config, replace(config, tile_n=8))]
+    sources = [ATTENTION.source(problem, c) for c in (config, replace(config, tile_n=8))]
     built, broken = build_all(sources, "sm_80", lambda *p: told.append(p))
     assert isinstance(built, Built)
     assert (built.threads, built.shared_bytes, built.faults(target("sm_80"))) == (128, config.shared_bytes, [])
@@ -134,17 +134,17 @@ def test_without_a_gpu_the_tuner_says_so(monkeypatch):
     def missing():
         raise UnsupportedDeviceError("the installed PyTorch sees no GPU")
 
-    monkeypatch.setattr(operation, "torch_module", missing)
+    monkeypatch.setattr(bench_workload, "torch_module", missing)
     with pytest.raises(UnsupportedDeviceError, match="sees no GPU"):
-        OPERATION.workload(PROBLEM, 0)
+        ATTENTION.workload(PROBLEM, 0)
 
 
 def test_a_workload_checks_and_runs_the_configuration(monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(operation, "torch_module", lambda: CpuTorch(torch))
-    monkeypatch.setattr(tuned_attention, "GpuCall", EmulatedAttention)
+    monkeypatch.setattr(bench_workload, "torch_module", lambda: CpuTorch(torch))
+    monkeypatch.setattr(bench, "GpuCall", EmulatedAttention)
     monkeypatch.setattr(EmulatedAttention, "made", [])
-    workload = OPERATION.workload(AttentionProblem(2, 2, 1, 72, 72, 64, bf16, (None, 0), lse=True), 0)
+    workload = ATTENTION.workload(AttentionProblem(2, 2, 1, 72, 72, 64, bf16, (None, 0), lse=True), 0)
     assert workload.sets == 2
     assert workload.answers()
     assert workload.fault(SMALL) is None
@@ -164,12 +164,11 @@ def test_a_workload_checks_and_runs_the_configuration(monkeypatch):
 def test_tuning_on_a_gpu(monkeypatch):
     from warploom.tune.tuner import Effort, Tuner, gpu_for_tuning
 
-    class Narrow(AttentionOperation):
-        def space(self, problem, target):
-            return iter([c for c in super().space(problem, target) if c.tile_m == 128][:8])
+    def few(problem, target):
+        return iter([c for c in ATTENTION.space(problem, target) if c.tile_m == 128][:8])
 
     gpu = gpu_for_tuning()
-    tuner = Tuner(Narrow(), gpu, effort=Effort(passes=0))
+    tuner = Tuner(replace(ATTENTION, space=few), gpu, effort=Effort(passes=0))
     outcome = tuner.tune(AttentionProblem(2, 4, 4, 1024, 1024, 128, bf16, (None, 0)))
     assert outcome.found is not None
     assert outcome.found.gpu == gpu.name

@@ -26,8 +26,8 @@ def simulated(monkeypatch):
     """
     operation, asked = FakeOperation(), []
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(attention, "AttentionOperation", lambda: operation)
-    monkeypatch.setattr(matmul, "MatmulOperation", lambda: operation)
+    monkeypatch.setattr(attention, "ATTENTION", operation)
+    monkeypatch.setattr(matmul, "MATMUL", operation)
     monkeypatch.setattr("warploom.tune.tuner.gpu_for_tuning", lambda index: fake_gpu(operation.clock))
 
     class Simulated(Tuner):

@@ -9,46 +9,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tune.workloads import CpuTorch, EmulatedProduct
+from warploom.bench import gemm as bench
+from warploom.bench import workload as bench_workload
+from warploom.bench.gemm import checked_problem
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
 from warploom.core.targets import target
 from warploom.kernels.matmul.choice import BEST32
 from warploom.kernels.matmul.problem import Matrix, contiguous_problem
 from warploom.kernels.matmul.sm80 import MatmulSm80
-from warploom.tune import matmul as tuned_matmul
-from warploom.tune import operation
 from warploom.tune.build import Built, build_all
-from warploom.tune.matmul import MOST_SM80, MOST_SM90, MatmulOperation, checked_problem
+from warploom.tune.matmul import MATMUL, MOST_SM80, MOST_SM90
+from warploom.tune.matmul import space as tiles
 from warploom.tune.operation import neighbours
 
-OPERATION = MatmulOperation()
 SM90, SM80 = target("sm_90a"), target("sm_80")
 PROBLEM = contiguous_problem(4096, 4096, 4096, f16)
 SMALL = MatmulSm80(tile_m=64, tile_n=32, tile_k=32, warp_m=32, warp_n=16, stages=2)
 
 
-def space(problem, goal, requires, operation=OPERATION) -> list[Any]:
-    return [c for c in operation.space(problem, goal) if c.requires == requires]
+def space(problem, goal, requires, most=MOST_SM80) -> list[Any]:
+    return [c for c in tiles(problem, goal, most) if c.requires == requires]
 
 
 @pytest.mark.parametrize("sizes", [(4096, 4096, 4096), (16, 6144, 4096), (100, 77, 33)])
 @pytest.mark.parametrize("arch", ["sm_86", "sm_90a"])
 def test_the_space_is_small_and_fits(arch, sizes):
     problem, goal = contiguous_problem(sizes[0], sizes[1], sizes[2], bf16, b_rows=False), target(arch)
-    found = list(OPERATION.space(problem, goal))
-    default, _ = OPERATION.choose(problem, goal)
+    found = list(MATMUL.space(problem, goal))
+    default, _ = MATMUL.choose(problem, goal)
     assert default in found
     assert len(found) == len(set(found)) <= MOST_SM80 + MOST_SM90
     assert {(c.dtype, c.accumulate) for c in found} == {(bf16, f32)}
     for config in found:
-        assert OPERATION.misfits(problem, config, goal) == []
-        assert OPERATION.parse(str(config)) == config
+        assert MATMUL.misfits(problem, config, goal) == []
+        assert MATMUL.parse(str(config)) == config
 
 
 def test_fewer_candidates_are_the_models_first():
-    few = MatmulOperation(5)
     for requires in ("sm_80", "sm_90a"):
-        assert space(PROBLEM, SM90, requires, few) == space(PROBLEM, SM90, requires)[:5]
+        assert space(PROBLEM, SM90, requires, 5) == space(PROBLEM, SM90, requires)[:5]
 
 
 def test_long_sums_of_few_elements_are_tried_split():
@@ -67,18 +67,18 @@ def test_wgmma_is_searched_where_the_tma_takes_the_arrays_and_rows_fill_its_tile
         assert space(problem, SM90, "sm_90a") == []
 
 
-@pytest.mark.parametrize("config", [BEST32, OPERATION.choose(PROBLEM, SM90)[0]], ids=repr)
+@pytest.mark.parametrize("config", [BEST32, MATMUL.choose(PROBLEM, SM90)[0]], ids=repr)
 def test_each_flag_is_tried_and_types_are_not(config):
-    changed = {name for c in neighbours(config, OPERATION.fixed) for name in vars(c)
+    changed = {name for c in neighbours(config, MATMUL.fixed) for name in vars(c)
                if getattr(c, name) != getattr(config, name)}  # fmt: skip
     assert {"stages", "block_stride", "split_k"} <= changed
     assert not changed & {"dtype", "accumulate", "opt_level"}
 
 
 def test_fragments_that_fit_no_register_file_are_not_compiled():
-    assert OPERATION.misfits(PROBLEM, BEST32, SM90) == []
+    assert MATMUL.misfits(PROBLEM, BEST32, SM90) == []
     for wide in (replace(BEST32, tile_m=256, warp_m=128), replace(BEST32, min_ctas=2)):
-        assert "fragments alone" in OPERATION.misfits(PROBLEM, wide, SM90)[0]
+        assert "fragments alone" in MATMUL.misfits(PROBLEM, wide, SM90)[0]
 
 
 @settings(deadline=None, max_examples=30)
@@ -89,9 +89,9 @@ def test_results_are_checked_on_the_kernel_that_is_timed(data):
         m, n, k, f16, data.draw(st.sampled_from([f16, f32])), out_dtype=data.draw(st.sampled_from([f16, f32])),
         b_rows=data.draw(st.booleans()), batch=data.draw(st.sampled_from([1, 5])),
     )  # fmt: skip
-    config = data.draw(st.sampled_from(list(OPERATION.space(problem, SM90))))
+    config = data.draw(st.sampled_from(list(MATMUL.space(problem, SM90))))
     checked = checked_problem(problem, config)
-    assert OPERATION.source(checked, config) == OPERATION.source(problem, config)
+    assert MATMUL.source(checked, config) == MATMUL.source(problem, config)
     assert checked.differences(config) == []
     assert checked.flops <= 2 * 2 * (12 * 256) ** 2 * 17 * 128
 
@@ -101,7 +101,7 @@ def test_a_split_k_is_another_kernel_than_another_split():
     pytest.importorskip("cuda.core")
     problem = contiguous_problem(64, 32, 512, f16)
     assert pickle.loads(pickle.dumps(problem)) == problem
-    sources = [OPERATION.source(problem, replace(SMALL, split_k=s)) for s in (2, 4)]
+    sources = [MATMUL.source(problem, replace(SMALL, split_k=s)) for s in (2, 4)]
     two, four = build_all(sources, "sm_80")
     assert isinstance(two, Built)
     assert isinstance(four, Built)
@@ -112,10 +112,10 @@ def test_a_split_k_is_another_kernel_than_another_split():
 @pytest.mark.parametrize("split_k", [1, 2])
 def test_a_workload_checks_and_runs_the_configuration(monkeypatch, split_k):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(operation, "torch_module", lambda: CpuTorch(torch))
-    monkeypatch.setattr(tuned_matmul, "PlannedCall", EmulatedProduct)
+    monkeypatch.setattr(bench_workload, "torch_module", lambda: CpuTorch(torch))
+    monkeypatch.setattr(bench, "PlannedCall", EmulatedProduct)
     config = replace(SMALL, split_k=split_k)
-    workload = OPERATION.workload(contiguous_problem(72, 40, 104, f16, b_rows=False), 0)
+    workload = MATMUL.workload(contiguous_problem(72, 40, 104, f16, b_rows=False), 0)
     assert workload.sets >= 2
     assert workload.answers()
     assert workload.fault(config) is None
@@ -131,14 +131,14 @@ def test_a_workload_checks_and_runs_the_configuration(monkeypatch, split_k):
 
 def test_a_transposed_a_is_not_tuned():
     with pytest.raises(ProblemError, match="row-major A"):
-        OPERATION.workload(replace(PROBLEM, a=Matrix(False, 4096)), 0)
+        MATMUL.workload(replace(PROBLEM, a=Matrix(False, 4096)), 0)
 
 
 @pytest.mark.gpu
 def test_tuning_on_a_gpu():
     from warploom.tune.tuner import Effort, Tuner, gpu_for_tuning
 
-    tuner = Tuner(OPERATION, gpu_for_tuning(), budget=60, effort=Effort(passes=0))
+    tuner = Tuner(MATMUL, gpu_for_tuning(), budget=60, effort=Effort(passes=0))
     outcome = tuner.tune(contiguous_problem(256, 512, 4096, f16, b_rows=False))
     assert outcome.found is not None
     assert outcome.found.speedup >= 0.97

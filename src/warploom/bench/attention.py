@@ -1,23 +1,25 @@
-"""Attention's part of a ladder: inputs, the float64 reference on either side, and PyTorch's backends as peers."""
+"""Attention to a ladder and to the tuner: inputs, the float64 reference on either side, PyTorch's backends as peers."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from warploom.bench.attention_reference import torch_error
-from warploom.bench.ladder import EmulatorCase, ErrorEntry
-from warploom.bench.peers import available_sdpa, flash_attention_4, torch_module
-from warploom.bench.timing import Candidate, input_sets
+from warploom.bench.ladder import EmulatorCase, ErrorEntry, GpuCase
+from warploom.bench.peers import available_sdpa, flash_attention_4
+from warploom.bench.timing import Candidate
+from warploom.bench.workload import OnGpu
 from warploom.core.dtypes import DType, bf16
 from warploom.core.errors import ConfigError
 from warploom.interop.arrays import ArrayView, describe
-from warploom.kernels.attention.problem import AttentionConfig
+from warploom.kernels.attention.problem import AttentionConfig, AttentionProblem
 from warploom.kernels.attention.reference import ErrorReport, attention_error, attention_reference
 from warploom.kernels.ladder import Rung
 from warploom.ops.attention import plan
@@ -27,6 +29,7 @@ GPU_TOKENS = 16384
 """Batch times sequence length of every size on the GPU."""
 GPU_WIDTH = 2048
 """Heads times head_dim there."""
+_CHECKED_ROWS = 512  # at least, of a small problem that results are checked on
 OVER_ROUNDED = "max |o - o64| / (2·max |rounded - o64|), where rounded is float64 that rounds P and O to the type"
 
 
@@ -80,9 +83,12 @@ class AttentionFamily:
         """From the floating-point operations of the two products."""
         return EMULATION_OVERHEAD + SECONDS_PER_FLOP * 4 * self.heads * self.seq**2 * config.head_dim
 
-    def gpu_case(self, size: int, device: int, seed: int) -> AttentionOnGpu:
+    def gpu_case(self, size: int, device: int, seed: int) -> GpuCase[AttentionConfig]:
         """16384 tokens of sequences of length ``size``, heads × head_dim = 2048."""
-        return AttentionOnGpu(size, self.head_dim, self.dtype, device, seed)
+        batch, heads = max(1, GPU_TOKENS // size), max(1, GPU_WIDTH // self.head_dim)
+        problem = AttentionProblem(batch, heads, heads, size, size, self.head_dim, self.dtype)
+        work, label = AttentionOnGpu(problem, device, seed), {"seq": size, "batch": batch, "heads": heads}
+        return GpuCase(label, problem.flops, work, _peers(work.inputs), lambda config: _entry(work.error(config)))
 
 
 def _entry(report: ErrorReport) -> ErrorEntry:
@@ -96,64 +102,81 @@ def _entry(report: ErrorReport) -> ErrorEntry:
     return ErrorEntry(metric, value if value < np.inf else float(np.finfo(np.float64).max), 1.0)
 
 
-class AttentionOnGpu:
-    """One sequence length on the GPU: input sets that rotate past the L2, outputs, reference and peers."""
+class AttentionOnGpu(OnGpu):
+    """Attention forward on contiguous (batch, sequence, heads, head_dim) tensors."""
 
-    def __init__(self, seq: int, head_dim: int, dtype: DType, device: int, seed: int) -> None:
-        torch = self._torch = torch_module()
-        self._device = torch.device("cuda", device)
-        self._index, self._dtype = device, dtype
-        self._kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype.name]
-        batch, heads = max(1, GPU_TOKENS // seq), max(1, GPU_WIDTH // head_dim)
-        self._shape = (batch, seq, heads, head_dim)
-        self.label: Mapping[str, int] = {"seq": seq, "batch": batch, "heads": heads}
-        self.flops, self.pause = 4 * batch * heads * seq * seq * head_dim, 0.0
-        l2 = int(torch.cuda.get_device_properties(self._device).L2_cache_size)
-        self.sets = input_sets(3 * 2 * int(np.prod(self._shape)), l2)
-        self._generator = torch.Generator(self._device).manual_seed(seed)
-        self._inputs = [self._fresh() for _ in range(self.sets)]
-        self._output = torch.empty(self._shape, dtype=self._kind, device=self._device)
-        self._calls: dict[str, GpuCall] = {}
-        self.peers: Sequence[Candidate] = self._peers()
-        self.stream = int(torch.cuda.current_stream(self._device).cuda_stream)
+    margin = 2.0  # approximations of the hardware's count
 
-    def _fresh(self) -> tuple[Any, Any, Any]:
-        q, k, v = (
-            self._torch.randn(self._shape, generator=self._generator, device=self._device, dtype=self._torch.float32)
-            .to(self._kind)
-            for _ in range(3)
-        )  # fmt: skip
-        return q, k, v
+    def __init__(self, problem: AttentionProblem, device: int, seed: int = 0) -> None:
+        size = problem.dtype.bytes * problem.batch * problem.head_dim
+        super().__init__(device, size * (problem.q_len * problem.heads + 2 * problem.kv_len * problem.kv_heads), seed)
+        self._problem = problem
+        self.inputs = [self._fresh(problem) for _ in range(self.sets)]
+        self._output = self._torch.empty_like(self.inputs[0][0])
 
-    def _peers(self) -> list[Candidate]:
-        """PyTorch's flash and cuDNN backends, on the same memory seen as (batch, heads, seq, head_dim); and
-        FlashAttention-4 where it can be imported and runs."""
-        sets = [tuple(x.transpose(1, 2) for x in inputs) for inputs in self._inputs]
-        found = [Candidate(name, _on_sets(run, sets)) for name, run in available_sdpa(*sets[0]).items()]
-        latest, _ = flash_attention_4()
-        if latest is not None:
-            with contextlib.suppress(Exception):  # its compiler does not take this GPU or head_dim
-                latest(*self._inputs[0])
-                found.append(Candidate("flash_attention_4", _on_sets(latest, self._inputs)))
-        return found
+    def _fresh(self, problem: AttentionProblem) -> tuple[Any, Any, Any]:
+        def one(length: int, heads: int) -> Any:
+            shape, kind = (problem.batch, length, heads, problem.head_dim), self.kind(problem.dtype)
+            return self._torch.randn(shape, generator=self._generator, device=self._device, dtype=kind)
 
-    def prepare(self, rung: Rung[AttentionConfig]) -> Candidate:
-        """The rung's kernel, loaded, as launches without allocation."""
-        made = plan(*self._inputs[0], config=rung.config)
-        arrays = [self._arrays(inputs) for inputs in self._inputs]
-        call = GpuCall.of(made.call, self._index)
-        self._calls[rung.key] = call
-        return Candidate(f"rung {rung.key}", lambda i: call.launch(arrays[i], "torch"))
+        keys = problem.kv_len, problem.kv_heads
+        return one(problem.q_len, problem.heads), one(*keys), one(*keys)
 
-    def _arrays(self, inputs: tuple[Any, Any, Any]) -> tuple[ArrayView, ...]:
-        return tuple(describe(x) for x in (*inputs, self._output))
+    def prepare(self, config: AttentionConfig) -> Callable[[int], object]:
+        """Launches of the kernel, loaded."""
+        call, results = self._call(config, self.inputs[0]), self._results(self._output, self._problem)
+        arrays = [(*(describe(x) for x in inputs), *results) for inputs in self.inputs]
+        for one in arrays:
+            call.launch(one, "torch")  # packs the arguments of every input set
+        return lambda i: call.launch(arrays[i], "torch")
 
-    def error(self, rung: Rung[AttentionConfig]) -> ErrorEntry:
-        """Against float64 on the GPU, on inputs drawn for this check alone."""
-        inputs = self._fresh()
-        self._output.fill_(float("nan"))
-        self._calls[rung.key].launch(self._arrays(inputs), "torch")
-        return _entry(torch_error(self._output, *inputs, self._dtype))
+    def error(self, config: AttentionConfig, problem: AttentionProblem | None = None) -> ErrorReport:
+        """By element, and against a reference that rounds P and O."""
+        problem = problem or self._problem
+        inputs = self._fresh(problem)
+        out = self._torch.full_like(inputs[0], math.nan)
+        arrays = *(describe(x) for x in inputs), *self._results(out, problem)
+        self._call(config, inputs).launch(arrays, "torch")
+        return torch_error(out, *inputs, problem.dtype, problem)
+
+    def checked(self, config: AttentionConfig) -> AttentionProblem:
+        """Lengths with the same remainders of the tiles, one batch."""
+        return checked_problem(self._problem, config)
+
+    def _results(self, out: Any, problem: AttentionProblem) -> tuple[ArrayView, ...]:
+        if not problem.lse:
+            return (describe(out),)
+        rows = problem.batch, problem.heads, problem.q_len
+        return describe(out), describe(self._torch.empty(rows, device=self._device, dtype=self._torch.float32))
+
+    def _call(self, config: AttentionConfig, inputs: tuple[Any, Any, Any]) -> GpuCall:
+        """The kernel with the grid and scalars of these inputs."""
+        p = self._problem
+        made = plan(*inputs, scale=p.scale, window=p.window, softcap=p.softcap, return_lse=p.lse, config=config)
+        return GpuCall.of(made.call, self._index)
+
+
+def checked_problem(problem: AttentionProblem, config: AttentionConfig) -> AttentionProblem:
+    """A small problem that the same kernel runs: lengths with the same remainders of the tiles, one batch."""
+    period = math.lcm(config.tile_m, config.tile_n)
+    least = period * -(-_CHECKED_ROWS // period)
+    q_len, kv_len = (min(n, n % period + least) for n in (problem.q_len, problem.kv_len))
+    if q_len == kv_len and problem.q_len != problem.kv_len:  # equal strides would be another kernel
+        q_len, kv_len = problem.q_len, problem.kv_len
+    return dataclasses.replace(problem, batch=1, q_len=q_len, kv_len=kv_len)
+
+
+def _peers(inputs: Sequence[tuple[Any, Any, Any]]) -> list[Candidate]:
+    """PyTorch's flash and cuDNN backends, on the same memory seen as (batch, heads, seq, head_dim); and
+    FlashAttention-4 where it can be imported and runs."""
+    sets = [tuple(x.transpose(1, 2) for x in of) for of in inputs]
+    found = [Candidate(name, _on_sets(run, sets)) for name, run in available_sdpa(*sets[0]).items()]
+    latest, _ = flash_attention_4()
+    if latest is not None:
+        with contextlib.suppress(Exception):  # its compiler does not take this GPU or head_dim
+            latest(*inputs[0])
+            found.append(Candidate("flash_attention_4", _on_sets(latest, inputs)))
+    return found
 
 
 def _on_sets(run: Any, sets: Sequence[tuple[Any, ...]]) -> Any:

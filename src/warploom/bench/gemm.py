@@ -1,23 +1,25 @@
-"""Matmul's part of a ladder: square products against float64, and cuBLAS (through ``torch.mm``) as the peer."""
+"""Products to a ladder and to the tuner: inputs, float64 beside them, and cuBLAS (through ``torch.mm``) as the peer."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from warploom.bench.ladder import EmulatorCase, ErrorEntry
+from warploom.bench.ladder import EmulatorCase, ErrorEntry, GpuCase
 from warploom.bench.peers import torch_module
-from warploom.bench.timing import Candidate, input_sets
-from warploom.core.dtypes import DType, bf16, f16, f32
-from warploom.core.errors import ConfigError
-from warploom.interop.arrays import describe
+from warploom.bench.timing import Candidate
+from warploom.bench.workload import OnGpu
+from warploom.core.dtypes import DType, f16, f32
+from warploom.core.errors import ConfigError, ProblemError
+from warploom.interop.arrays import address, describe
 from warploom.kernels.ladder import Rung
 from warploom.kernels.matmul.ladder import BEST, summed_in
-from warploom.kernels.matmul.problem import MatmulConfig
+from warploom.kernels.matmul.problem import MatmulConfig, MatmulProblem, contiguous_problem
 from warploom.kernels.matmul.reference import (
     F16_TINY,
     UNIT_ROUNDOFF,
@@ -33,6 +35,8 @@ from warploom.ops.matmul_plan import MatmulPlan
 
 ACCUMULATORS = {"f16": f16, "f32": f32}
 """What ``--accumulate`` may be."""
+_STREAMED_TILES = 12  # along M and N, at most, of a small problem: with tiles that are cut, some are whole
+_CHECKED_K_TILES = 8  # at least, of it
 _BLOCK_ROWS = 2048  # of the float64 product: 256 MiB at N = 16384
 _SHARED_OVERHEAD = 2.0  # of the emulator's estimate: shared-memory traffic per flop is higher than attention's
 
@@ -108,11 +112,15 @@ class Square:
 
 @dataclass(frozen=True)
 class GemmFamily:
-    """C = A·B, all row-major, C of the inputs' type. (m, n, k) is the emulator's problem; a GPU's is square."""
+    """C = A·B, all row-major, C of the inputs' type.
+
+    (m, n, k) is the emulator's problem; a GPU's is square, of inputs of type ``dtype``.
+    """
 
     m: int = 256
     n: int = 256
     k: int = 512
+    dtype: DType = f16
     name: str = "gemm"
 
     def emulator_case(self, config: MatmulConfig, seed: int) -> EmulatorCase:
@@ -145,9 +153,15 @@ class GemmFamily:
         rows, cols = (-(-x // tile) * tile for x, tile in ((self.m, config.tile_m), (self.n, config.tile_n)))
         return EMULATION_OVERHEAD + _SHARED_OVERHEAD * SECONDS_PER_FLOP * 2 * rows * cols * self.k
 
-    def gpu_case(self, size: Square, device: int, seed: int) -> GemmOnGpu:
-        """The product of two square matrices."""
-        return GemmOnGpu(size, device, seed)
+    def gpu_case(self, size: Square, device: int, seed: int) -> GpuCase[MatmulConfig]:
+        """The product of two square matrices, beside cuBLAS."""
+        problem = contiguous_problem(size.n, size.n, size.n, self.dtype)
+        work = MatmulOnGpu(problem, device, size.data, seed)
+        mm = torch_module().mm
+        peers = [Candidate("cublas", lambda i: mm(*work.inputs[i], out=work.output))]
+        return GpuCase(
+            size.label, problem.flops, work, peers, lambda config: _entry(work.error(config)), LOADS[size.load]
+        )
 
 
 def _entry(found: GemmError) -> ErrorEntry:
@@ -214,54 +228,64 @@ class PlannedCall:
         self._prepared.queue((a, b, out), "torch", self._memory.data_ptr())
 
 
-class GemmOnGpu:
-    """Square matrices of one size on the GPU: input sets that rotate past the L2, outputs, reference and the peer."""
+class MatmulOnGpu(OnGpu):
+    """Products of contiguous matrices, whose A is row-major. ``data``: what they hold, one of :data:`DATA`."""
 
-    def __init__(self, size: Square, device: int, seed: int) -> None:
-        torch = self._torch = torch_module()
-        self._device, self._index, self._size = torch.device("cuda", device), device, size
-        self.label: Mapping[str, Any] = size.label
-        self.flops, self.pause = 2 * size.n**3, LOADS[size.load]
-        l2 = int(torch.cuda.get_device_properties(self._device).L2_cache_size)
-        self.sets = input_sets(2 * 2 * size.n**2, l2)
-        self._generator = torch.Generator(self._device).manual_seed(seed)
-        self._inputs = [self._fresh() for _ in range(self.sets)]
-        self._arrays: dict[DType, tuple[list[tuple[Any, Any]], Any]] = {}
-        self._calls: dict[str, PlannedCall] = {}
-        self.stream = int(torch.cuda.current_stream(self._device).cuda_stream)
-        inputs, out = self._of(f16)
-        mm = torch.mm
-        self.peers: Sequence[Candidate] = [Candidate("cublas", lambda i: mm(*inputs[i], out=out))]
+    def __init__(self, problem: MatmulProblem, device: int, data: str = "normal", seed: int = 0) -> None:
+        if not problem.a.k_contiguous:
+            raise ProblemError("only products with a row-major A are tuned: transpose the product")
+        super().__init__(device, problem.dtype.bytes * problem.batch * problem.k * (problem.m + problem.n), seed)
+        self._problem, self._data = problem, data
+        self.inputs = [self._fresh(problem) for _ in range(self.sets)]
+        self.output = self._poisoned(problem)
 
-    def _fresh(self) -> tuple[Any, Any]:
-        shape, data = (self._size.n, self._size.n), self._size.data
-        a, b = (drawn(self._torch, shape, data, self._generator, self._torch.float16) for _ in range(2))
-        return a, b
+    def _fresh(self, problem: MatmulProblem) -> tuple[Any, Any]:
+        lead, kind = ((problem.batch,) if problem.batch > 1 else ()), self.kind(problem.dtype)
 
-    def _kind(self, dtype: DType) -> Any:
-        return self._torch.bfloat16 if dtype is bf16 else self._torch.float16
+        def one(rows: int, cols: int) -> Any:
+            return drawn(self._torch, (*lead, rows, cols), self._data, self._generator, kind)
 
-    def _of(self, dtype: DType) -> tuple[list[tuple[Any, Any]], Any]:
-        """Input sets and an output of a type."""
-        if dtype not in self._arrays:
-            kind = self._kind(dtype)
-            out = self._torch.empty(self._size.n, self._size.n, device=self._device, dtype=kind)
-            self._arrays[dtype] = [(a.to(kind), b.to(kind)) for a, b in self._inputs], out
-        return self._arrays[dtype]
+        if problem.b.k_contiguous:
+            return one(problem.m, problem.k), one(problem.n, problem.k).transpose(-1, -2)
+        return one(problem.m, problem.k), one(problem.k, problem.n)
 
-    def prepare(self, rung: Rung[MatmulConfig]) -> Candidate:
-        """The rung's kernel, loaded, as launches without allocation."""
-        config = rung.config
-        inputs, out = self._of(config.dtype)
-        made = plan_matmul(*inputs[0], accumulate=config.accumulate, config=config, out=out)
-        call = self._calls[rung.key] = PlannedCall(made, self._index, self._torch)
-        pointers = [(a.data_ptr(), b.data_ptr(), out.data_ptr()) for a, b in inputs]
-        return Candidate(f"rung {rung.key}", lambda i: call.launch(*pointers[i]))
+    def _poisoned(self, problem: MatmulProblem) -> Any:
+        lead, kind = ((problem.batch,) if problem.batch > 1 else ()), self.kind(problem.out_dtype)
+        return self._torch.full((*lead, problem.m, problem.n), math.nan, device=self._device, dtype=kind)
 
-    def error(self, rung: Rung[MatmulConfig]) -> ErrorEntry:
-        """Against float64 on the GPU, on inputs drawn for this check alone."""
-        kind, (_, out) = self._kind(rung.config.dtype), self._of(rung.config.dtype)
-        a, b = (x.to(kind) for x in self._fresh())
-        out.fill_(float("nan"))
-        self._calls[rung.key].launch(a.data_ptr(), b.data_ptr(), out.data_ptr())
-        return _entry(torch_error(out, a, b, rung.config.accumulate))
+    def _call(self, config: MatmulConfig, inputs: tuple[Any, Any], out: Any) -> PlannedCall:
+        made = plan_matmul(*inputs, accumulate=config.accumulate, config=config, out=out)
+        return PlannedCall(made, self._index, self._torch)
+
+    def prepare(self, config: MatmulConfig) -> Callable[[int], object]:
+        """Launches of the kernels, loaded."""
+        call = self._call(config, self.inputs[0], self.output)
+        pointers = [(address(a), address(b), address(self.output)) for a, b in self.inputs]
+        return lambda i: call.launch(*pointers[i])
+
+    def error(self, config: MatmulConfig, problem: MatmulProblem | None = None) -> GemmError:
+        """By element, the worst of all products."""
+        problem = problem or self._problem
+        (a, b), out = self._fresh(problem), self._poisoned(problem)
+        self._call(config, (a, b), out).launch(address(a), address(b), address(out))
+        products = zip(out, a, b, strict=True) if problem.batch > 1 else ((out, a, b),)
+        return max((torch_error(*arrays, config.accumulate) for arrays in products), key=lambda error: error.value)
+
+    def checked(self, config: MatmulConfig) -> MatmulProblem:
+        """Extents with the same remainders of the tiles, at most two batches."""
+        return checked_problem(self._problem, config)
+
+
+def checked_problem(problem: MatmulProblem, config: MatmulConfig) -> MatmulProblem:
+    """A small problem that the same kernel runs: extents with the same remainders of the tiles, at most two batches."""
+    tiles = config.split_k * max(2, -(-_CHECKED_K_TILES // config.split_k))
+    k_least = (tiles - 1) * config.tile_k + (problem.k % config.tile_k or config.tile_k)
+    most = _STREAMED_TILES if config.cut and config.split_k == 1 else 2
+    m, n = (
+        min(extent, extent % tile + most * tile)
+        for extent, tile in ((problem.m, config.tile_m), (problem.n, config.tile_n))
+    )
+    return contiguous_problem(
+        m, n, min(problem.k, k_least), problem.dtype, problem.accumulate, out_dtype=problem.out_dtype,
+        b_rows=not problem.b.k_contiguous, batch=min(problem.batch, 2),
+    )  # fmt: skip

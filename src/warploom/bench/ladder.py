@@ -9,12 +9,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from warploom.bench.environment import environment
 from warploom.bench.monitor import GpuMonitor
 from warploom.bench.resources import TargetEntry, compile_for, missing_compiler
 from warploom.bench.timing import Candidate, EventClock, Measured, measure, paired_ratio
+from warploom.bench.workload import OnGpu
 from warploom.core.dtypes import DType
 from warploom.core.errors import ConfigError
 from warploom.cuda.compile import available_cores
@@ -58,49 +59,25 @@ class EmulatorCase:
     errors: Callable[[], ErrorEntry]
 
 
-class GpuCase(Protocol[Config]):
-    """One problem size on the GPU, with its inputs in place.
+@dataclass(frozen=True)
+class GpuCase(Generic[Config]):
+    """One problem size on the GPU: the work, with its inputs in place, and the calls of others that are timed with it.
 
-    ``label`` says the size in the result ({"seq": 4096, …}), ``flops`` the work of one call, ``sets`` the input sets.
+    ``label`` says the size in the result ({"seq": 4096, …}), ``flops`` the work of one call, ``error`` how far a
+    configuration's result is from the reference on fresh inputs. ``pause``: seconds that the GPU rests before each
+    sample (:func:`warploom.bench.timing.measure`).
     """
 
-    @property
-    def label(self) -> Mapping[str, int]:
-        """The size in the result."""
-        ...
+    label: Mapping[str, Any]
+    flops: int
+    work: OnGpu
+    peers: Sequence[Candidate]
+    error: Callable[[Config], ErrorEntry]
+    pause: float = 0.0
 
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of one call."""
-        ...
-
-    @property
-    def sets(self) -> int:
-        """Input sets that calls rotate through."""
-        ...
-
-    @property
-    def stream(self) -> int:
-        """The handle of the stream that calls are queued on."""
-        ...
-
-    @property
-    def pause(self) -> float:
-        """Seconds that the GPU rests before each sample (:func:`warploom.bench.timing.measure`)."""
-        ...
-
-    @property
-    def peers(self) -> Sequence[Candidate]:
-        """The calls of others that are timed with the rungs."""
-        ...
-
-    def prepare(self, rung: Rung[Config]) -> Candidate:
+    def candidate(self, rung: Rung[Config]) -> Candidate:
         """The rung, compiled and loaded. Raises ConfigError where it does not fit the size or the GPU."""
-        ...
-
-    def error(self, rung: Rung[Config]) -> ErrorEntry:
-        """Fresh random inputs, a poisoned output, one call, and the distance from the reference."""
-        ...
+        return Candidate(f"rung {rung.key}", self.work.prepare(rung.config))
 
 
 class Family(Protocol[Config]):
@@ -316,13 +293,13 @@ def _size(
     errors: dict[int, ErrorEntry] = {}
     for index, rung in enumerate(rungs):
         try:
-            candidates[index] = case.prepare(rung)
+            candidates[index] = case.candidate(rung)
         except ConfigError as error:
             result.notes.append(f"rung {rung.key} is not timed at {dict(case.label)}: {error}")
             continue
-        errors[index] = case.error(rung)
+        errors[index] = case.error(rung.config)
     times = measure(
-        [*candidates.values(), *case.peers], case.sets, EventClock(case.stream), rounds=rounds,
+        [*candidates.values(), *case.peers], case.work.sets, EventClock(case.work.stream), rounds=rounds,
         pause_seconds=case.pause, monitor=monitor, progress=progress,
     )  # fmt: skip
     peers = {peer.name: times[peer.name] for peer in case.peers}

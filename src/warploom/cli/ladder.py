@@ -185,12 +185,14 @@ def gemm_rungs(
 ) -> tuple[GemmFamily, list[Rung[MatmulConfig]]]:
     """The family with the emulator's (m, n, k), and the rungs asked for with their flags overridden."""
     from warploom.bench.gemm import ACCUMULATORS, GemmFamily, settled
+    from warploom.core.dtypes import f16
     from warploom.kernels.matmul.ladder import FULL_LADDER
 
     kind = None if accumulate is None else ACCUMULATORS.get(accumulate.lower())
     if accumulate is not None and kind is None:
         raise typer.BadParameter(f"--accumulate is f16 or f32, not {accumulate!r}")
-    return GemmFamily(*sizes), settled(chosen_rungs(FULL_LADDER, rung), kind, parse_settings(settings))
+    rungs = settled(chosen_rungs(FULL_LADDER, rung), kind, parse_settings(settings))
+    return GemmFamily(*sizes, rungs[0].config.dtype if rungs else f16), rungs
 
 
 def run(

@@ -82,7 +82,7 @@ def tune_attention(wanted: Attention, search: Search) -> None:
     from warploom.cli.ladder import sequence_lengths
     from warploom.core.dtypes import dtype_of
     from warploom.kernels.attention.problem import AttentionProblem
-    from warploom.tune.attention import AttentionOperation
+    from warploom.tune.attention import ATTENTION
 
     heads = wanted.heads or max(1, _WIDTH // wanted.head_dim)
     kv_heads = wanted.kv_heads or heads
@@ -97,7 +97,7 @@ def tune_attention(wanted: Attention, search: Search) -> None:
         AttentionProblem(wanted.batch or max(1, _TOKENS // n), heads, kv_heads, n, n, wanted.head_dim, kind, **options)
         for n in sequence_lengths(wanted.seq)
     ]
-    _tune(AttentionOperation(), problems, search)
+    _tune(ATTENTION, problems, search)
 
 
 @app.command("gemm")
@@ -115,7 +115,7 @@ def tune_gemm(wanted: Product, search: Search) -> None:
     """
     from warploom.core.dtypes import bf16, dtype_of, f16, f32
     from warploom.kernels.matmul.problem import contiguous_problem
-    from warploom.tune.matmul import MatmulOperation
+    from warploom.tune.matmul import MATMUL
 
     w = wanted
     if w.b not in ("kn", "nk"):
@@ -130,7 +130,7 @@ def tune_gemm(wanted: Product, search: Search) -> None:
             "--out-dtype f16, bf16 or f32"
         )
     problem = contiguous_problem(w.m, w.n, w.k, kind, sums, out_dtype=out, b_rows=w.b == "kn", batch=w.batch)
-    _tune(MatmulOperation(), [problem], search)
+    _tune(MATMUL, [problem], search)
 
 
 @app.command("file")

@@ -18,13 +18,14 @@ from typing import Any, Protocol
 
 from warploom.bench.peers import torch_module
 from warploom.bench.timing import Candidate, Clock, EventClock, Measured, measure, paired_ratio
+from warploom.bench.workload import OnGpu
 from warploom.core.errors import ConfigError, UnsupportedDeviceError, WarploomError
 from warploom.core.targets import Target
 from warploom.kernels.source import KernelSource
 from warploom.ops import tuned
 from warploom.ops.backends import gpu_name, gpu_target
 from warploom.tune.build import Built, Progress, build_all
-from warploom.tune.operation import Operation, Workload, neighbours
+from warploom.tune.operation import Operation, neighbours
 
 Report = Callable[[str, float], None]
 
@@ -179,7 +180,7 @@ class _Search:
         self.dropped: Counter[str] = Counter()
         self.timed: set[str] = set()
         self.codes: set[bytes] = set()
-        self.workload: Workload[Any] | None = None
+        self.workload: OnGpu | None = None
 
     def run(self) -> Outcome:
         """Search, keep what won, and say what was left out."""

@@ -1,0 +1,60 @@
+"""One problem of an operation on a GPU: what a ladder times at a size, and the tuner for a class of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from warploom.bench.peers import torch_module
+from warploom.bench.timing import input_sets
+from warploom.core.dtypes import DType
+
+
+class OnGpu:
+    """Inputs of a problem, held by PyTorch: ``sets`` of them, of so many bytes each, rotate past the L2.
+
+    PyTorch's current stream is the one that calls are queued on. ``margin``: what results may be off by, in what their
+    types allow.
+    """
+
+    margin = 1.0
+
+    def __init__(self, device: int, bytes_per_set: int, seed: int = 0) -> None:
+        torch = self._torch = torch_module()
+        self._index, self._device = device, torch.device("cuda", device)
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self.sets = input_sets(bytes_per_set, int(torch.cuda.get_device_properties(self._device).L2_cache_size))
+
+    @property
+    def stream(self) -> int:
+        """The stream's handle."""
+        return int(self._torch.cuda.current_stream(self._device).cuda_stream)
+
+    def kind(self, dtype: DType) -> Any:
+        """PyTorch's type."""
+        return {"bf16": self._torch.bfloat16, "f16": self._torch.float16, "f32": self._torch.float32}[dtype.name]
+
+    def prepare(self, config: Any) -> Callable[[int], object]:
+        """What queues one call on an input set, without allocation. Raises ConfigError where it does not fit."""
+        raise NotImplementedError
+
+    def error(self, config: Any, problem: Any = None) -> Any:
+        """How far results are from float64, on fresh inputs and a poisoned output; of another problem if given."""
+        raise NotImplementedError
+
+    def checked(self, config: Any) -> Any:
+        """A small problem that the kernel of a configuration runs."""
+        raise NotImplementedError
+
+    def fault(self, config: Any) -> str | None:
+        """What is wrong with the results on a small problem of the same kernel; None if nothing. Waits for the GPU."""
+        error = self.error(config, self.checked(config)).value / self.margin
+        return None if error <= 1.0 else f"computes wrong results (error {error:.3g} of what the types allow)"
+
+    def answers(self) -> bool:
+        """Whether the GPU still runs anything in this process: after an illegal access it does not."""
+        try:
+            self._torch.cuda.synchronize(self._device)
+        except RuntimeError:
+            return False
+        return True
