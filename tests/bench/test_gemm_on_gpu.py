@@ -3,6 +3,7 @@
 import ctypes
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,8 @@ def test_matrices_hold_what_was_asked_for(on_cpu):
     for data, least in (("uniform", 0.0), ("normal", -2.0)):
         case = bench.GemmFamily().gpu_case(bench.Square(SIZE, data), 0, 1)
         assert case.label["data"] == data
-        for matrix in (*case.work.inputs[0], *case.work._fresh(case.work._problem)):
+        work: Any = case.work
+        for matrix in (*work.inputs[0], *work._fresh(work._problem)):
             values = matrix.float()
             assert values.shape == (SIZE, SIZE)
             assert (values.min() < least) == (data == "normal")
@@ -82,14 +84,15 @@ def test_matrices_hold_what_was_asked_for(on_cpu):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_rung_is_right_and_a_wrong_one_is_seen(on_cpu, name, monkeypatch):
-    rung = Rung(name, name, "", CONFIGS[name])
+    rung: Rung[Any] = Rung(name, name, "", CONFIGS[name])
     case = bench.GemmFamily(dtype=rung.config.dtype).gpu_case(bench.Square(SIZE), 0, 1)
     candidate = case.candidate(rung)
     assert candidate.name == f"rung {name}"
     entry = case.error(rung.config)
     assert entry.ok
     assert entry.value > 0.001
-    inputs, out = case.work.inputs, case.work.output
+    work: Any = case.work
+    inputs, out = work.inputs, work.output
     for index in range(case.work.sets):
         candidate.run(index)
         a, b = inputs[index]

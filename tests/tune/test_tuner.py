@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ BEST_LONG = FakeConfig(128, 8, 2, hint=True)
 LONG, SHORT = FakeProblem(4096), FakeProblem(64)
 
 
-def tuner(operation=None, **options):
+def tuner(operation: Any = None, **options):
     operation = operation or FakeOperation()
     options = {"effort": QUICK, "build": operation.build} | options
     return Tuner(operation, fake_gpu(operation.clock), **options)
