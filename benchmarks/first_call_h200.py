@@ -88,7 +88,7 @@ def child(cell: Cell) -> None:
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     error, poison_met = check(result), result.data_ptr() == poisoned
-    repeated = microseconds(lambda: call(*inputs), torch.cuda.synchronize, calls=1024).json()
+    repeated = microseconds({"call": lambda: call(*inputs)}, torch.cuda.synchronize, 1024)["call"].json()
     told = {
         "seconds": seconds, "import_s": import_s, "microseconds": repeated, "error": error, "poisoned": poison_met,
     }  # fmt: skip

@@ -191,7 +191,7 @@ def host() -> Row:
     """Microseconds of host time of a call on small matrices: ours and PyTorch's."""
     a, b = (torch.randn(64, 64, device="cuda", dtype=torch.float16) for _ in range(2))
     calls: dict[str, Callable[[], object]] = {"matmul": lambda: warploom.matmul(a, b), "torch": lambda: a @ b}
-    return {name: microseconds(call, torch.cuda.synchronize).json() for name, call in calls.items()}
+    return {name: spread.json() for name, spread in microseconds(calls, torch.cuda.synchronize).items()}
 
 
 # -- what must be reached

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from warploom.bench.peers import sdpa, torch_module
@@ -17,19 +18,29 @@ WITH_TARGET = {"warploom.attention", "warploom.attention mma.sync", "warploom.ma
 """The calls that have a target: one kernel each, from Python."""
 
 
-def microseconds(call: Callable[[], object], synchronise: Callable[[], object], calls: int = 4096) -> Spread:
-    """The host time of ``call`` in µs, each call timed by itself, after 64 to warm up."""
-    for _ in range(64):
-        call()
-    synchronise()
-    samples: list[float] = []
-    while len(samples) < calls:
-        for _ in range(min(_QUEUE, calls - len(samples))):
-            start = time.perf_counter_ns()
+def microseconds(
+    calls: Mapping[str, Callable[[], object]], synchronise: Callable[[], object], count: int = 4096
+) -> dict[str, Spread]:
+    """The host time of each of ``calls`` in µs, every call timed by itself, after 64 of each to warm up.
+
+    They take turns, a block of calls each, in an order that rotates: a host that is slow for a while is slow for all.
+    """
+    for call in calls.values():
+        for _ in range(64):
             call()
-            samples.append((time.perf_counter_ns() - start) / 1000)
         synchronise()
-    return Spread.of(samples)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    order = deque(calls)
+    for done in range(0, count, _QUEUE):
+        for name in order:
+            call, of_call = calls[name], samples[name]
+            for _ in range(min(_QUEUE, count - done)):
+                start = time.perf_counter_ns()
+                call()
+                of_call.append((time.perf_counter_ns() - start) / 1000)
+            synchronise()
+        order.rotate()
+    return {name: Spread.of(of_call) for name, of_call in samples.items()}
 
 
 def host_cost(device: int = 0) -> dict[str, Any]:
@@ -61,7 +72,7 @@ def host_cost(device: int = 0) -> dict[str, Any]:
         "torch.matmul": lambda: torch.matmul(a, b),
         **empty_launches(device, int(torch.cuda.current_stream(device).cuda_stream)),
     }
-    return {name: microseconds(call, torch.cuda.synchronize).json() for name, call in calls.items()}
+    return {name: spread.json() for name, spread in microseconds(calls, torch.cuda.synchronize).items()}
 
 
 def empty_launches(device: int, stream: int) -> dict[str, Callable[[], object]]:

@@ -102,11 +102,26 @@ def test_input_sets_cover_the_l2_and_are_at_least_two():
 
 def test_host_cost_counts_calls_and_synchronises_before_the_queue_is_full():
     events = []
-    spread = load("host_cost").microseconds(lambda: events.append("call"), lambda: events.append("wait"), calls=300)
-    assert spread.count == 300
-    assert events.count("call") == 300 + 64
-    longest = max(len(list(group)) for key, group in itertools.groupby(events) if key == "call")
-    assert longest <= 128
+    calls = {name: lambda name=name: events.append(name) for name in "ab"}
+    found = load("host_cost").microseconds(calls, lambda: events.append("wait"), 300)
+    for name in calls:
+        assert found[name].count == 300
+        assert events.count(name) == 300 + 64
+    assert max(len(list(group)) for key, group in itertools.groupby(events, "wait".__eq__) if not key) <= 128
+
+
+def test_a_host_that_is_slow_for_a_while_is_slow_for_all_calls(monkeypatch):
+    """A call whose own time was that while had its median doubled beside others of the same cost."""
+    host_cost, now, done, names = load("host_cost"), [0], [0], "abcd"
+    monkeypatch.setattr(host_cost.time, "perf_counter_ns", lambda: now[0])
+
+    def call():
+        done[0] += 1
+        now[0] += 20_000 if 1000 < done[0] < 2200 else 10_000  # of some four thousand
+
+    found = host_cost.microseconds(dict.fromkeys(names, call), lambda: None, 1024)
+    assert {spread.median for spread in found.values()} == {10.0}
+    assert {spread.high for spread in found.values()} == {20.0}
 
 
 def test_a_graph_holds_what_its_calls_read():
